@@ -1,0 +1,24 @@
+//! Durations as text: `500ms`, `5s`, `2m`, `1h30m`.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+/// Longer ones are mistakes.
+const MAX: Duration = Duration::from_hours(30 * 24);
+
+pub(super) fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    let text = jiff::SignedDuration::try_from(*time).map(|time| format!("{time:#}"));
+    serializer.serialize_str(&text.map_err(serde::ser::Error::custom)?)
+}
+
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let malformed = || D::Error::custom(format!("{text:?} is not a duration like 500ms, 5s or 2m"));
+    let signed: jiff::SignedDuration = text.parse().map_err(|_| malformed())?;
+    let time = Duration::try_from(signed).map_err(|_| malformed())?;
+    if time.is_zero() || time > MAX {
+        return Err(D::Error::custom(format!("{text:?} is not between 1ns and 30 days")));
+    }
+    Ok(time)
+}

@@ -1,0 +1,145 @@
+//! From a file to a configuration.
+
+use std::path::{Path, PathBuf};
+
+use super::{Config, FailureAction};
+
+/// Larger files are not configurations.
+const MAX_SIZE: u64 = 1024 * 1024;
+
+/// Why there is no usable configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Larger than 1 MiB.
+    #[error("the configuration {0} is larger than 1 MiB")]
+    TooLarge(PathBuf),
+    /// Not YAML, or not of the right shape.
+    #[error("{path}:{line}:{column}: {problem}")]
+    Malformed {
+        /// The file.
+        path: String,
+        /// One-based; 0 when unknown.
+        line: u64,
+        /// One-based; 0 when unknown.
+        column: u64,
+        /// What is wrong there.
+        problem: String,
+    },
+    /// Values that contradict each other.
+    #[error("{path}: {problem}")]
+    Contradiction {
+        /// The file.
+        path: String,
+        /// Which.
+        problem: &'static str,
+    },
+}
+
+/// Reads and checks the file, or gives the defaults when there is none.
+pub fn load(path: Option<&Path>) -> Result<Config, ConfigError> {
+    let Some(path) = path else { return Ok(Config::default()) };
+    let read = |source| ConfigError::Read { path: path.to_owned(), source };
+    if std::fs::metadata(path).map_err(read)?.len() > MAX_SIZE {
+        return Err(ConfigError::TooLarge(path.to_owned()));
+    }
+    let text = std::fs::read_to_string(path).map_err(read)?;
+    parse(&path.display().to_string(), &text)
+}
+
+/// Checks the text of a file called `path`.
+pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
+    let options = serde_saphyr::options! { with_snippet: false };
+    let config: Config = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let location = error.location();
+        let message = error.to_string();
+        ConfigError::Malformed {
+            path: path.to_owned(),
+            line: location.as_ref().map_or(0, |at| at.line()),
+            column: location.as_ref().map_or(0, |at| at.column()),
+            problem: strip_location(&message).to_owned(),
+        }
+    })?;
+    let contradiction =
+        |problem| Err(ConfigError::Contradiction { path: path.to_owned(), problem });
+    let failure = &config.resolution.failure;
+    if failure.action == FailureAction::Tolerate && failure.architectures.is_empty() {
+        return contradiction("resolution.failure.action: tolerate needs resolution.failure.architectures");
+    }
+    if config.resolution.budget < config.resolution.timeout {
+        return contradiction("resolution.budget is shorter than resolution.timeout");
+    }
+    Ok(config)
+}
+
+/// The JSON schema of the file, for editors and for checks in CI.
+pub fn schema() -> schemars::Schema {
+    schemars::schema_for!(Config)
+}
+
+/// The library ends its message with the place, which stands in front already.
+fn strip_location(message: &str) -> &str {
+    message.split(" at line ").next().unwrap_or(message).trim_end_matches([':', ' '])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+
+    #[test]
+    fn an_empty_configuration_has_the_defaults_and_survives_printing() {
+        let config = parse("c.yaml", HEAD).unwrap();
+        assert_eq!(config, Config::default());
+        assert_eq!(config.concurrency.pods.get(), 4096);
+        assert_eq!(config.resolution.cache.images.get(), 20_000);
+        let printed = serde_saphyr::to_string(&config).unwrap();
+        assert_eq!(parse("printed", &printed).unwrap(), config, "{printed}");
+    }
+
+    #[test]
+    fn errors_name_line_and_column() {
+        for (text, line, part) in [
+            ("taint: {effect: Never}\n", 3, "Never"),
+            ("taint:\n  key: \"a b\"\n", 4, "cannot be the key of a taint"),
+            ("taint:\n  keys: a\n", 4, "unknown field"),
+            ("resolution:\n  timeout: 5\n", 4, "duration"),
+            ("resolution:\n  timeout: never\n", 4, "duration"),
+            ("concurrency:\n  pods: 0\n", 4, "nonzero"),
+            ("pods: []\n", 3, ""),
+            ("pods: {mode: often}\n", 3, "often"),
+            ("compatibility: {\"a b\": []}\n", 3, "architecture"),
+            ("pods: {}\npods: {}\n", 4, "uplicate"),
+        ] {
+            match parse("c.yaml", &format!("{HEAD}{text}")) {
+                Err(ConfigError::Malformed { line: at, column, problem, .. }) => {
+                    assert_eq!((at, column > 0), (line, true), "{text}: {problem}");
+                    assert!(problem.contains(part), "{text}: {problem}");
+                }
+                other => panic!("{text}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn both_header_lines_are_needed() {
+        for text in ["", "kind: Configuration", "apiVersion: archaware.dev/v2\nkind: Configuration"] {
+            assert!(matches!(parse("c", text), Err(ConfigError::Malformed { .. })), "{text}");
+        }
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        let text = format!("{HEAD}resolution: {{failure: {{action: tolerate}}}}\n");
+        assert!(parse("c", &text).unwrap_err().to_string().contains("architectures"));
+    }
+}

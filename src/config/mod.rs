@@ -1,0 +1,363 @@
+//! The configuration file: one YAML document, read at start. Unknown keys, wrong types and impossible
+//! values are errors that name line and column.
+
+mod duration;
+mod file;
+mod selector;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::{NonZeroU16, NonZeroUsize},
+    path::PathBuf,
+    time::Duration,
+};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    placement::{Effect, Mode, TaintKind},
+    platform::Architecture,
+};
+
+pub use file::{ConfigError, load, parse, schema};
+pub use selector::{LabelSelector, SelectorError};
+
+/// `apiVersion` of the configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ApiVersion {
+    /// The only one.
+    #[default]
+    #[serde(rename = "archaware.dev/v1alpha1")]
+    V1Alpha1,
+}
+
+/// `kind` of the configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Kind {
+    /// The only one.
+    #[default]
+    Configuration,
+}
+
+/// Everything that can be set. A key that is left out has its default.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Config {
+    /// Format of this file.
+    pub api_version: ApiVersion,
+    /// What this file is.
+    pub kind: Kind,
+    /// The taint on nodes.
+    #[serde(default)]
+    pub taint: TaintConfig,
+    /// How pods are treated unless their annotations say otherwise.
+    #[serde(default)]
+    pub pods: PodsConfig,
+    /// What to do with DaemonSets whose template tolerates too little or too much.
+    #[serde(default)]
+    pub daemon_sets: DaemonSets,
+    /// Which further architectures' images a node's architecture can run.
+    #[serde(default = "default_compatibility")]
+    pub compatibility: BTreeMap<Architecture, Vec<Architecture>>,
+    /// The only architectures that are considered; empty means no limit.
+    #[serde(default)]
+    pub schedulable_architectures: Vec<Architecture>,
+    /// The order at start.
+    #[serde(default)]
+    pub startup: StartupConfig,
+    /// How images are looked up.
+    #[serde(default)]
+    pub resolution: ResolutionConfig,
+    /// How registries are spoken to.
+    #[serde(default)]
+    pub registries: RegistriesConfig,
+    /// The node's containerd.
+    #[serde(default)]
+    pub containerd: ContainerdConfig,
+    /// How much is done at once.
+    #[serde(default)]
+    pub concurrency: ConcurrencyConfig,
+}
+
+/// The taint on nodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct TaintConfig {
+    /// Whether nodes are tainted at all. If not, taints that archaware owns are removed.
+    pub manage: bool,
+    /// Key of the taint; its value is the node's architecture.
+    pub key: TaintKey,
+    /// `NoSchedule` or `NoExecute`.
+    pub effect: Effect,
+    /// Only nodes of these architectures are tainted; empty means all.
+    pub architectures: Vec<Architecture>,
+    /// Only nodes that this label selector matches are tainted; empty means all.
+    pub node_selector: LabelSelector,
+}
+
+/// How pods are treated unless their annotations say otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct PodsConfig {
+    /// What to do with pods.
+    pub mode: Mode,
+    /// Namespaces whose pods tolerate every architecture without being inspected.
+    pub exempt_namespaces: BTreeSet<String>,
+}
+
+/// What to do with DaemonSets.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "camelCase")]
+pub enum DaemonSets {
+    /// Their templates get the tolerations that their images allow. This rolls them.
+    #[default]
+    Manage,
+    /// They are left alone; a Warning event says what is missing.
+    Report,
+}
+
+/// The order at start.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct StartupConfig {
+    /// How long nodes stay untainted while the first pods and DaemonSets are looked at.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub timeout: Duration,
+}
+
+/// How images are looked up.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ResolutionConfig {
+    /// Of one request.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub timeout: Duration,
+    /// Of one attempt at one pod.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub budget: Duration,
+    /// What is remembered.
+    pub cache: CacheConfig,
+    /// What happens to pods whose images cannot be looked up.
+    pub failure: FailureConfig,
+}
+
+/// What is remembered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct CacheConfig {
+    /// Number of images.
+    pub images: NonZeroUsize,
+    /// How long a tag is believed.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub tag_ttl: Duration,
+    /// The same for `latest` and for pull policy `Always`.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub latest_ttl: Duration,
+}
+
+/// What happens to pods whose images cannot be looked up.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct FailureConfig {
+    /// How long to try.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub after: Duration,
+    /// What to do then.
+    pub action: FailureAction,
+    /// For `action: tolerate`.
+    pub architectures: Vec<Architecture>,
+}
+
+/// What to do with a pod whose images could not be looked up in time.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "camelCase")]
+pub enum FailureAction {
+    /// Step aside: tolerate every architecture.
+    #[default]
+    TolerateAll,
+    /// Tolerate the architectures in `failure.architectures`.
+    Tolerate,
+    /// Let it wait.
+    Hold,
+}
+
+/// How registries are spoken to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct RegistriesConfig {
+    /// A docker `config.json` with credentials.
+    pub docker_config: PathBuf,
+    /// Registries (`host[:port]`) that speak plain http, besides loopback.
+    pub plain_http: Vec<String>,
+}
+
+/// The node's containerd.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ContainerdConfig {
+    /// Path of its socket; empty means that containerd is not asked.
+    pub socket: PathBuf,
+    /// Namespaces whose records and content are read, in this order.
+    pub read_namespaces: Vec<String>,
+}
+
+/// How much is done at once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ConcurrencyConfig {
+    /// Pods that are being decided, those that wait for a registry included.
+    pub pods: NonZeroU16,
+    /// Requests that write to the Kubernetes API.
+    pub writes: NonZeroU16,
+    /// Requests to one registry.
+    pub per_registry: NonZeroU16,
+}
+
+/// A qualified name, as taint keys have to be: `[prefix/]name`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct TaintKey(String);
+
+impl Config {
+    /// Key and effect of the taint.
+    pub fn taint_kind(&self) -> TaintKind {
+        TaintKind { key: self.taint.key.0.clone(), effect: self.taint.effect }
+    }
+}
+
+fn default_compatibility() -> BTreeMap<Architecture, Vec<Architecture>> {
+    let pair = "amd64".parse().ok().zip("386".parse().ok());
+    pair.into_iter().map(|(runs, also)| (runs, vec![also])).collect()
+}
+
+impl Default for Config {
+    /// What an empty file means.
+    fn default() -> Self {
+        Self {
+            api_version: ApiVersion::default(),
+            kind: Kind::default(),
+            taint: TaintConfig::default(),
+            pods: PodsConfig::default(),
+            daemon_sets: DaemonSets::default(),
+            compatibility: default_compatibility(),
+            schedulable_architectures: Vec::new(),
+            startup: StartupConfig::default(),
+            resolution: ResolutionConfig::default(),
+            registries: RegistriesConfig::default(),
+            containerd: ContainerdConfig::default(),
+            concurrency: ConcurrencyConfig::default(),
+        }
+    }
+}
+
+impl Default for TaintConfig {
+    fn default() -> Self {
+        Self {
+            manage: true,
+            // What managed clusters put on their Arm nodes, so existing manifests keep working.
+            key: TaintKey("kubernetes.io/arch".to_owned()),
+            effect: Effect::NoSchedule,
+            architectures: Vec::new(),
+            node_selector: LabelSelector::default(),
+        }
+    }
+}
+
+impl Default for StartupConfig {
+    fn default() -> Self {
+        Self { timeout: Duration::from_mins(2) }
+    }
+}
+
+impl Default for ResolutionConfig {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(5),
+            budget: Duration::from_secs(15),
+            cache: CacheConfig::default(),
+            failure: FailureConfig::default(),
+        }
+    }
+}
+
+impl Default for CacheConfig {
+    fn default() -> Self {
+        Self {
+            images: NonZeroUsize::MIN.saturating_add(19_999),
+            tag_ttl: Duration::from_mins(10),
+            latest_ttl: Duration::from_mins(1),
+        }
+    }
+}
+
+impl Default for FailureConfig {
+    fn default() -> Self {
+        Self {
+            after: Duration::from_mins(1),
+            action: FailureAction::default(),
+            architectures: Vec::new(),
+        }
+    }
+}
+
+impl Default for ContainerdConfig {
+    fn default() -> Self {
+        Self { socket: PathBuf::new(), read_namespaces: vec!["k8s.io".to_owned()] }
+    }
+}
+
+impl Default for ConcurrencyConfig {
+    fn default() -> Self {
+        Self {
+            pods: NonZeroU16::MIN.saturating_add(4095),
+            writes: NonZeroU16::MIN.saturating_add(31),
+            per_registry: NonZeroU16::MIN.saturating_add(7),
+        }
+    }
+}
+
+impl TryFrom<String> for TaintKey {
+    type Error = String;
+
+    /// Kubernetes' rule for qualified names (`IsQualifiedName` of `k8s.io/apimachinery`).
+    fn try_from(text: String) -> Result<Self, String> {
+        let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+        let name_ok = |name: &str| {
+            (1..=63).contains(&name.len())
+                && edge(name.chars().next())
+                && edge(name.chars().next_back())
+                && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        };
+        let label_ok = |label: &str| {
+            let lower = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+            label.starts_with(lower)
+                && label.ends_with(lower)
+                && label.chars().all(|c| lower(c) || c == '-')
+        };
+        let ok = match text.split_once('/') {
+            Some((prefix, name)) => {
+                prefix.len() <= 253 && prefix.split('.').all(label_ok) && name_ok(name)
+            }
+            None => name_ok(&text),
+        };
+        if ok { Ok(Self(text)) } else { Err(format!("{text:?} cannot be the key of a taint")) }
+    }
+}
+
+impl From<TaintKey> for String {
+    fn from(key: TaintKey) -> Self {
+        key.0
+    }
+}

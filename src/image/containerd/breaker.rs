@@ -1,0 +1,111 @@
+//! Keeps a broken containerd from costing every resolution its time-out.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// Failures in a row that open the breaker.
+const MAX_FAILURES: u32 = 3;
+/// How long no call is made before one probe is let through.
+const OPEN: Duration = Duration::from_secs(30);
+
+pub(super) struct Breaker {
+    state: Mutex<State>,
+    open_for: Duration,
+}
+
+#[derive(Default)]
+struct State {
+    failures: u32,
+    /// Set while open: when the next probe may go.
+    probe_at: Option<Instant>,
+}
+
+/// The right to make one call; its outcome is to be reported.
+pub(super) struct Permit<'a> {
+    breaker: &'a Breaker,
+    probe: bool,
+}
+
+impl Breaker {
+    pub(super) fn new() -> Self {
+        Self { state: Mutex::default(), open_for: OPEN }
+    }
+
+    /// `None` while open. One caller at a time gets to probe once the time is up.
+    pub(super) fn enter(&self) -> Option<Permit<'_>> {
+        let mut state = self.state();
+        let probe = match state.probe_at {
+            None => false,
+            Some(at) if Instant::now() < at => return None,
+            Some(_) => {
+                state.probe_at = Some(Instant::now() + self.open_for);
+                true
+            }
+        };
+        Some(Permit { breaker: self, probe })
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.state().probe_at.is_none()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Permit<'_> {
+    pub(super) fn is_probe(&self) -> bool {
+        self.probe
+    }
+
+    /// Returns whether this closed the breaker.
+    pub(super) fn succeeded(self) -> bool {
+        let mut state = self.breaker.state();
+        state.failures = 0;
+        state.probe_at.take().is_some()
+    }
+
+    /// Returns whether this opened the breaker.
+    pub(super) fn failed(self) -> bool {
+        let mut state = self.breaker.state();
+        state.failures += 1;
+        if state.probe_at.is_some() || state.failures < MAX_FAILURES {
+            return false;
+        }
+        state.probe_at = Some(Instant::now() + self.breaker.open_for);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn opens_after_three_failures_and_closes_after_a_probe() {
+        let breaker = Breaker { state: Mutex::default(), open_for: Duration::ZERO };
+        for opens in [false, false, true] {
+            assert_eq!(breaker.enter().unwrap().failed(), opens);
+        }
+        assert!(!breaker.is_closed());
+        let probe = breaker.enter().unwrap();
+        assert!(probe.is_probe());
+        assert!(!probe.failed());
+        assert!(!breaker.is_closed());
+        assert!(breaker.enter().unwrap().succeeded());
+        assert!(breaker.is_closed());
+        assert!(!breaker.enter().unwrap().is_probe());
+    }
+
+    #[test]
+    fn while_open_no_call_is_made() {
+        let breaker = Breaker::new();
+        for _ in 0..3 {
+            breaker.enter().unwrap().failed();
+        }
+        assert!(breaker.enter().is_none());
+    }
+}

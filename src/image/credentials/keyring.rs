@@ -1,0 +1,171 @@
+//! Which credentials are for which image, by the kubelet's rules
+//! (`k8s.io/kubernetes/pkg/credentialprovider`, `BasicDockerKeyring`).
+
+use crate::image::reference::{Reference, host_and_port};
+
+use super::Credential;
+
+/// Credentials by the registry or repository that they are for.
+#[derive(Clone, Debug, Default)]
+pub struct Keyring {
+    /// Reverse lexicographic by key, so that the longer path comes first; equal keys in the order given.
+    entries: Vec<(Key, Credential)>,
+}
+
+/// `host[:port][/path]`, globs allowed within each part of the host.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key(String);
+
+impl Keyring {
+    /// A keyring of `(key, credential)` as they stand in a docker `config.json`.
+    pub fn new(entries: impl IntoIterator<Item = (String, Credential)>) -> Self {
+        let mut entries: Vec<_> =
+            entries.into_iter().map(|(key, credential)| (Key::new(&key), credential)).collect();
+        entries.sort_by(|(a, _), (b, _)| b.cmp(a));
+        Self { entries }
+    }
+
+    /// All credentials for an image, best match first. With at least one there is no fallback to an
+    /// anonymous pull.
+    pub fn lookup(&self, reference: &Reference) -> Vec<Credential> {
+        let matching = |registry: &str| -> Vec<Credential> {
+            self.entries
+                .iter()
+                .filter(|(key, _)| key.matches(registry, reference.repository()))
+                .map(|(_, credential)| credential.clone())
+                .collect()
+        };
+        let found = matching(reference.registry());
+        // Docker's own tools write the credentials of Docker Hub under its old name.
+        if found.is_empty() && reference.registry() == "docker.io" {
+            return matching("index.docker.io");
+        }
+        found
+    }
+}
+
+impl Key {
+    fn new(text: &str) -> Self {
+        let bare = text
+            .strip_prefix("https://")
+            .or_else(|| text.strip_prefix("http://"))
+            .unwrap_or(text);
+        let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
+        // `https://index.docker.io/v1/`: the API version is no part of a repository's name. Without
+        // its last slash the kubelet takes it for one, so we do.
+        let path = path.strip_prefix("v1/").or_else(|| path.strip_prefix("v2/")).unwrap_or(path);
+        Self(if path.is_empty() { host.to_owned() } else { format!("{host}/{path}") })
+    }
+
+    fn matches(&self, registry: &str, repository: &str) -> bool {
+        let (key_registry, key_path) = self.0.split_once('/').unwrap_or((&self.0, ""));
+        let (key_host, key_port) = host_and_port(key_registry);
+        let (host, port) = host_and_port(registry);
+        let same_parts = key_host.split('.').count() == host.split('.').count();
+        key_port == port
+            && same_parts
+            && key_host.split('.').zip(host.split('.')).all(|(glob, part)| glob_matches(glob, part))
+            && repository.starts_with(key_path)
+    }
+}
+
+/// Go's `filepath.Match` for one part of a host name: `*`, `?`, and classes like `[a-c]` or `[^a]`.
+/// A malformed pattern matches nothing.
+fn glob_matches(pattern: &str, text: &str) -> bool {
+    fn matches(pattern: &[char], text: &[char]) -> bool {
+        match pattern.split_first() {
+            None => text.is_empty(),
+            Some(('*', rest)) => (0..=text.len()).any(|n| matches(rest, text.get(n..).unwrap_or(&[]))),
+            Some(('?', rest)) => text.split_first().is_some_and(|(_, tail)| matches(rest, tail)),
+            Some(('[', rest)) => text.split_first().is_some_and(|(c, tail)| {
+                class(rest, *c).is_some_and(|(hit, rest)| hit && matches(rest, tail))
+            }),
+            Some((c, rest)) => {
+                text.split_first().is_some_and(|(t, tail)| t == c && matches(rest, tail))
+            }
+        }
+    }
+    let (pattern, text): (Vec<_>, Vec<_>) = (pattern.chars().collect(), text.chars().collect());
+    // Host parts are short; a limit keeps a hostile `*a*a*a*…` from taking exponential time.
+    pattern.iter().filter(|c| **c == '*').count() <= 4 && matches(&pattern, &text)
+}
+
+/// Whether `c` is in the class that `pattern` (after its `[`) opens, and what follows the class.
+fn class(pattern: &[char], c: char) -> Option<(bool, &[char])> {
+    let (negated, pattern) = match pattern.split_first() {
+        Some(('^', rest)) => (true, rest),
+        _ => (false, pattern),
+    };
+    let end = pattern.iter().skip(1).position(|c| *c == ']')? + 1;
+    let (members, rest) = (pattern.get(..end)?, pattern.get(end + 1..)?);
+    let mut hit = false;
+    let mut members = members.iter().copied().peekable();
+    while let Some(low) = members.next() {
+        let high = if members.peek() == Some(&'-') {
+            members.next();
+            members.next()?
+        } else {
+            low
+        };
+        hit |= (low..=high).contains(&c);
+    }
+    Some((hit != negated, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use secrecy::ExposeSecret;
+
+    use super::{super::Secret, *};
+
+    fn users(keys: &[&str], image: &str) -> Vec<String> {
+        let keyring = Keyring::new(keys.iter().map(|key| {
+            ((*key).to_owned(), Credential::password((*key).to_owned(), "secret".into()))
+        }));
+        let name = |credential: &Credential| match credential.secret() {
+            Secret::Password { username, .. } => username.clone(),
+            Secret::IdentityToken(token) => token.expose_secret().to_owned(),
+        };
+        keyring.lookup(&Reference::parse(image).unwrap()).iter().map(name).collect()
+    }
+
+    #[test]
+    fn matches_as_the_kubelet_does() {
+        for (keys, image, expected) in [
+            (&["reg.io"][..], "reg.io/app", &["reg.io"][..]),
+            (&["reg.io"], "other.io/app", &[]),
+            (&["reg.io"], "reg.io:5000/app", &[]),
+            (&["reg.io:5000"], "reg.io/app", &[]),
+            (&["reg.io:5000"], "reg.io:5000/app", &["reg.io:5000"]),
+            (&["https://reg.io/v2/"], "reg.io/app", &["https://reg.io/v2/"]),
+            (&["https://reg.io/v2"], "reg.io/app", &[]),
+            (&["*.reg.io"], "a.reg.io/app", &["*.reg.io"]),
+            (&["*.reg.io"], "reg.io/app", &[]),
+            (&["*.reg.io"], "a.b.reg.io/app", &[]),
+            (&["r[a-e]g.io"], "reg.io/app", &["r[a-e]g.io"]),
+            (&["r[^a-e]g.io"], "reg.io/app", &[]),
+            (&["r?g.io", "r*.io"], "reg.io/app", &["r?g.io", "r*.io"]),
+            (&["gcr.io/foo"], "gcr.io/foobar/x", &["gcr.io/foo"]),
+            (&["gcr.io", "gcr.io/foo"], "gcr.io/foo/x", &["gcr.io/foo", "gcr.io"]),
+            (&["https://index.docker.io/v1/"], "nginx", &["https://index.docker.io/v1/"]),
+            (&["docker.io"], "nginx", &["docker.io"]),
+            (&["registry-1.docker.io"], "nginx", &[]),
+            (&["[::1]:5000"], "[::1]:5000/app", &[]),
+            (&["["], "reg.io/app", &[]),
+        ] {
+            assert_eq!(users(keys, image), expected, "{keys:?} {image}");
+        }
+    }
+
+    #[test]
+    fn a_hostile_glob_ends() {
+        let pattern = "*a".repeat(200);
+        assert!(users(&[&pattern], &format!("{}.io/x", "a".repeat(200))).is_empty());
+    }
+
+    #[test]
+    fn secrets_do_not_show() {
+        let credential = Credential::password("user".into(), "hunter2".into());
+        assert!(!format!("{credential:?}").contains("hunter2"));
+    }
+}

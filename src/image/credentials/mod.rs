@@ -1,0 +1,77 @@
+//! Registry credentials: where they come from and which image they are for.
+
+mod docker_config;
+mod keyring;
+
+use std::sync::LazyLock;
+
+use secrecy::{ExposeSecret, SecretString};
+use sha2::{Digest as _, Sha256};
+
+pub use docker_config::{DockerConfigError, load};
+pub use keyring::Keyring;
+
+/// What proves to a registry who asks. Its text shows in no `Debug` output.
+#[derive(Clone, Debug)]
+pub struct Credential {
+    secret: Secret,
+    fingerprint: Fingerprint,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Secret {
+    Password { username: String, password: SecretString },
+    /// An OAuth2 refresh token, exchanged at the token endpoint.
+    IdentityToken(SecretString),
+}
+
+/// Tells credentials apart without holding them: a hash keyed by this process, so it means nothing
+/// outside of it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint([u8; 16]);
+
+impl std::fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Fingerprint(…)")
+    }
+}
+
+impl Credential {
+    /// A user name and password.
+    pub fn password(username: String, password: SecretString) -> Self {
+        let fingerprint = Fingerprint::of(&["password", &username, password.expose_secret()]);
+        Self { secret: Secret::Password { username, password }, fingerprint }
+    }
+
+    /// An identity token, as `docker login` stores for some registries.
+    pub fn identity_token(token: SecretString) -> Self {
+        let fingerprint = Fingerprint::of(&["token", token.expose_secret()]);
+        Self { secret: Secret::IdentityToken(token), fingerprint }
+    }
+
+    pub(crate) fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
+    /// Its fingerprint.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+}
+
+impl Fingerprint {
+    fn of(parts: &[&str]) -> Self {
+        use std::hash::{BuildHasher, RandomState};
+        static KEY: LazyLock<[u64; 4]> =
+            LazyLock::new(|| [0_u8, 1, 2, 3].map(|i| RandomState::new().hash_one(i)));
+        let mut hash = Sha256::new();
+        KEY.iter().for_each(|word| hash.update(word.to_le_bytes()));
+        for part in parts {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        let mut short = [0; 16];
+        short.iter_mut().zip(hash.finalize()).for_each(|(to, from)| *to = from);
+        Self(short)
+    }
+}

@@ -1,0 +1,118 @@
+//! Content digests, as `opencontainers/go-digest` reads them.
+
+use std::{fmt, str::FromStr};
+
+use sha2::{Digest as _, Sha256, Sha384, Sha512};
+
+/// `algorithm:hex` of a registered algorithm, lower-case and of the right length.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Digest(Box<str>);
+
+/// Why a text is no digest.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DigestError {
+    /// Not `algorithm:hex`, or hex of the wrong length or case.
+    #[error("{0:?} is not a digest")]
+    Malformed(String),
+    /// Well-formed, but of an algorithm that OCI does not register.
+    #[error("the digest algorithm of {0:?} is not supported (sha256, sha384 and sha512 are)")]
+    Algorithm(String),
+}
+
+impl Digest {
+    /// The sha256 digest of `bytes`.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(format!("sha256:{}", hex(&Sha256::digest(bytes))).into())
+    }
+
+    /// Whether `bytes` are the content that this digest names.
+    pub fn verify(&self, bytes: &[u8]) -> bool {
+        let (algorithm, expected) = self.0.split_once(':').unwrap_or(("", ""));
+        let actual = match algorithm {
+            "sha256" => hex(&Sha256::digest(bytes)),
+            "sha384" => hex(&Sha384::digest(bytes)),
+            "sha512" => hex(&Sha512::digest(bytes)),
+            _ => return false,
+        };
+        actual == expected
+    }
+
+    /// The text form.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Digest {
+    type Err = DigestError;
+
+    fn from_str(text: &str) -> Result<Self, DigestError> {
+        let malformed = || DigestError::Malformed(text.to_owned());
+        let (algorithm, encoded) = text.split_once(':').ok_or_else(malformed)?;
+        let length = match algorithm {
+            "sha256" => 64,
+            "sha384" => 96,
+            "sha512" => 128,
+            other => {
+                let word = |part: &str| {
+                    part.starts_with(|c: char| c.is_ascii_alphabetic())
+                        && part.chars().all(|c| c.is_ascii_alphanumeric())
+                };
+                let well_formed = other.split(['-', '_', '+', '.']).all(word)
+                    && encoded.len() >= 32
+                    && encoded.chars().all(|c| c.is_ascii_hexdigit());
+                return Err(if well_formed {
+                    DigestError::Algorithm(text.to_owned())
+                } else {
+                    malformed()
+                });
+            }
+        };
+        let lower_hex = |c: char| matches!(c, '0'..='9' | 'a'..='f');
+        if encoded.len() != length || !encoded.chars().all(lower_hex) {
+            return Err(malformed());
+        }
+        Ok(Self(text.into()))
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Lower-case hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_go_reads() {
+        let hex64 = "a".repeat(64);
+        assert!(format!("sha256:{hex64}").parse::<Digest>().is_ok());
+        assert!(format!("sha512:{hex64}{hex64}").parse::<Digest>().is_ok());
+        for bad in ["", "sha256", "sha256:", "sha256:abc", &format!("sha256:{}", "A".repeat(64))] {
+            assert!(matches!(bad.parse::<Digest>(), Err(DigestError::Malformed(_))), "{bad}");
+        }
+        let unknown = format!("blake3:{hex64}").parse::<Digest>();
+        assert!(matches!(unknown, Err(DigestError::Algorithm(_))));
+    }
+
+    #[test]
+    fn verifies_content() {
+        let digest = Digest::of(b"hello");
+        assert!(digest.verify(b"hello"));
+        assert!(!digest.verify(b"hellO"));
+        let sha512 = format!("sha512:{}", hex(&Sha512::digest(b"x"))).parse::<Digest>().unwrap();
+        assert!(sha512.verify(b"x"));
+    }
+}

@@ -1,0 +1,102 @@
+//! Single flight: callers who ask for the same thing at the same time share one answer.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    sync::{Mutex, PoisonError},
+};
+
+use futures::{
+    FutureExt,
+    future::{BoxFuture, WeakShared},
+};
+
+type Flight<V> = WeakShared<BoxFuture<'static, V>>;
+
+/// The work in progress, by key. It holds no result and nothing that nobody waits for: when the last
+/// waiter goes away, the work is cancelled. Its size is bounded by the number of waiting callers.
+pub(crate) struct Flights<K: Hash + Eq, V> {
+    running: Mutex<HashMap<K, Flight<V>>>,
+}
+
+impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
+    pub(crate) fn new() -> Self {
+        Self { running: Mutex::new(HashMap::new()) }
+    }
+
+    /// Joins the work under `key`, or starts it with `work`.
+    pub(crate) async fn run(&self, key: K, work: impl FnOnce() -> BoxFuture<'static, V>) -> V {
+        // Declared first, so dropped last: by then this caller's share is gone.
+        let _landing = Landing { flights: self, key: key.clone() };
+        let flight = {
+            let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+            match running.get(&key).and_then(WeakShared::upgrade) {
+                Some(flight) => flight,
+                None => {
+                    let flight = work().shared();
+                    if let Some(weak) = flight.downgrade() {
+                        running.insert(key, weak);
+                    }
+                    flight
+                }
+            }
+        };
+        flight.await
+    }
+}
+
+struct Landing<'a, K: Hash + Eq, V> {
+    flights: &'a Flights<K, V>,
+    key: K,
+}
+
+impl<K: Hash + Eq, V> Drop for Landing<'_, K, V> {
+    fn drop(&mut self) {
+        let mut running = self.flights.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if running.get(&self.key).is_some_and(|flight| flight.upgrade().is_none()) {
+            running.remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn many_callers_share_one_flight_and_nothing_stays() {
+        let flights = Flights::<&str, usize>::new();
+        let runs = Arc::new(AtomicUsize::new(0));
+        let callers = (0..64).map(|_| {
+            let runs = runs.clone();
+            flights.run("key", move || {
+                async move {
+                    tokio::task::yield_now().await;
+                    runs.fetch_add(1, Ordering::SeqCst)
+                }
+                .boxed()
+            })
+        });
+        let answers = futures::future::join_all(callers).await;
+        assert_eq!(answers, vec![0; 64]);
+        assert_eq!(runs.load(Ordering::SeqCst), 1);
+        assert!(flights.running.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_cancelled_caller_leaves_nothing_behind() {
+        let flights = Flights::<&str, ()>::new();
+        {
+            let waiting = flights.run("key", || futures::future::pending().boxed());
+            futures::pin_mut!(waiting);
+            assert!(futures::poll!(&mut waiting).is_pending());
+        }
+        assert!(flights.running.lock().unwrap().is_empty());
+        flights.run("key", || futures::future::ready(()).boxed()).await;
+    }
+}

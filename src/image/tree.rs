@@ -1,0 +1,196 @@
+//! From a root document to the platforms of the image: follows an index into what does not name its
+//! own platform, and a manifest into its config.
+
+use std::{collections::HashSet, future::Future};
+
+use bytes::Bytes;
+
+use crate::platform::{
+    Config, Descriptor, Document, Entry, Index, MAX_DOCUMENT, Manifest, Note, Platform, PlatformSet,
+};
+
+use super::{digest::Digest, error::ImageError};
+
+/// Indexes within indexes, the root included: what builders make has two.
+const MAX_DEPTH: usize = 4;
+/// Children that have to be read, in one image: an index with more is an attack or a catalogue.
+const MAX_READS: usize = 256;
+
+/// What kind of content is asked for: a registry keeps them under different paths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Manifest,
+    Config,
+}
+
+impl Kind {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Manifest => "manifest",
+            Self::Config => "config",
+        }
+    }
+}
+
+/// Where content comes from, by digest. Implementations need not verify it.
+pub(crate) trait Fetch: Sync {
+    /// The whole content, at most [`MAX_DOCUMENT`] bytes.
+    fn fetch(
+        &self,
+        kind: Kind,
+        digest: &Digest,
+    ) -> impl Future<Output = Result<Bytes, ImageError>> + Send;
+}
+
+/// What a root document says.
+#[derive(Debug, Clone)]
+pub(crate) struct Tree {
+    pub(crate) media_type: Box<str>,
+    pub(crate) platforms: PlatformSet,
+}
+
+/// Reads what `root` (already fetched, of `digest`) leads to.
+pub(crate) async fn read(
+    fetch: &impl Fetch,
+    digest: &Digest,
+    root: &Bytes,
+    content_type: Option<&str>,
+) -> Result<Tree, ImageError> {
+    verify(Kind::Manifest, digest, None, root)?;
+    let document = parse(digest, root, content_type)?;
+    let media_type = media_type_of(root, content_type, &document);
+    let mut walk = Walk { fetch, seen: HashSet::from([digest.clone()]), reads: 0 };
+    let platforms = match document {
+        Document::Manifest(manifest) => walk.manifest(manifest).await?,
+        Document::Index(index) => walk.index(index).await?,
+    };
+    Ok(Tree { media_type, platforms })
+}
+
+struct Walk<'a, F> {
+    fetch: &'a F,
+    seen: HashSet<Digest>,
+    reads: usize,
+}
+
+impl<F: Fetch> Walk<'_, F> {
+    async fn manifest(&mut self, manifest: Manifest) -> Result<PlatformSet, ImageError> {
+        let Some(config) = manifest.config else {
+            return Ok(PlatformSet::None(Note::NotAnImage));
+        };
+        let (digest, bytes) = self.read(Kind::Config, &config).await?;
+        let Config(platforms) = Config::parse(&bytes).map_err(|source| ImageError::Document {
+            what: format!("config {digest}"),
+            source,
+        })?;
+        Ok(platforms)
+    }
+
+    /// A worklist instead of recursion: the depth is bounded by data, not by the stack.
+    async fn index(&mut self, root: Index) -> Result<PlatformSet, ImageError> {
+        let mut platforms: Vec<Platform> = Vec::new();
+        let (mut children, mut gone) = (0_usize, 0_usize);
+        let mut work = vec![(1_usize, root)];
+        while let Some((depth, index)) = work.pop() {
+            if depth > MAX_DEPTH {
+                return Err(ImageError::TooDeep("indexes are nested deeper than 4 levels"));
+            }
+            for entry in index.entries {
+                let descriptor = match entry {
+                    Entry::Platform(platform) => {
+                        children += 1;
+                        platforms.push(platform);
+                        continue;
+                    }
+                    Entry::Unnamed(descriptor) => descriptor,
+                };
+                if !self.seen.insert(descriptor.digest.parse()?) {
+                    continue;
+                }
+                children += 1;
+                match self.child(&descriptor).await {
+                    Ok(Document::Index(nested)) => work.push((depth + 1, nested)),
+                    Ok(Document::Manifest(manifest)) => match self.manifest(manifest).await {
+                        Ok(set) => platforms.extend_from_slice(set.platforms()),
+                        Err(ImageError::NotFound { .. }) => gone += 1,
+                        Err(error) => return Err(error),
+                    },
+                    // Registries collect children nobody pulls; the others still count.
+                    Err(ImageError::NotFound { .. }) => gone += 1,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        if children > 0 && gone == children {
+            return Err(ImageError::NotFound { what: "every image of the index".to_owned() });
+        }
+        Ok(PlatformSet::new(platforms, Note::NoArchitecture))
+    }
+
+    async fn child(&mut self, descriptor: &Descriptor) -> Result<Document, ImageError> {
+        let (digest, bytes) = self.read(Kind::Manifest, descriptor).await?;
+        parse(&digest, &bytes, Some(&descriptor.media_type))
+    }
+
+    async fn read(
+        &mut self,
+        kind: Kind,
+        descriptor: &Descriptor,
+    ) -> Result<(Digest, Bytes), ImageError> {
+        let digest: Digest = descriptor.digest.parse()?;
+        if let Some(size) = descriptor.size.filter(|size| *size > MAX_DOCUMENT) {
+            return Err(ImageError::too_large(format!("{} {digest}", kind.as_str()), size));
+        }
+        self.reads += 1;
+        if self.reads > 2 * MAX_READS {
+            return Err(ImageError::TooDeep("more than 256 images of an index have to be read"));
+        }
+        let bytes = self.fetch.fetch(kind, &digest).await?;
+        verify(kind, &digest, descriptor.size, &bytes)?;
+        Ok((digest, bytes))
+    }
+}
+
+/// Everything read is hashed, wherever it came from.
+fn verify(
+    kind: Kind,
+    digest: &Digest,
+    size: Option<u64>,
+    bytes: &Bytes,
+) -> Result<(), ImageError> {
+    let what = || format!("{} {digest}", kind.as_str());
+    let actual = bytes.len() as u64;
+    if let Some(size) = size.filter(|size| *size != actual) {
+        let why = format!("its descriptor says {size} bytes, it has {actual}");
+        return Err(ImageError::Corrupt { what: what(), why });
+    }
+    if !digest.verify(bytes) {
+        let why = "its content has another digest".to_owned();
+        return Err(ImageError::Corrupt { what: what(), why });
+    }
+    Ok(())
+}
+
+fn parse(digest: &Digest, bytes: &[u8], hint: Option<&str>) -> Result<Document, ImageError> {
+    Document::parse(bytes, hint)
+        .map_err(|source| ImageError::Document { what: format!("manifest {digest}"), source })
+}
+
+/// The document's own word, else the carrier's, else what its shape means.
+fn media_type_of(bytes: &[u8], content_type: Option<&str>, document: &Document) -> Box<str> {
+    use crate::platform::media_type::{MANIFESTS, OCI_INDEX, OCI_MANIFEST};
+    #[derive(serde::Deserialize)]
+    struct MediaType {
+        #[serde(rename = "mediaType")]
+        media_type: Option<String>,
+    }
+    let own = serde_json::from_slice::<MediaType>(bytes).ok().and_then(|own| own.media_type);
+    let carried = content_type.and_then(|text| text.split(';').next()).map(str::trim);
+    own.filter(|text| !text.is_empty())
+        .or_else(|| carried.filter(|text| MANIFESTS.contains(text)).map(str::to_owned))
+        .unwrap_or_else(|| match document {
+            Document::Index(_) => OCI_INDEX.to_owned(),
+            Document::Manifest(_) => OCI_MANIFEST.to_owned(),
+        })
+        .into()
+}

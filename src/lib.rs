@@ -1,0 +1,18 @@
+//! archaware keeps pods off nodes whose CPU architecture their images cannot run on.
+//!
+//! ```text
+//!  kube API ──watch──▶ controller::pods ──images──▶ image::Resolver ──▶ containerd / registry
+//!     ▲                     │    ▲                        │
+//!     │                     │    └──── PlatformSets ◀─────┘
+//!     │                     ▼
+//!     │              placement::pod (pure) ──▶ cluster::patch ──guarded JSON patch──▶ kube API
+//!     └── nodes ──▶ controller::nodes ──▶ placement::node (pure) ──▲
+//! ```
+//!
+//! A dependency points one way: `cli` → `controller` → `image`, `placement`, `cluster` → `platform`.
+
+pub mod config;
+pub mod image;
+pub mod metrics;
+pub mod placement;
+pub mod platform;

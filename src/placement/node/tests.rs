@@ -1,0 +1,194 @@
+use serde_json::json;
+
+use super::*;
+
+const KEY: &str = "kubernetes.io/arch";
+
+fn taint(text: &str) -> Taint {
+    text.parse().unwrap()
+}
+
+struct Case {
+    architecture: &'static str,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    taints: Vec<Value>,
+    config: Config,
+}
+
+impl Default for Case {
+    fn default() -> Self {
+        Self {
+            architecture: "arm64",
+            labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
+            taints: vec![json!({"key": "foreign", "effect": "NoSchedule"})],
+            config: Config::default(),
+        }
+    }
+}
+
+impl Case {
+    fn owned(mut self, text: &str) -> Self {
+        self.annotations.insert(annotation::TAINT.to_owned(), text.to_owned());
+        self
+    }
+
+    fn tainted(mut self, text: &str) -> Self {
+        self.taints.push(taint(text).to_json());
+        self
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
+    fn node(&self) -> Node<'_> {
+        Node {
+            architecture: self.architecture,
+            labels: &self.labels,
+            annotations: &self.annotations,
+            taints: &self.taints,
+        }
+    }
+
+    fn decide(&self) -> (Option<Change>, Option<Problem>) {
+        decide(&Policy::from(&self.config), &self.node())
+    }
+}
+
+const ARM: &str = "kubernetes.io/arch=arm64:NoSchedule";
+const AMD: &str = "kubernetes.io/arch=amd64:NoSchedule";
+
+fn kind(key: &str) -> TaintKind {
+    TaintKind { key: key.to_owned(), effect: super::super::Effect::NoSchedule }
+}
+
+#[test]
+fn an_untainted_node_is_tainted_and_claimed() {
+    let expected = Change {
+        add: Some(taint(ARM)),
+        ownership: Some(Ownership::Of(taint(ARM))),
+        ..Change::default()
+    };
+    assert_eq!(Case::default().decide(), (Some(expected), None));
+}
+
+#[test]
+fn nothing_to_do_is_the_usual_case() {
+    assert_eq!(Case::default().owned(ARM).tainted(ARM).decide(), (None, None));
+    let foreign = Case::default().tainted(ARM);
+    assert_eq!(foreign.decide(), (None, None), "an identical foreign taint is not claimed");
+}
+
+#[test]
+fn a_foreign_taint_with_another_value_is_a_conflict() {
+    let problem = Problem::Conflict { wanted: taint(ARM), value: "amd64".to_owned() };
+    assert_eq!(Case::default().tainted(AMD).decide(), (None, Some(problem)));
+}
+
+#[test]
+fn an_owned_taint_is_put_right_and_put_back() {
+    let wrong_value = Case::default().owned(ARM).tainted(AMD).decide().0.unwrap();
+    assert_eq!(wrong_value.correct, Some((1, taint(ARM))));
+    assert_eq!(wrong_value.ownership, None);
+    let removed = Case::default().owned(ARM).decide().0.unwrap();
+    assert_eq!((removed.add, removed.ownership), (Some(taint(ARM)), None));
+    let replaced_node = Case::default().owned(AMD).tainted(AMD).decide().0.unwrap();
+    assert_eq!(replaced_node.correct, Some((1, taint(ARM))));
+    assert_eq!(replaced_node.ownership, Some(Ownership::Of(taint(ARM))));
+}
+
+#[test]
+fn a_changed_configuration_moves_the_taint() {
+    let old = "old/key=arm64:NoSchedule";
+    let moved = Case::default().owned(old).tainted(old).decide().0.unwrap();
+    let expected = Change {
+        remove: Some((1, kind("old/key"))),
+        add: Some(taint(ARM)),
+        ownership: Some(Ownership::Of(taint(ARM))),
+        correct: None,
+    };
+    assert_eq!(moved, expected);
+    let foreign = Case::default().owned(old).tainted(old).tainted(ARM).decide().0.unwrap();
+    let expected = Change {
+        remove: Some((1, kind("old/key"))),
+        ownership: Some(Ownership::Nothing),
+        ..Change::default()
+    };
+    assert_eq!(foreign, expected);
+}
+
+#[test]
+fn nodes_that_are_not_to_be_tainted_are_released() {
+    let released = Change {
+        remove: Some((1, kind(KEY))),
+        ownership: Some(Ownership::Nothing),
+        ..Change::default()
+    };
+    let ignore = || [(annotation::IGNORE.to_owned(), "true".to_owned())].into();
+    for case in [
+        Case::default().with(|case| case.labels = ignore()),
+        Case::default().with(|case| case.annotations = ignore()),
+        Case::default().with(|case| case.config.taint.manage = false),
+        Case::default().with(|case| case.config.taint.architectures = vec!["amd64".parse().unwrap()]),
+        Case::default().with(|case| {
+            case.config.taint.node_selector = "pool=arm".to_owned().try_into().unwrap();
+        }),
+    ] {
+        assert_eq!(case.decide(), (None, None), "a foreign node is left alone");
+        let case = case.owned(ARM).tainted(ARM);
+        assert_eq!(case.decide(), (Some(released.clone()), None));
+    }
+}
+
+#[test]
+fn an_unknown_architecture_is_reported_and_changes_nothing() {
+    for architecture in ["", "unknown", "a b"] {
+        let case = Case::default().with(|case| case.architecture = architecture);
+        assert_eq!(case.decide(), (None, Some(Problem::UnknownArchitecture)));
+    }
+}
+
+#[test]
+fn clean_takes_only_the_recorded_taint() {
+    let own = Case::default().owned(ARM).tainted(ARM);
+    assert_eq!(clean(&own.node()).unwrap().remove, Some((1, kind(KEY))));
+    let changed = Case::default().owned(ARM).tainted(AMD);
+    let change = clean(&changed.node()).unwrap();
+    assert_eq!((change.remove, change.ownership), (None, Some(Ownership::Nothing)));
+    assert_eq!(clean(&Case::default().tainted(ARM).node()), None);
+}
+
+#[test]
+fn a_decision_once_carried_out_is_stable() {
+    // Carries out a change the way the API does, then decides again.
+    for case in [
+        Case::default(),
+        Case::default().owned(AMD).tainted(AMD),
+        Case::default().owned("old/key=arm64:NoSchedule").tainted("old/key=arm64:NoSchedule"),
+        Case::default().owned("nonsense"),
+        Case::default().owned(ARM).tainted(ARM).with(|case| case.config.taint.manage = false),
+    ] {
+        let mut case = case;
+        let (change, _) = case.decide();
+        let change = change.unwrap();
+        if let Some((index, taint)) = change.correct {
+            case.taints[index] = taint.to_json();
+        }
+        if let Some((index, _)) = change.remove {
+            case.taints.remove(index);
+        }
+        case.taints.extend(change.add.map(|taint| taint.to_json()));
+        match change.ownership {
+            Some(Ownership::Of(taint)) => {
+                case.annotations.insert(annotation::TAINT.to_owned(), taint.to_string());
+            }
+            Some(Ownership::Nothing) => drop(case.annotations.remove(annotation::TAINT)),
+            None => {}
+        }
+        assert_eq!(case.decide().0, None);
+        assert_eq!(case.taints[0]["key"], "foreign");
+    }
+}

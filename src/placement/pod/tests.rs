@@ -1,0 +1,113 @@
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::platform::{Note, Platform};
+
+fn policy() -> Policy {
+    Policy::from(&Config::default())
+}
+
+fn set(names: &[&str]) -> BTreeSet<Architecture> {
+    names.iter().map(|name| name.parse().unwrap()).collect()
+}
+
+fn image(platforms: &[&str]) -> PlatformSet {
+    let platform = |text: &&str| {
+        let (os, architecture) = text.split_once('/').unwrap();
+        Platform::new(os, architecture, "").unwrap()
+    };
+    PlatformSet::new(platforms.iter().map(platform).collect(), Note::NoArchitecture)
+}
+
+#[test]
+fn intersections() {
+    let none = PlatformSet::None(Note::NotAnImage);
+    let multi = image(&["linux/amd64", "linux/arm64", "linux/s390x"]);
+    for (images, os, expected) in [
+        (vec![&multi], "linux", Decision::Architectures(set(&["amd64", "arm64", "s390x"]))),
+        (vec![&multi, &image(&["linux/arm64", "linux/amd64"]), &image(&["linux/arm64"])], "linux",
+            Decision::Architectures(set(&["arm64"]))),
+        (vec![&image(&["linux/amd64"]), &image(&["linux/arm64"])], "linux", Decision::NoCommonArchitecture),
+        (vec![&none, &image(&["linux/arm64"])], "linux", Decision::Architectures(set(&["arm64"]))),
+        (vec![&none, &none], "linux", Decision::StepAside),
+        (vec![], "linux", Decision::StepAside),
+        (vec![&image(&["linux/386"])], "linux", Decision::Architectures(set(&["386", "amd64"]))),
+        (vec![&image(&["linux/386"]), &image(&["linux/amd64"])], "linux", Decision::Architectures(set(&["amd64"]))),
+        (vec![&image(&["linux/amd64", "windows/arm64"])], "linux", Decision::Architectures(set(&["amd64"]))),
+        (vec![&image(&["linux/amd64", "windows/arm64"])], "windows", Decision::Architectures(set(&["arm64"]))),
+        (vec![&image(&["linux/amd64"])], "windows", Decision::NoCommonArchitecture),
+        (vec![&image(&["/arm64"])], "windows", Decision::Architectures(set(&["arm64"]))),
+    ] {
+        assert_eq!(policy().decide(images.clone(), &os.parse().unwrap()), expected, "{images:?} {os}");
+    }
+}
+
+#[test]
+fn only_schedulable_architectures_count() {
+    let mut policy = policy();
+    policy.schedulable = set(&["arm64"]);
+    let linux = Os::linux();
+    let both = image(&["linux/amd64", "linux/arm64"]);
+    assert_eq!(policy.decide([&both], &linux), Decision::Architectures(set(&["arm64"])));
+    assert_eq!(policy.decide([&image(&["linux/amd64"])], &linux), Decision::NoCommonArchitecture);
+}
+
+#[test]
+fn only_what_is_missing_is_added() {
+    let both = Decision::Architectures(set(&["amd64", "arm64"]));
+    let amd64 = json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": "amd64", "effect": "NoSchedule"});
+    let arm64 = json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": "arm64", "effect": "NoSchedule"});
+    let any = json!({"key": "kubernetes.io/arch", "operator": "Exists", "effect": "NoSchedule"});
+    let everything = json!({"operator": "Exists"});
+    let user = json!({"key": "kubernetes.io/arch", "value": "arm64"});
+    for (decision, existing, expected) in [
+        (&both, vec![], vec![amd64.clone(), arm64.clone()]),
+        (&both, vec![user.clone()], vec![amd64.clone()]),
+        (&both, vec![everything.clone()], vec![]),
+        (&Decision::StepAside, vec![amd64.clone(), arm64.clone()], vec![any.clone()]),
+        (&Decision::StepAside, vec![everything], vec![]),
+        (&Decision::StepAside, vec![any.clone()], vec![]),
+        (&Decision::NoCommonArchitecture, vec![], vec![]),
+    ] {
+        assert_eq!(policy().missing_tolerations(decision, &existing), expected, "{decision:?}");
+    }
+    assert_eq!(both.annotation(), "amd64,arm64");
+}
+
+fn architectures() -> impl Strategy<Value = BTreeSet<Architecture>> {
+    let names = prop::sample::subsequence(vec!["amd64", "arm64", "386", "s390x", "arm"], 0..=5);
+    names.prop_map(|names| set(&names))
+}
+
+proptest! {
+    #[test]
+    fn the_order_and_number_of_images_do_not_matter(
+        sets in prop::collection::vec(architectures(), 1..6),
+        existing in architectures(),
+    ) {
+        let linux = Os::linux();
+        let images: Vec<_> = sets.iter().filter(|set| !set.is_empty()).map(|set| {
+            image(&set.iter().map(|a| format!("linux/{a}")).collect::<Vec<_>>().iter().map(String::as_str).collect::<Vec<_>>())
+        }).collect();
+        let forward = policy().decide(images.iter(), &linux);
+        let backward = policy().decide(images.iter().rev().chain(images.iter()), &linux);
+        prop_assert_eq!(&forward, &backward);
+        // What is decided is an architecture of every image, or one that runs its images.
+        if let Decision::Architectures(shared) = &forward {
+            for image in &images {
+                let own = image.architectures(&linux).unwrap();
+                for architecture in shared {
+                    let runs_386 = architecture.as_str() == "amd64" && own.contains(&"386".parse().unwrap());
+                    prop_assert!(own.contains(architecture) || runs_386);
+                }
+            }
+        }
+        // Adding what is missing leaves nothing missing, and repeats nothing.
+        let mut tolerations: Vec<_> = existing.iter().map(|a| policy().taint.toleration(a)).collect();
+        let missing = policy().missing_tolerations(&forward, &tolerations);
+        prop_assert!(missing.iter().all(|toleration| !tolerations.contains(toleration)));
+        tolerations.extend(missing);
+        prop_assert!(policy().missing_tolerations(&forward, &tolerations).is_empty());
+    }
+}

@@ -1,0 +1,173 @@
+//! Taints and tolerations, and the API's rule for which matches which.
+
+use std::{fmt, str::FromStr};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::platform::Architecture;
+
+/// What a taint does. `PreferNoSchedule` keeps no pod away, so it is of no use here.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema,
+)]
+pub enum Effect {
+    /// Pods that do not tolerate it are not scheduled.
+    NoSchedule,
+    /// Nor may they stay.
+    NoExecute,
+}
+
+/// Key and effect of archaware's taint: what a toleration for all of its values names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TaintKind {
+    /// Its key.
+    pub key: String,
+    /// Its effect.
+    pub effect: Effect,
+}
+
+/// A taint of archaware's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Taint {
+    /// Key and effect.
+    pub kind: TaintKind,
+    /// Its value: an architecture.
+    pub value: String,
+}
+
+/// A text that is not `key=value:effect`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a taint like key=value:NoSchedule")]
+pub struct MalformedTaint(String);
+
+impl Effect {
+    /// As the API spells it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoSchedule => "NoSchedule",
+            Self::NoExecute => "NoExecute",
+        }
+    }
+}
+
+impl TaintKind {
+    /// The taint for an architecture.
+    pub fn taint(&self, architecture: &Architecture) -> Taint {
+        Taint { kind: self.clone(), value: architecture.to_string() }
+    }
+
+    /// The toleration for one architecture.
+    pub fn toleration(&self, architecture: &Architecture) -> Value {
+        json!({
+            "key": self.key,
+            "operator": "Equal",
+            "value": architecture.as_str(),
+            "effect": self.effect.as_str(),
+        })
+    }
+
+    /// The toleration for every architecture, and for no other taint.
+    pub fn toleration_of_all(&self) -> Value {
+        json!({ "key": self.key, "operator": "Exists", "effect": self.effect.as_str() })
+    }
+
+    /// Whether a toleration (as the API holds it) is for all values of this taint.
+    pub fn is_tolerated_by(&self, toleration: &Value) -> bool {
+        text(toleration, "operator") == "Exists" && self.is_named_by(toleration)
+    }
+
+    /// `Toleration.ToleratesTaint`: an empty key or effect matches every one.
+    fn is_named_by(&self, toleration: &Value) -> bool {
+        let matches = |field: &str, own: &str| {
+            let named = text(toleration, field);
+            named.is_empty() || named == own
+        };
+        matches("key", &self.key) && matches("effect", self.effect.as_str())
+    }
+}
+
+/// Whether a toleration (as the API holds it) matches a taint: `Toleration.ToleratesTaint` of
+/// `k8s.io/api/core/v1`. Its numeric operators match no architecture.
+pub fn tolerates(toleration: &Value, taint: &Taint) -> bool {
+    taint.kind.is_named_by(toleration)
+        && match text(toleration, "operator") {
+            "" | "Equal" => text(toleration, "value") == taint.value,
+            "Exists" => true,
+            _ => false,
+        }
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+    value.get(field).and_then(Value::as_str).unwrap_or_default()
+}
+
+impl Taint {
+    /// As the API holds it.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "key": self.kind.key,
+            "value": self.value,
+            "effect": self.kind.effect.as_str(),
+        })
+    }
+}
+
+/// `key=value:effect`, as `kubectl taint` writes it.
+impl fmt::Display for Taint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}:{}", self.kind.key, self.value, self.kind.effect.as_str())
+    }
+}
+
+impl FromStr for Taint {
+    type Err = MalformedTaint;
+
+    fn from_str(text: &str) -> Result<Self, MalformedTaint> {
+        let malformed = || MalformedTaint(text.to_owned());
+        let (key, rest) = text.split_once('=').ok_or_else(malformed)?;
+        let (value, effect) = rest.rsplit_once(':').ok_or_else(malformed)?;
+        let effect = match effect {
+            "NoSchedule" => Effect::NoSchedule,
+            "NoExecute" => Effect::NoExecute,
+            _ => return Err(malformed()),
+        };
+        if key.is_empty() {
+            return Err(malformed());
+        }
+        Ok(Self { kind: TaintKind { key: key.to_owned(), effect }, value: value.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matches_as_the_api_does() {
+        let taint: Taint = "kubernetes.io/arch=arm64:NoSchedule".parse().unwrap();
+        assert_eq!(taint.to_string(), "kubernetes.io/arch=arm64:NoSchedule");
+        for (toleration, expected) in [
+            (json!({"operator": "Exists"}), true),
+            (json!({"key": "kubernetes.io/arch", "operator": "Exists"}), true),
+            (json!({"key": "kubernetes.io/arch", "operator": "Exists", "effect": "NoExecute"}), false),
+            (json!({"key": "kubernetes.io/arch", "value": "arm64"}), true),
+            (json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": "arm64", "effect": "NoSchedule"}), true),
+            (json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": "amd64"}), false),
+            (json!({"key": "other", "operator": "Exists"}), false),
+            (json!({"key": "kubernetes.io/arch", "operator": "Gt", "value": "1"}), false),
+            (json!({"effect": "NoSchedule", "operator": "Exists"}), true),
+            (json!("nonsense"), false),
+        ] {
+            assert_eq!(tolerates(&toleration, &taint), expected, "{toleration}");
+        }
+    }
+
+    #[test]
+    fn malformed_taints_are_refused() {
+        for bad in ["", "a", "a=b", "=b:NoSchedule", "a=b:Never", "a=b:"] {
+            assert!(bad.parse::<Taint>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Operating systems, architectures and platforms, normalised the way containerd does it
+//! (`normalizeOS` and `normalizeArch` of `github.com/containerd/platforms`).
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::name::Name;
+
+/// A CPU architecture by its GOARCH name: `amd64`, `arm64`, `386`, … Always usable as the value of a
+/// label, a taint or a toleration.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Architecture(Name);
+
+/// An operating system by its GOOS name: `linux`, `windows`, …
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Os(Name);
+
+/// `os/architecture[/variant]`, normalised.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Platform {
+    os: Option<Os>,
+    architecture: Architecture,
+    variant: Option<Name>,
+}
+
+/// A text that names no architecture or operating system.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not the name of an architecture or operating system")]
+pub struct UnknownName(String);
+
+impl Architecture {
+    /// The GOARCH name.
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+}
+
+impl FromStr for Architecture {
+    type Err = UnknownName;
+
+    /// Accepts every spelling that containerd accepts (`x86_64`, `aarch64`, `armhf`, …).
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let (architecture, _) = normalise_architecture(text, "");
+        named(&architecture).map(Self).ok_or_else(|| UnknownName(text.to_owned()))
+    }
+}
+
+impl Os {
+    /// The GOOS name.
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+
+    /// `linux`: what a pod without any word about its OS runs on.
+    pub fn linux() -> Self {
+        Self(Name::new("linux"))
+    }
+}
+
+impl FromStr for Os {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let lower = text.to_ascii_lowercase();
+        let os = if lower == "macos" { "darwin" } else { &lower };
+        named(os).map(Self).ok_or_else(|| UnknownName(text.to_owned()))
+    }
+}
+
+impl Platform {
+    /// `None` when the architecture is empty or unknown, or an OS is given and unknown. Without an
+    /// OS the platform counts for every OS.
+    pub fn new(os: &str, architecture: &str, variant: &str) -> Option<Self> {
+        let (architecture, variant) = normalise_architecture(architecture, variant);
+        let architecture = Architecture(named(&architecture)?);
+        let os = if os.is_empty() { None } else { Some(os.parse().ok()?) };
+        let variant = named(&variant);
+        Some(Self { os, architecture, variant })
+    }
+
+    /// Its architecture.
+    pub fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+
+    /// Whether it counts for pods of `os`.
+    pub fn is_for(&self, os: &Os) -> bool {
+        self.os.as_ref().is_none_or(|own| own == os)
+    }
+}
+
+/// Names are used as label values, so they have to be ones (at most 63 of `[A-Za-z0-9_.-]`, the ends
+/// alphanumeric). `unknown` is what BuildKit writes into attestation entries.
+fn named(text: &str) -> Option<Name> {
+    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    let label_value = text.len() <= 63
+        && edge(text.chars().next())
+        && edge(text.chars().next_back())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'));
+    (label_value && text != "unknown").then(|| Name::new(text))
+}
+
+fn normalise_architecture(architecture: &str, variant: &str) -> (String, String) {
+    let (architecture, variant) = (architecture.to_ascii_lowercase(), variant.to_ascii_lowercase());
+    let (name, variant) = match architecture.as_str() {
+        "i386" => ("386", ""),
+        "x86_64" | "x86-64" | "amd64" => ("amd64", if variant == "v1" { "" } else { &*variant }),
+        "aarch64" | "arm64" => (
+            "arm64",
+            match variant.as_str() {
+                "8" | "v8" | "8.0" | "v8.0" => "",
+                "9" | "9.0" | "v9.0" => "v9",
+                other => other,
+            },
+        ),
+        "armhf" => ("arm", "v7"),
+        "armel" => ("arm", "v6"),
+        "arm" => (
+            "arm",
+            match variant.as_str() {
+                "" | "7" => "v7",
+                "5" => "v5",
+                "6" => "v6",
+                "8" => "v8",
+                other => other,
+            },
+        ),
+        other => (other, &*variant),
+    };
+    (name.to_owned(), variant.to_owned())
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Display for Os {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Display for Platform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.os.as_ref().map_or("*", Os::as_str), self.architecture)?;
+        self.variant.as_ref().map_or(Ok(()), |variant| write!(f, "/{}", variant.as_str()))
+    }
+}
+
+impl Serialize for Architecture {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for Architecture {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl schemars::JsonSchema for Architecture {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Architecture".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "type": "string",
+            "description": "a GOARCH name, e.g. amd64, arm64, 386",
+            "minLength": 1,
+            "maxLength": 63
+        })
+    }
+}

@@ -1,0 +1,262 @@
+//! Image indexes, manifests and configs, OCI's and Docker's, with or without `mediaType`.
+//!
+//! Every field is optional here: what registries hold in practice is wider than the specification,
+//! and one odd entry must not hide the others.
+
+use serde::Deserialize;
+
+use super::{Note, Platform, PlatformSet};
+
+/// Size limit of one document in bytes: containerd refuses larger manifests too.
+pub const MAX_DOCUMENT: u64 = 4 * 1024 * 1024;
+
+/// Media types of the OCI image specification and of Docker's distribution.
+pub mod media_type {
+    /// OCI image index.
+    pub const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+    /// OCI image manifest.
+    pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+    /// OCI image config.
+    pub const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+    /// Docker manifest list.
+    pub const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+    /// Docker manifest, schema 2.
+    pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+    /// Docker image config.
+    pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
+    /// The four that hold platforms: what to ask a registry for.
+    pub const MANIFESTS: [&str; 4] = [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST];
+
+    pub(super) fn is_index(media_type: &str) -> bool {
+        matches!(media_type, OCI_INDEX | DOCKER_LIST)
+    }
+
+    pub(super) fn is_manifest(media_type: &str) -> bool {
+        matches!(media_type, OCI_MANIFEST | DOCKER_MANIFEST)
+    }
+
+    /// Early Docker clients pushed configs as plain octets, and some writers leave the type out:
+    /// those are judged by their content.
+    pub(super) fn may_be_config(media_type: &str) -> bool {
+        matches!(media_type, OCI_CONFIG | DOCKER_CONFIG | "application/octet-stream" | "")
+    }
+}
+
+/// Why bytes are not a document that says anything about platforms.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum DocumentError {
+    /// Over [`MAX_DOCUMENT`].
+    #[error("{0} bytes are more than the limit of 4 MiB")]
+    TooLarge(u64),
+    /// Not the JSON of an index, manifest or config.
+    #[error("not an image manifest: {0}")]
+    Malformed(String),
+    /// Holds `manifests` and `config`, or contradicts its own media type (CVE-2021-41190).
+    #[error("ambiguous: {0}")]
+    Ambiguous(&'static str),
+    /// Docker's schema 1, dead since 2017; containerd 2 refuses it too.
+    #[error("a Docker schema 1 manifest, which holds no platform")]
+    Schema1,
+}
+
+/// A descriptor: what a document says of another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Descriptor {
+    /// As written; empty when absent.
+    pub media_type: String,
+    /// As written, not yet validated.
+    pub digest: String,
+    /// In bytes; `None` when absent. A size that is there binds.
+    pub size: Option<u64>,
+}
+
+/// One entry of an index that may stand for an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Entry {
+    /// It names its platform.
+    Platform(Platform),
+    /// It does not, or only half of it: its own manifest has to be read.
+    Unnamed(Descriptor),
+}
+
+/// An image index or Docker manifest list, without its attestations and unknown platforms.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Index {
+    /// What counts, in order.
+    pub entries: Vec<Entry>,
+}
+
+/// An image manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Manifest {
+    /// Its image config; `None` when this is an artifact and no image.
+    pub config: Option<Descriptor>,
+}
+
+/// An index or a manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Document {
+    /// OCI image index or Docker manifest list.
+    Index(Index),
+    /// OCI image manifest or Docker schema 2.
+    Manifest(Manifest),
+}
+
+/// An image config.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config(pub PlatformSet);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawDocument {
+    schema_version: Option<serde_json::Number>,
+    #[serde(default)]
+    media_type: Option<String>,
+    #[serde(default)]
+    manifests: Option<Vec<RawDescriptor>>,
+    #[serde(default)]
+    config: Option<RawDescriptor>,
+    #[serde(default)]
+    fs_layers: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
+    artifact_type: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct RawDescriptor {
+    media_type: Option<String>,
+    digest: Option<String>,
+    size: Option<i64>,
+    platform: Option<RawPlatform>,
+    annotations: Option<RawAnnotations>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct RawPlatform {
+    os: Option<String>,
+    architecture: Option<String>,
+    variant: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct RawAnnotations {
+    /// BuildKit marks attestations with it. Its sibling `vnd.docker.reference.digest` alone marks
+    /// nothing.
+    #[serde(rename = "vnd.docker.reference.type", default)]
+    reference_type: Option<String>,
+}
+
+impl Document {
+    /// Reads an index or manifest. `content_type` is what the carrier says about it (a registry's
+    /// `Content-Type` or the parent's descriptor), if anything.
+    pub fn parse(bytes: &[u8], content_type: Option<&str>) -> Result<Self, DocumentError> {
+        check_size(bytes)?;
+        let raw: RawDocument = serde_json::from_slice(bytes).map_err(malformed)?;
+        let carried = content_type.map_or("", |text| text.split(';').next().unwrap_or("").trim());
+        let own = raw.media_type.as_deref().unwrap_or("");
+        for said in [own, carried] {
+            if raw.manifests.is_some() && media_type::is_manifest(said) {
+                return Err(DocumentError::Ambiguous("an index that calls itself a manifest"));
+            }
+            if raw.config.is_some() && media_type::is_index(said) {
+                return Err(DocumentError::Ambiguous("a manifest that calls itself an index"));
+            }
+        }
+        match (raw.manifests, raw.config) {
+            (Some(_), Some(_)) => Err(DocumentError::Ambiguous("both manifests and config")),
+            (Some(entries), None) => Ok(Self::Index(Index {
+                entries: entries.into_iter().filter_map(Entry::from_raw).collect(),
+            })),
+            (None, Some(config)) => {
+                let config = Descriptor::from_raw(config)?;
+                let is_image = media_type::may_be_config(&config.media_type);
+                Ok(Self::Manifest(Manifest { config: is_image.then_some(config) }))
+            }
+            (None, None) if raw.fs_layers.is_some() => Err(DocumentError::Schema1),
+            (None, None) if raw.schema_version.is_some_and(|v| v.as_u64() == Some(1)) => {
+                Err(DocumentError::Schema1)
+            }
+            // The artifact manifest of OCI 1.1's release candidates has no config at all.
+            (None, None) if raw.artifact_type.is_some() => {
+                Ok(Self::Manifest(Manifest { config: None }))
+            }
+            (None, None) => {
+                Err(DocumentError::Malformed("neither manifests nor config".to_owned()))
+            }
+        }
+    }
+}
+
+impl Config {
+    /// Reads an image config.
+    pub fn parse(bytes: &[u8]) -> Result<Self, DocumentError> {
+        check_size(bytes)?;
+        let raw: RawPlatform = serde_json::from_slice(bytes).map_err(malformed)?;
+        Ok(Self(PlatformSet::new(raw.platform().into_iter().collect(), Note::NoArchitecture)))
+    }
+}
+
+impl RawPlatform {
+    fn platform(&self) -> Option<Platform> {
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        Platform::new(&text(&self.os), &text(&self.architecture), &text(&self.variant))
+    }
+
+    /// Both halves are there, known or not.
+    fn is_complete(&self) -> bool {
+        let given = |field: &Option<String>| field.as_deref().is_some_and(|text| !text.is_empty());
+        given(&self.os) && given(&self.architecture)
+    }
+
+    fn is_unknown(&self) -> bool {
+        let unknown = |field: &Option<String>| field.as_deref() == Some("unknown");
+        unknown(&self.os) || unknown(&self.architecture)
+    }
+}
+
+impl Entry {
+    /// `None` for what stands for no image: attestations, unknown platforms, entries without a digest.
+    fn from_raw(raw: RawDescriptor) -> Option<Self> {
+        if raw.annotations.as_ref().is_some_and(|a| {
+            a.reference_type.as_deref() == Some("attestation-manifest")
+        }) {
+            return None;
+        }
+        if let Some(platform) = &raw.platform {
+            if platform.is_unknown() {
+                return None;
+            }
+            if platform.is_complete() {
+                return platform.platform().map(Self::Platform);
+            }
+        }
+        let descriptor = Descriptor::from_raw(raw).ok()?;
+        let known = descriptor.media_type.is_empty()
+            || media_type::is_index(&descriptor.media_type)
+            || media_type::is_manifest(&descriptor.media_type);
+        known.then_some(Self::Unnamed(descriptor))
+    }
+}
+
+impl Descriptor {
+    fn from_raw(raw: RawDescriptor) -> Result<Self, DocumentError> {
+        let malformed = |what: &str| DocumentError::Malformed(what.to_owned());
+        let size = raw.size.map(u64::try_from).transpose();
+        Ok(Self {
+            media_type: raw.media_type.unwrap_or_default(),
+            digest: raw.digest.ok_or_else(|| malformed("a descriptor without a digest"))?,
+            size: size.map_err(|_| malformed("a descriptor with a negative size"))?,
+        })
+    }
+}
+
+fn check_size(bytes: &[u8]) -> Result<(), DocumentError> {
+    let size = bytes.len() as u64;
+    if size > MAX_DOCUMENT { Err(DocumentError::TooLarge(size)) } else { Ok(()) }
+}
+
+fn malformed(error: serde_json::Error) -> DocumentError {
+    DocumentError::Malformed(error.to_string())
+}
