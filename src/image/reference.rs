@@ -66,7 +66,9 @@ impl Reference {
         if repository.chars().any(|c| c.is_ascii_uppercase()) {
             return Err(invalid("the repository must be lower-case"));
         }
-        if !is_registry(&registry) {
+        // A host with an underscore is no domain name, but Go takes the whole for a path and accepts it;
+        // containerd then takes its first part for the host all the same.
+        if !is_registry(&registry) && !is_path_component(&registry) {
             return Err(invalid("the registry's host or port is malformed"));
         }
         if !repository.split('/').all(is_path_component) {
