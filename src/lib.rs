@@ -11,7 +11,9 @@
 //!
 //! A dependency points one way: `cli` → `controller` → `image`, `placement`, `cluster` → `platform`.
 
+pub mod cluster;
 pub mod config;
+pub mod controller;
 pub mod image;
 pub mod metrics;
 pub mod placement;

@@ -24,8 +24,9 @@ type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
 
 /// From a warm cache (microseconds) to a registry that takes the whole time-out.
-const BUCKETS: [f64; 12] =
-    [0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0];
+const BUCKETS: [f64; 12] = [
+    0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0,
+];
 
 /// All metrics of a process. Cheap to clone.
 #[derive(Clone)]
@@ -98,31 +99,56 @@ impl Default for Metrics {
             "Time that it took to resolve an image",
             m.resolutions.seconds,
         );
-        registry.register("writes", "Guarded patches by kind of object and result", m.writes);
+        registry.register(
+            "writes",
+            "Guarded patches by kind of object and result",
+            m.writes,
+        );
         registry.register("api_requests", "Requests to the Kubernetes API", m.api.0);
-        registry.register("queue_depth", "Objects being worked on, by controller", m.in_progress);
-        registry.register("events_dropped", "Events not written: the queue was full", m.events_dropped);
+        registry.register(
+            "queue_depth",
+            "Objects being worked on, by controller",
+            m.in_progress,
+        );
+        registry.register(
+            "events_dropped",
+            "Events not written: the queue was full",
+            m.events_dropped,
+        );
         registry.register("leader", "1 while this process holds the Lease", m.leader);
         let build = Family::<Labels<1>, ConstGauge>::new_with_constructor(|| ConstGauge::new(1));
         drop(build.get_or_create(&[("version", env!("CARGO_PKG_VERSION"))]));
         registry.register("build_info", "Version of this process", build);
-        Self { registry: Arc::new(std::sync::Mutex::new(registry)), ..metrics }
+        Self {
+            registry: Arc::new(std::sync::Mutex::new(registry)),
+            ..metrics
+        }
     }
 }
 
 impl Metrics {
     /// Registers gauges that are computed at scrape time: what can be derived is not kept twice.
-    pub fn register_gauges<const N: usize, F>(&self, name: &'static str, help: &'static str, read: F)
-    where
+    pub fn register_gauges<const N: usize, F>(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        read: F,
+    ) where
         F: Fn() -> Vec<([(&'static str, String); N], i64)> + Send + Sync + 'static,
     {
-        let mut registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut registry = self
+            .registry
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         registry.register_collector(Box::new(Computed { name, help, read }));
     }
 
     /// The text for a scrape (OpenMetrics).
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
-        let registry = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let registry = self
+            .registry
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut body = String::new();
         text::encode(&mut body, &registry)?;
         Ok(body)
@@ -130,7 +156,9 @@ impl Metrics {
 
     /// A decision on an object of `kind`.
     pub fn decided(&self, kind: &'static str, result: &'static str) {
-        self.decisions.get_or_create(&[("kind", kind), ("result", result)]).inc();
+        self.decisions
+            .get_or_create(&[("kind", kind), ("result", result)])
+            .inc();
     }
 
     /// How long an attempt took.
@@ -140,12 +168,16 @@ impl Metrics {
 
     /// A patch of an object of `kind`.
     pub fn wrote(&self, kind: &'static str, result: &'static str) {
-        self.writes.get_or_create(&[("kind", kind), ("result", result)]).inc();
+        self.writes
+            .get_or_create(&[("kind", kind), ("result", result)])
+            .inc();
     }
 
     /// Counts one object of a controller as being worked on.
     pub fn work(&self, controller: &'static str) -> InProgress {
-        let gauge = self.in_progress.get_or_create_owned(&[("controller", controller)]);
+        let gauge = self
+            .in_progress
+            .get_or_create_owned(&[("controller", controller)]);
         gauge.inc();
         InProgress(gauge)
     }
@@ -169,14 +201,20 @@ impl Drop for InProgress {
 
 impl Default for Resolutions {
     fn default() -> Self {
-        Self { total: Family::default(), seconds: Histogram::new(BUCKETS) }
+        Self {
+            total: Family::default(),
+            seconds: Histogram::new(BUCKETS),
+        }
     }
 }
 
 impl Resolutions {
     /// Starts the time of one resolution.
     pub fn timer(&self) -> ResolutionTimer<'_> {
-        ResolutionTimer { metrics: self, started: Instant::now() }
+        ResolutionTimer {
+            metrics: self,
+            started: Instant::now(),
+        }
     }
 }
 
@@ -187,8 +225,13 @@ impl ResolutionTimer<'_> {
             Ok(source) => (source.as_str(), "Resolved"),
             Err(reason) => ("none", reason.as_str()),
         };
-        self.metrics.total.get_or_create(&[("source", source), ("result", result)]).inc();
-        self.metrics.seconds.observe(self.started.elapsed().as_secs_f64());
+        self.metrics
+            .total
+            .get_or_create(&[("source", source), ("result", result)])
+            .inc();
+        self.metrics
+            .seconds
+            .observe(self.started.elapsed().as_secs_f64());
     }
 }
 
@@ -205,7 +248,9 @@ impl ApiRequests {
             Some(400..=499) => "4xx",
             Some(_) => "5xx",
         };
-        self.0.get_or_create(&[("verb", verb), ("result", result)]).inc();
+        self.0
+            .get_or_create(&[("verb", verb), ("result", result)])
+            .inc();
     }
 }
 

@@ -12,13 +12,17 @@ pub(super) fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result
     serializer.serialize_str(&text.map_err(serde::ser::Error::custom)?)
 }
 
-pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
     let malformed = || D::Error::custom(format!("{text:?} is not a duration like 500ms, 5s or 2m"));
     let signed: jiff::SignedDuration = text.parse().map_err(|_| malformed())?;
     let time = Duration::try_from(signed).map_err(|_| malformed())?;
     if time.is_zero() || time > MAX {
-        return Err(D::Error::custom(format!("{text:?} is not between 1ns and 30 days")));
+        return Err(D::Error::custom(format!(
+            "{text:?} is not between 1ns and 30 days"
+        )));
     }
     Ok(time)
 }

@@ -46,8 +46,13 @@ pub enum ConfigError {
 
 /// Reads and checks the file, or gives the defaults when there is none.
 pub fn load(path: Option<&Path>) -> Result<Config, ConfigError> {
-    let Some(path) = path else { return Ok(Config::default()) };
-    let read = |source| ConfigError::Read { path: path.to_owned(), source };
+    let Some(path) = path else {
+        return Ok(Config::default());
+    };
+    let read = |source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    };
     if std::fs::metadata(path).map_err(read)?.len() > MAX_SIZE {
         return Err(ConfigError::TooLarge(path.to_owned()));
     }
@@ -68,11 +73,17 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
             problem: strip_location(&message).to_owned(),
         }
     })?;
-    let contradiction =
-        |problem| Err(ConfigError::Contradiction { path: path.to_owned(), problem });
+    let contradiction = |problem| {
+        Err(ConfigError::Contradiction {
+            path: path.to_owned(),
+            problem,
+        })
+    };
     let failure = &config.resolution.failure;
     if failure.action == FailureAction::Tolerate && failure.architectures.is_empty() {
-        return contradiction("resolution.failure.action: tolerate needs resolution.failure.architectures");
+        return contradiction(
+            "resolution.failure.action: tolerate needs resolution.failure.architectures",
+        );
     }
     if config.resolution.budget < config.resolution.timeout {
         return contradiction("resolution.budget is shorter than resolution.timeout");
@@ -87,7 +98,11 @@ pub fn schema() -> schemars::Schema {
 
 /// The library ends its message with the place, which stands in front already.
 fn strip_location(message: &str) -> &str {
-    message.split(" at line ").next().unwrap_or(message).trim_end_matches([':', ' '])
+    message
+        .split(" at line ")
+        .next()
+        .unwrap_or(message)
+        .trim_end_matches([':', ' '])
 }
 
 #[cfg(test)]
@@ -110,7 +125,11 @@ mod tests {
     fn errors_name_line_and_column() {
         for (text, line, part) in [
             ("taint: {effect: Never}\n", 3, "Never"),
-            ("taint:\n  key: \"a b\"\n", 4, "cannot be the key of a taint"),
+            (
+                "taint:\n  key: \"a b\"\n",
+                4,
+                "cannot be the key of a taint",
+            ),
             ("taint:\n  keys: a\n", 4, "unknown field"),
             ("resolution:\n  timeout: 5\n", 4, "duration"),
             ("resolution:\n  timeout: never\n", 4, "duration"),
@@ -121,7 +140,12 @@ mod tests {
             ("pods: {}\npods: {}\n", 4, "uplicate"),
         ] {
             match parse("c.yaml", &format!("{HEAD}{text}")) {
-                Err(ConfigError::Malformed { line: at, column, problem, .. }) => {
+                Err(ConfigError::Malformed {
+                    line: at,
+                    column,
+                    problem,
+                    ..
+                }) => {
                     assert_eq!((at, column > 0), (line, true), "{text}: {problem}");
                     assert!(problem.contains(part), "{text}: {problem}");
                 }
@@ -132,14 +156,26 @@ mod tests {
 
     #[test]
     fn both_header_lines_are_needed() {
-        for text in ["", "kind: Configuration", "apiVersion: archaware.dev/v2\nkind: Configuration"] {
-            assert!(matches!(parse("c", text), Err(ConfigError::Malformed { .. })), "{text}");
+        for text in [
+            "",
+            "kind: Configuration",
+            "apiVersion: archaware.dev/v2\nkind: Configuration",
+        ] {
+            assert!(
+                matches!(parse("c", text), Err(ConfigError::Malformed { .. })),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn contradictions_are_named() {
         let text = format!("{HEAD}resolution: {{failure: {{action: tolerate}}}}\n");
-        assert!(parse("c", &text).unwrap_err().to_string().contains("architectures"));
+        assert!(
+            parse("c", &text)
+                .unwrap_err()
+                .to_string()
+                .contains("architectures")
+        );
     }
 }

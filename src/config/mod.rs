@@ -107,9 +107,7 @@ pub struct PodsConfig {
 }
 
 /// What to do with DaemonSets.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum DaemonSets {
     /// Their templates get the tolerations that their images allow. This rolls them.
@@ -178,9 +176,7 @@ pub struct FailureConfig {
 }
 
 /// What to do with a pod whose images could not be looked up in time.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum FailureAction {
     /// Step aside: tolerate every architecture.
@@ -233,13 +229,18 @@ pub struct TaintKey(String);
 impl Config {
     /// Key and effect of the taint.
     pub fn taint_kind(&self) -> TaintKind {
-        TaintKind { key: self.taint.key.0.clone(), effect: self.taint.effect }
+        TaintKind {
+            key: self.taint.key.0.clone(),
+            effect: self.taint.effect,
+        }
     }
 }
 
 fn default_compatibility() -> BTreeMap<Architecture, Vec<Architecture>> {
     let pair = "amd64".parse().ok().zip("386".parse().ok());
-    pair.into_iter().map(|(runs, also)| (runs, vec![also])).collect()
+    pair.into_iter()
+        .map(|(runs, also)| (runs, vec![also]))
+        .collect()
 }
 
 impl Default for Config {
@@ -277,7 +278,9 @@ impl Default for TaintConfig {
 
 impl Default for StartupConfig {
     fn default() -> Self {
-        Self { timeout: Duration::from_mins(2) }
+        Self {
+            timeout: Duration::from_mins(2),
+        }
     }
 }
 
@@ -314,7 +317,10 @@ impl Default for FailureConfig {
 
 impl Default for ContainerdConfig {
     fn default() -> Self {
-        Self { socket: PathBuf::new(), read_namespaces: vec!["k8s.io".to_owned()] }
+        Self {
+            socket: PathBuf::new(),
+            read_namespaces: vec!["k8s.io".to_owned()],
+        }
     }
 }
 
@@ -338,7 +344,9 @@ impl TryFrom<String> for TaintKey {
             (1..=63).contains(&name.len())
                 && edge(name.chars().next())
                 && edge(name.chars().next_back())
-                && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+                && name
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
         };
         let label_ok = |label: &str| {
             let lower = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
@@ -352,7 +360,11 @@ impl TryFrom<String> for TaintKey {
             }
             None => name_ok(&text),
         };
-        if ok { Ok(Self(text)) } else { Err(format!("{text:?} cannot be the key of a taint")) }
+        if ok {
+            Ok(Self(text))
+        } else {
+            Err(format!("{text:?} cannot be the key of a taint"))
+        }
     }
 }
 

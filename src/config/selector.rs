@@ -37,9 +37,10 @@ impl TryFrom<String> for LabelSelector {
         let expressions: Result<Vec<Expression>, &'static str> =
             requirements(&text).into_iter().map(expression).collect();
         match expressions {
-            Ok(expressions) => {
-                Ok(Self { selector: expressions.into_iter().collect(), text })
-            }
+            Ok(expressions) => Ok(Self {
+                selector: expressions.into_iter().collect(),
+                text,
+            }),
             Err(problem) => Err(SelectorError { text, problem }),
         }
     }
@@ -82,8 +83,14 @@ fn expression(text: &str) -> Result<Expression, &'static str> {
     let Some((key, rest)) = text.split_once(char::is_whitespace) else {
         return Ok(Expression::Exists(key_of(text)?));
     };
-    let (operator, values) = rest.trim().split_once('(').ok_or("a requirement without operator")?;
-    let values = values.trim_end().strip_suffix(')').ok_or("a list without its end")?;
+    let (operator, values) = rest
+        .trim()
+        .split_once('(')
+        .ok_or("a requirement without operator")?;
+    let values = values
+        .trim_end()
+        .strip_suffix(')')
+        .ok_or("a list without its end")?;
     let values = values.split(',').map(value_of).collect::<Result<_, _>>()?;
     match operator.trim() {
         "in" => Ok(Expression::In(key_of(key)?, values)),
@@ -95,14 +102,27 @@ fn expression(text: &str) -> Result<Expression, &'static str> {
 fn key_of(text: &str) -> Result<String, &'static str> {
     let text = text.trim();
     let ok = !text.is_empty()
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
-    if ok { Ok(text.to_owned()) } else { Err("a malformed key") }
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
+    if ok {
+        Ok(text.to_owned())
+    } else {
+        Err("a malformed key")
+    }
 }
 
 fn value_of(text: &str) -> Result<String, &'static str> {
     let text = text.trim();
-    let ok = text.len() <= 63 && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
-    if ok { Ok(text.to_owned()) } else { Err("a malformed value") }
+    let ok = text.len() <= 63
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+    if ok {
+        Ok(text.to_owned())
+    } else {
+        Err("a malformed value")
+    }
 }
 
 #[cfg(test)]
@@ -111,8 +131,9 @@ mod tests {
 
     #[test]
     fn every_operator() {
-        let labels: BTreeMap<_, _> =
-            [("a", "1"), ("b", "2")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+        let labels: BTreeMap<_, _> = [("a", "1"), ("b", "2")]
+            .map(|(k, v)| (k.to_owned(), v.to_owned()))
+            .into();
         for (text, expected) in [
             ("", true),
             ("a", true),

@@ -100,7 +100,13 @@ impl Caches {
     pub(crate) fn keep_tag(&self, reference: &str, audience: Audience, digest: &Digest) {
         let key = Key::new(reference, audience);
         self.failures.remove(&key);
-        self.tags.insert(key, Tag { digest: digest.clone(), seen: Instant::now() });
+        self.tags.insert(
+            key,
+            Tag {
+                digest: digest.clone(),
+                seen: Instant::now(),
+            },
+        );
     }
 
     /// A failure that need not be tried again yet.
@@ -112,13 +118,22 @@ impl Caches {
     /// Remembers a failure for a time that doubles with each repetition.
     pub(crate) fn keep_failure(&self, reference: &str, audience: Audience, error: &ImageError) {
         let key = Key::new(reference, audience);
-        let Some((first, most)) = quiet_time(error) else { return };
+        let Some((first, most)) = quiet_time(error) else {
+            return;
+        };
         let delay = match self.failures.get(&key) {
             Some(before) if before.error.reason() == error.reason() => (before.delay * 2).min(most),
             _ => first,
         };
         let until = Instant::now() + delay;
-        self.failures.insert(key, Failure { error: error.clone(), until, delay });
+        self.failures.insert(
+            key,
+            Failure {
+                error: error.clone(),
+                until,
+                delay,
+            },
+        );
     }
 
     pub(crate) fn forget_failure(&self, reference: &str, audience: Audience) {
@@ -145,6 +160,9 @@ fn quiet_time(error: &ImageError) -> Option<(Duration, Duration)> {
 
 impl Key {
     fn new(reference: &str, audience: Audience) -> Self {
-        Self { reference: reference.into(), audience }
+        Self {
+            reference: reference.into(),
+            audience,
+        }
     }
 }

@@ -85,10 +85,12 @@ impl fmt::Display for Digest {
 /// Lower-case hexadecimal.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    bytes
+        .iter()
+        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
 }
 
 #[cfg(test)]
@@ -100,8 +102,17 @@ mod tests {
         let hex64 = "a".repeat(64);
         assert!(format!("sha256:{hex64}").parse::<Digest>().is_ok());
         assert!(format!("sha512:{hex64}{hex64}").parse::<Digest>().is_ok());
-        for bad in ["", "sha256", "sha256:", "sha256:abc", &format!("sha256:{}", "A".repeat(64))] {
-            assert!(matches!(bad.parse::<Digest>(), Err(DigestError::Malformed(_))), "{bad}");
+        for bad in [
+            "",
+            "sha256",
+            "sha256:",
+            "sha256:abc",
+            &format!("sha256:{}", "A".repeat(64)),
+        ] {
+            assert!(
+                matches!(bad.parse::<Digest>(), Err(DigestError::Malformed(_))),
+                "{bad}"
+            );
         }
         let unknown = format!("blake3:{hex64}").parse::<Digest>();
         assert!(matches!(unknown, Err(DigestError::Algorithm(_))));
@@ -112,7 +123,9 @@ mod tests {
         let digest = Digest::of(b"hello");
         assert!(digest.verify(b"hello"));
         assert!(!digest.verify(b"hellO"));
-        let sha512 = format!("sha512:{}", hex(&Sha512::digest(b"x"))).parse::<Digest>().unwrap();
+        let sha512 = format!("sha512:{}", hex(&Sha512::digest(b"x")))
+            .parse::<Digest>()
+            .unwrap();
         assert!(sha512.verify(b"x"));
     }
 }

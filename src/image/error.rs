@@ -162,11 +162,18 @@ impl ImageError {
     }
 
     pub(crate) fn unavailable(what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self::Unavailable { what: what.into(), why: why.into(), source: None }
+        Self::Unavailable {
+            what: what.into(),
+            why: why.into(),
+            source: None,
+        }
     }
 
     pub(crate) fn too_large(what: impl Into<String>, size: u64) -> Self {
-        Self::Document { what: what.into(), source: DocumentError::TooLarge(size) }
+        Self::Document {
+            what: what.into(),
+            source: DocumentError::TooLarge(size),
+        }
     }
 
     /// The message with its causes, on one line.

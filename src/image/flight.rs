@@ -21,13 +21,18 @@ pub(crate) struct Flights<K: Hash + Eq, V> {
 
 impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
     pub(crate) fn new() -> Self {
-        Self { running: Mutex::new(HashMap::new()) }
+        Self {
+            running: Mutex::new(HashMap::new()),
+        }
     }
 
     /// Joins the work under `key`, or starts it with `work`.
     pub(crate) async fn run(&self, key: K, work: impl FnOnce() -> BoxFuture<'static, V>) -> V {
         // Declared first, so dropped last: by then this caller's share is gone.
-        let _landing = Landing { flights: self, key: key.clone() };
+        let _landing = Landing {
+            flights: self,
+            key: key.clone(),
+        };
         let flight = {
             let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
             match running.get(&key).and_then(WeakShared::upgrade) {
@@ -52,8 +57,15 @@ struct Landing<'a, K: Hash + Eq, V> {
 
 impl<K: Hash + Eq, V> Drop for Landing<'_, K, V> {
     fn drop(&mut self) {
-        let mut running = self.flights.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if running.get(&self.key).is_some_and(|flight| flight.upgrade().is_none()) {
+        let mut running = self
+            .flights
+            .running
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if running
+            .get(&self.key)
+            .is_some_and(|flight| flight.upgrade().is_none())
+        {
             running.remove(&self.key);
         }
     }
@@ -97,6 +109,8 @@ mod tests {
             assert!(futures::poll!(&mut waiting).is_pending());
         }
         assert!(flights.running.lock().unwrap().is_empty());
-        flights.run("key", || futures::future::ready(()).boxed()).await;
+        flights
+            .run("key", || futures::future::ready(()).boxed())
+            .await;
     }
 }

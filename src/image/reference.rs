@@ -46,7 +46,10 @@ pub enum ReferenceError {
 impl Reference {
     /// Reads and normalises: `nginx` is `docker.io/library/nginx:latest`.
     pub fn parse(text: &str) -> Result<Self, ReferenceError> {
-        let invalid = |problem| ReferenceError::Invalid { text: text.to_owned(), problem };
+        let invalid = |problem| ReferenceError::Invalid {
+            text: text.to_owned(),
+            problem,
+        };
         if text.is_empty() {
             return Err(invalid("it is empty"));
         }
@@ -88,7 +91,11 @@ impl Reference {
             Some(Err(DigestError::Malformed(_))) => return Err(invalid("the digest is malformed")),
             None => Version::Tag(tag.unwrap_or("latest").to_owned()),
         };
-        Ok(Self { registry, repository, version })
+        Ok(Self {
+            registry,
+            repository,
+            version,
+        })
     }
 
     /// Host and optional port, as in names: Docker Hub is `docker.io`.
@@ -113,7 +120,11 @@ impl Reference {
 
     /// Host and port of the registry's API. Docker Hub's is another than its name.
     pub fn api_host(&self) -> &str {
-        if self.registry == DOCKER_HUB { "registry-1.docker.io" } else { &self.registry }
+        if self.registry == DOCKER_HUB {
+            "registry-1.docker.io"
+        } else {
+            &self.registry
+        }
     }
 
     /// The registry without port: what containerd names its `distribution.source` label after.
@@ -154,14 +165,21 @@ fn split_registry(text: &str) -> (String, String) {
         (DOCKER_HUB, text)
     };
     let official = registry == DOCKER_HUB && !rest.contains('/');
-    let rest = if official { format!("library/{rest}") } else { rest.to_owned() };
+    let rest = if official {
+        format!("library/{rest}")
+    } else {
+        rest.to_owned()
+    };
     (registry.to_owned(), rest)
 }
 
 fn is_registry(text: &str) -> bool {
     let (host, port) = host_and_port(text);
     let port_ok = port.is_none_or(|p| !p.is_empty() && p.chars().all(|c| c.is_ascii_digit()));
-    let host_ok = match host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+    let host_ok = match host
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+    {
         Some(v6) => !v6.is_empty() && v6.chars().all(|c| c.is_ascii_hexdigit() || c == ':'),
         None => host.split('.').all(is_host_component),
     };
@@ -187,7 +205,10 @@ fn is_path_component(part: &str) -> bool {
         if after.is_empty() {
             return true;
         }
-        rest = match after.strip_prefix("__").or_else(|| after.strip_prefix(['.', '_'])) {
+        rest = match after
+            .strip_prefix("__")
+            .or_else(|| after.strip_prefix(['.', '_']))
+        {
             Some(next) => next,
             None => after.trim_start_matches('-'),
         };

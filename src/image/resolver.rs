@@ -156,7 +156,12 @@ impl Resolver {
     pub async fn resolve(&self, request: Request<'_>) -> Result<Resolved, ImageError> {
         let timer = self.0.metrics.timer();
         let result = self.resolve_inner(request).await;
-        timer.observe(result.as_ref().map(|resolved| resolved.source).map_err(ImageError::reason));
+        timer.observe(
+            result
+                .as_ref()
+                .map(|resolved| resolved.source)
+                .map_err(ImageError::reason),
+        );
         result
     }
 
@@ -169,9 +174,11 @@ impl Resolver {
         let reference = Reference::parse(request.image)?;
         let credentials = request.keyring.lookup(&reference);
         let found = match reference.version() {
-            Version::Digest(digest) => {
-                Found { digest: digest.clone(), source: Source::Memory, root: None }
-            }
+            Version::Digest(digest) => Found {
+                digest: digest.clone(),
+                source: Source::Memory,
+                root: None,
+            },
             Version::Tag(_) => self.tag(&reference, &credentials, request.policy).await?,
         };
         let (tree, source) = self.tree(&reference, &credentials, &found).await?;
@@ -192,7 +199,11 @@ impl Resolver {
         let name = reference.to_string();
         let audiences = audiences(credentials);
         let ttl = self.0.tag_ttl(reference, policy);
-        let known = |digest| Found { digest, source: Source::Memory, root: None };
+        let known = |digest| Found {
+            digest,
+            source: Source::Memory,
+            root: None,
+        };
         let stale = match self.0.caches.tag(&name, &audiences, ttl) {
             Some(Remembered::Fresh(digest)) => return Ok(known(digest)),
             Some(Remembered::Stale(digest)) => Some(digest),
@@ -203,13 +214,19 @@ impl Resolver {
             return stale.map(known).ok_or(error);
         }
         let rights = rights(credentials);
-        let key = TagKey { reference: reference.clone(), rights, policy };
+        let key = TagKey {
+            reference: reference.clone(),
+            rights,
+            policy,
+        };
         let (inner, reference, credentials) =
             (self.0.clone(), reference.clone(), credentials.to_vec());
         let look_up = async move {
             let found = inner.look_up(&reference, &credentials, ttl).await;
             if let Err(error) = &found {
-                inner.caches.keep_failure(&reference.to_string(), asker, error);
+                inner
+                    .caches
+                    .keep_failure(&reference.to_string(), asker, error);
             }
             found
         };
@@ -240,8 +257,12 @@ impl Resolver {
             name: reference.name(),
             rights: rights(credentials),
         };
-        let (inner, reference, credentials, found) =
-            (self.0.clone(), reference.clone(), credentials.to_vec(), found.clone());
+        let (inner, reference, credentials, found) = (
+            self.0.clone(),
+            reference.clone(),
+            credentials.to_vec(),
+            found.clone(),
+        );
         let read = async move {
             let read = inner.read_tree(&reference, &credentials, &found).await;
             match &read {
@@ -280,13 +301,16 @@ impl Inner {
         let record = self.record(reference).await;
         // The kubelet runs what the node has unless the policy is Always; a record that is younger
         // than a tag is believed anyway serves those, too.
-        let recorded = |record: Record| {
-            Found { digest: record.digest, source: Source::Containerd, root: None }
+        let recorded = |record: Record| Found {
+            digest: record.digest,
+            source: Source::Containerd,
+            root: None,
         };
         let long_lived = ttl >= self.settings.tag_ttl;
         let record = match record {
             Some(record) if long_lived || record.age < ttl => {
-                self.caches.keep_tag(&name, Audience::Everybody, &record.digest);
+                self.caches
+                    .keep_tag(&name, Audience::Everybody, &record.digest);
                 return Ok(recorded(record));
             }
             other => other,
@@ -294,7 +318,8 @@ impl Inner {
         let Version::Tag(tag) = reference.version() else {
             return Err(ImageError::NotFound { what: name });
         };
-        let (digest, root, credential) = match self.registry.head(reference, tag, credentials).await {
+        let (digest, root, credential) = match self.registry.head(reference, tag, credentials).await
+        {
             Ok(Head::Digest(digest, credential)) => (digest, None, credential),
             Ok(Head::Document(digest, answer)) => {
                 let credential = answer.credential;
@@ -305,7 +330,11 @@ impl Inner {
         };
         let audience = credential.map_or(Audience::Everybody, Audience::Holder);
         self.caches.keep_tag(&name, audience, &digest);
-        Ok(Found { digest, source: Source::Registry, root })
+        Ok(Found {
+            digest,
+            source: Source::Registry,
+            root,
+        })
     }
 
     async fn record(&self, reference: &Reference) -> Option<Record> {
@@ -328,12 +357,19 @@ impl Inner {
             asked_registry: AtomicBool::new(found.root.is_some()),
         };
         let (root, content_type) = match &found.root {
-            Some(answer) => (answer.body.clone(), answer.content_type().map(str::to_owned)),
+            Some(answer) => (
+                answer.body.clone(),
+                answer.content_type().map(str::to_owned),
+            ),
             None => layers.fetch_typed(Kind::Manifest, &found.digest).await?,
         };
         let read = tree::read(&layers, &found.digest, &root, content_type.as_deref()).await?;
         let asked = layers.asked_registry.load(Ordering::Relaxed);
-        let source = if asked { Source::Registry } else { Source::Containerd };
+        let source = if asked {
+            Source::Registry
+        } else {
+            Source::Containerd
+        };
         Ok((Arc::new(read), source))
     }
 }
@@ -358,8 +394,11 @@ impl Layers<'_> {
             return Ok((bytes, None));
         }
         self.asked_registry.store(true, Ordering::Relaxed);
-        let answer =
-            self.inner.registry.get(self.reference, kind, digest, self.credentials).await?;
+        let answer = self
+            .inner
+            .registry
+            .get(self.reference, kind, digest, self.credentials)
+            .await?;
         let content_type = answer.content_type().map(str::to_owned);
         Ok((answer.body, content_type))
     }
@@ -373,7 +412,9 @@ impl Fetch for Layers<'_> {
 
 /// Whose remembered answers serve this asker.
 fn audiences(credentials: &[Credential]) -> Vec<Audience> {
-    let own = credentials.iter().map(|credential| Audience::Holder(credential.fingerprint()));
+    let own = credentials
+        .iter()
+        .map(|credential| Audience::Holder(credential.fingerprint()));
     std::iter::once(Audience::Everybody).chain(own).collect()
 }
 
@@ -381,7 +422,9 @@ fn audiences(credentials: &[Credential]) -> Vec<Audience> {
 fn asker(credentials: &[Credential]) -> Audience {
     credentials
         .first()
-        .map_or(Audience::Everybody, |credential| Audience::Holder(credential.fingerprint()))
+        .map_or(Audience::Everybody, |credential| {
+            Audience::Holder(credential.fingerprint())
+        })
 }
 
 fn rights(credentials: &[Credential]) -> Vec<Fingerprint> {

@@ -59,12 +59,19 @@ pub(crate) async fn read(
     verify(Kind::Manifest, digest, None, root)?;
     let document = parse(digest, root, content_type)?;
     let media_type = media_type_of(root, content_type, &document);
-    let mut walk = Walk { fetch, seen: HashSet::from([digest.clone()]), reads: 0 };
+    let mut walk = Walk {
+        fetch,
+        seen: HashSet::from([digest.clone()]),
+        reads: 0,
+    };
     let platforms = match document {
         Document::Manifest(manifest) => walk.manifest(manifest).await?,
         Document::Index(index) => walk.index(index).await?,
     };
-    Ok(Tree { media_type, platforms })
+    Ok(Tree {
+        media_type,
+        platforms,
+    })
 }
 
 struct Walk<'a, F> {
@@ -93,7 +100,9 @@ impl<F: Fetch> Walk<'_, F> {
         let mut work = vec![(1_usize, root)];
         while let Some((depth, index)) = work.pop() {
             if depth > MAX_DEPTH {
-                return Err(ImageError::TooDeep("indexes are nested deeper than 4 levels"));
+                return Err(ImageError::TooDeep(
+                    "indexes are nested deeper than 4 levels",
+                ));
             }
             for entry in index.entries {
                 let descriptor = match entry {
@@ -122,7 +131,9 @@ impl<F: Fetch> Walk<'_, F> {
             }
         }
         if children > 0 && gone == children {
-            return Err(ImageError::NotFound { what: "every image of the index".to_owned() });
+            return Err(ImageError::NotFound {
+                what: "every image of the index".to_owned(),
+            });
         }
         Ok(PlatformSet::new(platforms, Note::NoArchitecture))
     }
@@ -139,11 +150,16 @@ impl<F: Fetch> Walk<'_, F> {
     ) -> Result<(Digest, Bytes), ImageError> {
         let digest: Digest = descriptor.digest.parse()?;
         if let Some(size) = descriptor.size.filter(|size| *size > MAX_DOCUMENT) {
-            return Err(ImageError::too_large(format!("{} {digest}", kind.as_str()), size));
+            return Err(ImageError::too_large(
+                format!("{} {digest}", kind.as_str()),
+                size,
+            ));
         }
         self.reads += 1;
         if self.reads > 2 * MAX_READS {
-            return Err(ImageError::TooDeep("more than 256 images of an index have to be read"));
+            return Err(ImageError::TooDeep(
+                "more than 256 images of an index have to be read",
+            ));
         }
         let bytes = self.fetch.fetch(kind, &digest).await?;
         verify(kind, &digest, descriptor.size, &bytes)?;
@@ -152,12 +168,7 @@ impl<F: Fetch> Walk<'_, F> {
 }
 
 /// Everything read is hashed, wherever it came from.
-fn verify(
-    kind: Kind,
-    digest: &Digest,
-    size: Option<u64>,
-    bytes: &Bytes,
-) -> Result<(), ImageError> {
+fn verify(kind: Kind, digest: &Digest, size: Option<u64>, bytes: &Bytes) -> Result<(), ImageError> {
     let what = || format!("{} {digest}", kind.as_str());
     let actual = bytes.len() as u64;
     if let Some(size) = size.filter(|size| *size != actual) {
@@ -172,8 +183,10 @@ fn verify(
 }
 
 fn parse(digest: &Digest, bytes: &[u8], hint: Option<&str>) -> Result<Document, ImageError> {
-    Document::parse(bytes, hint)
-        .map_err(|source| ImageError::Document { what: format!("manifest {digest}"), source })
+    Document::parse(bytes, hint).map_err(|source| ImageError::Document {
+        what: format!("manifest {digest}"),
+        source,
+    })
 }
 
 /// The document's own word, else the carrier's, else what its shape means.
@@ -184,10 +197,18 @@ fn media_type_of(bytes: &[u8], content_type: Option<&str>, document: &Document) 
         #[serde(rename = "mediaType")]
         media_type: Option<String>,
     }
-    let own = serde_json::from_slice::<MediaType>(bytes).ok().and_then(|own| own.media_type);
-    let carried = content_type.and_then(|text| text.split(';').next()).map(str::trim);
+    let own = serde_json::from_slice::<MediaType>(bytes)
+        .ok()
+        .and_then(|own| own.media_type);
+    let carried = content_type
+        .and_then(|text| text.split(';').next())
+        .map(str::trim);
     own.filter(|text| !text.is_empty())
-        .or_else(|| carried.filter(|text| MANIFESTS.contains(text)).map(str::to_owned))
+        .or_else(|| {
+            carried
+                .filter(|text| MANIFESTS.contains(text))
+                .map(str::to_owned)
+        })
         .unwrap_or_else(|| match document {
             Document::Index(_) => OCI_INDEX.to_owned(),
             Document::Manifest(_) => OCI_MANIFEST.to_owned(),

@@ -37,7 +37,9 @@ pub struct Change {
 impl Record {
     /// Reads the annotation; what is not readable owns nothing.
     pub fn parse(annotation: Option<&str>) -> Self {
-        annotation.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+        annotation
+            .and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_default()
     }
 
     /// Whether archaware stepped aside for exactly these images.
@@ -66,7 +68,11 @@ pub fn decide(
         .map(|(index, _)| index)
         .collect();
     remove.reverse();
-    let add: Vec<Value> = wanted.iter().filter(|t| !present.contains(t)).cloned().collect();
+    let add: Vec<Value> = wanted
+        .iter()
+        .filter(|t| !present.contains(t))
+        .cloned()
+        .collect();
     if remove.is_empty() && add.is_empty() {
         return None;
     }
@@ -74,15 +80,26 @@ pub fn decide(
         tolerations: wanted,
         stepped_aside_for: stepped_aside_for.cloned(),
     });
-    Some(Change { remove, add, record })
+    Some(Change {
+        remove,
+        add,
+        record,
+    })
 }
 
 /// What `clean` takes away: every owned toleration, and the record.
 pub fn clean(existing: &[Value], record: &Record) -> Change {
-    let owned = existing.iter().enumerate().filter(|(_, t)| record.tolerations.contains(t));
+    let owned = existing
+        .iter()
+        .enumerate()
+        .filter(|(_, t)| record.tolerations.contains(t));
     let mut remove: Vec<usize> = owned.map(|(index, _)| index).collect();
     remove.reverse();
-    Change { remove, add: Vec::new(), record: None }
+    Change {
+        remove,
+        add: Vec::new(),
+        record: None,
+    }
 }
 
 #[cfg(test)]
@@ -101,7 +118,10 @@ mod tests {
     }
 
     fn record(tolerations: &[Value]) -> Record {
-        Record { tolerations: tolerations.to_vec(), stepped_aside_for: None }
+        Record {
+            tolerations: tolerations.to_vec(),
+            stepped_aside_for: None,
+        }
     }
 
     #[test]
@@ -111,17 +131,45 @@ mod tests {
         let everything = json!({"operator": "Exists"});
         let (amd, arm) = (arch("amd64"), arch("arm64"));
         for (decision, existing, owned, remove, add, left) in [
-            (on(&["amd64"]), vec![], vec![], vec![], vec![amd.clone()], vec![amd.clone()]),
-            (on(&["amd64", "arm64"]), vec![foreign.clone(), amd.clone()], vec![amd.clone()],
-                vec![], vec![arm.clone()], vec![amd.clone(), arm.clone()]),
-            (on(&["arm64"]), vec![amd.clone(), foreign.clone()], vec![amd.clone()],
-                vec![0], vec![arm.clone()], vec![arm.clone()]),
-            (Decision::NoCommonArchitecture, vec![foreign.clone(), amd.clone(), arm.clone()],
-                vec![amd.clone(), arm.clone()], vec![2, 1], vec![], vec![]),
+            (
+                on(&["amd64"]),
+                vec![],
+                vec![],
+                vec![],
+                vec![amd.clone()],
+                vec![amd.clone()],
+            ),
+            (
+                on(&["amd64", "arm64"]),
+                vec![foreign.clone(), amd.clone()],
+                vec![amd.clone()],
+                vec![],
+                vec![arm.clone()],
+                vec![amd.clone(), arm.clone()],
+            ),
+            (
+                on(&["arm64"]),
+                vec![amd.clone(), foreign.clone()],
+                vec![amd.clone()],
+                vec![0],
+                vec![arm.clone()],
+                vec![arm.clone()],
+            ),
+            (
+                Decision::NoCommonArchitecture,
+                vec![foreign.clone(), amd.clone(), arm.clone()],
+                vec![amd.clone(), arm.clone()],
+                vec![2, 1],
+                vec![],
+                vec![],
+            ),
         ] {
             let change = decide(&policy, &decision, &existing, &record(&owned), None).unwrap();
             assert_eq!((change.remove, change.add), (remove, add), "{existing:?}");
-            assert_eq!(change.record.map(|r| r.tolerations).unwrap_or_default(), left);
+            assert_eq!(
+                change.record.map(|r| r.tolerations).unwrap_or_default(),
+                left
+            );
         }
         for (decision, existing, owned) in [
             (on(&["amd64"]), vec![everything], vec![]),
@@ -129,7 +177,10 @@ mod tests {
             (on(&["amd64"]), vec![amd.clone()], vec![amd.clone()]),
             (Decision::NoCommonArchitecture, vec![foreign], vec![]),
         ] {
-            assert_eq!(decide(&policy, &decision, &existing, &record(&owned), None), None);
+            assert_eq!(
+                decide(&policy, &decision, &existing, &record(&owned), None),
+                None
+            );
         }
     }
 

@@ -48,25 +48,39 @@ pub fn next(
         (true, FailureAction::Hold) | (false, _) => None,
     };
     if decision == Some(Decision::StepAside) {
-        return Next { decision, retry: None };
+        return Next {
+            decision,
+            retry: None,
+        };
     }
-    let back_off = failures.iter().filter_map(|failure| back_off(*failure, attempts)).min();
+    let back_off = failures
+        .iter()
+        .filter_map(|failure| back_off(*failure, attempts))
+        .min();
     // Failures that no retry can mend still come due.
     let until_due = (!due).then(|| config.after.saturating_sub(tried));
-    Next { decision, retry: back_off.into_iter().chain(until_due).min() }
+    Next {
+        decision,
+        retry: back_off.into_iter().chain(until_due).min(),
+    }
 }
 
 /// `None` for what stays wrong until the pod itself changes.
 fn back_off(failure: Failure, attempts: u32) -> Option<Duration> {
     let seconds = Duration::from_secs;
     let growing = |first: Duration, most: Duration| {
-        first.saturating_mul(1 << attempts.saturating_sub(1).min(16)).min(most)
+        first
+            .saturating_mul(1 << attempts.saturating_sub(1).min(16))
+            .min(most)
     };
     match failure.reason {
         Reason::RateLimited => Some(failure.retry_after.unwrap_or(seconds(30)).max(seconds(1))),
-        Reason::Unavailable => {
-            Some(failure.retry_after.unwrap_or_default().max(growing(seconds(1), seconds(60))))
-        }
+        Reason::Unavailable => Some(
+            failure
+                .retry_after
+                .unwrap_or_default()
+                .max(growing(seconds(1), seconds(60))),
+        ),
         Reason::NotFound | Reason::Denied => Some(growing(seconds(5), seconds(600))),
         Reason::InvalidReference | Reason::TooLarge | Reason::Corrupt | Reason::Unsupported => None,
     }
@@ -77,15 +91,31 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    fn run(action: FailureAction, reason: Reason, attempts: u32, tried: u64, critical: bool) -> Next {
+    fn run(
+        action: FailureAction,
+        reason: Reason,
+        attempts: u32,
+        tried: u64,
+        critical: bool,
+    ) -> Next {
         let config = FailureConfig {
             action,
             architectures: vec!["amd64".parse().unwrap()],
             ..FailureConfig::default()
         };
-        let failure = Failure { reason, retry_after: None };
+        let failure = Failure {
+            reason,
+            retry_after: None,
+        };
         let policy = Policy::from(&Config::default());
-        next(&config, &policy, &[failure], attempts, Duration::from_secs(tried), critical)
+        next(
+            &config,
+            &policy,
+            &[failure],
+            attempts,
+            Duration::from_secs(tried),
+            critical,
+        )
     }
 
     #[test]
@@ -94,30 +124,86 @@ mod tests {
         let amd64 = || Some(Decision::Architectures(["amd64".parse().unwrap()].into()));
         for (action, reason, attempts, tried, critical, decision, retry) in [
             (TolerateAll, Reason::Unavailable, 1, 0, false, None, Some(1)),
-            (TolerateAll, Reason::Unavailable, 4, 15, false, None, Some(8)),
-            (TolerateAll, Reason::Unavailable, 7, 55, false, None, Some(5)),
-            (TolerateAll, Reason::Unavailable, 7, 60, false, Some(Decision::StepAside), None),
+            (
+                TolerateAll,
+                Reason::Unavailable,
+                4,
+                15,
+                false,
+                None,
+                Some(8),
+            ),
+            (
+                TolerateAll,
+                Reason::Unavailable,
+                7,
+                55,
+                false,
+                None,
+                Some(5),
+            ),
+            (
+                TolerateAll,
+                Reason::Unavailable,
+                7,
+                60,
+                false,
+                Some(Decision::StepAside),
+                None,
+            ),
             (TolerateAll, Reason::NotFound, 1, 0, false, None, Some(5)),
             (TolerateAll, Reason::Corrupt, 1, 0, false, None, Some(60)),
-            (TolerateAll, Reason::Unavailable, 1, 0, true, Some(Decision::StepAside), None),
-            (Hold, Reason::Unavailable, 1, 0, true, Some(Decision::StepAside), None),
+            (
+                TolerateAll,
+                Reason::Unavailable,
+                1,
+                0,
+                true,
+                Some(Decision::StepAside),
+                None,
+            ),
+            (
+                Hold,
+                Reason::Unavailable,
+                1,
+                0,
+                true,
+                Some(Decision::StepAside),
+                None,
+            ),
             (Hold, Reason::Unavailable, 9, 100, false, None, Some(60)),
             (Hold, Reason::NotFound, 40, 10_000, false, None, Some(600)),
             (Hold, Reason::Corrupt, 2, 100, false, None, None),
             (Tolerate, Reason::Denied, 9, 100, false, amd64(), Some(600)),
         ] {
-            let expected = Next { decision, retry: retry.map(Duration::from_secs) };
-            assert_eq!(run(action, reason, attempts, tried, critical), expected, "{action:?} {reason:?}");
+            let expected = Next {
+                decision,
+                retry: retry.map(Duration::from_secs),
+            };
+            assert_eq!(
+                run(action, reason, attempts, tried, critical),
+                expected,
+                "{action:?} {reason:?}"
+            );
         }
     }
 
     #[test]
     fn a_registry_that_limits_its_rate_is_obeyed() {
-        let config = FailureConfig { action: FailureAction::Hold, ..FailureConfig::default() };
+        let config = FailureConfig {
+            action: FailureAction::Hold,
+            ..FailureConfig::default()
+        };
         let policy = Policy::from(&Config::default());
         let minute = Some(Duration::from_mins(5));
-        let failure = Failure { reason: Reason::RateLimited, retry_after: minute };
+        let failure = Failure {
+            reason: Reason::RateLimited,
+            retry_after: minute,
+        };
         let tried = Duration::from_mins(2);
-        assert_eq!(next(&config, &policy, &[failure], 1, tried, false).retry, minute);
+        assert_eq!(
+            next(&config, &policy, &[failure], 1, tried, false).retry,
+            minute
+        );
     }
 }

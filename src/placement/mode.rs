@@ -10,9 +10,7 @@ use crate::{config::PodsConfig, platform::Architecture};
 use super::annotation;
 
 /// What to do with a pod.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Mode {
     /// Look at its images.
@@ -66,10 +64,18 @@ pub fn rule(
 ) -> (Rule, Vec<InvalidAnnotation>) {
     let mut invalid = Vec::new();
     let pod_mode = read(pod, annotation::MODE, false, Mode::parse, &mut invalid);
-    let architectures =
-        read(pod, annotation::ARCHITECTURES, false, parse_architectures, &mut invalid);
+    let architectures = read(
+        pod,
+        annotation::ARCHITECTURES,
+        false,
+        parse_architectures,
+        &mut invalid,
+    );
     let namespace_mode = read(namespace, annotation::MODE, true, Mode::parse, &mut invalid);
-    let exempt = config.exempt_namespaces.contains(namespace_name).then_some(Mode::Any);
+    let exempt = config
+        .exempt_namespaces
+        .contains(namespace_name)
+        .then_some(Mode::Any);
     let rule = pod_mode
         .map(Rule::Mode)
         .or(architectures.map(Rule::Architectures))
@@ -89,14 +95,20 @@ fn read<T>(
     let value = annotations.get(name)?;
     let parsed = parse(value.trim());
     if parsed.is_none() {
-        invalid.push(InvalidAnnotation { name, value: value.clone(), on_namespace });
+        invalid.push(InvalidAnnotation {
+            name,
+            value: value.clone(),
+            on_namespace,
+        });
     }
     parsed
 }
 
 /// `amd64,arm64`: one unknown name makes the whole value mean nothing.
 fn parse_architectures(text: &str) -> Option<BTreeSet<Architecture>> {
-    text.split(',').map(|name| name.trim().parse().ok()).collect()
+    text.split(',')
+        .map(|name| name.trim().parse().ok())
+        .collect()
 }
 
 #[cfg(test)]
@@ -104,31 +116,81 @@ mod tests {
     use super::*;
 
     fn annotations(pairs: &[(&str, &str)]) -> Annotations {
-        pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect()
     }
 
     #[test]
     fn the_nearest_wins() {
         let (mode, architectures) = (annotation::MODE, annotation::ARCHITECTURES);
-        let set = |names: &[&str]| Rule::Architectures(names.iter().map(|n| n.parse().unwrap()).collect());
+        let set = |names: &[&str]| {
+            Rule::Architectures(names.iter().map(|n| n.parse().unwrap()).collect())
+        };
         for (pod, namespace_name, namespace, expected, invalid) in [
             (&[][..], "ns", &[][..], Rule::Mode(Mode::Inspect), 0),
             (&[], "exempt", &[], Rule::Mode(Mode::Any), 0),
-            (&[], "exempt", &[(mode, "ignore")], Rule::Mode(Mode::Ignore), 0),
-            (&[(architectures, "amd64, arm64")], "ns", &[(mode, "any")], set(&["amd64", "arm64"]), 0),
-            (&[(architectures, "amd64"), (mode, "ignore")], "ns", &[], Rule::Mode(Mode::Ignore), 0),
-            (&[(mode, "inspect")], "exempt", &[], Rule::Mode(Mode::Inspect), 0),
+            (
+                &[],
+                "exempt",
+                &[(mode, "ignore")],
+                Rule::Mode(Mode::Ignore),
+                0,
+            ),
+            (
+                &[(architectures, "amd64, arm64")],
+                "ns",
+                &[(mode, "any")],
+                set(&["amd64", "arm64"]),
+                0,
+            ),
+            (
+                &[(architectures, "amd64"), (mode, "ignore")],
+                "ns",
+                &[],
+                Rule::Mode(Mode::Ignore),
+                0,
+            ),
+            (
+                &[(mode, "inspect")],
+                "exempt",
+                &[],
+                Rule::Mode(Mode::Inspect),
+                0,
+            ),
             (&[(mode, "never")], "exempt", &[], Rule::Mode(Mode::Any), 1),
-            (&[(architectures, "amd64,,")], "ns", &[(mode, "x")], Rule::Mode(Mode::Inspect), 2),
-            (&[(architectures, "")], "ns", &[], Rule::Mode(Mode::Inspect), 1),
+            (
+                &[(architectures, "amd64,,")],
+                "ns",
+                &[(mode, "x")],
+                Rule::Mode(Mode::Inspect),
+                2,
+            ),
+            (
+                &[(architectures, "")],
+                "ns",
+                &[],
+                Rule::Mode(Mode::Inspect),
+                1,
+            ),
             (&[(architectures, "x86_64")], "ns", &[], set(&["amd64"]), 0),
         ] {
             let config = PodsConfig {
                 mode: Mode::Inspect,
                 exempt_namespaces: ["exempt".to_owned()].into(),
             };
-            let (rule, bad) = rule(&annotations(pod), namespace_name, &annotations(namespace), &config);
-            assert_eq!((rule, bad.len()), (expected, invalid), "{pod:?} {namespace:?}");
+            let (rule, bad) = rule(
+                &annotations(pod),
+                namespace_name,
+                &annotations(namespace),
+                &config,
+            );
+            assert_eq!(
+                (rule, bad.len()),
+                (expected, invalid),
+                "{pod:?} {namespace:?}"
+            );
         }
     }
 }

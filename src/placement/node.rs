@@ -84,15 +84,20 @@ pub fn owned(annotations: &BTreeMap<String, String>) -> Option<Taint> {
 
 /// Whether the node's owner wants no taint of archaware's.
 fn is_ignored(node: &Node<'_>) -> bool {
-    [node.labels, node.annotations]
-        .iter()
-        .any(|map| map.get(annotation::IGNORE).is_some_and(|value| value == "true"))
+    [node.labels, node.annotations].iter().any(|map| {
+        map.get(annotation::IGNORE)
+            .is_some_and(|value| value == "true")
+    })
 }
 
 /// The place of a taint of this key and effect, which the API keeps unique, and its value.
 fn find(taints: &[Value], kind: &TaintKind) -> Option<(usize, String)> {
     let text = |taint: &Value, field: &str| {
-        taint.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
+        taint
+            .get(field)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
     };
     taints
         .iter()
@@ -125,7 +130,11 @@ pub fn decide(policy: &Policy, node: &Node<'_>) -> (Option<Change>, Option<Probl
 fn release(node: &Node<'_>) -> Option<Change> {
     node.annotations.get(annotation::TAINT)?;
     let remove = owned(node.annotations).and_then(|own| remove(node, own.kind));
-    Some(Change { remove, ownership: Some(Ownership::Nothing), ..Change::default() })
+    Some(Change {
+        remove,
+        ownership: Some(Ownership::Nothing),
+        ..Change::default()
+    })
 }
 
 fn remove(node: &Node<'_>, kind: TaintKind) -> Option<(usize, TaintKind)> {
@@ -146,21 +155,46 @@ fn want(node: &Node<'_>, wanted: Taint) -> (Option<Change>, Option<Problem>) {
     let (change, problem) = match find(node.taints, &wanted.kind) {
         None => {
             let add = Some(wanted.clone());
-            (Change { remove: leftover, add, ownership: claim(), correct: None }, None)
+            (
+                Change {
+                    remove: leftover,
+                    add,
+                    ownership: claim(),
+                    correct: None,
+                },
+                None,
+            )
         }
-        Some((_, value)) if owns_wanted && value == wanted.value => {
-            (Change { ownership: claim(), ..Change::default() }, None)
-        }
+        Some((_, value)) if owns_wanted && value == wanted.value => (
+            Change {
+                ownership: claim(),
+                ..Change::default()
+            },
+            None,
+        ),
         Some((index, _)) if owns_wanted => {
             let correct = Some((index, wanted.clone()));
-            (Change { correct, ownership: claim(), ..Change::default() }, None)
+            (
+                Change {
+                    correct,
+                    ownership: claim(),
+                    ..Change::default()
+                },
+                None,
+            )
         }
         // Somebody else's: it is left alone, and so is the claim to it.
         Some((_, value)) => {
             let ownership = annotated.then_some(Ownership::Nothing);
-            let problem =
-                (value != wanted.value).then_some(Problem::Conflict { wanted, value });
-            (Change { remove: leftover, ownership, ..Change::default() }, problem)
+            let problem = (value != wanted.value).then_some(Problem::Conflict { wanted, value });
+            (
+                Change {
+                    remove: leftover,
+                    ownership,
+                    ..Change::default()
+                },
+                problem,
+            )
         }
     };
     ((change != Change::default()).then_some(change), problem)
@@ -174,7 +208,11 @@ pub fn clean(node: &Node<'_>) -> Option<Change> {
             .filter(|(_, value)| *value == own.value)
             .map(|(index, _)| (index, own.kind))
     });
-    Some(Change { remove: exact, ownership: Some(Ownership::Nothing), ..Change::default() })
+    Some(Change {
+        remove: exact,
+        ownership: Some(Ownership::Nothing),
+        ..Change::default()
+    })
 }
 
 #[cfg(test)]

@@ -55,7 +55,10 @@ impl Decision {
 
 /// Names of architectures, sorted.
 pub fn join(set: &BTreeSet<Architecture>, separator: &str) -> String {
-    set.iter().map(Architecture::as_str).collect::<Vec<_>>().join(separator)
+    set.iter()
+        .map(Architecture::as_str)
+        .collect::<Vec<_>>()
+        .join(separator)
 }
 
 impl From<&Config> for Policy {
@@ -71,7 +74,11 @@ impl From<&Config> for Policy {
 impl Policy {
     /// The intersection over the images. Images without an opinion do not limit it; without any
     /// opinion there is nothing to go by, and archaware steps aside.
-    pub fn decide<'a>(&self, images: impl IntoIterator<Item = &'a PlatformSet>, os: &Os) -> Decision {
+    pub fn decide<'a>(
+        &self,
+        images: impl IntoIterator<Item = &'a PlatformSet>,
+        os: &Os,
+    ) -> Decision {
         images
             .into_iter()
             .filter_map(|image| image.architectures(os))
@@ -113,13 +120,21 @@ impl Policy {
                 .iter()
                 .filter(|architecture| {
                     let taint = self.taint.taint(architecture);
-                    !existing.iter().any(|toleration| tolerates(toleration, &taint))
+                    !existing
+                        .iter()
+                        .any(|toleration| tolerates(toleration, &taint))
                 })
                 .map(|architecture| self.taint.toleration(architecture))
                 .collect(),
             Decision::StepAside => {
-                let tolerated = existing.iter().any(|toleration| self.taint.is_tolerated_by(toleration));
-                if tolerated { Vec::new() } else { vec![self.taint.toleration_of_all()] }
+                let tolerated = existing
+                    .iter()
+                    .any(|toleration| self.taint.is_tolerated_by(toleration));
+                if tolerated {
+                    Vec::new()
+                } else {
+                    vec![self.taint.toleration_of_all()]
+                }
             }
             Decision::NoCommonArchitecture => Vec::new(),
         }

@@ -9,9 +9,7 @@ use serde_json::{Value, json};
 use crate::platform::Architecture;
 
 /// What a taint does. `PreferNoSchedule` keeps no pod away, so it is of no use here.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Effect {
     /// Pods that do not tolerate it are not scheduled.
     NoSchedule,
@@ -55,7 +53,10 @@ impl Effect {
 impl TaintKind {
     /// The taint for an architecture.
     pub fn taint(&self, architecture: &Architecture) -> Taint {
-        Taint { kind: self.clone(), value: architecture.to_string() }
+        Taint {
+            kind: self.clone(),
+            value: architecture.to_string(),
+        }
     }
 
     /// The toleration for one architecture.
@@ -117,7 +118,13 @@ impl Taint {
 /// `key=value:effect`, as `kubectl taint` writes it.
 impl fmt::Display for Taint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={}:{}", self.kind.key, self.value, self.kind.effect.as_str())
+        write!(
+            f,
+            "{}={}:{}",
+            self.kind.key,
+            self.value,
+            self.kind.effect.as_str()
+        )
     }
 }
 
@@ -136,7 +143,13 @@ impl FromStr for Taint {
         if key.is_empty() {
             return Err(malformed());
         }
-        Ok(Self { kind: TaintKind { key: key.to_owned(), effect }, value: value.to_owned() })
+        Ok(Self {
+            kind: TaintKind {
+                key: key.to_owned(),
+                effect,
+            },
+            value: value.to_owned(),
+        })
     }
 }
 
@@ -150,13 +163,28 @@ mod tests {
         assert_eq!(taint.to_string(), "kubernetes.io/arch=arm64:NoSchedule");
         for (toleration, expected) in [
             (json!({"operator": "Exists"}), true),
-            (json!({"key": "kubernetes.io/arch", "operator": "Exists"}), true),
-            (json!({"key": "kubernetes.io/arch", "operator": "Exists", "effect": "NoExecute"}), false),
+            (
+                json!({"key": "kubernetes.io/arch", "operator": "Exists"}),
+                true,
+            ),
+            (
+                json!({"key": "kubernetes.io/arch", "operator": "Exists", "effect": "NoExecute"}),
+                false,
+            ),
             (json!({"key": "kubernetes.io/arch", "value": "arm64"}), true),
-            (json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": "arm64", "effect": "NoSchedule"}), true),
-            (json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": "amd64"}), false),
+            (
+                json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": "arm64", "effect": "NoSchedule"}),
+                true,
+            ),
+            (
+                json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": "amd64"}),
+                false,
+            ),
             (json!({"key": "other", "operator": "Exists"}), false),
-            (json!({"key": "kubernetes.io/arch", "operator": "Gt", "value": "1"}), false),
+            (
+                json!({"key": "kubernetes.io/arch", "operator": "Gt", "value": "1"}),
+                false,
+            ),
             (json!({"effect": "NoSchedule", "operator": "Exists"}), true),
             (json!("nonsense"), false),
         ] {

@@ -42,7 +42,9 @@ impl FromStr for Architecture {
     /// Accepts every spelling that containerd accepts (`x86_64`, `aarch64`, `armhf`, …).
     fn from_str(text: &str) -> Result<Self, UnknownName> {
         let (architecture, _) = normalise_architecture(text, "");
-        named(&architecture).map(Self).ok_or_else(|| UnknownName(text.to_owned()))
+        named(&architecture)
+            .map(Self)
+            .ok_or_else(|| UnknownName(text.to_owned()))
     }
 }
 
@@ -64,7 +66,9 @@ impl FromStr for Os {
     fn from_str(text: &str) -> Result<Self, UnknownName> {
         let lower = text.to_ascii_lowercase();
         let os = if lower == "macos" { "darwin" } else { &lower };
-        named(os).map(Self).ok_or_else(|| UnknownName(text.to_owned()))
+        named(os)
+            .map(Self)
+            .ok_or_else(|| UnknownName(text.to_owned()))
     }
 }
 
@@ -74,9 +78,17 @@ impl Platform {
     pub fn new(os: &str, architecture: &str, variant: &str) -> Option<Self> {
         let (architecture, variant) = normalise_architecture(architecture, variant);
         let architecture = Architecture(named(&architecture)?);
-        let os = if os.is_empty() { None } else { Some(os.parse().ok()?) };
+        let os = if os.is_empty() {
+            None
+        } else {
+            Some(os.parse().ok()?)
+        };
         let variant = named(&variant);
-        Some(Self { os, architecture, variant })
+        Some(Self {
+            os,
+            architecture,
+            variant,
+        })
     }
 
     /// Its architecture.
@@ -97,12 +109,17 @@ fn named(text: &str) -> Option<Name> {
     let label_value = text.len() <= 63
         && edge(text.chars().next())
         && edge(text.chars().next_back())
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'));
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'));
     (label_value && text != "unknown").then(|| Name::new(text))
 }
 
 fn normalise_architecture(architecture: &str, variant: &str) -> (String, String) {
-    let (architecture, variant) = (architecture.to_ascii_lowercase(), variant.to_ascii_lowercase());
+    let (architecture, variant) = (
+        architecture.to_ascii_lowercase(),
+        variant.to_ascii_lowercase(),
+    );
     let (name, variant) = match architecture.as_str() {
         "i386" => ("386", ""),
         "x86_64" | "x86-64" | "amd64" => ("amd64", if variant == "v1" { "" } else { &*variant }),
@@ -145,8 +162,15 @@ impl fmt::Display for Os {
 
 impl fmt::Display for Platform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.os.as_ref().map_or("*", Os::as_str), self.architecture)?;
-        self.variant.as_ref().map_or(Ok(()), |variant| write!(f, "/{}", variant.as_str()))
+        write!(
+            f,
+            "{}/{}",
+            self.os.as_ref().map_or("*", Os::as_str),
+            self.architecture
+        )?;
+        self.variant
+            .as_ref()
+            .map_or(Ok(()), |variant| write!(f, "/{}", variant.as_str()))
     }
 }
 
@@ -158,7 +182,9 @@ impl Serialize for Architecture {
 
 impl<'de> Deserialize<'de> for Architecture {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
     }
 }
 

@@ -38,7 +38,10 @@ pub mod media_type {
     /// Early Docker clients pushed configs as plain octets, and some writers leave the type out:
     /// those are judged by their content.
     pub(super) fn may_be_config(media_type: &str) -> bool {
-        matches!(media_type, OCI_CONFIG | DOCKER_CONFIG | "application/octet-stream" | "")
+        matches!(
+            media_type,
+            OCI_CONFIG | DOCKER_CONFIG | "application/octet-stream" | ""
+        )
     }
 }
 
@@ -158,10 +161,14 @@ impl Document {
         let own = raw.media_type.as_deref().unwrap_or("");
         for said in [own, carried] {
             if raw.manifests.is_some() && media_type::is_manifest(said) {
-                return Err(DocumentError::Ambiguous("an index that calls itself a manifest"));
+                return Err(DocumentError::Ambiguous(
+                    "an index that calls itself a manifest",
+                ));
             }
             if raw.config.is_some() && media_type::is_index(said) {
-                return Err(DocumentError::Ambiguous("a manifest that calls itself an index"));
+                return Err(DocumentError::Ambiguous(
+                    "a manifest that calls itself an index",
+                ));
             }
         }
         match (raw.manifests, raw.config) {
@@ -172,7 +179,9 @@ impl Document {
             (None, Some(config)) => {
                 let config = Descriptor::from_raw(config)?;
                 let is_image = media_type::may_be_config(&config.media_type);
-                Ok(Self::Manifest(Manifest { config: is_image.then_some(config) }))
+                Ok(Self::Manifest(Manifest {
+                    config: is_image.then_some(config),
+                }))
             }
             (None, None) if raw.fs_layers.is_some() => Err(DocumentError::Schema1),
             (None, None) if raw.schema_version.is_some_and(|v| v.as_u64() == Some(1)) => {
@@ -182,9 +191,9 @@ impl Document {
             (None, None) if raw.artifact_type.is_some() => {
                 Ok(Self::Manifest(Manifest { config: None }))
             }
-            (None, None) => {
-                Err(DocumentError::Malformed("neither manifests nor config".to_owned()))
-            }
+            (None, None) => Err(DocumentError::Malformed(
+                "neither manifests nor config".to_owned(),
+            )),
         }
     }
 }
@@ -194,14 +203,21 @@ impl Config {
     pub fn parse(bytes: &[u8]) -> Result<Self, DocumentError> {
         check_size(bytes)?;
         let raw: RawPlatform = serde_json::from_slice(bytes).map_err(malformed)?;
-        Ok(Self(PlatformSet::new(raw.platform().into_iter().collect(), Note::NoArchitecture)))
+        Ok(Self(PlatformSet::new(
+            raw.platform().into_iter().collect(),
+            Note::NoArchitecture,
+        )))
     }
 }
 
 impl RawPlatform {
     fn platform(&self) -> Option<Platform> {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
-        Platform::new(&text(&self.os), &text(&self.architecture), &text(&self.variant))
+        Platform::new(
+            &text(&self.os),
+            &text(&self.architecture),
+            &text(&self.variant),
+        )
     }
 
     /// Both halves are there, known or not.
@@ -219,9 +235,11 @@ impl RawPlatform {
 impl Entry {
     /// `None` for what stands for no image: attestations, unknown platforms, entries without a digest.
     fn from_raw(raw: RawDescriptor) -> Option<Self> {
-        if raw.annotations.as_ref().is_some_and(|a| {
-            a.reference_type.as_deref() == Some("attestation-manifest")
-        }) {
+        if raw
+            .annotations
+            .as_ref()
+            .is_some_and(|a| a.reference_type.as_deref() == Some("attestation-manifest"))
+        {
             return None;
         }
         if let Some(platform) = &raw.platform {
@@ -246,7 +264,9 @@ impl Descriptor {
         let size = raw.size.map(u64::try_from).transpose();
         Ok(Self {
             media_type: raw.media_type.unwrap_or_default(),
-            digest: raw.digest.ok_or_else(|| malformed("a descriptor without a digest"))?,
+            digest: raw
+                .digest
+                .ok_or_else(|| malformed("a descriptor without a digest"))?,
             size: size.map_err(|_| malformed("a descriptor with a negative size"))?,
         })
     }
@@ -254,7 +274,11 @@ impl Descriptor {
 
 fn check_size(bytes: &[u8]) -> Result<(), DocumentError> {
     let size = bytes.len() as u64;
-    if size > MAX_DOCUMENT { Err(DocumentError::TooLarge(size)) } else { Ok(()) }
+    if size > MAX_DOCUMENT {
+        Err(DocumentError::TooLarge(size))
+    } else {
+        Ok(())
+    }
 }
 
 fn malformed(error: serde_json::Error) -> DocumentError {

@@ -5,7 +5,6 @@ mod document;
 mod name;
 mod set;
 
-
 pub use architecture::{Architecture, Os, Platform};
 pub use document::{
     Config, Descriptor, Document, DocumentError, Entry, Index, MAX_DOCUMENT, Manifest, media_type,

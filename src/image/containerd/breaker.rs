@@ -30,7 +30,10 @@ pub(super) struct Permit<'a> {
 
 impl Breaker {
     pub(super) fn new() -> Self {
-        Self { state: Mutex::default(), open_for: OPEN }
+        Self {
+            state: Mutex::default(),
+            open_for: OPEN,
+        }
     }
 
     /// `None` while open. One caller at a time gets to probe once the time is up.
@@ -44,7 +47,10 @@ impl Breaker {
                 true
             }
         };
-        Some(Permit { breaker: self, probe })
+        Some(Permit {
+            breaker: self,
+            probe,
+        })
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -86,7 +92,10 @@ mod tests {
 
     #[test]
     fn opens_after_three_failures_and_closes_after_a_probe() {
-        let breaker = Breaker { state: Mutex::default(), open_for: Duration::ZERO };
+        let breaker = Breaker {
+            state: Mutex::default(),
+            open_for: Duration::ZERO,
+        };
         for opens in [false, false, true] {
             assert_eq!(breaker.enter().unwrap().failed(), opens);
         }

@@ -63,11 +63,19 @@ impl Containerd {
     pub fn new(path: &str, namespaces: Vec<String>) -> Result<Self, SocketError> {
         let path = path.strip_prefix("unix://").unwrap_or(path);
         let endpoint = Endpoint::try_from(format!("unix://{path}"))
-            .map_err(|source| SocketError { path: path.to_owned(), source })?
+            .map_err(|source| SocketError {
+                path: path.to_owned(),
+                source,
+            })?
             .connect_timeout(BUDGET)
             .timeout(BUDGET);
         let channel = endpoint.connect_lazy();
-        Ok(Self { channel, namespaces, breaker: Breaker::new(), socket: path.to_owned() })
+        Ok(Self {
+            channel,
+            namespaces,
+            breaker: Breaker::new(),
+            socket: path.to_owned(),
+        })
     }
 
     /// The record of a tag, if a pull from its own registry left one. Side-loaded images leave
@@ -90,7 +98,9 @@ impl Containerd {
                 Ok(None) => {}
                 // Broken content is no content: the registry's copy is as good.
                 Ok(Some(bytes)) if digest.verify(&bytes) => return Some(bytes),
-                Ok(Some(_)) => tracing::warn!(%digest, namespace, "content in containerd is corrupt"),
+                Ok(Some(_)) => {
+                    tracing::warn!(%digest, namespace, "content in containerd is corrupt")
+                }
                 Err(Broken) => return None,
             }
         }
@@ -102,43 +112,71 @@ impl Containerd {
         self.breaker.is_closed()
     }
 
-    async fn record_in(&self, namespace: &str, reference: &Reference) -> Result<Option<Record>, Broken> {
+    async fn record_in(
+        &self,
+        namespace: &str,
+        reference: &Reference,
+    ) -> Result<Option<Record>, Broken> {
         let mut images = ImagesClient::new(self.channel.clone());
-        let request = GetImageRequest { name: reference.to_string() };
+        let request = GetImageRequest {
+            name: reference.to_string(),
+        };
         let get = async { images.get(in_namespace(namespace, request)?).await };
-        let Some(image) = self.call(get).await?.and_then(|response| response.into_inner().image) else {
+        let Some(image) = self
+            .call(get)
+            .await?
+            .and_then(|response| response.into_inner().image)
+        else {
             return Ok(None);
         };
-        let Some(digest) = image.target.and_then(|target| target.digest.parse::<Digest>().ok()) else {
+        let Some(digest) = image
+            .target
+            .and_then(|target| target.digest.parse::<Digest>().ok())
+        else {
             return Ok(None);
         };
         let mut content = ContentClient::new(self.channel.clone());
-        let request = InfoRequest { digest: digest.to_string() };
+        let request = InfoRequest {
+            digest: digest.to_string(),
+        };
         let info = async { content.info(in_namespace(namespace, request)?).await };
-        let Some(info) = self.call(info).await?.and_then(|response| response.into_inner().info) else {
+        let Some(info) = self
+            .call(info)
+            .await?
+            .and_then(|response| response.into_inner().info)
+        else {
             return Ok(None);
         };
         let label = format!("{DISTRIBUTION_SOURCE}{}", reference.host_name());
-        let pulled = info
-            .labels
-            .get(&label)
-            .is_some_and(|repositories| repositories.split(',').any(|r| r == reference.repository()));
+        let pulled = info.labels.get(&label).is_some_and(|repositories| {
+            repositories.split(',').any(|r| r == reference.repository())
+        });
         if !pulled {
             tracing::debug!(image = %reference, "a record without the trace of a pull is not believed");
             return Ok(None);
         }
-        let age = image.updated_at.and_then(|time| SystemTime::try_from(time).ok()).map_or(
-            Duration::MAX,
-            // A record from the future (the clock was set back) is as good as new.
-            |time| SystemTime::now().duration_since(time).unwrap_or_default(),
-        );
+        let age = image
+            .updated_at
+            .and_then(|time| SystemTime::try_from(time).ok())
+            .map_or(
+                Duration::MAX,
+                // A record from the future (the clock was set back) is as good as new.
+                |time| SystemTime::now().duration_since(time).unwrap_or_default(),
+            );
         Ok(Some(Record { digest, age }))
     }
 
     async fn read_in(&self, namespace: &str, digest: &Digest) -> Result<Bytes, Status> {
         let mut content = ContentClient::new(self.channel.clone());
-        let request = ReadContentRequest { digest: digest.to_string(), offset: 0, size: 0 };
-        let mut stream = content.read(in_namespace(namespace, request)?).await?.into_inner();
+        let request = ReadContentRequest {
+            digest: digest.to_string(),
+            offset: 0,
+            size: 0,
+        };
+        let mut stream = content
+            .read(in_namespace(namespace, request)?)
+            .await?
+            .into_inner();
         let mut bytes = BytesMut::new();
         while let Some(chunk) = stream.message().await? {
             let expected = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
@@ -188,7 +226,11 @@ impl Containerd {
             _ => {
                 if permit.failed() {
                     let (socket, error) = (&self.socket, status.message());
-                    tracing::warn!(socket, error, "containerd does not answer; asking registries instead");
+                    tracing::warn!(
+                        socket,
+                        error,
+                        "containerd does not answer; asking registries instead"
+                    );
                 }
                 Err(Broken)
             }
@@ -205,7 +247,9 @@ impl Containerd {
 /// Adds the header that every call needs.
 fn in_namespace<T>(namespace: &str, message: T) -> Result<Request<T>, Status> {
     let mut request = Request::new(message);
-    let value = namespace.parse().map_err(|_| Status::not_found("not a namespace"))?;
+    let value = namespace
+        .parse()
+        .map_err(|_| Status::not_found("not a namespace"))?;
     request.metadata_mut().insert("containerd-namespace", value);
     Ok(request)
 }

@@ -68,7 +68,10 @@ struct Entry {
 /// Reads a `config.json`.
 pub fn load(path: &Path) -> Result<Keyring, DockerConfigError> {
     let name = path.display().to_string();
-    let read = |source| DockerConfigError::Read { path: path.display().to_string(), source };
+    let read = |source| DockerConfigError::Read {
+        path: path.display().to_string(),
+        source,
+    };
     if std::fs::metadata(path).map_err(read)?.len() > MAX_SIZE {
         return Err(DockerConfigError::TooLarge(name));
     }
@@ -79,12 +82,18 @@ fn parse(name: &str, bytes: &[u8]) -> Result<Keyring, DockerConfigError> {
     let config: Config = serde_json::from_slice(bytes).map_err(|error| {
         // The message of the JSON library may quote the content: only the place is passed on.
         let (line, column) = (error.line(), error.column());
-        DockerConfigError::Malformed { path: name.to_owned(), line, column }
+        DockerConfigError::Malformed {
+            path: name.to_owned(),
+            line,
+            column,
+        }
     })?;
     let mut entries = Vec::new();
     for (registry, entry) in config.auths {
-        let malformed =
-            || DockerConfigError::Auth { path: name.to_owned(), registry: registry.clone() };
+        let malformed = || DockerConfigError::Auth {
+            path: name.to_owned(),
+            registry: registry.clone(),
+        };
         if let Some(credential) = entry.credential().map_err(|()| malformed())? {
             entries.push((registry, credential));
         }
@@ -100,7 +109,10 @@ impl Entry {
         }
         let (username, password) = match self.auth.filter(|auth| !auth.is_empty()) {
             Some(auth) => decode(&auth)?,
-            None => (self.username.unwrap_or_default(), self.password.unwrap_or_default()),
+            None => (
+                self.username.unwrap_or_default(),
+                self.password.unwrap_or_default(),
+            ),
         };
         let anonymous = username.is_empty() && is_empty(&password);
         Ok((!anonymous).then(|| Credential::password(username, password)))
@@ -116,7 +128,9 @@ fn is_empty(secret: &SecretString) -> bool {
 fn decode(auth: &str) -> Result<(String, SecretString), ()> {
     let lenient =
         GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
-    let bytes = GeneralPurpose::new(&STANDARD, lenient).decode(auth.trim()).map_err(|_| ())?;
+    let bytes = GeneralPurpose::new(&STANDARD, lenient)
+        .decode(auth.trim())
+        .map_err(|_| ())?;
     let text = String::from_utf8(bytes).map_err(|_| ())?;
     let (username, password) = text.split_once(':').ok_or(())?;
     // Docker pads the password with NULs in some versions.
@@ -140,24 +154,38 @@ mod tests {
             "e.io": {"identitytoken": "refresh"}
         }, "credsStore": "ignored-here", "HttpHeaders": {}}"#;
         let keyring = parse("test", config).unwrap();
-        for (image, expected) in
-            [("a.io/x", "user/pa:ss"), ("b.io/x", "user/pa:ss"), ("c.io/x", "user/pa:ss")]
-        {
+        for (image, expected) in [
+            ("a.io/x", "user/pa:ss"),
+            ("b.io/x", "user/pa:ss"),
+            ("c.io/x", "user/pa:ss"),
+        ] {
             let found = keyring.lookup(&Reference::parse(image).unwrap());
-            let Secret::Password { username, password } = found[0].secret() else { panic!() };
+            let Secret::Password { username, password } = found[0].secret() else {
+                panic!()
+            };
             assert_eq!(format!("{username}/{}", password.expose_secret()), expected);
         }
-        assert!(keyring.lookup(&Reference::parse("d.io/x").unwrap()).is_empty());
+        assert!(
+            keyring
+                .lookup(&Reference::parse("d.io/x").unwrap())
+                .is_empty()
+        );
         let token = keyring.lookup(&Reference::parse("e.io/x").unwrap());
         assert!(matches!(token[0].secret(), Secret::IdentityToken(_)));
     }
 
     #[test]
     fn errors_name_the_place_and_hold_no_content() {
-        for bad in [r#"{"auths": {"a.io": {"auth": "!hunter2!"}}}"#, r#"{"auths": "hunter2"}"#] {
+        for bad in [
+            r#"{"auths": {"a.io": {"auth": "!hunter2!"}}}"#,
+            r#"{"auths": "hunter2"}"#,
+        ] {
             let error = parse("config.json", bad.as_bytes()).unwrap_err();
             let text = format!("{error} {error:?}");
-            assert!(text.contains("config.json") && !text.contains("hunter2"), "{text}");
+            assert!(
+                text.contains("config.json") && !text.contains("hunter2"),
+                "{text}"
+            );
         }
     }
 }

@@ -19,8 +19,10 @@ struct Key(String);
 impl Keyring {
     /// A keyring of `(key, credential)` as they stand in a docker `config.json`.
     pub fn new(entries: impl IntoIterator<Item = (String, Credential)>) -> Self {
-        let mut entries: Vec<_> =
-            entries.into_iter().map(|(key, credential)| (Key::new(&key), credential)).collect();
+        let mut entries: Vec<_> = entries
+            .into_iter()
+            .map(|(key, credential)| (Key::new(&key), credential))
+            .collect();
         entries.sort_by(|(a, _), (b, _)| b.cmp(a));
         Self { entries }
     }
@@ -53,8 +55,15 @@ impl Key {
         let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
         // `https://index.docker.io/v1/`: the API version is no part of a repository's name. Without
         // its last slash the kubelet takes it for one, so we do.
-        let path = path.strip_prefix("v1/").or_else(|| path.strip_prefix("v2/")).unwrap_or(path);
-        Self(if path.is_empty() { host.to_owned() } else { format!("{host}/{path}") })
+        let path = path
+            .strip_prefix("v1/")
+            .or_else(|| path.strip_prefix("v2/"))
+            .unwrap_or(path);
+        Self(if path.is_empty() {
+            host.to_owned()
+        } else {
+            format!("{host}/{path}")
+        })
     }
 
     fn matches(&self, registry: &str, repository: &str) -> bool {
@@ -64,7 +73,10 @@ impl Key {
         let same_parts = key_host.split('.').count() == host.split('.').count();
         key_port == port
             && same_parts
-            && key_host.split('.').zip(host.split('.')).all(|(glob, part)| glob_matches(glob, part))
+            && key_host
+                .split('.')
+                .zip(host.split('.'))
+                .all(|(glob, part)| glob_matches(glob, part))
             && repository.starts_with(key_path)
     }
 }
@@ -75,14 +87,18 @@ fn glob_matches(pattern: &str, text: &str) -> bool {
     fn matches(pattern: &[char], text: &[char]) -> bool {
         match pattern.split_first() {
             None => text.is_empty(),
-            Some(('*', rest)) => (0..=text.len()).any(|n| matches(rest, text.get(n..).unwrap_or(&[]))),
-            Some(('?', rest)) => text.split_first().is_some_and(|(_, tail)| matches(rest, tail)),
+            Some(('*', rest)) => {
+                (0..=text.len()).any(|n| matches(rest, text.get(n..).unwrap_or(&[])))
+            }
+            Some(('?', rest)) => text
+                .split_first()
+                .is_some_and(|(_, tail)| matches(rest, tail)),
             Some(('[', rest)) => text.split_first().is_some_and(|(c, tail)| {
                 class(rest, *c).is_some_and(|(hit, rest)| hit && matches(rest, tail))
             }),
-            Some((c, rest)) => {
-                text.split_first().is_some_and(|(t, tail)| t == c && matches(rest, tail))
-            }
+            Some((c, rest)) => text
+                .split_first()
+                .is_some_and(|(t, tail)| t == c && matches(rest, tail)),
         }
     }
     let (pattern, text): (Vec<_>, Vec<_>) = (pattern.chars().collect(), text.chars().collect());
@@ -120,13 +136,20 @@ mod tests {
 
     fn users(keys: &[&str], image: &str) -> Vec<String> {
         let keyring = Keyring::new(keys.iter().map(|key| {
-            ((*key).to_owned(), Credential::password((*key).to_owned(), "secret".into()))
+            (
+                (*key).to_owned(),
+                Credential::password((*key).to_owned(), "secret".into()),
+            )
         }));
         let name = |credential: &Credential| match credential.secret() {
             Secret::Password { username, .. } => username.clone(),
             Secret::IdentityToken(token) => token.expose_secret().to_owned(),
         };
-        keyring.lookup(&Reference::parse(image).unwrap()).iter().map(name).collect()
+        keyring
+            .lookup(&Reference::parse(image).unwrap())
+            .iter()
+            .map(name)
+            .collect()
     }
 
     #[test]
@@ -137,7 +160,11 @@ mod tests {
             (&["reg.io"], "reg.io:5000/app", &[]),
             (&["reg.io:5000"], "reg.io/app", &[]),
             (&["reg.io:5000"], "reg.io:5000/app", &["reg.io:5000"]),
-            (&["https://reg.io/v2/"], "reg.io/app", &["https://reg.io/v2/"]),
+            (
+                &["https://reg.io/v2/"],
+                "reg.io/app",
+                &["https://reg.io/v2/"],
+            ),
             (&["https://reg.io/v2"], "reg.io/app", &[]),
             (&["*.reg.io"], "a.reg.io/app", &["*.reg.io"]),
             (&["*.reg.io"], "reg.io/app", &[]),
@@ -146,8 +173,16 @@ mod tests {
             (&["r[^a-e]g.io"], "reg.io/app", &[]),
             (&["r?g.io", "r*.io"], "reg.io/app", &["r?g.io", "r*.io"]),
             (&["gcr.io/foo"], "gcr.io/foobar/x", &["gcr.io/foo"]),
-            (&["gcr.io", "gcr.io/foo"], "gcr.io/foo/x", &["gcr.io/foo", "gcr.io"]),
-            (&["https://index.docker.io/v1/"], "nginx", &["https://index.docker.io/v1/"]),
+            (
+                &["gcr.io", "gcr.io/foo"],
+                "gcr.io/foo/x",
+                &["gcr.io/foo", "gcr.io"],
+            ),
+            (
+                &["https://index.docker.io/v1/"],
+                "nginx",
+                &["https://index.docker.io/v1/"],
+            ),
             (&["docker.io"], "nginx", &["docker.io"]),
             (&["registry-1.docker.io"], "nginx", &[]),
             (&["[::1]:5000"], "[::1]:5000/app", &[]),

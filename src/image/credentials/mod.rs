@@ -20,7 +20,10 @@ pub struct Credential {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Secret {
-    Password { username: String, password: SecretString },
+    Password {
+        username: String,
+        password: SecretString,
+    },
     /// An OAuth2 refresh token, exchanged at the token endpoint.
     IdentityToken(SecretString),
 }
@@ -40,13 +43,19 @@ impl Credential {
     /// A user name and password.
     pub fn password(username: String, password: SecretString) -> Self {
         let fingerprint = Fingerprint::of(&["password", &username, password.expose_secret()]);
-        Self { secret: Secret::Password { username, password }, fingerprint }
+        Self {
+            secret: Secret::Password { username, password },
+            fingerprint,
+        }
     }
 
     /// An identity token, as `docker login` stores for some registries.
     pub fn identity_token(token: SecretString) -> Self {
         let fingerprint = Fingerprint::of(&["token", token.expose_secret()]);
-        Self { secret: Secret::IdentityToken(token), fingerprint }
+        Self {
+            secret: Secret::IdentityToken(token),
+            fingerprint,
+        }
     }
 
     pub(crate) fn secret(&self) -> &Secret {
@@ -71,7 +80,10 @@ impl Fingerprint {
             hash.update(part);
         }
         let mut short = [0; 16];
-        short.iter_mut().zip(hash.finalize()).for_each(|(to, from)| *to = from);
+        short
+            .iter_mut()
+            .zip(hash.finalize())
+            .for_each(|(to, from)| *to = from);
         Self(short)
     }
 }

@@ -38,7 +38,10 @@ pub(super) struct Slot {
 /// What to put into the `Authorization` header.
 #[derive(Clone, Debug)]
 pub(super) enum Authorization {
-    Basic { username: String, password: SecretString },
+    Basic {
+        username: String,
+        password: SecretString,
+    },
     Bearer(SecretString),
 }
 
@@ -52,7 +55,11 @@ struct Kept {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Challenge {
     Basic,
-    Bearer { realm: Url, service: Option<String>, scope: Option<String> },
+    Bearer {
+        realm: Url,
+        service: Option<String>,
+        scope: Option<String>,
+    },
 }
 
 pub(super) struct Authorizations {
@@ -76,14 +83,19 @@ impl Challenge {
     pub(super) fn choose(headers: &HeaderMap) -> Option<Self> {
         let mut basic = None;
         for header in headers.get_all(WWW_AUTHENTICATE) {
-            let Some(challenges) =
-                header.to_str().ok().and_then(|text| http_auth::parse_challenges(text).ok())
+            let Some(challenges) = header
+                .to_str()
+                .ok()
+                .and_then(|text| http_auth::parse_challenges(text).ok())
             else {
                 continue;
             };
             for challenge in challenges {
                 let parameter = |name: &str| {
-                    challenge.params.iter().find(|(key, _)| key.eq_ignore_ascii_case(name))
+                    challenge
+                        .params
+                        .iter()
+                        .find(|(key, _)| key.eq_ignore_ascii_case(name))
                         .map(|(_, value)| value.to_unescaped())
                 };
                 if challenge.scheme.eq_ignore_ascii_case("basic") {
@@ -92,7 +104,11 @@ impl Challenge {
                     let realm = parameter("realm").and_then(|realm| Url::parse(&realm).ok());
                     if let Some(realm) = realm {
                         let (service, scope) = (parameter("service"), parameter("scope"));
-                        return Some(Self::Bearer { realm, service, scope });
+                        return Some(Self::Bearer {
+                            realm,
+                            service,
+                            scope,
+                        });
                     }
                 }
             }
@@ -103,7 +119,10 @@ impl Challenge {
 
 impl Authorizations {
     pub(super) fn new() -> Self {
-        Self { kept: Cache::new(MAX_TOKENS), flights: Flights::new() }
+        Self {
+            kept: Cache::new(MAX_TOKENS),
+            flights: Flights::new(),
+        }
     }
 
     /// What worked before for this slot and has not expired.
@@ -139,7 +158,14 @@ impl Authorizations {
                 self.keep(slot, authorization.clone(), Duration::from_hours(24));
                 Ok(authorization)
             }
-            (Challenge::Bearer { realm, service, scope }, credential) => {
+            (
+                Challenge::Bearer {
+                    realm,
+                    service,
+                    scope,
+                },
+                credential,
+            ) => {
                 // A token request carries the credential: never in the clear, unless the registry
                 // itself is spoken to in the clear.
                 if realm.scheme() != "https" && !slot.endpoint.plain_http {
@@ -155,7 +181,8 @@ impl Authorizations {
                 let this = self.clone();
                 let key = (slot.clone(), url.to_string());
                 let request = async move {
-                    let fetched = fetch_token(&http, url, service, scope, credential, timeout).await;
+                    let fetched =
+                        fetch_token(&http, url, service, scope, credential, timeout).await;
                     let (token, life) = fetched?;
                     let authorization = Authorization::Bearer(token);
                     this.keep(slot, authorization.clone(), life.mul_f32(0.9));
@@ -167,7 +194,13 @@ impl Authorizations {
     }
 
     fn keep(&self, slot: Slot, authorization: Authorization, life: Duration) {
-        self.kept.insert(slot, Kept { authorization, expires: Instant::now() + life });
+        self.kept.insert(
+            slot,
+            Kept {
+                authorization,
+                expires: Instant::now() + life,
+            },
+        );
     }
 }
 
@@ -202,9 +235,9 @@ async fn fetch_token(
     let what = format!("token endpoint {}", url.host_str().unwrap_or_default());
     let request = match credential.as_ref().map(Credential::secret) {
         None => http.get(url),
-        Some(Secret::Password { username, password }) => {
-            http.get(url).basic_auth(username, Some(password.expose_secret()))
-        }
+        Some(Secret::Password { username, password }) => http
+            .get(url)
+            .basic_auth(username, Some(password.expose_secret())),
         Some(Secret::IdentityToken(token)) => {
             let mut form = Url::parse("http://form").map_err(|_| {
                 ImageError::unavailable(&what, "its address cannot be written as a form")
@@ -219,12 +252,18 @@ async fn fetch_token(
             let mut bare = url;
             bare.set_query(None);
             http.post(bare)
-                .header(http::header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+                .header(
+                    http::header::CONTENT_TYPE,
+                    "application/x-www-form-urlencoded",
+                )
                 .body(body)
         }
     };
     let exchange = async {
-        let response = request.send().await.map_err(|e| super::client::transport(&what, e))?;
+        let response = request
+            .send()
+            .await
+            .map_err(|e| super::client::transport(&what, e))?;
         let status = response.status();
         let body = super::client::read_body(&what, response, MAX_TOKEN_RESPONSE).await?;
         Ok::<_, ImageError>((status, body))
@@ -237,20 +276,39 @@ async fn fetch_token(
         // A token endpoint says 400 and 404 too for credentials and scopes that it does not like.
         429 => {
             let retry_after = super::gate::DEFAULT_RETRY_AFTER;
-            return Err(ImageError::RateLimited { host: what, retry_after });
+            return Err(ImageError::RateLimited {
+                host: what,
+                retry_after,
+            });
         }
         400..=499 => {
-            return Err(ImageError::Denied { what, why: format!("it answered {status}") });
+            return Err(ImageError::Denied {
+                what,
+                why: format!("it answered {status}"),
+            });
         }
-        _ => return Err(ImageError::unavailable(what, format!("it answered {status}"))),
+        _ => {
+            return Err(ImageError::unavailable(
+                what,
+                format!("it answered {status}"),
+            ));
+        }
     }
     // The body of a success is a secret: no part of it goes into an error.
     let no_token = || ImageError::unavailable(&what, "its answer holds no token");
     let answer: TokenResponse = serde_json::from_slice(&body).map_err(|_| no_token())?;
     let given = |token: &SecretString| !token.expose_secret().is_empty();
-    let token = answer.token.filter(given).or(answer.access_token.filter(given));
-    let life = answer.expires_in.map_or(DEFAULT_EXPIRY, Duration::from_secs);
-    Ok((token.ok_or_else(no_token)?, life.min(Duration::from_hours(24))))
+    let token = answer
+        .token
+        .filter(given)
+        .or(answer.access_token.filter(given));
+    let life = answer
+        .expires_in
+        .map_or(DEFAULT_EXPIRY, Duration::from_secs);
+    Ok((
+        token.ok_or_else(no_token)?,
+        life.min(Duration::from_hours(24)),
+    ))
 }
 
 #[cfg(test)]
@@ -274,18 +332,36 @@ mod tests {
                 scope: scope.map(str::to_owned),
             })
         };
-        let full = bearer("https://auth/t", Some("reg"), Some("repository:a:pull,push"));
+        let full = bearer(
+            "https://auth/t",
+            Some("reg"),
+            Some("repository:a:pull,push"),
+        );
         for headers in [
             &[r#"Bearer realm="https://auth/t",service="reg",scope="repository:a:pull,push""#][..],
             &[r#"bearer scope="repository:a:pull,push", service="reg", realm="https://auth/t""#],
-            &["Basic realm=x", r#"Bearer realm="https://auth/t",service=reg,scope="repository:a:pull,push""#],
-            &[r#"Basic realm="x", Bearer realm="https://auth/t",service="reg",scope="repository:a:pull,push""#],
+            &[
+                "Basic realm=x",
+                r#"Bearer realm="https://auth/t",service=reg,scope="repository:a:pull,push""#,
+            ],
+            &[
+                r#"Basic realm="x", Bearer realm="https://auth/t",service="reg",scope="repository:a:pull,push""#,
+            ],
         ] {
             assert_eq!(choose(headers), full, "{headers:?}");
         }
-        assert_eq!(choose(&[r#"Bearer realm="https://auth/t""#]), bearer("https://auth/t", None, None));
+        assert_eq!(
+            choose(&[r#"Bearer realm="https://auth/t""#]),
+            bearer("https://auth/t", None, None)
+        );
         assert_eq!(choose(&[r#"Basic realm="x""#]), Some(Challenge::Basic));
-        for nothing in [&[][..], &["Bearer"], &["Negotiate"], &["Bearer realm=\"not a url\""], &["\"\"\""]] {
+        for nothing in [
+            &[][..],
+            &["Bearer"],
+            &["Negotiate"],
+            &["Bearer realm=\"not a url\""],
+            &["\"\"\""],
+        ] {
             assert_eq!(choose(nothing), None, "{nothing:?}");
         }
     }

@@ -114,19 +114,29 @@ impl Registry {
         credentials: &[Credential],
     ) -> Result<Head, ImageError> {
         let path = format!("manifests/{tag}");
-        let head = self.ask(reference, Method::HEAD, &path, true, credentials).await;
+        let head = self
+            .ask(reference, Method::HEAD, &path, true, credentials)
+            .await;
         let answer = match head {
             Err(ImageError::Unavailable { why, .. }) if why == METHOD_REFUSED => None,
             other => Some(other?),
         };
         let named = answer.as_ref().and_then(|answer| {
-            let digest = answer.headers.get("docker-content-digest")?.to_str().ok()?.parse().ok()?;
+            let digest = answer
+                .headers
+                .get("docker-content-digest")?
+                .to_str()
+                .ok()?
+                .parse()
+                .ok()?;
             Some(Head::Digest(digest, answer.credential))
         });
         if let Some(named) = named {
             return Ok(named);
         }
-        let answer = self.ask(reference, Method::GET, &path, true, credentials).await?;
+        let answer = self
+            .ask(reference, Method::GET, &path, true, credentials)
+            .await?;
         let digest = Digest::of(&answer.body);
         Ok(Head::Document(digest, answer))
     }
@@ -143,7 +153,8 @@ impl Registry {
             Kind::Manifest => (format!("manifests/{digest}"), true),
             Kind::Config => (format!("blobs/{digest}"), false),
         };
-        self.ask(reference, Method::GET, &path, manifest, credentials).await
+        self.ask(reference, Method::GET, &path, manifest, credentials)
+            .await
     }
 
     /// Tries each credential until one works; anonymous only when there is none, as the kubelet does.
@@ -217,7 +228,11 @@ impl Registry {
             }
             if status.is_success() {
                 let used = authorization.is_some().then_some(slot.credential).flatten();
-                return Ok(Answer { headers, body, credential: used });
+                return Ok(Answer {
+                    headers,
+                    body,
+                    credential: used,
+                });
             }
             return Err(refusal(status, what));
         }
@@ -237,11 +252,13 @@ impl Registry {
             .with_jitter();
         let once = || async {
             let answer = self.exchange(question, what, authorization).await?;
-            if answer.0.is_server_error() { Err(refusal(answer.0, what)) } else { Ok(answer) }
+            if answer.0.is_server_error() {
+                Err(refusal(answer.0, what))
+            } else {
+                Ok(answer)
+            }
         };
-        let retried = |error: &ImageError| {
-            matches!(error, ImageError::Unavailable { source: None, why, .. } if why != NO_ANSWER)
-        };
+        let retried = |error: &ImageError| matches!(error, ImageError::Unavailable { source: None, why, .. } if why != NO_ANSWER);
         once.retry(pause).when(retried).await
     }
 
@@ -253,7 +270,12 @@ impl Registry {
     ) -> Result<(StatusCode, HeaderMap, Bytes), ImageError> {
         let host = self.gates.host(&question.endpoint.host);
         let _slot = host.enter(&question.endpoint.host).await?;
-        let url = format!("{}{}/{}", question.endpoint.base(), question.repository, question.path);
+        let url = format!(
+            "{}{}/{}",
+            question.endpoint.base(),
+            question.repository,
+            question.path
+        );
         let client = self.client(question.endpoint.plain_http)?;
         let mut request = client.request(question.method.clone(), url);
         if let Some(accept) = question.accept {
@@ -263,13 +285,23 @@ impl Registry {
             request = authorization.apply(request);
         }
         let exchange = async {
-            let response = request.send().await.map_err(|error| transport(what, error))?;
+            let response = request
+                .send()
+                .await
+                .map_err(|error| transport(what, error))?;
             let (status, headers) = (response.status(), response.headers().clone());
             // An error's body is for people; it is neither needed nor to be trusted.
-            let limit = if status.is_success() { question.limit } else { 0 };
+            let limit = if status.is_success() {
+                question.limit
+            } else {
+                0
+            };
             let wanted = question.method == Method::GET && limit > 0;
-            let body =
-                if wanted { read_body(what, response, limit).await? } else { Bytes::new() };
+            let body = if wanted {
+                read_body(what, response, limit).await?
+            } else {
+                Bytes::new()
+            };
             Ok::<_, ImageError>((status, headers, body))
         };
         // A total timeout: a body that trickles never ends by itself.
@@ -279,8 +311,8 @@ impl Registry {
         };
         host.answered();
         let (status, headers, body) = result?;
-        let asks_for_quiet = status == StatusCode::SERVICE_UNAVAILABLE
-            && headers.contains_key(RETRY_AFTER);
+        let asks_for_quiet =
+            status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(RETRY_AFTER);
         if status == StatusCode::TOO_MANY_REQUESTS || asks_for_quiet {
             let retry_after = retry_after(&headers, SystemTime::now());
             host.rate_limited(retry_after);
@@ -299,7 +331,11 @@ impl Registry {
                 .pool_idle_timeout(Duration::from_mins(1))
                 .pool_max_idle_per_host(self.settings.per_host)
                 .redirect(reqwest::redirect::Policy::limited(MAX_REDIRECTS));
-            let builder = if plain_http { builder.tls_certs_only([]) } else { builder };
+            let builder = if plain_http {
+                builder.tls_certs_only([])
+            } else {
+                builder
+            };
             builder.build().map_err(|error| TlsError(Arc::new(error)))
         })
         .clone()
@@ -316,7 +352,11 @@ const NO_ANSWER: &str = "no answer in time";
 
 impl std::fmt::Display for Question<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}/{}", self.endpoint.host, self.repository, self.path)
+        write!(
+            f,
+            "{}/{}/{}",
+            self.endpoint.host, self.repository, self.path
+        )
     }
 }
 
@@ -324,9 +364,10 @@ fn refusal(status: StatusCode, what: impl Into<String>) -> ImageError {
     let what = what.into();
     match status {
         StatusCode::NOT_FOUND | StatusCode::GONE => ImageError::NotFound { what },
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-            ImageError::Denied { what, why: format!("the registry answered {status}") }
-        }
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => ImageError::Denied {
+            what,
+            why: format!("the registry answered {status}"),
+        },
         StatusCode::METHOD_NOT_ALLOWED => ImageError::unavailable(what, METHOD_REFUSED),
         status => ImageError::unavailable(what, format!("the registry answered {status}")),
     }
@@ -342,7 +383,11 @@ pub(super) async fn read_body(
         return Err(ImageError::too_large(what, length));
     }
     let mut body = BytesMut::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| transport(what, error))? {
+    while let Some(chunk) = response
+        .chunk()
+        .await
+        .map_err(|error| transport(what, error))?
+    {
         body.extend_from_slice(&chunk);
         if body.len() as u64 > limit {
             return Err(ImageError::too_large(what, body.len() as u64));
@@ -366,12 +411,19 @@ pub(super) fn transport(what: &str, error: reqwest::Error) -> ImageError {
         let _ = write!(why, " in time");
     }
     let source = Some(Arc::new(error.without_url()) as _);
-    ImageError::Unavailable { what: what.to_owned(), why, source }
+    ImageError::Unavailable {
+        what: what.to_owned(),
+        why,
+        source,
+    }
 }
 
 /// Seconds or a date (RFC 9110, 10.2.3).
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Duration {
-    let text = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let text = headers
+        .get(RETRY_AFTER)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
     if let Ok(seconds) = text.trim().parse() {
         return Duration::from_secs(seconds);
     }
@@ -394,7 +446,10 @@ mod tests {
             retry_after(&headers, now)
         };
         assert_eq!(read("7"), Duration::from_secs(7));
-        assert_eq!(read("Sun, 09 Sep 2001 01:47:40 GMT"), Duration::from_mins(1));
+        assert_eq!(
+            read("Sun, 09 Sep 2001 01:47:40 GMT"),
+            Duration::from_mins(1)
+        );
         assert_eq!(read("Sun, 09 Sep 2001 01:40:00 GMT"), DEFAULT_RETRY_AFTER);
         assert_eq!(read("soon"), DEFAULT_RETRY_AFTER);
         assert_eq!(retry_after(&HeaderMap::new(), now), DEFAULT_RETRY_AFTER);

@@ -47,13 +47,19 @@ struct Closed {
 
 impl Gates {
     pub(super) fn new(per_host: usize) -> Self {
-        Self { hosts: Cache::new(MAX_HOSTS), per_host }
+        Self {
+            hosts: Cache::new(MAX_HOSTS),
+            per_host,
+        }
     }
 
     pub(super) fn host(&self, name: &str) -> Arc<Host> {
         let fresh = || {
             let slots = Arc::new(Semaphore::new(self.per_host));
-            Ok::<_, std::convert::Infallible>(Arc::new(Host { slots, state: Mutex::default() }))
+            Ok::<_, std::convert::Infallible>(Arc::new(Host {
+                slots,
+                state: Mutex::default(),
+            }))
         };
         match self.hosts.get_or_insert_with(name, fresh) {
             Ok(host) => host,
@@ -104,18 +110,26 @@ impl Host {
         let mut state = self.state();
         state.timeouts += 1;
         // Requests that were under way when the gate closed tell nothing new.
-        let closed = state.closed.is_some_and(|closed| closed.until > Instant::now());
+        let closed = state
+            .closed
+            .is_some_and(|closed| closed.until > Instant::now());
         if state.timeouts >= MAX_TIMEOUTS && !closed {
             state.pause = (state.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
             let until = Instant::now() + state.pause;
-            state.closed = Some(Closed { until, rate_limited: false });
+            state.closed = Some(Closed {
+                until,
+                rate_limited: false,
+            });
         }
     }
 
     /// The host limits its rate.
     pub(super) fn rate_limited(&self, retry_after: Duration) {
         let until = Instant::now() + retry_after.min(LONGEST_RETRY_AFTER);
-        self.state().closed = Some(Closed { until, rate_limited: true });
+        self.state().closed = Some(Closed {
+            until,
+            rate_limited: true,
+        });
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -139,7 +153,11 @@ mod tests {
         assert!(host.enter("reg").await.is_ok());
         host.timed_out();
         let error = gates.host("reg").enter("reg").await.unwrap_err();
-        assert!(error.retry_after().is_some_and(|after| after <= FIRST_PAUSE));
+        assert!(
+            error
+                .retry_after()
+                .is_some_and(|after| after <= FIRST_PAUSE)
+        );
         host.answered();
         assert!(host.enter("reg").await.is_ok());
     }
@@ -149,13 +167,19 @@ mod tests {
         let gates = Gates::new(1);
         let host = gates.host("reg");
         let slot = host.enter("reg").await.unwrap();
-        let waiting = { let host = host.clone(); tokio::spawn(async move { host.enter("reg").await.map(drop) }) };
+        let waiting = {
+            let host = host.clone();
+            tokio::spawn(async move { host.enter("reg").await.map(drop) })
+        };
         tokio::task::yield_now().await;
         host.rate_limited(Duration::from_secs(5));
         drop(slot);
         let error = waiting.await.unwrap().unwrap_err();
         assert!(matches!(error, ImageError::RateLimited { .. }), "{error}");
         host.answered();
-        assert!(host.enter("reg").await.is_err(), "an answer does not lift a rate limit");
+        assert!(
+            host.enter("reg").await.is_err(),
+            "an answer does not lift a rate limit"
+        );
     }
 }

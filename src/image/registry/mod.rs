@@ -6,8 +6,8 @@ mod gate;
 
 use crate::image::reference::{Reference, host_and_port};
 
-pub use client::{Settings, TlsError};
 pub(crate) use client::{Answer, Head, Registry};
+pub use client::{Settings, TlsError};
 
 /// Where a registry's API is.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -22,13 +22,19 @@ impl Endpoint {
     pub(crate) fn of(reference: &Reference, plain_http: &[String]) -> Self {
         let host = reference.api_host().to_ascii_lowercase();
         let plain_http = is_plain_loopback(&host)
-            || plain_http.iter().any(|name| name.eq_ignore_ascii_case(&host));
+            || plain_http
+                .iter()
+                .any(|name| name.eq_ignore_ascii_case(&host));
         Self { host, plain_http }
     }
 
     /// `http://host:port/v2/` or `https://…`
     fn base(&self) -> String {
-        format!("{}://{}/v2/", if self.plain_http { "http" } else { "https" }, self.host)
+        format!(
+            "{}://{}/v2/",
+            if self.plain_http { "http" } else { "https" },
+            self.host
+        )
     }
 }
 

@@ -30,7 +30,8 @@ impl Default for Case {
 
 impl Case {
     fn owned(mut self, text: &str) -> Self {
-        self.annotations.insert(annotation::TAINT.to_owned(), text.to_owned());
+        self.annotations
+            .insert(annotation::TAINT.to_owned(), text.to_owned());
         self
     }
 
@@ -62,7 +63,10 @@ const ARM: &str = "kubernetes.io/arch=arm64:NoSchedule";
 const AMD: &str = "kubernetes.io/arch=amd64:NoSchedule";
 
 fn kind(key: &str) -> TaintKind {
-    TaintKind { key: key.to_owned(), effect: super::super::Effect::NoSchedule }
+    TaintKind {
+        key: key.to_owned(),
+        effect: super::super::Effect::NoSchedule,
+    }
 }
 
 #[test]
@@ -77,14 +81,24 @@ fn an_untainted_node_is_tainted_and_claimed() {
 
 #[test]
 fn nothing_to_do_is_the_usual_case() {
-    assert_eq!(Case::default().owned(ARM).tainted(ARM).decide(), (None, None));
+    assert_eq!(
+        Case::default().owned(ARM).tainted(ARM).decide(),
+        (None, None)
+    );
     let foreign = Case::default().tainted(ARM);
-    assert_eq!(foreign.decide(), (None, None), "an identical foreign taint is not claimed");
+    assert_eq!(
+        foreign.decide(),
+        (None, None),
+        "an identical foreign taint is not claimed"
+    );
 }
 
 #[test]
 fn a_foreign_taint_with_another_value_is_a_conflict() {
-    let problem = Problem::Conflict { wanted: taint(ARM), value: "amd64".to_owned() };
+    let problem = Problem::Conflict {
+        wanted: taint(ARM),
+        value: "amd64".to_owned(),
+    };
     assert_eq!(Case::default().tainted(AMD).decide(), (None, Some(problem)));
 }
 
@@ -111,7 +125,13 @@ fn a_changed_configuration_moves_the_taint() {
         correct: None,
     };
     assert_eq!(moved, expected);
-    let foreign = Case::default().owned(old).tainted(old).tainted(ARM).decide().0.unwrap();
+    let foreign = Case::default()
+        .owned(old)
+        .tainted(old)
+        .tainted(ARM)
+        .decide()
+        .0
+        .unwrap();
     let expected = Change {
         remove: Some((1, kind("old/key"))),
         ownership: Some(Ownership::Nothing),
@@ -132,7 +152,8 @@ fn nodes_that_are_not_to_be_tainted_are_released() {
         Case::default().with(|case| case.labels = ignore()),
         Case::default().with(|case| case.annotations = ignore()),
         Case::default().with(|case| case.config.taint.manage = false),
-        Case::default().with(|case| case.config.taint.architectures = vec!["amd64".parse().unwrap()]),
+        Case::default()
+            .with(|case| case.config.taint.architectures = vec!["amd64".parse().unwrap()]),
         Case::default().with(|case| {
             case.config.taint.node_selector = "pool=arm".to_owned().try_into().unwrap();
         }),
@@ -157,7 +178,10 @@ fn clean_takes_only_the_recorded_taint() {
     assert_eq!(clean(&own.node()).unwrap().remove, Some((1, kind(KEY))));
     let changed = Case::default().owned(ARM).tainted(AMD);
     let change = clean(&changed.node()).unwrap();
-    assert_eq!((change.remove, change.ownership), (None, Some(Ownership::Nothing)));
+    assert_eq!(
+        (change.remove, change.ownership),
+        (None, Some(Ownership::Nothing))
+    );
     assert_eq!(clean(&Case::default().tainted(ARM).node()), None);
 }
 
@@ -167,9 +191,14 @@ fn a_decision_once_carried_out_is_stable() {
     for case in [
         Case::default(),
         Case::default().owned(AMD).tainted(AMD),
-        Case::default().owned("old/key=arm64:NoSchedule").tainted("old/key=arm64:NoSchedule"),
+        Case::default()
+            .owned("old/key=arm64:NoSchedule")
+            .tainted("old/key=arm64:NoSchedule"),
         Case::default().owned("nonsense"),
-        Case::default().owned(ARM).tainted(ARM).with(|case| case.config.taint.manage = false),
+        Case::default()
+            .owned(ARM)
+            .tainted(ARM)
+            .with(|case| case.config.taint.manage = false),
     ] {
         let mut case = case;
         let (change, _) = case.decide();
@@ -183,7 +212,8 @@ fn a_decision_once_carried_out_is_stable() {
         case.taints.extend(change.add.map(|taint| taint.to_json()));
         match change.ownership {
             Some(Ownership::Of(taint)) => {
-                case.annotations.insert(annotation::TAINT.to_owned(), taint.to_string());
+                case.annotations
+                    .insert(annotation::TAINT.to_owned(), taint.to_string());
             }
             Some(Ownership::Nothing) => drop(case.annotations.remove(annotation::TAINT)),
             None => {}

@@ -17,7 +17,10 @@ fn image(platforms: &[&str]) -> PlatformSet {
         let (os, architecture) = text.split_once('/').unwrap();
         Platform::new(os, architecture, "").unwrap()
     };
-    PlatformSet::new(platforms.iter().map(platform).collect(), Note::NoArchitecture)
+    PlatformSet::new(
+        platforms.iter().map(platform).collect(),
+        Note::NoArchitecture,
+    )
 }
 
 #[test]
@@ -25,21 +28,68 @@ fn intersections() {
     let none = PlatformSet::None(Note::NotAnImage);
     let multi = image(&["linux/amd64", "linux/arm64", "linux/s390x"]);
     for (images, os, expected) in [
-        (vec![&multi], "linux", Decision::Architectures(set(&["amd64", "arm64", "s390x"]))),
-        (vec![&multi, &image(&["linux/arm64", "linux/amd64"]), &image(&["linux/arm64"])], "linux",
-            Decision::Architectures(set(&["arm64"]))),
-        (vec![&image(&["linux/amd64"]), &image(&["linux/arm64"])], "linux", Decision::NoCommonArchitecture),
-        (vec![&none, &image(&["linux/arm64"])], "linux", Decision::Architectures(set(&["arm64"]))),
+        (
+            vec![&multi],
+            "linux",
+            Decision::Architectures(set(&["amd64", "arm64", "s390x"])),
+        ),
+        (
+            vec![
+                &multi,
+                &image(&["linux/arm64", "linux/amd64"]),
+                &image(&["linux/arm64"]),
+            ],
+            "linux",
+            Decision::Architectures(set(&["arm64"])),
+        ),
+        (
+            vec![&image(&["linux/amd64"]), &image(&["linux/arm64"])],
+            "linux",
+            Decision::NoCommonArchitecture,
+        ),
+        (
+            vec![&none, &image(&["linux/arm64"])],
+            "linux",
+            Decision::Architectures(set(&["arm64"])),
+        ),
         (vec![&none, &none], "linux", Decision::StepAside),
         (vec![], "linux", Decision::StepAside),
-        (vec![&image(&["linux/386"])], "linux", Decision::Architectures(set(&["386", "amd64"]))),
-        (vec![&image(&["linux/386"]), &image(&["linux/amd64"])], "linux", Decision::Architectures(set(&["amd64"]))),
-        (vec![&image(&["linux/amd64", "windows/arm64"])], "linux", Decision::Architectures(set(&["amd64"]))),
-        (vec![&image(&["linux/amd64", "windows/arm64"])], "windows", Decision::Architectures(set(&["arm64"]))),
-        (vec![&image(&["linux/amd64"])], "windows", Decision::NoCommonArchitecture),
-        (vec![&image(&["/arm64"])], "windows", Decision::Architectures(set(&["arm64"]))),
+        (
+            vec![&image(&["linux/386"])],
+            "linux",
+            Decision::Architectures(set(&["386", "amd64"])),
+        ),
+        (
+            vec![&image(&["linux/386"]), &image(&["linux/amd64"])],
+            "linux",
+            Decision::Architectures(set(&["amd64"])),
+        ),
+        (
+            vec![&image(&["linux/amd64", "windows/arm64"])],
+            "linux",
+            Decision::Architectures(set(&["amd64"])),
+        ),
+        (
+            vec![&image(&["linux/amd64", "windows/arm64"])],
+            "windows",
+            Decision::Architectures(set(&["arm64"])),
+        ),
+        (
+            vec![&image(&["linux/amd64"])],
+            "windows",
+            Decision::NoCommonArchitecture,
+        ),
+        (
+            vec![&image(&["/arm64"])],
+            "windows",
+            Decision::Architectures(set(&["arm64"])),
+        ),
     ] {
-        assert_eq!(policy().decide(images.clone(), &os.parse().unwrap()), expected, "{images:?} {os}");
+        assert_eq!(
+            policy().decide(images.clone(), &os.parse().unwrap()),
+            expected,
+            "{images:?} {os}"
+        );
     }
 }
 
@@ -49,8 +99,14 @@ fn only_schedulable_architectures_count() {
     policy.schedulable = set(&["arm64"]);
     let linux = Os::linux();
     let both = image(&["linux/amd64", "linux/arm64"]);
-    assert_eq!(policy.decide([&both], &linux), Decision::Architectures(set(&["arm64"])));
-    assert_eq!(policy.decide([&image(&["linux/amd64"])], &linux), Decision::NoCommonArchitecture);
+    assert_eq!(
+        policy.decide([&both], &linux),
+        Decision::Architectures(set(&["arm64"]))
+    );
+    assert_eq!(
+        policy.decide([&image(&["linux/amd64"])], &linux),
+        Decision::NoCommonArchitecture
+    );
 }
 
 #[test]
@@ -65,12 +121,20 @@ fn only_what_is_missing_is_added() {
         (&both, vec![], vec![amd64.clone(), arm64.clone()]),
         (&both, vec![user.clone()], vec![amd64.clone()]),
         (&both, vec![everything.clone()], vec![]),
-        (&Decision::StepAside, vec![amd64.clone(), arm64.clone()], vec![any.clone()]),
+        (
+            &Decision::StepAside,
+            vec![amd64.clone(), arm64.clone()],
+            vec![any.clone()],
+        ),
         (&Decision::StepAside, vec![everything], vec![]),
         (&Decision::StepAside, vec![any.clone()], vec![]),
         (&Decision::NoCommonArchitecture, vec![], vec![]),
     ] {
-        assert_eq!(policy().missing_tolerations(decision, &existing), expected, "{decision:?}");
+        assert_eq!(
+            policy().missing_tolerations(decision, &existing),
+            expected,
+            "{decision:?}"
+        );
     }
     assert_eq!(both.annotation(), "amd64,arm64");
 }

@@ -1,0 +1,118 @@
+//! The connection to the API server.
+
+use std::{
+    path::Path,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use http::{Method, Request, Response};
+use kube::{
+    Client, Config,
+    client::ClientBuilder,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use tower::{Layer, Service};
+
+use crate::metrics::ApiRequests;
+
+/// Why there is no connection to a cluster.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Neither a kubeconfig nor a service account.
+    #[error("no cluster: set KUBECONFIG, --kubeconfig or run inside of one")]
+    NoCluster(#[source] kube::config::InferConfigError),
+    /// The kubeconfig is not usable.
+    #[error("the kubeconfig is not usable")]
+    Kubeconfig(#[from] kube::config::KubeconfigError),
+    /// The client cannot be made from it.
+    #[error("cannot make a client for the cluster")]
+    Client(#[from] kube::Error),
+}
+
+/// A client for the cluster of `kubeconfig` and `context`, or the one that `kubectl` or a pod would use.
+pub async fn connect(
+    kubeconfig: Option<&Path>,
+    context: Option<&str>,
+    metrics: ApiRequests,
+) -> Result<Client, ClientError> {
+    let options = KubeConfigOptions {
+        context: context.map(str::to_owned),
+        ..KubeConfigOptions::default()
+    };
+    let mut config = match kubeconfig {
+        Some(path) => {
+            Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await?
+        }
+        None if context.is_some() => Config::from_kubeconfig(&options).await?,
+        None => Config::infer().await.map_err(ClientError::NoCluster)?,
+    };
+    // Its retries go on for minutes, up to a thousand seconds apart: ours are bounded instead.
+    config.default_retry = false;
+    config.connect_timeout = Some(Duration::from_secs(5));
+    Ok(ClientBuilder::try_from(config)?
+        .with_layer(&Count(metrics))
+        .build())
+}
+
+/// Counts requests by verb and result.
+#[derive(Clone)]
+struct Count(ApiRequests);
+
+#[derive(Clone)]
+struct Counted<S> {
+    inner: S,
+    metrics: ApiRequests,
+}
+
+impl<S> Layer<S> for Count {
+    type Service = Counted<S>;
+
+    fn layer(&self, inner: S) -> Counted<S> {
+        Counted {
+            inner,
+            metrics: self.0.clone(),
+        }
+    }
+}
+
+impl<S, A, B> Service<Request<A>> for Counted<S>
+where
+    S: Service<Request<A>, Response = Response<B>>,
+    S::Future: Send + 'static,
+    B: Send + 'static,
+    S::Error: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<S::Response, S::Error>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<A>) -> Self::Future {
+        let verb = verb(request.method(), request.uri().query().unwrap_or_default());
+        let metrics = self.metrics.clone();
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = answer.await;
+            metrics.count(verb, answer.as_ref().ok().map(Response::status));
+            answer
+        })
+    }
+}
+
+fn verb(method: &Method, query: &str) -> &'static str {
+    match *method {
+        Method::GET if query.contains("watch=true") => "watch",
+        Method::GET if query.contains("limit=") => "list",
+        Method::GET => "get",
+        Method::POST => "create",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => "other",
+    }
+}

@@ -1,0 +1,240 @@
+//! The Lease: held by whoever writes, so that nobody does work twice.
+//!
+//! Every patch is guarded, so two holders for a moment are harmless. A lease counts as expired when its
+//! record has not changed for its duration *as observed here*; the holder's clock is never compared
+//! with ours (client-go's rule, `k8s.io/client-go/tools/leaderelection`).
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+};
+use kube::{Api, Client, api::PostParams};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics::Metrics;
+
+use super::NAME;
+
+/// How long a holder that does not renew is believed to be alive.
+const DURATION: Duration = Duration::from_secs(15);
+/// Renewed three times in its duration.
+const RENEW: Duration = Duration::from_secs(5);
+/// How often a candidate looks.
+const RETRY: Duration = Duration::from_secs(2);
+/// Of one call: short, so that a holder knows in time that it cannot renew.
+const TIMEOUT: Duration = Duration::from_secs(4);
+
+/// What a candidate saw of the lease, and since when.
+struct Observed {
+    record: LeaseSpec,
+    since: Instant,
+}
+
+/// Holds the lease, or tries to, until it is cancelled; then gives it back.
+pub struct Elector {
+    api: Api<Lease>,
+    identity: String,
+    leading: watch::Sender<bool>,
+    metrics: Metrics,
+}
+
+impl Elector {
+    /// A candidate called `identity` in `namespace`, and where to see whether it leads.
+    pub fn new(
+        client: Client,
+        namespace: &str,
+        identity: String,
+        metrics: Metrics,
+    ) -> (Self, watch::Receiver<bool>) {
+        let (leading, receiver) = watch::channel(false);
+        (
+            Self {
+                api: Api::namespaced(client, namespace),
+                identity,
+                leading,
+                metrics,
+            },
+            receiver,
+        )
+    }
+
+    /// Runs until `stop`. Whoever writes has to be done by then.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut observed: Option<Observed> = None;
+        let mut renewed = Instant::now();
+        loop {
+            let attempt = tokio::time::timeout(TIMEOUT, self.attempt(&mut observed));
+            let result = tokio::select! {
+                () = stop.cancelled() => break,
+                result = attempt => result,
+            };
+            match result {
+                Ok(Ok(leads)) => {
+                    if leads {
+                        renewed = Instant::now();
+                    }
+                    self.set(leads);
+                }
+                Ok(Err(error)) => {
+                    let conflict = matches!(&error, kube::Error::Api(s) if s.code == 409);
+                    if !conflict {
+                        tracing::warn!(error = %crate::image::chain(&error), "cannot renew the lease");
+                    }
+                }
+                Err(_) => tracing::warn!("cannot renew the lease: the API server does not answer"),
+            }
+            // Given up before anybody else may take it.
+            if renewed.elapsed() + RENEW >= DURATION {
+                self.set(false);
+            }
+            let pause = if *self.leading.borrow() { RENEW } else { RETRY };
+            tokio::select! {
+                () = stop.cancelled() => break,
+                () = tokio::time::sleep(jitter(pause)) => {}
+            }
+        }
+        if self.set(false) {
+            match tokio::time::timeout(TIMEOUT, self.release()).await {
+                Ok(Ok(())) => tracing::info!("lease released"),
+                Ok(Err(error)) => {
+                    tracing::warn!(error = %crate::image::chain(&error), "lease not released")
+                }
+                Err(_) => tracing::warn!("lease not released in time"),
+            }
+        }
+    }
+
+    /// Returns the previous value.
+    fn set(&self, leading: bool) -> bool {
+        let before = self.leading.send_replace(leading);
+        if before != leading {
+            self.metrics.set_leader(leading);
+            let (identity, state) = (
+                &self.identity,
+                if leading { "leading" } else { "not leading" },
+            );
+            tracing::info!(identity, "{state}");
+        }
+        before
+    }
+
+    /// Creates, takes or renews the lease; `false` while somebody else holds it.
+    async fn attempt(&self, observed: &mut Option<Observed>) -> Result<bool, kube::Error> {
+        let Some(mut lease) = self.api.get_opt(NAME).await? else {
+            let metadata = ObjectMeta {
+                name: Some(NAME.to_owned()),
+                ..ObjectMeta::default()
+            };
+            let lease = Lease {
+                metadata,
+                spec: Some(self.record(None)),
+            };
+            self.api.create(&PostParams::default(), &lease).await?;
+            return Ok(true);
+        };
+        let record = lease.spec.clone().unwrap_or_default();
+        let holder = record.holder_identity.clone().unwrap_or_default();
+        if !holder.is_empty() && holder != self.identity {
+            let unchanged = observed.as_ref().filter(|seen| seen.record == record);
+            let since = unchanged.map_or_else(Instant::now, |seen| seen.since);
+            let lasts = duration_of(&record);
+            *observed = Some(Observed {
+                record: record.clone(),
+                since,
+            });
+            if since.elapsed() < lasts {
+                return Ok(false);
+            }
+        }
+        // The resourceVersion that came with the lease guards against another candidate.
+        lease.spec = Some(self.record(Some(&record)));
+        self.api
+            .replace(NAME, &PostParams::default(), &lease)
+            .await?;
+        Ok(true)
+    }
+
+    fn record(&self, before: Option<&LeaseSpec>) -> LeaseSpec {
+        let now = || Some(MicroTime(jiff::Timestamp::now()));
+        let mine = before.filter(|b| b.holder_identity.as_ref() == Some(&self.identity));
+        let transitions = before
+            .and_then(|before| before.lease_transitions)
+            .unwrap_or_default();
+        LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: Some(i32::try_from(DURATION.as_secs()).unwrap_or(i32::MAX)),
+            acquire_time: mine.and_then(|mine| mine.acquire_time.clone()).or_else(now),
+            renew_time: now(),
+            lease_transitions: Some(if mine.is_some() {
+                transitions
+            } else {
+                transitions + 1
+            }),
+            ..LeaseSpec::default()
+        }
+    }
+
+    async fn release(&self) -> Result<(), kube::Error> {
+        let mut lease = self.api.get(NAME).await?;
+        let spec = lease.spec.get_or_insert_default();
+        if spec.holder_identity.as_ref() != Some(&self.identity) {
+            return Ok(());
+        }
+        spec.holder_identity = None;
+        spec.renew_time = None;
+        self.api
+            .replace(NAME, &PostParams::default(), &lease)
+            .await
+            .map(drop)
+    }
+}
+
+fn duration_of(record: &LeaseSpec) -> Duration {
+    let seconds = record
+        .lease_duration_seconds
+        .and_then(|s| u64::try_from(s).ok());
+    seconds.map_or(DURATION, Duration::from_secs)
+}
+
+/// Up to a tenth more, so that candidates do not march in step.
+fn jitter(time: Duration) -> Duration {
+    use std::hash::{BuildHasher, RandomState};
+    #[allow(clippy::cast_precision_loss, reason = "any number will do")]
+    let part = (RandomState::new().hash_one(0) % 1000) as f64 / 10_000.0;
+    time.mul_f64(1.0 + part)
+}
+
+/// Who holds the lease, if somebody does who renews it: seen to be renewed lately by its own time, or
+/// seen to change while waiting for its whole duration.
+pub async fn live_holder(api: &Api<Lease>) -> Result<Option<String>, kube::Error> {
+    let record = |lease: Option<Lease>| lease.and_then(|lease| lease.spec);
+    let holder = |record: &LeaseSpec| record.holder_identity.clone().filter(|h| !h.is_empty());
+    let Some(first) = record(api.get_opt(NAME).await?) else {
+        return Ok(None);
+    };
+    let Some(name) = holder(&first) else {
+        return Ok(None);
+    };
+    let lasts = duration_of(&first);
+    let looks_fresh = first.renew_time.as_ref().is_some_and(|time| {
+        let age = jiff::Timestamp::now().duration_since(time.0).unsigned_abs();
+        age < lasts
+    });
+    if looks_fresh {
+        return Ok(Some(name));
+    }
+    // By our clock it has expired, but clocks differ: a live holder renews within the duration.
+    let deadline = Instant::now() + lasts;
+    while Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        match record(api.get_opt(NAME).await?) {
+            Some(now) if now == first => {}
+            Some(now) => return Ok(holder(&now)),
+            None => return Ok(None),
+        }
+    }
+    Ok(None)
+}

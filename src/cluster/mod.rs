@@ -1,0 +1,23 @@
+//! All Kubernetes plumbing: slim types, watches, guarded patches, events, the Lease.
+
+pub mod access;
+pub mod client;
+pub mod events;
+pub mod lease;
+pub mod objects;
+pub mod patch;
+pub mod spec;
+pub mod watch;
+pub mod writer;
+
+use std::time::Duration;
+
+/// Of one call that is no watch. The API server's own limit for requests is a minute; what takes
+/// longer than this is better tried again.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Field manager of every write.
+pub const FIELD_MANAGER: &str = "archaware";
+/// Name of the Lease, the Deployment and everything else of archaware's own.
+pub const NAME: &str = "archaware";
+/// Objects per page of a list: a page of large pods is a few MiB.
+pub const PAGE: u32 = 250;

@@ -1,0 +1,362 @@
+//! The parts of Kubernetes objects that archaware reads. What is not declared is not parsed, so a
+//! watched pod costs about a kilobyte instead of seventy.
+//!
+//! None of these can be serialised: nobody can write a truncated object back. Every field has a
+//! default, so no object can be too odd to be read.
+
+use std::{borrow::Cow, collections::BTreeMap};
+
+use k8s_openapi::{
+    ClusterResourceScope, NamespaceResourceScope,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time},
+};
+use kube::Resource;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use crate::placement::annotation;
+
+/// A pod.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Pod {
+    /// Metadata; see [`metadata`].
+    #[serde(deserialize_with = "metadata")]
+    pub metadata: ObjectMeta,
+    /// What is asked for.
+    pub spec: PodSpec,
+    /// What is.
+    pub status: PodStatus,
+}
+
+/// A pod's spec, also a template's.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodSpec {
+    /// Set once the pod is bound.
+    pub node_name: Option<String>,
+    /// Containers.
+    pub containers: Vec<Container>,
+    /// Init containers, sidecars included.
+    pub init_containers: Vec<Container>,
+    /// Ephemeral containers.
+    pub ephemeral_containers: Vec<Container>,
+    /// Volumes; only those that are images say anything here.
+    pub volumes: Vec<Volume>,
+    /// As the API holds them: a typed round trip would drop unknown fields, and a guard would never
+    /// match again.
+    pub tolerations: Option<Vec<Value>>,
+    /// Required node labels.
+    pub node_selector: BTreeMap<String, String>,
+    /// Affinity; only required node affinity is read.
+    pub affinity: Affinity,
+    /// The pod's OS.
+    pub os: Option<PodOs>,
+    /// Its priority class.
+    pub priority_class_name: Option<String>,
+}
+
+/// `spec.os`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct PodOs {
+    /// `linux` or `windows`.
+    pub name: String,
+}
+
+/// A container of any kind.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Container {
+    /// Its image.
+    pub image: Option<String>,
+    /// `Always`, `IfNotPresent` or `Never`.
+    pub image_pull_policy: Option<String>,
+}
+
+/// A volume.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Volume {
+    /// Set for volumes that are images.
+    pub image: Option<ImageVolume>,
+}
+
+/// `volumes[].image`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ImageVolume {
+    /// The image.
+    pub reference: Option<String>,
+    /// `Always`, `IfNotPresent` or `Never`.
+    pub pull_policy: Option<String>,
+}
+
+/// `spec.affinity`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Affinity {
+    /// Node affinity.
+    pub node_affinity: Option<NodeAffinity>,
+}
+
+/// `spec.affinity.nodeAffinity`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeAffinity {
+    /// Required terms; one of them has to match.
+    pub required_during_scheduling_ignored_during_execution: Option<NodeSelector>,
+}
+
+/// A node selector.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeSelector {
+    /// Alternatives.
+    pub node_selector_terms: Vec<NodeSelectorTerm>,
+}
+
+/// One alternative.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeSelectorTerm {
+    /// Requirements on labels; all have to hold.
+    pub match_expressions: Vec<Requirement>,
+}
+
+/// A requirement on a label.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Requirement {
+    /// The label.
+    pub key: String,
+    /// `In`, `Exists`, …
+    pub operator: String,
+    /// For `In` and `NotIn`.
+    pub values: Vec<String>,
+}
+
+/// A pod's status.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct PodStatus {
+    /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
+    pub phase: Option<String>,
+}
+
+/// A node.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Node {
+    /// Metadata; see [`metadata`].
+    #[serde(deserialize_with = "metadata")]
+    pub metadata: ObjectMeta,
+    /// What is asked for.
+    pub spec: NodeSpec,
+    /// What is.
+    pub status: NodeStatus,
+}
+
+/// A node's spec.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NodeSpec {
+    /// As the API holds them.
+    pub taints: Option<Vec<Value>>,
+}
+
+/// A node's status.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeStatus {
+    /// What the kubelet says of its machine.
+    pub node_info: NodeInfo,
+}
+
+/// `status.nodeInfo`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NodeInfo {
+    /// GOARCH of the kubelet.
+    pub architecture: String,
+}
+
+/// A DaemonSet.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct DaemonSet {
+    /// Metadata; see [`metadata`].
+    #[serde(deserialize_with = "metadata")]
+    pub metadata: ObjectMeta,
+    /// What is asked for.
+    pub spec: DaemonSetSpec,
+}
+
+/// A DaemonSet's spec.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct DaemonSetSpec {
+    /// Of its pods.
+    pub template: PodTemplate,
+}
+
+/// A pod template.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct PodTemplate {
+    /// Metadata; see [`metadata`].
+    #[serde(deserialize_with = "metadata")]
+    pub metadata: ObjectMeta,
+    /// What is asked for.
+    pub spec: PodSpec,
+}
+
+/// A namespace: only its metadata matters.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Namespace {
+    /// Metadata; see [`metadata`].
+    #[serde(deserialize_with = "metadata")]
+    pub metadata: ObjectMeta,
+}
+
+/// An object's metadata without what archaware does not read: `managedFields` is often the largest
+/// part, and annotations of others can hold whole manifests. An empty map says that there are only
+/// annotations of others; `None` that there are none, which a patch that adds one has to know.
+fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    #[derive(Deserialize, Default)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Slim {
+        name: Option<String>,
+        namespace: Option<String>,
+        uid: Option<String>,
+        resource_version: Option<String>,
+        creation_timestamp: Option<Time>,
+        deletion_timestamp: Option<Time>,
+        labels: Option<BTreeMap<String, String>>,
+        annotations: Option<BTreeMap<String, String>>,
+        owner_references: Option<Vec<OwnerReference>>,
+    }
+    let mut slim = Option::<Slim>::deserialize(deserializer)?.unwrap_or_default();
+    if let Some(annotations) = &mut slim.annotations {
+        annotations.retain(|name, _| name.starts_with(annotation::PREFIX) || name == MIRROR);
+    }
+    Ok(ObjectMeta {
+        name: slim.name,
+        namespace: slim.namespace,
+        uid: slim.uid,
+        resource_version: slim.resource_version,
+        creation_timestamp: slim.creation_timestamp,
+        deletion_timestamp: slim.deletion_timestamp,
+        labels: slim.labels,
+        annotations: slim.annotations,
+        owner_references: slim.owner_references,
+        ..ObjectMeta::default()
+    })
+}
+
+/// The kubelet marks with it the API's picture of a static pod.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+impl Pod {
+    /// Whether archaware has any business with it: nobody schedules a pod that is being deleted, has
+    /// finished, or is the mirror of a static one.
+    pub fn is_in_scope(&self) -> bool {
+        let finished = matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        let annotations = self.metadata.annotations.as_ref();
+        let mirror = annotations.is_some_and(|annotations| annotations.contains_key(MIRROR));
+        self.metadata.deletion_timestamp.is_none() && !finished && !mirror
+    }
+}
+
+impl PodSpec {
+    /// The cluster itself needs these (`scheduling.k8s.io/v1`, the two built-in classes).
+    pub fn is_system_critical(&self) -> bool {
+        let class = self.priority_class_name.as_deref();
+        matches!(
+            class,
+            Some("system-cluster-critical" | "system-node-critical")
+        )
+    }
+}
+
+macro_rules! resource {
+    ($type:ident, $scope:ty, $group:literal, $plural:literal) => {
+        impl Resource for $type {
+            type DynamicType = ();
+            type Scope = $scope;
+
+            fn kind((): &()) -> Cow<'_, str> {
+                stringify!($type).into()
+            }
+
+            fn group((): &()) -> Cow<'_, str> {
+                $group.into()
+            }
+
+            fn version((): &()) -> Cow<'_, str> {
+                "v1".into()
+            }
+
+            fn plural((): &()) -> Cow<'_, str> {
+                $plural.into()
+            }
+
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+resource!(Pod, NamespaceResourceScope, "", "pods");
+resource!(Node, ClusterResourceScope, "", "nodes");
+resource!(DaemonSet, NamespaceResourceScope, "apps", "daemonsets");
+resource!(Namespace, ClusterResourceScope, "", "namespaces");
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_read_is_kept() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {
+                "name": "p", "uid": "u",
+                "annotations": {"archaware.dev/mode": "any", "other": "dropped"},
+                "managedFields": [{"fieldsV1": {}}],
+            },
+            "spec": {
+                "containers": [{"name": "c", "image": "a", "unknown": 1}],
+                "volumes": [{"name": "v", "image": {"reference": "b"}}, {"name": "w", "emptyDir": {}}],
+                "tolerations": [{"key": "k", "unknown": true}],
+            },
+        }))
+        .unwrap();
+        let annotations = pod.metadata.annotations.unwrap();
+        assert_eq!(annotations.len(), 1);
+        assert!(pod.metadata.managed_fields.is_none());
+        assert_eq!(
+            pod.spec.tolerations,
+            Some(vec![json!({"key": "k", "unknown": true})])
+        );
+        assert_eq!(pod.spec.volumes.len(), 2);
+    }
+
+    #[test]
+    fn anything_can_be_read() {
+        for odd in [
+            json!({}),
+            json!({"metadata": {}}),
+            json!({"metadata": null, "spec": {}}),
+        ] {
+            assert!(serde_json::from_value::<Pod>(odd.clone()).is_ok(), "{odd}");
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! JSON patches that change nothing unless what they rely on still holds.
+//!
+//! Tolerations and taints are atomic lists without a merge key, so every other kind of patch replaces
+//! them as a whole. An append commutes with the appends of others; `test` operations keep it from being
+//! made twice, or on an object that was replaced under the same name. A `resourceVersion` is never
+//! sent: a node's changes with every heartbeat.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Value, json};
+
+use crate::placement::{
+    annotation, daemon_set,
+    node::{self, Ownership},
+    pod::Decision,
+};
+
+use super::objects::{DaemonSet, Node, Pod};
+
+/// The operations of one patch, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JsonPatch(Vec<Value>);
+
+impl JsonPatch {
+    /// Only the object with this uid is meant, not another one of its name.
+    fn of(metadata: &ObjectMeta) -> Self {
+        let mut patch = Self(Vec::new());
+        if let Some(uid) = &metadata.uid {
+            patch.test("/metadata/uid", json!(uid));
+        }
+        patch
+    }
+
+    fn push(&mut self, op: &str, path: &str, value: Value) {
+        self.0
+            .push(json!({ "op": op, "path": path, "value": value }));
+    }
+
+    fn test(&mut self, path: &str, value: Value) {
+        self.push("test", path, value);
+    }
+
+    fn add(&mut self, path: &str, value: Value) {
+        self.push("add", path, value);
+    }
+
+    fn remove(&mut self, path: &str) {
+        self.0.push(json!({ "op": "remove", "path": path }));
+    }
+
+    /// Appends to a list that is as it was seen. A missing list passes a test for null.
+    fn append(&mut self, path: &str, seen: Option<&Vec<Value>>, values: Vec<Value>) {
+        self.test(path, json!(seen));
+        self.append_unseen(path, seen.is_some(), values);
+    }
+
+    fn append_unseen(&mut self, path: &str, exists: bool, values: Vec<Value>) {
+        if exists {
+            for value in values {
+                self.add(&format!("{path}/-"), value);
+            }
+        } else if !values.is_empty() {
+            self.add(path, Value::Array(values));
+        }
+    }
+
+    /// Sets or drops an annotation that still has the value that was seen.
+    fn annotate(&mut self, metadata: &ObjectMeta, name: &str, value: Option<&str>) {
+        let path = format!(
+            "/metadata/annotations/{}",
+            name.replace('~', "~0").replace('/', "~1")
+        );
+        let Some(annotations) = &metadata.annotations else {
+            if let Some(value) = value {
+                self.test("/metadata/annotations", Value::Null);
+                self.add("/metadata/annotations", json!({ name: value }));
+            }
+            return;
+        };
+        let seen = annotations.get(name);
+        self.test(&path, json!(seen));
+        match value {
+            Some(value) => self.add(&path, json!(value)),
+            None if seen.is_some() => self.remove(&path),
+            None => {}
+        }
+    }
+
+    /// The operations, for the API.
+    pub fn into_operations(self) -> Value {
+        Value::Array(self.0)
+    }
+}
+
+/// Adds tolerations to a pod and records the decision. They can never be taken away again.
+pub fn pod(pod: &Pod, tolerations: Vec<Value>, decision: &Decision) -> JsonPatch {
+    let mut patch = JsonPatch::of(&pod.metadata);
+    patch.append(
+        "/spec/tolerations",
+        pod.spec.tolerations.as_ref(),
+        tolerations,
+    );
+    patch.annotate(
+        &pod.metadata,
+        annotation::DECISION,
+        Some(&decision.annotation()),
+    );
+    patch
+}
+
+/// Changes the taint of a node and the record of its owner.
+pub fn node(node: &Node, change: node::Change) -> JsonPatch {
+    const TAINTS: &str = "/spec/taints";
+    let mut patch = JsonPatch::of(&node.metadata);
+    let exists = node.spec.taints.is_some();
+    match change.ownership {
+        Some(Ownership::Of(taint)) => {
+            patch.annotate(&node.metadata, annotation::TAINT, Some(&taint.to_string()));
+        }
+        Some(Ownership::Nothing) => patch.annotate(&node.metadata, annotation::TAINT, None),
+        // What was decided rests on the record as it was seen.
+        None => {
+            let seen = node
+                .metadata
+                .annotations
+                .as_ref()
+                .and_then(|all| all.get(annotation::TAINT));
+            if let Some(seen) = seen {
+                patch.annotate(&node.metadata, annotation::TAINT, Some(seen));
+            }
+        }
+    }
+    if let Some((index, taint)) = change.correct {
+        patch.test(&format!("{TAINTS}/{index}/key"), json!(taint.kind.key));
+        patch.test(
+            &format!("{TAINTS}/{index}/effect"),
+            json!(taint.kind.effect),
+        );
+        patch.add(&format!("{TAINTS}/{index}/value"), json!(taint.value));
+    }
+    if let Some((index, kind)) = change.remove {
+        patch.test(&format!("{TAINTS}/{index}/key"), json!(kind.key));
+        patch.test(&format!("{TAINTS}/{index}/effect"), json!(kind.effect));
+        patch.remove(&format!("{TAINTS}/{index}"));
+    }
+    if let Some(taint) = change.add {
+        // The API refuses a second taint of the same key and effect: no list guard is needed.
+        if !exists {
+            patch.test(TAINTS, Value::Null);
+        }
+        patch.append_unseen(TAINTS, exists, vec![taint.to_json()]);
+    }
+    patch
+}
+
+/// Changes the tolerations in a DaemonSet's template and the record of those that are archaware's.
+pub fn daemon_set(set: &DaemonSet, change: daemon_set::Change) -> JsonPatch {
+    const TOLERATIONS: &str = "/spec/template/spec/tolerations";
+    let mut patch = JsonPatch::of(&set.metadata);
+    let seen = set.spec.template.spec.tolerations.as_ref();
+    patch.test(TOLERATIONS, json!(seen));
+    for index in change.remove {
+        patch.remove(&format!("{TOLERATIONS}/{index}"));
+    }
+    patch.append_unseen(TOLERATIONS, seen.is_some(), change.add);
+    let record = change
+        .record
+        .and_then(|record| serde_json::to_string(&record).ok());
+    patch.annotate(&set.metadata, annotation::TOLERATIONS, record.as_deref());
+    patch
+}
+
+/// The annotations of an object; an absent map is an empty one.
+pub fn annotations(metadata: &ObjectMeta) -> &BTreeMap<String, String> {
+    static EMPTY: BTreeMap<String, String> = BTreeMap::new();
+    metadata.annotations.as_ref().unwrap_or(&EMPTY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metadata(annotations: Option<&[(&str, &str)]>) -> ObjectMeta {
+        ObjectMeta {
+            uid: Some("u".to_owned()),
+            annotations: annotations.map(|all| {
+                all.iter()
+                    .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+                    .collect()
+            }),
+            ..ObjectMeta::default()
+        }
+    }
+
+    #[test]
+    fn a_pod_with_and_without_a_list() {
+        let toleration = json!({"key": "k"});
+        let decision = Decision::StepAside;
+        let mut subject = Pod {
+            metadata: metadata(None),
+            ..Pod::default()
+        };
+        assert_eq!(
+            pod(&subject, vec![toleration.clone()], &decision).into_operations(),
+            json!([
+                {"op": "test", "path": "/metadata/uid", "value": "u"},
+                {"op": "test", "path": "/spec/tolerations", "value": null},
+                {"op": "add", "path": "/spec/tolerations", "value": [{"key": "k"}]},
+                {"op": "test", "path": "/metadata/annotations", "value": null},
+                {"op": "add", "path": "/metadata/annotations", "value": {"archaware.dev/decision": "any"}},
+            ])
+        );
+        subject.metadata = metadata(Some(&[]));
+        subject.spec.tolerations = Some(vec![json!({"key": "other", "unknown": 1})]);
+        assert_eq!(
+            pod(&subject, vec![toleration.clone(), toleration], &decision).into_operations(),
+            json!([
+                {"op": "test", "path": "/metadata/uid", "value": "u"},
+                {"op": "test", "path": "/spec/tolerations", "value": [{"key": "other", "unknown": 1}]},
+                {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "k"}},
+                {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "k"}},
+                {"op": "test", "path": "/metadata/annotations/archaware.dev~1decision", "value": null},
+                {"op": "add", "path": "/metadata/annotations/archaware.dev~1decision", "value": "any"},
+            ])
+        );
+    }
+
+    #[test]
+    fn a_node_whose_taint_moves() {
+        let old = "old=arm64:NoSchedule";
+        let subject = Node {
+            metadata: metadata(Some(&[(annotation::TAINT, old)])),
+            spec: super::super::objects::NodeSpec {
+                taints: Some(vec![json!({"key": "old"})]),
+            },
+            ..Node::default()
+        };
+        let new: crate::placement::Taint = "new=arm64:NoSchedule".parse().unwrap();
+        let change = node::Change {
+            remove: Some((0, old.parse::<crate::placement::Taint>().unwrap().kind)),
+            add: Some(new.clone()),
+            ownership: Some(Ownership::Of(new)),
+            correct: None,
+        };
+        assert_eq!(
+            node(&subject, change).into_operations(),
+            json!([
+                {"op": "test", "path": "/metadata/uid", "value": "u"},
+                {"op": "test", "path": "/metadata/annotations/archaware.dev~1taint", "value": old},
+                {"op": "add", "path": "/metadata/annotations/archaware.dev~1taint", "value": "new=arm64:NoSchedule"},
+                {"op": "test", "path": "/spec/taints/0/key", "value": "old"},
+                {"op": "test", "path": "/spec/taints/0/effect", "value": "NoSchedule"},
+                {"op": "remove", "path": "/spec/taints/0"},
+                {"op": "add", "path": "/spec/taints/-", "value": {"key": "new", "value": "arm64", "effect": "NoSchedule"}},
+            ])
+        );
+    }
+}

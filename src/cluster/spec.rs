@@ -1,0 +1,138 @@
+//! What a pod's spec says about its images and its operating system.
+
+use std::collections::BTreeMap;
+
+use crate::{image::PullPolicy, platform::Os};
+
+use super::objects::{NodeSelectorTerm, PodSpec};
+
+const OS_LABELS: [&str; 2] = ["kubernetes.io/os", "beta.kubernetes.io/os"];
+
+impl PodSpec {
+    /// Every image that has to run on the pod's node, each once, with the stricter pull policy.
+    pub fn images(&self) -> BTreeMap<&str, PullPolicy> {
+        let containers = [
+            &self.containers,
+            &self.init_containers,
+            &self.ephemeral_containers,
+        ]
+        .into_iter()
+        .flatten()
+        .map(|container| (&container.image, &container.image_pull_policy));
+        let volumes = self
+            .volumes
+            .iter()
+            .filter_map(|volume| volume.image.as_ref());
+        let volumes = volumes.map(|volume| (&volume.reference, &volume.pull_policy));
+        let mut images = BTreeMap::new();
+        for (image, policy) in containers.chain(volumes) {
+            // A container without an image gets one from a higher level later, or is refused.
+            let Some(image) = image.as_deref().filter(|image| !image.is_empty()) else {
+                continue;
+            };
+            let seen = images.entry(image).or_insert(PullPolicy::IfNotPresent);
+            if policy.as_deref() == Some("Always") {
+                *seen = PullPolicy::Always;
+            }
+        }
+        images
+    }
+
+    /// `spec.os`, else what the node selector or every required affinity term says, else linux.
+    pub fn os(&self) -> Os {
+        let named = self
+            .os
+            .as_ref()
+            .map(|os| os.name.as_str())
+            .filter(|name| !name.is_empty());
+        let selected = || {
+            OS_LABELS
+                .iter()
+                .find_map(|label| self.node_selector.get(*label))
+        };
+        named
+            .or_else(|| selected().map(String::as_str))
+            .or_else(|| self.required_os())
+            .and_then(|name| name.parse().ok())
+            .unwrap_or_else(Os::linux)
+    }
+
+    /// The one value that every required term asks for. Terms are alternatives, so one that does not
+    /// ask leaves the OS open.
+    fn required_os(&self) -> Option<&str> {
+        let affinity = self.affinity.node_affinity.as_ref()?;
+        let required = affinity
+            .required_during_scheduling_ignored_during_execution
+            .as_ref()?;
+        let mut terms = required.node_selector_terms.iter().map(os_of);
+        let first = terms.next()??;
+        terms.all(|other| other == Some(first)).then_some(first)
+    }
+}
+
+fn os_of(term: &NodeSelectorTerm) -> Option<&str> {
+    term.match_expressions.iter().find_map(|requirement| {
+        let asks = OS_LABELS.contains(&requirement.key.as_str()) && requirement.operator == "In";
+        match requirement.values.as_slice() {
+            [only] if asks => Some(only.as_str()),
+            _ => None,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn spec(value: Value) -> PodSpec {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn every_kind_of_image_counts_once() {
+        let spec = spec(json!({
+            "containers": [{"image": "a"}, {"image": "a", "imagePullPolicy": "Always"}, {}],
+            "initContainers": [{"image": "b", "restartPolicy": "Always"}],
+            "ephemeralContainers": [{"image": "c"}],
+            "volumes": [{"image": {"reference": "d", "pullPolicy": "Always"}}, {"emptyDir": {}}],
+        }));
+        let images: Vec<_> = spec.images().into_iter().collect();
+        let (always, present) = (PullPolicy::Always, PullPolicy::IfNotPresent);
+        assert_eq!(
+            images,
+            [("a", always), ("b", present), ("c", present), ("d", always)]
+        );
+    }
+
+    #[test]
+    fn the_os_comes_from_the_clearest_word() {
+        let term = |os: &str| json!({"matchExpressions": [{"key": "kubernetes.io/os", "operator": "In", "values": [os]}]});
+        let affinity = |terms: Vec<Value>| json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}});
+        for (value, expected) in [
+            (json!({}), "linux"),
+            (json!({"os": {"name": "windows"}}), "windows"),
+            (
+                json!({"os": {"name": "linux"}, "nodeSelector": {"kubernetes.io/os": "windows"}}),
+                "linux",
+            ),
+            (
+                json!({"nodeSelector": {"beta.kubernetes.io/os": "windows"}}),
+                "windows",
+            ),
+            (affinity(vec![term("windows"), term("windows")]), "windows"),
+            (affinity(vec![term("windows"), term("linux")]), "linux"),
+            (affinity(vec![term("windows"), json!({})]), "linux"),
+            (affinity(vec![]), "linux"),
+            (
+                affinity(vec![
+                    json!({"matchExpressions": [{"key": "kubernetes.io/os", "operator": "In", "values": ["windows", "linux"]}]}),
+                ]),
+                "linux",
+            ),
+        ] {
+            assert_eq!(spec(value.clone()).os().as_str(), expected, "{value}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Watches that take the least memory the API server allows.
+
+use std::fmt::Debug;
+
+use futures::{Stream, StreamExt, stream};
+use kube::{Api, Resource};
+use kube_runtime::{
+    WatchStreamExt,
+    reflector::{self, ObjectRef, Store},
+    watcher::{self, Event, watcher},
+};
+use serde::de::DeserializeOwned;
+
+use super::PAGE;
+
+/// How long one watch lasts, in seconds. kube notices a dead connection five seconds after.
+const WATCH_SECONDS: u32 = 240;
+
+/// All events of a kind, for ever, re-established with back-off. The first list comes as a stream
+/// (WatchList: constant memory) where the API server can do that, in pages where it cannot.
+fn events<K>(
+    api: Api<K>,
+    fields: Option<&str>,
+) -> impl Stream<Item = watcher::Result<Event<K>>> + Send
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let mut paged = watcher::Config::default()
+        .timeout(WATCH_SECONDS)
+        .page_size(PAGE);
+    paged.field_selector = fields.map(str::to_owned);
+    let streamed = paged.clone().streaming_lists();
+    let fallback = watcher(api.clone(), paged).boxed();
+    let first = watcher(api, streamed).boxed();
+    // Switches once and for all: the API server does not learn to stream while it runs, and a fresh
+    // connection to a newer one costs only the memory of a page.
+    stream::unfold(
+        (first, Some(fallback)),
+        |(mut current, fallback)| async move {
+            let event = current.next().await?;
+            match (event, fallback) {
+                (Err(error), Some(fallback)) if cannot_stream(&error) => {
+                    tracing::info!("the API server cannot stream lists; reading them in pages");
+                    Some((Err(error), (fallback, None)))
+                }
+                (event, fallback) => Some((event, (current, fallback))),
+            }
+        },
+    )
+    .default_backoff()
+}
+
+/// WatchList is off: a 422 whose cause is the field `sendInitialEvents`.
+fn cannot_stream(error: &watcher::Error) -> bool {
+    let watcher::Error::WatchStartFailed(kube::Error::Api(status)) = error else {
+        return false;
+    };
+    let causes = status
+        .details
+        .as_ref()
+        .map(|details| details.causes.as_slice());
+    status.code == 422
+        && causes
+            .unwrap_or_default()
+            .iter()
+            .any(|cause| cause.field == "sendInitialEvents")
+}
+
+/// A store that follows the cluster, and the objects that changed in a way that matters. Events
+/// after which `same` holds between the stored object and the new one end here: a node's heartbeat
+/// costs no more than reading it.
+pub fn follow<K>(
+    api: Api<K>,
+    fields: Option<&str>,
+    same: impl Fn(&K, &K) -> bool + Send + 'static,
+) -> (Store<K>, impl Stream<Item = watcher::Result<K>> + Send)
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+{
+    let (reader, writer) = reflector::store::<K>();
+    let known = reader.clone();
+    let news = events(api, fields).filter(move |event| {
+        let is_news = match event {
+            Ok(Event::Apply(new)) => {
+                known.get(&ObjectRef::from_obj(new)).is_none_or(|old| !same(&old, new))
+            }
+            Ok(_) => true,
+            Err(error) => {
+                // The first failure is noise during an upgrade of the API server; the log shows the rest.
+                tracing::warn!(kind = %K::kind(&()), error = %crate::image::chain(error), "watch interrupted");
+                true
+            }
+        };
+        std::future::ready(is_news)
+    });
+    (reader, news.reflect(writer).applied_objects())
+}

@@ -1,0 +1,167 @@
+//! Sends patches: a bounded number at once, only while the Lease is held, each answer understood.
+
+use std::{fmt::Debug, sync::Arc, time::Duration};
+
+use kube::{
+    Api, Resource,
+    api::{Patch, PatchParams},
+};
+use serde::de::DeserializeOwned;
+use tokio::sync::{Semaphore, watch};
+
+use crate::metrics::Metrics;
+
+use super::{CALL_TIMEOUT, FIELD_MANAGER, patch::JsonPatch};
+
+/// The way of every patch to the API server. Cheap to clone.
+#[derive(Clone)]
+pub struct Writer {
+    slots: Arc<Semaphore>,
+    leadership: watch::Receiver<bool>,
+    metrics: Metrics,
+}
+
+/// What became of a patch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The object is as it should be.
+    Applied,
+    /// Something that the patch relied on has changed; the watch will tell.
+    Stale,
+    /// The object is gone.
+    Gone,
+}
+
+/// Why a patch was not applied, and not because of a change in the object.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The API server's validation refuses it; it will not change its mind until the object changes.
+    #[error("the API server refuses the patch")]
+    Refused(#[source] kube::Error),
+    /// RBAC or an admission plugin forbids it.
+    #[error("the patch is forbidden; does the ClusterRole of archaware match its manifests?")]
+    Forbidden(#[source] kube::Error),
+    /// Load, a restart, no connection.
+    #[error("the API server does not answer")]
+    Unavailable(#[source] kube::Error),
+    /// No answer within [`CALL_TIMEOUT`].
+    #[error("the API server did not answer within {} s", CALL_TIMEOUT.as_secs())]
+    TimedOut,
+    /// This process is ending.
+    #[error("archaware is stopping")]
+    Stopping,
+}
+
+impl WriteError {
+    fn result(&self) -> &'static str {
+        match self {
+            Self::Refused(_) => "refused",
+            Self::Forbidden(_) => "forbidden",
+            Self::Unavailable(_) | Self::TimedOut => "unavailable",
+            Self::Stopping => "stopping",
+        }
+    }
+
+    /// When to try again.
+    pub fn retry(&self) -> Option<Duration> {
+        match self {
+            Self::Refused(_) | Self::Stopping => None,
+            Self::Forbidden(_) => Some(Duration::from_secs(30)),
+            Self::Unavailable(_) | Self::TimedOut => Some(Duration::from_secs(2)),
+        }
+    }
+}
+
+impl Writer {
+    /// A writer with so many requests at once, which waits while `leadership` is false.
+    pub fn new(writes: usize, leadership: watch::Receiver<bool>, metrics: Metrics) -> Self {
+        Self {
+            slots: Arc::new(Semaphore::new(writes)),
+            leadership,
+            metrics,
+        }
+    }
+
+    /// Sends a patch.
+    pub async fn patch<K>(
+        &self,
+        api: &Api<K>,
+        name: &str,
+        patch: JsonPatch,
+    ) -> Result<Outcome, WriteError>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let mut leadership = self.leadership.clone();
+        leadership
+            .wait_for(|leading| *leading)
+            .await
+            .map_err(|_| WriteError::Stopping)?;
+        let _slot = self
+            .slots
+            .acquire()
+            .await
+            .map_err(|_| WriteError::Stopping)?;
+        let patch: Patch<()> = match serde_json::from_value(patch.into_operations()) {
+            Ok(patch) => Patch::Json(patch),
+            Err(error) => return Err(WriteError::Refused(kube::Error::SerdeError(error))),
+        };
+        let parameters = PatchParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        let call = api.patch(name, &parameters, &patch);
+        let outcome = match tokio::time::timeout(CALL_TIMEOUT, call).await {
+            Ok(answer) => classify(answer.map(drop)),
+            Err(_) => Err(WriteError::TimedOut),
+        };
+        let result = match &outcome {
+            Ok(Outcome::Applied) => "applied",
+            Ok(Outcome::Stale) => "stale",
+            Ok(Outcome::Gone) => "gone",
+            Err(error) => error.result(),
+        };
+        self.metrics.wrote(kind::<K>(), result);
+        outcome
+    }
+}
+
+fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
+    match &*K::kind(&()) {
+        "Pod" => "Pod",
+        "Node" => "Node",
+        "DaemonSet" => "DaemonSet",
+        _ => "other",
+    }
+}
+
+fn classify(answer: Result<(), kube::Error>) -> Result<Outcome, WriteError> {
+    match answer {
+        Ok(()) => Ok(Outcome::Applied),
+        Err(error) => {
+            let kube::Error::Api(status) = &error else {
+                return Err(WriteError::Unavailable(error));
+            };
+            match status.code {
+                404 => Ok(Outcome::Gone),
+                409 => Ok(Outcome::Stale),
+                // A failed test and a refusal by validation are both 422; only the refusal names fields.
+                422 if status
+                    .details
+                    .as_ref()
+                    .is_none_or(|d| d.kind.is_empty() && d.causes.is_empty()) =>
+                {
+                    Ok(Outcome::Stale)
+                }
+                400 | 413 | 415 | 422 => Err(WriteError::Refused(error)),
+                401 | 403 => Err(WriteError::Forbidden(error)),
+                _ => Err(WriteError::Unavailable(error)),
+            }
+        }
+    }
+}
+
+/// How long to wait after a stale patch for the watch to bring the news: short, and growing.
+pub fn stale_retry(attempts: u32) -> Duration {
+    Duration::from_secs(1).saturating_mul(1 << attempts.min(5))
+}

@@ -1,0 +1,225 @@
+//! Gives the templates of DaemonSets the tolerations that their images allow.
+
+use std::{collections::BTreeSet, sync::Arc, time::Instant};
+
+use kube::{Api, Client, ResourceExt};
+use kube_runtime::{controller::Action, reflector::Store};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cluster::{
+        events::{EventReason, Events},
+        objects::{DaemonSet, PodSpec},
+        patch::{self, annotations},
+        writer::{Outcome, WriteError, Writer, stale_retry},
+    },
+    image::chain,
+    metrics::Metrics,
+    placement::{
+        annotation,
+        daemon_set::{self, Change, Record},
+        pod::Decision,
+    },
+};
+
+use super::{judge::Judge, startup::Seen};
+
+/// The reconciler of DaemonSets.
+pub(super) struct DaemonSets {
+    client: Client,
+    /// Otherwise it only reports.
+    manage: bool,
+    judge: Judge,
+    writer: Writer,
+    events: Events,
+    metrics: Metrics,
+    store: Store<DaemonSet>,
+    seen: Seen,
+}
+
+/// The DaemonSet controller writes the status all the time.
+pub(super) fn same(old: &DaemonSet, new: &DaemonSet) -> bool {
+    old.metadata.uid == new.metadata.uid
+        && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
+        && old.metadata.annotations == new.metadata.annotations
+        && old.spec == new.spec
+}
+
+/// The images of a template, which a stepped-aside decision is bound to.
+pub(super) fn images(spec: &PodSpec) -> BTreeSet<String> {
+    spec.images().into_keys().map(str::to_owned).collect()
+}
+
+/// What archaware owns in a DaemonSet's template.
+pub(super) fn record(set: &DaemonSet) -> Record {
+    Record::parse(
+        annotations(&set.metadata)
+            .get(annotation::TOLERATIONS)
+            .map(String::as_str),
+    )
+}
+
+impl DaemonSets {
+    pub(super) fn new(
+        client: Client,
+        manage: bool,
+        judge: Judge,
+        (writer, events, metrics): (Writer, Events, Metrics),
+        store: Store<DaemonSet>,
+    ) -> Arc<Self> {
+        let seen = Seen::default();
+        Arc::new(Self {
+            client,
+            manage,
+            judge,
+            writer,
+            events,
+            metrics,
+            store,
+            seen,
+        })
+    }
+
+    /// Which DaemonSets have had their first attempt.
+    pub(super) fn seen(&self) -> Seen {
+        self.seen.clone()
+    }
+
+    pub(super) async fn reconcile(
+        self: Arc<Self>,
+        set: Arc<DaemonSet>,
+        stop: CancellationToken,
+    ) -> Action {
+        let started = Instant::now();
+        let action = self.place(&set, &stop).await;
+        self.metrics.attempt_took(started.elapsed());
+        self.seen.mark(&*set);
+        action
+    }
+
+    async fn place(&self, set: &DaemonSet, stop: &CancellationToken) -> Action {
+        if set.metadata.deletion_timestamp.is_some() {
+            return Action::await_change();
+        }
+        self.judge.sweep(&self.store);
+        let template = &set.spec.template;
+        let (record, images) = (record(set), images(&template.spec));
+        if record.stepped_aside_for(&images) {
+            return self.hold_aside(set, &record, &images).await;
+        }
+        // Owned tolerations are not the author's word: they must not end the inspection.
+        let mut spec = template.spec.clone();
+        if let Some(tolerations) = &mut spec.tolerations {
+            tolerations.retain(|toleration| !record.tolerations.contains(toleration));
+        }
+        let judgement = self
+            .judge
+            .judge(set, &spec, annotations(&template.metadata), stop)
+            .await;
+        let later = judgement
+            .retry
+            .map_or_else(Action::await_change, Action::requeue);
+        let Some(decision) = judgement.decision else {
+            return later;
+        };
+        let aside = judgement.by_policy && decision == Decision::StepAside;
+        let change = daemon_set::decide(
+            self.judge.policy(),
+            &decision,
+            template.spec.tolerations.as_deref().unwrap_or_default(),
+            &record,
+            aside.then_some(&images),
+        );
+        match change {
+            Some(change) => {
+                self.change(set, change, &decision, judgement.by_policy, later)
+                    .await
+            }
+            None => later,
+        }
+    }
+
+    /// A template that was stepped aside for stays so until its images change: no second rollout. If
+    /// somebody took the toleration away, it comes back.
+    async fn hold_aside(
+        &self,
+        set: &DaemonSet,
+        record: &Record,
+        images: &BTreeSet<String>,
+    ) -> Action {
+        let existing = set
+            .spec
+            .template
+            .spec
+            .tolerations
+            .as_deref()
+            .unwrap_or_default();
+        let decision = Decision::StepAside;
+        let policy = self.judge.policy();
+        match daemon_set::decide(policy, &decision, existing, record, Some(images)) {
+            Some(change) => {
+                self.change(set, change, &decision, false, Action::await_change())
+                    .await
+            }
+            None => Action::await_change(),
+        }
+    }
+
+    async fn change(
+        &self,
+        set: &DaemonSet,
+        change: Change,
+        decision: &Decision,
+        by_policy: bool,
+        later: Action,
+    ) -> Action {
+        let name = format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any());
+        if !self.manage {
+            let reason = EventReason::TolerationsMissing;
+            if self.judge.tell_once(set, &set.spec.template.spec, reason) {
+                let note = format!(
+                    "its images allow {}, its template tolerates something else; \
+                     daemonSets: report leaves that to you",
+                    decision.annotation()
+                );
+                self.events.publish(set, reason, note);
+            }
+            return later;
+        }
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
+        let patch = patch::daemon_set(set, change);
+        match self.writer.patch(&api, &set.name_any(), patch).await {
+            Ok(Outcome::Applied) => {
+                tracing::info!(
+                    daemonset = name,
+                    decision = decision.annotation(),
+                    by_policy,
+                    "template changed"
+                );
+                let note = format!(
+                    "its template now tolerates {}; this rolls the DaemonSet",
+                    decision.annotation()
+                );
+                self.events
+                    .publish(set, EventReason::TolerationsChanged, note);
+                if by_policy {
+                    self.judge.told_policy(set, decision);
+                }
+                later
+            }
+            Ok(Outcome::Gone) => Action::await_change(),
+            Ok(Outcome::Stale) => Action::requeue(stale_retry(1)),
+            Err(error) => {
+                tracing::warn!(daemonset = name, error = %chain(&error), "template not changed");
+                if matches!(error, WriteError::Refused(_)) {
+                    self.events
+                        .publish(set, EventReason::ChangeRefused, chain(&error));
+                }
+                error
+                    .retry()
+                    .map_or_else(Action::await_change, Action::requeue)
+            }
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! From a pod's spec and annotations to a decision: the rule that applies, the images, the intersection.
+//! Reads only; `plan` uses it, too.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use futures::future::join_all;
+
+use crate::{
+    cluster::objects::PodSpec,
+    config::Config,
+    image::{ImageError, Request, Resolver, credentials::Keyring},
+    placement::{
+        Mode,
+        mode::{self, InvalidAnnotation, Rule},
+        pod::{Decision, Policy},
+    },
+    platform::{Architecture, PlatformSet},
+};
+
+/// Decides about pods and templates.
+#[derive(Clone)]
+pub struct Inspector {
+    /// Images.
+    pub resolver: Resolver,
+    /// Credentials.
+    pub keyring: Arc<Keyring>,
+    /// What applies to every pod.
+    pub policy: Arc<Policy>,
+    /// Settings.
+    pub config: Arc<Config>,
+}
+
+/// What a pod is to be.
+#[derive(Clone, Debug)]
+pub enum Verdict {
+    /// Left alone, by the rule that applies to it or because it tolerates every architecture already.
+    Leave,
+    /// Placed.
+    Decided(Decision),
+    /// Tried again: these images could not be resolved.
+    Unresolved(Vec<(String, ImageError)>),
+}
+
+/// A verdict and what led to it.
+#[derive(Clone, Debug)]
+pub struct Inspection {
+    /// What is to be done.
+    pub verdict: Verdict,
+    /// Annotations that mean nothing.
+    pub invalid: Vec<InvalidAnnotation>,
+    /// The images that were looked at, with the architectures that count for the pod's OS; `None`:
+    /// the image has no opinion.
+    pub images: Vec<(String, Option<BTreeSet<Architecture>>)>,
+}
+
+impl Inspector {
+    /// Looks at a pod's or a template's spec, within the budget of one attempt.
+    pub async fn inspect(
+        &self,
+        spec: &PodSpec,
+        annotations: &BTreeMap<String, String>,
+        namespace: &str,
+        namespace_annotations: &BTreeMap<String, String>,
+    ) -> Inspection {
+        let (rule, invalid) = mode::rule(
+            annotations,
+            namespace,
+            namespace_annotations,
+            &self.config.pods,
+        );
+        let tolerations = spec.tolerations.as_deref().unwrap_or_default();
+        // Who tolerates every architecture needs nothing, so its registry is not asked either.
+        let tolerates_all = tolerations
+            .iter()
+            .any(|t| self.policy.taint.is_tolerated_by(t));
+        let verdict = match rule {
+            _ if tolerates_all => Verdict::Leave,
+            Rule::Mode(Mode::Ignore) => Verdict::Leave,
+            Rule::Mode(Mode::Any) => Verdict::Decided(Decision::StepAside),
+            Rule::Architectures(set) => Verdict::Decided(self.policy.limit(set)),
+            Rule::Mode(Mode::Inspect) => {
+                let (verdict, images) = self.look_at_images(spec).await;
+                return Inspection {
+                    verdict,
+                    invalid,
+                    images,
+                };
+            }
+        };
+        Inspection {
+            verdict,
+            invalid,
+            images: Vec::new(),
+        }
+    }
+
+    async fn look_at_images(
+        &self,
+        spec: &PodSpec,
+    ) -> (Verdict, Vec<(String, Option<BTreeSet<Architecture>>)>) {
+        let deadline = tokio::time::Instant::now() + self.config.resolution.budget;
+        let resolved = join_all(spec.images().into_iter().map(|(image, policy)| async move {
+            let request = Request {
+                image,
+                policy,
+                keyring: &self.keyring,
+            };
+            let answer = tokio::time::timeout_at(deadline, self.resolver.resolve(request)).await;
+            let answer = answer.unwrap_or_else(|_| {
+                let why = "not resolved within resolution.budget".to_owned();
+                Err(ImageError::Unavailable {
+                    what: image.to_owned(),
+                    why,
+                    source: None,
+                })
+            });
+            (image.to_owned(), answer)
+        }))
+        .await;
+        let os = spec.os();
+        let mut sets: Vec<PlatformSet> = Vec::new();
+        let mut images = Vec::new();
+        let mut unresolved = Vec::new();
+        for (image, answer) in resolved {
+            match answer {
+                Ok(resolved) => {
+                    images.push((image, resolved.platforms.architectures(&os)));
+                    sets.push(resolved.platforms);
+                }
+                Err(error) => unresolved.push((image, error)),
+            }
+        }
+        let verdict = if unresolved.is_empty() {
+            Verdict::Decided(self.policy.decide(&sets, &os))
+        } else {
+            Verdict::Unresolved(unresolved)
+        };
+        (verdict, images)
+    }
+}
+
+/// `a (amd64, arm64), b (s390x)`: what a person needs to see why images share nothing.
+pub fn describe(images: &[(String, Option<BTreeSet<Architecture>>)]) -> String {
+    let one = |(image, set): &(String, Option<BTreeSet<Architecture>>)| {
+        let architectures = match set {
+            None => "any".to_owned(),
+            Some(set) if set.is_empty() => "none for this OS".to_owned(),
+            Some(set) => crate::placement::pod::join(set, ", "),
+        };
+        format!("{image} ({architectures})")
+    };
+    images.iter().map(one).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,171 @@
+//! Gives pods the tolerations that their images allow.
+
+use std::{sync::Arc, time::Instant};
+
+use kube::{Api, Client, Resource, ResourceExt};
+use kube_runtime::{controller::Action, reflector::Store};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cluster::{
+        events::{EventReason, Events},
+        objects::Pod,
+        patch::{self, annotations},
+        writer::{Outcome, WriteError, Writer, stale_retry},
+    },
+    config::Config,
+    image::chain,
+    metrics::Metrics,
+    placement::{Effect, pod::Decision},
+};
+
+use super::{judge::Judge, startup::Seen};
+
+/// The reconciler of pods.
+pub(super) struct Pods {
+    client: Client,
+    judge: Judge,
+    writer: Writer,
+    events: Events,
+    metrics: Metrics,
+    store: Store<Pod>,
+    seen: Seen,
+    /// With `NoExecute` bound pods matter, too: they would be evicted.
+    bound_too: bool,
+}
+
+/// Which pods are watched, and which changes in them matter. An unbound pod is all that NoSchedule
+/// needs, so the cost does not depend on how many pods run.
+pub fn selection(config: &Config) -> (Option<&'static str>, fn(&Pod, &Pod) -> bool) {
+    let fields = (config.taint.effect != Effect::NoExecute).then_some("spec.nodeName=");
+    (fields, same)
+}
+
+/// The scheduler writes the status of a pod that it cannot place again and again.
+fn same(old: &Pod, new: &Pod) -> bool {
+    old.metadata.uid == new.metadata.uid
+        && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
+        && old.metadata.annotations == new.metadata.annotations
+        && old.spec == new.spec
+        && old.status == new.status
+}
+
+impl Pods {
+    pub(super) fn new(
+        client: Client,
+        config: &Config,
+        judge: Judge,
+        (writer, events, metrics): (Writer, Events, Metrics),
+        store: Store<Pod>,
+    ) -> Arc<Self> {
+        let bound_too = config.taint.effect == Effect::NoExecute;
+        let seen = Seen::default();
+        Arc::new(Self {
+            client,
+            judge,
+            writer,
+            events,
+            metrics,
+            store,
+            seen,
+            bound_too,
+        })
+    }
+
+    /// Which pods have had their first attempt.
+    pub(super) fn seen(&self) -> Seen {
+        self.seen.clone()
+    }
+
+    pub(super) async fn reconcile(
+        self: Arc<Self>,
+        pod: Arc<Pod>,
+        stop: CancellationToken,
+    ) -> Action {
+        let started = Instant::now();
+        let action = self.place(&pod, &stop).await;
+        self.metrics.attempt_took(started.elapsed());
+        self.seen.mark(&*pod);
+        action
+    }
+
+    async fn place(&self, pod: &Pod, stop: &CancellationToken) -> Action {
+        let bound = pod
+            .spec
+            .node_name
+            .as_ref()
+            .is_some_and(|name| !name.is_empty());
+        if !pod.is_in_scope() || (bound && !self.bound_too) {
+            self.judge.forget(pod);
+            return Action::await_change();
+        }
+        self.judge.sweep(&self.store);
+        let judgement = self
+            .judge
+            .judge(pod, &pod.spec, annotations(&pod.metadata), stop)
+            .await;
+        let later = judgement
+            .retry
+            .map_or_else(Action::await_change, Action::requeue);
+        let Some(decision) = judgement.decision else {
+            return later;
+        };
+        let existing = pod.spec.tolerations.as_deref().unwrap_or_default();
+        let missing = self.judge.policy().missing_tolerations(&decision, existing);
+        if missing.is_empty() {
+            return later;
+        }
+        let patch = patch::pod(pod, missing, &decision);
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let written = self.writer.patch(&api, &pod.name_any(), patch).await;
+        self.after_write(pod, &decision, judgement.by_policy, written, later)
+    }
+
+    fn after_write(
+        &self,
+        pod: &Pod,
+        decision: &Decision,
+        by_policy: bool,
+        written: Result<Outcome, WriteError>,
+        later: Action,
+    ) -> Action {
+        let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
+        match written {
+            Ok(Outcome::Applied) => {
+                tracing::info!(
+                    pod = name,
+                    decision = decision.annotation(),
+                    by_policy,
+                    "pod placed"
+                );
+                if by_policy {
+                    self.judge.told_policy(pod, decision);
+                }
+                later
+            }
+            Ok(Outcome::Gone) => Action::await_change(),
+            // The watch brings what changed; the retry is for a watch that is down just now.
+            Ok(Outcome::Stale) => Action::requeue(stale_retry(1)),
+            Err(error) => {
+                tracing::warn!(pod = name, error = %chain(&error), "pod not patched");
+                if matches!(error, WriteError::Refused(_)) {
+                    self.events
+                        .publish(pod, EventReason::ChangeRefused, chain(&error));
+                }
+                error
+                    .retry()
+                    .map_or_else(Action::await_change, Action::requeue)
+            }
+        }
+    }
+}
+
+impl Seen {
+    /// Marks the first attempt at an object as done.
+    pub(super) fn mark<K: Resource>(&self, object: &K) {
+        if let Some(uid) = &object.meta().uid {
+            self.mark_uid(uid);
+        }
+    }
+}
