@@ -11,6 +11,7 @@
 //!
 //! A dependency points one way: `cli` → `controller` → `image`, `placement`, `cluster` → `platform`.
 
+pub mod cli;
 pub mod cluster;
 pub mod config;
 pub mod controller;
@@ -18,3 +19,5 @@ pub mod image;
 pub mod metrics;
 pub mod placement;
 pub mod platform;
+pub mod server;
+pub mod telemetry;

@@ -4,6 +4,7 @@ pub mod access;
 pub mod client;
 pub mod events;
 pub mod lease;
+pub mod list;
 pub mod objects;
 pub mod patch;
 pub mod spec;

@@ -1,6 +1,10 @@
 //! Gives the templates of DaemonSets the tolerations that their images allow.
 
-use std::{collections::BTreeSet, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Instant,
+};
 
 use kube::{Api, Client, ResourceExt};
 use kube_runtime::{controller::Action, reflector::Store};
@@ -22,7 +26,11 @@ use crate::{
     },
 };
 
-use super::{judge::Judge, startup::Seen};
+use super::{
+    inspect::{Inspection, Inspector, Verdict},
+    judge::Judge,
+    startup::Seen,
+};
 
 /// The reconciler of DaemonSets.
 pub(super) struct DaemonSets {
@@ -51,12 +59,49 @@ pub(super) fn images(spec: &PodSpec) -> BTreeSet<String> {
 }
 
 /// What archaware owns in a DaemonSet's template.
-pub(super) fn record(set: &DaemonSet) -> Record {
+pub(crate) fn record(set: &DaemonSet) -> Record {
     Record::parse(
         annotations(&set.metadata)
             .get(annotation::TOLERATIONS)
             .map(String::as_str),
     )
+}
+
+/// The spec as its author wrote it: owned tolerations are no word of theirs, and must not end the
+/// inspection.
+fn authored(spec: &PodSpec, record: &Record) -> PodSpec {
+    let mut spec = spec.clone();
+    if let Some(tolerations) = &mut spec.tolerations {
+        tolerations.retain(|toleration| !record.tolerations.contains(toleration));
+    }
+    spec
+}
+
+/// What would be done about a DaemonSet now, for `plan`; the inspection itself where it decides nothing.
+pub(crate) async fn plan(
+    set: &DaemonSet,
+    inspector: &Inspector,
+    of_namespace: &BTreeMap<String, String>,
+) -> Result<(Option<Change>, Decision), Inspection> {
+    let template = &set.spec.template;
+    let (record, images) = (record(set), images(&template.spec));
+    let aside = record.stepped_aside_for(&images);
+    let decision = if aside {
+        Decision::StepAside
+    } else {
+        let spec = authored(&template.spec, &record);
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let own = annotations(&template.metadata);
+        let inspection = inspector.inspect(&spec, own, namespace, of_namespace).await;
+        match inspection.verdict {
+            Verdict::Decided(decision) => decision,
+            _ => return Err(inspection),
+        }
+    };
+    let existing = template.spec.tolerations.as_deref().unwrap_or_default();
+    let aside = aside.then_some(&images);
+    let change = daemon_set::decide(&inspector.policy, &decision, existing, &record, aside);
+    Ok((change, decision))
 }
 
 impl DaemonSets {
@@ -107,11 +152,7 @@ impl DaemonSets {
         if record.stepped_aside_for(&images) {
             return self.hold_aside(set, &record, &images).await;
         }
-        // Owned tolerations are not the author's word: they must not end the inspection.
-        let mut spec = template.spec.clone();
-        if let Some(tolerations) = &mut spec.tolerations {
-            tolerations.retain(|toleration| !record.tolerations.contains(toleration));
-        }
+        let spec = authored(&template.spec, &record);
         let judgement = self
             .judge
             .judge(set, &spec, annotations(&template.metadata), stop)

@@ -37,7 +37,9 @@ use inspect::Inspector;
 use judge::Judge;
 use namespaces::Namespaces;
 
-pub use pods::selection as pod_selection;
+pub(crate) use daemon_sets::{plan as plan_daemon_set, record as daemon_set_record};
+pub(crate) use nodes::{describe as describe_node_problem, view as node_view};
+pub(crate) use pods::selection as pod_selection;
 
 /// What `run` needs.
 pub struct Run {

@@ -36,7 +36,7 @@ pub(super) struct Pods {
 
 /// Which pods are watched, and which changes in them matter. An unbound pod is all that NoSchedule
 /// needs, so the cost does not depend on how many pods run.
-pub fn selection(config: &Config) -> (Option<&'static str>, fn(&Pod, &Pod) -> bool) {
+pub(crate) fn selection(config: &Config) -> (Option<&'static str>, fn(&Pod, &Pod) -> bool) {
     let fields = (config.taint.effect != Effect::NoExecute).then_some("spec.nodeName=");
     (fields, same)
 }

@@ -1,0 +1,384 @@
+//! `archaware clean`: takes away what is archaware's, and nothing else.
+
+use std::{
+    fmt::Debug,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use clap::Args;
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease, core::v1 as core};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{DeleteParams, EvictParams, Patch, PatchParams},
+};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tokio::sync::watch;
+
+use crate::{
+    cluster::{
+        CALL_TIMEOUT, FIELD_MANAGER, NAME, lease, list,
+        objects::{DaemonSet, Node, Pod},
+        patch::{self, JsonPatch, annotations},
+        writer::{Outcome, Writer},
+    },
+    controller,
+    image::chain,
+    metrics::Metrics,
+    placement::{annotation, daemon_set, node},
+};
+
+use super::{Global, Status, progress::Progress};
+
+/// Patches at once.
+const AT_ONCE: usize = 16;
+/// Tries per object when others change it at the same time.
+const TRIES: usize = 5;
+/// How long a controller that was told to stop may take.
+const STOP_TIMEOUT: Duration = Duration::from_mins(1);
+
+#[derive(Debug, Args)]
+pub(super) struct Clean {
+    /// Say what would be removed, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Scale archaware's Deployment to 0 first, and wait until it has stopped
+    #[arg(long)]
+    stop_controller: bool,
+    /// Evict the pods that carry a decision of archaware's and have a controller to make them anew
+    #[arg(long)]
+    recreate_pods: bool,
+}
+
+/// One thing that clean does, and where.
+struct Item {
+    what: String,
+    outcome: Result<(), String>,
+}
+
+struct Session {
+    client: Client,
+    writer: Writer,
+    namespace: String,
+    dry_run: bool,
+    progress: Progress,
+    done: usize,
+    remaining: Vec<String>,
+}
+
+impl Clean {
+    pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
+        let metrics = Metrics::default();
+        let client = global.client(&metrics).await?;
+        let namespace = global.namespace();
+        if !self.dry_run && !self.may_start(&client, &namespace).await? {
+            return Ok(Status::Refused);
+        }
+        // Nothing here competes for the Lease: whoever held it has been asked to stop.
+        let (_leading, leadership) = watch::channel(true);
+        let mut session = Session {
+            writer: Writer::new(AT_ONCE, leadership, metrics),
+            client,
+            namespace,
+            dry_run: self.dry_run,
+            progress: Progress::new(),
+            done: 0,
+            remaining: Vec::new(),
+        };
+        session.nodes().await.context("cannot list nodes")?;
+        session
+            .daemon_sets()
+            .await
+            .context("cannot list DaemonSets")?;
+        if self.recreate_pods {
+            session.pods().await.context("cannot list pods")?;
+        }
+        session.lease().await;
+        Ok(session.summary())
+    }
+
+    /// A running controller would put everything back.
+    async fn may_start(&self, client: &Client, namespace: &str) -> anyhow::Result<bool> {
+        let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+        if self.stop_controller {
+            stop_controller(client, namespace).await?;
+            let deadline = Instant::now() + STOP_TIMEOUT;
+            while let Some(holder) = lease::live_holder(&leases).await? {
+                if Instant::now() > deadline {
+                    eprintln!(
+                        "error: {holder} still holds the Lease {namespace}/{NAME} after a minute"
+                    );
+                    return Ok(false);
+                }
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            return Ok(true);
+        }
+        let holder = lease::live_holder(&leases)
+            .await
+            .context("cannot read the Lease")?;
+        let Some(holder) = holder else {
+            return Ok(true);
+        };
+        eprintln!(
+            "error: archaware is running: {holder} holds the Lease {namespace}/{NAME} and would put\n\
+             everything back. Stop it first, or let clean do that:\n\
+             \n    kubectl -n {namespace} scale deployment {NAME} --replicas=0\n\
+             \n    archaware clean --stop-controller"
+        );
+        Ok(false)
+    }
+}
+
+async fn stop_controller(client: &Client, namespace: &str) -> anyhow::Result<()> {
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
+    let operations = json!([{ "op": "add", "path": "/spec/replicas", "value": 0 }]);
+    let patch: Patch<()> = Patch::Json(serde_json::from_value(operations)?);
+    let parameters = PatchParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    match deployments.patch(NAME, &parameters, &patch).await {
+        Ok(_) => {
+            eprintln!("scaled Deployment {namespace}/{NAME} to 0");
+            Ok(())
+        }
+        Err(kube::Error::Api(status)) if status.code == 404 => {
+            eprintln!("there is no Deployment {namespace}/{NAME}");
+            Ok(())
+        }
+        Err(error) => Err(error).context("cannot scale the Deployment"),
+    }
+}
+
+impl Session {
+    async fn nodes(&mut self) -> Result<(), kube::Error> {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let found: Vec<Node> = list::all(api.clone(), None)
+            .try_filter(|node| {
+                std::future::ready(node::clean(&controller::node_view(node)).is_some())
+            })
+            .try_collect()
+            .await?;
+        let describe = |node: &Node| {
+            let change = node::clean(&controller::node_view(node))?;
+            let what = match &change.remove {
+                Some((_, kind)) => format!("taint {}", kind.key),
+                None => "record of a taint that has changed since; the taint stays".to_owned(),
+            };
+            Some((what, patch::node(node, change)))
+        };
+        self.each(found, |_| api.clone(), describe).await;
+        Ok(())
+    }
+
+    async fn daemon_sets(&mut self) -> Result<(), kube::Error> {
+        let found: Vec<DaemonSet> = list::all(Api::<DaemonSet>::all(self.client.clone()), None)
+            .try_filter(|set| {
+                let owned = annotations(&set.metadata).contains_key(annotation::TOLERATIONS);
+                std::future::ready(owned)
+            })
+            .try_collect()
+            .await?;
+        let client = self.client.clone();
+        let api = |set: &DaemonSet| {
+            Api::namespaced(
+                client.clone(),
+                set.metadata.namespace.as_deref().unwrap_or_default(),
+            )
+        };
+        let describe = |set: &DaemonSet| {
+            annotations(&set.metadata).get(annotation::TOLERATIONS)?;
+            let existing = set
+                .spec
+                .template
+                .spec
+                .tolerations
+                .as_deref()
+                .unwrap_or_default();
+            let change = daemon_set::clean(existing, &controller::daemon_set_record(set));
+            Some((
+                format!("{} tolerations", change.remove.len()),
+                patch::daemon_set(set, change),
+            ))
+        };
+        self.each(found, api, describe).await;
+        Ok(())
+    }
+
+    /// Patches objects; `describe` says what and how, or `None` when nothing is left to do.
+    async fn each<K>(
+        &mut self,
+        found: Vec<K>,
+        api: impl Fn(&K) -> Api<K>,
+        describe: impl Fn(&K) -> Option<(String, JsonPatch)>,
+    ) where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        self.progress.expect(found.len());
+        let (writer, dry_run) = (&self.writer, self.dry_run);
+        let (api, describe) = (&api, &describe);
+        let items = futures::stream::iter(found).map(|object| async move {
+            let what = describe(&object).map(|(what, _)| what).unwrap_or_default();
+            let what = format!("{}: {what}", name_of(&object));
+            let outcome = if dry_run {
+                Ok(())
+            } else {
+                patch_until_done(writer, &api(&object), object, describe).await
+            };
+            Item { what, outcome }
+        });
+        let items: Vec<Item> = items
+            .buffer_unordered(AT_ONCE)
+            .inspect(|item| self.progress.report(&item.what, &item.outcome, dry_run))
+            .collect()
+            .await;
+        self.count(items);
+    }
+
+    /// Pods keep their tolerations for life: only new ones are without.
+    async fn pods(&mut self) -> Result<(), kube::Error> {
+        let found: Vec<Pod> = list::all(Api::<Pod>::all(self.client.clone()), None)
+            .try_filter(|pod| {
+                let decided = annotations(&pod.metadata).contains_key(annotation::DECISION);
+                let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
+                let controlled = owners.iter().any(|owner| owner.controller == Some(true));
+                std::future::ready(decided && controlled && pod.is_in_scope())
+            })
+            .try_collect()
+            .await?;
+        self.progress.expect(found.len());
+        let (client, dry_run) = (&self.client, self.dry_run);
+        let items = futures::stream::iter(found).map(|pod| async move {
+            let outcome = if dry_run {
+                Ok(())
+            } else {
+                evict(client, &pod).await
+            };
+            Item {
+                what: format!("{}: evicted", name_of(&pod)),
+                outcome,
+            }
+        });
+        let items: Vec<Item> = items
+            .buffer_unordered(AT_ONCE)
+            .inspect(|item| self.progress.report(&item.what, &item.outcome, dry_run))
+            .collect()
+            .await;
+        self.count(items);
+        Ok(())
+    }
+
+    async fn lease(&mut self) {
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
+        let what = format!("Lease {}/{NAME}", self.namespace);
+        let outcome = match api.get_opt(NAME).await {
+            Ok(None) => return,
+            Ok(Some(_)) if self.dry_run => Ok(()),
+            Ok(Some(_)) => match api.delete(NAME, &DeleteParams::default()).await {
+                Ok(_) => Ok(()),
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+                Err(error) => Err(chain(&error)),
+            },
+            Err(error) => Err(chain(&error)),
+        };
+        self.progress.expect(1);
+        self.progress.report(&what, &outcome, self.dry_run);
+        self.count(vec![Item { what, outcome }]);
+    }
+
+    fn count(&mut self, items: Vec<Item>) {
+        for item in items {
+            match item.outcome {
+                Ok(()) => self.done += 1,
+                Err(why) => self.remaining.push(format!("{} ({why})", item.what)),
+            }
+        }
+    }
+
+    fn summary(self) -> Status {
+        self.progress.finish();
+        let objects = if self.done == 1 { "object" } else { "objects" };
+        match (self.dry_run, self.done, self.remaining.is_empty()) {
+            (_, 0, true) => println!("Nothing of archaware's is left."),
+            (true, ..) => println!("Would clean {} {objects}; nothing was changed.", self.done),
+            (false, ..) => println!("Cleaned {} {objects}.", self.done),
+        }
+        if self.remaining.is_empty() {
+            return Status::Done;
+        }
+        println!("{} remain:", self.remaining.len());
+        for item in &self.remaining {
+            println!("  {item}");
+        }
+        Status::Failed
+    }
+}
+
+/// `Node a`, `DaemonSet ns/b`
+fn name_of<K: Resource<DynamicType = ()>>(object: &K) -> String {
+    let name = object.name_any();
+    let name = object
+        .namespace()
+        .map_or(name.clone(), |namespace| format!("{namespace}/{name}"));
+    format!("{} {name}", K::kind(&()))
+}
+
+/// Others may edit the object at the same time: then it is read again and decided anew.
+async fn patch_until_done<K>(
+    writer: &Writer,
+    api: &Api<K>,
+    mut object: K,
+    describe: &impl Fn(&K) -> Option<(String, JsonPatch)>,
+) -> Result<(), String>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    let name = object.name_any();
+    for _ in 0..TRIES {
+        let Some((_, patch)) = describe(&object) else {
+            return Ok(());
+        };
+        match writer.patch(api, &name, patch).await {
+            Ok(Outcome::Applied | Outcome::Gone) => return Ok(()),
+            Ok(Outcome::Stale) => match api.get_opt(&name).await {
+                Ok(Some(now)) => object = now,
+                Ok(None) => return Ok(()),
+                Err(error) => return Err(chain(&error)),
+            },
+            Err(error) => return Err(chain(&error)),
+        }
+    }
+    Err(format!("changed by others {TRIES} times in a row"))
+}
+
+async fn evict(client: &Client, pod: &Pod) -> Result<(), String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let api: Api<core::Pod> = Api::namespaced(client.clone(), namespace);
+    // The uid keeps a successor of the same name (a StatefulSet's) from being evicted for it.
+    let uid = pod.metadata.uid.clone();
+    let preconditions = kube::api::Preconditions {
+        uid,
+        resource_version: None,
+    };
+    let options = DeleteParams {
+        preconditions: Some(preconditions),
+        ..DeleteParams::default()
+    };
+    let parameters = EvictParams {
+        delete_options: Some(options),
+        ..EvictParams::default()
+    };
+    let name = pod.name_any();
+    match tokio::time::timeout(CALL_TIMEOUT, api.evict(&name, &parameters)).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 || status.code == 409 => Ok(()),
+        Ok(Err(kube::Error::Api(status))) if status.code == 429 => {
+            Err("a PodDisruptionBudget does not allow it now".to_owned())
+        }
+        Ok(Err(error)) => Err(chain(&error)),
+        Err(_) => Err("the API server did not answer in time".to_owned()),
+    }
+}

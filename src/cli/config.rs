@@ -1,0 +1,32 @@
+//! `archaware config`: the configuration file.
+
+use clap::Subcommand;
+
+use super::{Global, Status, output};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Action {
+    /// Check a file
+    Check,
+    /// Print what is in force: the file and the defaults of what it leaves out
+    Print,
+    /// Print the JSON schema, for editors and CI
+    Schema,
+}
+
+impl Action {
+    pub(super) fn execute(&self, global: &Global) -> anyhow::Result<Status> {
+        match self {
+            Self::Check => {
+                global.load_config()?;
+                match &global.config {
+                    Some(path) => println!("{} is good", path.display()),
+                    None => println!("no file given (--config): the defaults are good"),
+                }
+            }
+            Self::Print => print!("{}", serde_saphyr::to_string(&global.load_config()?)?),
+            Self::Schema => print!("{}", output::json(&crate::config::schema())?),
+        }
+        Ok(Status::Done)
+    }
+}

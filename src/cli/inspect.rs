@@ -1,0 +1,146 @@
+//! `archaware inspect`: the platforms of images.
+
+use clap::Args;
+use futures::future::join_all;
+use serde::Serialize;
+
+use crate::{
+    image::{ImageError, PullPolicy, Reference, Request, Resolved},
+    metrics::Metrics,
+    platform::Os,
+};
+
+use super::{
+    Global, Status,
+    output::{self, Output},
+    resolver,
+};
+
+#[derive(Debug, Args)]
+pub(super) struct Inspect {
+    /// Images, as a pod names them
+    #[arg(required = true, value_name = "IMAGE")]
+    images: Vec<String>,
+    /// How to print
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+    /// Operating system that architectures are listed for
+    #[arg(long, default_value = "linux")]
+    os: Os,
+}
+
+/// One line of `-o json`. Fields that are not known are null.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    image: String,
+    reference: Option<String>,
+    digest: Option<String>,
+    media_type: Option<String>,
+    platforms: Vec<String>,
+    architectures: Vec<String>,
+    source: Option<&'static str>,
+    note: Option<&'static str>,
+    error: Option<Failure>,
+}
+
+#[derive(Serialize)]
+struct Failure {
+    reason: &'static str,
+    message: String,
+}
+
+impl Inspect {
+    pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
+        let config = global.load_config()?;
+        let keyring = global.keyring(&config)?;
+        let resolver = resolver(&config, &Metrics::default())?;
+        let budget = config.resolution.budget;
+        let lines = join_all(self.images.iter().map(|image| {
+            let (resolver, keyring, os) = (resolver.clone(), &keyring, &self.os);
+            async move {
+                let request = Request {
+                    image,
+                    policy: PullPolicy::IfNotPresent,
+                    keyring,
+                };
+                let answer = tokio::time::timeout(budget, resolver.resolve(request)).await;
+                let answer = answer.unwrap_or_else(|_| {
+                    let (what, why) = (
+                        image.clone(),
+                        "not resolved within resolution.budget".to_owned(),
+                    );
+                    Err(ImageError::Unavailable {
+                        what,
+                        why,
+                        source: None,
+                    })
+                });
+                Line::new(image, answer, os)
+            }
+        }))
+        .await;
+        let failed = lines.iter().any(|line| line.error.is_some());
+        match self.output {
+            Output::Json => print!("{}", output::json(&lines)?),
+            Output::Table => print!("{}", table(&lines)),
+        }
+        Ok(if failed { Status::Failed } else { Status::Done })
+    }
+}
+
+impl Line {
+    fn new(image: &str, answer: Result<Resolved, ImageError>, os: &Os) -> Self {
+        let reference = Reference::parse(image)
+            .ok()
+            .map(|reference| reference.to_string());
+        let mut line = Self {
+            image: image.to_owned(),
+            reference,
+            digest: None,
+            media_type: None,
+            platforms: Vec::new(),
+            architectures: Vec::new(),
+            source: None,
+            note: None,
+            error: None,
+        };
+        match answer {
+            Ok(resolved) => {
+                let architectures = resolved.platforms.architectures(os).unwrap_or_default();
+                line.platforms = resolved
+                    .platforms
+                    .platforms()
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect();
+                line.architectures = architectures.iter().map(ToString::to_string).collect();
+                line.note = resolved.platforms.note().map(crate::platform::Note::as_str);
+                line.digest = Some(resolved.digest.to_string());
+                line.media_type = Some(resolved.media_type.into());
+                line.source = Some(resolved.source.as_str());
+            }
+            Err(error) => {
+                let (reason, message) = (error.reason().as_str(), error.chain());
+                line.error = Some(Failure { reason, message });
+            }
+        }
+        line
+    }
+}
+
+fn table(lines: &[Line]) -> String {
+    let rows = lines.iter().map(|line| {
+        let what = match (&line.error, line.note) {
+            (Some(error), _) => format!("{}: {}", error.reason, error.message),
+            (None, Some(note)) => format!("no opinion ({note})"),
+            (None, None) => line.platforms.join(", "),
+        };
+        vec![
+            line.image.clone(),
+            what,
+            line.source.unwrap_or("-").to_owned(),
+        ]
+    });
+    output::table(&["IMAGE", "PLATFORMS", "SOURCE"], rows)
+}

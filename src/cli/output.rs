@@ -1,0 +1,50 @@
+//! Tables and JSON on stdout.
+
+use comfy_table::{ContentArrangement, Table, presets};
+use serde::Serialize;
+
+/// Width of tables that go into a file or a pipe.
+const WIDTH: u16 = 80;
+
+/// How results are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Output {
+    /// For people.
+    #[default]
+    Table,
+    /// For programs; stable.
+    Json,
+}
+
+/// A table that fits the terminal, or 80 columns where there is none.
+pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let width = console::Term::stdout()
+        .size_checked()
+        .map_or(WIDTH, |(_, columns)| columns);
+    let mut table = Table::new();
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(width)
+        .set_header(
+            header
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect::<Vec<_>>(),
+        );
+    for row in rows {
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table
+        .lines()
+        .map(|line| format!("{}\n", line.trim_end()))
+        .collect()
+}
+
+/// JSON, indented, with a line end.
+pub(super) fn json(value: &impl Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}

@@ -1,0 +1,277 @@
+//! `archaware plan`: what `run` would change now. Changes nothing.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use clap::Args;
+use futures::TryStreamExt;
+use kube::{Api, Client, ResourceExt};
+use serde::Serialize;
+
+use crate::{
+    cluster::{
+        list,
+        objects::{DaemonSet, Namespace, Node, Pod},
+        patch::annotations,
+    },
+    config::Config,
+    controller::{
+        self,
+        inspect::{Inspection, Inspector, Verdict, describe},
+    },
+    metrics::Metrics,
+    placement::{
+        Effect, Taint, node,
+        pod::{Decision, join},
+        tolerates,
+    },
+};
+
+use super::{
+    Global, Status, inspector,
+    output::{self, Output},
+};
+
+/// Pods and DaemonSets that are looked at together; their registries are asked with the usual limits.
+const AT_ONCE: usize = 64;
+
+#[derive(Debug, Args)]
+pub(super) struct Plan {
+    /// How to print
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// One thing that `run` would do.
+#[derive(Serialize, PartialEq, Eq, PartialOrd, Ord)]
+struct Step {
+    kind: &'static str,
+    namespace: Option<String>,
+    name: String,
+    action: &'static str,
+    detail: String,
+}
+
+type Namespaces = HashMap<String, BTreeMap<String, String>>;
+
+impl Plan {
+    pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
+        let config = Arc::new(global.load_config()?);
+        let metrics = Metrics::default();
+        let inspector = inspector(&global, &config, &metrics)?;
+        let client = global.client(&metrics).await?;
+        let mut steps = steps(&client, &config, &inspector).await?;
+        steps.sort();
+        match self.output {
+            Output::Json => print!("{}", output::json(&steps)?),
+            Output::Table if steps.is_empty() => println!("Nothing to do."),
+            Output::Table => print!("{}", table(&steps)),
+        }
+        Ok(Status::Done)
+    }
+}
+
+async fn steps(
+    client: &Client,
+    config: &Config,
+    inspector: &Inspector,
+) -> anyhow::Result<Vec<Step>> {
+    let namespaces: Namespaces = list::all(Api::<Namespace>::all(client.clone()), None)
+        .map_ok(|namespace| {
+            (
+                namespace.name_any(),
+                annotations(&namespace.metadata).clone(),
+            )
+        })
+        .try_collect()
+        .await?;
+    let policy = node::Policy::from(config);
+    let mut steps = Vec::new();
+    // The taint that each node will have, for the pods that it would evict.
+    let mut taints: HashMap<String, Taint> = HashMap::new();
+    let mut nodes = Box::pin(list::all(Api::<Node>::all(client.clone()), None));
+    while let Some(node) = nodes.try_next().await? {
+        let (change, problem) = node::decide(&policy, &controller::node_view(&node));
+        if let Some(taint) = change.as_ref().and_then(|change| change.add.as_ref()) {
+            taints.insert(node.name_any(), taint.clone());
+        }
+        steps.extend(change.map(|change| of_node(&node, &change)));
+        if let Some(problem) = problem {
+            let (reason, detail) = controller::describe_node_problem(&problem);
+            steps.push(Step::of("Node", &node, reason.as_str(), detail));
+        }
+    }
+    let sets: Vec<Option<Step>> = list::all(Api::<DaemonSet>::all(client.clone()), None)
+        .map_ok(|set| of_daemon_set(set, inspector, &namespaces))
+        .try_buffer_unordered(AT_ONCE)
+        .try_collect()
+        .await?;
+    steps.extend(sets.into_iter().flatten());
+    let (fields, _) = controller::pod_selection(config);
+    let pods: Vec<Vec<Step>> = list::all(Api::<Pod>::all(client.clone()), fields)
+        .try_filter(|pod| std::future::ready(pod.is_in_scope()))
+        .map_ok(|pod| of_pod(pod, inspector, &namespaces, &taints))
+        .try_buffer_unordered(AT_ONCE)
+        .try_collect()
+        .await?;
+    steps.extend(pods.into_iter().flatten());
+    Ok(steps)
+}
+
+fn of_node(node: &Node, change: &node::Change) -> Step {
+    let removed = change
+        .remove
+        .as_ref()
+        .map(|(_, kind)| format!("removes {}", kind.key));
+    let (action, detail) = match (&change.add, &change.correct, removed) {
+        (Some(taint), _, Some(removed)) => ("move", format!("adds {taint}, {removed}")),
+        (Some(taint), ..) => ("taint", taint.to_string()),
+        (None, Some((_, taint)), _) => ("correct", taint.to_string()),
+        (None, None, Some(removed)) => ("untaint", removed),
+        (None, None, None) => ("disown", "drops the record of a taint".to_owned()),
+    };
+    Step::of("Node", node, action, detail)
+}
+
+async fn of_daemon_set(
+    set: DaemonSet,
+    inspector: &Inspector,
+    namespaces: &Namespaces,
+) -> Result<Option<Step>, kube::Error> {
+    let plan = controller::plan_daemon_set(&set, inspector, of_namespace(&set, namespaces)).await;
+    let step = match plan {
+        Err(inspection) => {
+            wait(&inspection).map(|(action, detail)| Step::of("DaemonSet", &set, action, detail))
+        }
+        Ok((Some(_), decision)) => {
+            let detail = format!(
+                "template tolerates {}; this rolls it",
+                decision.annotation()
+            );
+            Some(Step::of("DaemonSet", &set, "changeTemplate", detail))
+        }
+        Ok((None, _)) => None,
+    };
+    Ok(step)
+}
+
+async fn of_pod(
+    pod: Pod,
+    inspector: &Inspector,
+    namespaces: &Namespaces,
+    taints: &HashMap<String, Taint>,
+) -> Result<Vec<Step>, kube::Error> {
+    let namespace = pod.namespace().unwrap_or_default();
+    let own = annotations(&pod.metadata);
+    let of_namespace = of_namespace(&pod, namespaces);
+    let inspection = inspector
+        .inspect(&pod.spec, own, &namespace, of_namespace)
+        .await;
+    let existing = pod.spec.tolerations.clone().unwrap_or_default();
+    let policy = &inspector.policy;
+    let (missing, step) = match &inspection.verdict {
+        Verdict::Decided(decision) => {
+            let missing = policy.missing_tolerations(decision, &existing);
+            let step = match decision {
+                Decision::NoCommonArchitecture => Some((
+                    "none",
+                    format!("no common architecture: {}", describe(&inspection.images)),
+                )),
+                _ if missing.is_empty() => None,
+                Decision::StepAside => {
+                    Some(("stepAside", "tolerates every architecture".to_owned()))
+                }
+                Decision::Architectures(set) => {
+                    Some(("tolerate", format!("tolerates {}", join(set, ", "))))
+                }
+            };
+            (missing, step)
+        }
+        Verdict::Leave => (Vec::new(), None),
+        Verdict::Unresolved(_) => (Vec::new(), wait(&inspection)),
+    };
+    let mut steps: Vec<Step> = step
+        .map(|(action, detail)| Step::of("Pod", &pod, action, detail))
+        .into_iter()
+        .collect();
+    let on = pod
+        .spec
+        .node_name
+        .as_ref()
+        .and_then(|name| taints.get(name));
+    if let Some(taint) = on.filter(|taint| taint.kind.effect == Effect::NoExecute) {
+        let stays = existing
+            .iter()
+            .chain(&missing)
+            .any(|toleration| tolerates(toleration, taint));
+        if !stays {
+            steps.push(Step::of(
+                "Pod",
+                &pod,
+                "evict",
+                format!("does not tolerate {taint}"),
+            ));
+        }
+    }
+    Ok(steps)
+}
+
+/// What stands in the way of a decision.
+fn wait(inspection: &Inspection) -> Option<(&'static str, String)> {
+    let Verdict::Unresolved(unresolved) = &inspection.verdict else {
+        return None;
+    };
+    let one = |(image, error): &(String, crate::image::ImageError)| {
+        format!("{image}: {}: {}", error.reason().as_str(), error.chain())
+    };
+    Some((
+        "wait",
+        unresolved.iter().map(one).collect::<Vec<_>>().join("; "),
+    ))
+}
+
+fn of_namespace<'a, K: ResourceExt>(
+    object: &K,
+    namespaces: &'a Namespaces,
+) -> &'a BTreeMap<String, String> {
+    static EMPTY: BTreeMap<String, String> = BTreeMap::new();
+    object
+        .namespace()
+        .and_then(|name| namespaces.get(&name))
+        .unwrap_or(&EMPTY)
+}
+
+impl Step {
+    fn of<K: ResourceExt>(
+        kind: &'static str,
+        object: &K,
+        action: &'static str,
+        detail: String,
+    ) -> Self {
+        Self {
+            kind,
+            namespace: object.namespace(),
+            name: object.name_any(),
+            action,
+            detail,
+        }
+    }
+}
+
+fn table(steps: &[Step]) -> String {
+    let rows = steps.iter().map(|step| {
+        let name = match &step.namespace {
+            Some(namespace) => format!("{namespace}/{}", step.name),
+            None => step.name.clone(),
+        };
+        vec![
+            step.kind.to_owned(),
+            name,
+            step.action.to_owned(),
+            step.detail.clone(),
+        ]
+    });
+    output::table(&["KIND", "NAME", "ACTION", "DETAIL"], rows)
+}

@@ -1,0 +1,47 @@
+//! Progress of a command that goes through many objects: a bar on a terminal, a line per object
+//! otherwise.
+
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+pub(super) struct Progress(Option<ProgressBar>);
+
+impl Progress {
+    pub(super) fn new() -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Self(None);
+        }
+        let bar = ProgressBar::new(0);
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg}") {
+            bar.set_style(style);
+        }
+        Self(Some(bar))
+    }
+
+    /// So many more objects are to come.
+    pub(super) fn expect(&self, objects: usize) {
+        if let Some(bar) = &self.0 {
+            bar.inc_length(objects as u64);
+        }
+    }
+
+    /// One object is done.
+    pub(super) fn report(&self, what: &str, outcome: &Result<(), String>, dry_run: bool) {
+        match (&self.0, outcome) {
+            (Some(bar), _) if !dry_run => {
+                bar.set_message(what.to_owned());
+                bar.inc(1);
+            }
+            // What a dry run finds is its result: it stays on the screen.
+            (_, Ok(())) => println!("{what}{}", if dry_run { " (dry run)" } else { "" }),
+            (_, Err(why)) => println!("{what}: not done: {why}"),
+        }
+    }
+
+    pub(super) fn finish(&self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
