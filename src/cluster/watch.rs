@@ -2,7 +2,10 @@
 
 use std::fmt::Debug;
 
-use futures::{Stream, StreamExt, stream};
+use futures::{
+    Stream, StreamExt,
+    stream::{self, BoxStream},
+};
 use kube::{Api, Resource};
 use kube_runtime::{
     WatchStreamExt,
@@ -10,6 +13,7 @@ use kube_runtime::{
     watcher::{self, Event, watcher},
 };
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 
 use super::PAGE;
 
@@ -21,7 +25,7 @@ const WATCH_SECONDS: u32 = 240;
 fn events<K>(
     api: Api<K>,
     fields: Option<&str>,
-) -> impl Stream<Item = watcher::Result<Event<K>>> + Send
+) -> impl Stream<Item = watcher::Result<Event<K>>> + Send + use<K>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -66,32 +70,56 @@ fn cannot_stream(error: &watcher::Error) -> bool {
             .any(|cause| cause.field == "sendInitialEvents")
 }
 
-/// A store that follows the cluster, and the objects that changed in a way that matters. Events
-/// after which `same` holds between the stored object and the new one end here: a node's heartbeat
-/// costs no more than reading it.
+/// A part of the cluster that is followed.
+pub struct Followed<K>
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    /// What is there now.
+    pub store: Store<K>,
+    /// Objects that changed in a way that matters; the store follows only while this is polled.
+    pub news: BoxStream<'static, watcher::Result<K>>,
+    /// Whether the first list is complete. Not the store's own `wait_until_ready`: of several who wait
+    /// there, kube wakes only the last.
+    pub ready: watch::Receiver<bool>,
+}
+
+/// Follows the objects of a kind. Events after which `same` holds between the stored object and the
+/// new one end here: a node's heartbeat costs no more than reading it.
 pub fn follow<K>(
     api: Api<K>,
     fields: Option<&str>,
     same: impl Fn(&K, &K) -> bool + Send + 'static,
-) -> (Store<K>, impl Stream<Item = watcher::Result<K>> + Send)
+) -> Followed<K>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
-    let (reader, writer) = reflector::store::<K>();
-    let known = reader.clone();
-    let news = events(api, fields).filter(move |event| {
-        let is_news = match event {
-            Ok(Event::Apply(new)) => {
-                known.get(&ObjectRef::from_obj(new)).is_none_or(|old| !same(&old, new))
+    let (store, writer) = reflector::store::<K>();
+    let (done, ready) = watch::channel(false);
+    let known = store.clone();
+    let is_news = move |event: &watcher::Result<Event<K>>| match event {
+        Ok(Event::Apply(new)) => known
+            .get(&ObjectRef::from_obj(new))
+            .is_none_or(|old| !same(&old, new)),
+        Ok(_) => true,
+        Err(error) => {
+            let error = crate::image::chain(error);
+            tracing::warn!(kind = %K::kind(&()), error, "watch interrupted; it goes on with back-off");
+            true
+        }
+    };
+    let news = events(api, fields)
+        .filter(move |event| std::future::ready(is_news(event)))
+        .reflect(writer)
+        .inspect(move |event| {
+            if matches!(event, Ok(Event::InitDone)) {
+                done.send_replace(true);
             }
-            Ok(_) => true,
-            Err(error) => {
-                // The first failure is noise during an upgrade of the API server; the log shows the rest.
-                tracing::warn!(kind = %K::kind(&()), error = %crate::image::chain(error), "watch interrupted");
-                true
-            }
-        };
-        std::future::ready(is_news)
-    });
-    (reader, news.reflect(writer).applied_objects())
+        })
+        .applied_objects();
+    Followed {
+        store,
+        news: Box::pin(news),
+        ready,
+    }
 }

@@ -146,12 +146,13 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
         ready: namespaces.ready().boxed(),
     };
     let (fields, same) = pods::selection(&config);
-    let (pod_store, pod_news) = follow(Api::all(client.clone()), fields, same);
+    let pod_list = follow(Api::all(client.clone()), fields, same);
+    let pod_store = pod_list.store.clone();
     let pods = pods::Pods::new(client.clone(), &config, judge(), sinks(), pod_store.clone());
     let pods_seen = pods.seen();
     let driven = drive::drive(
         settings("pods", config.concurrency.pods.get()),
-        (pod_store.clone(), pod_news),
+        (pod_store.clone(), pod_list.news),
         namespaces.changes(),
         move |pod, stop| pods.clone().reconcile(pod, stop),
         metrics.clone(),
@@ -159,13 +160,14 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     );
     tasks.spawn(driven.map(part("the controller of pods")));
 
-    let (set_store, set_news) = follow(Api::all(client.clone()), None, daemon_sets::same);
+    let set_list = follow(Api::all(client.clone()), None, daemon_sets::same);
+    let set_store = set_list.store.clone();
     let sets =
         daemon_sets::DaemonSets::new(client.clone(), manage, judge(), sinks(), set_store.clone());
     let sets_seen = sets.seen();
     let driven = drive::drive(
         settings("daemonsets", config.concurrency.writes.get()),
-        (set_store.clone(), set_news),
+        (set_store.clone(), set_list.news),
         namespaces.changes(),
         move |set, stop| sets.clone().reconcile(set, stop),
         metrics.clone(),
@@ -173,8 +175,8 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     );
     tasks.spawn(driven.map(part("the controller of DaemonSets")));
 
-    let (node_store, node_news) = follow(Api::all(client.clone()), None, nodes::same);
-    nodes::register_gauge(&metrics, node_store.clone());
+    let node_list = follow(Api::all(client.clone()), None, nodes::same);
+    nodes::register_gauge(&metrics, node_list.store.clone());
     startup::register_gauge(&metrics, pod_store.clone());
     let (open, gate) = watch::channel(false);
     let nodes = nodes::Nodes::new(client, &config, writer.clone(), events.clone());
@@ -183,7 +185,7 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
             gate,
             ..settings("nodes", config.concurrency.writes.get())
         },
-        (node_store.clone(), node_news),
+        (node_list.store.clone(), node_list.news),
         futures::stream::pending(),
         move |node, _| nodes.clone().reconcile(node),
         metrics.clone(),
@@ -194,7 +196,7 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     let startup = startup::Startup {
         pods: startup::Backlog::new(pod_store, pods_seen),
         daemon_sets: startup::Backlog::new(set_store, sets_seen),
-        nodes: node_store,
+        lists: vec![pod_list.ready, set_list.ready, node_list.ready],
         timeout: config.startup.timeout,
     };
     let starting = tokio::spawn({

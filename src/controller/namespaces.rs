@@ -12,7 +12,11 @@ use kube_runtime::reflector::{ObjectRef, Store};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{objects::Namespace, patch::annotations, watch::follow};
+use crate::cluster::{
+    objects::Namespace,
+    patch::annotations,
+    watch::{Followed, follow},
+};
 
 /// How long a pod waits for the watch to bring its brand-new namespace.
 const LAG: Duration = Duration::from_secs(1);
@@ -44,12 +48,16 @@ impl Namespaces {
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send + use<> {
         let same = |a: &Namespace, b: &Namespace| a.metadata.annotations == b.metadata.annotations;
-        let (store, news) = follow(api, None, same);
-        *self.store.lock().unwrap_or_else(PoisonError::into_inner) = Some(store.clone());
+        let Followed {
+            store,
+            news,
+            ready: mut synced,
+        } = follow(api, None, same);
+        *self.store.lock().unwrap_or_else(PoisonError::into_inner) = Some(store);
         let (version, ready) = (self.version.clone(), self.ready.clone());
         async move {
             let synced = async {
-                if store.wait_until_ready().await.is_ok() {
+                if synced.wait_for(|synced| *synced).await.is_ok() {
                     ready.send_replace(true);
                 }
             };

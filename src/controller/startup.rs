@@ -13,7 +13,7 @@ use kube_runtime::reflector::Store;
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    cluster::objects::{DaemonSet, Node, Pod},
+    cluster::objects::{DaemonSet, Pod},
     metrics::Metrics,
 };
 
@@ -38,7 +38,8 @@ pub(super) struct Backlog<K: Resource<DynamicType = ()> + Clone + 'static> {
 pub(super) struct Startup {
     pub(super) pods: Backlog<Pod>,
     pub(super) daemon_sets: Backlog<DaemonSet>,
-    pub(super) nodes: Store<Node>,
+    /// Which first lists are complete.
+    pub(super) lists: Vec<watch::Receiver<bool>>,
     /// How long pods and DaemonSets may keep nodes from being tainted.
     pub(super) timeout: Duration,
 }
@@ -81,12 +82,9 @@ where
         Self { store, seen }
     }
 
-    /// Waits until every object of the first list has had its first attempt or is gone; leaves in
+    /// Once the first list is complete: waits until every object of it has had its first attempt or is gone; leaves in
     /// `left` those that have not.
     async fn drain(&self, left: &Mutex<HashSet<String>>) {
-        if self.store.wait_until_ready().await.is_err() {
-            return;
-        }
         let uids = || -> HashSet<String> {
             self.store
                 .state()
@@ -119,12 +117,11 @@ impl Startup {
         synced: watch::Sender<bool>,
         open: watch::Sender<bool>,
     ) {
-        let lists = futures::future::join3(
-            self.pods.store.wait_until_ready(),
-            self.daemon_sets.store.wait_until_ready(),
-            self.nodes.wait_until_ready(),
-        );
-        let _ = lists.await;
+        for mut list in self.lists {
+            if list.wait_for(|ready| *ready).await.is_err() {
+                return;
+            }
+        }
         synced.send_replace(true);
         if leadership.wait_for(|leading| *leading).await.is_err() {
             return;

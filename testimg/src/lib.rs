@@ -1,1 +1,13 @@
+//! What archaware's tests read: deterministic images of every kind, odd ones included, and a registry
+//! that answers as scripted and counts what it was asked.
 
+mod blob;
+mod catalogue;
+mod elf;
+mod push;
+mod registry;
+
+pub use blob::{Blob, Image};
+pub use catalogue::{Expected, catalogue, find};
+pub use push::{PushError, push};
+pub use registry::{Auth, FakeRegistry, Script, Seen};

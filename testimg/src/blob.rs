@@ -1,0 +1,168 @@
+//! Content-addressed pieces of images.
+
+use std::fmt::Write as _;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::elf;
+
+pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(crate) const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+pub(crate) const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+pub(crate) const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+pub(crate) const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+pub(crate) const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
+pub(crate) const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar";
+
+/// A document or layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blob {
+    /// Its media type.
+    pub media_type: String,
+    /// `sha256:…` of the bytes.
+    pub digest: String,
+    /// Its content.
+    pub bytes: Bytes,
+}
+
+/// An image: a root document and what it leads to.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// What its tag points at.
+    pub root: Blob,
+    /// Further indexes and manifests.
+    pub manifests: Vec<Blob>,
+    /// Configs and layers.
+    pub blobs: Vec<Blob>,
+}
+
+impl Blob {
+    pub(crate) fn new(media_type: &str, bytes: impl Into<Bytes>) -> Self {
+        let bytes = bytes.into();
+        let mut digest = String::from("sha256:");
+        for byte in Sha256::digest(&bytes) {
+            let _ = write!(digest, "{byte:02x}");
+        }
+        Self {
+            media_type: media_type.to_owned(),
+            digest,
+            bytes,
+        }
+    }
+
+    /// Keys in the order written: serde_json sorts them, so the bytes are always the same.
+    pub(crate) fn json(media_type: &str, value: &Value) -> Self {
+        Self::new(media_type, value.to_string())
+    }
+
+    pub(crate) fn descriptor(&self) -> Value {
+        json!({ "mediaType": self.media_type, "digest": self.digest, "size": self.bytes.len() })
+    }
+}
+
+/// Media types of one family of documents.
+#[derive(Clone, Copy)]
+pub(crate) struct Family {
+    pub(crate) index: &'static str,
+    pub(crate) manifest: &'static str,
+    pub(crate) config: &'static str,
+    pub(crate) layer: &'static str,
+}
+
+pub(crate) const OCI: Family = Family {
+    index: OCI_INDEX,
+    manifest: OCI_MANIFEST,
+    config: OCI_CONFIG,
+    layer: OCI_LAYER,
+};
+pub(crate) const DOCKER: Family = Family {
+    index: DOCKER_LIST,
+    manifest: DOCKER_MANIFEST,
+    config: DOCKER_CONFIG,
+    layer: DOCKER_LAYER,
+};
+
+impl Image {
+    /// An image of one platform, `linux/arm/v7`, whose only file `/app` waits for ever.
+    pub(crate) fn single(family: Family, platform: &str) -> Self {
+        let (os, architecture, variant) = split(platform);
+        let layer = Blob::new(family.layer, elf::layer(architecture));
+        let mut config = json!({
+            "architecture": architecture,
+            "os": os,
+            "config": { "Entrypoint": ["/app"] },
+            "rootfs": { "type": "layers", "diff_ids": [layer.digest] },
+            "history": [{ "created_by": "testimg" }],
+        });
+        if !variant.is_empty() {
+            config["variant"] = json!(variant);
+        }
+        Self::with_config(family, Blob::json(family.config, &config), vec![layer])
+    }
+
+    /// An image with any config at all.
+    pub(crate) fn with_config(family: Family, config: Blob, layers: Vec<Blob>) -> Self {
+        let manifest = json!({
+            "schemaVersion": 2,
+            "mediaType": family.manifest,
+            "config": config.descriptor(),
+            "layers": layers.iter().map(Blob::descriptor).collect::<Vec<_>>(),
+        });
+        let mut blobs = layers;
+        blobs.push(config);
+        Self {
+            root: Blob::json(family.manifest, &manifest),
+            manifests: Vec::new(),
+            blobs,
+        }
+    }
+
+    /// An index over images, each entry as `entry` makes it from the child's descriptor.
+    pub(crate) fn index(family: Family, children: Vec<(Self, Value)>) -> Self {
+        let mut entries = Vec::new();
+        let (mut manifests, mut blobs) = (Vec::new(), Vec::new());
+        for (child, extra) in children {
+            let mut entry = child.root.descriptor();
+            if let (Some(entry), Some(extra)) = (entry.as_object_mut(), extra.as_object()) {
+                entry.extend(extra.clone());
+            }
+            entries.push(entry);
+            manifests.extend(child.manifests);
+            manifests.push(child.root);
+            blobs.extend(child.blobs);
+        }
+        blobs.sort_by(|a, b| a.digest.cmp(&b.digest));
+        blobs.dedup();
+        let index = json!({ "schemaVersion": 2, "mediaType": family.index, "manifests": entries });
+        Self {
+            root: Blob::json(family.index, &index),
+            manifests,
+            blobs,
+        }
+    }
+
+    /// The usual multi-platform image.
+    pub(crate) fn multi(family: Family, platforms: &[&str]) -> Self {
+        let child = |platform: &&str| (Self::single(family, platform), platform_of(platform));
+        Self::index(family, platforms.iter().map(child).collect())
+    }
+}
+
+/// The `platform` of an index entry.
+pub(crate) fn platform_of(platform: &str) -> Value {
+    let (os, architecture, variant) = split(platform);
+    let mut value = json!({ "os": os, "architecture": architecture });
+    if !variant.is_empty() {
+        value["variant"] = json!(variant);
+    }
+    json!({ "platform": value })
+}
+
+fn split(platform: &str) -> (&str, &str, &str) {
+    let mut parts = platform.split('/');
+    let mut next = || parts.next().unwrap_or_default();
+    (next(), next(), next())
+}

@@ -1,0 +1,416 @@
+//! A registry in this process, on loopback, that answers as scripted and counts what it was asked.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request, State},
+    response::Response,
+};
+use bytes::Bytes;
+use futures::stream;
+use http::{HeaderMap, Method, StatusCode, header};
+use tokio::net::TcpListener;
+
+use crate::blob::{Blob, Image};
+
+/// What a client has to show.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Auth {
+    /// Basic with this user and password.
+    Basic(String, String),
+    /// A bearer token from this registry's own `/token`; with a user and password if given.
+    Bearer(Option<(String, String)>),
+}
+
+/// How paths that contain a text are answered instead of truthfully.
+#[derive(Clone, Debug)]
+pub enum Script {
+    /// With this status and these headers.
+    Status(u16, Vec<(String, String)>),
+    /// After this time.
+    Slow(Duration),
+    /// Never.
+    Hang,
+    /// A byte every so often, for ever.
+    Trickle(Duration),
+    /// A body of so many bytes, without a length in advance.
+    Oversized(usize),
+    /// A success with other content than asked for.
+    OtherContent(Bytes),
+    /// A `Docker-Content-Digest` that is somebody else's.
+    OtherDigest(String),
+    /// A redirect to this address.
+    Redirect(String),
+    /// Headers promise more than the body holds.
+    CutShort,
+    /// No digest in the answer to HEAD.
+    NoDigestHeader,
+}
+
+/// One request that was received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// `GET`, `HEAD`, `POST`.
+    pub method: String,
+    /// Path and query.
+    pub path: String,
+    /// The `Authorization` header.
+    pub authorization: Option<String>,
+    /// The `Accept` header.
+    pub accept: Option<String>,
+}
+
+#[derive(Default)]
+struct Content {
+    /// By repository and tag or digest.
+    manifests: HashMap<(String, String), Blob>,
+    blobs: HashMap<(String, String), Blob>,
+    scripts: Vec<(String, Script)>,
+    auth: Option<Auth>,
+    tokens: Vec<String>,
+    token_life: Option<u64>,
+    seen: Vec<Seen>,
+}
+
+/// A running registry; ends when it is dropped.
+pub struct FakeRegistry {
+    address: SocketAddr,
+    content: Arc<Mutex<Content>>,
+    server: tokio::task::JoinHandle<()>,
+}
+
+type Shared = (Arc<Mutex<Content>>, SocketAddr);
+
+impl FakeRegistry {
+    /// Starts on a free port.
+    ///
+    /// # Errors
+    /// When loopback has no free port.
+    pub async fn start() -> std::io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let content: Arc<Mutex<Content>> = Arc::default();
+        let router = Router::new()
+            .fallback(answer)
+            .with_state((content.clone(), address));
+        let server = tokio::spawn(async move {
+            let _ = axum::serve(listener, router).await;
+        });
+        Ok(Self {
+            address,
+            content,
+            server,
+        })
+    }
+
+    /// `127.0.0.1:PORT`
+    pub fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// The name of an image in this registry.
+    pub fn image(&self, name: &str) -> String {
+        format!("{}/{name}", self.address)
+    }
+
+    /// Holds an image as `repository:latest`.
+    pub fn add(&self, repository: &str, image: &Image) {
+        self.add_tag(repository, "latest", image);
+    }
+
+    /// Holds an image as `repository:tag`.
+    pub fn add_tag(&self, repository: &str, tag: &str, image: &Image) {
+        let mut content = self.content();
+        let key = |name: &str| (repository.to_owned(), name.to_owned());
+        for manifest in image.manifests.iter().chain([&image.root]) {
+            content
+                .manifests
+                .insert(key(&manifest.digest), manifest.clone());
+        }
+        content.manifests.insert(key(tag), image.root.clone());
+        for blob in &image.blobs {
+            content.blobs.insert(key(&blob.digest), blob.clone());
+        }
+    }
+
+    /// From now on answers paths that contain `part` by the script.
+    pub fn script(&self, part: &str, script: Script) {
+        self.content().scripts.push((part.to_owned(), script));
+    }
+
+    /// Answers truthfully again.
+    pub fn unscript(&self) {
+        self.content().scripts.clear();
+    }
+
+    /// From now on wants to see this.
+    pub fn require(&self, auth: Auth) {
+        self.content().auth = Some(auth);
+    }
+
+    /// Forgets every token that was given out.
+    pub fn revoke_tokens(&self) {
+        self.content().tokens.clear();
+    }
+
+    /// `expires_in` of tokens, in seconds.
+    pub fn set_token_life(&self, seconds: u64) {
+        self.content().token_life = Some(seconds);
+    }
+
+    /// Every request so far.
+    pub fn seen(&self) -> Vec<Seen> {
+        self.content().seen.clone()
+    }
+
+    /// Forgets the requests so far.
+    pub fn forget(&self) {
+        self.content().seen.clear();
+    }
+
+    /// How many requests of this method had a path that contains `part`.
+    pub fn count(&self, method: &str, part: &str) -> usize {
+        let matches = |seen: &&Seen| seen.method == method && seen.path.contains(part);
+        self.content().seen.iter().filter(matches).count()
+    }
+
+    fn content(&self) -> MutexGuard<'_, Content> {
+        lock(&self.content)
+    }
+}
+
+impl Drop for FakeRegistry {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+fn lock(content: &Mutex<Content>) -> MutexGuard<'_, Content> {
+    content.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn answer(State((content, address)): State<Shared>, request: Request) -> Response {
+    let (request, _) = request.into_parts();
+    let path = request
+        .uri
+        .path_and_query()
+        .map_or("/", |path| path.as_str())
+        .to_owned();
+    let header = |name| {
+        request
+            .headers
+            .get(name)
+            .and_then(|v| v.to_str().ok())
+            .map(str::to_owned)
+    };
+    let seen = Seen {
+        method: request.method.to_string(),
+        path: path.clone(),
+        authorization: header(header::AUTHORIZATION),
+        accept: header(header::ACCEPT),
+    };
+    let script = {
+        let mut content = lock(&content);
+        content.seen.push(seen.clone());
+        content
+            .scripts
+            .iter()
+            .rev()
+            .find(|(part, _)| path.contains(part))
+            .map(|(_, s)| s.clone())
+    };
+    let head = request.method == Method::HEAD;
+    match script {
+        Some(Script::Slow(time)) => tokio::time::sleep(time).await,
+        Some(Script::Hang) => futures::future::pending().await,
+        Some(Script::NoDigestHeader) if head => {
+            let mut response = truthful(&content, address, &seen);
+            response.headers_mut().remove("docker-content-digest");
+            return response;
+        }
+        Some(Script::OtherDigest(digest)) => {
+            let mut response = truthful(&content, address, &seen);
+            if let Ok(value) = digest.parse() {
+                response
+                    .headers_mut()
+                    .insert("docker-content-digest", value);
+            }
+            return response;
+        }
+        Some(script) => return scripted(script),
+        None => {}
+    }
+    truthful(&content, address, &seen)
+}
+
+fn scripted(script: Script) -> Response {
+    match script {
+        Script::Status(status, headers) => {
+            let mut response = plain(status, "scripted");
+            for (name, value) in headers {
+                if let (Ok(name), Ok(value)) = (name.parse::<http::HeaderName>(), value.parse()) {
+                    response.headers_mut().insert(name, value);
+                }
+            }
+            response
+        }
+        Script::Trickle(pause) => {
+            let drops = stream::unfold((), move |()| async move {
+                tokio::time::sleep(pause).await;
+                Some((Ok::<_, std::io::Error>(Bytes::from_static(b" ")), ()))
+            });
+            Response::new(Body::from_stream(drops))
+        }
+        Script::Oversized(size) => {
+            let chunk = Bytes::from(vec![b' '; 64 * 1024]);
+            let chunks = (0..size.div_ceil(chunk.len()))
+                .map(move |_| Ok::<_, std::io::Error>(chunk.clone()));
+            Response::new(Body::from_stream(stream::iter(chunks)))
+        }
+        Script::OtherContent(bytes) => Response::new(Body::from(bytes)),
+        Script::Redirect(to) => {
+            let mut response = plain(307, "");
+            if let Ok(to) = to.parse() {
+                response.headers_mut().insert(header::LOCATION, to);
+            }
+            response
+        }
+        Script::CutShort => {
+            let parts = stream::iter([
+                Ok(Bytes::from_static(b"{\"schemaVersion\":")),
+                Err(std::io::Error::other("cut")),
+            ]);
+            let mut response = Response::new(Body::from_stream(parts));
+            response
+                .headers_mut()
+                .insert(header::CONTENT_LENGTH, 1000.into());
+            response
+        }
+        Script::Slow(_) | Script::Hang | Script::OtherDigest(_) | Script::NoDigestHeader => {
+            plain(500, "unreachable")
+        }
+    }
+}
+
+fn truthful(content: &Mutex<Content>, address: SocketAddr, seen: &Seen) -> Response {
+    let mut content = lock(content);
+    if seen.path.starts_with("/token") {
+        return token(&mut content, seen);
+    }
+    let Some(path) = seen.path.strip_prefix("/v2/") else {
+        return plain(404, "not found");
+    };
+    if let Some(refusal) = refuse(&content, address, seen, path) {
+        return refusal;
+    }
+    for (part, manifests) in [("/manifests/", true), ("/blobs/", false)] {
+        if let Some((repository, name)) = path.split_once(part) {
+            let held = if manifests {
+                &content.manifests
+            } else {
+                &content.blobs
+            };
+            return match held.get(&(repository.to_owned(), name.to_owned())) {
+                Some(blob) => send(blob, seen.method == "HEAD"),
+                None => plain(404, "{\"errors\":[{\"code\":\"MANIFEST_UNKNOWN\"}]}"),
+            };
+        }
+    }
+    plain(404, "not found")
+}
+
+fn token(content: &mut Content, seen: &Seen) -> Response {
+    if let Some(Auth::Bearer(Some((user, password)))) = &content.auth
+        && seen.authorization.as_deref() != Some(&basic(user, password))
+    {
+        return plain(401, "wrong user or password");
+    }
+    let token = format!("token-{}", content.tokens.len() + 1);
+    content.tokens.push(token.clone());
+    let life = content
+        .token_life
+        .map_or(String::new(), |life| format!(",\"expires_in\":{life}"));
+    plain(200, &format!("{{\"token\":\"{token}\"{life}}}"))
+}
+
+fn refuse(content: &Content, address: SocketAddr, seen: &Seen, path: &str) -> Option<Response> {
+    let given = seen.authorization.as_deref().unwrap_or_default();
+    let challenge = match content.auth.as_ref()? {
+        Auth::Basic(user, password) => {
+            if given == basic(user, password) {
+                return None;
+            }
+            "Basic realm=\"fake\"".to_owned()
+        }
+        Auth::Bearer(_) => {
+            let token = given.strip_prefix("Bearer ").unwrap_or_default();
+            if content.tokens.iter().any(|known| known == token) {
+                return None;
+            }
+            let repository = path.split("/manifests/").next().unwrap_or_default();
+            let repository = repository.split("/blobs/").next().unwrap_or_default();
+            format!(
+                "Bearer scope=\"repository:{repository}:pull\",service=\"fake\",realm=\"http://{address}/token\""
+            )
+        }
+    };
+    let mut response = plain(401, "unauthorized");
+    if let Ok(challenge) = challenge.parse() {
+        response
+            .headers_mut()
+            .insert(header::WWW_AUTHENTICATE, challenge);
+    }
+    Some(response)
+}
+
+fn basic(user: &str, password: &str) -> String {
+    const TABLE: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::from("Basic ");
+    for chunk in format!("{user}:{password}").as_bytes().chunks(3) {
+        let bits = chunk
+            .iter()
+            .fold(0_u32, |bits, byte| (bits << 8) | u32::from(*byte));
+        let bits = bits << (8 * (3 - chunk.len()));
+        for place in 0..4 {
+            let index = usize::try_from((bits >> (18 - 6 * place)) & 63).unwrap_or_default();
+            let letter = TABLE.get(index).copied().unwrap_or(b'=');
+            text.push(if place <= chunk.len() {
+                char::from(letter)
+            } else {
+                '='
+            });
+        }
+    }
+    text
+}
+
+fn send(blob: &Blob, head: bool) -> Response {
+    let body = if head {
+        Body::empty()
+    } else {
+        Body::from(blob.bytes.clone())
+    };
+    let mut response = Response::new(body);
+    let headers: &mut HeaderMap = response.headers_mut();
+    if let Ok(value) = blob.media_type.parse() {
+        headers.insert(header::CONTENT_TYPE, value);
+    }
+    if let Ok(value) = blob.digest.parse() {
+        headers.insert("docker-content-digest", value);
+    }
+    headers.insert(header::CONTENT_LENGTH, blob.bytes.len().into());
+    response
+}
+
+fn plain(status: u16, text: &str) -> Response {
+    let mut response = Response::new(Body::from(text.to_owned()));
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::IM_A_TEAPOT);
+    response
+}
