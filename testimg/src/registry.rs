@@ -46,6 +46,8 @@ pub enum Script {
     OtherContent(Bytes),
     /// A `Docker-Content-Digest` that is somebody else's.
     OtherDigest(String),
+    /// With this body, said to be gzip.
+    Packed(Bytes),
     /// A redirect to this address.
     Redirect(String),
     /// Headers promise more than the body holds.
@@ -230,9 +232,11 @@ async fn answer(State((content, address)): State<Shared>, request: Request) -> R
     match script {
         Some(Script::Slow(time)) => tokio::time::sleep(time).await,
         Some(Script::Hang) => futures::future::pending().await,
-        Some(Script::NoDigestHeader) if head => {
+        Some(Script::NoDigestHeader) => {
             let mut response = truthful(&content, address, &seen);
-            response.headers_mut().remove("docker-content-digest");
+            if head {
+                response.headers_mut().remove("docker-content-digest");
+            }
             return response;
         }
         Some(Script::OtherDigest(digest)) => {
@@ -275,6 +279,14 @@ fn scripted(script: Script) -> Response {
             Response::new(Body::from_stream(stream::iter(chunks)))
         }
         Script::OtherContent(bytes) => Response::new(Body::from(bytes)),
+        Script::Packed(bytes) => {
+            let mut response = Response::new(Body::from(bytes));
+            let gzip = http::HeaderValue::from_static("gzip");
+            response
+                .headers_mut()
+                .insert(header::CONTENT_ENCODING, gzip);
+            response
+        }
         Script::Redirect(to) => {
             let mut response = plain(307, "");
             if let Ok(to) = to.parse() {

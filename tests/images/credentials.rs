@@ -1,0 +1,126 @@
+//! Who gets to see what, and who is shown which credential.
+
+use archaware::image::{
+    Reason,
+    credentials::{Credential, Keyring},
+};
+use testimg::Auth;
+
+use super::*;
+
+pub fn keyring(registry: &str, user: &str, password: &str) -> Keyring {
+    let credential = Credential::password(user.to_owned(), password.to_owned().into());
+    Keyring::new([(registry.to_owned(), credential)])
+}
+
+#[tokio::test]
+async fn basic_credentials_are_shown_when_asked_for() {
+    let (registry, resolver) = (registry().await, resolver());
+    registry.add("app", &testimg::find("multi"));
+    registry.require(Auth::Basic("user".into(), "secret".into()));
+    let image = registry.image("app");
+    let right = keyring(&registry.address(), "user", "secret");
+    let wrong = keyring(&registry.address(), "user", "guess");
+    assert_eq!(
+        resolve(&resolver, &image).await.unwrap_err().reason(),
+        Reason::Denied
+    );
+    let denied = resolve_as(&resolver, &image, &wrong).await.unwrap_err();
+    assert_eq!(denied.reason(), Reason::Denied);
+    assert!(!format!("{denied:?} {}", denied.chain()).contains("guess"));
+    assert!(resolve_as(&resolver, &image, &right).await.is_ok());
+    let first = registry.seen().into_iter().next().unwrap();
+    assert_eq!(first.authorization, None, "nothing is shown unasked");
+}
+
+#[tokio::test]
+async fn a_tag_that_took_a_credential_is_known_to_its_holder_only() {
+    let (registry, resolver) = (registry().await, resolver());
+    registry.add("app", &testimg::find("multi"));
+    registry.require(Auth::Basic("user".into(), "secret".into()));
+    let image = registry.image("app");
+    let right = keyring(&registry.address(), "user", "secret");
+    let other = keyring(&registry.address(), "other", "secret");
+    assert!(resolve_as(&resolver, &image, &right).await.is_ok());
+    for keyring in [&Keyring::default(), &other] {
+        let denied = resolve_as(&resolver, &image, keyring).await.unwrap_err();
+        assert_eq!(denied.reason(), Reason::Denied);
+    }
+    registry.forget();
+    assert!(resolve_as(&resolver, &image, &right).await.is_ok());
+    assert!(
+        registry.seen().is_empty(),
+        "the holder is answered from memory"
+    );
+}
+
+#[tokio::test]
+async fn bearer_tokens_are_fetched_once_and_renewed() {
+    let (registry, resolver) = (registry().await, resolver());
+    registry.add("app", &testimg::find("multi"));
+    registry.require(Auth::Bearer(Some(("user".into(), "secret".into()))));
+    let image = registry.image("app");
+    let keyring = keyring(&registry.address(), "user", "secret");
+    let many = (0..64).map(|_| resolve_as(&resolver, &image, &keyring));
+    assert!(
+        futures::future::join_all(many)
+            .await
+            .iter()
+            .all(Result::is_ok)
+    );
+    assert_eq!(registry.count("GET", "/token"), 1);
+    // A token that the registry forgot is replaced, once.
+    registry.revoke_tokens();
+    registry.add_tag("app", "new", &testimg::find("arm64"));
+    assert!(
+        resolve_as(&resolver, &format!("{image}:new"), &keyring)
+            .await
+            .is_ok()
+    );
+    assert_eq!(registry.count("GET", "/token"), 2);
+}
+
+#[tokio::test]
+async fn anonymous_tokens_serve_everybody() {
+    let (registry, resolver) = (registry().await, resolver());
+    registry.add("app", &testimg::find("multi"));
+    registry.require(Auth::Bearer(None));
+    let image = registry.image("app");
+    assert!(resolve(&resolver, &image).await.is_ok());
+    registry.forget();
+    let keyring = keyring(&registry.address(), "user", "secret");
+    assert!(resolve_as(&resolver, &image, &keyring).await.is_ok());
+    assert!(registry.seen().is_empty());
+}
+
+#[tokio::test]
+async fn wrong_credentials_do_not_get_a_token() {
+    let (registry, resolver) = (registry().await, resolver());
+    registry.add("app", &testimg::find("multi"));
+    registry.require(Auth::Bearer(Some(("user".into(), "secret".into()))));
+    let wrong = keyring(&registry.address(), "user", "guess");
+    let denied = resolve_as(&resolver, &registry.image("app"), &wrong)
+        .await
+        .unwrap_err();
+    assert_eq!(denied.reason(), Reason::Denied);
+}
+
+#[tokio::test]
+async fn the_next_credential_is_tried_when_one_is_refused() {
+    let (registry, resolver) = (registry().await, resolver());
+    registry.add("team/app", &testimg::find("multi"));
+    registry.require(Auth::Basic("user".into(), "secret".into()));
+    let credential = |user: &str| Credential::password(user.to_owned(), "secret".into());
+    let keyring = Keyring::new([
+        (registry.address(), credential("user")),
+        (
+            format!("{}/team", registry.address()),
+            credential("stranger"),
+        ),
+    ]);
+    assert!(
+        resolve_as(&resolver, &registry.image("team/app"), &keyring)
+            .await
+            .is_ok()
+    );
+}

@@ -1,0 +1,68 @@
+//! Images against a registry in this process: every kind of image, and every odd answer.
+
+mod answers;
+mod credentials;
+mod documents;
+mod sharing;
+
+use std::time::Duration;
+
+use archaware::{
+    image::{
+        ImageError, PullPolicy, Request, Resolved, Resolver, Settings, credentials::Keyring,
+        registry,
+    },
+    metrics::Resolutions,
+};
+use testimg::FakeRegistry;
+
+/// Short, so that what hangs is cut soon; long enough for a busy machine.
+const TIMEOUT: Duration = Duration::from_millis(1500);
+
+fn settings() -> Settings {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Settings {
+        registry: registry::Settings {
+            timeout: TIMEOUT,
+            per_host: 8,
+            plain_http: Vec::new(),
+        },
+        images: 1000,
+        tag_ttl: Duration::from_mins(10),
+        latest_ttl: Duration::from_mins(10),
+    }
+}
+
+fn resolver() -> Resolver {
+    Resolver::new(settings(), None, Resolutions::default())
+}
+
+async fn resolve(resolver: &Resolver, image: &str) -> Result<Resolved, ImageError> {
+    resolve_as(resolver, image, &Keyring::default()).await
+}
+
+async fn resolve_as(
+    resolver: &Resolver,
+    image: &str,
+    keyring: &Keyring,
+) -> Result<Resolved, ImageError> {
+    let request = Request {
+        image,
+        policy: PullPolicy::IfNotPresent,
+        keyring,
+    };
+    resolver.resolve(request).await
+}
+
+fn platforms(resolved: &Resolved) -> Vec<String> {
+    resolved
+        .platforms
+        .platforms()
+        .iter()
+        .map(ToString::to_string)
+        .collect()
+}
+
+async fn registry() -> FakeRegistry {
+    FakeRegistry::start().await.expect("a free port")
+}
