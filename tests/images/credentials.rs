@@ -8,7 +8,7 @@ use testimg::Auth;
 
 use super::*;
 
-pub fn keyring(registry: &str, user: &str, password: &str) -> Keyring {
+pub(crate) fn keyring(registry: &str, user: &str, password: &str) -> Keyring {
     let credential = Credential::password(user.to_owned(), password.to_owned().into());
     Keyring::new([(registry.to_owned(), credential)])
 }

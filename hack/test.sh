@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Every test: pure, in process, on real control planes with a real registry, on a real node with real containerd. Ends
+# everything that it started.      hack/test.sh [ARGUMENTS OF cargo test]
+#
+# CLUSTERS=2                          control planes side by side: as many tests run at once
+# KUBEBUILDER_ASSETS=folder           these binaries of etcd and Kubernetes instead of building them
+# ARCHAWARE_TEST_EXISTING_CLUSTER=yes uses the cluster of KUBECONFIG. Tests DELETE ITS NODES AND PODS: throw-away ones only
+set -euo pipefail
+cd "$(dirname "$0")/.."
+hack/testbed/install.sh
+. hack/testbed/lib.sh
+work=$(mktemp -d "${TMPDIR:-/tmp}/archaware-test.XXXXXX")
+trap 'trap - EXIT; for bed in "$work"/*/; do hack/testbed/down.sh "$bed"; done; rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+
+echo "== building" >&2
+hack/testbed/build.sh
+cargo build --locked --workspace --all-targets
+beds=()
+if [ -n "${ARCHAWARE_TEST_EXISTING_CLUSTER:-}" ]; then
+  [ "$ARCHAWARE_TEST_EXISTING_CLUSTER" = yes ] || die "ARCHAWARE_TEST_EXISTING_CLUSTER has to be yes or empty"
+  bed=$work/existing
+  mkdir -p "$bed/kubeconfig" "$bed/pid"
+  cp "${KUBECONFIG:?which cluster?}" "$bed/kubeconfig/admin"
+  touch "$bed/existing"
+  beds+=("$bed")
+else
+  echo "== starting control planes" >&2
+  for n in $(seq "${CLUSTERS:-2}"); do
+    bed=$work/bed$n
+    OWNER=$$ hack/testbed/up.sh "$bed" > /dev/null
+    beds+=("$bed")
+  done
+  # The first also has a real node.
+  hack/testbed/registry.sh "${beds[0]}" > /dev/null
+  hack/testbed/node/up.sh "${beds[0]}" "$(cat "${beds[0]}/registry/address")" > /dev/null
+fi
+for bed in "${beds[@]}"; do
+  hack/testbed/registry.sh "$bed" > /dev/null
+  target/debug/testimg push "$(cat "$bed/registry/address")" > /dev/null
+done
+
+echo "== testing" >&2
+export ARCHAWARE_TEST_BEDS ARCHAWARE_KUBECTL=$bin/kubectl
+ARCHAWARE_TEST_BEDS=$(IFS=:; echo "${beds[*]}")
+cargo test --locked --workspace "$@"

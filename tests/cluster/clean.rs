@@ -1,0 +1,232 @@
+//! `clean` and `plan`.
+
+use k8s_openapi::api::{
+    apps::v1::DaemonSet, coordination::v1::Lease, core::v1::Pod, policy::v1::PodDisruptionBudget,
+};
+use kube::{Api, ResourceExt, api::ListParams};
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Everything in the cluster that archaware could have touched.
+async fn picture(bed: &Bed) -> String {
+    let nodes = bed.nodes().list(&ListParams::default()).await.unwrap();
+    let nodes = nodes
+        .iter()
+        .map(|node| (node.name_any(), taints(node), node.annotations().clone()));
+    let sets = Api::<DaemonSet>::all(bed.client.clone())
+        .list(&ListParams::default())
+        .await
+        .unwrap();
+    let sets = sets.iter().map(|set| {
+        let spec = set.spec.template.spec.clone();
+        let mut annotations = set.annotations().clone();
+        // The DaemonSet controller's own counter of rollouts.
+        annotations.remove("deprecated.daemonset.template.generation");
+        (
+            set.name_any(),
+            spec.and_then(|spec| spec.tolerations),
+            annotations,
+        )
+    });
+    format!(
+        "{:?}\n{:?}",
+        nodes.collect::<Vec<_>>(),
+        sets.collect::<Vec<_>>()
+    )
+}
+
+fn daemon_set(bed: &Bed, name: &str) -> Value {
+    let mut spec = pod_spec(&[bed.image("multi")]);
+    spec["tolerations"] = json!([{"key": "foreign", "operator": "Exists"}]);
+    json!({"metadata": {"name": name, "annotations": {"foreign": "yes"}}, "spec": {
+        "selector": {"matchLabels": {"app": name}},
+        "template": {"metadata": {"labels": {"app": name}}, "spec": spec}}})
+}
+
+#[tokio::test]
+async fn clean_leaves_every_foreign_thing_and_nothing_of_its_own() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    bed.kubectl(&["taint", "node", "amd64", "foreign=1:NoSchedule"]);
+    bed.kubectl(&["annotate", "node", "amd64", "foreign=yes"]);
+    bed.create::<DaemonSet>(daemon_set(&bed, "agent")).await;
+    let before = picture(&bed).await;
+    let archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    bed.event("agent", "TolerationsChanged").await;
+    let with = picture(&bed).await;
+    assert_ne!(before, with);
+    let (status, _, error) = bed.archaware(&["clean"]);
+    assert_eq!(status, 3, "while it runs, clean refuses");
+    assert!(
+        error.contains("--stop-controller") && error.contains("scale deployment"),
+        "{error}"
+    );
+    let (status, out, _) = bed.archaware(&["clean", "--dry-run"]);
+    assert_eq!(status, 0);
+    assert!(
+        out.contains("Node amd64")
+            && out.contains("DaemonSet")
+            && out.contains("nothing was changed"),
+        "{out}"
+    );
+    assert_eq!(picture(&bed).await, with, "a dry run changes nothing");
+    assert_eq!(archaware.stop().await, 0);
+    let (status, out, error) = bed.archaware(&["clean"]);
+    assert_eq!(status, 0, "{out}{error}");
+    assert!(out.contains("Cleaned 5 objects."), "{out}");
+    assert_eq!(picture(&bed).await, before);
+    let leases: Api<Lease> = Api::namespaced(bed.client.clone(), "archaware");
+    assert!(leases.get_opt("archaware").await.unwrap().is_none());
+    let (status, out, _) = bed.archaware(&["clean"]);
+    assert_eq!(
+        (status, out.as_str()),
+        (0, "Nothing of archaware's is left.\n")
+    );
+}
+
+#[tokio::test]
+async fn clean_recreates_pods_and_respects_budgets() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    for name in ["free", "guarded"] {
+        bed.create::<k8s_openapi::api::apps::v1::Deployment>(json!({"metadata": {"name": name}, "spec": {
+            "replicas": 1, "selector": {"matchLabels": {"app": name}},
+            "template": {"metadata": {"labels": {"app": name}}, "spec": pod_spec(&[bed.image("arm64")])}}})).await;
+    }
+    bed.create_pod("bare", &["arm64"]).await;
+    bed.create::<PodDisruptionBudget>(json!({"metadata": {"name": "guarded"}, "spec": {
+        "minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}}}))
+        .await;
+    let placed = |app: &str| {
+        let selector = ListParams::default().labels(&format!("app={app}"));
+        let pods = bed.pods();
+        async move {
+            eventually("a placed pod", DEADLINE, || async {
+                let pods = pods.list(&selector).await.ok()?;
+                pods.into_iter()
+                    .find(|pod: &Pod| pod.spec.as_ref().is_some_and(|s| s.node_name.is_some()))
+            })
+            .await
+        }
+    };
+    let (free, guarded) = (placed("free").await, placed("guarded").await);
+    bed.bound("bare").await;
+    // A budget counts a pod that is not Ready as unavailable only while it is running.
+    let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+    let patch = kube::api::Patch::Merge(status);
+    bed.pods()
+        .patch_status(&guarded.name_any(), &Default::default(), &patch)
+        .await
+        .unwrap();
+    eventually("a budget that has counted", DEADLINE, || async {
+        let budget = bed.api::<PodDisruptionBudget>().get("guarded").await.ok()?;
+        (budget.status?.current_healthy == Some(1)).then_some(())
+    })
+    .await;
+    assert_eq!(archaware.stop().await, 0);
+    let (status, out, error) = bed.archaware(&["clean", "--recreate-pods"]);
+    assert_eq!(status, 1, "{out}{error}");
+    assert!(
+        out.contains("PodDisruptionBudget") && out.contains(&guarded.name_any()),
+        "{out}"
+    );
+    eventually("the eviction of the free pod", DEADLINE, || async {
+        let pod = bed.pods().get_opt(&free.name_any()).await.ok()?;
+        pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
+            .then_some(())
+    })
+    .await;
+    let bare = bed.pods().get("bare").await.unwrap();
+    assert!(
+        bare.metadata.deletion_timestamp.is_none(),
+        "nobody would make a bare pod again"
+    );
+}
+
+#[tokio::test]
+async fn clean_stops_the_controller_when_asked() {
+    let bed = Bed::take().await;
+    bed.node("amd64", "amd64").await;
+    bed.kubectl(&[
+        "-n",
+        "archaware",
+        "create",
+        "deployment",
+        "archaware",
+        "--image",
+        "not-started",
+        "--replicas",
+        "1",
+    ]);
+    let (status, out, error) = bed.archaware(&["clean", "--stop-controller"]);
+    assert_eq!(status, 0, "{out}{error}");
+    let replicas = bed.kubectl(&[
+        "-n",
+        "archaware",
+        "get",
+        "deployment",
+        "archaware",
+        "-o",
+        "jsonpath={.spec.replicas}",
+    ]);
+    assert_eq!(replicas, "0");
+}
+
+#[tokio::test]
+async fn plan_says_what_run_does_and_changes_nothing() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    bed.kubectl(&["cordon", "amd64", "arm64", "s390x"]);
+    bed.create::<DaemonSet>(daemon_set(&bed, "agent")).await;
+    bed.create_pod("fits", &["arm64"]).await;
+    bed.create_pod("torn", &["amd64", "arm64"]).await;
+    bed.create_pod("nowhere", &["no-such-image"]).await;
+    let before = picture(&bed).await;
+    let (status, out, error) = bed.archaware(&["plan", "-o", "json"]);
+    assert_eq!(status, 0, "{error}");
+    let steps: Vec<Value> = serde_json::from_str(&out).unwrap();
+    let has = |kind: &str, name: &str, action: &str, detail: &str| {
+        steps.iter().any(|step| {
+            step["kind"] == kind
+                && step["name"] == name
+                && step["action"] == action
+                && step["detail"].as_str().unwrap().contains(detail)
+                && (step["namespace"].is_null() == (kind == "Node"))
+        })
+    };
+    for (kind, name, action, detail) in [
+        (
+            "Node",
+            "amd64",
+            "taint",
+            "kubernetes.io/arch=amd64:NoSchedule",
+        ),
+        ("DaemonSet", "agent", "changeTemplate", "rolls"),
+        ("Pod", "fits", "tolerate", "arm64"),
+        ("Pod", "torn", "none", "no common architecture"),
+        ("Pod", "nowhere", "wait", "NotFound"),
+    ] {
+        assert!(has(kind, name, action, detail), "{kind} {name}: {out}");
+    }
+    let (_, table, _) = bed.archaware(&["plan"]);
+    assert!(
+        table.lines().all(|line| line.chars().count() <= 80),
+        "{table}"
+    );
+    assert_eq!(picture(&bed).await, before);
+    assert!(architectures_of(&bed.pods().get("fits").await.unwrap()).is_empty());
+    let _archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    bed.event("agent", "TolerationsChanged").await;
+    let (_, out, _) = bed.archaware(&["plan", "-o", "json"]);
+    let left: Vec<Value> = serde_json::from_str(&out).unwrap();
+    assert!(
+        left.iter()
+            .all(|step| step["kind"] == "Pod" && step["name"] != "fits"),
+        "{out}"
+    );
+}

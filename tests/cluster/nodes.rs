@@ -1,0 +1,270 @@
+//! The taint on nodes: whose it is, and what becomes of it.
+
+use std::collections::BTreeSet;
+
+use kube::{
+    ResourceExt,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+
+use super::*;
+
+const ARM: &str = "kubernetes.io/arch=arm64:NoSchedule";
+
+fn set(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+async fn patch(bed: &Bed, node: &str, operations: Value) {
+    let patch = Patch::<()>::Json(serde_json::from_value(operations).unwrap());
+    bed.nodes()
+        .patch(node, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+}
+
+async fn taints_become(bed: &Bed, node: &str, expected: &[&str]) {
+    let expected = set(expected);
+    eventually(
+        &format!("taints {expected:?} on {node}"),
+        DEADLINE,
+        || async { (taints(&bed.nodes().get(node).await.ok()?) == expected).then_some(()) },
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn nodes_join_and_are_replaced() {
+    let bed = Bed::take().await;
+    bed.node("first", "amd64").await;
+    let _archaware = Controller::start(&bed, "");
+    taints_become(&bed, "first", &["kubernetes.io/arch=amd64:NoSchedule"]).await;
+    bed.node("later", "arm64").await;
+    taints_become(&bed, "later", &[ARM]).await;
+    bed.nodes()
+        .delete("first", &DeleteParams::default())
+        .await
+        .unwrap();
+    bed.node("first", "arm64").await;
+    taints_become(&bed, "first", &[ARM]).await;
+    let node = bed.nodes().get("first").await.unwrap();
+    assert_eq!(node.annotations()["archaware.dev/taint"], ARM);
+}
+
+#[tokio::test]
+async fn an_owned_taint_is_put_back_and_put_right() {
+    let bed = Bed::take().await;
+    bed.node("node", "arm64").await;
+    let _archaware = Controller::start(&bed, "");
+    taints_become(&bed, "node", &[ARM]).await;
+    bed.kubectl(&["taint", "node", "node", "kubernetes.io/arch-"]);
+    taints_become(&bed, "node", &[ARM]).await;
+    bed.kubectl(&[
+        "taint",
+        "node",
+        "node",
+        "--overwrite",
+        "kubernetes.io/arch=amd64:NoSchedule",
+    ]);
+    taints_become(&bed, "node", &[ARM]).await;
+}
+
+#[tokio::test]
+async fn foreign_taints_are_neither_claimed_nor_touched() {
+    let bed = Bed::take().await;
+    for (node, architecture) in [("same", "arm64"), ("other", "arm64"), ("odd", "")] {
+        bed.node(node, architecture).await;
+    }
+    bed.kubectl(&["taint", "node", "same", ARM]);
+    bed.kubectl(&[
+        "taint",
+        "node",
+        "other",
+        "kubernetes.io/arch=amd64:NoSchedule",
+    ]);
+    let archaware = Controller::start(&bed, "");
+    bed.event("other", "TaintConflict").await;
+    bed.event("odd", "UnknownArchitecture").await;
+    bed.node("witness", "amd64").await;
+    taints_become(&bed, "witness", &["kubernetes.io/arch=amd64:NoSchedule"]).await;
+    for (node, expected) in [
+        ("same", &[ARM][..]),
+        ("other", &["kubernetes.io/arch=amd64:NoSchedule"]),
+        ("odd", &[]),
+    ] {
+        let node = bed.nodes().get(node).await.unwrap();
+        assert_eq!(taints(&node), set(expected));
+        assert!(
+            !node.annotations().contains_key("archaware.dev/taint"),
+            "{} was claimed",
+            node.name_any()
+        );
+    }
+    assert_eq!(archaware.stop().await, 0);
+    let (status, out, _) = bed.archaware(&["clean"]);
+    assert_eq!(status, 0, "{out}");
+    taints_become(&bed, "same", &[ARM]).await;
+}
+
+#[tokio::test]
+async fn nodes_can_opt_out() {
+    let bed = Bed::take().await;
+    for node in ["label", "annotation"] {
+        bed.node(node, "arm64").await;
+    }
+    let _archaware = Controller::start(&bed, "");
+    for node in ["label", "annotation"] {
+        taints_become(&bed, node, &[ARM]).await;
+    }
+    bed.kubectl(&["label", "node", "label", "archaware.dev/ignore=true"]);
+    bed.kubectl(&[
+        "annotate",
+        "node",
+        "annotation",
+        "archaware.dev/ignore=true",
+    ]);
+    for node in ["label", "annotation"] {
+        taints_become(&bed, node, &[]).await;
+        assert!(
+            !bed.nodes()
+                .get(node)
+                .await
+                .unwrap()
+                .annotations()
+                .contains_key("archaware.dev/taint")
+        );
+    }
+    bed.kubectl(&["label", "node", "label", "archaware.dev/ignore-"]);
+    taints_become(&bed, "label", &[ARM]).await;
+}
+
+#[tokio::test]
+async fn a_changed_configuration_moves_taints() {
+    let bed = Bed::take().await;
+    bed.node("arm", "arm64").await;
+    bed.node("amd", "amd64").await;
+    bed.kubectl(&["taint", "node", "arm", "foreign=1:NoSchedule"]);
+    let foreign = "foreign=1:NoSchedule";
+    for (config, arm, amd) in [
+        (
+            "",
+            &[ARM, foreign][..],
+            &["kubernetes.io/arch=amd64:NoSchedule"][..],
+        ),
+        (
+            "taint: {key: example.com/cpu}",
+            &["example.com/cpu=arm64:NoSchedule", foreign],
+            &["example.com/cpu=amd64:NoSchedule"],
+        ),
+        (
+            "taint: {effect: NoExecute}",
+            &["kubernetes.io/arch=arm64:NoExecute", foreign],
+            &["kubernetes.io/arch=amd64:NoExecute"],
+        ),
+        ("taint: {architectures: [arm64]}", &[ARM, foreign], &[]),
+        (
+            "taint: {nodeSelector: 'kubernetes.io/arch in (amd64)'}",
+            &[foreign],
+            &["kubernetes.io/arch=amd64:NoSchedule"],
+        ),
+        ("taint: {manage: false}", &[foreign], &[]),
+    ] {
+        let archaware = Controller::start(&bed, config);
+        taints_become(&bed, "arm", arm).await;
+        taints_become(&bed, "amd", amd).await;
+        assert_eq!(archaware.stop().await, 0, "{config}");
+    }
+}
+
+/// Twenty editors change the same lists all the time; nothing of theirs may get lost.
+#[tokio::test]
+async fn foreign_taints_and_tolerations_survive_concurrent_editors() {
+    let bed = Bed::take().await;
+    bed.node("node", "arm64").await;
+    // Nothing binds it, so its tolerations can be edited for as long as the test wants.
+    let mut spec = pod_spec(&[bed.image("arm64")]);
+    spec["nodeSelector"] = json!({"never": "true"});
+    bed.create::<k8s_openapi::api::core::v1::Pod>(pod("pod", spec, json!({})))
+        .await;
+    let archaware = Controller::start(&bed, "");
+    let editors = (0..20).map(|n| {
+        let bed = &bed;
+        async move {
+            let key = format!("editor/{n}");
+            let taint = json!([{"op": "add", "path": "/spec/taints/-", "value": {"key": key, "effect": "NoSchedule"}}]);
+            let toleration = json!([{"op": "add", "path": "/spec/tolerations/-", "value": {"key": key, "operator": "Exists"}}]);
+            // The list of taints exists once the first taint is there.
+            eventually("a list of taints", DEADLINE, || async {
+                (!taints(&bed.nodes().get("node").await.ok()?).is_empty()).then_some(())
+            })
+            .await;
+            patch(bed, "node", taint).await;
+            let edit = Patch::<()>::Json(serde_json::from_value(toleration).unwrap());
+            bed.pods().patch("pod", &PatchParams::default(), &edit).await.unwrap();
+            bed.kubectl(&["taint", "node", "node", "kubernetes.io/arch-"]);
+        }
+    });
+    // One after the other removes archaware's taint, so it has to write all the time.
+    futures::future::join_all(editors).await;
+    let node = eventually("archaware's taint", DEADLINE, || async {
+        let node = bed.nodes().get("node").await.ok()?;
+        taints(&node).contains(ARM).then_some(node)
+    })
+    .await;
+    assert_eq!(taints(&node).len(), 21, "{:?}", taints(&node));
+    let pod = eventually("archaware's toleration", DEADLINE, || async {
+        let pod = bed.pods().get("pod").await.ok()?;
+        (architectures_of(&pod) == set(&["arm64"])).then_some(pod)
+    })
+    .await;
+    let tolerations = pod.spec.unwrap().tolerations.unwrap();
+    let of_editors = tolerations
+        .iter()
+        .filter(|t| t.key.as_deref().is_some_and(|k| k.starts_with("editor/")));
+    assert_eq!(of_editors.count(), 20);
+    let ours = tolerations
+        .iter()
+        .filter(|t| t.key.as_deref() == Some("kubernetes.io/arch"));
+    assert_eq!(ours.count(), 1, "added once");
+    assert_eq!(archaware.stop().await, 0);
+}
+
+#[tokio::test]
+async fn heartbeats_cost_no_api_call() {
+    let bed = Bed::take().await;
+    bed.node("node", "arm64").await;
+    let archaware = Controller::start(&bed, "");
+    taints_become(&bed, "node", &[ARM]).await;
+    let patches = |archaware: &Controller| {
+        let log = archaware.log();
+        log.matches("node tainted").count()
+    };
+    let before = (
+        archaware
+            .metric("archaware_api_requests_total{verb=\"patch\",result=\"2xx\"}")
+            .await,
+        patches(&archaware),
+    );
+    for n in 0..50 {
+        let time = format!("2026-01-01T00:00:{n:02}Z");
+        let heartbeat = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": time}]}});
+        let beat = Patch::Strategic(heartbeat);
+        bed.nodes()
+            .patch_status("node", &PatchParams::default(), &beat)
+            .await
+            .unwrap();
+    }
+    // A real change behind them shows that they have been read.
+    bed.node("witness", "amd64").await;
+    taints_become(&bed, "witness", &["kubernetes.io/arch=amd64:NoSchedule"]).await;
+    let after = archaware
+        .metric("archaware_api_requests_total{verb=\"patch\",result=\"2xx\"}")
+        .await;
+    assert!(
+        (after - before.0 - 1.0).abs() < 0.1,
+        "{} patches for 50 heartbeats",
+        after - before.0 - 1.0
+    );
+    assert_eq!(patches(&archaware), before.1 + 1);
+}

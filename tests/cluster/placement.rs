@@ -1,0 +1,376 @@
+//! Pods land on the architectures of their images, and nowhere else.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::{
+    apps::v1::{Deployment, StatefulSet},
+    batch::v1::{CronJob, Job},
+    core::v1::Pod,
+};
+use kube::{ResourceExt, api::ListParams};
+use serde_json::{Value, json};
+
+use super::*;
+
+fn set(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+fn decision(pod: &Pod) -> Option<String> {
+    pod.annotations().get("archaware.dev/decision").cloned()
+}
+
+#[tokio::test]
+async fn every_kind_of_image_lands_on_its_architectures_only() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let _archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    for (image, decided, may_run_on) in [
+        ("amd64", "amd64", &["amd64"][..]),
+        ("arm64", "arm64", &["arm64"]),
+        ("s390x", "s390x", &["s390x"]),
+        ("docker-amd64", "amd64", &["amd64"]),
+        ("multi", "amd64,arm64,s390x", &["amd64", "arm64", "s390x"]),
+        ("arm64-s390x", "arm64,s390x", &["arm64", "s390x"]),
+        ("docker-list", "amd64,arm64", &["amd64", "arm64"]),
+        ("unnamed", "amd64,arm64,s390x", &["amd64", "arm64", "s390x"]),
+        ("nested", "amd64,arm64", &["amd64", "arm64"]),
+        ("attested", "amd64", &["amd64"]),
+        ("386", "386,amd64", &["amd64"]),
+        ("windows", "amd64", &["amd64"]),
+        ("index-wins", "arm64", &["arm64"]),
+        ("no-os", "arm64", &["arm64"]),
+        ("helm", "any", &["amd64", "arm64", "s390x"]),
+    ] {
+        bed.create_pod(image, &[image]).await;
+        let node = bed.bound(image).await;
+        assert!(may_run_on.contains(&node.as_str()), "{image} on {node}");
+        let pod = bed.pods().get(image).await.unwrap();
+        assert_eq!(decision(&pod).as_deref(), Some(decided), "{image}");
+    }
+}
+
+#[tokio::test]
+async fn all_images_of_a_pod_count() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let _archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    let image = |name: &str| bed.image(name);
+    let main = || json!([{"name": "main", "image": image("multi")}]);
+    let other = |restart: Option<&str>| json!([{"name": "other", "image": image("arm64-s390x"), "restartPolicy": restart}]);
+    let spec = |extra: Value| {
+        let mut spec = json!({"containers": main(), "terminationGracePeriodSeconds": 0});
+        spec.as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
+        spec
+    };
+    let volume = json!([{"name": "data", "image": {"reference": image("arm64-s390x")}}]);
+    for (name, spec) in [
+        ("init", spec(json!({"initContainers": other(None)}))),
+        (
+            "sidecar",
+            spec(json!({"initContainers": other(Some("Always"))})),
+        ),
+        ("volume", spec(json!({"volumes": volume}))),
+    ] {
+        bed.create::<Pod>(pod(name, spec, json!({}))).await;
+        let node = bed.bound(name).await;
+        assert!(
+            ["arm64", "s390x"].contains(&node.as_str()),
+            "{name} on {node}"
+        );
+        assert_eq!(
+            architectures_of(&bed.pods().get(name).await.unwrap()),
+            set(&["arm64", "s390x"]),
+            "{name}"
+        );
+    }
+    bed.create_pod("two", &["amd64-arm64", "arm64-s390x"]).await;
+    assert_eq!(bed.bound("two").await, "arm64");
+}
+
+#[tokio::test]
+async fn ephemeral_containers_count() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let _archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    // No node has such a label yet, so the pod waits while it gets its ephemeral container.
+    let mut spec = pod_spec(&[bed.image("no-such-image")]);
+    spec["nodeSelector"] = json!({"later": "yes"});
+    bed.create::<Pod>(pod("debugged", spec, json!({}))).await;
+    let ephemeral = json!({"spec": {"ephemeralContainers": [
+        {"name": "debug", "image": bed.image("arm64"), "targetContainerName": "c0"}]}});
+    let patch = kube::api::Patch::Strategic(ephemeral);
+    let parameters = kube::api::PatchParams::default();
+    bed.pods()
+        .patch_ephemeral_containers("debugged", &parameters, &patch)
+        .await
+        .unwrap();
+    // The first image is put right, as a user would do it.
+    let image =
+        json!([{"op": "replace", "path": "/spec/containers/0/image", "value": bed.image("multi")}]);
+    let patch = kube::api::Patch::<()>::Json(serde_json::from_value(image).unwrap());
+    bed.pods()
+        .patch("debugged", &parameters, &patch)
+        .await
+        .unwrap();
+    let tolerated = eventually("tolerations", DEADLINE, || async {
+        let set = architectures_of(&bed.pods().get("debugged").await.ok()?);
+        (!set.is_empty()).then_some(set)
+    })
+    .await;
+    assert_eq!(tolerated, set(&["arm64"]));
+}
+
+#[tokio::test]
+async fn a_pod_without_a_common_architecture_stays_pending_and_says_why() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let _archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    bed.create_pod("torn", &["amd64", "arm64"]).await;
+    let note = bed.event("torn", "NoCommonArchitecture").await;
+    for part in [
+        bed.image("amd64"),
+        bed.image("arm64"),
+        "(amd64)".to_owned(),
+        "(arm64)".to_owned(),
+    ] {
+        assert!(note.contains(&part), "{note}");
+    }
+    let pod = bed.pods().get("torn").await.unwrap();
+    assert!(pod.spec.as_ref().unwrap().node_name.is_none());
+    assert!(architectures_of(&pod).is_empty());
+    assert_eq!(
+        decision(&pod),
+        None,
+        "nothing is written where nothing is added"
+    );
+}
+
+#[tokio::test]
+async fn every_kind_of_workload_is_placed() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let _archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    let template = |labels: &str, restart: &str| {
+        let mut spec = pod_spec(&[bed.image("arm64")]);
+        spec["restartPolicy"] = json!(restart);
+        json!({"metadata": {"labels": {"app": labels}}, "spec": spec})
+    };
+    let selected = |name: &str| json!({"matchLabels": {"app": name}});
+    bed.create::<Deployment>(json!({"metadata": {"name": "deployment"}, "spec": {
+        "replicas": 3, "selector": selected("deployment"), "template": template("deployment", "Always")}})).await;
+    bed.create::<StatefulSet>(json!({"metadata": {"name": "statefulset"}, "spec": {
+        "serviceName": "none", "replicas": 2, "podManagementPolicy": "Parallel",
+        "selector": selected("statefulset"), "template": template("statefulset", "Always")}}))
+        .await;
+    bed.create::<Job>(json!({"metadata": {"name": "job"}, "spec": {
+        "parallelism": 2, "template": template("job", "Never")}}))
+        .await;
+    bed.create::<CronJob>(json!({"metadata": {"name": "cronjob"}, "spec": {
+        "schedule": "* * * * *", "jobTemplate": {"spec": {"template": template("cronjob", "Never")}}}})).await;
+    // What a CronJob makes every minute is a Job from its template; this is the same at once.
+    bed.kubectl(&[
+        "-n",
+        &bed.namespace,
+        "create",
+        "job",
+        "from-cronjob",
+        "--from=cronjob/cronjob",
+    ]);
+    for (app, count) in [
+        ("deployment", 3),
+        ("statefulset", 2),
+        ("job", 2),
+        ("cronjob", 1),
+    ] {
+        let selector = ListParams::default().labels(&format!("app={app}"));
+        eventually(&format!("pods of the {app} on arm64"), DEADLINE, || async {
+            let pods = bed.pods().list(&selector).await.ok()?;
+            let nodes: Vec<_> = pods
+                .iter()
+                .filter_map(|pod| pod.spec.as_ref()?.node_name.clone())
+                .collect();
+            assert!(nodes.iter().all(|node| node == "arm64"), "{app}: {nodes:?}");
+            (nodes.len() >= count).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn the_nearest_mode_wins() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let exempt = format!("{}-exempt", bed.namespace);
+    let _archaware = Controller::start(&bed, &format!("pods: {{exemptNamespaces: [{exempt}]}}"));
+    bed.tainted().await;
+    bed.create_namespace(&exempt, json!({})).await;
+    let ignored = format!("{}-ignored", bed.namespace);
+    bed.create_namespace(&ignored, json!({"archaware.dev/mode": "ignore"}))
+        .await;
+    let invalid = format!("{}-invalid", bed.namespace);
+    bed.create_namespace(&invalid, json!({"archaware.dev/mode": "often"}))
+        .await;
+    for (name, namespace, annotations, expected) in [
+        ("plain", &bed.namespace, json!({}), set(&["arm64"])),
+        (
+            "any",
+            &bed.namespace,
+            json!({"archaware.dev/mode": "any"}),
+            set(&["any"]),
+        ),
+        (
+            "override",
+            &bed.namespace,
+            json!({"archaware.dev/architectures": "s390x, amd64"}),
+            set(&["amd64", "s390x"]),
+        ),
+        ("exempt", &exempt, json!({}), set(&["any"])),
+        (
+            "inspected",
+            &exempt,
+            json!({"archaware.dev/mode": "inspect"}),
+            set(&["arm64"]),
+        ),
+        (
+            "nonsense",
+            &bed.namespace,
+            json!({"archaware.dev/mode": "x", "archaware.dev/architectures": "a b"}),
+            set(&["arm64"]),
+        ),
+        ("invalid-above", &invalid, json!({}), set(&["arm64"])),
+    ] {
+        let pods: kube::Api<Pod> = kube::Api::namespaced(bed.client.clone(), namespace);
+        let object = pod(name, pod_spec(&[bed.image("arm64")]), annotations);
+        pods.create(
+            &Default::default(),
+            &serde_json::from_value(object).unwrap(),
+        )
+        .await
+        .unwrap();
+        let tolerated = eventually(&format!("tolerations of {name}"), DEADLINE, || async {
+            let set = architectures_of(&pods.get(name).await.ok()?);
+            (!set.is_empty()).then_some(set)
+        })
+        .await;
+        assert_eq!(tolerated, expected, "{name}");
+    }
+    assert!(
+        bed.event("nonsense", "InvalidAnnotation")
+            .await
+            .contains("archaware.dev/")
+    );
+    let on_namespace = bed.kubectl(&[
+        "get",
+        "events",
+        "-A",
+        "--field-selector",
+        "reason=InvalidAnnotation",
+        "-o",
+        "jsonpath={range .items[*]}{.involvedObject.kind}/{.involvedObject.name} {end}",
+    ]);
+    assert!(
+        on_namespace.contains(&format!("Namespace/{invalid}")),
+        "{on_namespace}"
+    );
+    // A pod that is left alone stays as it is while others are placed.
+    let pods: kube::Api<Pod> = kube::Api::namespaced(bed.client.clone(), &ignored);
+    let object = pod("ignored", pod_spec(&[bed.image("arm64")]), json!({}));
+    pods.create(
+        &Default::default(),
+        &serde_json::from_value(object).unwrap(),
+    )
+    .await
+    .unwrap();
+    bed.create_pod("after", &["arm64"]).await;
+    bed.bound("after").await;
+    assert!(architectures_of(&pods.get("ignored").await.unwrap()).is_empty());
+    // Its namespace changes its mind: so does archaware, without a change in the pod.
+    bed.kubectl(&["annotate", "namespace", &ignored, "archaware.dev/mode-"]);
+    eventually(
+        "tolerations of the pod that was ignored",
+        DEADLINE,
+        || async {
+            (architectures_of(&pods.get("ignored").await.ok()?) == set(&["arm64"])).then_some(())
+        },
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_pod_whose_image_changes_is_decided_again() {
+    let bed = Bed::take().await;
+    bed.node("s390x", "s390x").await;
+    let _archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    bed.create_pod("app", &["arm64"]).await;
+    eventually("the first decision", DEADLINE, || async {
+        (architectures_of(&bed.pods().get("app").await.ok()?) == set(&["arm64"])).then_some(())
+    })
+    .await;
+    let image =
+        json!([{"op": "replace", "path": "/spec/containers/0/image", "value": bed.image("s390x")}]);
+    let patch = kube::api::Patch::<()>::Json(serde_json::from_value(image).unwrap());
+    bed.pods()
+        .patch("app", &Default::default(), &patch)
+        .await
+        .unwrap();
+    assert_eq!(bed.bound("app").await, "s390x");
+    let pod = bed.pods().get("app").await.unwrap();
+    assert_eq!(
+        architectures_of(&pod),
+        set(&["arm64", "s390x"]),
+        "tolerations only ever grow"
+    );
+    assert_eq!(decision(&pod).as_deref(), Some("s390x"));
+}
+
+#[tokio::test]
+async fn with_no_execute_bound_pods_are_placed_before_nodes_are_tainted() {
+    let bed = Bed::take().await;
+    bed.node("amd64", "amd64").await;
+    bed.create_pod("right", &["amd64"]).await;
+    bed.create_pod("wrong", &["arm64"]).await;
+    for name in ["right", "wrong"] {
+        bed.bound(name).await;
+    }
+    let config = "taint: {effect: NoExecute}";
+    let file = bed.dir().join("noexecute.yaml");
+    std::fs::write(
+        &file,
+        format!("apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n{config}"),
+    )
+    .unwrap();
+    let (status, plan, error) =
+        bed.archaware(&["plan", "-o", "json", "--config", file.to_str().unwrap()]);
+    assert_eq!(status, 0, "{error}");
+    let plan: Vec<Value> = serde_json::from_str(&plan).unwrap();
+    let evicted: Vec<_> = plan
+        .iter()
+        .filter(|step| step["action"] == "evict")
+        .map(|step| &step["name"])
+        .collect();
+    assert_eq!(evicted, ["wrong"], "{plan:?}");
+    let _archaware = Controller::start(&bed, config);
+    bed.tainted().await;
+    eventually("the eviction of the wrong pod", DEADLINE, || async {
+        let gone = bed
+            .pods()
+            .get_opt("wrong")
+            .await
+            .ok()?
+            .is_none_or(|pod| pod.metadata.deletion_timestamp.is_some());
+        gone.then_some(())
+    })
+    .await;
+    let right = bed.pods().get("right").await.unwrap();
+    assert!(right.metadata.deletion_timestamp.is_none());
+    assert_eq!(architectures_of(&right), set(&["amd64"]));
+}

@@ -1,0 +1,100 @@
+//! Random pods, images and nodes against the real scheduler: no pod is bound to a node that one of its
+//! images lacks, and every pod that fits somewhere is bound.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
+use serde_json::json;
+
+use super::*;
+
+/// Images and what runs them.
+const IMAGES: &[(&str, &[&str])] = &[
+    ("amd64", &["amd64"]),
+    ("arm64", &["arm64"]),
+    ("s390x", &["s390x"]),
+    ("multi", &["amd64", "arm64", "s390x"]),
+    ("amd64-arm64", &["amd64", "arm64"]),
+    ("arm64-s390x", &["arm64", "s390x"]),
+    ("docker-list", &["amd64", "arm64"]),
+    ("unnamed", &["amd64", "arm64", "s390x"]),
+    ("386", &["amd64", "386"]),
+    ("helm", &["amd64", "arm64", "s390x", "386"]),
+];
+
+#[derive(Clone, Debug)]
+struct Case {
+    nodes: Vec<&'static str>,
+    /// Of each pod: indexes into [`IMAGES`], containers and init containers.
+    pods: Vec<(Vec<usize>, Vec<usize>)>,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let nodes = prop::collection::vec(
+        prop::sample::select(vec!["amd64", "arm64", "s390x", "386"]),
+        1..5,
+    );
+    let images = |range| prop::collection::vec(0..IMAGES.len(), range);
+    let pods = prop::collection::vec((images(1..4), images(0..2)), 1..25);
+    (nodes, pods).prop_map(|(nodes, pods)| Case { nodes, pods })
+}
+
+#[tokio::test]
+async fn no_pod_is_misplaced_and_none_is_starved() {
+    let bed = Bed::take().await;
+    let archaware = Controller::start(&bed, "");
+    let mut runner = TestRunner::default();
+    for round in 0..6 {
+        let case = case().new_tree(&mut runner).unwrap().current();
+        for (n, architecture) in case.nodes.iter().enumerate() {
+            bed.node(&format!("node-{round}-{n}"), architecture).await;
+        }
+        bed.tainted().await;
+        let mut allowed: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+        for (n, (containers, init)) in case.pods.iter().enumerate() {
+            let name = format!("pod-{round}-{n}");
+            let containers: Vec<_> = containers.iter().map(|i| IMAGES[*i]).collect();
+            let init: Vec<_> = init.iter().map(|i| IMAGES[*i]).collect();
+            let sets = containers
+                .iter()
+                .chain(&init)
+                .map(|(_, set)| set.iter().copied().collect::<BTreeSet<_>>());
+            allowed.insert(name.clone(), sets.reduce(|a, b| &a & &b).unwrap());
+            let image = |(name, _): &(&str, &[&str])| bed.image(name);
+            let mut spec = pod_spec(&containers.iter().map(image).collect::<Vec<_>>());
+            spec["initContainers"] = init
+                .iter()
+                .enumerate()
+                .map(|(n, i)| json!({"name": format!("i{n}"), "image": image(i)}))
+                .collect();
+            bed.create::<Pod>(pod(&name, spec, json!({}))).await;
+        }
+        let there: BTreeSet<&str> = case.nodes.iter().copied().collect();
+        for (name, allowed) in &allowed {
+            let fits = allowed.intersection(&there).next().is_some();
+            if fits {
+                let node = bed.bound(name).await;
+                let node = bed.nodes().get(&node).await.unwrap();
+                let architecture = &node.labels()["kubernetes.io/arch"];
+                assert!(
+                    allowed.contains(architecture.as_str()),
+                    "{name} on {architecture}, not in {allowed:?}: {case:?}"
+                );
+            }
+        }
+        // Those that fit nowhere were decided like the others by now, and wait.
+        for (name, allowed) in &allowed {
+            if allowed.intersection(&there).next().is_none() {
+                let pod = bed.pods().get(name).await.unwrap();
+                assert!(
+                    pod.spec.unwrap().node_name.is_none(),
+                    "{name} is bound: {case:?}"
+                );
+            }
+        }
+        bed.clear().await;
+    }
+    assert_eq!(archaware.stop().await, 0);
+}

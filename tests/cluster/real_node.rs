@@ -1,0 +1,197 @@
+//! A real kubelet and a real containerd: what the node has, no registry has to be asked for.
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn containerd_config(bed: &Bed) -> String {
+    format!(
+        "containerd: {{socket: {}}}\nregistries: {{plainHttp: [reg.local]}}",
+        bed.socket()
+    )
+}
+
+async fn on_the_node(bed: &Bed, name: &str, image: &str) -> Pod {
+    let mut spec = pod_spec(&[image.to_owned()]);
+    spec["hostNetwork"] = json!(true);
+    spec["containers"][0]["imagePullPolicy"] = json!("IfNotPresent");
+    bed.create(pod(name, spec, json!({}))).await
+}
+
+async fn phase_becomes(bed: &Bed, name: &str, phase: &str) {
+    eventually(&format!("phase {phase} of {name}"), DEADLINE, || async {
+        (bed.pods().get(name).await.ok()?.status?.phase? == phase).then_some(())
+    })
+    .await;
+}
+
+/// `inspect` against the node's containerd; the registry's name is one that only the node can reach.
+fn inspect(bed: &Bed, image: &str) -> Value {
+    let file = bed.dir().join("containerd.yaml");
+    let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+    std::fs::write(&file, format!("{head}{}", containerd_config(bed))).unwrap();
+    let (_, out, error) = bed.archaware(&[
+        "inspect",
+        "-o",
+        "json",
+        "--config",
+        file.to_str().unwrap(),
+        image,
+    ]);
+    let lines: Vec<Value> = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{error}"));
+    lines[0].clone()
+}
+
+#[tokio::test]
+async fn the_node_s_containerd_answers_without_a_registry() {
+    let bed = Bed::take_with_node().await;
+    let archaware = Controller::start(&bed, &containerd_config(&bed));
+    bed.tainted().await;
+    // Pulled by the kubelet: an index with one platform on the node, and a single manifest.
+    for (name, image) in [
+        ("multi", "reg.local/testimg/multi:latest"),
+        ("single", "reg.local/testimg/docker-amd64:latest"),
+    ] {
+        // reg.local resolves for the node's containerd only, so archaware needs the record at once.
+        bed.ctr(&[
+            "images",
+            "pull",
+            "--hosts-dir",
+            &bed.node_dir("certs.d"),
+            image,
+        ]);
+        on_the_node(&bed, name, image).await;
+        phase_becomes(&bed, name, "Running").await;
+    }
+    let multi = inspect(&bed, "reg.local/testimg/multi:latest");
+    assert_eq!(multi["source"], "containerd", "{multi}");
+    assert_eq!(
+        multi["platforms"],
+        json!(["linux/amd64", "linux/arm64", "linux/s390x"]),
+        "all of the index, not only what was pulled"
+    );
+    let pod = bed.pods().get("single").await.unwrap();
+    assert_eq!(architectures_of(&pod), ["amd64".to_owned()].into());
+    // By digest no record is needed at all.
+    let digest = format!(
+        "reg.local/testimg/multi@{}",
+        multi["digest"].as_str().unwrap()
+    );
+    assert_eq!(inspect(&bed, &digest)["source"], "containerd");
+    assert!(archaware.metric("archaware_containerd_up{}").await > 0.5);
+    assert_eq!(archaware.stop().await, 0);
+}
+
+#[tokio::test]
+async fn an_imported_image_is_not_believed() {
+    let bed = Bed::take_with_node().await;
+    // Side-loaded: one platform under the name of an image that has three in its registry.
+    let image = bed.image("multi");
+    let name = format!("{image}:latest");
+    bed.import(&name, "amd64");
+    let line = inspect(&bed, &image);
+    bed.ctr(&["images", "rm", &name]);
+    assert_eq!(line["source"], "registry", "{line}");
+    assert_eq!(line["architectures"], json!(["amd64", "arm64", "s390x"]));
+}
+
+#[tokio::test]
+async fn a_pod_of_the_wrong_architecture_never_starts() {
+    let bed = Bed::take_with_node().await;
+    let _archaware = Controller::start(&bed, &containerd_config(&bed));
+    bed.tainted().await;
+    bed.ctr(&[
+        "images",
+        "pull",
+        "--hosts-dir",
+        &bed.node_dir("certs.d"),
+        "--platform",
+        "linux/arm64",
+        "reg.local/testimg/arm64:latest",
+    ]);
+    on_the_node(&bed, "wrong", "reg.local/testimg/arm64:latest").await;
+    let tolerated = eventually("a decision", DEADLINE, || async {
+        let set = architectures_of(&bed.pods().get("wrong").await.ok()?);
+        (!set.is_empty()).then_some(set)
+    })
+    .await;
+    assert_eq!(tolerated, ["arm64".to_owned()].into());
+    // The scheduler has looked at it since, and found no node.
+    bed.event("wrong", "FailedScheduling").await;
+    let pod = bed.pods().get("wrong").await.unwrap();
+    assert!(pod.spec.unwrap().node_name.is_none());
+    assert!(
+        pod.status.unwrap().container_statuses.is_none(),
+        "it was never started"
+    );
+}
+
+#[tokio::test]
+async fn containerd_may_restart_hang_or_be_absent() {
+    let bed = Bed::take_with_node().await;
+    let archaware = Controller::start(&bed, &containerd_config(&bed));
+    bed.tainted().await;
+    bed.ctr(&[
+        "images",
+        "pull",
+        "--hosts-dir",
+        &bed.node_dir("certs.d"),
+        "reg.local/testimg/multi:latest",
+    ]);
+    let through_containerd = |name: &'static str| {
+        let bed = &bed;
+        async move {
+            on_the_node(bed, name, "reg.local/testimg/multi:latest").await;
+            phase_becomes(bed, name, "Running").await;
+        }
+    };
+    through_containerd("before").await;
+    // Killed: registries answer instead, then it is back by itself.
+    bed.kill_containerd();
+    bed.create_pod("meanwhile", &["s390x"]).await;
+    let decided = || async {
+        let set = architectures_of(&bed.pods().get("meanwhile").await.ok()?);
+        (!set.is_empty()).then_some(set)
+    };
+    assert_eq!(
+        eventually("a decision without containerd", DEADLINE, decided).await,
+        ["s390x".to_owned()].into()
+    );
+    bed.restart_containerd();
+    let line = inspect(&bed, "reg.local/testimg/multi:latest");
+    assert_eq!(line["source"], "containerd", "{line}");
+    // Stopped: each call is cut, the answer comes from the registry within the budget.
+    bed.signal_containerd("-STOP");
+    let started = std::time::Instant::now();
+    let line = inspect(&bed, &bed.image("arm64-s390x"));
+    let took = started.elapsed();
+    bed.signal_containerd("-CONT");
+    assert_eq!(line["source"], "registry", "{line}");
+    assert!(took < std::time::Duration::from_secs(3), "{took:?}");
+    through_containerd("after").await;
+    assert_eq!(archaware.stop().await, 0);
+}
+
+#[tokio::test]
+async fn content_that_is_corrupt_on_the_node_is_not_used() {
+    let bed = Bed::take_with_node().await;
+    bed.ctr(&[
+        "images",
+        "pull",
+        "--hosts-dir",
+        &bed.node_dir("certs.d"),
+        &format!("{}:latest", "reg.local/testimg/unnamed"),
+    ]);
+    let digest = testimg::find("unnamed").root.digest;
+    let before = inspect(&bed, &format!("{}@{digest}", bed.image("unnamed")));
+    assert_eq!(before["platforms"].as_array().unwrap().len(), 3, "{before}");
+    bed.corrupt(&digest);
+    let after = inspect(&bed, &format!("{}@{digest}", bed.image("unnamed")));
+    bed.ctr(&["images", "rm", "--sync", "reg.local/testimg/unnamed:latest"]);
+    assert_eq!(
+        (&after["source"], &after["error"]),
+        (&json!("registry"), &Value::Null),
+        "{after}"
+    );
+}

@@ -1,0 +1,130 @@
+//! A running `archaware run`.
+
+use std::{
+    fs::File,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use super::{Bed, DEADLINE, eventually};
+
+/// Ends, at the latest, when it is dropped.
+pub(crate) struct Controller {
+    child: Child,
+    log: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Controller {
+    /// Starts with the shipped permissions, and this configuration after its two first lines.
+    pub(crate) fn start(bed: &Bed, config: &str) -> Self {
+        Self::start_as(bed, &bed.service_account("archaware"), config)
+    }
+
+    /// Starts with another kubeconfig.
+    pub(crate) fn start_as(_bed: &Bed, kubeconfig: &std::path::Path, config: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, log) = (dir.path().join("config.yaml"), dir.path().join("log"));
+        let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+        std::fs::write(&file, format!("{head}{config}")).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_archaware"))
+            .args([
+                "run",
+                "--listen",
+                "127.0.0.1:0",
+                "--log-level",
+                "debug",
+                "--config",
+            ])
+            .arg(&file)
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .stdin(Stdio::null())
+            .stderr(File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        Self {
+            child,
+            log,
+            _dir: dir,
+        }
+    }
+
+    /// Everything it has logged.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// Waits until a line of the log contains `part`.
+    pub(crate) async fn logged(&self, part: &str) {
+        eventually(&format!("{part:?} in the log"), DEADLINE, || async {
+            self.log().contains(part).then_some(())
+        })
+        .await;
+    }
+
+    fn signal(&self, signal: &str) {
+        let status = Command::new("kill")
+            .args([signal, &self.child.id().to_string()])
+            .status();
+        assert!(status.unwrap().success());
+    }
+
+    /// SIGTERM; its exit status.
+    pub(crate) async fn stop(mut self) -> i32 {
+        self.signal("-TERM");
+        self.exited().await
+    }
+
+    /// Waits until it ends by itself; its exit status.
+    pub(crate) async fn exited(&mut self) -> i32 {
+        let mut status = None;
+        let deadline = Duration::from_secs(20);
+        let end = std::time::Instant::now() + deadline;
+        while status.is_none() {
+            assert!(
+                std::time::Instant::now() < end,
+                "archaware did not end; its log:\n{}",
+                self.log()
+            );
+            status = self.child.try_wait().unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        status.and_then(|status| status.code()).unwrap_or(-1)
+    }
+
+    /// What an HTTP path answers.
+    pub(crate) async fn http(&self, path: &str) -> (u16, String) {
+        let address = eventually("an address in the log", DEADLINE, || async {
+            let log = self.log();
+            let line = log.lines().find(|line| line.contains("archaware starts"))?;
+            let line: serde_json::Value = serde_json::from_str(line).ok()?;
+            Some(line["address"].as_str()?.to_owned())
+        })
+        .await;
+        let response = reqwest::get(format!("http://{address}{path}"))
+            .await
+            .unwrap();
+        (response.status().as_u16(), response.text().await.unwrap())
+    }
+
+    /// The value of a metric, its name with labels as in the scrape; 0 when absent.
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let (_, body) = self.http("/metrics").await;
+        let value = body
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        value.unwrap_or_default()
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- log of archaware ---\n{}", self.log());
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What tests do to the machinery of a bed: kill, stop, corrupt.
+
+use std::process::Command;
+
+use serde_json::json;
+
+use super::Bed;
+
+fn script(path: &str, arguments: &[&str]) {
+    let output = Command::new(path).args(arguments).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{path} {arguments:?}: {error}");
+}
+
+fn kill(signal: &str, pid: &str) {
+    assert!(
+        Command::new("kill")
+            .args([signal, pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+}
+
+impl Bed {
+    /// Whether this cluster was there before the tests.
+    pub(crate) fn is_existing(&self) -> bool {
+        self.dir().join("existing").exists()
+    }
+
+    fn pid(&self, name: &str) -> String {
+        std::fs::read_to_string(self.dir().join("pid").join(name))
+            .unwrap()
+            .trim()
+            .to_owned()
+    }
+
+    pub(crate) fn kill_api_server(&self) {
+        kill("-KILL", &self.pid("kube-apiserver"));
+    }
+
+    pub(crate) fn restart_api_server(&self) {
+        script("hack/testbed/up.sh", &[self.dir().to_str().unwrap()]);
+    }
+
+    pub(crate) fn socket(&self) -> String {
+        self.node_dir("containerd/containerd.sock")
+    }
+
+    pub(crate) fn node_dir(&self, path: &str) -> String {
+        self.dir()
+            .join("node")
+            .join(path)
+            .to_str()
+            .unwrap()
+            .to_owned()
+    }
+
+    /// Runs ctr in the namespace of the kubelet.
+    pub(crate) fn ctr(&self, arguments: &[&str]) {
+        let socket = self.socket();
+        script(
+            "ctr",
+            &[&["-a", &socket, "-n", "k8s.io"], arguments].concat(),
+        );
+    }
+
+    /// Side-loads an image of one platform, as `kind load` and the like do.
+    pub(crate) fn import(&self, name: &str, architecture: &str) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path();
+        let image = testimg::find(architecture);
+        let config = image
+            .blobs
+            .iter()
+            .find(|blob| blob.media_type.contains("config"))
+            .unwrap();
+        let layer = image
+            .blobs
+            .iter()
+            .find(|blob| !blob.media_type.contains("config"))
+            .unwrap();
+        std::fs::write(path.join("config.json"), &config.bytes).unwrap();
+        std::fs::write(path.join("layer.tar"), &layer.bytes).unwrap();
+        let manifest =
+            json!([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]);
+        std::fs::write(path.join("manifest.json"), manifest.to_string()).unwrap();
+        let (archive, folder) = (path.join("image.tar"), path.to_str().unwrap());
+        script(
+            "tar",
+            &[
+                "-cf",
+                archive.to_str().unwrap(),
+                "-C",
+                folder,
+                "config.json",
+                "layer.tar",
+                "manifest.json",
+            ],
+        );
+        self.ctr(&["images", "import", archive.to_str().unwrap()]);
+    }
+
+    /// Changes a blob on containerd's disk without changing its size.
+    pub(crate) fn corrupt(&self, digest: &str) {
+        let blob = format!(
+            "containerd/root/io.containerd.content.v1.content/blobs/{}",
+            digest.replace(':', "/")
+        );
+        let path = self.node_dir(&blob);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let last = bytes.len() - 1;
+        bytes[last] = b' ';
+        script("chmod", &["u+w", &path]);
+        std::fs::write(&path, bytes).unwrap();
+    }
+
+    pub(crate) fn signal_containerd(&self, signal: &str) {
+        kill(signal, &self.pid("containerd"));
+    }
+
+    pub(crate) fn kill_containerd(&self) {
+        self.signal_containerd("-KILL");
+    }
+
+    pub(crate) fn restart_containerd(&self) {
+        let registry = self.registry();
+        script(
+            "hack/testbed/node/up.sh",
+            &[self.dir().to_str().unwrap(), &registry],
+        );
+    }
+}

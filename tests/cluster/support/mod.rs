@@ -1,0 +1,373 @@
+//! A real control plane for one test at a time: taken from those that `hack/test.sh` started, emptied
+//! before use, so that a test that was killed leaves nothing to the next one.
+
+mod controller;
+mod machine;
+mod objects;
+mod wait;
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use k8s_openapi::api::{
+    apps::v1::{DaemonSet, Deployment, StatefulSet},
+    batch::v1::{CronJob, Job},
+    coordination::v1::Lease,
+    core::v1::{Namespace, Node, Pod},
+};
+use kube::{
+    Api, Client, Config, Resource, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde_json::{Value, json};
+
+pub(crate) use controller::Controller;
+pub(crate) use objects::{architectures_of, pod, pod_spec, taints};
+pub(crate) use wait::{DEADLINE, eventually, never};
+
+/// A control plane, with a registry that holds the test images.
+pub(crate) struct Bed {
+    dir: PathBuf,
+    /// As administrator.
+    pub client: Client,
+    /// A namespace of this test's own.
+    pub namespace: String,
+    /// Released when the test ends.
+    _lock: File,
+}
+
+impl Bed {
+    /// Any free one.
+    pub(crate) async fn take() -> Self {
+        Self::take_one(|_| true).await
+    }
+
+    /// The one that has a real node beside it.
+    pub(crate) async fn take_with_node() -> Self {
+        Self::take_one(|dir| dir.join("node").exists()).await
+    }
+
+    async fn take_one(suits: impl Fn(&Path) -> bool) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let beds = std::env::var("ARCHAWARE_TEST_BEDS")
+            .expect("run tests with hack/test.sh: it starts the control planes");
+        let beds: Vec<PathBuf> = beds
+            .split(':')
+            .map(PathBuf::from)
+            .filter(|dir| suits(dir))
+            .collect();
+        assert!(!beds.is_empty(), "no test bed suits this test");
+        let (dir, lock) = eventually("a free test bed", Duration::from_mins(15), || async {
+            beds.iter().find_map(|dir| {
+                let file = File::create(dir.join("lock")).ok()?;
+                file.try_lock().ok()?;
+                Some((dir.clone(), file))
+            })
+        })
+        .await;
+        let kubeconfig = Kubeconfig::read_from(dir.join("kubeconfig/admin")).unwrap();
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &options)
+            .await
+            .unwrap();
+        let client = Client::try_from(config).unwrap();
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let namespace = format!("test-{}-{number}", std::process::id());
+        let bed = Self {
+            dir,
+            client,
+            namespace,
+            _lock: lock,
+        };
+        bed.empty().await;
+        bed.create_namespace(&bed.namespace, json!({})).await;
+        bed.kubectl(&[
+            "apply",
+            "-f",
+            "manifests/archaware.yaml",
+            "-l",
+            "app.kubernetes.io/component=access",
+        ]);
+        bed
+    }
+
+    /// Deletes what tests make.
+    async fn empty(&self) {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "archaware");
+        let _ = leases.delete("archaware", &DeleteParams::default()).await;
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        for namespace in namespaces.list(&ListParams::default()).await.unwrap() {
+            if namespace.name_any().starts_with("test-") {
+                let _ = namespaces
+                    .delete(&namespace.name_any(), &DeleteParams::default())
+                    .await;
+            }
+        }
+        self.empty_objects().await;
+    }
+
+    async fn empty_objects(&self) {
+        self.delete_all::<CronJob>().await;
+        self.delete_all::<Deployment>().await;
+        self.delete_all::<StatefulSet>().await;
+        self.delete_all::<DaemonSet>().await;
+        self.delete_all::<Job>().await;
+        self.delete_all::<Pod>().await;
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        for node in nodes.list(&ListParams::default()).await.unwrap() {
+            if node.name_any() == "localhost" {
+                let bare = json!({
+                    "spec": {"taints": null},
+                    "metadata": {"annotations": {"archaware.dev/taint": null}},
+                });
+                nodes
+                    .patch("localhost", &PatchParams::default(), &Patch::Merge(bare))
+                    .await
+                    .unwrap();
+            } else {
+                let _ = nodes
+                    .delete(&node.name_any(), &DeleteParams::default())
+                    .await;
+            }
+        }
+        eventually("an empty cluster", DEADLINE, || async {
+            let pods: Api<Pod> = Api::all(self.client.clone());
+            let left = pods.list(&ListParams::default()).await.ok()?.items;
+            for pod in &left {
+                let namespace = pod.namespace().unwrap_or_default();
+                let pods: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
+                let now = DeleteParams {
+                    grace_period_seconds: Some(0),
+                    ..DeleteParams::default()
+                };
+                let _ = pods.delete(&pod.name_any(), &now).await;
+            }
+            left.is_empty().then_some(())
+        })
+        .await;
+    }
+
+    /// Deletes the nodes and pods of a finished round.
+    pub(crate) async fn clear(&self) {
+        self.empty_objects().await;
+    }
+
+    /// Pushes a test image under another name.
+    pub(crate) async fn push(&self, name: &str, image: &str) {
+        let http = reqwest::Client::builder()
+            .tls_certs_only([])
+            .build()
+            .unwrap();
+        let image = testimg::find(image);
+        testimg::push(
+            &http,
+            &self.registry(),
+            &format!("testimg/{name}"),
+            "latest",
+            &image,
+        )
+        .await
+        .unwrap();
+    }
+
+    async fn delete_all<K>(&self)
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + serde::de::DeserializeOwned
+            + std::fmt::Debug,
+    {
+        let all: Api<K> = Api::all(self.client.clone());
+        for object in all.list(&ListParams::default()).await.unwrap() {
+            let api: Api<K> = Api::namespaced(self.client.clone(), &object.namespace().unwrap());
+            let now = DeleteParams {
+                grace_period_seconds: Some(0),
+                ..DeleteParams::background()
+            };
+            let _ = api.delete(&object.name_any(), &now).await;
+        }
+    }
+
+    /// The name of a test image in the bed's registry.
+    pub(crate) fn image(&self, name: &str) -> String {
+        format!("{}/testimg/{name}", self.registry())
+    }
+
+    /// `127.0.0.1:PORT`
+    pub(crate) fn registry(&self) -> String {
+        std::fs::read_to_string(self.dir.join("registry/address"))
+            .unwrap()
+            .trim()
+            .to_owned()
+    }
+
+    /// Where the bed keeps its files.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A kubeconfig of this bed: `admin`, …
+    pub(crate) fn kubeconfig(&self, name: &str) -> PathBuf {
+        self.dir.join("kubeconfig").join(name)
+    }
+
+    /// A kubeconfig with a token of a ServiceAccount, which has the permissions of the manifests.
+    pub(crate) fn service_account(&self, name: &str) -> PathBuf {
+        let token = self.kubectl(&["-n", "archaware", "create", "token", name]);
+        let admin = std::fs::read_to_string(self.kubeconfig("admin")).unwrap();
+        let users = admin
+            .lines()
+            .find(|line| line.starts_with("users:"))
+            .unwrap();
+        let user = format!(
+            "users: [{{name: admin, user: {{token: {}}}}}]",
+            token.trim()
+        );
+        let path = self.dir.join("kubeconfig").join(format!("token-{name}"));
+        std::fs::write(&path, admin.replace(users, &user)).unwrap();
+        path
+    }
+
+    /// Runs kubectl as administrator; it has to succeed.
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
+        let kubectl = std::env::var("ARCHAWARE_KUBECTL").expect("hack/test.sh sets it");
+        let output = Command::new(kubectl)
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig("admin"))
+            .args(arguments)
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "kubectl {arguments:?}: {error}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs archaware to its end: exit status, stdout, stderr.
+    pub(crate) fn archaware(&self, arguments: &[&str]) -> (i32, String, String) {
+        let output = Command::new(env!("CARGO_BIN_EXE_archaware"))
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig("admin"))
+            .args(arguments)
+            .output()
+            .unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (
+            output.status.code().unwrap_or(-1),
+            text(output.stdout),
+            text(output.stderr),
+        )
+    }
+
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub(crate) fn nodes(&self) -> Api<Node> {
+        Api::all(self.client.clone())
+    }
+
+    /// Objects of a kind in the test's namespace.
+    pub(crate) fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub(crate) async fn create_namespace(&self, name: &str, annotations: Value) {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let namespace = json!({"metadata": {"name": name, "annotations": annotations}});
+        let namespace = serde_json::from_value(namespace).unwrap();
+        namespaces
+            .create(&PostParams::default(), &namespace)
+            .await
+            .unwrap();
+        // Without it, pods are refused.
+        let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
+            Api::namespaced(self.client.clone(), name);
+        eventually("a ServiceAccount", DEADLINE, || async {
+            accounts.get("default").await.ok()
+        })
+        .await;
+    }
+
+    /// A Ready node of an architecture.
+    pub(crate) async fn node(&self, name: &str, architecture: &str) -> Node {
+        let node = serde_json::from_value(objects::node(name, architecture)).unwrap();
+        self.nodes()
+            .create(&PostParams::default(), &node)
+            .await
+            .unwrap()
+    }
+
+    /// The three that most tests use: `amd64`, `arm64`, `s390x`.
+    pub(crate) async fn three_nodes(&self) {
+        for architecture in ["amd64", "arm64", "s390x"] {
+            self.node(architecture, architecture).await;
+        }
+    }
+
+    /// A pod with these images, all of them containers.
+    pub(crate) async fn create_pod(&self, name: &str, images: &[&str]) -> Pod {
+        let images: Vec<String> = images.iter().map(|image| self.image(image)).collect();
+        self.create(pod(name, pod_spec(&images), json!({}))).await
+    }
+
+    /// Any object of a kind in the test's namespace.
+    pub(crate) async fn create<K>(&self, object: Value) -> K
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + serde::de::DeserializeOwned
+            + serde::Serialize
+            + std::fmt::Debug,
+    {
+        let object: K = serde_json::from_value(object).unwrap();
+        self.api::<K>()
+            .create(&PostParams::default(), &object)
+            .await
+            .unwrap()
+    }
+
+    /// Waits until every node carries archaware's own taint.
+    pub(crate) async fn tainted(&self) {
+        eventually("taints on all nodes", DEADLINE, || async {
+            let nodes = self.nodes().list(&ListParams::default()).await.ok()?;
+            nodes
+                .iter()
+                .all(|node| node.annotations().contains_key("archaware.dev/taint"))
+                .then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until a pod is bound; the name of its node.
+    pub(crate) async fn bound(&self, name: &str) -> String {
+        eventually(&format!("pod {name} bound"), DEADLINE, || async {
+            self.pods().get(name).await.ok()?.spec?.node_name
+        })
+        .await
+    }
+
+    /// Waits until an event of this reason is on an object of that name; its note.
+    pub(crate) async fn event(&self, object: &str, reason: &str) -> String {
+        let events: Api<k8s_openapi::api::events::v1::Event> = Api::all(self.client.clone());
+        let selector = ListParams::default().fields(&format!("reason={reason}"));
+        eventually(&format!("event {reason} on {object}"), DEADLINE, || async {
+            let all = events.list(&selector).await.ok()?;
+            all.into_iter().find_map(|event| {
+                let on = event.regarding.as_ref()?;
+                let here = on.namespace.as_ref().is_none_or(|n| *n == self.namespace);
+                (on.name.as_deref() == Some(object) && here).then_some(event.note)?
+            })
+        })
+        .await
+    }
+}

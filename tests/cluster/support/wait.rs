@@ -1,0 +1,40 @@
+//! Waiting for conditions.
+
+use std::time::{Duration, Instant};
+
+/// Long enough for a machine that is busy with something else.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Asks until there is an answer.
+pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    deadline: Duration,
+    mut ask: impl FnMut() -> F,
+) -> T {
+    let end = Instant::now() + deadline;
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(
+            Instant::now() < end,
+            "{what} did not happen within {deadline:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+}
+
+/// For what must not happen: true from now until `until` has happened.
+pub(crate) async fn never<F: Future<Output = bool>, U: Future>(
+    what: &str,
+    until: U,
+    mut ask: impl FnMut() -> F,
+) -> U::Output {
+    tokio::pin!(until);
+    loop {
+        tokio::select! {
+            done = &mut until => return done,
+            () = tokio::time::sleep(Duration::from_millis(30)) => assert!(!ask().await, "{what} happened"),
+        }
+    }
+}
