@@ -31,9 +31,13 @@ else
     OWNER=$$ hack/testbed/up.sh "$bed" > /dev/null
     beds+=("$bed")
   done
-  # The first also has a real node.
-  hack/testbed/registry.sh "${beds[0]}" > /dev/null
-  hack/testbed/node/up.sh "${beds[0]}" "$(cat "${beds[0]}/registry/address")" > /dev/null
+  # One more with a real node, for the tests that need one.
+  bed=$work/bed-node
+  OWNER=$$ hack/testbed/up.sh "$bed" > /dev/null
+  hack/testbed/registry.sh "$bed" > /dev/null
+  target/debug/testimg push "$(cat "$bed/registry/address")" > /dev/null
+  hack/testbed/node/up.sh "$bed" "$(cat "$bed/registry/address")" > /dev/null
+  beds+=("$bed")
 fi
 for bed in "${beds[@]}"; do
   hack/testbed/registry.sh "$bed" > /dev/null
@@ -43,4 +47,6 @@ done
 echo "== testing" >&2
 export ARCHAWARE_TEST_BEDS ARCHAWARE_KUBECTL=$bin/kubectl
 ARCHAWARE_TEST_BEDS=$(IFS=:; echo "${beds[*]}")
+# A test takes a free control plane and waits while there is none.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((${#beds[@]} + 1))}
 cargo test --locked --workspace "$@"

@@ -179,8 +179,9 @@ async fn clean_stops_the_controller_when_asked() {
 #[tokio::test]
 async fn plan_says_what_run_does_and_changes_nothing() {
     let bed = Bed::take().await;
-    bed.three_nodes().await;
-    bed.kubectl(&["cordon", "amd64", "arm64", "s390x"]);
+    for architecture in ["amd64", "arm64", "s390x"] {
+        bed.cordoned_node(architecture, architecture).await;
+    }
     bed.create::<DaemonSet>(daemon_set(&bed, "agent")).await;
     bed.create_pod("fits", &["arm64"]).await;
     bed.create_pod("torn", &["amd64", "arm64"]).await;

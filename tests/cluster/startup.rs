@@ -18,9 +18,10 @@ async fn no_node_is_tainted_before_the_backlog_is_decided() {
             .map(|(n, name)| bed.create_pod(name, std::slice::from_ref(&images[n % 5])));
         futures::future::join_all(create).await;
     }
-    bed.node("amd64", "amd64").await;
-    bed.node("cordoned", "arm64").await;
-    bed.kubectl(&["cordon", "amd64", "cordoned"]);
+    // Cordoned from birth: no pod may be bound before archaware is there.
+    for architecture in ["amd64", "arm64"] {
+        bed.cordoned_node(architecture, architecture).await;
+    }
     let undecided = || async {
         let pods = bed.pods().list(&ListParams::default()).await.unwrap();
         pods.iter()

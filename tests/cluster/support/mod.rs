@@ -43,9 +43,9 @@ pub(crate) struct Bed {
 }
 
 impl Bed {
-    /// Any free one.
+    /// Any free one that has only the nodes that the test makes.
     pub(crate) async fn take() -> Self {
-        Self::take_one(|_| true).await
+        Self::take_one(|dir| !dir.join("node").exists()).await
     }
 
     /// The one that has a real node beside it.
@@ -305,6 +305,17 @@ impl Bed {
             .create(&PostParams::default(), &node)
             .await
             .unwrap()
+    }
+
+    /// The same, but nothing is scheduled there.
+    pub(crate) async fn cordoned_node(&self, name: &str, architecture: &str) {
+        let mut node = objects::node(name, architecture);
+        node["spec"] = json!({"unschedulable": true});
+        let node = serde_json::from_value(node).unwrap();
+        self.nodes()
+            .create(&PostParams::default(), &node)
+            .await
+            .unwrap();
     }
 
     /// The three that most tests use: `amd64`, `arm64`, `s390x`.
