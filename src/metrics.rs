@@ -28,6 +28,9 @@ const BUCKETS: [f64; 12] = [
     0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0,
 ];
 
+/// Values of a gauge, each with its labels.
+pub type Samples<const N: usize> = Vec<([(&'static str, String); N], i64)>;
+
 /// All metrics of a process. Cheap to clone.
 #[derive(Clone)]
 pub struct Metrics {
@@ -134,7 +137,7 @@ impl Metrics {
         help: &'static str,
         read: F,
     ) where
-        F: Fn() -> Vec<([(&'static str, String); N], i64)> + Send + Sync + 'static,
+        F: Fn() -> Samples<N> + Send + Sync + 'static,
     {
         let mut registry = self
             .registry
@@ -269,7 +272,7 @@ impl<F> std::fmt::Debug for Computed<F> {
 
 impl<const N: usize, F> Collector for Computed<F>
 where
-    F: Fn() -> Vec<([(&'static str, String); N], i64)> + Send + Sync + 'static,
+    F: Fn() -> Samples<N> + Send + Sync + 'static,
 {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let kind = prometheus_client::metrics::MetricType::Gauge;

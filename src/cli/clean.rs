@@ -16,6 +16,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
@@ -79,7 +80,7 @@ impl Clean {
         // Nothing here competes for the Lease: whoever held it has been asked to stop.
         let (_leading, leadership) = watch::channel(true);
         let mut session = Session {
-            writer: Writer::new(AT_ONCE, leadership, metrics),
+            writer: Writer::new(AT_ONCE, leadership, CancellationToken::new(), metrics),
             client,
             namespace,
             dry_run: self.dry_run,

@@ -38,10 +38,15 @@ pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }
-    table
+    let lines: Vec<String> = table
         .lines()
-        .map(|line| format!("{}\n", line.trim_end()))
-        .collect()
+        .map(|line| line.trim_end().to_owned())
+        .collect();
+    lines.join(
+        "
+",
+    ) + "
+"
 }
 
 /// JSON, indented, with a line end.

@@ -100,7 +100,7 @@ impl Elector {
             match tokio::time::timeout(TIMEOUT, self.release()).await {
                 Ok(Ok(())) => tracing::info!("lease released"),
                 Ok(Err(error)) => {
-                    tracing::warn!(error = %crate::image::chain(&error), "lease not released")
+                    tracing::warn!(error = %crate::image::chain(&error), "lease not released");
                 }
                 Err(_) => tracing::warn!("lease not released in time"),
             }

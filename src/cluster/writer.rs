@@ -7,7 +7,8 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde::de::DeserializeOwned;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
 
@@ -18,6 +19,7 @@ use super::{CALL_TIMEOUT, FIELD_MANAGER, patch::JsonPatch};
 pub struct Writer {
     slots: Arc<Semaphore>,
     leadership: watch::Receiver<bool>,
+    stop: CancellationToken,
     metrics: Metrics,
 }
 
@@ -73,13 +75,31 @@ impl WriteError {
 }
 
 impl Writer {
-    /// A writer with so many requests at once, which waits while `leadership` is false.
-    pub fn new(writes: usize, leadership: watch::Receiver<bool>, metrics: Metrics) -> Self {
+    /// A writer with so many requests at once, which waits while `leadership` is false, until `stop`.
+    pub fn new(
+        writes: usize,
+        leadership: watch::Receiver<bool>,
+        stop: CancellationToken,
+        metrics: Metrics,
+    ) -> Self {
         Self {
             slots: Arc::new(Semaphore::new(writes)),
             leadership,
+            stop,
             metrics,
         }
+    }
+
+    /// A slot for one request, while this process leads.
+    async fn slot(&self) -> Result<SemaphorePermit<'_>, WriteError> {
+        let mut leadership = self.leadership.clone();
+        let slot = async {
+            let slot = self.slots.acquire().await.ok()?;
+            leadership.wait_for(|leading| *leading).await.ok()?;
+            Some(slot)
+        };
+        let slot = self.stop.run_until_cancelled(slot).await.flatten();
+        slot.ok_or(WriteError::Stopping)
     }
 
     /// Sends a patch.
@@ -92,16 +112,7 @@ impl Writer {
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
-        let mut leadership = self.leadership.clone();
-        leadership
-            .wait_for(|leading| *leading)
-            .await
-            .map_err(|_| WriteError::Stopping)?;
-        let _slot = self
-            .slots
-            .acquire()
-            .await
-            .map_err(|_| WriteError::Stopping)?;
+        let _slot = self.slot().await?;
         let patch: Patch<()> = match serde_json::from_value(patch.into_operations()) {
             Ok(patch) => Patch::Json(patch),
             Err(error) => return Err(WriteError::Refused(kube::Error::SerdeError(error))),

@@ -68,8 +68,8 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
         let message = error.to_string();
         ConfigError::Malformed {
             path: path.to_owned(),
-            line: location.as_ref().map_or(0, |at| at.line()),
-            column: location.as_ref().map_or(0, |at| at.column()),
+            line: location.as_ref().map_or(0, serde_saphyr::Location::line),
+            column: location.as_ref().map_or(0, serde_saphyr::Location::column),
             problem: strip_location(&message).to_owned(),
         }
     })?;
@@ -119,6 +119,29 @@ mod tests {
         assert_eq!(config.resolution.cache.images.get(), 20_000);
         let printed = serde_saphyr::to_string(&config).unwrap();
         assert_eq!(parse("printed", &printed).unwrap(), config, "{printed}");
+    }
+
+    /// The reference in the docs shows the defaults: all of them, as they are.
+    #[test]
+    fn the_documented_defaults_are_the_defaults() {
+        let page = include_str!("../../docs/configuration.md");
+        let text = page
+            .split("```yaml\n")
+            .nth(1)
+            .unwrap()
+            .split("```")
+            .next()
+            .unwrap();
+        assert_eq!(
+            parse("docs/configuration.md", text).unwrap(),
+            Config::default()
+        );
+        let keys = |text: &str| -> std::collections::BTreeSet<String> {
+            let key = |line: &str| line.trim().split_once(':').map(|(key, _)| key.to_owned());
+            text.lines().filter_map(key).collect()
+        };
+        let printed = serde_saphyr::to_string(&Config::default()).unwrap();
+        assert_eq!(keys(text), keys(&printed));
     }
 
     #[test]

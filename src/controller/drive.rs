@@ -26,9 +26,13 @@ pub(super) struct Settings {
     pub(super) gate: watch::Receiver<bool>,
     /// What the first reconciliation waits for.
     pub(super) ready: BoxFuture<'static, ()>,
+    /// Where to count.
+    pub(super) metrics: Metrics,
+    /// Ends the controller: nothing new is started, what is under way finishes.
+    pub(super) stop: CancellationToken,
 }
 
-/// Reconciles every object of the stream, and all of them on each item of `again`, until `stop`.
+/// Reconciles every object of the stream, and all of them on each item of `again`, until told to stop.
 pub(super) async fn drive<K, F, Fut>(
     settings: Settings,
     (store, news): (
@@ -37,8 +41,6 @@ pub(super) async fn drive<K, F, Fut>(
     ),
     again: impl Stream<Item = ()> + Send + 'static,
     reconcile: F,
-    metrics: Metrics,
-    stop: CancellationToken,
 ) where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     F: Fn(Arc<K>, CancellationToken) -> Fut + Clone + Send + Sync + 'static,
@@ -49,12 +51,14 @@ pub(super) async fn drive<K, F, Fut>(
         concurrency,
         gate,
         ready,
+        metrics,
+        stop,
     } = settings;
     let ready = ready.shared();
-    let reader = store.clone();
+    let known = store.clone();
     let token = stop.clone();
     let step = move |object: Arc<K>, _: Arc<()>| {
-        let (reconcile, reader, stop) = (reconcile.clone(), reader.clone(), token.clone());
+        let (reconcile, known, stop) = (reconcile.clone(), known.clone(), token.clone());
         let (mut gate, ready, metrics) = (gate.clone(), ready.clone(), metrics.clone());
         async move {
             let waited = !*gate.borrow() || ready.peek().is_none();
@@ -69,7 +73,7 @@ pub(super) async fn drive<K, F, Fut>(
             }
             // What was waited for took time: the object may have changed or gone.
             let object = if waited {
-                reader.get(&ObjectRef::from_obj(&*object))
+                known.get(&ObjectRef::from_obj(&*object))
             } else {
                 Some(object)
             };

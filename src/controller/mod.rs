@@ -12,7 +12,7 @@ mod nodes;
 mod pods;
 mod startup;
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroU16, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use kube::{Api, Client};
@@ -22,8 +22,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cluster::{
         access::{self, AccessError, Permission},
-        events,
+        events::{self, Events},
         lease::Elector,
+        objects::{DaemonSet, Pod},
         watch::follow,
         writer::Writer,
     },
@@ -86,6 +87,21 @@ fn list(permissions: &[Permission]) -> String {
         .join("\n")
 }
 
+/// What every part is made from.
+struct Parts {
+    client: Client,
+    config: Arc<Config>,
+    inspector: Inspector,
+    namespaces: Namespaces,
+    leadership: watch::Receiver<bool>,
+    writer: Writer,
+    events: Events,
+    metrics: Metrics,
+    stop: CancellationToken,
+    /// The parts that have to run, each giving its name when it ends.
+    tasks: JoinSet<&'static str>,
+}
+
 /// Runs until `stop`, then ends cleanly: no new work, patches under way finish, the Lease is released.
 pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     let Run {
@@ -105,109 +121,50 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     }
 
     let (elector, leadership) = Elector::new(client.clone(), &namespace, identity, metrics.clone());
-    let writer = Writer::new(
-        config.concurrency.writes.get().into(),
-        leadership.clone(),
-        metrics.clone(),
-    );
     let (events, event_writer) = events::channel(client.clone(), metrics.clone());
+    let writes = config.concurrency.writes.get().into();
     let policy = Arc::new(Policy::from(&*config));
-    let namespaces = Namespaces::default();
-    let inspector = Inspector {
-        resolver,
-        keyring,
-        policy,
-        config: config.clone(),
+    let mut parts = Parts {
+        client,
+        inspector: Inspector {
+            resolver,
+            keyring,
+            policy,
+            config: config.clone(),
+        },
+        config,
+        namespaces: Namespaces::default(),
+        writer: Writer::new(writes, leadership.clone(), stop.clone(), metrics.clone()),
+        leadership,
+        events,
+        metrics,
+        stop: stop.clone(),
+        tasks: JoinSet::new(),
     };
-    let judge = || {
-        Judge::new(
-            inspector.clone(),
-            namespaces.clone(),
-            events.clone(),
-            metrics.clone(),
-        )
-    };
-    let sinks = || (writer.clone(), events.clone(), metrics.clone());
-
     // The elector outlives the rest: a patch under way must not outlive the Lease.
     let writers_done = CancellationToken::new();
     let elector = tokio::spawn(elector.run(writers_done.clone()));
     let event_writer = tokio::spawn(event_writer.run());
 
-    let mut tasks = JoinSet::new();
-    let part = |name: &'static str| move |()| name;
-    let following = namespaces.follow(Api::all(client.clone()), stop.clone());
-    tasks.spawn(following.map(part("the watch of namespaces")));
-
-    let settings = |name, concurrency| drive::Settings {
-        name,
-        concurrency,
-        gate: leadership.clone(),
-        ready: namespaces.ready().boxed(),
-    };
-    let (fields, same) = pods::selection(&config);
-    let pod_list = follow(Api::all(client.clone()), fields, same);
-    let pod_store = pod_list.store.clone();
-    let pods = pods::Pods::new(client.clone(), &config, judge(), sinks(), pod_store.clone());
-    let pods_seen = pods.seen();
-    let driven = drive::drive(
-        settings("pods", config.concurrency.pods.get()),
-        (pod_store.clone(), pod_list.news),
-        namespaces.changes(),
-        move |pod, stop| pods.clone().reconcile(pod, stop),
-        metrics.clone(),
-        stop.clone(),
-    );
-    tasks.spawn(driven.map(part("the controller of pods")));
-
-    let set_list = follow(Api::all(client.clone()), None, daemon_sets::same);
-    let set_store = set_list.store.clone();
-    let sets =
-        daemon_sets::DaemonSets::new(client.clone(), manage, judge(), sinks(), set_store.clone());
-    let sets_seen = sets.seen();
-    let driven = drive::drive(
-        settings("daemonsets", config.concurrency.writes.get()),
-        (set_store.clone(), set_list.news),
-        namespaces.changes(),
-        move |set, stop| sets.clone().reconcile(set, stop),
-        metrics.clone(),
-        stop.clone(),
-    );
-    tasks.spawn(driven.map(part("the controller of DaemonSets")));
-
-    let node_list = follow(Api::all(client.clone()), None, nodes::same);
-    nodes::register_gauge(&metrics, node_list.store.clone());
-    startup::register_gauge(&metrics, pod_store.clone());
-    let (open, gate) = watch::channel(false);
-    let nodes = nodes::Nodes::new(client, &config, writer.clone(), events.clone());
-    let driven = drive::drive(
-        drive::Settings {
-            gate,
-            ..settings("nodes", config.concurrency.writes.get())
-        },
-        (node_list.store.clone(), node_list.news),
-        futures::stream::pending(),
-        move |node, _| nodes.clone().reconcile(node),
-        metrics.clone(),
-        stop.clone(),
-    );
-    tasks.spawn(driven.map(part("the controller of nodes")));
-
+    parts.namespaces();
+    let (pods, pods_ready) = parts.pods();
+    let (daemon_sets, daemon_sets_ready) = parts.daemon_sets();
+    let (open, nodes_ready) = parts.nodes();
+    let lists = vec![pods_ready, daemon_sets_ready, nodes_ready];
+    let timeout = parts.config.startup.timeout;
     let startup = startup::Startup {
-        pods: startup::Backlog::new(pod_store, pods_seen),
-        daemon_sets: startup::Backlog::new(set_store, sets_seen),
-        lists: vec![pod_list.ready, set_list.ready, node_list.ready],
-        timeout: config.startup.timeout,
+        pods,
+        daemon_sets,
+        lists,
+        timeout,
     };
+    let startup = startup.run(parts.leadership.clone(), synced, open);
     let starting = tokio::spawn({
         let stop = stop.clone();
-        async move {
-            stop.run_until_cancelled(startup.run(leadership, synced, open))
-                .await
-        }
+        async move { stop.run_until_cancelled(startup).await }
     });
 
-    let ended = tasks.join_next().await;
+    let ended = parts.tasks.join_next().await;
     let result = match ended {
         _ if stop.is_cancelled() => Ok(()),
         Some(Ok(name)) => Err(RunError::Ended(name)),
@@ -215,12 +172,109 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
         None => Ok(()),
     };
     stop.cancel();
-    while tasks.join_next().await.is_some() {}
+    while parts.tasks.join_next().await.is_some() {}
     let _ = starting.await;
     writers_done.cancel();
     let _ = elector.await;
     // With the last handle gone the queue ends; what is in it is written, if that is quick.
-    drop(events);
+    drop(parts);
     let _ = tokio::time::timeout(Duration::from_secs(2), event_writer).await;
     result
+}
+
+impl Parts {
+    fn judge(&self) -> Judge {
+        let (events, metrics) = (self.events.clone(), self.metrics.clone());
+        Judge::new(
+            self.inspector.clone(),
+            self.namespaces.clone(),
+            events,
+            metrics,
+        )
+    }
+
+    fn sinks(&self) -> (Writer, Events, Metrics) {
+        (
+            self.writer.clone(),
+            self.events.clone(),
+            self.metrics.clone(),
+        )
+    }
+
+    fn settings(&self, name: &'static str, concurrency: NonZeroU16) -> drive::Settings {
+        drive::Settings {
+            name,
+            concurrency: concurrency.get(),
+            gate: self.leadership.clone(),
+            ready: self.namespaces.ready().boxed(),
+            metrics: self.metrics.clone(),
+            stop: self.stop.clone(),
+        }
+    }
+
+    fn namespaces(&mut self) {
+        let api = Api::all(self.client.clone());
+        let following = self.namespaces.follow(api, self.stop.clone());
+        self.tasks
+            .spawn(following.map(|()| "the watch of namespaces"));
+    }
+
+    fn pods(&mut self) -> (startup::Backlog<Pod>, watch::Receiver<bool>) {
+        let (fields, same) = pods::selection(&self.config);
+        let list = follow(Api::all(self.client.clone()), fields, same);
+        let (client, store) = (self.client.clone(), list.store.clone());
+        startup::register_gauge(&self.metrics, store.clone());
+        let pods = pods::Pods::new(
+            client,
+            &self.config,
+            self.judge(),
+            self.sinks(),
+            store.clone(),
+        );
+        let backlog = startup::Backlog::new(store.clone(), pods.seen());
+        let driven = drive::drive(
+            self.settings("pods", self.config.concurrency.pods),
+            (store, list.news),
+            self.namespaces.changes(),
+            move |pod, stop| pods.clone().reconcile(pod, stop),
+        );
+        self.tasks.spawn(driven.map(|()| "the controller of pods"));
+        (backlog, list.ready)
+    }
+
+    fn daemon_sets(&mut self) -> (startup::Backlog<DaemonSet>, watch::Receiver<bool>) {
+        let list = follow(Api::all(self.client.clone()), None, daemon_sets::same);
+        let (client, store) = (self.client.clone(), list.store.clone());
+        let manage = self.config.daemon_sets == DaemonSets::Manage;
+        let (judge, sinks) = (self.judge(), self.sinks());
+        let sets = daemon_sets::DaemonSets::new(client, manage, judge, sinks, store.clone());
+        let backlog = startup::Backlog::new(store.clone(), sets.seen());
+        let driven = drive::drive(
+            self.settings("daemonsets", self.config.concurrency.writes),
+            (store, list.news),
+            self.namespaces.changes(),
+            move |set, stop| sets.clone().reconcile(set, stop),
+        );
+        self.tasks
+            .spawn(driven.map(|()| "the controller of DaemonSets"));
+        (backlog, list.ready)
+    }
+
+    /// The sender opens the gate that keeps nodes from being tainted too early.
+    fn nodes(&mut self) -> (watch::Sender<bool>, watch::Receiver<bool>) {
+        let list = follow(Api::all(self.client.clone()), None, nodes::same);
+        nodes::register_gauge(&self.metrics, list.store.clone());
+        let (open, gate) = watch::channel(false);
+        let (writer, events, _) = self.sinks();
+        let nodes = nodes::Nodes::new(self.client.clone(), &self.config, writer, events);
+        let settings = self.settings("nodes", self.config.concurrency.writes);
+        let driven = drive::drive(
+            drive::Settings { gate, ..settings },
+            (list.store, list.news),
+            futures::stream::pending(),
+            move |node, _| nodes.clone().reconcile(node),
+        );
+        self.tasks.spawn(driven.map(|()| "the controller of nodes"));
+        (open, list.ready)
+    }
 }

@@ -86,9 +86,10 @@ impl Nodes {
             .await
         {
             Ok(Outcome::Applied) => {
-                match taint {
-                    Some(taint) => tracing::info!(node = name, taint, removed, "node tainted"),
-                    None => tracing::info!(node = name, removed, "node released"),
+                if let Some(taint) = taint {
+                    tracing::info!(node = name, taint, removed, "node tainted");
+                } else {
+                    tracing::info!(node = name, removed, "node released");
                 }
                 Action::await_change()
             }

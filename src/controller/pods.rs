@@ -34,9 +34,12 @@ pub(super) struct Pods {
     bound_too: bool,
 }
 
+/// A field selector, and whether two states of a pod are the same to archaware.
+type Selection = (Option<&'static str>, fn(&Pod, &Pod) -> bool);
+
 /// Which pods are watched, and which changes in them matter. An unbound pod is all that NoSchedule
 /// needs, so the cost does not depend on how many pods run.
-pub(crate) fn selection(config: &Config) -> (Option<&'static str>, fn(&Pod, &Pod) -> bool) {
+pub(crate) fn selection(config: &Config) -> Selection {
     let fields = (config.taint.effect != Effect::NoExecute).then_some("spec.nodeName=");
     (fields, same)
 }

@@ -35,15 +35,14 @@ impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
         };
         let flight = {
             let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-            match running.get(&key).and_then(WeakShared::upgrade) {
-                Some(flight) => flight,
-                None => {
-                    let flight = work().shared();
-                    if let Some(weak) = flight.downgrade() {
-                        running.insert(key, weak);
-                    }
-                    flight
+            if let Some(flight) = running.get(&key).and_then(WeakShared::upgrade) {
+                flight
+            } else {
+                let flight = work().shared();
+                if let Some(weak) = flight.downgrade() {
+                    running.insert(key, weak);
                 }
+                flight
             }
         };
         flight.await

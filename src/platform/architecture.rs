@@ -202,3 +202,60 @@ impl schemars::JsonSchema for Architecture {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// containerd's table (`platforms.Normalize`).
+    #[test]
+    fn normalises_as_containerd_does() {
+        for (os, architecture, variant, expected) in [
+            ("linux", "amd64", "", Some("linux/amd64")),
+            ("linux", "amd64", "v1", Some("linux/amd64")),
+            ("linux", "amd64", "v3", Some("linux/amd64/v3")),
+            ("Linux", "X86_64", "", Some("linux/amd64")),
+            ("linux", "x86-64", "", Some("linux/amd64")),
+            ("linux", "i386", "v1", Some("linux/386")),
+            ("linux", "aarch64", "", Some("linux/arm64")),
+            ("linux", "arm64", "v8", Some("linux/arm64")),
+            ("linux", "arm64", "8", Some("linux/arm64")),
+            ("linux", "arm64", "9", Some("linux/arm64/v9")),
+            ("linux", "armhf", "", Some("linux/arm/v7")),
+            ("linux", "armel", "", Some("linux/arm/v6")),
+            ("linux", "arm", "", Some("linux/arm/v7")),
+            ("linux", "arm", "6", Some("linux/arm/v6")),
+            ("linux", "arm", "v5", Some("linux/arm/v5")),
+            ("macos", "arm64", "", Some("darwin/arm64")),
+            ("windows", "amd64", "", Some("windows/amd64")),
+            ("linux", "loong64", "", Some("linux/loong64")),
+            ("", "arm64", "", Some("*/arm64")),
+            ("linux", "", "", None),
+            ("linux", "unknown", "", None),
+            ("unknown", "amd64", "", None),
+            ("linux", "a b", "", None),
+            ("linux", "-amd64", "", None),
+        ] {
+            let platform = Platform::new(os, architecture, variant).map(|p| p.to_string());
+            assert_eq!(
+                platform.as_deref(),
+                expected,
+                "{os}/{architecture}/{variant}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_accepted_can_be_a_label_value(text in "\\PC{0,80}") {
+            if let Ok(architecture) = text.parse::<Architecture>() {
+                let name = architecture.as_str();
+                prop_assert!((1..=63).contains(&name.len()));
+                prop_assert!(name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)));
+                prop_assert_eq!(name.parse::<Architecture>().unwrap(), architecture);
+            }
+        }
+    }
+}

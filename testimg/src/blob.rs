@@ -1,4 +1,8 @@
 //! Content-addressed pieces of images.
+#![allow(
+    clippy::indexing_slicing,
+    reason = "assigning to a key of a JSON object makes it"
+)]
 
 use std::fmt::Write as _;
 
@@ -53,7 +57,7 @@ impl Blob {
         }
     }
 
-    /// Keys in the order written: serde_json sorts them, so the bytes are always the same.
+    /// Keys in the order written: `serde_json` sorts them, so the bytes are always the same.
     pub(crate) fn json(media_type: &str, value: &Value) -> Self {
         Self::new(media_type, value.to_string())
     }

@@ -100,6 +100,7 @@ fn attestation(extra: Value) -> (Image, Value) {
     (Image::single(OCI, "unknown/unknown"), extra)
 }
 
+#[allow(clippy::too_many_lines, reason = "a table")]
 fn odd_indexes() -> Vec<Entry> {
     let single = |platform| Image::single(OCI, platform);
     let named = |platform: &str| (Image::single(OCI, platform), platform_of(platform));

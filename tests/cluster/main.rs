@@ -1,5 +1,14 @@
 //! On a real control plane, with the real scheduler: where pods really land.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::default_trait_access,
+    reason = "a test that cannot go on has failed"
+)]
+
 mod clean;
 mod configuration;
 mod daemon_sets;

@@ -30,7 +30,7 @@ async fn the_shipped_permissions_are_enough_and_no_request_is_forbidden() {
 async fn all_missing_permissions_are_named_at_once() {
     let bed = Bed::take().await;
     bed.kubectl(&["-n", "archaware", "create", "serviceaccount", "nobody"]);
-    let mut archaware = Controller::start_as(&bed, &bed.service_account("nobody"), "");
+    let mut archaware = Controller::start_as(&bed.service_account("nobody"), "");
     let status = archaware.exited().await;
     bed.kubectl(&["-n", "archaware", "delete", "serviceaccount", "nobody"]);
     assert_eq!(status, 1);

@@ -84,3 +84,25 @@ async fn sigterm_ends_at_once_even_while_a_registry_hangs() {
         started.elapsed()
     );
 }
+
+#[tokio::test]
+async fn an_api_server_that_cannot_stream_lists_is_read_in_pages() {
+    let bed = Bed::start_with("API_ARGS", "--feature-gates=WatchList=false").await;
+    bed.three_nodes().await;
+    let names: Vec<String> = (0..300).map(|n| format!("paged-{n}")).collect();
+    for chunk in names.chunks(50) {
+        futures::future::join_all(chunk.iter().map(|name| bed.create_gated_pod(name, "arm64")))
+            .await;
+    }
+    let archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    assert!(archaware.log().contains("reading them in pages"));
+    let pods = bed.pods().list(&Default::default()).await.unwrap();
+    assert_eq!(
+        pods.iter()
+            .filter(|pod| !architectures_of(pod).is_empty())
+            .count(),
+        names.len()
+    );
+    assert_eq!(archaware.stop().await, 0);
+}

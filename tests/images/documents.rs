@@ -19,7 +19,11 @@ async fn every_kind_of_image_is_understood() {
             }
             (Expected::Note(note), Ok(resolved)) => {
                 assert!(platforms(&resolved).is_empty(), "{name}");
-                assert_eq!(resolved.note().map(|n| n.as_str()), Some(note), "{name}");
+                assert_eq!(
+                    resolved.note().map(archaware::platform::Note::as_str),
+                    Some(note),
+                    "{name}"
+                );
             }
             (Expected::Error(reason), Err(error)) => {
                 assert_eq!(error.reason().as_str(), reason, "{name}: {}", error.chain());
@@ -32,10 +36,13 @@ async fn every_kind_of_image_is_understood() {
 /// The images are what other tests, and users of `testimg/update.sh`, rely on.
 #[test]
 fn test_images_have_fixed_digests() {
-    let actual: String = catalogue()
-        .into_iter()
-        .map(|(name, image, _)| format!("{name} {}\n", image.root.digest))
-        .collect();
+    let line = |(name, image, _): (_, testimg::Image, _)| format!("{name} {}", image.root.digest);
+    let actual: Vec<String> = catalogue().into_iter().map(line).collect();
+    let actual = actual.join(
+        "
+",
+    ) + "
+";
     assert_eq!(
         actual,
         include_str!("digests.txt"),

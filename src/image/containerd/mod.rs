@@ -99,7 +99,7 @@ impl Containerd {
                 // Broken content is no content: the registry's copy is as good.
                 Ok(Some(bytes)) if digest.verify(&bytes) => return Some(bytes),
                 Ok(Some(_)) => {
-                    tracing::warn!(%digest, namespace, "content in containerd is corrupt")
+                    tracing::warn!(%digest, namespace, "content in containerd is corrupt");
                 }
                 Err(Broken) => return None,
             }
@@ -214,12 +214,12 @@ impl Containerd {
             Err(_) => Status::deadline_exceeded("no answer in 250 ms"),
         };
         match status.code() {
-            Code::NotFound => {
-                self.recovered(permit.succeeded());
-                Ok(None)
-            }
-            // Answers of a working server: a namespace that is closed, a digest that it does not like.
-            Code::PermissionDenied | Code::InvalidArgument | Code::FailedPrecondition => {
+            // Answers of a working server: nothing there, a namespace that is closed, a digest that it
+            // does not like.
+            Code::NotFound
+            | Code::PermissionDenied
+            | Code::InvalidArgument
+            | Code::FailedPrecondition => {
                 self.recovered(permit.succeeded());
                 Ok(None)
             }

@@ -24,7 +24,7 @@ pub(crate) enum Secret {
         username: String,
         password: SecretString,
     },
-    /// An OAuth2 refresh token, exchanged at the token endpoint.
+    /// An `OAuth2` refresh token, exchanged at the token endpoint.
     IdentityToken(SecretString),
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -19,22 +19,35 @@ pub(crate) struct Controller {
 impl Controller {
     /// Starts with the shipped permissions, and this configuration after its two first lines.
     pub(crate) fn start(bed: &Bed, config: &str) -> Self {
-        Self::start_as(bed, &bed.service_account("archaware"), config)
+        Self::start_as(&bed.service_account("archaware"), config)
+    }
+
+    /// Starts with other log level than the talkative one of tests.
+    pub(crate) fn start_quiet(bed: &Bed, config: &str) -> Self {
+        Self::launch(
+            &bed.service_account("archaware"),
+            config,
+            "warn,archaware::cli=info",
+        )
     }
 
     /// Starts with another kubeconfig.
-    pub(crate) fn start_as(_bed: &Bed, kubeconfig: &std::path::Path, config: &str) -> Self {
+    pub(crate) fn start_as(kubeconfig: &Path, config: &str) -> Self {
+        Self::launch(kubeconfig, config, "debug")
+    }
+
+    fn launch(kubeconfig: &Path, config: &str, log_level: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (file, log) = (dir.path().join("config.yaml"), dir.path().join("log"));
         let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
         std::fs::write(&file, format!("{head}{config}")).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_archaware"))
+        let child = Command::new(program())
             .args([
                 "run",
                 "--listen",
                 "127.0.0.1:0",
                 "--log-level",
-                "debug",
+                log_level,
                 "--config",
             ])
             .arg(&file)
@@ -49,6 +62,11 @@ impl Controller {
             log,
             _dir: dir,
         }
+    }
+
+    /// Of its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Everything it has logged.
@@ -127,4 +145,10 @@ impl Drop for Controller {
             eprintln!("--- log of archaware ---\n{}", self.log());
         }
     }
+}
+
+/// The program under test; a bench names its release build.
+pub(crate) fn program() -> PathBuf {
+    std::env::var_os("ARCHAWARE_BIN")
+        .map_or_else(|| env!("CARGO_BIN_EXE_archaware").into(), PathBuf::from)
 }

@@ -9,7 +9,7 @@ mod wait;
 use std::{
     fs::File,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
@@ -28,8 +28,12 @@ use kube::{
 use serde_json::{Value, json};
 
 pub(crate) use controller::Controller;
+#[allow(unused_imports, reason = "the bench does not need all of them")]
 pub(crate) use objects::{architectures_of, pod, pod_spec, taints};
+#[allow(unused_imports, reason = "the bench does not need all of them")]
 pub(crate) use wait::{DEADLINE, eventually, never};
+
+static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// A control plane, with a registry that holds the test images.
 pub(crate) struct Bed {
@@ -71,13 +75,42 @@ impl Bed {
             })
         })
         .await;
+        Self::open(dir, lock).await
+    }
+
+    /// One of this test's own, with further flags for a component; it ends with this process.
+    pub(crate) async fn start_with(variable: &str, flags: &str) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let beds = std::env::var("ARCHAWARE_TEST_BEDS").expect("run tests with hack/test.sh");
+        let shared = PathBuf::from(beds.split(':').next().unwrap());
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let dir = shared.with_file_name(format!("own-{}-{number}", std::process::id()));
+        let status = Command::new("hack/testbed/up.sh")
+            .arg(&dir)
+            .env(variable, flags)
+            .env("OWNER", std::process::id().to_string())
+            .stdout(Stdio::null())
+            .status()
+            .unwrap();
+        assert!(status.success());
+        // The registry is the other's: it is only read.
+        std::fs::create_dir_all(dir.join("registry")).unwrap();
+        std::fs::copy(
+            shared.join("registry/address"),
+            dir.join("registry/address"),
+        )
+        .unwrap();
+        let lock = File::create(dir.join("lock")).unwrap();
+        Self::open(dir, lock).await
+    }
+
+    async fn open(dir: PathBuf, lock: File) -> Self {
         let kubeconfig = Kubeconfig::read_from(dir.join("kubeconfig/admin")).unwrap();
         let options = KubeConfigOptions::default();
         let config = Config::from_custom_kubeconfig(kubeconfig, &options)
             .await
             .unwrap();
         let client = Client::try_from(config).unwrap();
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let namespace = format!("test-{}-{number}", std::process::id());
         let bed = Self {
@@ -157,6 +190,27 @@ impl Bed {
     /// Deletes the nodes and pods of a finished round.
     pub(crate) async fn clear(&self) {
         self.empty_objects().await;
+    }
+
+    /// Deletes the pods of a namespace at once.
+    pub(crate) async fn delete_pods(&self, namespace: &str) {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let now = DeleteParams {
+            grace_period_seconds: Some(0),
+            ..DeleteParams::default()
+        };
+        pods.delete_collection(&now, &ListParams::default())
+            .await
+            .unwrap();
+        eventually("an empty namespace", DEADLINE, || async {
+            pods.list(&ListParams::default())
+                .await
+                .ok()?
+                .items
+                .is_empty()
+                .then_some(())
+        })
+        .await;
     }
 
     /// Pushes a test image under another name.
@@ -251,7 +305,7 @@ impl Bed {
 
     /// Runs archaware to its end: exit status, stdout, stderr.
     pub(crate) fn archaware(&self, arguments: &[&str]) -> (i32, String, String) {
-        let output = Command::new(env!("CARGO_BIN_EXE_archaware"))
+        let output = Command::new(controller::program())
             .arg("--kubeconfig")
             .arg(self.kubeconfig("admin"))
             .args(arguments)
@@ -329,6 +383,13 @@ impl Bed {
     pub(crate) async fn create_pod(&self, name: &str, images: &[&str]) -> Pod {
         let images: Vec<String> = images.iter().map(|image| self.image(image)).collect();
         self.create(pod(name, pod_spec(&images), json!({}))).await
+    }
+
+    /// A pod that no scheduler looks at yet.
+    pub(crate) async fn create_gated_pod(&self, name: &str, image: &str) -> Pod {
+        let mut spec = pod_spec(&[self.image(image)]);
+        spec["schedulingGates"] = json!([{"name": "test/wait"}]);
+        self.create(pod(name, spec, json!({}))).await
     }
 
     /// Any object of a kind in the test's namespace.

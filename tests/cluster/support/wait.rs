@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// Long enough for a machine that is busy with something else.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
 
 /// Asks until there is an answer.
 pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(

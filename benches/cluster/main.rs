@@ -1,0 +1,75 @@
+//! What the performance claims of the README rest on: each figure beside its floor, what a bare client
+//! does on the same machine in the same run. Run it with `hack/bench.sh`.
+//!
+//! The machine is shared and noisy: look at the ratios.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::default_trait_access,
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    dead_code,
+    reason = "a bench that cannot go on has failed; it shares its helpers with the tests"
+)]
+
+mod floor;
+mod process;
+mod registry;
+mod speed;
+
+#[path = "../../tests/cluster/support/mod.rs"]
+mod support;
+
+use support::Bed;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    // cargo passes flags of its own test harness.
+    let only: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|a| !a.starts_with("--"))
+        .collect();
+    let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
+    println!(
+        "{:<58} {:>10} {:>10} {:>8} {:>9}",
+        "", "archaware", "floor", "ratio", "target"
+    );
+    if wanted("memory") {
+        process::memory_idle(&Bed::take().await).await;
+    }
+    if wanted("latency") {
+        speed::latency(&Bed::take().await).await;
+    }
+    if wanted("throughput") {
+        speed::throughput(&Bed::take().await).await;
+    }
+    if wanted("hang") {
+        registry::hang(&Bed::take().await).await;
+    }
+    if wanted("requests") {
+        registry::requests(&Bed::take().await).await;
+    }
+    if wanted("memory") || wanted("heartbeats") {
+        process::large_cluster(&Bed::take().await).await;
+    }
+    Bed::take().await;
+}
+
+/// One line of the result.
+pub(crate) fn report(what: &str, value: f64, floor: Option<f64>, unit: &str, target: &str) {
+    let floor_text = floor.map_or("-".to_owned(), |floor| format!("{floor:.1}{unit}"));
+    let ratio = floor.map_or("-".to_owned(), |floor| format!("{:.2}x", value / floor));
+    println!(
+        "{what:<58} {:>10} {floor_text:>10} {ratio:>8} {target:>9}",
+        format!("{value:.1}{unit}")
+    );
+}
+
+/// The middle of many measurements.
+pub(crate) fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

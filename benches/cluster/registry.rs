@@ -1,0 +1,90 @@
+//! What registries are asked, and what a silent one costs the others.
+
+use std::time::Instant;
+
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+use testimg::{FakeRegistry, Script};
+
+use crate::{
+    median, report,
+    support::{Bed, Controller, DEADLINE, architectures_of, eventually, pod, pod_spec},
+};
+
+/// Milliseconds from creation to toleration, of pods whose image is new each time.
+async fn decide(bed: &Bed, registry: &FakeRegistry, names: &str) -> f64 {
+    let mut values = Vec::new();
+    for n in 0..20 {
+        let name = format!("{names}-{n}");
+        registry.add(&name, &testimg::find("arm64"));
+        let started = Instant::now();
+        bed.create::<Pod>(pod(&name, pod_spec(&[registry.image(&name)]), json!({})))
+            .await;
+        eventually("a decision", DEADLINE, || async {
+            (!architectures_of(&bed.pods().get(&name).await.ok()?).is_empty()).then_some(())
+        })
+        .await;
+        values.push(started.elapsed().as_secs_f64() * 1000.0);
+    }
+    median(&mut values)
+}
+
+pub(crate) async fn hang(bed: &Bed) {
+    let (good, silent) = (
+        FakeRegistry::start().await.unwrap(),
+        FakeRegistry::start().await.unwrap(),
+    );
+    silent.script("/", Script::Hang);
+    bed.three_nodes().await;
+    let _archaware = Controller::start_quiet(bed, "");
+    bed.tainted().await;
+    let alone = decide(bed, &good, "alone").await;
+    let hung = (0..60).map(|n| {
+        let image = silent.image(&format!("app{n}"));
+        async move {
+            bed.create::<Pod>(pod(&format!("hung-{n}"), pod_spec(&[image]), json!({})))
+                .await
+        }
+    });
+    join_all(hung).await;
+    let beside = decide(bed, &good, "beside").await;
+    report(
+        "new image decided, 60 pods of a silent registry beside it",
+        beside,
+        Some(alone),
+        "ms",
+        "~ 1x",
+    );
+}
+
+pub(crate) async fn requests(bed: &Bed) {
+    let registry = FakeRegistry::start().await.unwrap();
+    bed.three_nodes().await;
+    let _archaware = Controller::start_quiet(bed, "");
+    bed.tainted().await;
+    for (image, pods, target) in [
+        ("multi", 1, "1 + 1"),
+        ("arm64", 1, "1 + 2"),
+        ("amd64-arm64", 64, "1 + 1"),
+    ] {
+        registry.add(image, &testimg::find(image));
+        registry.forget();
+        let names: Vec<String> = (0..pods).map(|n| format!("requests-{image}-{n}")).collect();
+        let create = names.iter().map(|name| {
+            bed.create::<Pod>(pod(name, pod_spec(&[registry.image(image)]), json!({})))
+        });
+        join_all(create).await;
+        for name in &names {
+            bed.bound(name).await;
+        }
+        let (heads, gets) = (registry.count("HEAD", ""), registry.count("GET", ""));
+        println!(
+            "{:<58} {:>10} {:>10} {:>8} {target:>9}",
+            format!("requests for {image}, {pods} pods at once (HEAD + GET)"),
+            format!("{heads} + {gets}"),
+            "-",
+            "-"
+        );
+    }
+}

@@ -1,0 +1,155 @@
+//! How fast pods are placed.
+
+use std::time::{Duration, Instant};
+
+use archaware::cluster::objects::Pod as SlimPod;
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, ResourceExt, api::PostParams};
+use kube_runtime::{WatchStreamExt, watcher};
+use serde_json::json;
+
+use crate::{
+    floor, median, process, report,
+    support::{Bed, Controller, eventually, pod, pod_spec},
+};
+
+const SAMPLES: usize = 200;
+const BACKLOG: usize = 2000;
+/// As many as `concurrency.writes`.
+const CONNECTIONS: usize = 32;
+
+/// A pod that no scheduler touches: the API server alone is measured.
+fn waiting_pod(bed: &Bed, name: &str, image: &str) -> Pod {
+    let mut spec = pod_spec(&[bed.image(image)]);
+    spec["schedulerName"] = json!("none");
+    serde_json::from_value(pod(name, spec, json!({}))).unwrap()
+}
+
+fn is_tolerating(pod: &SlimPod) -> bool {
+    let tolerations = pod.spec.tolerations.as_deref().unwrap_or_default();
+    tolerations
+        .iter()
+        .any(|toleration| toleration["key"] == "kubernetes.io/arch")
+}
+
+/// Creates pods one after the other: milliseconds from the API server's answer to the toleration on a watch.
+async fn latencies(bed: &Bed, namespace: &str) -> Vec<f64> {
+    let api: Api<Pod> = Api::namespaced(bed.client.clone(), namespace);
+    let slim: Api<SlimPod> = Api::namespaced(bed.client.clone(), namespace);
+    let seen = watcher(slim, watcher::Config::default()).applied_objects();
+    futures::pin_mut!(seen);
+    let mut values = Vec::new();
+    for n in 0..SAMPLES {
+        let name = format!("latency-{n}");
+        let started = Instant::now();
+        api.create(&PostParams::default(), &waiting_pod(bed, &name, "arm64"))
+            .await
+            .unwrap();
+        while let Some(pod) = seen.try_next().await.unwrap() {
+            if pod.name_any() == name && is_tolerating(&pod) {
+                break;
+            }
+        }
+        values.push(started.elapsed().as_secs_f64() * 1000.0);
+    }
+    values
+}
+
+/// Two namespaces: archaware places the pods of one, and leaves the other to the bare client.
+async fn namespaces(bed: &Bed) -> (String, String) {
+    let bare = format!("{}-bare", bed.namespace);
+    bed.create_namespace(&bare, json!({"archaware.dev/mode": "ignore"}))
+        .await;
+    (bed.namespace.clone(), bare)
+}
+
+pub(crate) async fn latency(bed: &Bed) {
+    let (ours, bare) = namespaces(bed).await;
+    bed.three_nodes().await;
+    let _archaware = Controller::start_quiet(bed, "");
+    bed.tainted().await;
+    // Warm: the image is known, and so is every connection.
+    bed.create_pod("warm", &["arm64"]).await;
+    bed.bound("warm").await;
+    let client = floor::watch_and_patch(bed.client.clone(), &bare);
+    let mut of_bare = latencies(bed, &bare).await;
+    let mut of_ours = latencies(bed, &ours).await;
+    client.abort();
+    let p50 = (median(&mut of_ours), median(&mut of_bare));
+    report(
+        "pod created to toleration on a watch, warm, p50",
+        p50.0,
+        Some(p50.1),
+        "ms",
+        "<= 1.5x",
+    );
+    let p99 = (of_ours[SAMPLES * 99 / 100], of_bare[SAMPLES * 99 / 100]);
+    report("  the same, p99", p99.0, Some(p99.1), "ms", "");
+}
+
+/// Creates waiting pods in a namespace whose pods archaware leaves alone.
+async fn backlog(bed: &Bed, name: &str) -> String {
+    let namespace = format!("{}-{name}", bed.namespace);
+    bed.create_namespace(&namespace, json!({"archaware.dev/mode": "ignore"}))
+        .await;
+    let api: Api<Pod> = Api::namespaced(bed.client.clone(), &namespace);
+    let create = futures::stream::iter(0..BACKLOG).map(|n| {
+        let image = ["arm64", "multi", "amd64"][n % 3];
+        let (api, pod) = (
+            api.clone(),
+            waiting_pod(bed, &format!("backlog-{n}"), image),
+        );
+        async move { api.create(&PostParams::default(), &pod).await.unwrap() }
+    });
+    create
+        .buffer_unordered(CONNECTIONS)
+        .for_each(|_| async {})
+        .await;
+    namespace
+}
+
+/// Three rounds each, in turns: what else the machine does changes from minute to minute.
+pub(crate) async fn throughput(bed: &Bed) {
+    bed.three_nodes().await;
+    let archaware = Controller::start_quiet(bed, "");
+    bed.tainted().await;
+    let (mut floors, mut rates, mut cpus) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..3 {
+        let bare = backlog(bed, &format!("bare-{round}")).await;
+        let started = Instant::now();
+        floor::patch_all(&bed.client, &bare, CONNECTIONS).await;
+        floors.push(BACKLOG as f64 / started.elapsed().as_secs_f64());
+        bed.delete_pods(&bare).await;
+
+        let ours = backlog(bed, &format!("ours-{round}")).await;
+        let metric = "archaware_writes_total{kind=\"Pod\",result=\"applied\"}";
+        let before = archaware.metric(metric).await as usize;
+        let cpu = process::cpu(&archaware);
+        bed.kubectl(&["annotate", "namespace", &ours, "archaware.dev/mode-"]);
+        let started = Instant::now();
+        eventually("all pods placed", Duration::from_mins(2), || async {
+            (archaware.metric(metric).await as usize >= before + BACKLOG).then_some(())
+        })
+        .await;
+        rates.push(BACKLOG as f64 / started.elapsed().as_secs_f64());
+        cpus.push((process::cpu(&archaware) - cpu) / BACKLOG as f64 * 1e6);
+        bed.delete_pods(&ours).await;
+    }
+    let (rate, floor) = (median(&mut rates), median(&mut floors));
+    report(
+        "2,000 waiting pods decided and patched, per second",
+        rate,
+        Some(floor),
+        "",
+        ">= 0.8x",
+    );
+    report(
+        "  CPU of archaware for one of them",
+        median(&mut cpus),
+        None,
+        "us",
+        "",
+    );
+    assert_eq!(archaware.stop().await, 0);
+}

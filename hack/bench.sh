@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The figures of the README, each beside its floor from the same run.   hack/bench.sh [memory latency throughput ...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+hack/testbed/install.sh
+. hack/testbed/lib.sh
+work=$(mktemp -d "${TMPDIR:-/tmp}/archaware-bench.XXXXXX")
+trap 'trap - EXIT; hack/testbed/down.sh "$work/bed"; rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+hack/testbed/build.sh
+cargo build --locked -p testimg
+cargo build --locked --release
+export ARCHAWARE_BIN=$work/archaware
+cp target/release/archaware "$ARCHAWARE_BIN"
+cargo bench --locked --no-run --bench cluster
+OWNER=$$ hack/testbed/up.sh "$work/bed" > /dev/null
+hack/testbed/registry.sh "$work/bed" > /dev/null
+target/debug/testimg push "$(cat "$work/bed/registry/address")" > /dev/null
+export ARCHAWARE_TEST_BEDS=$work/bed ARCHAWARE_KUBECTL=$bin/kubectl
+echo "$(nproc) cores, load before: $(cut -d' ' -f1-3 /proc/loadavg)"
+cargo bench --quiet --locked --bench cluster -- "$@"
