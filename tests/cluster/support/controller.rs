@@ -23,6 +23,7 @@ impl Controller {
     }
 
     /// Starts with other log level than the talkative one of tests.
+    #[allow(dead_code, reason = "for the bench")]
     pub(crate) fn start_quiet(bed: &Bed, config: &str) -> Self {
         Self::launch(
             &bed.service_account("archaware"),
@@ -65,6 +66,7 @@ impl Controller {
     }
 
     /// Of its process.
+    #[allow(dead_code, reason = "for the bench")]
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -193,6 +193,7 @@ impl Bed {
     }
 
     /// Deletes the pods of a namespace at once.
+    #[allow(dead_code, reason = "for the bench")]
     pub(crate) async fn delete_pods(&self, namespace: &str) {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let now = DeleteParams {
