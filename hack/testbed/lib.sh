@@ -6,6 +6,7 @@ testbed=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${ARCHAWARE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/archaware}
 # One folder of binaries per set of versions.
 versions=$(cat "$testbed/go.mod" "$testbed/go.sum" | sha256sum | cut -c1-12)
+# shellcheck disable=SC2034
 bin=${KUBEBUILDER_ASSETS:-$cache/testbed/$versions}
 
 say() { echo "$*" >&2; }

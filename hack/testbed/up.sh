@@ -49,7 +49,7 @@ if [ ! -s "$pki/done" ]; then
   leaf controller-manager /CN=system:kube-controller-manager clientAuth
   leaf kubelet /O=system:nodes/CN=system:node:localhost clientAuth
   leaf kubelet-client /O=system:masters/CN=kube-apiserver-kubelet-client clientAuth
-  touch "$pki/done" && echo done > "$pki/done"
+  echo complete > "$pki/done"
 fi
 for name in admin scheduler controller-manager kubelet; do
   cat > "$run/kubeconfig/$name" <<EOF

@@ -16,7 +16,7 @@ use crate::{
         objects::{DaemonSet, Namespace, Node, Pod},
         patch::annotations,
     },
-    config::Config,
+    config::{Config, DaemonSets},
     controller::{
         self,
         inspect::{Inspection, Inspector, Verdict, describe},
@@ -146,11 +146,17 @@ async fn of_daemon_set(
             wait(&inspection).map(|(action, detail)| Step::of("DaemonSet", &set, action, detail))
         }
         Ok((Some(_), decision)) => {
-            let detail = format!(
-                "template tolerates {}; this rolls it",
-                decision.annotation()
-            );
-            Some(Step::of("DaemonSet", &set, "changeTemplate", detail))
+            let tolerated = decision.annotation();
+            Some(match inspector.config.daemon_sets {
+                DaemonSets::Manage => {
+                    let detail = format!("template tolerates {tolerated}; this rolls it");
+                    Step::of("DaemonSet", &set, "changeTemplate", detail)
+                }
+                DaemonSets::Report => {
+                    let detail = format!("template should tolerate {tolerated}");
+                    Step::of("DaemonSet", &set, "report", detail)
+                }
+            })
         }
         Ok((None, _)) => None,
     };

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
 
-use super::NAME;
+use super::{NAME, spread};
 
 /// How long a holder that does not renew is believed to be alive.
 const DURATION: Duration = Duration::from_secs(15);
@@ -93,7 +93,7 @@ impl Elector {
             let pause = if *self.leading.borrow() { RENEW } else { RETRY };
             tokio::select! {
                 () = stop.cancelled() => break,
-                () = tokio::time::sleep(jitter(pause)) => {}
+                () = tokio::time::sleep(pause + spread(pause) / 20) => {}
             }
         }
         if self.set(false) {
@@ -197,14 +197,6 @@ fn duration_of(record: &LeaseSpec) -> Duration {
         .lease_duration_seconds
         .and_then(|s| u64::try_from(s).ok());
     seconds.map_or(DURATION, Duration::from_secs)
-}
-
-/// Up to a tenth more, so that candidates do not march in step.
-fn jitter(time: Duration) -> Duration {
-    use std::hash::{BuildHasher, RandomState};
-    #[allow(clippy::cast_precision_loss, reason = "any number will do")]
-    let part = (RandomState::new().hash_one(0) % 1000) as f64 / 10_000.0;
-    time.mul_f64(1.0 + part)
 }
 
 /// Who holds the lease, if somebody does who renews it: seen to be renewed lately by its own time, or

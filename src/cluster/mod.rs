@@ -22,3 +22,10 @@ pub const FIELD_MANAGER: &str = "archaware";
 pub const NAME: &str = "archaware";
 /// Objects per page of a list: a page of large pods is a few MiB.
 pub const PAGE: u32 = 250;
+
+/// Between once and twice `time`, at random: so that many who wait do not march in step.
+pub(crate) fn spread(time: Duration) -> Duration {
+    use std::hash::{BuildHasher, RandomState};
+    let thousandths = u32::try_from(RandomState::new().hash_one(0) % 1000).unwrap_or_default();
+    time + time * thousandths / 1000
+}

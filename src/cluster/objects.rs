@@ -20,7 +20,7 @@ use crate::placement::annotation;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Pod {
-    /// Metadata; see [`metadata`].
+    /// The part of its metadata that is read.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
     /// What is asked for.
@@ -148,7 +148,7 @@ pub struct PodStatus {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Node {
-    /// Metadata; see [`metadata`].
+    /// The part of its metadata that is read.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
     /// What is asked for.
@@ -185,7 +185,7 @@ pub struct NodeInfo {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct DaemonSet {
-    /// Metadata; see [`metadata`].
+    /// The part of its metadata that is read.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
     /// What is asked for.
@@ -204,7 +204,7 @@ pub struct DaemonSetSpec {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PodTemplate {
-    /// Metadata; see [`metadata`].
+    /// The part of its metadata that is read.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
     /// What is asked for.
@@ -215,7 +215,7 @@ pub struct PodTemplate {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Namespace {
-    /// Metadata; see [`metadata`].
+    /// The part of its metadata that is read.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
 }

@@ -12,7 +12,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
 
-use super::{CALL_TIMEOUT, FIELD_MANAGER, patch::JsonPatch};
+use super::{CALL_TIMEOUT, FIELD_MANAGER, patch::JsonPatch, spread};
+
+/// How soon a patch is tried again that the API server did not answer, at the earliest.
+const RETRY: Duration = Duration::from_secs(2);
+/// How long to wait after a stale patch for the watch to bring what changed.
+pub const STALE_RETRY: Duration = Duration::from_secs(2);
 
 /// The way of every patch to the API server. Cheap to clone.
 #[derive(Clone)]
@@ -69,7 +74,8 @@ impl WriteError {
         match self {
             Self::Refused(_) | Self::Stopping => None,
             Self::Forbidden(_) => Some(Duration::from_secs(30)),
-            Self::Unavailable(_) | Self::TimedOut => Some(Duration::from_secs(2)),
+            // Thousands of pods may wait for an API server that restarts: they do not come back at once.
+            Self::Unavailable(_) | Self::TimedOut => Some(spread(RETRY)),
         }
     }
 }
@@ -170,9 +176,4 @@ fn classify(answer: Result<(), kube::Error>) -> Result<Outcome, WriteError> {
             }
         }
     }
-}
-
-/// How long to wait after a stale patch for the watch to bring the news: short, and growing.
-pub fn stale_retry(attempts: u32) -> Duration {
-    Duration::from_secs(1).saturating_mul(1 << attempts.min(5))
 }

@@ -15,9 +15,8 @@ use crate::{
         events::{EventReason, Events},
         objects::{DaemonSet, PodSpec},
         patch::{self, annotations},
-        writer::{Outcome, WriteError, Writer, stale_retry},
+        writer::Writer,
     },
-    image::chain,
     metrics::Metrics,
     placement::{
         annotation,
@@ -27,8 +26,9 @@ use crate::{
 };
 
 use super::{
+    attempt::Attempt,
     inspect::{Inspection, Inspector, Verdict},
-    judge::Judge,
+    judge::{Judge, Judgement},
     startup::Seen,
 };
 
@@ -136,131 +136,103 @@ impl DaemonSets {
         stop: CancellationToken,
     ) -> Action {
         let started = Instant::now();
-        let action = self.place(&set, &stop).await;
+        let attempt = self.place(&set, &stop).await;
         self.metrics.attempt_took(started.elapsed());
-        self.seen.mark(&*set);
-        action
+        if attempt.complete {
+            self.seen.mark(&*set);
+        }
+        attempt.action
     }
 
-    async fn place(&self, set: &DaemonSet, stop: &CancellationToken) -> Action {
+    async fn place(&self, set: &DaemonSet, stop: &CancellationToken) -> Attempt {
         if set.metadata.deletion_timestamp.is_some() {
-            return Action::await_change();
+            return Attempt::complete(Action::await_change());
         }
         self.judge.sweep(&self.store);
         let template = &set.spec.template;
         let (record, images) = (record(set), images(&template.spec));
-        if record.stepped_aside_for(&images) {
-            return self.hold_aside(set, &record, &images).await;
-        }
-        let spec = authored(&template.spec, &record);
-        let judgement = self
-            .judge
-            .judge(set, &spec, annotations(&template.metadata), stop)
-            .await;
+        // A template that was stepped aside for stays so until its images change: no second rollout. If
+        // somebody took the toleration away, it comes back.
+        let judgement = if record.stepped_aside_for(&images) {
+            Judgement {
+                decision: Some(Decision::StepAside),
+                by_policy: true,
+                retry: None,
+            }
+        } else {
+            let spec = authored(&template.spec, &record);
+            self.judge
+                .judge(set, &spec, annotations(&template.metadata), stop)
+                .await
+        };
         let later = judgement
             .retry
             .map_or_else(Action::await_change, Action::requeue);
         let Some(decision) = judgement.decision else {
-            return later;
+            return Attempt::complete(later);
         };
         let aside = judgement.by_policy && decision == Decision::StepAside;
-        let change = daemon_set::decide(
-            self.judge.policy(),
-            &decision,
-            template.spec.tolerations.as_deref().unwrap_or_default(),
-            &record,
-            aside.then_some(&images),
-        );
-        match change {
-            Some(change) => {
-                self.change(set, change, &decision, judgement.by_policy, later)
-                    .await
-            }
-            None => later,
-        }
-    }
-
-    /// A template that was stepped aside for stays so until its images change: no second rollout. If
-    /// somebody took the toleration away, it comes back.
-    async fn hold_aside(
-        &self,
-        set: &DaemonSet,
-        record: &Record,
-        images: &BTreeSet<String>,
-    ) -> Action {
-        let existing = set
-            .spec
-            .template
-            .spec
-            .tolerations
-            .as_deref()
-            .unwrap_or_default();
-        let decision = Decision::StepAside;
+        let existing = template.spec.tolerations.as_deref().unwrap_or_default();
+        let aside = aside.then_some(&images);
         let policy = self.judge.policy();
-        match daemon_set::decide(policy, &decision, existing, record, Some(images)) {
-            Some(change) => {
-                self.change(set, change, &decision, false, Action::await_change())
-                    .await
+        match daemon_set::decide(policy, &decision, existing, &record, aside) {
+            None => Attempt::complete(later),
+            Some(_) if !self.manage => {
+                self.report(set, &decision);
+                Attempt::complete(later)
             }
-            None => Action::await_change(),
+            Some(change) => {
+                let by_policy = judgement.by_policy;
+                let attempt = self.change(set, change, &decision, by_policy).await;
+                attempt.unwrap_or_else(|| Attempt::complete(later))
+            }
         }
     }
 
+    fn report(&self, set: &DaemonSet, decision: &Decision) {
+        let reason = EventReason::TolerationsMissing;
+        if self.judge.tell_once(set, &set.spec.template.spec, reason) {
+            let note = format!(
+                "its images allow {}, its template tolerates something else; \
+                 daemonSets: report leaves that to you",
+                decision.annotation()
+            );
+            self.events.publish(set, reason, note);
+        }
+    }
+
+    /// `None` once the change is made.
     async fn change(
         &self,
         set: &DaemonSet,
         change: Change,
         decision: &Decision,
         by_policy: bool,
-        later: Action,
-    ) -> Action {
-        let name = format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any());
-        if !self.manage {
-            let reason = EventReason::TolerationsMissing;
-            if self.judge.tell_once(set, &set.spec.template.spec, reason) {
-                let note = format!(
-                    "its images allow {}, its template tolerates something else; \
-                     daemonSets: report leaves that to you",
-                    decision.annotation()
-                );
-                self.events.publish(set, reason, note);
-            }
-            return later;
-        }
+    ) -> Option<Attempt> {
+        let rolls = !(change.add.is_empty() && change.remove.is_empty());
         let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
         let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
         let patch = patch::daemon_set(set, change);
-        match self.writer.patch(&api, &set.name_any(), patch).await {
-            Ok(Outcome::Applied) => {
-                tracing::info!(
-                    daemonset = name,
-                    decision = decision.annotation(),
-                    by_policy,
-                    "template changed"
-                );
-                let note = format!(
-                    "its template now tolerates {}; this rolls the DaemonSet",
-                    decision.annotation()
-                );
-                self.events
-                    .publish(set, EventReason::TolerationsChanged, note);
-                if by_policy {
-                    self.judge.told_policy(set, decision);
-                }
-                later
-            }
-            Ok(Outcome::Gone) => Action::await_change(),
-            Ok(Outcome::Stale) => Action::requeue(stale_retry(1)),
-            Err(error) => {
-                tracing::warn!(daemonset = name, error = %chain(&error), "template not changed");
-                if matches!(error, WriteError::Refused(_)) {
-                    self.events
-                        .publish(set, EventReason::ChangeRefused, chain(&error));
-                }
-                error
-                    .retry()
-                    .map_or_else(Action::await_change, Action::requeue)
+        let written = self.writer.patch(&api, &set.name_any(), patch).await;
+        let attempt = Attempt::unless_applied(set, &written, &self.events);
+        if attempt.is_none() && rolls {
+            let (name, tolerated) = (
+                format!("{namespace}/{}", set.name_any()),
+                decision.annotation(),
+            );
+            tracing::info!(
+                daemonset = name,
+                decision = tolerated,
+                by_policy,
+                "template changed"
+            );
+            let note = format!("its template now tolerates {tolerated}; this rolls the DaemonSet");
+            self.events
+                .publish(set, EventReason::TolerationsChanged, note);
+            if by_policy {
+                self.judge.told_policy(set, decision);
             }
         }
+        attempt
     }
 }

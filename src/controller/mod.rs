@@ -2,6 +2,7 @@
 //! nodes get their taint. Nodes come last: until what was there at the start has been looked at, a
 //! taint would only keep pods waiting.
 
+mod attempt;
 mod attempts;
 mod daemon_sets;
 mod drive;

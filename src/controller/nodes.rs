@@ -10,13 +10,14 @@ use crate::{
         events::{EventReason, Events},
         objects::Node,
         patch::{self, annotations},
-        writer::{Outcome, WriteError, Writer, stale_retry},
+        writer::Writer,
     },
     config::Config,
-    image::chain,
     metrics::Metrics,
     placement::node::{self, Policy, Problem},
 };
+
+use super::attempt::Attempt;
 
 /// The reconciler of nodes.
 pub(super) struct Nodes {
@@ -80,32 +81,19 @@ impl Nodes {
             .or(change.correct.as_ref().map(|(_, taint)| taint));
         let taint = taint.map(ToString::to_string);
         let api: Api<Node> = Api::all(self.client.clone());
-        match self
+        let written = self
             .writer
             .patch(&api, &name, patch::node(&node, change))
-            .await
-        {
-            Ok(Outcome::Applied) => {
-                if let Some(taint) = taint {
-                    tracing::info!(node = name, taint, removed, "node tainted");
-                } else {
-                    tracing::info!(node = name, removed, "node released");
-                }
-                Action::await_change()
-            }
-            Ok(Outcome::Gone) => Action::await_change(),
-            Ok(Outcome::Stale) => Action::requeue(stale_retry(1)),
-            Err(error) => {
-                tracing::warn!(node = name, error = %chain(&error), "node not patched");
-                if matches!(error, WriteError::Refused(_)) {
-                    self.events
-                        .publish(&*node, EventReason::ChangeRefused, chain(&error));
-                }
-                error
-                    .retry()
-                    .map_or_else(Action::await_change, Action::requeue)
-            }
+            .await;
+        if let Some(attempt) = Attempt::unless_applied(&*node, &written, &self.events) {
+            return attempt.action;
         }
+        if let Some(taint) = taint {
+            tracing::info!(node = name, taint, removed, "node tainted");
+        } else {
+            tracing::info!(node = name, removed, "node released");
+        }
+        Action::await_change()
     }
 
     fn report(&self, node: &Node, problem: &Problem) {

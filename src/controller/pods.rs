@@ -8,18 +8,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
-        events::{EventReason, Events},
+        events::Events,
         objects::Pod,
         patch::{self, annotations},
-        writer::{Outcome, WriteError, Writer, stale_retry},
+        writer::Writer,
     },
     config::Config,
-    image::chain,
     metrics::Metrics,
-    placement::{Effect, pod::Decision},
+    placement::Effect,
 };
 
-use super::{judge::Judge, startup::Seen};
+use super::{attempt::Attempt, judge::Judge, startup::Seen};
 
 /// The reconciler of pods.
 pub(super) struct Pods {
@@ -86,13 +85,15 @@ impl Pods {
         stop: CancellationToken,
     ) -> Action {
         let started = Instant::now();
-        let action = self.place(&pod, &stop).await;
+        let attempt = self.place(&pod, &stop).await;
         self.metrics.attempt_took(started.elapsed());
-        self.seen.mark(&*pod);
-        action
+        if attempt.complete {
+            self.seen.mark(&*pod);
+        }
+        attempt.action
     }
 
-    async fn place(&self, pod: &Pod, stop: &CancellationToken) -> Action {
+    async fn place(&self, pod: &Pod, stop: &CancellationToken) -> Attempt {
         let bound = pod
             .spec
             .node_name
@@ -100,7 +101,7 @@ impl Pods {
             .is_some_and(|name| !name.is_empty());
         if !pod.is_in_scope() || (bound && !self.bound_too) {
             self.judge.forget(pod);
-            return Action::await_change();
+            return Attempt::complete(Action::await_change());
         }
         self.judge.sweep(&self.store);
         let judgement = self
@@ -111,56 +112,34 @@ impl Pods {
             .retry
             .map_or_else(Action::await_change, Action::requeue);
         let Some(decision) = judgement.decision else {
-            return later;
+            return Attempt::complete(later);
         };
         let existing = pod.spec.tolerations.as_deref().unwrap_or_default();
         let missing = self.judge.policy().missing_tolerations(&decision, existing);
         if missing.is_empty() {
-            return later;
+            return Attempt::complete(later);
         }
         let patch = patch::pod(pod, missing, &decision);
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let written = self.writer.patch(&api, &pod.name_any(), patch).await;
-        self.after_write(pod, &decision, judgement.by_policy, written, later)
-    }
-
-    fn after_write(
-        &self,
-        pod: &Pod,
-        decision: &Decision,
-        by_policy: bool,
-        written: Result<Outcome, WriteError>,
-        later: Action,
-    ) -> Action {
-        let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
-        match written {
-            Ok(Outcome::Applied) => {
-                tracing::info!(
-                    pod = name,
-                    decision = decision.annotation(),
-                    by_policy,
-                    "pod placed"
-                );
-                if by_policy {
-                    self.judge.told_policy(pod, decision);
-                }
-                later
-            }
-            Ok(Outcome::Gone) => Action::await_change(),
-            // The watch brings what changed; the retry is for a watch that is down just now.
-            Ok(Outcome::Stale) => Action::requeue(stale_retry(1)),
-            Err(error) => {
-                tracing::warn!(pod = name, error = %chain(&error), "pod not patched");
-                if matches!(error, WriteError::Refused(_)) {
-                    self.events
-                        .publish(pod, EventReason::ChangeRefused, chain(&error));
-                }
-                error
-                    .retry()
-                    .map_or_else(Action::await_change, Action::requeue)
-            }
+        if let Some(attempt) = Attempt::unless_applied(pod, &written, &self.events) {
+            return attempt;
         }
+        let (name, by_policy) = (
+            format!("{namespace}/{}", pod.name_any()),
+            judgement.by_policy,
+        );
+        tracing::info!(
+            pod = name,
+            decision = decision.annotation(),
+            by_policy,
+            "pod placed"
+        );
+        if by_policy {
+            self.judge.told_policy(pod, &decision);
+        }
+        Attempt::complete(later)
     }
 }
 

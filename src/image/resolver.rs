@@ -222,7 +222,7 @@ impl Resolver {
         let (inner, reference, credentials) =
             (self.0.clone(), reference.clone(), credentials.to_vec());
         let look_up = async move {
-            let found = inner.look_up(&reference, &credentials, ttl).await;
+            let found = inner.look_up(&reference, &credentials, policy, ttl).await;
             if let Err(error) = &found {
                 inner
                     .caches
@@ -295,6 +295,7 @@ impl Inner {
         &self,
         reference: &Reference,
         credentials: &[Credential],
+        policy: PullPolicy,
         ttl: Duration,
     ) -> Result<Found, ImageError> {
         let name = reference.to_string();
@@ -306,9 +307,8 @@ impl Inner {
             source: Source::Containerd,
             root: None,
         };
-        let long_lived = ttl >= self.settings.tag_ttl;
         let record = match record {
-            Some(record) if long_lived || record.age < ttl => {
+            Some(record) if policy == PullPolicy::IfNotPresent || record.age < ttl => {
                 self.caches
                     .keep_tag(&name, Audience::Everybody, &record.digest);
                 return Ok(recorded(record));

@@ -73,14 +73,19 @@ pub fn decide(
         .filter(|t| !present.contains(t))
         .cloned()
         .collect();
-    if remove.is_empty() && add.is_empty() {
-        return None;
-    }
-    let record = (!wanted.is_empty()).then(|| Record {
+    let after = Record {
         tolerations: wanted,
         stepped_aside_for: stepped_aside_for.cloned(),
-    });
-    Some(Change {
+    };
+    let after = if after.tolerations.is_empty() {
+        Record::default()
+    } else {
+        after
+    };
+    // The record alone may change: that rolls nothing.
+    let same = remove.is_empty() && add.is_empty() && after == *record;
+    let record = (after != Record::default()).then_some(after);
+    (!same).then_some(Change {
         remove,
         add,
         record,
@@ -182,6 +187,36 @@ mod tests {
                 None
             );
         }
+    }
+
+    #[test]
+    fn the_record_follows_the_images_that_were_stepped_aside_for() {
+        let policy = Policy::from(&Config::default());
+        let any = policy.taint.toleration_of_all();
+        let images = |name: &str| Some(BTreeSet::from([name.to_owned()]));
+        let old = Record {
+            tolerations: vec![any.clone()],
+            stepped_aside_for: images("old"),
+        };
+        let aside = Decision::StepAside;
+        let new = images("new");
+        let change = decide(
+            &policy,
+            &aside,
+            std::slice::from_ref(&any),
+            &old,
+            new.as_ref(),
+        )
+        .unwrap();
+        assert!(
+            change.remove.is_empty() && change.add.is_empty(),
+            "no rollout"
+        );
+        assert_eq!(change.record.unwrap().stepped_aside_for, new);
+        assert_eq!(
+            decide(&policy, &aside, &[any], &old, images("old").as_ref()),
+            None
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # node/down.sh FOLDER: ends the node of node/up.sh: the kubelet, every container, containerd; unmounts what they left.
 set -uo pipefail
+# shellcheck source=hack/testbed/lib.sh
 . "$(dirname "$0")/../lib.sh"
 run=$(realpath -m "${1:?usage: node/down.sh FOLDER}")
 node=$run/node

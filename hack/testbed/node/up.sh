@@ -3,6 +3,7 @@
 #   hack/testbed/node/up.sh FOLDER REGISTRY      REGISTRY (plain http) is reg.local for the node
 # Its pods have to use hostNetwork: the CNI has only a loopback. Running it again starts what has ended meanwhile.
 set -euo pipefail
+# shellcheck source=hack/testbed/lib.sh
 . "$(dirname "$0")/../lib.sh"
 here=$testbed/node
 run=$(realpath -m "${1:?usage: node/up.sh FOLDER REGISTRY}") registry=${2:?usage: node/up.sh FOLDER REGISTRY}
