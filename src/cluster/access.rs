@@ -68,12 +68,12 @@ pub fn needed(namespace: &str, manage_daemon_sets: bool) -> Vec<Permission> {
         everywhere("", "pods", &["list", "watch", "patch"]),
         everywhere("", "namespaces", &["list", "watch"]),
         everywhere("apps", "daemonsets", daemon_sets),
-        everywhere("events.k8s.io", "events", &["create", "patch"]),
+        everywhere("events.k8s.io", "events", &["create"]),
         // The name of an object is not known to the authoriser when it is created.
         vec![
             lease("create", None),
             lease("get", Some(NAME)),
-            lease("update", Some(NAME)),
+            lease("patch", Some(NAME)),
         ],
     ]
     .concat()

@@ -1,15 +1,25 @@
 //! Events on the objects that archaware decides about. Writing them never holds up a decision: they go
 //! through a bounded queue, and what does not fit is dropped and counted.
 
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::{Client, Resource};
-use kube_runtime::events::{Event, EventType, Recorder, Reporter};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
+
+use k8s_openapi::{
+    api::{core::v1::ObjectReference, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+};
+use kube::{Api, Client, Resource, api::PostParams};
+use quick_cache::sync::Cache;
 use tokio::sync::mpsc;
 
 use crate::metrics::Metrics;
 
 use super::{CALL_TIMEOUT, NAME};
 
+/// Words that are remembered as told: eight bytes each.
+const REMEMBERED: usize = 8192;
 /// Of one process: a cluster whose registry is down has a few events for each of its pods.
 const QUEUE: usize = 1024;
 /// The API server's limit for a note, in bytes.
@@ -34,6 +44,8 @@ pub enum EventReason {
     ToleratedByPolicy,
     /// On a DaemonSet: its template was changed, which rolls it.
     TolerationsChanged,
+    /// On a DaemonSet: somebody keeps taking archaware's tolerations out of its template.
+    TolerationsReverted,
     /// On a DaemonSet: its template should be changed, and `daemonSets: report` forbids that.
     TolerationsMissing,
     /// The API server refuses the change.
@@ -52,15 +64,16 @@ impl EventReason {
             Self::SteppedAside => "SteppedAside",
             Self::ToleratedByPolicy => "ToleratedByPolicy",
             Self::TolerationsChanged => "TolerationsChanged",
+            Self::TolerationsReverted => "TolerationsReverted",
             Self::TolerationsMissing => "TolerationsMissing",
             Self::ChangeRefused => "ChangeRefused",
         }
     }
 
-    fn severity(self) -> EventType {
+    fn severity(self) -> &'static str {
         match self {
-            Self::TolerationsChanged => EventType::Normal,
-            _ => EventType::Warning,
+            Self::TolerationsChanged => "Normal",
+            _ => "Warning",
         }
     }
 }
@@ -75,82 +88,108 @@ struct Queued {
 #[derive(Clone)]
 pub struct Events {
     queue: mpsc::Sender<Queued>,
+    /// What was told lately: saying it again would only fill the API server.
+    told: Arc<Cache<u64, ()>>,
     metrics: Metrics,
 }
 
 /// Where they are written. Ends when every [`Events`] is gone.
 pub struct EventWriter {
     queue: mpsc::Receiver<Queued>,
-    recorder: Recorder,
+    client: Client,
 }
 
 /// The two ends.
 pub fn channel(client: Client, metrics: Metrics) -> (Events, EventWriter) {
     let (sender, receiver) = mpsc::channel(QUEUE);
-    let recorder = Recorder::new(
-        client,
-        Reporter {
-            controller: NAME.to_owned(),
-            instance: None,
-        },
-    );
+    let told = Arc::new(Cache::new(REMEMBERED));
     (
         Events {
             queue: sender,
+            told,
             metrics,
         },
         EventWriter {
             queue: receiver,
-            recorder,
+            client,
         },
     )
 }
 
 impl Events {
-    /// Hands in an event on an object. Repetitions are counted up on one Event object.
+    /// Hands in an event on an object. The same words on the same object are written once.
     pub fn publish<K: Resource<DynamicType = ()>>(
         &self,
         on: &K,
         reason: EventReason,
-        note: String,
+        mut note: String,
     ) {
         let regarding = on.object_ref(&());
-        let mut note = note;
         note.truncate(note.floor_char_boundary(MAX_NOTE));
+        let mut hasher = DefaultHasher::new();
+        (&regarding.uid, &regarding.name, reason, &note).hash(&mut hasher);
+        let words = hasher.finish();
+        if self.told.get(&words).is_some() {
+            return;
+        }
         // Dropping is safe: an event tells people, nothing depends on it.
-        if self
-            .queue
-            .try_send(Queued {
-                reason,
-                note,
-                regarding,
-            })
-            .is_err()
-        {
-            self.metrics.event_dropped();
+        match self.queue.try_send(Queued {
+            reason,
+            note,
+            regarding,
+        }) {
+            Ok(()) => self.told.insert(words, ()),
+            Err(_) => self.metrics.event_dropped(),
         }
     }
 }
 
 impl EventWriter {
-    /// Writes events until nobody can hand in any more.
+    /// Writes events until nobody can hand in any more. kube's `Recorder` is of no use here: it counts a
+    /// second event of a reason up on the first one, and keeps the first one's words.
     pub async fn run(mut self) {
         while let Some(queued) = self.queue.recv().await {
-            let event = Event {
-                type_: queued.reason.severity(),
-                reason: queued.reason.as_str().to_owned(),
-                note: Some(queued.note),
-                action: "Place".to_owned(),
-                secondary: None,
-            };
-            let write = self.recorder.publish(&event, &queued.regarding);
+            let reason = queued.reason.as_str();
+            // Events on what has no namespace are kept in `default`.
+            let namespace = queued.regarding.namespace.clone();
+            let namespace = namespace.unwrap_or_else(|| "default".to_owned());
+            let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
+            let (event, parameters) = (event(queued, namespace), PostParams::default());
+            let write = api.create(&parameters, &event);
             match tokio::time::timeout(CALL_TIMEOUT, write).await {
-                Ok(Ok(())) => {}
+                Ok(Ok(_)) => {}
                 Ok(Err(error)) => {
-                    tracing::debug!(error = %crate::image::chain(&error), reason = event.reason, "event not written");
+                    tracing::debug!(error = %crate::image::chain(&error), reason, "event not written");
                 }
-                Err(_) => tracing::debug!(reason = event.reason, "event not written in time"),
+                Err(_) => tracing::debug!(reason, "event not written in time"),
             }
         }
+    }
+}
+
+fn event(queued: Queued, namespace: String) -> Event {
+    let Queued {
+        reason,
+        note,
+        regarding,
+    } = queued;
+    let now = jiff::Timestamp::now();
+    let name = regarding.name.as_deref().unwrap_or(NAME);
+    Event {
+        // As client-go names them: the object and the time.
+        metadata: ObjectMeta {
+            name: Some(format!("{name}.{:x}", now.as_nanosecond())),
+            namespace: Some(namespace),
+            ..ObjectMeta::default()
+        },
+        action: Some("Place".to_owned()),
+        reason: Some(reason.as_str().to_owned()),
+        type_: Some(reason.severity().to_owned()),
+        note: Some(note),
+        regarding: Some(regarding),
+        event_time: Some(MicroTime(now)),
+        reporting_controller: Some(NAME.to_owned()),
+        reporting_instance: Some(NAME.to_owned()),
+        ..Event::default()
     }
 }

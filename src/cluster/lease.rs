@@ -10,7 +10,11 @@ use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
-use kube::{Api, Client, api::PostParams};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -66,31 +70,32 @@ impl Elector {
         let mut observed: Option<Observed> = None;
         let mut renewed = Instant::now();
         loop {
+            // A renewal counts from when it was asked for, not from when the answer came.
+            let asked = Instant::now();
             let attempt = tokio::time::timeout(TIMEOUT, self.attempt(&mut observed));
             let result = tokio::select! {
                 () = stop.cancelled() => break,
                 result = attempt => result,
             };
+            let mut pause = RETRY;
             match result {
                 Ok(Ok(leads)) => {
                     if leads {
-                        renewed = Instant::now();
+                        renewed = asked;
+                        pause = RENEW;
                     }
                     self.set(leads);
                 }
+                Ok(Err(kube::Error::Api(status))) if status.code == 409 => {}
                 Ok(Err(error)) => {
-                    let conflict = matches!(&error, kube::Error::Api(s) if s.code == 409);
-                    if !conflict {
-                        tracing::warn!(error = %crate::image::chain(&error), "cannot renew the lease");
-                    }
+                    tracing::warn!(error = %crate::image::chain(&error), "cannot renew the lease");
                 }
                 Err(_) => tracing::warn!("cannot renew the lease: the API server does not answer"),
             }
-            // Given up before anybody else may take it.
-            if renewed.elapsed() + RENEW >= DURATION {
+            // Given up when the next attempt could end after somebody else may take it.
+            if renewed.elapsed() + 2 * pause.min(RETRY) + TIMEOUT >= DURATION {
                 self.set(false);
             }
-            let pause = if *self.leading.borrow() { RENEW } else { RETRY };
             tokio::select! {
                 () = stop.cancelled() => break,
                 () = tokio::time::sleep(pause + spread(pause) / 20) => {}
@@ -123,7 +128,7 @@ impl Elector {
 
     /// Creates, takes or renews the lease; `false` while somebody else holds it.
     async fn attempt(&self, observed: &mut Option<Observed>) -> Result<bool, kube::Error> {
-        let Some(mut lease) = self.api.get_opt(NAME).await? else {
+        let Some(lease) = self.api.get_opt(NAME).await? else {
             let metadata = ObjectMeta {
                 name: Some(NAME.to_owned()),
                 ..ObjectMeta::default()
@@ -149,12 +154,18 @@ impl Elector {
                 return Ok(false);
             }
         }
-        // The resourceVersion that came with the lease guards against another candidate.
-        lease.spec = Some(self.record(Some(&record)));
-        self.api
-            .replace(NAME, &PostParams::default(), &lease)
-            .await?;
+        self.write(&lease, &self.record(Some(&record))).await?;
         Ok(true)
+    }
+
+    /// The resourceVersion that came with the lease guards against another candidate.
+    async fn write(&self, lease: &Lease, record: &LeaseSpec) -> Result<(), kube::Error> {
+        let version = &lease.metadata.resource_version;
+        let patch = json!({ "metadata": { "resourceVersion": version }, "spec": record });
+        self.api
+            .patch(NAME, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .map(drop)
     }
 
     fn record(&self, before: Option<&LeaseSpec>) -> LeaseSpec {
@@ -178,15 +189,19 @@ impl Elector {
     }
 
     async fn release(&self) -> Result<(), kube::Error> {
-        let mut lease = self.api.get(NAME).await?;
-        let spec = lease.spec.get_or_insert_default();
-        if spec.holder_identity.as_ref() != Some(&self.identity) {
+        let lease = self.api.get(NAME).await?;
+        let holder = lease
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.holder_identity.as_ref());
+        if holder != Some(&self.identity) {
             return Ok(());
         }
-        spec.holder_identity = None;
-        spec.renew_time = None;
+        let version = &lease.metadata.resource_version;
+        let released = json!({ "holderIdentity": null, "renewTime": null });
+        let patch = json!({ "metadata": { "resourceVersion": version }, "spec": released });
         self.api
-            .replace(NAME, &PostParams::default(), &lease)
+            .patch(NAME, &PatchParams::default(), &Patch::Merge(patch))
             .await
             .map(drop)
     }

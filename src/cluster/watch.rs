@@ -108,6 +108,7 @@ where
             true
         }
     };
+    let listed = store.clone();
     let news = events(api, fields)
         .filter(move |event| std::future::ready(is_news(event)))
         .reflect(writer)
@@ -116,7 +117,20 @@ where
                 done.send_replace(true);
             }
         })
-        .applied_objects();
+        // The store takes over a list when it is complete, so that is when its objects are news: until
+        // then, who looks one up finds what was there before, or nothing.
+        .flat_map(move |event| match event {
+            Ok(Event::Apply(object)) => stream::iter(Some(Ok(object))).left_stream(),
+            Err(error) => stream::iter(Some(Err(error))).left_stream(),
+            Ok(Event::InitDone) => {
+                let all = listed
+                    .state()
+                    .into_iter()
+                    .map(|object| Ok((*object).clone()));
+                stream::iter(all).right_stream()
+            }
+            Ok(_) => stream::iter(None).left_stream(),
+        });
     Followed {
         store,
         news: Box::pin(news),

@@ -50,16 +50,17 @@ impl Attempt {
             .namespace()
             .map_or(name.clone(), |namespace| format!("{namespace}/{name}"));
         tracing::warn!(kind = %K::kind(&()), name, error = %chain(error), "not patched");
-        if matches!(error, WriteError::Refused(_)) {
+        // RBAC or an admission plugin: its owner should know, too.
+        let refused = matches!(error, WriteError::Refused(_) | WriteError::Forbidden(_));
+        if refused {
             events.publish(object, EventReason::ChangeRefused, chain(error));
-            return Some(Self::complete(Action::await_change()));
         }
         let action = error
             .retry()
             .map_or_else(Action::await_change, Action::requeue);
         Some(Self {
             action,
-            complete: false,
+            complete: refused,
         })
     }
 }

@@ -28,7 +28,7 @@ use crate::{
 use super::{
     attempt::Attempt,
     inspect::{Inspection, Inspector, Verdict},
-    judge::{Judge, Judgement},
+    judge::{Judge, Prior},
     startup::Seen,
 };
 
@@ -85,13 +85,15 @@ pub(crate) async fn plan(
 ) -> Result<(Option<Change>, Decision), Inspection> {
     let template = &set.spec.template;
     let (record, images) = (record(set), images(&template.spec));
-    let aside = record.stepped_aside_for(&images);
+    let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+    let own = annotations(&template.metadata);
+    let aside = record.stepped_aside
+        && record.is_for(&images)
+        && inspector.inspects(own, namespace, of_namespace);
     let decision = if aside {
         Decision::StepAside
     } else {
         let spec = authored(&template.spec, &record);
-        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-        let own = annotations(&template.metadata);
         let inspection = inspector.inspect(&spec, own, namespace, of_namespace).await;
         match inspection.verdict {
             Verdict::Decided(decision) => decision,
@@ -99,8 +101,14 @@ pub(crate) async fn plan(
         }
     };
     let existing = template.spec.tolerations.as_deref().unwrap_or_default();
-    let aside = aside.then_some(&images);
-    let change = daemon_set::decide(&inspector.policy, &decision, existing, &record, aside);
+    let change = daemon_set::decide(
+        &inspector.policy,
+        &decision,
+        existing,
+        &record,
+        &images,
+        aside,
+    );
     Ok((change, decision))
 }
 
@@ -151,20 +159,15 @@ impl DaemonSets {
         self.judge.sweep(&self.store);
         let template = &set.spec.template;
         let (record, images) = (record(set), images(&template.spec));
-        // A template that was stepped aside for stays so until its images change: no second rollout. If
-        // somebody took the toleration away, it comes back.
-        let judgement = if record.stepped_aside_for(&images) {
-            Judgement {
-                decision: Some(Decision::StepAside),
-                by_policy: true,
-                retry: None,
-            }
-        } else {
-            let spec = authored(&template.spec, &record);
-            self.judge
-                .judge(set, &spec, annotations(&template.metadata), stop)
-                .await
+        // What was decided for these images stands until they change: no second rollout.
+        let prior = match (record.is_for(&images), record.stepped_aside) {
+            (false, _) => Prior::Nothing,
+            (true, false) => Prior::Decided,
+            (true, true) => Prior::SteppedAside,
         };
+        let spec = authored(&template.spec, &record);
+        let own = annotations(&template.metadata);
+        let judgement = self.judge.judge(set, &spec, own, prior, stop).await;
         let later = judgement
             .retry
             .map_or_else(Action::await_change, Action::requeue);
@@ -173,20 +176,29 @@ impl DaemonSets {
         };
         let aside = judgement.by_policy && decision == Decision::StepAside;
         let existing = template.spec.tolerations.as_deref().unwrap_or_default();
-        let aside = aside.then_some(&images);
         let policy = self.judge.policy();
-        match daemon_set::decide(policy, &decision, existing, &record, aside) {
-            None => Attempt::complete(later),
-            Some(_) if !self.manage => {
-                self.report(set, &decision);
-                Attempt::complete(later)
-            }
-            Some(change) => {
-                let by_policy = judgement.by_policy;
-                let attempt = self.change(set, change, &decision, by_policy).await;
-                attempt.unwrap_or_else(|| Attempt::complete(later))
-            }
+        let change = daemon_set::decide(policy, &decision, existing, &record, &images, aside);
+        let Some(change) = change else {
+            return Attempt::complete(later);
+        };
+        if !self.manage {
+            self.report(set, &decision);
+            return Attempt::complete(later);
         }
+        // Somebody else writes the same list. Taking turns with them would roll the DaemonSet for ever.
+        if record.was_reverted(existing)
+            && let Some(wait) = self.judge.hold_back(set, &spec)
+        {
+            let note = "somebody removes the tolerations that archaware adds to its template; give them \
+                        to it at its source, or annotate the template with archaware.dev/mode: ignore";
+            self.events
+                .publish(set, EventReason::TolerationsReverted, note.to_owned());
+            return Attempt::complete(Action::requeue(wait));
+        }
+        let attempt = self
+            .change(set, change, &decision, judgement.by_policy)
+            .await;
+        attempt.unwrap_or_else(|| Attempt::complete(later))
     }
 
     fn report(&self, set: &DaemonSet, decision: &Decision) {

@@ -2,12 +2,12 @@
 
 use std::{convert::Infallible, fmt::Debug, future::Future, sync::Arc};
 
-use futures::{FutureExt, Stream, StreamExt, future::BoxFuture};
+use futures::{Stream, StreamExt, stream};
 use kube::Resource;
 use kube_runtime::{
     Controller,
     controller::{Action, Config, Error},
-    reflector::{ObjectRef, Store},
+    reflector::Store,
     watcher,
 };
 use serde::de::DeserializeOwned;
@@ -22,10 +22,10 @@ pub(super) struct Settings {
     pub(super) name: &'static str,
     /// Reconciliations at once; never zero, which would mean no limit.
     pub(super) concurrency: u16,
-    /// While false, nothing is reconciled. Replicas that do not lead follow the cluster all the same.
+    /// While false, nothing is reconciled: replicas that do not lead only follow the cluster.
     pub(super) gate: watch::Receiver<bool>,
-    /// What the first reconciliation waits for.
-    pub(super) ready: BoxFuture<'static, ()>,
+    /// What has to be true before the gate counts.
+    pub(super) ready: watch::Receiver<bool>,
     /// Where to count.
     pub(super) metrics: Metrics,
     /// Ends the controller: nothing new is started, what is under way finishes.
@@ -54,39 +54,22 @@ pub(super) async fn drive<K, F, Fut>(
         metrics,
         stop,
     } = settings;
-    let ready = ready.shared();
-    let known = store.clone();
-    let token = stop.clone();
+    let (opened, token) = (opened(gate.clone(), ready.clone()), stop.clone());
     let step = move |object: Arc<K>, _: Arc<()>| {
-        let (reconcile, known, stop) = (reconcile.clone(), known.clone(), token.clone());
-        let (mut gate, ready, metrics) = (gate.clone(), ready.clone(), metrics.clone());
+        let (reconcile, stop, metrics) = (reconcile.clone(), token.clone(), metrics.clone());
+        let open = *gate.borrow() && *ready.borrow();
         async move {
-            let waited = !*gate.borrow() || ready.peek().is_none();
-            if waited {
-                let open = async {
-                    ready.await;
-                    gate.wait_for(|open| *open).await.is_ok()
-                };
-                if !stop.run_until_cancelled(open).await.unwrap_or(false) {
-                    return Ok(Action::await_change());
-                }
-            }
-            // What was waited for took time: the object may have changed or gone.
-            let object = if waited {
-                known.get(&ObjectRef::from_obj(&*object))
-            } else {
-                Some(object)
-            };
-            let Some(object) = object else {
+            // Nothing waits here: when the gate opens, everything in the store is looked at.
+            if !open {
                 return Ok(Action::await_change());
-            };
+            }
             let _counted = metrics.work(name);
             Ok::<_, Infallible>(reconcile(object, stop).await)
         }
     };
     Controller::for_stream(news, store)
         .with_config(Config::default().concurrency(concurrency))
-        .reconcile_all_on(again)
+        .reconcile_all_on(stream::select(again, opened))
         .graceful_shutdown_on(stop.cancelled_owned())
         .run(step, |_, never, _| match *never {}, Arc::new(()))
         .for_each(|result| async move {
@@ -97,4 +80,22 @@ pub(super) async fn drive<K, F, Fut>(
             }
         })
         .await;
+}
+
+/// An item each time that the gate opens, the first one once everything is ready.
+fn opened(
+    gate: watch::Receiver<bool>,
+    ready: watch::Receiver<bool>,
+) -> impl Stream<Item = ()> + Send + 'static {
+    stream::unfold(
+        (gate, ready, false),
+        |(mut gate, mut ready, was_open)| async move {
+            drop(ready.wait_for(|ready| *ready).await.ok()?);
+            if was_open {
+                drop(gate.wait_for(|open| !*open).await.ok()?);
+            }
+            drop(gate.wait_for(|open| *open).await.ok()?);
+            Some(((), (gate, ready, true)))
+        },
+    )
 }

@@ -57,6 +57,17 @@ pub struct Inspection {
 }
 
 impl Inspector {
+    /// Whether images decide about a pod with these annotations in that namespace.
+    pub fn inspects(
+        &self,
+        annotations: &BTreeMap<String, String>,
+        namespace: &str,
+        of_namespace: &BTreeMap<String, String>,
+    ) -> bool {
+        let (rule, _) = mode::rule(annotations, namespace, of_namespace, &self.config.pods);
+        rule == Rule::Mode(Mode::Inspect)
+    }
+
     /// Looks at a pod's or a template's spec, within the budget of one attempt.
     pub async fn inspect(
         &self,

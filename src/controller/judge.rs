@@ -2,7 +2,7 @@
 //! what users should know becomes an event, once.
 
 use std::{
-    collections::hash_map::DefaultHasher,
+    collections::{BTreeMap, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
     time::Duration,
 };
@@ -16,6 +16,7 @@ use crate::{
         events::{EventReason, Events},
         objects::PodSpec,
     },
+    config::{FailureAction, FailureConfig},
     image::ImageError,
     metrics::Metrics,
     placement::{
@@ -51,14 +52,35 @@ pub(super) struct Judgement {
     pub(super) decision: Option<Decision>,
     /// The images did not decide, the failure policy did.
     pub(super) by_policy: bool,
+    /// Nothing was decided because images could not be resolved yet.
+    pub(super) waiting: bool,
     /// When to look again, besides on each change.
     pub(super) retry: Option<Duration>,
+}
+
+/// What a judgement is about.
+struct About<'a, K> {
+    object: &'a K,
+    uid: String,
+    subject: u64,
+}
+
+/// What was decided about an object before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Prior {
+    /// Nothing that is known.
+    Nothing,
+    /// Its images decided. While they cannot be resolved, that stands.
+    Decided,
+    /// The failure policy stepped aside, for good, as long as images are what decides.
+    SteppedAside,
 }
 
 impl Judgement {
     const NOTHING: Self = Self {
         decision: None,
         by_policy: false,
+        waiting: false,
         retry: None,
     };
 }
@@ -88,63 +110,94 @@ impl Judge {
         &self,
         object: &K,
         spec: &PodSpec,
-        annotations: &std::collections::BTreeMap<String, String>,
+        annotations: &BTreeMap<String, String>,
+        prior: Prior,
         stop: &CancellationToken,
     ) -> Judgement {
         let namespace = object.meta().namespace.clone().unwrap_or_default();
-        let uid = uid_of(object);
-        let subject = subject(spec);
-        self.attempts.begin(&uid, subject);
         let of_namespace = self.namespaces.annotations(&namespace).await;
+        let inspects = || {
+            self.inspector
+                .inspects(annotations, &namespace, &of_namespace)
+        };
+        if prior == Prior::SteppedAside && inspects() {
+            let decision = Some(Decision::StepAside);
+            return Judgement {
+                decision,
+                by_policy: true,
+                waiting: false,
+                retry: None,
+            };
+        }
         let inspecting = self
             .inspector
             .inspect(spec, annotations, &namespace, &of_namespace);
         // A registry may take its time; a process that is told to stop may not.
         let Some(inspection) = stop.run_until_cancelled(inspecting).await else {
-            return Judgement::NOTHING;
+            return Judgement {
+                waiting: true,
+                ..Judgement::NOTHING
+            };
+        };
+        let about = About {
+            object,
+            uid: uid_of(object),
+            subject: subject(spec),
         };
         for invalid in &inspection.invalid {
-            self.tell_invalid(object, &uid, subject, &namespace, invalid);
+            self.tell_invalid(&about, &namespace, invalid);
         }
         let Inspection {
             verdict, images, ..
         } = inspection;
         match verdict {
             Verdict::Leave => {
-                self.metrics.decided(kind(object), "ignored");
+                self.count(&about, "ignored");
                 Judgement::NOTHING
             }
             Verdict::Decided(decision) => {
-                self.metrics.decided(kind(object), decision.as_str());
+                self.count(&about, decision.as_str());
+                self.attempts.succeeded(&about.uid, about.subject);
                 let none = decision == Decision::NoCommonArchitecture;
-                if none
-                    && self
-                        .attempts
-                        .tell(&uid, subject, (EventReason::NoCommonArchitecture, None))
-                {
+                if none {
                     let note = format!("its images share no architecture: {}", describe(&images));
-                    self.events
-                        .publish(object, EventReason::NoCommonArchitecture, note);
+                    self.tell(&about, EventReason::NoCommonArchitecture, 0, note);
                 }
                 let retry = none.then_some(LOOK_AGAIN);
                 Judgement {
                     decision: Some(decision),
                     by_policy: false,
+                    waiting: false,
                     retry,
                 }
             }
-            Verdict::Unresolved(unresolved) => {
-                self.failed(object, spec, &uid, subject, &unresolved)
-            }
+            Verdict::Unresolved(unresolved) => self.failed(&about, spec, prior, &unresolved),
+        }
+    }
+
+    fn count<K: Resource<DynamicType = ()>>(&self, about: &About<'_, K>, result: &'static str) {
+        if self.attempts.count(&about.uid, about.subject, result) {
+            self.metrics.decided(kind(about.object), result);
+        }
+    }
+
+    /// Publishes an event, once for each thing that it is about.
+    fn tell<K: Resource<DynamicType = ()>>(
+        &self,
+        about: &About<'_, K>,
+        reason: EventReason,
+        of: u64,
+        note: String,
+    ) {
+        if self.attempts.tell(&about.uid, about.subject, (reason, of)) {
+            self.events.publish(about.object, reason, note);
         }
     }
 
     /// The event belongs on the object that carries the annotation.
     fn tell_invalid<K: Resource<DynamicType = ()>>(
         &self,
-        object: &K,
-        uid: &str,
-        subject: u64,
+        about: &About<'_, K>,
         namespace: &str,
         invalid: &InvalidAnnotation,
     ) {
@@ -154,42 +207,33 @@ impl Judge {
             on_namespace,
         } = invalid;
         let note = format!("annotation {name} means nothing and is taken as absent: {value:?}");
-        let told = (EventReason::InvalidAnnotation, None);
+        let reason = EventReason::InvalidAnnotation;
         if !on_namespace {
-            if self.attempts.tell(uid, subject, told) {
-                self.events
-                    .publish(object, EventReason::InvalidAnnotation, note);
-            }
+            self.tell(about, reason, hash_of(&(name, value)), note);
         } else if let Some(carrier) = self.namespaces.get(namespace) {
-            let uid = uid_of(&*carrier);
-            if self.attempts.tell(&uid, 0, told) {
-                self.events
-                    .publish(&*carrier, EventReason::InvalidAnnotation, note);
-            }
+            self.events.publish(&*carrier, reason, note);
         }
     }
 
     fn failed<K: Resource<DynamicType = ()>>(
         &self,
-        object: &K,
+        about: &About<'_, K>,
         spec: &PodSpec,
-        uid: &str,
-        subject: u64,
+        prior: Prior,
         unresolved: &[(String, ImageError)],
     ) -> Judgement {
-        self.metrics.decided(kind(object), "unresolved");
+        self.count(about, "unresolved");
         for (image, error) in unresolved {
             let reason = error.reason();
-            if self
-                .attempts
-                .tell(uid, subject, (EventReason::ImageNotResolved, Some(reason)))
-            {
-                let note = format!("{}: {image}: {}", reason.as_str(), error.chain());
-                self.events
-                    .publish(object, EventReason::ImageNotResolved, note);
-            }
+            let note = format!("{}: {image}: {}", reason.as_str(), error.chain());
+            self.tell(
+                about,
+                EventReason::ImageNotResolved,
+                hash_of(&(reason, image)),
+                note,
+            );
         }
-        let (attempts, tried) = self.attempts.failed(uid, subject);
+        let (attempts, tried) = self.attempts.failed(&about.uid, about.subject);
         let failures: Vec<_> = unresolved
             .iter()
             .map(|(_, error)| Failure {
@@ -197,14 +241,28 @@ impl Judge {
                 retry_after: error.retry_after(),
             })
             .collect();
+        // A decision that its images have made is better than one that is made without them.
+        let recorded = prior == Prior::Decided;
+        let stands = self.attempts.stands(&about.uid, about.subject, recorded);
         let config = &self.inspector.config.resolution.failure;
-        let critical = spec.is_system_critical();
+        let held = FailureConfig {
+            action: FailureAction::Hold,
+            ..config.clone()
+        };
+        let config = if stands { &held } else { config };
+        let critical = spec.is_system_critical() && !stands;
         let next = failure::next(config, self.policy(), &failures, attempts, tried, critical);
         Judgement {
             by_policy: next.decision.is_some(),
+            waiting: next.decision.is_none() && !stands,
             decision: next.decision,
             retry: next.retry,
         }
+    }
+
+    /// Whether a change that somebody took back has to wait before it is made again.
+    pub(super) fn hold_back<K: Resource>(&self, object: &K, spec: &PodSpec) -> Option<Duration> {
+        self.attempts.hold_back(&uid_of(object), subject(spec))
     }
 
     /// Tells that the failure policy has been carried out.
@@ -237,7 +295,7 @@ impl Judge {
         reason: EventReason,
     ) -> bool {
         let uid = uid_of(object);
-        self.attempts.tell(&uid, subject(spec), (reason, None))
+        self.attempts.tell(&uid, subject(spec), (reason, 0))
     }
 
     /// Forgets what was remembered of an object that is done, and of many that are gone.
@@ -264,8 +322,12 @@ impl Judge {
 
 /// What an attempt is about: the same pod with other images is another matter.
 fn subject(spec: &PodSpec) -> u64 {
+    hash_of(&spec.images())
+}
+
+fn hash_of(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
-    spec.images().hash(&mut hasher);
+    value.hash(&mut hasher);
     hasher.finish()
 }
 

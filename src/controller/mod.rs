@@ -144,8 +144,8 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     };
     // The elector outlives the rest: a patch under way must not outlive the Lease.
     let writers_done = CancellationToken::new();
-    let elector = tokio::spawn(elector.run(writers_done.clone()));
-    let event_writer = tokio::spawn(event_writer.run());
+    let mut elector = tokio::spawn(elector.run(writers_done.clone()));
+    let mut event_writer = tokio::spawn(event_writer.run());
 
     parts.namespaces();
     let (pods, pods_ready) = parts.pods();
@@ -160,26 +160,36 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
         timeout,
     };
     let startup = startup.run(parts.leadership.clone(), synced, open);
-    let starting = tokio::spawn({
+    parts.tasks.spawn({
         let stop = stop.clone();
-        async move { stop.run_until_cancelled(startup).await }
+        async move {
+            stop.run_until_cancelled(startup).await;
+            "the order at start"
+        }
     });
 
-    let ended = parts.tasks.join_next().await;
+    // None of them ends before it is told to.
+    let ended = tokio::select! {
+        ended = parts.tasks.join_next() => ended.unwrap_or(Ok("everything")),
+        ended = &mut elector => ended.map(|()| "the elector"),
+        ended = &mut event_writer => ended.map(|()| "the writer of events"),
+    };
     let result = match ended {
         _ if stop.is_cancelled() => Ok(()),
-        Some(Ok(name)) => Err(RunError::Ended(name)),
-        Some(Err(error)) => Err(error.into()),
-        None => Ok(()),
+        Ok(name) => Err(RunError::Ended(name)),
+        Err(error) => Err(error.into()),
     };
     stop.cancel();
     while parts.tasks.join_next().await.is_some() {}
-    let _ = starting.await;
     writers_done.cancel();
-    let _ = elector.await;
+    if !elector.is_finished() {
+        let _ = elector.await;
+    }
     // With the last handle gone the queue ends; what is in it is written, if that is quick.
     drop(parts);
-    let _ = tokio::time::timeout(Duration::from_secs(2), event_writer).await;
+    if !event_writer.is_finished() {
+        let _ = tokio::time::timeout(Duration::from_secs(2), event_writer).await;
+    }
     result
 }
 
@@ -207,7 +217,7 @@ impl Parts {
             name,
             concurrency: concurrency.get(),
             gate: self.leadership.clone(),
-            ready: self.namespaces.ready().boxed(),
+            ready: self.namespaces.ready(),
             metrics: self.metrics.clone(),
             stop: self.stop.clone(),
         }
@@ -251,7 +261,7 @@ impl Parts {
         let sets = daemon_sets::DaemonSets::new(client, manage, judge, sinks, store.clone());
         let backlog = startup::Backlog::new(store.clone(), sets.seen());
         let driven = drive::drive(
-            self.settings("daemonsets", self.config.concurrency.writes),
+            self.settings("daemonsets", self.config.concurrency.pods),
             (store, list.news),
             self.namespaces.changes(),
             move |set, stop| sets.clone().reconcile(set, stop),

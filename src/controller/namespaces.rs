@@ -1,7 +1,7 @@
 //! The annotations of namespaces, which can set the mode of all their pods.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -25,8 +25,10 @@ const LAG: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(super) struct Namespaces {
     store: Arc<Mutex<Option<Store<Namespace>>>>,
-    /// Counts changes of annotations.
-    version: watch::Sender<u64>,
+    /// Counts namespaces that the watch has brought, new ones too.
+    arrivals: watch::Sender<u64>,
+    /// Counts changes of annotations of archaware's.
+    changes: watch::Sender<u64>,
     ready: watch::Sender<bool>,
 }
 
@@ -34,7 +36,8 @@ impl Default for Namespaces {
     fn default() -> Self {
         Self {
             store: Arc::default(),
-            version: watch::Sender::new(0),
+            arrivals: watch::Sender::new(0),
+            changes: watch::Sender::new(0),
             ready: watch::Sender::new(false),
         }
     }
@@ -54,15 +57,34 @@ impl Namespaces {
             ready: mut synced,
         } = follow(api, None, same);
         *self.store.lock().unwrap_or_else(PoisonError::into_inner) = Some(store);
-        let (version, ready) = (self.version.clone(), self.ready.clone());
+        let (arrivals, changed, ready) = (
+            self.arrivals.clone(),
+            self.changes.clone(),
+            self.ready.clone(),
+        );
         async move {
             let synced = async {
                 if synced.wait_for(|synced| *synced).await.is_ok() {
                     ready.send_replace(true);
                 }
             };
-            let changes = news.for_each(|_| {
-                version.send_modify(|version| *version += 1);
+            // A namespace without annotations of ours says the same as none.
+            let mut known: HashMap<String, BTreeMap<String, String>> = HashMap::new();
+            let changes = news.for_each(move |event| {
+                if let Ok(namespace) = event {
+                    let new = annotations(&namespace.metadata).clone();
+                    let name = namespace.metadata.name.unwrap_or_default();
+                    let same = known.get(&name).map_or(new.is_empty(), |old| *old == new);
+                    if new.is_empty() {
+                        known.remove(&name)
+                    } else {
+                        known.insert(name, new)
+                    };
+                    arrivals.send_modify(|count| *count += 1);
+                    if !same {
+                        changed.send_modify(|count| *count += 1);
+                    }
+                }
                 std::future::ready(())
             });
             stop.run_until_cancelled(futures::future::join(synced, changes))
@@ -70,32 +92,29 @@ impl Namespaces {
         }
     }
 
-    /// Resolves once the first list is complete.
-    pub(super) fn ready(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut ready = self.ready.subscribe();
-        async move {
-            let _ = ready.wait_for(|ready| *ready).await;
-        }
+    /// Whether the first list is complete.
+    pub(super) fn ready(&self) -> watch::Receiver<bool> {
+        self.ready.subscribe()
     }
 
     /// An item for every time that annotations have changed.
     pub(super) fn changes(&self) -> impl Stream<Item = ()> + Send + use<> {
-        stream::unfold(self.version.subscribe(), |mut version| async move {
-            version.changed().await.ok()?;
-            Some(((), version))
+        stream::unfold(self.changes.subscribe(), |mut changes| async move {
+            changes.changed().await.ok()?;
+            Some(((), changes))
         })
     }
 
     /// The annotations of a namespace. One that is younger than the watch is waited for, shortly.
     pub(super) async fn annotations(&self, name: &str) -> BTreeMap<String, String> {
         let of = |namespace: &Namespace| annotations(&namespace.metadata).clone();
-        let mut version = self.version.subscribe();
+        let mut arrivals = self.arrivals.subscribe();
         let arrives = async {
             loop {
                 if let Some(known) = self.get(name) {
                     return of(&known);
                 }
-                if version.changed().await.is_err() {
+                if arrivals.changed().await.is_err() {
                     return BTreeMap::new();
                 }
             }

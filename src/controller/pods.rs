@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use kube_runtime::{controller::Action, reflector::Store};
 use tokio_util::sync::CancellationToken;
 
@@ -15,10 +15,14 @@ use crate::{
     },
     config::Config,
     metrics::Metrics,
-    placement::Effect,
+    placement::{Effect, annotation},
 };
 
-use super::{attempt::Attempt, judge::Judge, startup::Seen};
+use super::{
+    attempt::Attempt,
+    judge::{Judge, Prior},
+    startup::Seen,
+};
 
 /// The reconciler of pods.
 pub(super) struct Pods {
@@ -104,15 +108,21 @@ impl Pods {
             return Attempt::complete(Action::await_change());
         }
         self.judge.sweep(&self.store);
-        let judgement = self
-            .judge
-            .judge(pod, &pod.spec, annotations(&pod.metadata), stop)
-            .await;
+        let own = annotations(&pod.metadata);
+        let prior = match own.get(annotation::DECISION).map(String::as_str) {
+            None | Some("any" | "none") => Prior::Nothing,
+            Some(_) => Prior::Decided,
+        };
+        let judgement = self.judge.judge(pod, &pod.spec, own, prior, stop).await;
         let later = judgement
             .retry
             .map_or_else(Action::await_change, Action::requeue);
         let Some(decision) = judgement.decision else {
-            return Attempt::complete(later);
+            // A taint with NoExecute would evict it: the start waits for what the failure policy says.
+            return Attempt {
+                action: later,
+                complete: !(bound && judgement.waiting),
+            };
         };
         let existing = pod.spec.tolerations.as_deref().unwrap_or_default();
         let missing = self.judge.policy().missing_tolerations(&decision, existing);
@@ -140,14 +150,5 @@ impl Pods {
             self.judge.told_policy(pod, &decision);
         }
         Attempt::complete(later)
-    }
-}
-
-impl Seen {
-    /// Marks the first attempt at an object as done.
-    pub(super) fn mark<K: Resource>(&self, object: &K) {
-        if let Some(uid) = &object.meta().uid {
-            self.mark_uid(uid);
-        }
     }
 }

@@ -4,29 +4,25 @@
 use std::{
     collections::HashSet,
     fmt::Debug,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use kube::Resource;
 use kube_runtime::reflector::Store;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
 use crate::{
     cluster::objects::{DaemonSet, Pod},
     metrics::Metrics,
 };
 
-/// Which objects have had their first attempt. Forgotten once the start is over.
+/// Which objects have had their first attempt, by uid; `None` once nobody waits any more.
 #[derive(Clone, Default)]
-pub(super) struct Seen(Arc<SeenInner>);
-
-#[derive(Default)]
-struct SeenInner {
-    /// `None` once nobody waits any more.
-    uids: Mutex<Option<HashSet<String>>>,
-    news: Notify,
-}
+pub(super) struct Seen(Arc<Mutex<Option<HashSet<String>>>>);
 
 /// The objects that were there at the start, and how far they have come.
 pub(super) struct Backlog<K: Resource<DynamicType = ()> + Clone + 'static> {
@@ -44,32 +40,24 @@ pub(super) struct Startup {
     pub(super) timeout: Duration,
 }
 
-/// How often objects that went away without an attempt are looked for.
+/// How often the start looks how far it has come.
 const TICK: Duration = Duration::from_millis(100);
 
 impl Seen {
-    pub(super) fn mark_uid(&self, uid: &str) {
-        let mut uids = self.0.uids.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(uids) = uids.as_mut() {
-            uids.insert(uid.to_owned());
-            self.0.news.notify_one();
+    /// Marks the first attempt at an object as done.
+    pub(super) fn mark<K: Resource>(&self, object: &K) {
+        if let (Some(uids), Some(uid)) = (self.lock().as_mut(), &object.meta().uid) {
+            uids.insert(uid.clone());
         }
-    }
-
-    fn contains(&self, uid: &str) -> bool {
-        let uids = self.0.uids.lock().unwrap_or_else(PoisonError::into_inner);
-        uids.as_ref().is_none_or(|uids| uids.contains(uid))
-    }
-
-    /// Starts to remember.
-    fn watch(&self) {
-        let mut uids = self.0.uids.lock().unwrap_or_else(PoisonError::into_inner);
-        uids.get_or_insert_default();
     }
 
     /// Nobody asks any more: what was remembered goes.
     fn close(&self) {
-        *self.0.uids.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.lock() = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<HashSet<String>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -78,39 +66,39 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
 {
     pub(super) fn new(store: Store<K>, seen: Seen) -> Self {
-        seen.watch();
+        *seen.lock() = Some(HashSet::new());
         Self { store, seen }
     }
 
-    /// Once the first list is complete: waits until every object of it has had its first attempt or is gone; leaves in
-    /// `left` those that have not.
-    async fn drain(&self, left: &Mutex<HashSet<String>>) {
-        let uids = || -> HashSet<String> {
-            self.store
-                .state()
-                .iter()
-                .filter_map(|object| object.meta().uid.clone())
-                .collect()
-        };
-        let keep = |uids: HashSet<String>| {
-            *left.lock().unwrap_or_else(PoisonError::into_inner) = uids;
-        };
-        let mut waiting = uids();
+    fn uids(&self) -> HashSet<String> {
+        self.store
+            .state()
+            .iter()
+            .filter_map(|object| object.meta().uid.clone())
+            .collect()
+    }
+
+    /// Waits until every object that is there now has had its first attempt or is gone; `left` says how
+    /// many have not.
+    async fn drain(&self, left: &AtomicUsize) {
+        let mut waiting = self.uids();
         loop {
-            waiting.retain(|uid| !self.seen.contains(uid));
-            keep(waiting.clone());
+            if let Some(seen) = self.seen.lock().as_ref() {
+                waiting.retain(|uid| !seen.contains(uid));
+            }
+            left.store(waiting.len(), Ordering::Relaxed);
             if waiting.is_empty() {
                 return;
             }
-            let _ = tokio::time::timeout(TICK, self.seen.0.news.notified()).await;
-            let live = uids();
+            tokio::time::sleep(TICK).await;
+            let live = self.uids();
             waiting.retain(|uid| live.contains(uid));
         }
     }
 }
 
 impl Startup {
-    /// Goes through the order, then opens the gate of the nodes.
+    /// Goes through the order, then keeps the gate of the nodes open while this process leads.
     pub(super) async fn run(
         self,
         mut leadership: watch::Receiver<bool>,
@@ -127,7 +115,7 @@ impl Startup {
             return;
         }
         let started = Instant::now();
-        let (pods, sets) = (Mutex::default(), Mutex::default());
+        let (pods, sets) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let both = futures::future::join(self.pods.drain(&pods), self.daemon_sets.drain(&sets));
         let in_time = tokio::time::timeout(self.timeout, both).await.is_ok();
         self.pods.seen.close();
@@ -139,21 +127,19 @@ impl Startup {
                 "pods and DaemonSets have been looked at; nodes are next"
             );
         } else {
-            let left = |of: Mutex<HashSet<String>>| {
-                of.into_inner()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .len()
-            };
-            let (pods, daemon_sets) = (left(pods), left(sets));
+            let (pods, daemon_sets) = (pods.into_inner(), sets.into_inner());
             tracing::warn!(
                 pods,
                 daemon_sets,
                 "startup.timeout is over before these have been looked at; tainting nodes now"
             );
         }
-        open.send_replace(true);
-        // The gate stays open while this task lives.
-        std::future::pending::<()>().await;
+        loop {
+            open.send_replace(*leadership.borrow_and_update());
+            if leadership.changed().await.is_err() {
+                return;
+            }
+        }
     }
 }
 

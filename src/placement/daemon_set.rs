@@ -11,16 +11,19 @@ use serde_json::Value;
 
 use super::pod::{Decision, Policy};
 
-/// The value of `archaware.dev/tolerations`: what in the template is archaware's.
+/// The value of `archaware.dev/tolerations`: what in the template is archaware's, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
     /// The tolerations that archaware added, as the API holds them.
     pub tolerations: Vec<Value>,
-    /// The images for which archaware stepped aside, if it did: until they change it stays that way,
-    /// because each change rolls the DaemonSet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stepped_aside_for: Option<BTreeSet<String>>,
+    /// The images that the decision was made for. Until they change, it is not made anew without them:
+    /// each change rolls the DaemonSet.
+    #[serde(default)]
+    pub images: BTreeSet<String>,
+    /// Whether the failure policy decided instead of the images.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stepped_aside: bool,
 }
 
 /// What to change in a template. All of it goes into one patch.
@@ -42,20 +45,27 @@ impl Record {
             .unwrap_or_default()
     }
 
-    /// Whether archaware stepped aside for exactly these images.
-    pub fn stepped_aside_for(&self, images: &BTreeSet<String>) -> bool {
-        self.stepped_aside_for.as_ref() == Some(images)
+    /// Whether it was made for exactly these images.
+    pub fn is_for(&self, images: &BTreeSet<String>) -> bool {
+        !self.tolerations.is_empty() && self.images == *images
+    }
+
+    /// Whether somebody has taken out of the template what archaware had put there.
+    pub fn was_reverted(&self, existing: &[Value]) -> bool {
+        self.tolerations
+            .iter()
+            .any(|toleration| !existing.contains(toleration))
     }
 }
 
-/// The change that brings a template to `decision`, if it is not there yet. `stepped_aside_for`: the
-/// images, when the decision is the failure policy's and not theirs.
+/// The change that brings a template with these images to `decision`, if it is not there yet.
 pub fn decide(
     policy: &Policy,
     decision: &Decision,
     existing: &[Value],
     record: &Record,
-    stepped_aside_for: Option<&BTreeSet<String>>,
+    images: &BTreeSet<String>,
+    stepped_aside: bool,
 ) -> Option<Change> {
     let owned = |toleration: &&Value| record.tolerations.contains(toleration);
     let foreign: Vec<Value> = existing.iter().filter(|t| !owned(t)).cloned().collect();
@@ -73,14 +83,14 @@ pub fn decide(
         .filter(|t| !present.contains(t))
         .cloned()
         .collect();
-    let after = Record {
-        tolerations: wanted,
-        stepped_aside_for: stepped_aside_for.cloned(),
-    };
-    let after = if after.tolerations.is_empty() {
+    let after = if wanted.is_empty() {
         Record::default()
     } else {
-        after
+        Record {
+            tolerations: wanted,
+            images: images.clone(),
+            stepped_aside,
+        }
     };
     // The record alone may change: that rolls nothing.
     let same = remove.is_empty() && add.is_empty() && after == *record;
@@ -122,10 +132,18 @@ mod tests {
         Decision::Architectures(names.iter().map(|name| name.parse().unwrap()).collect())
     }
 
+    fn images(name: &str) -> BTreeSet<String> {
+        BTreeSet::from([name.to_owned()])
+    }
+
     fn record(tolerations: &[Value]) -> Record {
+        if tolerations.is_empty() {
+            return Record::default();
+        }
         Record {
             tolerations: tolerations.to_vec(),
-            stepped_aside_for: None,
+            images: images("a"),
+            stepped_aside: false,
         }
     }
 
@@ -169,7 +187,15 @@ mod tests {
                 vec![],
             ),
         ] {
-            let change = decide(&policy, &decision, &existing, &record(&owned), None).unwrap();
+            let change = decide(
+                &policy,
+                &decision,
+                &existing,
+                &record(&owned),
+                &images("a"),
+                false,
+            )
+            .unwrap();
             assert_eq!((change.remove, change.add), (remove, add), "{existing:?}");
             assert_eq!(
                 change.record.map(|r| r.tolerations).unwrap_or_default(),
@@ -183,52 +209,48 @@ mod tests {
             (Decision::NoCommonArchitecture, vec![foreign], vec![]),
         ] {
             assert_eq!(
-                decide(&policy, &decision, &existing, &record(&owned), None),
+                decide(
+                    &policy,
+                    &decision,
+                    &existing,
+                    &record(&owned),
+                    &images("a"),
+                    false
+                ),
                 None
             );
         }
     }
 
     #[test]
-    fn the_record_follows_the_images_that_were_stepped_aside_for() {
+    fn the_record_follows_the_images_without_a_rollout() {
         let policy = Policy::from(&Config::default());
         let any = policy.taint.toleration_of_all();
-        let images = |name: &str| Some(BTreeSet::from([name.to_owned()]));
         let old = Record {
             tolerations: vec![any.clone()],
-            stepped_aside_for: images("old"),
+            images: images("old"),
+            stepped_aside: true,
         };
-        let aside = Decision::StepAside;
-        let new = images("new");
-        let change = decide(
-            &policy,
-            &aside,
-            std::slice::from_ref(&any),
-            &old,
-            new.as_ref(),
-        )
-        .unwrap();
+        assert!(old.is_for(&images("old")) && !old.is_for(&images("new")));
+        let (aside, existing) = (Decision::StepAside, [any]);
+        let change = decide(&policy, &aside, &existing, &old, &images("new"), true).unwrap();
         assert!(
             change.remove.is_empty() && change.add.is_empty(),
             "no rollout"
         );
-        assert_eq!(change.record.unwrap().stepped_aside_for, new);
+        assert_eq!(change.record.unwrap().images, images("new"));
         assert_eq!(
-            decide(&policy, &aside, &[any], &old, images("old").as_ref()),
+            decide(&policy, &aside, &existing, &old, &images("old"), true),
             None
         );
     }
 
     #[test]
     fn the_record_survives_the_annotation() {
-        let images: BTreeSet<String> = ["a".to_owned()].into();
-        let record = Record {
-            tolerations: vec![arch("amd64")],
-            stepped_aside_for: Some(images.clone()),
-        };
+        let record = record(&[arch("amd64")]);
         let text = serde_json::to_string(&record).unwrap();
         assert_eq!(Record::parse(Some(&text)), record);
-        assert!(record.stepped_aside_for(&images));
+        assert!(record.was_reverted(&[]) && !record.was_reverted(&[arch("amd64")]));
         assert_eq!(Record::parse(Some("nonsense")), Record::default());
         assert_eq!(Record::parse(None), Record::default());
     }

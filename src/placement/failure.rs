@@ -82,7 +82,11 @@ fn back_off(failure: Failure, attempts: u32) -> Option<Duration> {
                 .max(growing(seconds(1), seconds(60))),
         ),
         Reason::NotFound | Reason::Denied => Some(growing(seconds(5), seconds(600))),
-        Reason::InvalidReference | Reason::TooLarge | Reason::Corrupt | Reason::Unsupported => None,
+        // A tag may be pushed again with better content; a reference does not get better.
+        Reason::TooLarge | Reason::Corrupt | Reason::Unsupported => {
+            Some(growing(seconds(60), seconds(600)))
+        }
+        Reason::InvalidReference => None,
     }
 }
 
@@ -173,7 +177,8 @@ mod tests {
             ),
             (Hold, Reason::Unavailable, 9, 100, false, None, Some(60)),
             (Hold, Reason::NotFound, 40, 10_000, false, None, Some(600)),
-            (Hold, Reason::Corrupt, 2, 100, false, None, None),
+            (Hold, Reason::Corrupt, 2, 100, false, None, Some(120)),
+            (Hold, Reason::InvalidReference, 2, 100, false, None, None),
             (Tolerate, Reason::Denied, 9, 100, false, amd64(), Some(600)),
         ] {
             let expected = Next {

@@ -166,5 +166,5 @@ async fn a_template_that_was_stepped_aside_for_is_not_rolled_twice() {
     lands_on(&bed, "witness", &["arm64"]).await;
     assert_eq!(generation(&bed, "blind").await, 2);
     let set = bed.api::<DaemonSet>().get("blind").await.unwrap();
-    assert!(set.annotations()["archaware.dev/tolerations"].contains("steppedAsideFor"));
+    assert!(set.annotations()["archaware.dev/tolerations"].contains("\"steppedAside\":true"));
 }

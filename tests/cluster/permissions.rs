@@ -40,7 +40,7 @@ async fn all_missing_permissions_are_named_at_once() {
         "watch pods",
         "patch daemonsets.apps",
         "create events.events.k8s.io",
-        "update leases.coordination.k8s.io in archaware",
+        "patch leases.coordination.k8s.io in archaware",
     ] {
         assert!(log.contains(permission), "{log}");
     }
