@@ -1,6 +1,11 @@
 //! The HTTP side: `/metrics`, `/healthz`, `/readyz`. Nothing here takes input.
 
-use std::{future::Future, net::SocketAddr, time::Duration};
+use std::{
+    future::Future,
+    io::ErrorKind,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -28,9 +33,17 @@ pub struct Health {
     pub client: Client,
 }
 
-/// Listens. Fails at once when the address is taken.
+/// Listens. Fails at once when the address is taken. Every address means those of IPv4 where a machine
+/// has no IPv6.
 pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
-    TcpListener::bind(address).await
+    match TcpListener::bind(address).await {
+        Err(error)
+            if address.ip() == Ipv6Addr::UNSPECIFIED && error.kind() != ErrorKind::AddrInUse =>
+        {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        bound => bound,
+    }
 }
 
 /// Serves until `stop`.

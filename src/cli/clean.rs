@@ -1,9 +1,6 @@
 //! `archaware clean`: takes away what is archaware's, and nothing else.
 
-use std::{
-    fmt::Debug,
-    time::{Duration, Instant},
-};
+use std::{fmt::Debug, time::Duration};
 
 use anyhow::Context;
 use clap::Args;
@@ -15,13 +12,15 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
-        CALL_TIMEOUT, FIELD_MANAGER, NAME, lease, list,
-        objects::{DaemonSet, Node, Pod},
+        CALL_TIMEOUT, FIELD_MANAGER, NAME,
+        lease::{self, Elector},
+        list::{self, ListError},
+        objects::{DaemonSet, Namespace, Node, Pod},
         patch::{self, JsonPatch, annotations},
         writer::{Outcome, Writer},
     },
@@ -39,6 +38,8 @@ const AT_ONCE: usize = 16;
 const TRIES: usize = 5;
 /// How long a controller that was told to stop may take.
 const STOP_TIMEOUT: Duration = Duration::from_mins(1);
+/// A holder that does not renew is waited out: its Lease lasts 15 s.
+const EXPIRY: Duration = Duration::from_secs(25);
 
 #[derive(Debug, Args)]
 pub(super) struct Clean {
@@ -74,13 +75,16 @@ impl Clean {
         let metrics = Metrics::default();
         let client = global.client(&metrics).await?;
         let namespace = global.namespace();
-        if !self.dry_run && !self.may_start(&client, &namespace).await? {
+        let Some(lease) = self.lease(&client, &namespace, &metrics).await? else {
             return Ok(Status::Refused);
-        }
-        // Nothing here competes for the Lease: whoever held it has been asked to stop.
-        let (_leading, leadership) = watch::channel(true);
+        };
         let mut session = Session {
-            writer: Writer::new(AT_ONCE, leadership, CancellationToken::new(), metrics),
+            writer: Writer::new(
+                AT_ONCE,
+                lease.leading.clone(),
+                CancellationToken::new(),
+                metrics,
+            ),
             client,
             namespace,
             dry_run: self.dry_run,
@@ -96,40 +100,96 @@ impl Clean {
         if self.recreate_pods {
             session.pods().await.context("cannot list pods")?;
         }
+        if !self.dry_run {
+            session.verify().await.context("cannot look again")?;
+        }
+        lease.give_back().await;
         session.lease().await;
         Ok(session.summary())
     }
 
-    /// A running controller would put everything back.
-    async fn may_start(&self, client: &Client, namespace: &str) -> anyhow::Result<bool> {
-        let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
-        if self.stop_controller {
-            stop_controller(client, namespace).await?;
-            let deadline = Instant::now() + STOP_TIMEOUT;
-            while let Some(holder) = lease::live_holder(&leases).await? {
-                if Instant::now() > deadline {
-                    eprintln!(
-                        "error: {holder} still holds the Lease {namespace}/{NAME} after a minute"
-                    );
-                    return Ok(false);
-                }
-                tokio::time::sleep(Duration::from_millis(500)).await;
-            }
-            return Ok(true);
-        }
-        let holder = lease::live_holder(&leases)
+    /// The right to write: a running controller would put everything back. `None`: refused.
+    async fn lease(
+        &self,
+        client: &Client,
+        namespace: &str,
+        metrics: &Metrics,
+    ) -> anyhow::Result<Option<HeldLease>> {
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        let installed = namespaces
+            .get_opt(namespace)
             .await
-            .context("cannot read the Lease")?;
-        let Some(holder) = holder else {
-            return Ok(true);
+            .context("cannot read namespaces")?;
+        if self.dry_run || installed.is_none() {
+            return Ok(Some(HeldLease::not_needed()));
+        }
+        let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+        let patience = if self.stop_controller {
+            stop_controller(client, namespace).await?;
+            STOP_TIMEOUT
+        } else {
+            let holder = lease::fresh_holder(&leases)
+                .await
+                .context("cannot read the Lease")?;
+            if let Some(holder) = holder {
+                refuse(&holder, namespace);
+                return Ok(None);
+            }
+            EXPIRY
         };
-        eprintln!(
-            "error: archaware is running: {holder} holds the Lease {namespace}/{NAME} and would put\n\
-             everything back. Stop it first, or let clean do that:\n\
-             \n    kubectl -n {namespace} scale deployment {NAME} --replicas=0\n\
-             \n    archaware clean --stop-controller"
-        );
-        Ok(false)
+        let identity = lease::identity("clean");
+        let (elector, mut leading) =
+            Elector::new(client.clone(), namespace, identity, metrics.clone());
+        let stop = CancellationToken::new();
+        let elector = tokio::spawn(elector.run(stop.clone()));
+        let acquired = tokio::time::timeout(patience, leading.wait_for(|leads| *leads))
+            .await
+            .is_ok();
+        let lease = HeldLease {
+            leading,
+            held: Some((elector, stop)),
+            _always: None,
+        };
+        if acquired {
+            return Ok(Some(lease));
+        }
+        lease.give_back().await;
+        refuse("somebody", namespace);
+        Ok(None)
+    }
+}
+
+fn refuse(holder: &str, namespace: &str) {
+    eprintln!(
+        "error: archaware is running: {holder} holds the Lease {namespace}/{NAME} and would put\n\
+         everything back. Stop it first, or let clean do that:\n\
+         \n    kubectl -n {namespace} scale deployment {NAME} --replicas=0\n\
+         \n    archaware clean --stop-controller"
+    );
+}
+
+/// The Lease, held while cleaning; or the knowledge that nobody competes for it.
+struct HeldLease {
+    leading: watch::Receiver<bool>,
+    held: Option<(JoinHandle<()>, CancellationToken)>,
+    _always: Option<watch::Sender<bool>>,
+}
+
+impl HeldLease {
+    fn not_needed() -> Self {
+        let (always, leading) = watch::channel(true);
+        Self {
+            leading,
+            held: None,
+            _always: Some(always),
+        }
+    }
+
+    async fn give_back(self) {
+        if let Some((elector, stop)) = self.held {
+            stop.cancel();
+            let _ = elector.await;
+        }
     }
 }
 
@@ -155,7 +215,7 @@ async fn stop_controller(client: &Client, namespace: &str) -> anyhow::Result<()>
 }
 
 impl Session {
-    async fn nodes(&mut self) -> Result<(), kube::Error> {
+    async fn nodes(&mut self) -> Result<(), ListError> {
         let api: Api<Node> = Api::all(self.client.clone());
         let found: Vec<Node> = list::all(api.clone(), None)
             .try_filter(|node| {
@@ -166,7 +226,7 @@ impl Session {
         let describe = |node: &Node| {
             let change = node::clean(&controller::node_view(node))?;
             let what = match &change.remove {
-                Some((_, kind)) => format!("taint {}", kind.key),
+                Some((_, taint)) => format!("taint {taint}"),
                 None => "record of a taint that has changed since; the taint stays".to_owned(),
             };
             Some((what, patch::node(node, change)))
@@ -175,7 +235,7 @@ impl Session {
         Ok(())
     }
 
-    async fn daemon_sets(&mut self) -> Result<(), kube::Error> {
+    async fn daemon_sets(&mut self) -> Result<(), ListError> {
         let found: Vec<DaemonSet> = list::all(Api::<DaemonSet>::all(self.client.clone()), None)
             .try_filter(|set| {
                 let owned = annotations(&set.metadata).contains_key(annotation::TOLERATIONS);
@@ -206,6 +266,26 @@ impl Session {
             ))
         };
         self.each(found, api, describe).await;
+        Ok(())
+    }
+
+    /// Looks again: what is back was put there by a controller that holds another Lease.
+    async fn verify(&mut self) -> Result<(), ListError> {
+        let nodes = list::all(Api::<Node>::all(self.client.clone()), None);
+        let nodes: Vec<String> = nodes
+            .try_filter_map(|node| {
+                let owned = annotations(&node.metadata).contains_key(annotation::TAINT);
+                std::future::ready(Ok(owned.then(|| name_of(&node))))
+            })
+            .try_collect()
+            .await?;
+        for name in nodes {
+            if !self.remaining.iter().any(|item| item.starts_with(&name)) {
+                let why =
+                    "its taint came back: does archaware run in another namespace (--namespace)?";
+                self.remaining.push(format!("{name} ({why})"));
+            }
+        }
         Ok(())
     }
 
@@ -240,7 +320,7 @@ impl Session {
     }
 
     /// Pods keep their tolerations for life: only new ones are without.
-    async fn pods(&mut self) -> Result<(), kube::Error> {
+    async fn pods(&mut self) -> Result<(), ListError> {
         let found: Vec<Pod> = list::all(Api::<Pod>::all(self.client.clone()), None)
             .try_filter(|pod| {
                 let decided = annotations(&pod.metadata).contains_key(annotation::DECISION);

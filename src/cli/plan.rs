@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Args;
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt, stream};
 use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 
@@ -94,8 +94,13 @@ async fn steps(
     let mut nodes = Box::pin(list::all(Api::<Node>::all(client.clone()), None));
     while let Some(node) = nodes.try_next().await? {
         let (change, problem) = node::decide(&policy, &controller::node_view(&node));
-        if let Some(taint) = change.as_ref().and_then(|change| change.add.as_ref()) {
-            taints.insert(node.name_any(), taint.clone());
+        let corrected = |change: &node::Change| change.correct.as_ref().map(|(_, t)| t.clone());
+        let new = |change: &node::Change| change.add.clone().or_else(|| corrected(change));
+        if let Some(taint) = change.as_ref().and_then(new) {
+            taints.insert(node.name_any(), taint);
+        }
+        if node.metadata.deletion_timestamp.is_some() {
+            continue;
         }
         steps.extend(change.map(|change| of_node(&node, &change)));
         if let Some(problem) = problem {
@@ -103,19 +108,20 @@ async fn steps(
             steps.push(Step::of("Node", &node, reason.as_str(), detail));
         }
     }
-    let sets: Vec<Option<Step>> = list::all(Api::<DaemonSet>::all(client.clone()), None)
-        .map_ok(|set| of_daemon_set(set, inspector, &namespaces))
-        .try_buffer_unordered(AT_ONCE)
+    // Lists are read to their end first: a page's token does not wait for registries.
+    let sets: Vec<DaemonSet> = list::all(Api::<DaemonSet>::all(client.clone()), None)
         .try_collect()
         .await?;
+    let sets = stream::iter(sets).map(|set| of_daemon_set(set, inspector, &namespaces));
+    let sets: Vec<Option<Step>> = sets.buffer_unordered(AT_ONCE).collect().await;
     steps.extend(sets.into_iter().flatten());
     let (fields, _) = controller::pod_selection(config);
-    let pods: Vec<Vec<Step>> = list::all(Api::<Pod>::all(client.clone()), fields)
+    let pods: Vec<Pod> = list::all(Api::<Pod>::all(client.clone()), fields)
         .try_filter(|pod| std::future::ready(pod.is_in_scope()))
-        .map_ok(|pod| of_pod(pod, inspector, &namespaces, &taints))
-        .try_buffer_unordered(AT_ONCE)
         .try_collect()
         .await?;
+    let pods = stream::iter(pods).map(|pod| of_pod(pod, inspector, &namespaces, &taints));
+    let pods: Vec<Vec<Step>> = pods.buffer_unordered(AT_ONCE).collect().await;
     steps.extend(pods.into_iter().flatten());
     Ok(steps)
 }
@@ -124,7 +130,7 @@ fn of_node(node: &Node, change: &node::Change) -> Step {
     let removed = change
         .remove
         .as_ref()
-        .map(|(_, kind)| format!("removes {}", kind.key));
+        .map(|(_, taint)| format!("removes {taint}"));
     let (action, detail) = match (&change.add, &change.correct, removed) {
         (Some(taint), _, Some(removed)) => ("move", format!("adds {taint}, {removed}")),
         (Some(taint), ..) => ("taint", taint.to_string()),
@@ -139,9 +145,9 @@ async fn of_daemon_set(
     set: DaemonSet,
     inspector: &Inspector,
     namespaces: &Namespaces,
-) -> Result<Option<Step>, kube::Error> {
+) -> Option<Step> {
     let plan = controller::plan_daemon_set(&set, inspector, of_namespace(&set, namespaces)).await;
-    let step = match plan {
+    match plan {
         Err(inspection) => {
             wait(&inspection).map(|(action, detail)| Step::of("DaemonSet", &set, action, detail))
         }
@@ -159,8 +165,7 @@ async fn of_daemon_set(
             })
         }
         Ok((None, _)) => None,
-    };
-    Ok(step)
+    }
 }
 
 async fn of_pod(
@@ -168,7 +173,7 @@ async fn of_pod(
     inspector: &Inspector,
     namespaces: &Namespaces,
     taints: &HashMap<String, Taint>,
-) -> Result<Vec<Step>, kube::Error> {
+) -> Vec<Step> {
     let namespace = pod.namespace().unwrap_or_default();
     let own = annotations(&pod.metadata);
     let of_namespace = of_namespace(&pod, namespaces);
@@ -221,7 +226,7 @@ async fn of_pod(
             ));
         }
     }
-    Ok(steps)
+    steps
 }
 
 /// What stands in the way of a decision.

@@ -1,6 +1,6 @@
 //! `archaware run`: the controller.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::Args;
@@ -11,7 +11,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    controller,
+    cluster::lease,
+    controller::{self, RunError},
     metrics::Metrics,
     server::{self, Health},
 };
@@ -57,7 +58,7 @@ impl Run {
             synced: is_synced,
             client: client.clone(),
         };
-        let server = tokio::spawn(server::serve(
+        let mut server = tokio::spawn(server::serve(
             listener,
             health,
             stop.clone().cancelled_owned(),
@@ -68,15 +69,28 @@ impl Run {
             resolver,
             keyring,
             namespace: global.namespace(),
-            identity: identity(),
+            identity: lease::identity("archaware"),
             metrics,
             synced,
         };
-        let result = controller::run(run, stop.clone()).await;
+        let running = controller::run(run, stop.clone());
+        tokio::pin!(running);
+        // Without probes and metrics nobody could tell how it is: it ends, and is started anew.
+        let result = tokio::select! {
+            result = &mut running => result,
+            _ = &mut server => {
+                let stopping = stop.is_cancelled();
+                stop.cancel();
+                let result = running.await;
+                if stopping { result } else { Err(RunError::Ended("the HTTP server")) }
+            }
+        };
         stop.cancel();
         signals.abort();
         // A scrape that is under way may finish; one that hangs may not.
-        let _ = tokio::time::timeout(std::time::Duration::from_secs(1), server).await;
+        if !server.is_finished() {
+            let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
+        }
         result?;
         tracing::info!("archaware ends");
         Ok(Status::Done)
@@ -95,18 +109,4 @@ fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output 
         tracing::info!("{name}: finishing what is under way");
         stop.cancel();
     })
-}
-
-/// The pod's name and something random: two processes on one machine are two candidates.
-fn identity() -> String {
-    use std::hash::{BuildHasher, RandomState};
-    let host = std::env::var("HOSTNAME")
-        .ok()
-        .filter(|name| !name.is_empty());
-    let host = host.or_else(|| std::fs::read_to_string("/etc/hostname").ok());
-    let host = host.as_deref().map_or("archaware", str::trim);
-    format!(
-        "{host}_{:016x}",
-        RandomState::new().hash_one(std::process::id())
-    )
 }

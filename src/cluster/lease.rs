@@ -214,34 +214,33 @@ fn duration_of(record: &LeaseSpec) -> Duration {
     seconds.map_or(DURATION, Duration::from_secs)
 }
 
-/// Who holds the lease, if somebody does who renews it: seen to be renewed lately by its own time, or
-/// seen to change while waiting for its whole duration.
-pub async fn live_holder(api: &Api<Lease>) -> Result<Option<String>, kube::Error> {
-    let record = |lease: Option<Lease>| lease.and_then(|lease| lease.spec);
-    let holder = |record: &LeaseSpec| record.holder_identity.clone().filter(|h| !h.is_empty());
-    let Some(first) = record(api.get_opt(NAME).await?) else {
-        return Ok(None);
-    };
-    let Some(name) = holder(&first) else {
-        return Ok(None);
-    };
-    let lasts = duration_of(&first);
-    let looks_fresh = first.renew_time.as_ref().is_some_and(|time| {
-        let age = jiff::Timestamp::now().duration_since(time.0).unsigned_abs();
-        age < lasts
+/// Who holds the lease and has renewed it lately, by the holder's own time: good enough to refuse at
+/// once. Who is not fresh by that may be alive all the same, with another clock: a candidate finds out.
+pub async fn fresh_holder(api: &Api<Lease>) -> Result<Option<String>, kube::Error> {
+    let record = api
+        .get_opt(NAME)
+        .await?
+        .and_then(|lease| lease.spec)
+        .unwrap_or_default();
+    let fresh = record.renew_time.as_ref().is_some_and(|time| {
+        jiff::Timestamp::now().duration_since(time.0).unsigned_abs() < duration_of(&record)
     });
-    if looks_fresh {
-        return Ok(Some(name));
-    }
-    // By our clock it has expired, but clocks differ: a live holder renews within the duration.
-    let deadline = Instant::now() + lasts;
-    while Instant::now() < deadline {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        match record(api.get_opt(NAME).await?) {
-            Some(now) if now == first => {}
-            Some(now) => return Ok(holder(&now)),
-            None => return Ok(None),
-        }
-    }
-    Ok(None)
+    Ok(record
+        .holder_identity
+        .filter(|holder| fresh && !holder.is_empty()))
+}
+
+/// The name of a candidate: the pod's, or the machine's, and something random, because two processes on
+/// one machine are two candidates.
+pub fn identity(fallback: &str) -> String {
+    use std::hash::{BuildHasher, RandomState};
+    let host = std::env::var("HOSTNAME")
+        .ok()
+        .filter(|name| !name.is_empty());
+    let host = host.or_else(|| std::fs::read_to_string("/etc/hostname").ok());
+    let host = host.as_deref().map_or(fallback, str::trim);
+    format!(
+        "{host}_{:016x}",
+        RandomState::new().hash_one(std::process::id())
+    )
 }

@@ -139,9 +139,14 @@ pub fn node(node: &Node, change: node::Change) -> JsonPatch {
         );
         patch.add(&format!("{TAINTS}/{index}/value"), json!(taint.value));
     }
-    if let Some((index, kind)) = change.remove {
-        patch.test(&format!("{TAINTS}/{index}/key"), json!(kind.key));
-        patch.test(&format!("{TAINTS}/{index}/effect"), json!(kind.effect));
+    if let Some((index, taint)) = change.remove {
+        let value = (!taint.value.is_empty()).then_some(taint.value);
+        patch.test(&format!("{TAINTS}/{index}/key"), json!(taint.kind.key));
+        patch.test(
+            &format!("{TAINTS}/{index}/effect"),
+            json!(taint.kind.effect),
+        );
+        patch.test(&format!("{TAINTS}/{index}/value"), json!(value));
         patch.remove(&format!("{TAINTS}/{index}"));
     }
     if let Some(taint) = change.add {
@@ -238,7 +243,7 @@ mod tests {
         };
         let new: crate::placement::Taint = "new=arm64:NoSchedule".parse().unwrap();
         let change = node::Change {
-            remove: Some((0, old.parse::<crate::placement::Taint>().unwrap().kind)),
+            remove: Some((0, old.parse().unwrap())),
             add: Some(new.clone()),
             ownership: Some(Ownership::Of(new)),
             correct: None,
@@ -251,6 +256,7 @@ mod tests {
                 {"op": "add", "path": "/metadata/annotations/archaware.dev~1taint", "value": "new=arm64:NoSchedule"},
                 {"op": "test", "path": "/spec/taints/0/key", "value": "old"},
                 {"op": "test", "path": "/spec/taints/0/effect", "value": "NoSchedule"},
+                {"op": "test", "path": "/spec/taints/0/value", "value": "arm64"},
                 {"op": "remove", "path": "/spec/taints/0"},
                 {"op": "add", "path": "/spec/taints/-", "value": {"key": "new", "value": "arm64", "effect": "NoSchedule"}},
             ])

@@ -88,6 +88,14 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
     if config.resolution.budget < config.resolution.timeout {
         return contradiction("resolution.budget is shorter than resolution.timeout");
     }
+    let is_url = |name: &String| name.contains('/');
+    if config.registries.plain_http.iter().any(is_url) {
+        return contradiction("registries.plainHttp takes host[:port], no URL");
+    }
+    let containerd = &config.containerd;
+    if !containerd.socket.as_os_str().is_empty() && containerd.read_namespaces.is_empty() {
+        return contradiction("containerd.socket without containerd.readNamespaces reads nothing");
+    }
     Ok(config)
 }
 

@@ -49,14 +49,21 @@ pub(crate) struct Caches {
     /// Immutable: content-addressed, so shared by all.
     trees: Cache<Digest, Arc<Tree>>,
     tags: Cache<Key, Tag>,
-    failures: Cache<Key, Failure>,
+    failures: Cache<FailureKey, Failure>,
+}
+
+/// Failing with some rights says nothing of those with others.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct FailureKey {
+    subject: Box<str>,
+    rights: Box<[Fingerprint]>,
 }
 
 /// How fresh a remembered tag is.
 pub(crate) enum Remembered {
     Fresh(Digest),
-    /// Too old to be trusted while the registry answers.
-    Stale(Digest),
+    /// Too old to be trusted while the registry answers; how old.
+    Stale(Digest, Duration),
 }
 
 impl Caches {
@@ -93,15 +100,13 @@ impl Caches {
         if age < ttl {
             Some(Remembered::Fresh(newest.digest))
         } else {
-            (age < STALE_IF_ERROR).then_some(Remembered::Stale(newest.digest))
+            (age < STALE_IF_ERROR).then_some(Remembered::Stale(newest.digest, age))
         }
     }
 
     pub(crate) fn keep_tag(&self, reference: &str, audience: Audience, digest: &Digest) {
-        let key = Key::new(reference, audience);
-        self.failures.remove(&key);
         self.tags.insert(
-            key,
+            Key::new(reference, audience),
             Tag {
                 digest: digest.clone(),
                 seen: Instant::now(),
@@ -110,17 +115,17 @@ impl Caches {
     }
 
     /// A failure that need not be tried again yet.
-    pub(crate) fn failure(&self, reference: &str, audience: Audience) -> Option<ImageError> {
-        let failure = self.failures.get(&Key::new(reference, audience))?;
+    pub(crate) fn failure(&self, subject: &str, rights: &[Fingerprint]) -> Option<ImageError> {
+        let failure = self.failures.get(&FailureKey::new(subject, rights))?;
         (Instant::now() < failure.until).then_some(failure.error)
     }
 
     /// Remembers a failure for a time that doubles with each repetition.
-    pub(crate) fn keep_failure(&self, reference: &str, audience: Audience, error: &ImageError) {
-        let key = Key::new(reference, audience);
+    pub(crate) fn keep_failure(&self, subject: &str, rights: &[Fingerprint], error: &ImageError) {
         let Some((first, most)) = quiet_time(error) else {
             return;
         };
+        let key = FailureKey::new(subject, rights);
         let delay = match self.failures.get(&key) {
             Some(before) if before.error.reason() == error.reason() => (before.delay * 2).min(most),
             _ => first,
@@ -136,8 +141,17 @@ impl Caches {
         );
     }
 
-    pub(crate) fn forget_failure(&self, reference: &str, audience: Audience) {
-        self.failures.remove(&Key::new(reference, audience));
+    pub(crate) fn forget_failure(&self, subject: &str, rights: &[Fingerprint]) {
+        self.failures.remove(&FailureKey::new(subject, rights));
+    }
+}
+
+impl FailureKey {
+    fn new(subject: &str, rights: &[Fingerprint]) -> Self {
+        Self {
+            subject: subject.into(),
+            rights: rights.into(),
+        }
     }
 }
 

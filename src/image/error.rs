@@ -146,7 +146,7 @@ impl ImageError {
             Self::Document { source, .. } => match source {
                 DocumentError::TooLarge(_) => Reason::TooLarge,
                 DocumentError::Malformed(_) | DocumentError::Ambiguous(_) => Reason::Corrupt,
-                DocumentError::Schema1 => Reason::Unsupported,
+                DocumentError::Schema1 | DocumentError::TooManyEntries => Reason::Unsupported,
             },
         }
     }

@@ -107,7 +107,7 @@ struct Inner {
     caches: Caches,
     registry: Registry,
     containerd: Option<Containerd>,
-    tags: Flights<TagKey, Result<Found, ImageError>>,
+    tags: Flights<TagKey, Result<Found, NotFound>>,
     trees: Flights<TreeKey, Result<(Arc<Tree>, Source), ImageError>>,
     metrics: Resolutions,
 }
@@ -197,44 +197,39 @@ impl Resolver {
         policy: PullPolicy,
     ) -> Result<Found, ImageError> {
         let name = reference.to_string();
-        let audiences = audiences(credentials);
         let ttl = self.0.tag_ttl(reference, policy);
         let known = |digest| Found {
             digest,
             source: Source::Memory,
             root: None,
         };
-        let stale = match self.0.caches.tag(&name, &audiences, ttl) {
+        let stale = match self.0.caches.tag(&name, &audiences(credentials), ttl) {
             Some(Remembered::Fresh(digest)) => return Ok(known(digest)),
-            Some(Remembered::Stale(digest)) => Some(digest),
+            Some(Remembered::Stale(digest, age)) => Some((known(digest), age)),
             None => None,
         };
-        let asker = asker(credentials);
-        if let Some(error) = self.0.caches.failure(&name, asker) {
-            return stale.map(known).ok_or(error);
-        }
-        let rights = rights(credentials);
         let key = TagKey {
             reference: reference.clone(),
-            rights,
+            rights: rights(credentials),
             policy,
         };
         let (inner, reference, credentials) =
             (self.0.clone(), reference.clone(), credentials.to_vec());
-        let look_up = async move {
-            let found = inner.look_up(&reference, &credentials, policy, ttl).await;
-            if let Err(error) = &found {
-                inner
-                    .caches
-                    .keep_failure(&reference.to_string(), asker, error);
-            }
-            found
+        // Made only when needed, and boxed: thousands of pods wait here at once.
+        let look_up = move || {
+            async move { inner.look_up(&reference, &credentials, policy, ttl).await }.boxed()
         };
-        match self.0.tags.run(key, || look_up.boxed()).await {
-            // The registry is silent, not the image gone: what it said before still holds.
-            Err(error) if may_be_stale(&error) => stale.map(known).ok_or(error),
-            answer => answer,
+        let (error, record) = match self.0.tags.run(key, look_up).await {
+            Ok(found) => return Ok(found),
+            Err(failed) => failed,
+        };
+        if !may_be_stale(&error) {
+            return Err(error);
         }
+        // The registry is silent, not the image gone: what is known still holds, the newer the better.
+        let record = record.map(|record| (Found::recorded(record.digest), record.age));
+        let newest = stale.into_iter().chain(record).min_by_key(|(_, age)| *age);
+        newest.map(|(found, _)| found).ok_or(error)
     }
 
     async fn tree(
@@ -245,12 +240,6 @@ impl Resolver {
     ) -> Result<(Arc<Tree>, Source), ImageError> {
         if let Some(tree) = self.0.caches.tree(&found.digest) {
             return Ok((tree, Source::Memory));
-        }
-        let by_digest = matches!(reference.version(), Version::Digest(_));
-        let name = reference.to_string();
-        let asker = asker(credentials);
-        if let Some(error) = self.0.caches.failure(&name, asker) {
-            return Err(error);
         }
         let key = TreeKey {
             digest: found.digest.clone(),
@@ -263,22 +252,32 @@ impl Resolver {
             credentials.to_vec(),
             found.clone(),
         );
-        let read = async move {
-            let read = inner.read_tree(&reference, &credentials, &found).await;
-            match &read {
-                Err(error) => inner.caches.keep_failure(&name, asker, error),
-                Ok((tree, _)) => {
+        let read = move || {
+            async move {
+                let read = inner.read_tree(&reference, &credentials, &found).await;
+                if let Ok((tree, _)) = &read {
                     inner.caches.keep_tree(&found.digest, tree);
-                    if by_digest {
-                        inner.caches.forget_failure(&name, asker);
-                    }
                 }
+                read
             }
-            read
+            .boxed()
         };
-        self.0.trees.run(key, || read.boxed()).await
+        self.0.trees.run(key, read).await
     }
 }
+
+impl Found {
+    fn recorded(digest: Digest) -> Self {
+        Self {
+            digest,
+            source: Source::Containerd,
+            root: None,
+        }
+    }
+}
+
+/// Why the registry did not say what a tag points at, and what the node says instead.
+type NotFound = (ImageError, Option<Record>);
 
 impl Inner {
     fn tag_ttl(&self, reference: &Reference, policy: PullPolicy) -> Duration {
@@ -290,34 +289,41 @@ impl Inner {
         }
     }
 
-    /// Asks for a tag: the node's record if it is good enough, else the registry.
+    /// Asks for a tag: the node's record if it is good enough, else the registry. A record is not
+    /// remembered: it is the node's word, which the next question may not accept.
     async fn look_up(
         &self,
         reference: &Reference,
         credentials: &[Credential],
         policy: PullPolicy,
         ttl: Duration,
-    ) -> Result<Found, ImageError> {
-        let name = reference.to_string();
-        let record = self.record(reference).await;
-        // The kubelet runs what the node has unless the policy is Always; a record that is younger
-        // than a tag is believed anyway serves those, too.
-        let recorded = |record: Record| Found {
-            digest: record.digest,
-            source: Source::Containerd,
-            root: None,
-        };
-        let record = match record {
+    ) -> Result<Found, NotFound> {
+        let record = match self.record(reference).await {
+            // The kubelet runs what the node has unless the policy is Always; a record that is younger
+            // than a tag is believed anyway serves those, too.
             Some(record) if policy == PullPolicy::IfNotPresent || record.age < ttl => {
-                self.caches
-                    .keep_tag(&name, Audience::Everybody, &record.digest);
-                return Ok(recorded(record));
+                return Ok(Found::recorded(record.digest));
             }
             other => other,
         };
+        self.ask(reference, credentials)
+            .await
+            .map_err(|error| (error, record))
+    }
+
+    /// Asks the registry what a tag points at, unless it has failed to say so just now.
+    async fn ask(
+        &self,
+        reference: &Reference,
+        credentials: &[Credential],
+    ) -> Result<Found, ImageError> {
+        let (name, rights) = (reference.to_string(), rights(credentials));
         let Version::Tag(tag) = reference.version() else {
             return Err(ImageError::NotFound { what: name });
         };
+        if let Some(error) = self.caches.failure(&name, &rights) {
+            return Err(error);
+        }
         let (digest, root, credential) = match self.registry.head(reference, tag, credentials).await
         {
             Ok(Head::Digest(digest, credential)) => (digest, None, credential),
@@ -325,9 +331,12 @@ impl Inner {
                 let credential = answer.credential;
                 (digest, Some(Arc::new(answer)), credential)
             }
-            Err(error) if may_be_stale(&error) => return record.map(recorded).ok_or(error),
-            Err(error) => return Err(error),
+            Err(error) => {
+                self.caches.keep_failure(&name, &rights, &error);
+                return Err(error);
+            }
         };
+        self.caches.forget_failure(&name, &rights);
         let audience = credential.map_or(Audience::Everybody, Audience::Holder);
         self.caches.keep_tag(&name, audience, &digest);
         Ok(Found {
@@ -350,27 +359,44 @@ impl Inner {
         credentials: &[Credential],
         found: &Found,
     ) -> Result<(Arc<Tree>, Source), ImageError> {
+        let rights = rights(credentials);
+        let subject = format!("{}@{}", reference.name(), found.digest);
         let layers = Layers {
             inner: self,
             reference,
             credentials,
+            failed: self.caches.failure(&subject, &rights),
             asked_registry: AtomicBool::new(found.root.is_some()),
         };
-        let (root, content_type) = match &found.root {
-            Some(answer) => (
-                answer.body.clone(),
-                answer.content_type().map(str::to_owned),
-            ),
-            None => layers.fetch_typed(Kind::Manifest, &found.digest).await?,
+        let read = async {
+            let (root, content_type) = match &found.root {
+                Some(answer) => (
+                    answer.body.clone(),
+                    answer.content_type().map(str::to_owned),
+                ),
+                None => layers.fetch_typed(Kind::Manifest, &found.digest).await?,
+            };
+            tree::read(&layers, &found.digest, &root, content_type.as_deref()).await
         };
-        let read = tree::read(&layers, &found.digest, &root, content_type.as_deref()).await?;
-        let asked = layers.asked_registry.load(Ordering::Relaxed);
-        let source = if asked {
-            Source::Registry
-        } else {
-            Source::Containerd
-        };
-        Ok((Arc::new(read), source))
+        match read.await {
+            Ok(tree) => {
+                self.caches.forget_failure(&subject, &rights);
+                let asked = layers.asked_registry.load(Ordering::Relaxed);
+                let source = if asked {
+                    Source::Registry
+                } else {
+                    Source::Containerd
+                };
+                Ok((Arc::new(tree), source))
+            }
+            Err(error) => {
+                // One that is remembered already does not count twice.
+                if layers.failed.is_none() {
+                    self.caches.keep_failure(&subject, &rights, &error);
+                }
+                Err(error)
+            }
+        }
     }
 }
 
@@ -379,6 +405,8 @@ struct Layers<'a> {
     inner: &'a Inner,
     reference: &'a Reference,
     credentials: &'a [Credential],
+    /// The registry has failed lately: containerd may know more by now, the registry is not asked.
+    failed: Option<ImageError>,
     asked_registry: AtomicBool,
 }
 
@@ -392,6 +420,9 @@ impl Layers<'_> {
             && let Some(bytes) = containerd.read(digest).await
         {
             return Ok((bytes, None));
+        }
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
         }
         self.asked_registry.store(true, Ordering::Relaxed);
         let answer = self
@@ -416,15 +447,6 @@ fn audiences(credentials: &[Credential]) -> Vec<Audience> {
         .iter()
         .map(|credential| Audience::Holder(credential.fingerprint()));
     std::iter::once(Audience::Everybody).chain(own).collect()
-}
-
-/// Under whose name a failure is remembered: failing without a credential says nothing of those with one.
-fn asker(credentials: &[Credential]) -> Audience {
-    credentials
-        .first()
-        .map_or(Audience::Everybody, |credential| {
-            Audience::Holder(credential.fingerprint())
-        })
 }
 
 fn rights(credentials: &[Credential]) -> Vec<Fingerprint> {

@@ -6,7 +6,7 @@ use std::{collections::HashSet, future::Future};
 use bytes::Bytes;
 
 use crate::platform::{
-    Config, Descriptor, Document, Entry, Index, MAX_DOCUMENT, Manifest, Note, Platform, PlatformSet,
+    Config, Descriptor, Document, Index, MAX_DOCUMENT, Manifest, Note, Platform, PlatformSet,
 };
 
 use super::{digest::Digest, error::ImageError};
@@ -14,7 +14,7 @@ use super::{digest::Digest, error::ImageError};
 /// Indexes within indexes, the root included: what builders make has two.
 const MAX_DEPTH: usize = 4;
 /// Children that have to be read, in one image: an index with more is an attack or a catalogue.
-const MAX_READS: usize = 256;
+const MAX_CHILDREN: usize = 256;
 
 /// What kind of content is asked for: a registry keeps them under different paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub(crate) async fn read(
     let mut walk = Walk {
         fetch,
         seen: HashSet::from([digest.clone()]),
-        reads: 0,
+        children: 0,
     };
     let platforms = match document {
         Document::Manifest(manifest) => walk.manifest(manifest).await?,
@@ -77,7 +77,7 @@ pub(crate) async fn read(
 struct Walk<'a, F> {
     fetch: &'a F,
     seen: HashSet<Digest>,
-    reads: usize,
+    children: usize,
 }
 
 impl<F: Fetch> Walk<'_, F> {
@@ -96,7 +96,7 @@ impl<F: Fetch> Walk<'_, F> {
     /// A worklist instead of recursion: the depth is bounded by data, not by the stack.
     async fn index(&mut self, root: Index) -> Result<PlatformSet, ImageError> {
         let mut platforms: Vec<Platform> = Vec::new();
-        let (mut children, mut gone) = (0_usize, 0_usize);
+        let (mut images, mut gone) = (0_usize, 0_usize);
         let mut work = vec![(1_usize, root)];
         while let Some((depth, index)) = work.pop() {
             if depth > MAX_DEPTH {
@@ -104,33 +104,30 @@ impl<F: Fetch> Walk<'_, F> {
                     "indexes are nested deeper than 4 levels",
                 ));
             }
-            for entry in index.entries {
-                let descriptor = match entry {
-                    Entry::Platform(platform) => {
-                        children += 1;
-                        platforms.push(platform);
-                        continue;
-                    }
-                    Entry::Unnamed(descriptor) => descriptor,
-                };
+            images += index.platforms.len();
+            platforms.extend(index.platforms);
+            for descriptor in index.unnamed {
                 if !self.seen.insert(descriptor.digest.parse()?) {
                     continue;
                 }
-                children += 1;
-                match self.child(&descriptor).await {
-                    Ok(Document::Index(nested)) => work.push((depth + 1, nested)),
-                    Ok(Document::Manifest(manifest)) => match self.manifest(manifest).await {
-                        Ok(set) => platforms.extend_from_slice(set.platforms()),
-                        Err(ImageError::NotFound { .. }) => gone += 1,
-                        Err(error) => return Err(error),
-                    },
+                let platforms_of = match self.child(&descriptor).await {
+                    Ok(Document::Index(nested)) => {
+                        work.push((depth + 1, nested));
+                        continue;
+                    }
+                    Ok(Document::Manifest(manifest)) => self.manifest(manifest).await,
+                    Err(error) => Err(error),
+                };
+                images += 1;
+                match platforms_of {
+                    Ok(set) => platforms.extend_from_slice(set.platforms()),
                     // Registries collect children nobody pulls; the others still count.
                     Err(ImageError::NotFound { .. }) => gone += 1,
                     Err(error) => return Err(error),
                 }
             }
         }
-        if children > 0 && gone == children {
+        if images > 0 && gone == images {
             return Err(ImageError::NotFound {
                 what: "every image of the index".to_owned(),
             });
@@ -139,6 +136,12 @@ impl<F: Fetch> Walk<'_, F> {
     }
 
     async fn child(&mut self, descriptor: &Descriptor) -> Result<Document, ImageError> {
+        self.children += 1;
+        if self.children > MAX_CHILDREN {
+            return Err(ImageError::TooDeep(
+                "more than 256 images of an index have to be read",
+            ));
+        }
         let (digest, bytes) = self.read(Kind::Manifest, descriptor).await?;
         parse(&digest, &bytes, Some(&descriptor.media_type))
     }
@@ -153,12 +156,6 @@ impl<F: Fetch> Walk<'_, F> {
             return Err(ImageError::too_large(
                 format!("{} {digest}", kind.as_str()),
                 size,
-            ));
-        }
-        self.reads += 1;
-        if self.reads > 2 * MAX_READS {
-            return Err(ImageError::TooDeep(
-                "more than 256 images of an index have to be read",
             ));
         }
         let bytes = self.fetch.fetch(kind, &digest).await?;
@@ -203,7 +200,8 @@ fn media_type_of(bytes: &[u8], content_type: Option<&str>, document: &Document) 
     let carried = content_type
         .and_then(|text| text.split(';').next())
         .map(str::trim);
-    own.filter(|text| !text.is_empty())
+    // Only the known ones: the text is the document's, and is kept.
+    own.filter(|text| MANIFESTS.contains(&text.as_str()))
         .or_else(|| {
             carried
                 .filter(|text| MANIFESTS.contains(text))

@@ -35,7 +35,7 @@ pub struct Node<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// Index in `spec.taints` of an owned taint that has to go, and what stands there.
-    pub remove: Option<(usize, TaintKind)>,
+    pub remove: Option<(usize, Taint)>,
     /// Index of an owned taint with a wrong value, and what it should be.
     pub correct: Option<(usize, Taint)>,
     /// A taint to append.
@@ -137,8 +137,8 @@ fn release(node: &Node<'_>) -> Option<Change> {
     })
 }
 
-fn remove(node: &Node<'_>, kind: TaintKind) -> Option<(usize, TaintKind)> {
-    find(node.taints, &kind).map(|(index, _)| (index, kind))
+fn remove(node: &Node<'_>, kind: TaintKind) -> Option<(usize, Taint)> {
+    find(node.taints, &kind).map(|(index, value)| (index, Taint { kind, value }))
 }
 
 fn want(node: &Node<'_>, wanted: Taint) -> (Option<Change>, Option<Problem>) {
@@ -204,9 +204,8 @@ fn want(node: &Node<'_>, wanted: Taint) -> (Option<Change>, Option<Problem>) {
 pub fn clean(node: &Node<'_>) -> Option<Change> {
     node.annotations.get(annotation::TAINT)?;
     let exact = owned(node.annotations).and_then(|own| {
-        find(node.taints, &own.kind)
-            .filter(|(_, value)| *value == own.value)
-            .map(|(index, _)| (index, own.kind))
+        let found = find(node.taints, &own.kind).filter(|(_, value)| *value == own.value);
+        found.map(|(index, _)| (index, own))
     });
     Some(Change {
         remove: exact,

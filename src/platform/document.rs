@@ -3,12 +3,18 @@
 //! Every field is optional here: what registries hold in practice is wider than the specification,
 //! and one odd entry must not hide the others.
 
+use std::collections::BTreeSet;
+
 use serde::Deserialize;
 
 use super::{Note, Platform, PlatformSet};
 
 /// Size limit of one document in bytes: containerd refuses larger manifests too.
 pub const MAX_DOCUMENT: u64 = 4 * 1024 * 1024;
+
+/// Different platforms, and entries that do not name theirs, of one index. Repetitions are free: an
+/// index of thousands of entries is read, a hostile one does not fill the memory.
+const MAX_ENTRIES: usize = 256;
 
 /// Media types of the OCI image specification and of Docker's distribution.
 pub mod media_type {
@@ -57,6 +63,9 @@ pub enum DocumentError {
     /// Holds `manifests` and `config`, or contradicts its own media type (CVE-2021-41190).
     #[error("ambiguous: {0}")]
     Ambiguous(&'static str),
+    /// More different platforms, or more entries without one, than any image has.
+    #[error("more than {MAX_ENTRIES} entries that count")]
+    TooManyEntries,
     /// Docker's schema 1, dead since 2017; containerd 2 refuses it too.
     #[error("a Docker schema 1 manifest, which holds no platform")]
     Schema1,
@@ -73,20 +82,13 @@ pub struct Descriptor {
     pub size: Option<u64>,
 }
 
-/// One entry of an index that may stand for an image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Entry {
-    /// It names its platform.
-    Platform(Platform),
-    /// It does not, or only half of it: its own manifest has to be read.
-    Unnamed(Descriptor),
-}
-
 /// An image index or Docker manifest list, without its attestations and unknown platforms.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Index {
-    /// What counts, in order.
-    pub entries: Vec<Entry>,
+    /// The platforms that entries name.
+    pub platforms: BTreeSet<Platform>,
+    /// Entries that name none, or only half of one: their own manifests have to be read. Each digest once.
+    pub unnamed: Vec<Descriptor>,
 }
 
 /// An image manifest.
@@ -116,13 +118,83 @@ struct RawDocument {
     #[serde(default)]
     media_type: Option<String>,
     #[serde(default)]
-    manifests: Option<Vec<RawDescriptor>>,
+    manifests: Option<RawIndex>,
     #[serde(default)]
     config: Option<RawDescriptor>,
     #[serde(default)]
     fs_layers: Option<serde::de::IgnoredAny>,
     #[serde(default)]
     artifact_type: Option<String>,
+}
+
+/// The entries of an index, judged one by one while they are read. One that is not even a descriptor is
+/// passed over, like one of a platform that nobody knows.
+#[derive(Default)]
+struct RawIndex {
+    index: Index,
+    too_many: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Lenient {
+    Descriptor(RawDescriptor),
+    Other(serde::de::IgnoredAny),
+}
+
+impl<'de> Deserialize<'de> for RawIndex {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> serde::de::Visitor<'de> for Entries {
+            type Value = RawIndex;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a list of descriptors")
+            }
+
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(
+                self,
+                mut entries: A,
+            ) -> Result<RawIndex, A::Error> {
+                let mut raw = RawIndex::default();
+                while let Some(entry) = entries.next_element()? {
+                    if let Lenient::Descriptor(descriptor) = entry {
+                        raw.add(descriptor);
+                    }
+                }
+                Ok(raw)
+            }
+        }
+        deserializer.deserialize_seq(Entries)
+    }
+}
+
+impl RawIndex {
+    fn add(&mut self, raw: RawDescriptor) {
+        match Entry::from_raw(raw) {
+            Some(Entry::Platform(platform)) => {
+                self.index.platforms.insert(platform);
+            }
+            Some(Entry::Unnamed(descriptor)) => {
+                let known = |other: &Descriptor| other.digest == descriptor.digest;
+                if !self.too_many && !self.index.unnamed.iter().any(known) {
+                    self.index.unnamed.push(descriptor);
+                }
+            }
+            None => {}
+        }
+        self.too_many |=
+            self.index.platforms.len() > MAX_ENTRIES || self.index.unnamed.len() > MAX_ENTRIES;
+        if self.too_many {
+            self.index = Index::default();
+        }
+    }
+}
+
+/// One entry of an index that may stand for an image.
+enum Entry {
+    Platform(Platform),
+    Unnamed(Descriptor),
 }
 
 #[derive(Deserialize, Default)]
@@ -155,7 +227,7 @@ impl Document {
     /// Reads an index or manifest. `content_type` is what the carrier says about it (a registry's
     /// `Content-Type` or the parent's descriptor), if anything.
     pub fn parse(bytes: &[u8], content_type: Option<&str>) -> Result<Self, DocumentError> {
-        check_size(bytes)?;
+        check(bytes)?;
         let raw: RawDocument = serde_json::from_slice(bytes).map_err(malformed)?;
         let carried = content_type.map_or("", |text| text.split(';').next().unwrap_or("").trim());
         let own = raw.media_type.as_deref().unwrap_or("");
@@ -173,9 +245,8 @@ impl Document {
         }
         match (raw.manifests, raw.config) {
             (Some(_), Some(_)) => Err(DocumentError::Ambiguous("both manifests and config")),
-            (Some(entries), None) => Ok(Self::Index(Index {
-                entries: entries.into_iter().filter_map(Entry::from_raw).collect(),
-            })),
+            (Some(raw), None) if raw.too_many => Err(DocumentError::TooManyEntries),
+            (Some(raw), None) => Ok(Self::Index(raw.index)),
             (None, Some(config)) => {
                 let config = Descriptor::from_raw(config)?;
                 let is_image = media_type::may_be_config(&config.media_type);
@@ -201,7 +272,7 @@ impl Document {
 impl Config {
     /// Reads an image config.
     pub fn parse(bytes: &[u8]) -> Result<Self, DocumentError> {
-        check_size(bytes)?;
+        check(bytes)?;
         let raw: RawPlatform = serde_json::from_slice(bytes).map_err(malformed)?;
         Ok(Self(PlatformSet::new(
             raw.platform().into_iter().collect(),
@@ -272,13 +343,16 @@ impl Descriptor {
     }
 }
 
-fn check_size(bytes: &[u8]) -> Result<(), DocumentError> {
+/// Small enough, and an object: serde would read a list as one, too.
+fn check(bytes: &[u8]) -> Result<(), DocumentError> {
     let size = bytes.len() as u64;
     if size > MAX_DOCUMENT {
-        Err(DocumentError::TooLarge(size))
-    } else {
-        Ok(())
+        return Err(DocumentError::TooLarge(size));
     }
+    if bytes.trim_ascii_start().first() != Some(&b'{') {
+        return Err(DocumentError::Malformed("not a JSON object".to_owned()));
+    }
+    Ok(())
 }
 
 fn malformed(error: serde_json::Error) -> DocumentError {
@@ -301,20 +375,31 @@ mod tests {
             {"platform": {"os": "linux", "architecture": "amd64"}},
             {"platform": null, "digest": "d", "annotations": null, "size": null, "mediaType": null},
             {"platform": {"os": "linux"}, "digest": "e", "mediaType": "application/vnd.oci.image.manifest.v1+json"},
+            null, "text", {"platform": "linux"}, {"size": "7"},
             {"digest": "layer", "mediaType": "application/vnd.oci.image.layer.v1.tar"},
             {}
         ]}"#;
         let Ok(Document::Index(index)) = parse(index) else {
             panic!("not an index")
         };
-        let unnamed = |entry: &&Entry| matches!(entry, Entry::Unnamed(_));
-        assert_eq!(
-            (
-                index.entries.len(),
-                index.entries.iter().filter(unnamed).count()
-            ),
-            (3, 2)
+        assert_eq!((index.platforms.len(), index.unnamed.len()), (1, 2));
+    }
+
+    #[test]
+    fn an_index_of_many_is_read_and_a_hostile_one_is_not_kept() {
+        let entry =
+            |n: usize| format!(r#"{{"platform": {{"os": "linux", "architecture": "a{n}"}}}}"#);
+        let index = |count: usize, different: usize| {
+            let entries: Vec<_> = (0..count).map(|n| entry(n % different)).collect();
+            parse(&format!(r#"{{"manifests": [{}]}}"#, entries.join(",")))
+        };
+        assert!(
+            matches!(index(5000, 200), Ok(Document::Index(index)) if index.platforms.len() == 200)
         );
+        assert!(matches!(
+            index(5000, 300),
+            Err(DocumentError::TooManyEntries)
+        ));
     }
 
     #[test]

@@ -7,6 +7,6 @@ mod set;
 
 pub use architecture::{Architecture, Os, Platform};
 pub use document::{
-    Config, Descriptor, Document, DocumentError, Entry, Index, MAX_DOCUMENT, Manifest, media_type,
+    Config, Descriptor, Document, DocumentError, Index, MAX_DOCUMENT, Manifest, media_type,
 };
 pub use set::{Note, PlatformSet};

@@ -215,9 +215,9 @@ fn odd_indexes() -> Vec<Entry> {
             Platforms(&["linux/amd64", "linux/arm64"]),
         ),
         (
-            "unnamed-300",
+            "unnamed-257",
             bare(
-                json!({ "schemaVersion": 2, "manifests": (0..600).map(|n| json!({
+                json!({ "schemaVersion": 2, "manifests": (0..257).map(|n| json!({
                 "mediaType": OCI_MANIFEST, "digest": format!("sha256:{n:064x}") })).collect::<Vec<_>>() }),
             ),
             Error("Unsupported"),

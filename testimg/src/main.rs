@@ -52,7 +52,7 @@ async fn push(registry: &str, prefix: &str) -> ExitCode {
         let repository = format!("{prefix}/{name}");
         match testimg::push(&http, registry, &repository, "latest", &image).await {
             Ok(()) => pushed += 1,
-            Err(error) if error.is::<reqwest::Error>() => {
+            Err(error) if is_unreachable(&*error) => {
                 eprintln!("error: {registry} cannot be used: {error}");
                 return ExitCode::FAILURE;
             }
@@ -67,4 +67,10 @@ async fn push(registry: &str, prefix: &str) -> ExitCode {
         refused.join(", ")
     );
     ExitCode::SUCCESS
+}
+
+fn is_unreachable(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    error
+        .downcast_ref::<reqwest::Error>()
+        .is_some_and(|error| error.is_connect() || error.is_timeout())
 }

@@ -124,3 +124,41 @@ async fn the_next_credential_is_tried_when_one_is_refused() {
             .is_ok()
     );
 }
+
+#[tokio::test]
+async fn a_token_endpoint_that_limits_its_rate_is_left_alone() {
+    let (registry, resolver) = (registry().await, resolver());
+    registry.add("app", &testimg::find("multi"));
+    registry.require(Auth::Bearer(None));
+    let header = ("retry-after".to_owned(), "600".to_owned());
+    registry.script("/token", testimg::Script::Status(429, vec![header]));
+    for _ in 0..3 {
+        let error = resolve(&resolver, &registry.image("app"))
+            .await
+            .unwrap_err();
+        assert_eq!(error.reason(), Reason::RateLimited);
+        assert!(error.retry_after().unwrap() > std::time::Duration::from_secs(500));
+    }
+    assert_eq!(registry.count("GET", "/token"), 1);
+}
+
+#[tokio::test]
+async fn an_identity_token_is_exchanged() {
+    let (registry, resolver) = (registry().await, resolver());
+    registry.add("app", &testimg::find("multi"));
+    registry.require(Auth::Bearer(None));
+    let credential = Credential::identity_token("refresh-me".to_owned().into());
+    let keyring = Keyring::new([(registry.address(), credential)]);
+    assert!(
+        resolve_as(&resolver, &registry.image("app"), &keyring)
+            .await
+            .is_ok()
+    );
+    assert_eq!(registry.count("POST", "/token"), 1);
+    assert!(
+        registry
+            .seen()
+            .iter()
+            .all(|seen| !seen.path.contains("refresh-me"))
+    );
+}

@@ -83,7 +83,12 @@ async fn a_tag_that_moved_is_seen_after_its_time_and_an_old_one_serves_when_the_
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     loop {
         match resolve(&resolver, &image).await {
-            Err(error) => break assert_eq!(error.reason(), Reason::NotFound),
+            Err(error) => {
+                assert_eq!(error.reason(), Reason::NotFound);
+                // Also when asked again, while the answer is remembered.
+                let again = resolve(&resolver, &image).await.unwrap_err();
+                break assert_eq!(again.reason(), Reason::NotFound);
+            }
             Ok(_) => assert!(
                 std::time::Instant::now() < deadline,
                 "an image that is gone is still served"
@@ -103,4 +108,47 @@ async fn failures_are_remembered_for_a_while() {
         assert_eq!(error.reason(), Reason::NotFound);
     }
     assert_eq!(registry.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn pull_policy_always_and_latest_are_looked_up_sooner() {
+    let registry = registry().await;
+    let mut settings = settings();
+    settings.latest_ttl = Duration::from_millis(1);
+    let resolver = archaware::image::Resolver::new(settings, None, Resolutions::default());
+    let keyring = Keyring::default();
+    registry.add_tag("app", "v1", &testimg::find("amd64"));
+    let (image, latest) = (
+        format!("{}:v1", registry.image("app")),
+        registry.image("app"),
+    );
+    registry.add("app", &testimg::find("amd64"));
+    let ask = |image: &str, policy| {
+        let (resolver, keyring, image) = (&resolver, &keyring, image.to_owned());
+        async move {
+            let request = Request {
+                image: &image,
+                policy,
+                keyring,
+            };
+            platforms(&resolver.resolve(request).await.unwrap())
+        }
+    };
+    assert_eq!(ask(&image, PullPolicy::IfNotPresent).await, ["linux/amd64"]);
+    assert_eq!(
+        ask(&latest, PullPolicy::IfNotPresent).await,
+        ["linux/amd64"]
+    );
+    registry.add_tag("app", "v1", &testimg::find("arm64"));
+    registry.add("app", &testimg::find("arm64"));
+    assert_eq!(
+        ask(&image, PullPolicy::IfNotPresent).await,
+        ["linux/amd64"],
+        "within its time"
+    );
+    assert_eq!(ask(&image, PullPolicy::Always).await, ["linux/arm64"]);
+    assert_eq!(
+        ask(&latest, PullPolicy::IfNotPresent).await,
+        ["linux/arm64"]
+    );
 }

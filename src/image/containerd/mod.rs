@@ -13,6 +13,7 @@ use containerd_client::services::v1::{
     images_client::ImagesClient, version_client::VersionClient,
 };
 use futures::Future;
+use tokio::sync::Semaphore;
 use tonic::{
     Code, Request, Status,
     transport::{Channel, Endpoint},
@@ -26,6 +27,8 @@ use breaker::Breaker;
 
 /// containerd answers in under a millisecond; what takes longer than this is slower than a registry.
 const BUDGET: Duration = Duration::from_millis(250);
+/// Calls under way: containerd takes several thousand a second, one after the other.
+const MAX_CALLS: usize = 32;
 /// The label of a root that a pull left: `….<host>: repo,repo`. Imports leave none.
 const DISTRIBUTION_SOURCE: &str = "containerd.io/distribution.source.";
 
@@ -34,6 +37,8 @@ pub struct Containerd {
     channel: Channel,
     namespaces: Vec<String>,
     breaker: Breaker,
+    /// Bounds the calls under way: those that queue in containerd would seem to hang.
+    slots: Semaphore,
     socket: String,
 }
 
@@ -74,6 +79,7 @@ impl Containerd {
             channel,
             namespaces,
             breaker: Breaker::new(),
+            slots: Semaphore::new(MAX_CALLS),
             socket: path.to_owned(),
         })
     }
@@ -196,6 +202,7 @@ impl Containerd {
         &self,
         call: impl Future<Output = Result<T, Status>> + Send,
     ) -> Result<Option<T>, Broken> {
+        let _slot = self.slots.acquire().await.map_err(|_| Broken)?;
         let permit = self.breaker.enter().ok_or(Broken)?;
         if permit.is_probe() {
             let mut version = VersionClient::new(self.channel.clone());

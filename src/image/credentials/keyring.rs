@@ -30,17 +30,22 @@ impl Keyring {
     /// All credentials for an image, best match first. With at least one there is no fallback to an
     /// anonymous pull.
     pub fn lookup(&self, reference: &Reference) -> Vec<Credential> {
-        let matching = |registry: &str| -> Vec<Credential> {
-            self.entries
-                .iter()
-                .filter(|(key, _)| key.matches(registry, reference.repository()))
-                .map(|(_, credential)| credential.clone())
-                .collect()
+        let matching = |(key, _): &&(Key, Credential)| {
+            key.matches(reference.registry(), reference.repository())
         };
-        let found = matching(reference.registry());
+        let found: Vec<Credential> = self
+            .entries
+            .iter()
+            .filter(matching)
+            .map(|(_, credential)| credential.clone())
+            .collect();
         // Docker's own tools write the credentials of Docker Hub under its old name.
         if found.is_empty() && reference.registry() == "docker.io" {
-            return matching("index.docker.io");
+            let named = self
+                .entries
+                .iter()
+                .filter(|(key, _)| key.0 == "index.docker.io");
+            return named.map(|(_, credential)| credential.clone()).collect();
         }
         found
     }
@@ -68,8 +73,8 @@ impl Key {
 
     fn matches(&self, registry: &str, repository: &str) -> bool {
         let (key_registry, key_path) = self.0.split_once('/').unwrap_or((&self.0, ""));
-        let (key_host, key_port) = host_and_port(key_registry);
-        let (host, port) = host_and_port(registry);
+        let (key_host, key_port) = split(key_registry);
+        let (host, port) = split(registry);
         let same_parts = key_host.split('.').count() == host.split('.').count();
         key_port == port
             && same_parts
@@ -78,6 +83,14 @@ impl Key {
                 .zip(host.split('.'))
                 .all(|(glob, part)| glob_matches(glob, part))
             && repository.starts_with(key_path)
+    }
+}
+
+/// Go's `net.SplitHostPort`: an IPv6 literal with a port loses its brackets.
+fn split(registry: &str) -> (&str, Option<&str>) {
+    match host_and_port(registry) {
+        (host, Some(port)) => (host.trim_matches(['[', ']']), Some(port)),
+        bare => bare,
     }
 }
 
@@ -185,7 +198,8 @@ mod tests {
             ),
             (&["docker.io"], "nginx", &["docker.io"]),
             (&["registry-1.docker.io"], "nginx", &[]),
-            (&["[::1]:5000"], "[::1]:5000/app", &[]),
+            (&["[::1]:5000"], "[::1]:5000/app", &["[::1]:5000"]),
+            (&["*.docker.io"], "nginx", &[]),
             (&["["], "reg.io/app", &[]),
         ] {
             assert_eq!(users(keys, image), expected, "{keys:?} {image}");

@@ -19,7 +19,11 @@ use crate::image::{
     flight::Flights,
 };
 
-use super::Endpoint;
+use super::{
+    Endpoint,
+    client::{Clients, exchange, read_body},
+    gate::{Gates, Host},
+};
 
 /// Tokens kept: one per repository and credential in use.
 const MAX_TOKENS: usize = 2048;
@@ -138,11 +142,10 @@ impl Authorizations {
     /// Answers a challenge; many who need the same token at once share one request for it.
     pub(super) async fn answer(
         self: &Arc<Self>,
-        http: reqwest::Client,
+        tokens: Tokens<'_>,
         slot: Slot,
         challenge: Challenge,
         credential: Option<Credential>,
-        timeout: Duration,
     ) -> Result<Authorization, ImageError> {
         let what = slot.endpoint.host.clone();
         match (challenge, credential) {
@@ -166,29 +169,37 @@ impl Authorizations {
                 },
                 credential,
             ) => {
+                let host = realm.host_str().unwrap_or_default().to_owned();
                 // A token request carries the credential: never in the clear, unless the registry
                 // itself is spoken to in the clear.
-                if realm.scheme() != "https" && !slot.endpoint.plain_http {
-                    let why = format!("its token endpoint {realm} is not https");
+                if realm.scheme() != "https" && !slot.endpoint.plain_http && credential.is_some() {
+                    let why = format!("its token endpoint on {host} is not https");
                     return Err(ImageError::Denied { what, why });
                 }
-                let scope = scope.unwrap_or_else(|| format!("repository:{}:pull", slot.repository));
-                let mut url = realm;
-                if let Some(service) = &service {
-                    url.query_pairs_mut().append_pair("service", service);
-                }
-                url.query_pairs_mut().append_pair("scope", &scope);
-                let this = self.clone();
-                let key = (slot.clone(), url.to_string());
-                let request = async move {
-                    let fetched =
-                        fetch_token(&http, url, service, scope, credential, timeout).await;
-                    let (token, life) = fetched?;
-                    let authorization = Authorization::Bearer(token);
-                    this.keep(slot, authorization.clone(), life.mul_f32(0.9));
-                    Ok(authorization)
+                let name = realm
+                    .port()
+                    .map_or(host.clone(), |port| format!("{host}:{port}"));
+                let request = TokenRequest {
+                    http: tokens.clients.to(&name)?,
+                    gate: tokens.gates.host(&name),
+                    timeout: tokens.clients.timeout(),
+                    name,
+                    scope: scope.unwrap_or_else(|| format!("repository:{}:pull", slot.repository)),
+                    realm,
+                    service,
                 };
-                self.flights.run(key, || request.boxed()).await
+                let this = self.clone();
+                let key = (slot.clone(), format!("{} {}", request.realm, request.scope));
+                let fetched = move || {
+                    async move {
+                        let (token, life) = request.send(credential.as_ref()).await?;
+                        let authorization = Authorization::Bearer(token);
+                        this.keep(slot, authorization.clone(), life.mul_f32(0.9));
+                        Ok(authorization)
+                    }
+                    .boxed()
+                };
+                self.flights.run(key, fetched).await
             }
         }
     }
@@ -224,91 +235,113 @@ struct TokenResponse {
     expires_in: Option<u64>,
 }
 
-async fn fetch_token(
-    http: &reqwest::Client,
-    url: Url,
+/// What a token request needs from the client: connections, and the host's own gate.
+pub(super) struct Tokens<'a> {
+    pub(super) clients: &'a Clients,
+    pub(super) gates: &'a Gates,
+}
+
+struct TokenRequest {
+    http: reqwest::Client,
+    gate: Arc<Host>,
+    timeout: Duration,
+    /// Host and port of the endpoint.
+    name: String,
+    realm: Url,
     service: Option<String>,
     scope: String,
-    credential: Option<Credential>,
-    timeout: Duration,
-) -> Result<(SecretString, Duration), ImageError> {
-    let what = format!("token endpoint {}", url.host_str().unwrap_or_default());
-    let request = match credential.as_ref().map(Credential::secret) {
-        None => http.get(url),
-        Some(Secret::Password { username, password }) => http
-            .get(url)
-            .basic_auth(username, Some(password.expose_secret())),
-        Some(Secret::IdentityToken(token)) => {
-            let mut form = Url::parse("http://form").map_err(|_| {
-                ImageError::unavailable(&what, "its address cannot be written as a form")
-            })?;
+}
+
+impl TokenRequest {
+    async fn send(
+        self,
+        credential: Option<&Credential>,
+    ) -> Result<(SecretString, Duration), ImageError> {
+        let what = format!("token endpoint {}", self.name);
+        let request = self.request(credential.map(Credential::secret));
+        let asked = async {
+            let response = request.send().await?;
+            let (status, headers) = (response.status(), response.headers().clone());
+            Ok((
+                status,
+                headers,
+                read_body(&what, response, MAX_TOKEN_RESPONSE).await?,
+            ))
+        };
+        let answer = exchange(&self.gate, &self.name, &what, self.timeout, asked).await;
+        let (status, _, body) = answer.map_err(|error| match error {
+            // Its size says nothing about the image.
+            ImageError::Document { .. } => {
+                ImageError::unavailable(&what, "its answer is too large")
+            }
+            other => other,
+        })?;
+        match status.as_u16() {
+            200..=299 => {}
+            // A token endpoint says 400 and 404 too for credentials and scopes that it does not like.
+            400..=499 => {
+                return Err(ImageError::Denied {
+                    what,
+                    why: format!("it answered {status}"),
+                });
+            }
+            _ => {
+                return Err(ImageError::unavailable(
+                    what,
+                    format!("it answered {status}"),
+                ));
+            }
+        }
+        // The body of a success is a secret: no part of it goes into an error.
+        let no_token = || ImageError::unavailable(&what, "its answer holds no token");
+        let answer: TokenResponse = serde_json::from_slice(&body).map_err(|_| no_token())?;
+        let given = |token: &SecretString| !token.expose_secret().is_empty();
+        let token = answer
+            .token
+            .filter(given)
+            .or(answer.access_token.filter(given));
+        let life = answer
+            .expires_in
+            .map_or(DEFAULT_EXPIRY, Duration::from_secs);
+        Ok((
+            token.ok_or_else(no_token)?,
+            life.min(Duration::from_hours(24)),
+        ))
+    }
+
+    /// GET with the password, or POST with the identity token as an `OAuth2` refresh token.
+    fn request(&self, secret: Option<&Secret>) -> reqwest::RequestBuilder {
+        let mut url = self.realm.clone();
+        let service = self.service.as_deref();
+        if let Some(Secret::IdentityToken(token)) = secret {
+            let mut form = url.clone();
             form.query_pairs_mut()
+                .clear()
                 .append_pair("grant_type", "refresh_token")
                 .append_pair("client_id", "archaware")
-                .append_pair("service", service.as_deref().unwrap_or_default())
-                .append_pair("scope", &scope)
+                .append_pair("service", service.unwrap_or_default())
+                .append_pair("scope", &self.scope)
                 .append_pair("refresh_token", token.expose_secret());
+            let form_type = "application/x-www-form-urlencoded";
             let body = form.query().unwrap_or_default().to_owned();
-            let mut bare = url;
-            bare.set_query(None);
-            http.post(bare)
-                .header(
-                    http::header::CONTENT_TYPE,
-                    "application/x-www-form-urlencoded",
-                )
-                .body(body)
+            return self
+                .http
+                .post(url)
+                .header(http::header::CONTENT_TYPE, form_type)
+                .body(body);
         }
-    };
-    let exchange = async {
-        let response = request
-            .send()
-            .await
-            .map_err(|e| super::client::transport(&what, e))?;
-        let status = response.status();
-        let body = super::client::read_body(&what, response, MAX_TOKEN_RESPONSE).await?;
-        Ok::<_, ImageError>((status, body))
-    };
-    let (status, body) = tokio::time::timeout(timeout, exchange)
-        .await
-        .map_err(|_| ImageError::unavailable(&what, "no answer in time"))??;
-    match status.as_u16() {
-        200..=299 => {}
-        // A token endpoint says 400 and 404 too for credentials and scopes that it does not like.
-        429 => {
-            let retry_after = super::gate::DEFAULT_RETRY_AFTER;
-            return Err(ImageError::RateLimited {
-                host: what,
-                retry_after,
-            });
+        if let Some(service) = service {
+            url.query_pairs_mut().append_pair("service", service);
         }
-        400..=499 => {
-            return Err(ImageError::Denied {
-                what,
-                why: format!("it answered {status}"),
-            });
-        }
-        _ => {
-            return Err(ImageError::unavailable(
-                what,
-                format!("it answered {status}"),
-            ));
+        url.query_pairs_mut().append_pair("scope", &self.scope);
+        match secret {
+            Some(Secret::Password { username, password }) => self
+                .http
+                .get(url)
+                .basic_auth(username, Some(password.expose_secret())),
+            _ => self.http.get(url),
         }
     }
-    // The body of a success is a secret: no part of it goes into an error.
-    let no_token = || ImageError::unavailable(&what, "its answer holds no token");
-    let answer: TokenResponse = serde_json::from_slice(&body).map_err(|_| no_token())?;
-    let given = |token: &SecretString| !token.expose_secret().is_empty();
-    let token = answer
-        .token
-        .filter(given)
-        .or(answer.access_token.filter(given));
-    let life = answer
-        .expires_in
-        .map_or(DEFAULT_EXPIRY, Duration::from_secs);
-    Ok((
-        token.ok_or_else(no_token)?,
-        life.min(Duration::from_hours(24)),
-    ))
 }
 
 #[cfg(test)]

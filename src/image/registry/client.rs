@@ -2,6 +2,7 @@
 
 use std::{
     fmt::Write as _,
+    future::Future,
     sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
 };
@@ -26,8 +27,8 @@ use crate::{
 
 use super::{
     Endpoint,
-    auth::{Authorization, Authorizations, Challenge, Slot},
-    gate::{DEFAULT_RETRY_AFTER, Gates},
+    auth::{Authorization, Authorizations, Challenge, Slot, Tokens},
+    gate::{DEFAULT_RETRY_AFTER, Gates, Host, LONGEST_RETRY_AFTER},
 };
 
 /// As containerd and Go's client do.
@@ -55,8 +56,7 @@ pub struct TlsError(#[source] Arc<reqwest::Error>);
 pub(crate) struct Registry {
     settings: Settings,
     /// Made at first use: reading the system's CA bundle costs time and memory.
-    https: OnceLock<Result<reqwest::Client, TlsError>>,
-    http: OnceLock<Result<reqwest::Client, TlsError>>,
+    clients: Clients,
     gates: Gates,
     authorizations: Arc<Authorizations>,
 }
@@ -98,9 +98,12 @@ impl Registry {
     pub(crate) fn new(settings: Settings) -> Self {
         let gates = Gates::new(settings.per_host);
         Self {
+            clients: Clients {
+                timeout: settings.timeout,
+                per_host: settings.per_host,
+                ..Clients::default()
+            },
             settings,
-            https: OnceLock::new(),
-            http: OnceLock::new(),
             gates,
             authorizations: Arc::new(Authorizations::new()),
         }
@@ -138,6 +141,19 @@ impl Registry {
             .ask(reference, Method::GET, &path, true, credentials)
             .await?;
         let digest = Digest::of(&answer.body);
+        let said = answer
+            .headers
+            .get("docker-content-digest")
+            .and_then(|said| said.to_str().ok());
+        if let Some(Ok(said)) = said.map(str::parse::<Digest>)
+            && !said.verify(&answer.body)
+        {
+            let why = "its content is not what Docker-Content-Digest says".to_owned();
+            return Err(ImageError::Corrupt {
+                what: format!("{reference}"),
+                why,
+            });
+        }
         Ok(Head::Document(digest, answer))
     }
 
@@ -179,7 +195,10 @@ impl Registry {
         let mut denied = None;
         for credential in credentials {
             match self.ask_as(&question, Some(credential)).await {
-                Err(error @ ImageError::Denied { .. }) => denied = Some(error),
+                // Some registries hide what one may not see.
+                Err(error @ (ImageError::Denied { .. } | ImageError::NotFound { .. })) => {
+                    denied = Some(error);
+                }
                 other => return other,
             }
         }
@@ -216,12 +235,15 @@ impl Registry {
                     what: what.clone(),
                     why: "its challenge cannot be answered".to_owned(),
                 })?;
+                let tokens = Tokens {
+                    clients: &self.clients,
+                    gates: &self.gates,
+                };
                 let answered = self.authorizations.answer(
-                    self.client(question.endpoint.plain_http)?,
+                    tokens,
                     slot.clone(),
                     challenge,
                     credential.cloned(),
-                    self.settings.timeout,
                 );
                 authorization = Some(answered.await?);
                 continue;
@@ -252,7 +274,7 @@ impl Registry {
             .with_jitter();
         let once = || async {
             let answer = self.exchange(question, what, authorization).await?;
-            if answer.0.is_server_error() {
+            if answer.0.is_server_error() && answer.0 != StatusCode::NOT_IMPLEMENTED {
                 Err(refusal(answer.0, what))
             } else {
                 Ok(answer)
@@ -268,71 +290,70 @@ impl Registry {
         what: &str,
         authorization: Option<&Authorization>,
     ) -> Result<(StatusCode, HeaderMap, Bytes), ImageError> {
-        let host = self.gates.host(&question.endpoint.host);
-        let _slot = host.enter(&question.endpoint.host).await?;
+        let name = &question.endpoint.host;
         let url = format!(
             "{}{}/{}",
             question.endpoint.base(),
             question.repository,
             question.path
         );
-        let client = self.client(question.endpoint.plain_http)?;
-        let mut request = client.request(question.method.clone(), url);
+        let mut request = self.clients.to(name)?.request(question.method.clone(), url);
         if let Some(accept) = question.accept {
             request = request.header(ACCEPT, accept);
         }
         if let Some(authorization) = authorization {
             request = authorization.apply(request);
         }
-        let exchange = async {
-            let response = request
-                .send()
-                .await
-                .map_err(|error| transport(what, error))?;
+        let asked = async {
+            let response = request.send().await?;
             let (status, headers) = (response.status(), response.headers().clone());
             // An error's body is for people; it is neither needed nor to be trusted.
-            let limit = if status.is_success() {
-                question.limit
-            } else {
-                0
-            };
-            let wanted = question.method == Method::GET && limit > 0;
+            let wanted = question.method == Method::GET && status.is_success();
             let body = if wanted {
-                read_body(what, response, limit).await?
+                read_body(what, response, question.limit).await?
             } else {
                 Bytes::new()
             };
-            Ok::<_, ImageError>((status, headers, body))
+            Ok((status, headers, body))
         };
-        // A total timeout: a body that trickles never ends by itself.
-        let Ok(result) = tokio::time::timeout(self.settings.timeout, exchange).await else {
-            host.timed_out();
-            return Err(ImageError::unavailable(what, NO_ANSWER));
-        };
-        host.answered();
-        let (status, headers, body) = result?;
-        let asks_for_quiet =
-            status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(RETRY_AFTER);
-        if status == StatusCode::TOO_MANY_REQUESTS || asks_for_quiet {
-            let retry_after = retry_after(&headers, SystemTime::now());
-            host.rate_limited(retry_after);
-            let host = question.endpoint.host.clone();
-            return Err(ImageError::RateLimited { host, retry_after });
-        }
-        Ok((status, headers, body))
+        exchange(
+            &self.gates.host(name),
+            name,
+            what,
+            self.settings.timeout,
+            asked,
+        )
+        .await
     }
+}
 
-    fn client(&self, plain_http: bool) -> Result<reqwest::Client, ImageError> {
-        let cell = if plain_http { &self.http } else { &self.https };
+/// The connections: one set for this machine's own registries, one for the world.
+#[derive(Default)]
+pub(super) struct Clients {
+    timeout: Duration,
+    per_host: usize,
+    world: OnceLock<Result<reqwest::Client, TlsError>>,
+    loopback: OnceLock<Result<reqwest::Client, TlsError>>,
+}
+
+impl Clients {
+    /// For a URL's host. No proxy is asked about loopback, as in Go, and no CA is needed there.
+    pub(super) fn to(&self, host: &str) -> Result<reqwest::Client, ImageError> {
+        let loopback = super::is_loopback(host);
+        let cell = if loopback {
+            &self.loopback
+        } else {
+            &self.world
+        };
         cell.get_or_init(|| {
             let builder = reqwest::Client::builder()
                 .user_agent(USER_AGENT)
-                .connect_timeout(self.settings.timeout)
+                .referer(false)
                 .pool_idle_timeout(Duration::from_mins(1))
-                .pool_max_idle_per_host(self.settings.per_host)
-                .redirect(reqwest::redirect::Policy::limited(MAX_REDIRECTS));
-            let builder = if plain_http {
-                builder.tls_certs_only([])
+                .pool_max_idle_per_host(self.per_host)
+                .redirect(reqwest::redirect::Policy::custom(redirect));
+            let builder = if loopback {
+                builder.no_proxy().tls_certs_only([])
             } else {
                 builder
             };
@@ -340,11 +361,84 @@ impl Registry {
         })
         .clone()
         .map_err(|error| ImageError::Unavailable {
-            what: "every https registry".to_owned(),
+            what: host.to_owned(),
             why: "no TLS".to_owned(),
             source: Some(Arc::new(error)),
         })
     }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+}
+
+/// Not for ever, and never from https into the clear.
+fn redirect(attempt: reqwest::redirect::Attempt<'_>) -> reqwest::redirect::Action {
+    let secure = attempt
+        .previous()
+        .last()
+        .is_some_and(|url| url.scheme() == "https");
+    if attempt.previous().len() > MAX_REDIRECTS {
+        attempt.error("too many redirects")
+    } else if secure && attempt.url().scheme() != "https" {
+        attempt.error("a redirect from https to http")
+    } else {
+        attempt.follow()
+    }
+}
+
+/// How an exchange failed.
+pub(super) enum Broken {
+    Transport(reqwest::Error),
+    Other(ImageError),
+}
+
+impl From<reqwest::Error> for Broken {
+    fn from(error: reqwest::Error) -> Self {
+        Self::Transport(error)
+    }
+}
+
+/// One exchange with a host: a slot for it, a total timeout (a body that trickles never ends by itself),
+/// and what the outcome says about the host.
+pub(super) async fn exchange<T>(
+    host: &Host,
+    name: &str,
+    what: &str,
+    timeout: Duration,
+    exchange: impl Future<Output = Result<(StatusCode, HeaderMap, T), Broken>>,
+) -> Result<(StatusCode, HeaderMap, T), ImageError> {
+    let _slot = host.enter(name).await?;
+    let answer = match tokio::time::timeout(timeout, exchange).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(Broken::Transport(error))) => {
+            if error.is_timeout() {
+                host.timed_out();
+            }
+            return Err(transport(what, error));
+        }
+        Ok(Err(Broken::Other(error))) => return Err(error),
+        Err(_) => {
+            host.timed_out();
+            return Err(ImageError::unavailable(what, NO_ANSWER));
+        }
+    };
+    host.answered();
+    let (status, headers, _) = &answer;
+    let limited = *status == StatusCode::TOO_MANY_REQUESTS;
+    let overloaded =
+        *status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(RETRY_AFTER);
+    if limited || overloaded {
+        let retry_after = retry_after(headers, SystemTime::now());
+        host.close(retry_after, limited);
+        let host = name.to_owned();
+        return Err(if limited {
+            ImageError::RateLimited { host, retry_after }
+        } else {
+            ImageError::Gated { host, retry_after }
+        });
+    }
+    Ok(answer)
 }
 
 const METHOD_REFUSED: &str = "it does not answer HEAD";
@@ -368,7 +462,9 @@ fn refusal(status: StatusCode, what: impl Into<String>) -> ImageError {
             what,
             why: format!("the registry answered {status}"),
         },
-        StatusCode::METHOD_NOT_ALLOWED => ImageError::unavailable(what, METHOD_REFUSED),
+        StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => {
+            ImageError::unavailable(what, METHOD_REFUSED)
+        }
         status => ImageError::unavailable(what, format!("the registry answered {status}")),
     }
 }
@@ -378,26 +474,23 @@ pub(super) async fn read_body(
     what: &str,
     mut response: reqwest::Response,
     limit: u64,
-) -> Result<Bytes, ImageError> {
+) -> Result<Bytes, Broken> {
+    let too_large = |size| Err(Broken::Other(ImageError::too_large(what, size)));
     if let Some(length) = response.content_length().filter(|length| *length > limit) {
-        return Err(ImageError::too_large(what, length));
+        return too_large(length);
     }
     let mut body = BytesMut::new();
-    while let Some(chunk) = response
-        .chunk()
-        .await
-        .map_err(|error| transport(what, error))?
-    {
+    while let Some(chunk) = response.chunk().await? {
         body.extend_from_slice(&chunk);
         if body.len() as u64 > limit {
-            return Err(ImageError::too_large(what, body.len() as u64));
+            return too_large(body.len() as u64);
         }
     }
     Ok(body.freeze())
 }
 
 /// Addresses in errors are the ones archaware asked for: a redirect's may carry a signature.
-pub(super) fn transport(what: &str, error: reqwest::Error) -> ImageError {
+fn transport(what: &str, error: reqwest::Error) -> ImageError {
     let mut why = String::from(if error.is_redirect() {
         "too many redirects"
     } else if error.is_connect() {
@@ -424,13 +517,15 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Duration {
         .get(RETRY_AFTER)
         .and_then(|value| value.to_str().ok())
         .unwrap_or_default();
-    if let Ok(seconds) = text.trim().parse() {
-        return Duration::from_secs(seconds);
-    }
-    httpdate::parse_http_date(text)
-        .ok()
-        .and_then(|date| date.duration_since(now).ok())
-        .unwrap_or(DEFAULT_RETRY_AFTER)
+    let seconds = text.trim().parse().ok().map(Duration::from_secs);
+    let date = || {
+        httpdate::parse_http_date(text)
+            .ok()?
+            .duration_since(now)
+            .ok()
+    };
+    let asked = seconds.or_else(date).unwrap_or(DEFAULT_RETRY_AFTER);
+    asked.clamp(Duration::from_secs(1), LONGEST_RETRY_AFTER)
 }
 
 #[cfg(test)]
@@ -446,6 +541,8 @@ mod tests {
             retry_after(&headers, now)
         };
         assert_eq!(read("7"), Duration::from_secs(7));
+        assert_eq!(read("0"), Duration::from_secs(1));
+        assert_eq!(read("31536000"), LONGEST_RETRY_AFTER);
         assert_eq!(
             read("Sun, 09 Sep 2001 01:47:40 GMT"),
             Duration::from_mins(1)

@@ -18,7 +18,7 @@ const MAX_TIMEOUTS: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// A registry may ask for this much quiet, not more.
-const LONGEST_RETRY_AFTER: Duration = Duration::from_hours(1);
+pub(super) const LONGEST_RETRY_AFTER: Duration = Duration::from_hours(1);
 /// When a registry limits its rate without saying for how long.
 pub(super) const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(30);
 
@@ -123,13 +123,17 @@ impl Host {
         }
     }
 
-    /// The host limits its rate.
-    pub(super) fn rate_limited(&self, retry_after: Duration) {
-        let until = Instant::now() + retry_after.min(LONGEST_RETRY_AFTER);
-        self.state().closed = Some(Closed {
-            until,
-            rate_limited: true,
-        });
+    /// The host wants to be left alone: because it limits its rate, or because it is overloaded.
+    pub(super) fn close(&self, retry_after: Duration, rate_limited: bool) {
+        let mut state = self.state();
+        let until = Instant::now() + retry_after;
+        // Answers to requests that were under way do not shorten what was asked for.
+        if state.closed.is_none_or(|closed| closed.until < until) {
+            state.closed = Some(Closed {
+                until,
+                rate_limited,
+            });
+        }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -172,7 +176,7 @@ mod tests {
             tokio::spawn(async move { host.enter("reg").await.map(drop) })
         };
         tokio::task::yield_now().await;
-        host.rate_limited(Duration::from_secs(5));
+        host.close(Duration::from_secs(5), true);
         drop(slot);
         let error = waiting.await.unwrap().unwrap_err();
         assert!(matches!(error, ImageError::RateLimited { .. }), "{error}");

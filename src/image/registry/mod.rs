@@ -39,10 +39,16 @@ impl Endpoint {
 }
 
 fn is_plain_loopback(registry: &str) -> bool {
-    let (host, port) = host_and_port(registry);
-    let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
-    let loopback = host == "localhost" || address.is_ok_and(|address| address.is_loopback());
-    loopback && port != Some("443")
+    is_loopback(registry) && host_and_port(registry).1 != Some("443")
+}
+
+/// Of `host[:port]`.
+fn is_loopback(registry: &str) -> bool {
+    let host = host_and_port(registry).0.trim_matches(['[', ']']);
+    host == "localhost"
+        || host
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|ip| ip.is_loopback())
 }
 
 #[cfg(test)]

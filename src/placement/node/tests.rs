@@ -2,8 +2,6 @@ use serde_json::json;
 
 use super::*;
 
-const KEY: &str = "kubernetes.io/arch";
-
 fn taint(text: &str) -> Taint {
     text.parse().unwrap()
 }
@@ -62,13 +60,6 @@ impl Case {
 const ARM: &str = "kubernetes.io/arch=arm64:NoSchedule";
 const AMD: &str = "kubernetes.io/arch=amd64:NoSchedule";
 
-fn kind(key: &str) -> TaintKind {
-    TaintKind {
-        key: key.to_owned(),
-        effect: super::super::Effect::NoSchedule,
-    }
-}
-
 #[test]
 fn an_untainted_node_is_tainted_and_claimed() {
     let expected = Change {
@@ -119,7 +110,7 @@ fn a_changed_configuration_moves_the_taint() {
     let old = "old/key=arm64:NoSchedule";
     let moved = Case::default().owned(old).tainted(old).decide().0.unwrap();
     let expected = Change {
-        remove: Some((1, kind("old/key"))),
+        remove: Some((1, taint("old/key=arm64:NoSchedule"))),
         add: Some(taint(ARM)),
         ownership: Some(Ownership::Of(taint(ARM))),
         correct: None,
@@ -133,7 +124,7 @@ fn a_changed_configuration_moves_the_taint() {
         .0
         .unwrap();
     let expected = Change {
-        remove: Some((1, kind("old/key"))),
+        remove: Some((1, taint("old/key=arm64:NoSchedule"))),
         ownership: Some(Ownership::Nothing),
         ..Change::default()
     };
@@ -143,7 +134,7 @@ fn a_changed_configuration_moves_the_taint() {
 #[test]
 fn nodes_that_are_not_to_be_tainted_are_released() {
     let released = Change {
-        remove: Some((1, kind(KEY))),
+        remove: Some((1, taint(ARM))),
         ownership: Some(Ownership::Nothing),
         ..Change::default()
     };
@@ -175,7 +166,7 @@ fn an_unknown_architecture_is_reported_and_changes_nothing() {
 #[test]
 fn clean_takes_only_the_recorded_taint() {
     let own = Case::default().owned(ARM).tainted(ARM);
-    assert_eq!(clean(&own.node()).unwrap().remove, Some((1, kind(KEY))));
+    assert_eq!(clean(&own.node()).unwrap().remove, Some((1, taint(ARM))));
     let changed = Case::default().owned(ARM).tainted(AMD);
     let change = clean(&changed.node()).unwrap();
     assert_eq!(
