@@ -168,3 +168,67 @@ async fn a_template_that_was_stepped_aside_for_is_not_rolled_twice() {
     let set = bed.api::<DaemonSet>().get("blind").await.unwrap();
     assert!(set.annotations()["archaware.dev/tolerations"].contains("\"steppedAside\":true"));
 }
+
+#[tokio::test]
+async fn a_decision_stands_while_its_images_cannot_be_resolved() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let registry = testimg::FakeRegistry::start().await.unwrap();
+    registry.add("app", &testimg::find("arm64"));
+    let archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    let mut set = daemon_set(&bed, "agent", "multi", json!(null), json!({}));
+    set["spec"]["template"]["spec"]["containers"][0]["image"] = json!(registry.image("app"));
+    bed.create::<DaemonSet>(set).await;
+    lands_on(&bed, "agent", &["arm64"]).await;
+    assert_eq!(archaware.stop().await, 0);
+    // The image is gone, nothing is remembered, and the failure policy is impatient.
+    registry.script("/", testimg::Script::Status(404, Vec::new()));
+    let _archaware = Controller::start(&bed, "resolution: {failure: {after: 1s}}");
+    bed.create::<DaemonSet>(daemon_set(
+        &bed,
+        "blind",
+        "no-such-image",
+        json!(null),
+        json!({}),
+    ))
+    .await;
+    bed.event("agent", "ImageNotResolved").await;
+    bed.event("blind", "SteppedAside").await;
+    let asked = registry.seen().len();
+    eventually("a further try", DEADLINE, || async {
+        (registry.seen().len() > asked).then_some(())
+    })
+    .await;
+    assert_eq!(generation(&bed, "agent").await, 2, "no rollout");
+}
+
+#[tokio::test]
+async fn who_takes_tolerations_out_again_is_not_fought() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let _archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    bed.create::<DaemonSet>(daemon_set(&bed, "agent", "arm64", json!(null), json!({})))
+        .await;
+    let revert = || async {
+        let tolerations = json!([{"op": "remove", "path": "/spec/template/spec/tolerations"}]);
+        let patch = Patch::<()>::Json(serde_json::from_value(tolerations).unwrap());
+        eventually("tolerations to take out", DEADLINE, || async {
+            bed.api::<DaemonSet>()
+                .patch("agent", &PatchParams::default(), &patch)
+                .await
+                .ok()
+        })
+        .await;
+    };
+    // Created, changed; taken out, changed once more; taken out, and left.
+    revert().await;
+    revert().await;
+    bed.event("agent", "TolerationsReverted").await;
+    let before = generation(&bed, "agent").await;
+    bed.create::<DaemonSet>(daemon_set(&bed, "witness", "arm64", json!(null), json!({})))
+        .await;
+    lands_on(&bed, "witness", &["arm64"]).await;
+    assert_eq!(generation(&bed, "agent").await, before);
+}
