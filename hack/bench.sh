@@ -8,11 +8,11 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/archaware-bench.XXXXXX")
 trap 'trap - EXIT; hack/testbed/down.sh "$work/bed"; rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 hack/testbed/build.sh
-cargo build --locked -p testimg
-cargo build --locked --release
+cargo build --quiet --locked -p testimg
+cargo build --quiet --locked --release
 export ARCHAWARE_BIN=$work/archaware
 cp target/release/archaware "$ARCHAWARE_BIN"
-cargo bench --locked --no-run --bench cluster
+cargo bench --quiet --locked --no-run --bench cluster
 OWNER=$$ hack/testbed/up.sh "$work/bed" > /dev/null
 hack/testbed/registry.sh "$work/bed" > /dev/null
 target/debug/testimg push "$(cat "$work/bed/registry/address")" > /dev/null

@@ -103,8 +103,9 @@ impl Clean {
         if !self.dry_run {
             session.verify().await.context("cannot look again")?;
         }
+        let was_there = lease.was_there;
         lease.give_back().await;
-        session.lease().await;
+        session.lease(was_there).await;
         Ok(session.summary())
     }
 
@@ -124,6 +125,11 @@ impl Clean {
             return Ok(Some(HeldLease::not_needed()));
         }
         let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+        let was_there = leases
+            .get_opt(NAME)
+            .await
+            .context("cannot read the Lease")?
+            .is_some();
         let patience = if self.stop_controller {
             stop_controller(client, namespace).await?;
             STOP_TIMEOUT
@@ -148,6 +154,7 @@ impl Clean {
         let lease = HeldLease {
             leading,
             held: Some((elector, stop)),
+            was_there,
             _always: None,
         };
         if acquired {
@@ -172,6 +179,8 @@ fn refuse(holder: &str, namespace: &str) {
 struct HeldLease {
     leading: watch::Receiver<bool>,
     held: Option<(JoinHandle<()>, CancellationToken)>,
+    /// Before it was taken: one that was only made for this is not worth a word.
+    was_there: bool,
     _always: Option<watch::Sender<bool>>,
 }
 
@@ -181,6 +190,7 @@ impl HeldLease {
         Self {
             leading,
             held: None,
+            was_there: true,
             _always: Some(always),
         }
     }
@@ -352,7 +362,7 @@ impl Session {
         Ok(())
     }
 
-    async fn lease(&mut self) {
+    async fn lease(&mut self, was_there: bool) {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
         let what = format!("Lease {}/{NAME}", self.namespace);
         let outcome = match api.get_opt(NAME).await {
@@ -365,6 +375,9 @@ impl Session {
             },
             Err(error) => Err(chain(&error)),
         };
+        if !was_there && outcome.is_ok() {
+            return;
+        }
         self.progress.expect(1);
         self.progress.report(&what, &outcome, self.dry_run);
         self.count(vec![Item { what, outcome }]);

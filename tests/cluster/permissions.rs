@@ -69,3 +69,38 @@ async fn a_permission_that_is_taken_away_while_running_is_reported_and_comes_bac
         .unwrap();
     assert_eq!(bed.bound("app").await, "arm64");
 }
+
+#[tokio::test]
+async fn the_manifests_are_valid_and_the_kustomize_base_is_the_same() {
+    let bed = Bed::take().await;
+    let plain = bed.kubectl(&[
+        "apply",
+        "--dry-run=server",
+        "-o",
+        "name",
+        "-f",
+        "manifests/archaware.yaml",
+    ]);
+    let kustomized = bed.kubectl(&["apply", "--dry-run=server", "-o", "name", "-k", "manifests"]);
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&plain), sorted(&kustomized));
+    assert!(plain.contains("deployment.apps/archaware"), "{plain}");
+    // What the ConfigMap holds is a configuration.
+    let config = bed.kubectl(&[
+        "create",
+        "--dry-run=client",
+        "-f",
+        "manifests/archaware.yaml",
+        "-o",
+        "jsonpath={.data.config\\.yaml}",
+    ]);
+    let file = bed.dir().join("shipped.yaml");
+    std::fs::write(&file, config).unwrap();
+    let (status, _, error) =
+        bed.archaware(&["config", "check", "--config", file.to_str().unwrap()]);
+    assert_eq!(status, 0, "{error}");
+}
