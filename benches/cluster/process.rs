@@ -106,7 +106,7 @@ pub(crate) async fn large_cluster(bed: &Bed) {
 
 /// A thousand a second, or as many as the API server takes; the CPU is scaled to a thousand.
 async fn heartbeats(bed: &Bed, archaware: &Controller) {
-    let requests = "archaware_api_requests_total{verb=\"patch\",result=\"2xx\"}";
+    let requests = "archaware_writes_total{kind=\"Node\",result=\"applied\"}";
     let (before, patches) = (cpu(archaware), archaware.metric(requests).await);
     let (started, time) = (Instant::now(), Duration::from_secs(10));
     let nodes: Api<Node> = bed.nodes();

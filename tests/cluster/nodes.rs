@@ -261,7 +261,7 @@ async fn heartbeats_cost_no_api_call() {
     };
     let before = (
         archaware
-            .metric("archaware_api_requests_total{verb=\"patch\",result=\"2xx\"}")
+            .metric("archaware_writes_total{kind=\"Node\",result=\"applied\"}")
             .await,
         patches(&archaware),
     );
@@ -278,7 +278,7 @@ async fn heartbeats_cost_no_api_call() {
     bed.node("witness", "amd64").await;
     taints_become(&bed, "witness", &["kubernetes.io/arch=amd64:NoSchedule"]).await;
     let after = archaware
-        .metric("archaware_api_requests_total{verb=\"patch\",result=\"2xx\"}")
+        .metric("archaware_writes_total{kind=\"Node\",result=\"applied\"}")
         .await;
     assert!(
         (after - before.0 - 1.0).abs() < 0.1,

@@ -20,5 +20,6 @@ stop "$run" containerd
 # A shim outlives a containerd that was killed; it names its containerd's socket.
 for pid in $(pgrep -f "containerd-shim.* -address $node/containerd/containerd.sock"); do kill -9 "$pid" 2> /dev/null; done
 awk -v n="$node/" 'index($2, n) == 1 {print $2}' /proc/mounts | sort -r | while read -r mount; do umount "$mount"; done
-find /sys/fs/cgroup -path '*/kubepods/*' -depth -type d -exec rmdir {} + 2> /dev/null
+group=$(cat "$node/cgroup" 2> /dev/null) &&
+  find /sys/fs/cgroup -depth -type d -path "*/$group*" -exec rmdir {} + 2> /dev/null
 rm -rf "$node"

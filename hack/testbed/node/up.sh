@@ -12,7 +12,21 @@ node=$run/node
 mkdir -p "$node"/{containerd,cni,certs.d/reg.local,opt,podlogs,manifests,volplugins,kubelet/pki}
 [ -s "$node/ports" ] || free_ports 2 > "$node/ports"
 { read -r kubelet; read -r healthz; } < "$node/ports"
-fill() { sed -e "s#@NODE@#$node#g; s#@RUN@#$run#g; s#@KUBELET@#$kubelet#g; s#@HEALTHZ@#$healthz#g" "$here/$1"; }
+# A cgroup of its own, so that two kubelets do not end each other's containers.
+group=archaware-$(echo "$run" | sha256sum | cut -c1-12)
+echo "$group" > "$node/cgroup"
+if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
+  mkdir -p "/sys/fs/cgroup/$group"
+  sed 's/[^ ]*/+&/g' /sys/fs/cgroup/cgroup.controllers > /sys/fs/cgroup/cgroup.subtree_control || true
+else
+  for controller in /sys/fs/cgroup/*/; do
+    mkdir -p "$controller$group" 2> /dev/null || continue
+    for file in cpuset.cpus cpuset.mems; do
+      [ ! -e "$controller$file" ] || cat "$controller$file" > "$controller$group/$file"
+    done
+  done
+fi
+fill() { sed -e "s#@NODE@#$node#g; s#@RUN@#$run#g; s#@KUBELET@#$kubelet#g; s#@HEALTHZ@#$healthz#g; s#@CGROUP@#/$group#g" "$here/$1"; }
 fill containerd.toml > "$node/containerd.toml"
 fill kubelet.yaml > "$node/kubelet.yaml"
 echo '{"cniVersion":"0.4.0","name":"lo","plugins":[{"type":"loopback"}]}' > "$node/cni/10-lo.conflist"

@@ -21,7 +21,7 @@ use crate::image::{
 
 use super::{
     Endpoint,
-    client::{Clients, exchange, read_body},
+    exchange::{Clients, exchange, read_body},
     gate::{Gates, Host},
 };
 

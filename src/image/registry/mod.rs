@@ -2,12 +2,14 @@
 
 mod auth;
 mod client;
+mod exchange;
 mod gate;
 
 use crate::image::reference::{Reference, host_and_port};
 
+pub use client::Settings;
 pub(crate) use client::{Answer, Head, Registry};
-pub use client::{Settings, TlsError};
+pub use exchange::TlsError;
 
 /// Where a registry's API is.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

@@ -1,0 +1,99 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn parse(text: &str) -> Result<Document, DocumentError> {
+    Document::parse(text.as_bytes(), None)
+}
+
+#[test]
+fn one_odd_entry_does_not_hide_the_others() {
+    let index = r#"{"manifests": [
+        {"platform": {"os": "linux", "architecture": "amd64"}},
+        {"platform": null, "digest": "d", "annotations": null, "size": null, "mediaType": null},
+        {"platform": {"os": "linux"}, "digest": "e", "mediaType": "application/vnd.oci.image.manifest.v1+json"},
+        null, "text", {"platform": "linux"}, {"size": "7"},
+        {"digest": "layer", "mediaType": "application/vnd.oci.image.layer.v1.tar"},
+        {}
+    ]}"#;
+    let Ok(Document::Index(index)) = parse(index) else {
+        panic!("not an index")
+    };
+    assert_eq!((index.platforms.len(), index.unnamed.len()), (1, 2));
+}
+
+#[test]
+fn an_index_of_many_is_read_and_a_hostile_one_is_not_kept() {
+    let entry = |n: usize| format!(r#"{{"platform": {{"os": "linux", "architecture": "a{n}"}}}}"#);
+    let index = |count: usize, different: usize| {
+        let entries: Vec<_> = (0..count).map(|n| entry(n % different)).collect();
+        parse(&format!(r#"{{"manifests": [{}]}}"#, entries.join(",")))
+    };
+    assert!(matches!(index(5000, 200), Ok(Document::Index(index)) if index.platforms.len() == 200));
+    assert!(matches!(
+        index(5000, 300),
+        Err(DocumentError::TooManyEntries)
+    ));
+}
+
+#[test]
+fn what_the_carrier_says_must_fit() {
+    let (index, manifest) = (r#"{"manifests": []}"#, r#"{"config": {"digest": "d"}}"#);
+    for (text, content_type, fits) in [
+        (
+            index,
+            "application/vnd.oci.image.index.v1+json; charset=utf-8",
+            true,
+        ),
+        (index, "application/vnd.oci.image.manifest.v1+json", false),
+        (index, "text/plain", true),
+        (
+            manifest,
+            "application/vnd.docker.distribution.manifest.v2+json",
+            true,
+        ),
+        (
+            manifest,
+            "application/vnd.docker.distribution.manifest.list.v2+json",
+            false,
+        ),
+    ] {
+        let parsed = Document::parse(text.as_bytes(), Some(content_type));
+        assert_eq!(parsed.is_ok(), fits, "{text} {content_type}");
+    }
+}
+
+#[test]
+fn deep_nesting_and_repeated_keys_are_malformed() {
+    let deep = format!(
+        "{{\"manifests\": {}{}}}",
+        "[".repeat(10_000),
+        "]".repeat(10_000)
+    );
+    for text in [
+        deep.as_str(),
+        r#"{"manifests": [], "manifests": []}"#,
+        "[]",
+        "null",
+        "",
+    ] {
+        assert!(
+            matches!(parse(text), Err(DocumentError::Malformed(_))),
+            "{text:.40}"
+        );
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = Document::parse(&bytes, None);
+        let _ = Config::parse(&bytes);
+    }
+
+    #[test]
+    fn any_json_is_read_or_refused(text in r#"[{}\[\]":,a-z0-9]{0,60}"#) {
+        let _ = parse(&format!(r#"{{"manifests": {text}}}"#));
+        let _ = parse(&format!(r#"{{"config": {text}}}"#));
+    }
+}
