@@ -104,3 +104,37 @@ async fn the_manifests_are_valid_and_the_kustomize_base_is_the_same() {
         bed.archaware(&["config", "check", "--config", file.to_str().unwrap()]);
     assert_eq!(status, 0, "{error}");
 }
+
+#[tokio::test]
+async fn one_missing_permission_is_named_and_the_others_are_not() {
+    let bed = Bed::take().await;
+    bed.kubectl(&["-n", "archaware", "delete", "rolebinding", "archaware"]);
+    bed.kubectl(&[
+        "-n",
+        "archaware",
+        "create",
+        "role",
+        "less",
+        "--verb=create,get",
+        "--resource=leases.coordination.k8s.io",
+    ]);
+    bed.kubectl(&[
+        "-n",
+        "archaware",
+        "create",
+        "rolebinding",
+        "less",
+        "--role=less",
+        "--serviceaccount=archaware:archaware",
+    ]);
+    let mut archaware = Controller::start(&bed, "");
+    let status = archaware.exited().await;
+    bed.kubectl(&["-n", "archaware", "delete", "role,rolebinding", "less"]);
+    assert_eq!(status, 1);
+    let log = archaware.log();
+    assert!(
+        log.contains("patch leases.coordination.k8s.io in archaware"),
+        "{log}"
+    );
+    assert_eq!(log.matches("\n  ").count(), 1, "{log}");
+}
