@@ -43,6 +43,9 @@ pub(crate) use daemon_sets::{plan as plan_daemon_set, record as daemon_set_recor
 pub(crate) use nodes::{describe as describe_node_problem, view as node_view};
 pub(crate) use pods::selection as pod_selection;
 
+/// Nodes that are tainted at once: a thousand are done in seconds, and each connection costs memory.
+const NODES_AT_ONCE: NonZeroU16 = NonZeroU16::MIN.saturating_add(7);
+
 /// What `run` needs.
 pub struct Run {
     /// The cluster.
@@ -278,7 +281,7 @@ impl Parts {
         let (open, gate) = watch::channel(false);
         let (writer, events, _) = self.sinks();
         let nodes = nodes::Nodes::new(self.client.clone(), &self.config, writer, events);
-        let settings = self.settings("nodes", self.config.concurrency.writes);
+        let settings = self.settings("nodes", NODES_AT_ONCE);
         let driven = drive::drive(
             drive::Settings { gate, ..settings },
             (list.store, list.news),
