@@ -39,6 +39,8 @@ pub struct Metrics {
     pub resolutions: Resolutions,
     /// Of the Kubernetes client.
     pub api: ApiRequests,
+    /// Of the store in containerd.
+    pub content_writes: ContentWrites,
     decisions: Counters<2>,
     decision_seconds: Histogram,
     writes: Counters<2>,
@@ -58,6 +60,10 @@ pub struct Resolutions {
 #[derive(Clone, Default)]
 pub struct ApiRequests(Counters<2>);
 
+/// What was to be kept in containerd, by result.
+#[derive(Clone, Default)]
+pub struct ContentWrites(Counters<1>);
+
 /// The time of one resolution.
 pub struct ResolutionTimer<'a> {
     metrics: &'a Resolutions,
@@ -73,6 +79,7 @@ impl Default for Metrics {
         let metrics = Self {
             resolutions: Resolutions::default(),
             api: ApiRequests::default(),
+            content_writes: ContentWrites::default(),
             decisions: Family::default(),
             decision_seconds: Histogram::new(BUCKETS),
             writes: Family::default(),
@@ -106,6 +113,11 @@ impl Default for Metrics {
             "writes",
             "Guarded patches by kind of object and result",
             m.writes,
+        );
+        registry.register(
+            "containerd_writes",
+            "Trees, tags and uses of images to be kept in containerd, by result",
+            m.content_writes.0,
         );
         registry.register("api_requests", "Requests to the Kubernetes API", m.api.0);
         registry.register(
@@ -235,6 +247,13 @@ impl ResolutionTimer<'_> {
         self.metrics
             .seconds
             .observe(self.started.elapsed().as_secs_f64());
+    }
+}
+
+impl ContentWrites {
+    /// One of `stored`, `dropped`, `failed`.
+    pub fn count(&self, result: &'static str) {
+        self.0.get_or_create(&[("result", result)]).inc();
     }
 }
 

@@ -5,13 +5,16 @@ use futures::future::join_all;
 use serde::Serialize;
 
 use crate::{
-    image::{ImageError, PullPolicy, Reference, Request, Resolved},
+    image::{
+        ImageError, PullPolicy, Reference, Request, Resolved,
+        credentials::{self, Keyring},
+    },
     metrics::Metrics,
     platform::Os,
 };
 
 use super::{
-    Global, Status,
+    Global, Keep, Status,
     output::{self, Output},
     resolver,
 };
@@ -36,7 +39,7 @@ struct Line {
     image: String,
     reference: Option<String>,
     digest: Option<String>,
-    media_type: Option<String>,
+    media_type: Option<&'static str>,
     platforms: Vec<String>,
     architectures: Vec<String>,
     source: Option<&'static str>,
@@ -53,16 +56,16 @@ struct Failure {
 impl Inspect {
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
         let config = global.load_config()?;
-        let keyring = global.keyring(&config)?;
-        let resolver = resolver(&config, &Metrics::default())?;
+        let keys = credentials::ready(Keyring::default());
+        let resolver = resolver(&global, &config, &Metrics::default(), Keep::No)?;
         let budget = config.resolution.budget;
         let lines = join_all(self.images.iter().map(|image| {
-            let (resolver, keyring, os) = (resolver.clone(), &keyring, &self.os);
+            let (resolver, keys, os) = (resolver.clone(), &keys, &self.os);
             async move {
                 let request = Request {
                     image,
                     policy: PullPolicy::IfNotPresent,
-                    keyring,
+                    keys,
                 };
                 let answer = tokio::time::timeout(budget, resolver.resolve(request)).await;
                 let answer = answer.unwrap_or_else(|_| {
@@ -76,7 +79,7 @@ impl Inspect {
                         source: None,
                     })
                 });
-                Line::new(image, answer, os)
+                Line::new(image, resolver.reference(image), answer, os)
             }
         }))
         .await;
@@ -90,10 +93,13 @@ impl Inspect {
 }
 
 impl Line {
-    fn new(image: &str, answer: Result<Resolved, ImageError>, os: &Os) -> Self {
-        let reference = Reference::parse(image)
-            .ok()
-            .map(|reference| reference.to_string());
+    fn new(
+        image: &str,
+        reference: Result<Reference, ImageError>,
+        answer: Result<Resolved, ImageError>,
+        os: &Os,
+    ) -> Self {
+        let reference = reference.ok().map(|reference| reference.to_string());
         let mut line = Self {
             image: image.to_owned(),
             reference,
@@ -117,7 +123,7 @@ impl Line {
                 line.architectures = architectures.iter().map(ToString::to_string).collect();
                 line.note = resolved.platforms.note().map(crate::platform::Note::as_str);
                 line.digest = Some(resolved.digest.to_string());
-                line.media_type = Some(resolved.media_type.into());
+                line.media_type = Some(resolved.media_type);
                 line.source = Some(resolved.source.as_str());
             }
             Err(error) => {

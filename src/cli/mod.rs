@@ -8,16 +8,24 @@ mod plan;
 mod progress;
 mod run;
 
-use std::{path::PathBuf, process::ExitCode, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
 
 use anyhow::Context;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use kube::Client;
 
 use crate::{
-    cluster::{self, client},
-    config::{Config, ConfigError},
-    image::{Resolver, Settings, chain, containerd::Containerd, credentials, credentials::Keyring},
+    cluster::{self, client, pull_secrets::PullSecrets},
+    config::{Config, ConfigError, ContainerdConfig, RegistriesConfig, RewriteConfig},
+    image::{
+        Resolver, Rewrite, Settings, chain,
+        containerd::Containerd,
+        credentials::{DockerConfigError, NodeCredentials, ProviderError, Providers},
+    },
     metrics::Metrics,
     telemetry::{self, LogFormat},
 };
@@ -141,7 +149,9 @@ pub fn main() -> ExitCode {
         Ok(status) => status.into(),
         Err(error) => {
             eprintln!("error: {}", chain(error.as_ref()));
-            let usage = error.is::<ConfigError>() || error.is::<credentials::DockerConfigError>();
+            let usage = error.is::<ConfigError>()
+                || error.is::<DockerConfigError>()
+                || error.is::<ProviderError>();
             ExitCode::from(if usage { USAGE } else { 1 })
         }
     }
@@ -189,47 +199,93 @@ impl Global {
         Ok(client::connect(kubeconfig, context, metrics.api.clone()).await?)
     }
 
-    fn keyring(&self, config: &Config) -> Result<Keyring, credentials::DockerConfigError> {
-        let configured = Some(&config.registries.docker_config);
-        let path = self.docker_config.as_ref().or(configured);
-        match path.filter(|path| !path.as_os_str().is_empty()) {
-            Some(path) => credentials::load(path),
-            None => Ok(Keyring::default()),
-        }
+    /// What the operator knows.
+    fn node_credentials(&self, config: &Config) -> anyhow::Result<NodeCredentials> {
+        let configured = || given(&config.registries.docker_config);
+        let path = self
+            .docker_config
+            .as_deref()
+            .and_then(given)
+            .or_else(configured);
+        let plugins = &config.credential_providers;
+        let providers = given(&plugins.config)
+            .map(|file| Providers::load(&file, &plugins.bin_directory))
+            .transpose()?;
+        Ok(NodeCredentials::new(path, providers)?)
     }
 }
 
+/// An empty path is none.
+fn given(path: &Path) -> Option<PathBuf> {
+    (!path.as_os_str().is_empty()).then(|| path.to_owned())
+}
+
+/// Whether what is fetched is kept for later processes: commands that only look leave no trace.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    Yes,
+    No,
+}
+
 /// A resolver by the configuration.
-fn resolver(config: &Config, metrics: &Metrics) -> anyhow::Result<Resolver> {
-    let socket = &config.containerd.socket;
-    let containerd = if socket.as_os_str().is_empty() {
-        None
-    } else {
-        let namespaces = config.containerd.read_namespaces.clone();
-        Some(Containerd::new(&socket.to_string_lossy(), namespaces)?)
-    };
+fn resolver(
+    global: &Global,
+    config: &Config,
+    metrics: &Metrics,
+    keep: Keep,
+) -> anyhow::Result<Resolver> {
+    let ContainerdConfig {
+        socket,
+        read_namespaces,
+        cache_namespace,
+    } = &config.containerd;
+    let own = Some(cache_namespace.as_str()).filter(|name| !name.is_empty());
+    let mut containerd = given(socket)
+        .map(|socket| Containerd::new(&socket.to_string_lossy(), read_namespaces.clone(), own))
+        .transpose()?;
+    if keep == Keep::Yes {
+        containerd = containerd.map(|containerd| containerd.keeping(&metrics.content_writes));
+    }
+    let RegistriesConfig {
+        ca_bundle,
+        plain_http,
+        hosts_directories,
+        mirror_credentials,
+        rewrites,
+        ..
+    } = &config.registries;
     let settings = Settings {
         registry: crate::image::registry::Settings {
             timeout: config.resolution.timeout,
             per_host: config.concurrency.per_registry.get().into(),
-            plain_http: config.registries.plain_http.clone(),
+            plain_http: plain_http.clone(),
+            hosts_directories: hosts_directories.clone(),
+            ca_bundle: given(ca_bundle),
+            mirror_credentials: *mirror_credentials,
         },
+        rewrites: rewrites.iter().map(Rewrite::from).collect(),
         images: config.resolution.cache.images.get(),
         tag_ttl: config.resolution.cache.tag_ttl,
         latest_ttl: config.resolution.cache.latest_ttl,
+        per_credential: config.resolution.cache.per_credential,
     };
-    let resolver = Resolver::new(settings, containerd, metrics.resolutions.clone());
-    if !socket.as_os_str().is_empty() {
-        let watched = resolver.clone();
-        metrics.register_gauges("containerd_up", "1 while containerd answers", move || {
-            watched
-                .containerd_is_up()
-                .map(|up| ([], i64::from(up)))
-                .into_iter()
-                .collect()
-        });
+    let credentials = global.node_credentials(config)?;
+    let resolutions = metrics.resolutions.clone();
+    Ok(Resolver::new(
+        settings,
+        containerd,
+        credentials,
+        resolutions,
+    ))
+}
+
+impl From<&RewriteConfig> for Rewrite {
+    fn from(rule: &RewriteConfig) -> Self {
+        Self {
+            prefix: rule.prefix.clone(),
+            replacement: rule.replacement.clone(),
+        }
     }
-    Ok(resolver)
 }
 
 /// What decides about pods, for commands that only look.
@@ -237,10 +293,11 @@ fn inspector(
     global: &Global,
     config: &Arc<Config>,
     metrics: &Metrics,
+    client: &Client,
 ) -> anyhow::Result<crate::controller::inspect::Inspector> {
     Ok(crate::controller::inspect::Inspector {
-        resolver: resolver(config, metrics)?,
-        keyring: Arc::new(global.keyring(config)?),
+        resolver: resolver(global, config, metrics, Keep::No)?,
+        pull_secrets: PullSecrets::new(client.clone()),
         policy: Arc::new((&**config).into()),
         config: config.clone(),
     })

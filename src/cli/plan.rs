@@ -19,7 +19,7 @@ use crate::{
     config::{Config, DaemonSets},
     controller::{
         self,
-        inspect::{Inspection, Inspector, Verdict, describe},
+        inspect::{Inspection, Inspector, Subject, Verdict, describe},
     },
     metrics::Metrics,
     placement::{
@@ -60,8 +60,8 @@ impl Plan {
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
         let config = Arc::new(global.load_config()?);
         let metrics = Metrics::default();
-        let inspector = inspector(&global, &config, &metrics)?;
         let client = global.client(&metrics).await?;
+        let inspector = inspector(&global, &config, &metrics, &client)?;
         let mut steps = steps(&client, &config, &inspector).await?;
         steps.sort();
         match self.output {
@@ -175,11 +175,14 @@ async fn of_pod(
     taints: &HashMap<String, Taint>,
 ) -> Vec<Step> {
     let namespace = pod.namespace().unwrap_or_default();
-    let own = annotations(&pod.metadata);
+    let subject = Subject {
+        spec: &pod.spec,
+        annotations: annotations(&pod.metadata),
+        namespace: &namespace,
+        is_template: false,
+    };
     let of_namespace = of_namespace(&pod, namespaces);
-    let inspection = inspector
-        .inspect(&pod.spec, own, &namespace, of_namespace)
-        .await;
+    let inspection = inspector.inspect(subject, of_namespace).await;
     let existing = pod.spec.tolerations.clone().unwrap_or_default();
     let policy = &inspector.policy;
     let (missing, step) = match &inspection.verdict {

@@ -13,11 +13,12 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cluster::lease,
     controller::{self, RunError},
+    image::Resolver,
     metrics::Metrics,
     server::{self, Health},
 };
 
-use super::{Global, Status, resolver};
+use super::{Global, Keep, Status, resolver};
 
 #[derive(Debug, Args)]
 pub(super) struct Run {
@@ -40,10 +41,10 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 impl Run {
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
         let config = Arc::new(global.load_config()?);
-        let keyring = Arc::new(global.keyring(&config)?);
         let metrics = Metrics::default();
         let client = global.client(&metrics).await?;
-        let resolver = resolver(&config, &metrics)?;
+        let resolver = resolver(&global, &config, &metrics, Keep::Yes)?;
+        watch_resolver(&metrics, &resolver);
         let listener = server::bind(self.listen)
             .await
             .with_context(|| format!("cannot listen on {} (--listen)", self.listen))?;
@@ -67,7 +68,6 @@ impl Run {
             client,
             config,
             resolver,
-            keyring,
             namespace: global.namespace(),
             identity: lease::identity("archaware"),
             metrics,
@@ -95,6 +95,40 @@ impl Run {
         tracing::info!("archaware ends");
         Ok(Status::Done)
     }
+}
+
+/// Registry hosts that are shown with their own limits. They are named by whoever creates pods.
+const MAX_QUOTAS: usize = 32;
+
+/// What the resolver knows of itself, read at scrape time.
+fn watch_resolver(metrics: &Metrics, resolver: &Resolver) {
+    let own = resolver.clone();
+    metrics.register_gauges("containerd_up", "1 while containerd answers", move || {
+        let up = own.containerd_is_up().map(|up| ([], i64::from(up)));
+        up.into_iter().collect()
+    });
+    let own = resolver.clone();
+    let help = "Registry hosts that are left alone at the moment";
+    metrics.register_gauges("registries_gated", help, move || {
+        vec![([], i64::try_from(own.gated_hosts()).unwrap_or(i64::MAX))]
+    });
+    let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let own = resolver.clone();
+    let help = "Pulls that a registry says are left, for the first 32 that say so";
+    metrics.register_gauges("registry_rate_limit_remaining", help, move || {
+        let quotas = own.quotas().into_iter().take(MAX_QUOTAS);
+        quotas
+            .map(|(host, quota)| ([("registry", host)], number(quota.remaining)))
+            .collect()
+    });
+    let own = resolver.clone();
+    let help = "Pulls that a registry says are allowed in its window, for the first 32 that say so";
+    metrics.register_gauges("registry_rate_limit", help, move || {
+        let quotas = own.quotas().into_iter().take(MAX_QUOTAS);
+        let limited =
+            quotas.filter_map(|(host, quota)| Some(([("registry", host)], number(quota.limit?))));
+        limited.collect()
+    });
 }
 
 /// Installed before anything is started, so no signal is lost.

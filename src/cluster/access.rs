@@ -79,6 +79,18 @@ pub fn needed(namespace: &str, manage_daemon_sets: bool) -> Vec<Permission> {
     .concat()
 }
 
+/// What makes every pod's pull secrets readable. Without it, only those in namespaces whose owners allow
+/// it are.
+pub fn pull_secrets() -> Vec<Permission> {
+    vec![Permission {
+        group: "",
+        resource: "secrets",
+        verb: "get",
+        namespace: None,
+        name: None,
+    }]
+}
+
 /// Those of `permissions` that this client lacks.
 pub async fn lacking(
     client: &Client,

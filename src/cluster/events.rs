@@ -38,6 +38,8 @@ pub enum EventReason {
     InvalidAnnotation,
     /// An image could not be resolved.
     ImageNotResolved,
+    /// A pull secret was passed over.
+    PullSecretUnusable,
     /// The failure policy made the pod tolerate every architecture.
     SteppedAside,
     /// The failure policy made the pod tolerate the configured architectures.
@@ -61,6 +63,7 @@ impl EventReason {
             Self::NoCommonArchitecture => "NoCommonArchitecture",
             Self::InvalidAnnotation => "InvalidAnnotation",
             Self::ImageNotResolved => "ImageNotResolved",
+            Self::PullSecretUnusable => "PullSecretUnusable",
             Self::SteppedAside => "SteppedAside",
             Self::ToleratedByPolicy => "ToleratedByPolicy",
             Self::TolerationsChanged => "TolerationsChanged",

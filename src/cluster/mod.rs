@@ -7,6 +7,7 @@ pub mod lease;
 pub mod list;
 pub mod objects;
 pub mod patch;
+pub mod pull_secrets;
 pub mod spec;
 pub mod watch;
 pub mod writer;

@@ -8,6 +8,7 @@ use std::{borrow::Cow, collections::BTreeMap};
 
 use k8s_openapi::{
     ClusterResourceScope, NamespaceResourceScope,
+    api::core::v1::LocalObjectReference,
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time},
 };
 use kube::Resource;
@@ -54,6 +55,10 @@ pub struct PodSpec {
     pub os: Option<PodOs>,
     /// Its priority class.
     pub priority_class_name: Option<String>,
+    /// Secrets with credentials for registries.
+    pub image_pull_secrets: Vec<LocalObjectReference>,
+    /// Its ServiceAccount.
+    pub service_account_name: Option<String>,
 }
 
 /// `spec.os`.

@@ -92,9 +92,37 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
     if config.registries.plain_http.iter().any(is_url) {
         return contradiction("registries.plainHttp takes host[:port], no URL");
     }
-    let containerd = &config.containerd;
-    if !containerd.socket.as_os_str().is_empty() && containerd.read_namespaces.is_empty() {
-        return contradiction("containerd.socket without containerd.readNamespaces reads nothing");
+    let unusable =
+        |rule: &super::RewriteConfig| rule.prefix.is_empty() || rule.replacement.is_empty();
+    if config.registries.rewrites.iter().any(unusable) {
+        return contradiction("registries.rewrites needs a prefix and a replacement in each rule");
+    }
+    let providers = &config.credential_providers;
+    if providers.config.as_os_str().is_empty() != providers.bin_directory.as_os_str().is_empty() {
+        return contradiction("credentialProviders needs both config and binDirectory, or neither");
+    }
+    let (reads, own) = (
+        &config.containerd.read_namespaces,
+        &config.containerd.cache_namespace,
+    );
+    // The kubelet's namespace is not archaware's to write into, nor to expire.
+    if reads.contains(own) {
+        return contradiction(
+            "containerd.cacheNamespace must not be one of containerd.readNamespaces",
+        );
+    }
+    let is_namespace = |name: &String| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        !name.is_empty() && name.len() <= 76 && name.chars().all(plain)
+    };
+    if !reads
+        .iter()
+        .chain(Some(own).filter(|own| !own.is_empty()))
+        .all(is_namespace)
+    {
+        return contradiction(
+            "a namespace of containerd holds letters, digits, '-', '_' and '.' only",
+        );
     }
     Ok(config)
 }

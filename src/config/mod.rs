@@ -72,6 +72,9 @@ pub struct Config {
     /// How registries are spoken to.
     #[serde(default)]
     pub registries: RegistriesConfig,
+    /// The kubelet's credential provider plugins.
+    #[serde(default)]
+    pub credential_providers: CredentialProvidersConfig,
     /// The node's containerd.
     #[serde(default)]
     pub containerd: ContainerdConfig,
@@ -159,6 +162,8 @@ pub struct CacheConfig {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub latest_ttl: Duration,
+    /// Whether pods with credentials share nothing of what is found out with others.
+    pub per_credential: bool,
 }
 
 /// What happens to pods whose images cannot be looked up.
@@ -194,8 +199,36 @@ pub enum FailureAction {
 pub struct RegistriesConfig {
     /// A docker `config.json` with credentials.
     pub docker_config: PathBuf,
+    /// Certificate authorities to trust besides the system's, PEM.
+    pub ca_bundle: PathBuf,
     /// Registries (`host[:port]`) that speak plain http, besides loopback.
     pub plain_http: Vec<String>,
+    /// Trees of containerd's `hosts.toml` files; the first that has a registry counts.
+    pub hosts_directories: Vec<PathBuf>,
+    /// Whether mirrors are shown the credentials of the registry that they mirror.
+    pub mirror_credentials: bool,
+    /// Names that are looked for under other names, one rule after the other.
+    pub rewrites: Vec<RewriteConfig>,
+}
+
+/// One rule of `registries.rewrites`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RewriteConfig {
+    /// Whole parts of a normalised name: `docker.io`, `docker.io/library`.
+    pub prefix: String,
+    /// What stands in their place.
+    pub replacement: String,
+}
+
+/// The kubelet's credential provider plugins.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct CredentialProvidersConfig {
+    /// A `CredentialProviderConfig`, or a folder of them.
+    pub config: PathBuf,
+    /// Where the plugins are.
+    pub bin_directory: PathBuf,
 }
 
 /// The node's containerd.
@@ -206,6 +239,8 @@ pub struct ContainerdConfig {
     pub socket: PathBuf,
     /// Namespaces whose records and content are read, in this order.
     pub read_namespaces: Vec<String>,
+    /// archaware's own namespace, where what was fetched survives a restart; empty means that it does not.
+    pub cache_namespace: String,
 }
 
 /// How much is done at once.
@@ -257,6 +292,7 @@ impl Default for Config {
             startup: StartupConfig::default(),
             resolution: ResolutionConfig::default(),
             registries: RegistriesConfig::default(),
+            credential_providers: CredentialProvidersConfig::default(),
             containerd: ContainerdConfig::default(),
             concurrency: ConcurrencyConfig::default(),
         }
@@ -301,6 +337,7 @@ impl Default for CacheConfig {
             images: NonZeroUsize::MIN.saturating_add(19_999),
             tag_ttl: Duration::from_mins(10),
             latest_ttl: Duration::from_mins(1),
+            per_credential: false,
         }
     }
 }
@@ -320,6 +357,7 @@ impl Default for ContainerdConfig {
         Self {
             socket: PathBuf::new(),
             read_namespaces: vec!["k8s.io".to_owned()],
+            cache_namespace: "archaware".to_owned(),
         }
     }
 }

@@ -27,7 +27,7 @@ use crate::{
 
 use super::{
     attempt::Attempt,
-    inspect::{Inspection, Inspector, Verdict},
+    inspect::{Inspection, Inspector, Subject, Verdict},
     judge::{Judge, Prior},
     startup::Seen,
 };
@@ -86,15 +86,19 @@ pub(crate) async fn plan(
     let template = &set.spec.template;
     let (record, images) = (record(set), images(&template.spec));
     let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-    let own = annotations(&template.metadata);
-    let aside = record.stepped_aside
-        && record.is_for(&images)
-        && inspector.inspects(own, namespace, of_namespace);
+    let spec = authored(&template.spec, &record);
+    let subject = Subject {
+        spec: &spec,
+        annotations: annotations(&template.metadata),
+        namespace,
+        is_template: true,
+    };
+    let aside =
+        record.stepped_aside && record.is_for(&images) && inspector.inspects(subject, of_namespace);
     let decision = if aside {
         Decision::StepAside
     } else {
-        let spec = authored(&template.spec, &record);
-        let inspection = inspector.inspect(&spec, own, namespace, of_namespace).await;
+        let inspection = inspector.inspect(subject, of_namespace).await;
         match inspection.verdict {
             Verdict::Decided(decision) => decision,
             _ => return Err(inspection),
@@ -167,7 +171,13 @@ impl DaemonSets {
         };
         let spec = authored(&template.spec, &record);
         let own = annotations(&template.metadata);
-        let judgement = self.judge.judge(set, &spec, own, prior, stop).await;
+        let subject = Subject {
+            spec: &spec,
+            annotations: own,
+            namespace: set.metadata.namespace.as_deref().unwrap_or_default(),
+            is_template: true,
+        };
+        let judgement = self.judge.judge(set, subject, prior, stop).await;
         let later = judgement
             .retry
             .map_or_else(Action::await_change, Action::requeue);

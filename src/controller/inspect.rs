@@ -9,9 +9,12 @@ use std::{
 use futures::future::join_all;
 
 use crate::{
-    cluster::objects::PodSpec,
+    cluster::{
+        objects::PodSpec,
+        pull_secrets::{PodKeys, PullSecrets, Unusable},
+    },
     config::Config,
-    image::{ImageError, Request, Resolver, credentials::Keyring},
+    image::{ImageError, Request, Resolver},
     placement::{
         Mode,
         mode::{self, InvalidAnnotation, Rule},
@@ -25,8 +28,8 @@ use crate::{
 pub struct Inspector {
     /// Images.
     pub resolver: Resolver,
-    /// Credentials.
-    pub keyring: Arc<Keyring>,
+    /// Credentials of pods.
+    pub pull_secrets: PullSecrets,
     /// What applies to every pod.
     pub policy: Arc<Policy>,
     /// Settings.
@@ -54,16 +57,27 @@ pub struct Inspection {
     /// The images that were looked at, with the architectures that count for the pod's OS; `None`:
     /// the image has no opinion.
     pub images: Vec<(String, Option<BTreeSet<Architecture>>)>,
+    /// Pull secrets that were passed over.
+    pub unusable: BTreeSet<Unusable>,
+}
+
+/// What is inspected.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// A pod's, or a template's.
+    pub spec: &'a PodSpec,
+    /// Its annotations.
+    pub annotations: &'a BTreeMap<String, String>,
+    /// Where it is.
+    pub namespace: &'a str,
+    /// A template's pods will have more than it says.
+    pub is_template: bool,
 }
 
 impl Inspector {
     /// Whether images decide about a pod with these annotations in that namespace.
-    pub fn inspects(
-        &self,
-        annotations: &BTreeMap<String, String>,
-        namespace: &str,
-        of_namespace: &BTreeMap<String, String>,
-    ) -> bool {
+    pub fn inspects(&self, subject: Subject<'_>, of_namespace: &BTreeMap<String, String>) -> bool {
+        let (annotations, namespace) = (subject.annotations, subject.namespace);
         let (rule, _) = mode::rule(annotations, namespace, of_namespace, &self.config.pods);
         rule == Rule::Mode(Mode::Inspect)
     }
@@ -71,18 +85,12 @@ impl Inspector {
     /// Looks at a pod's or a template's spec, within the budget of one attempt.
     pub async fn inspect(
         &self,
-        spec: &PodSpec,
-        annotations: &BTreeMap<String, String>,
-        namespace: &str,
-        namespace_annotations: &BTreeMap<String, String>,
+        subject: Subject<'_>,
+        of_namespace: &BTreeMap<String, String>,
     ) -> Inspection {
-        let (rule, invalid) = mode::rule(
-            annotations,
-            namespace,
-            namespace_annotations,
-            &self.config.pods,
-        );
-        let tolerations = spec.tolerations.as_deref().unwrap_or_default();
+        let (annotations, namespace) = (subject.annotations, subject.namespace);
+        let (rule, invalid) = mode::rule(annotations, namespace, of_namespace, &self.config.pods);
+        let tolerations = subject.spec.tolerations.as_deref().unwrap_or_default();
         // Who tolerates every architecture needs nothing, so its registry is not asked either.
         let tolerates_all = tolerations
             .iter()
@@ -93,11 +101,19 @@ impl Inspector {
             Rule::Mode(Mode::Any) => Verdict::Decided(Decision::StepAside),
             Rule::Architectures(set) => Verdict::Decided(self.policy.limit(set)),
             Rule::Mode(Mode::Inspect) => {
-                let (verdict, images) = self.look_at_images(spec).await;
+                let Subject {
+                    spec,
+                    namespace,
+                    is_template,
+                    ..
+                } = subject;
+                let keys = self.pull_secrets.of(namespace, spec, is_template);
+                let (verdict, images) = self.look_at_images(spec, &keys).await;
                 return Inspection {
                     verdict,
                     invalid,
                     images,
+                    unusable: keys.unusable(),
                 };
             }
         };
@@ -105,19 +121,21 @@ impl Inspector {
             verdict,
             invalid,
             images: Vec::new(),
+            unusable: BTreeSet::new(),
         }
     }
 
     async fn look_at_images(
         &self,
         spec: &PodSpec,
+        keys: &PodKeys,
     ) -> (Verdict, Vec<(String, Option<BTreeSet<Architecture>>)>) {
         let deadline = tokio::time::Instant::now() + self.config.resolution.budget;
         let resolved = join_all(spec.images().into_iter().map(|(image, policy)| async move {
             let request = Request {
                 image,
                 policy,
-                keyring: &self.keyring,
+                keys: &keys.keys,
             };
             let answer = tokio::time::timeout_at(deadline, self.resolver.resolve(request)).await;
             let answer = answer.unwrap_or_else(|_| {

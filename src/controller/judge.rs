@@ -2,7 +2,7 @@
 //! what users should know becomes an event, once.
 
 use std::{
-    collections::{BTreeMap, hash_map::DefaultHasher},
+    collections::hash_map::DefaultHasher,
     hash::{Hash, Hasher},
     time::Duration,
 };
@@ -15,6 +15,7 @@ use crate::{
     cluster::{
         events::{EventReason, Events},
         objects::PodSpec,
+        pull_secrets::Unusable,
     },
     config::{FailureAction, FailureConfig},
     image::ImageError,
@@ -28,7 +29,7 @@ use crate::{
 
 use super::{
     attempts::Attempts,
-    inspect::{Inspection, Inspector, Verdict, describe},
+    inspect::{Inspection, Inspector, Subject, Verdict, describe},
     namespaces::Namespaces,
 };
 
@@ -62,7 +63,7 @@ pub(super) struct Judgement {
 struct About<'a, K> {
     object: &'a K,
     uid: String,
-    subject: u64,
+    images: u64,
 }
 
 /// What was decided about an object before.
@@ -105,21 +106,19 @@ impl Judge {
         &self.inspector.policy
     }
 
-    /// Judges `object`, a pod or the owner of a template with this spec and these annotations.
+    /// Judges `object`, a pod or the owner of a template.
     pub(super) async fn judge<K: Resource<DynamicType = ()>>(
         &self,
         object: &K,
-        spec: &PodSpec,
-        annotations: &BTreeMap<String, String>,
+        subject: Subject<'_>,
         prior: Prior,
         stop: &CancellationToken,
     ) -> Judgement {
-        let namespace = object.meta().namespace.clone().unwrap_or_default();
-        let of_namespace = self.namespaces.annotations(&namespace).await;
-        let inspects = || {
-            self.inspector
-                .inspects(annotations, &namespace, &of_namespace)
-        };
+        let Subject {
+            spec, namespace, ..
+        } = subject;
+        let of_namespace = self.namespaces.annotations(namespace).await;
+        let inspects = || self.inspector.inspects(subject, &of_namespace);
         if prior == Prior::SteppedAside && inspects() {
             let decision = Some(Decision::StepAside);
             return Judgement {
@@ -129,9 +128,7 @@ impl Judge {
                 retry: None,
             };
         }
-        let inspecting = self
-            .inspector
-            .inspect(spec, annotations, &namespace, &of_namespace);
+        let inspecting = self.inspector.inspect(subject, &of_namespace);
         // A registry may take its time; a process that is told to stop may not.
         let Some(inspection) = stop.run_until_cancelled(inspecting).await else {
             return Judgement {
@@ -142,10 +139,20 @@ impl Judge {
         let about = About {
             object,
             uid: uid_of(object),
-            subject: subject(spec),
+            images: images_of(spec),
         };
         for invalid in &inspection.invalid {
-            self.tell_invalid(&about, &namespace, invalid);
+            self.tell_invalid(&about, namespace, invalid);
+        }
+        for unusable in &inspection.unusable {
+            let Unusable { secret, why } = unusable;
+            let note = format!("pull secret {secret} is passed over: {why}");
+            self.tell(
+                &about,
+                EventReason::PullSecretUnusable,
+                hash_of(unusable),
+                note,
+            );
         }
         let Inspection {
             verdict, images, ..
@@ -157,7 +164,7 @@ impl Judge {
             }
             Verdict::Decided(decision) => {
                 self.count(&about, decision.as_str());
-                self.attempts.succeeded(&about.uid, about.subject);
+                self.attempts.succeeded(&about.uid, about.images);
                 let none = decision == Decision::NoCommonArchitecture;
                 if none {
                     let note = format!("its images share no architecture: {}", describe(&images));
@@ -176,7 +183,7 @@ impl Judge {
     }
 
     fn count<K: Resource<DynamicType = ()>>(&self, about: &About<'_, K>, result: &'static str) {
-        if self.attempts.count(&about.uid, about.subject, result) {
+        if self.attempts.count(&about.uid, about.images, result) {
             self.metrics.decided(kind(about.object), result);
         }
     }
@@ -189,7 +196,7 @@ impl Judge {
         of: u64,
         note: String,
     ) {
-        if self.attempts.tell(&about.uid, about.subject, (reason, of)) {
+        if self.attempts.tell(&about.uid, about.images, (reason, of)) {
             self.events.publish(about.object, reason, note);
         }
     }
@@ -233,7 +240,7 @@ impl Judge {
                 note,
             );
         }
-        let (attempts, tried) = self.attempts.failed(&about.uid, about.subject);
+        let (attempts, tried) = self.attempts.failed(&about.uid, about.images);
         let failures: Vec<_> = unresolved
             .iter()
             .map(|(_, error)| Failure {
@@ -243,7 +250,7 @@ impl Judge {
             .collect();
         // A decision that its images have made is better than one that is made without them.
         let recorded = prior == Prior::Decided;
-        let stands = self.attempts.stands(&about.uid, about.subject, recorded);
+        let stands = self.attempts.stands(&about.uid, about.images, recorded);
         let config = &self.inspector.config.resolution.failure;
         let held = FailureConfig {
             action: FailureAction::Hold,
@@ -262,7 +269,7 @@ impl Judge {
 
     /// Whether a change that somebody took back has to wait before it is made again.
     pub(super) fn hold_back<K: Resource>(&self, object: &K, spec: &PodSpec) -> Option<Duration> {
-        self.attempts.hold_back(&uid_of(object), subject(spec))
+        self.attempts.hold_back(&uid_of(object), images_of(spec))
     }
 
     /// Tells that the failure policy has been carried out.
@@ -295,7 +302,7 @@ impl Judge {
         reason: EventReason,
     ) -> bool {
         let uid = uid_of(object);
-        self.attempts.tell(&uid, subject(spec), (reason, 0))
+        self.attempts.tell(&uid, images_of(spec), (reason, 0))
     }
 
     /// Forgets what was remembered of an object that is done, and of many that are gone.
@@ -321,7 +328,7 @@ impl Judge {
 }
 
 /// What an attempt is about: the same pod with other images is another matter.
-fn subject(spec: &PodSpec) -> u64 {
+fn images_of(spec: &PodSpec) -> u64 {
     hash_of(&spec.images())
 }
 

@@ -26,11 +26,12 @@ use crate::{
         events::{self, Events},
         lease::Elector,
         objects::{DaemonSet, Pod},
+        pull_secrets::PullSecrets,
         watch::follow,
         writer::Writer,
     },
     config::{Config, DaemonSets},
-    image::{Resolver, credentials::Keyring},
+    image::Resolver,
     metrics::Metrics,
     placement::pod::Policy,
 };
@@ -54,8 +55,6 @@ pub struct Run {
     pub config: Arc<Config>,
     /// Images.
     pub resolver: Resolver,
-    /// Credentials for every pod's images.
-    pub keyring: Arc<Keyring>,
     /// archaware's own namespace.
     pub namespace: String,
     /// Name of this process on the Lease.
@@ -112,7 +111,6 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
         client,
         config,
         resolver,
-        keyring,
         namespace,
         identity,
         metrics,
@@ -123,16 +121,22 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     if !lacking.is_empty() {
         return Err(RunError::Lacking(lacking));
     }
+    if !access::lacking(&client, access::pull_secrets())
+        .await?
+        .is_empty()
+    {
+        tracing::info!("pull secrets can be read only where a RoleBinding allows it");
+    }
 
     let (elector, leadership) = Elector::new(client.clone(), &namespace, identity, metrics.clone());
     let (events, event_writer) = events::channel(client.clone(), metrics.clone());
     let writes = config.concurrency.writes.get().into();
     let policy = Arc::new(Policy::from(&*config));
     let mut parts = Parts {
-        client,
+        client: client.clone(),
         inspector: Inspector {
             resolver,
-            keyring,
+            pull_secrets: PullSecrets::new(client.clone()),
             policy,
             config: config.clone(),
         },

@@ -20,6 +20,7 @@ use crate::{
 
 use super::{
     attempt::Attempt,
+    inspect::Subject,
     judge::{Judge, Prior},
     startup::Seen,
 };
@@ -113,7 +114,14 @@ impl Pods {
             None | Some("any" | "none") => Prior::Nothing,
             Some(_) => Prior::Decided,
         };
-        let judgement = self.judge.judge(pod, &pod.spec, own, prior, stop).await;
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let subject = Subject {
+            spec: &pod.spec,
+            annotations: own,
+            namespace,
+            is_template: false,
+        };
+        let judgement = self.judge.judge(pod, subject, prior, stop).await;
         let later = judgement
             .retry
             .map_or_else(Action::await_change, Action::requeue);
@@ -130,7 +138,6 @@ impl Pods {
             return Attempt::complete(later);
         }
         let patch = patch::pod(pod, missing, &decision);
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let written = self.writer.patch(&api, &pod.name_any(), patch).await;
         if let Some(attempt) = Attempt::unless_applied(pod, &written, &self.events) {

@@ -2,7 +2,8 @@
 //! `resolution.cache.images`; the least useful entries go first.
 
 use std::{
-    sync::Arc,
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -16,20 +17,16 @@ use super::{
 };
 
 /// A tag is believed for this long when the registry cannot be asked again.
-const STALE_IF_ERROR: Duration = Duration::from_hours(24);
+pub(crate) const STALE_IF_ERROR: Duration = Duration::from_hours(24);
+/// Different sets of platforms that are shared between images. There are some dozens in a cluster; more are
+/// kept one by one.
+const MAX_SHARED: usize = 4096;
 
 /// Who may use an answer: everybody, or the holder of the credential that got it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Audience {
     Everybody,
     Holder(Fingerprint),
-}
-
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Key {
-    /// The normalised reference.
-    reference: Box<str>,
-    audience: Audience,
 }
 
 #[derive(Clone)]
@@ -45,18 +42,21 @@ struct Failure {
     delay: Duration,
 }
 
-pub(crate) struct Caches {
-    /// Immutable: content-addressed, so shared by all.
-    trees: Cache<Digest, Arc<Tree>>,
-    tags: Cache<Key, Tag>,
-    failures: Cache<FailureKey, Failure>,
+/// A tree, and the day on which what survives this process was last told that it is in use.
+#[derive(Clone)]
+pub(crate) struct Known {
+    pub(crate) tree: Arc<Tree>,
+    pub(crate) told: u32,
 }
 
-/// Failing with some rights says nothing of those with others.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct FailureKey {
-    subject: Box<str>,
-    rights: Box<[Fingerprint]>,
+/// Keys are hashes: names are long, and there are many.
+pub(crate) struct Caches {
+    /// Immutable: content-addressed, so shared by all unless the operator wants otherwise.
+    trees: Cache<Fingerprint, Known>,
+    tags: Cache<Fingerprint, Tag>,
+    failures: Cache<Fingerprint, Failure>,
+    /// Most images are for one of a few sets of platforms.
+    shared: Mutex<HashSet<Arc<Tree>>>,
 }
 
 /// How fresh a remembered tag is.
@@ -74,15 +74,29 @@ impl Caches {
             trees: Cache::new(images),
             tags: Cache::new(images),
             failures: Cache::new(failures),
+            shared: Mutex::default(),
         }
     }
 
-    pub(crate) fn tree(&self, digest: &Digest) -> Option<Arc<Tree>> {
-        self.trees.get(digest)
+    pub(crate) fn tree(&self, digest: &Digest, audience: Audience) -> Option<Known> {
+        self.trees.get(&tree_key(digest, audience))
     }
 
-    pub(crate) fn keep_tree(&self, digest: &Digest, tree: &Arc<Tree>) {
-        self.trees.insert(digest.clone(), tree.clone());
+    pub(crate) fn keep_tree(&self, digest: &Digest, audience: Audience, known: Known) {
+        self.trees.insert(tree_key(digest, audience), known);
+    }
+
+    /// The one copy of a tree.
+    pub(crate) fn share(&self, tree: Tree) -> Arc<Tree> {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(same) = shared.get(&tree) {
+            return same.clone();
+        }
+        let tree = Arc::new(tree);
+        if shared.len() < MAX_SHARED {
+            shared.insert(tree.clone());
+        }
+        tree
     }
 
     /// The digest last seen for a tag by one of the audiences, the freshest first.
@@ -94,7 +108,7 @@ impl Caches {
     ) -> Option<Remembered> {
         let newest = audiences
             .iter()
-            .filter_map(|audience| self.tags.get(&Key::new(reference, *audience)))
+            .filter_map(|audience| self.tags.get(&tag_key(reference, *audience)))
             .max_by_key(|tag| tag.seen)?;
         let age = newest.seen.elapsed();
         if age < ttl {
@@ -104,19 +118,24 @@ impl Caches {
         }
     }
 
-    pub(crate) fn keep_tag(&self, reference: &str, audience: Audience, digest: &Digest) {
-        self.tags.insert(
-            Key::new(reference, audience),
-            Tag {
-                digest: digest.clone(),
-                seen: Instant::now(),
-            },
-        );
+    /// What a tag pointed at when it was `seen`, unless something newer is known.
+    pub(crate) fn keep_tag(
+        &self,
+        reference: &str,
+        audience: Audience,
+        digest: &Digest,
+        seen: Instant,
+    ) {
+        let key = tag_key(reference, audience);
+        if self.tags.peek(&key).is_none_or(|tag| tag.seen < seen) {
+            let digest = digest.clone();
+            self.tags.insert(key, Tag { digest, seen });
+        }
     }
 
     /// A failure that need not be tried again yet.
     pub(crate) fn failure(&self, subject: &str, rights: &[Fingerprint]) -> Option<ImageError> {
-        let failure = self.failures.get(&FailureKey::new(subject, rights))?;
+        let failure = self.failures.get(&failure_key(subject, rights))?;
         (Instant::now() < failure.until).then_some(failure.error)
     }
 
@@ -125,16 +144,17 @@ impl Caches {
         let Some((first, most)) = quiet_time(error) else {
             return;
         };
-        let key = FailureKey::new(subject, rights);
+        let key = failure_key(subject, rights);
         let delay = match self.failures.get(&key) {
             Some(before) if before.error.reason() == error.reason() => (before.delay * 2).min(most),
             _ => first,
         };
         let until = Instant::now() + delay;
+        let error = error.clone();
         self.failures.insert(
             key,
             Failure {
-                error: error.clone(),
+                error,
                 until,
                 delay,
             },
@@ -142,15 +162,29 @@ impl Caches {
     }
 
     pub(crate) fn forget_failure(&self, subject: &str, rights: &[Fingerprint]) {
-        self.failures.remove(&FailureKey::new(subject, rights));
+        self.failures.remove(&failure_key(subject, rights));
     }
 }
 
-impl FailureKey {
-    fn new(subject: &str, rights: &[Fingerprint]) -> Self {
-        Self {
-            subject: subject.into(),
-            rights: rights.into(),
+fn tree_key(digest: &Digest, audience: Audience) -> Fingerprint {
+    Fingerprint::of(&[b"tree", digest.to_string().as_bytes(), audience.bytes()])
+}
+
+fn tag_key(reference: &str, audience: Audience) -> Fingerprint {
+    Fingerprint::of(&[b"tag", reference.as_bytes(), audience.bytes()])
+}
+
+/// Failing with some rights says nothing of those with others.
+fn failure_key(subject: &str, rights: &[Fingerprint]) -> Fingerprint {
+    let rights = Fingerprint::of_all(rights);
+    Fingerprint::of(&[b"failure", subject.as_bytes(), rights.bytes()])
+}
+
+impl Audience {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Everybody => &[],
+            Self::Holder(fingerprint) => fingerprint.bytes(),
         }
     }
 }
@@ -168,15 +202,6 @@ fn quiet_time(error: &ImageError) -> Option<(Duration, Duration)> {
         // A tag may be pushed again with better content.
         Reason::TooLarge | Reason::Corrupt | Reason::Unsupported => {
             Some((seconds(60), seconds(600)))
-        }
-    }
-}
-
-impl Key {
-    fn new(reference: &str, audience: Audience) -> Self {
-        Self {
-            reference: reference.into(),
-            audience,
         }
     }
 }

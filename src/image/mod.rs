@@ -6,12 +6,14 @@ pub mod containerd;
 pub mod credentials;
 pub mod digest;
 mod error;
-mod flight;
+pub(crate) mod flight;
 pub mod reference;
 pub mod registry;
 mod resolver;
+mod rewrite;
 mod tree;
 
 pub use error::{ImageError, Reason, chain};
 pub use reference::Reference;
 pub use resolver::{PullPolicy, Request, Resolved, Resolver, Settings, Source};
+pub use rewrite::Rewrite;

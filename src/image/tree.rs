@@ -43,19 +43,30 @@ pub(crate) trait Fetch: Sync {
 }
 
 /// What a root document says.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Tree {
-    pub(crate) media_type: Box<str>,
+    pub(crate) media_type: &'static str,
     pub(crate) platforms: PlatformSet,
 }
 
-/// Reads what `root` (already fetched, of `digest`) leads to.
+/// A document that was read on the way.
+#[derive(Debug, Clone)]
+pub(crate) struct Leaf {
+    pub(crate) digest: Digest,
+    pub(crate) bytes: Bytes,
+    pub(crate) kind: Kind,
+    /// The document that names it; the root has none.
+    pub(crate) parent: Option<Digest>,
+}
+
+/// Reads what `root` (already fetched, of `digest`) leads to; gives what it says and all that was read, the
+/// root first.
 pub(crate) async fn read(
     fetch: &impl Fetch,
     digest: &Digest,
     root: &Bytes,
     content_type: Option<&str>,
-) -> Result<Tree, ImageError> {
+) -> Result<(Tree, Vec<Leaf>), ImageError> {
     verify(Kind::Manifest, digest, None, root)?;
     let document = parse(digest, root, content_type)?;
     let media_type = media_type_of(root, content_type, &document);
@@ -63,29 +74,41 @@ pub(crate) async fn read(
         fetch,
         seen: HashSet::from([digest.clone()]),
         children: 0,
+        leaves: vec![Leaf {
+            digest: digest.clone(),
+            bytes: root.clone(),
+            kind: Kind::Manifest,
+            parent: None,
+        }],
     };
     let platforms = match document {
-        Document::Manifest(manifest) => walk.manifest(manifest).await?,
-        Document::Index(index) => walk.index(index).await?,
+        Document::Manifest(manifest) => walk.manifest(digest, manifest).await?,
+        Document::Index(index) => walk.index(digest, index).await?,
     };
-    Ok(Tree {
+    let tree = Tree {
         media_type,
         platforms,
-    })
+    };
+    Ok((tree, walk.leaves))
 }
 
 struct Walk<'a, F> {
     fetch: &'a F,
     seen: HashSet<Digest>,
     children: usize,
+    leaves: Vec<Leaf>,
 }
 
 impl<F: Fetch> Walk<'_, F> {
-    async fn manifest(&mut self, manifest: Manifest) -> Result<PlatformSet, ImageError> {
+    async fn manifest(
+        &mut self,
+        parent: &Digest,
+        manifest: Manifest,
+    ) -> Result<PlatformSet, ImageError> {
         let Some(config) = manifest.config else {
             return Ok(PlatformSet::None(Note::NotAnImage));
         };
-        let (digest, bytes) = self.read(Kind::Config, &config).await?;
+        let (digest, bytes) = self.read(Kind::Config, parent, &config).await?;
         let Config(platforms) = Config::parse(&bytes).map_err(|source| ImageError::Document {
             what: format!("config {digest}"),
             source,
@@ -94,11 +117,11 @@ impl<F: Fetch> Walk<'_, F> {
     }
 
     /// A worklist instead of recursion: the depth is bounded by data, not by the stack.
-    async fn index(&mut self, root: Index) -> Result<PlatformSet, ImageError> {
+    async fn index(&mut self, digest: &Digest, root: Index) -> Result<PlatformSet, ImageError> {
         let mut platforms: Vec<Platform> = Vec::new();
         let (mut images, mut gone) = (0_usize, 0_usize);
-        let mut work = vec![(1_usize, root)];
-        while let Some((depth, index)) = work.pop() {
+        let mut work = vec![(1_usize, digest.clone(), root)];
+        while let Some((depth, parent, index)) = work.pop() {
             if depth > MAX_DEPTH {
                 return Err(ImageError::TooDeep(
                     "indexes are nested deeper than 4 levels",
@@ -107,15 +130,16 @@ impl<F: Fetch> Walk<'_, F> {
             images += index.platforms.len();
             platforms.extend(index.platforms);
             for descriptor in index.unnamed {
-                if !self.seen.insert(descriptor.digest.parse()?) {
+                let digest: Digest = descriptor.digest.parse()?;
+                if !self.seen.insert(digest.clone()) {
                     continue;
                 }
-                let platforms_of = match self.child(&descriptor).await {
+                let platforms_of = match self.child(&parent, &descriptor).await {
                     Ok(Document::Index(nested)) => {
-                        work.push((depth + 1, nested));
+                        work.push((depth + 1, digest, nested));
                         continue;
                     }
-                    Ok(Document::Manifest(manifest)) => self.manifest(manifest).await,
+                    Ok(Document::Manifest(manifest)) => self.manifest(&digest, manifest).await,
                     Err(error) => Err(error),
                 };
                 images += 1;
@@ -135,20 +159,25 @@ impl<F: Fetch> Walk<'_, F> {
         Ok(PlatformSet::new(platforms, Note::NoArchitecture))
     }
 
-    async fn child(&mut self, descriptor: &Descriptor) -> Result<Document, ImageError> {
+    async fn child(
+        &mut self,
+        parent: &Digest,
+        descriptor: &Descriptor,
+    ) -> Result<Document, ImageError> {
         self.children += 1;
         if self.children > MAX_CHILDREN {
             return Err(ImageError::TooDeep(
                 "more than 256 images of an index have to be read",
             ));
         }
-        let (digest, bytes) = self.read(Kind::Manifest, descriptor).await?;
+        let (digest, bytes) = self.read(Kind::Manifest, parent, descriptor).await?;
         parse(&digest, &bytes, Some(&descriptor.media_type))
     }
 
     async fn read(
         &mut self,
         kind: Kind,
+        parent: &Digest,
         descriptor: &Descriptor,
     ) -> Result<(Digest, Bytes), ImageError> {
         let digest: Digest = descriptor.digest.parse()?;
@@ -160,6 +189,12 @@ impl<F: Fetch> Walk<'_, F> {
         }
         let bytes = self.fetch.fetch(kind, &digest).await?;
         verify(kind, &digest, descriptor.size, &bytes)?;
+        self.leaves.push(Leaf {
+            digest: digest.clone(),
+            bytes: bytes.clone(),
+            kind,
+            parent: Some(parent.clone()),
+        });
         Ok((digest, bytes))
     }
 }
@@ -187,29 +222,20 @@ fn parse(digest: &Digest, bytes: &[u8], hint: Option<&str>) -> Result<Document, 
 }
 
 /// The document's own word, else the carrier's, else what its shape means.
-fn media_type_of(bytes: &[u8], content_type: Option<&str>, document: &Document) -> Box<str> {
+fn media_type_of(bytes: &[u8], content_type: Option<&str>, document: &Document) -> &'static str {
     use crate::platform::media_type::{MANIFESTS, OCI_INDEX, OCI_MANIFEST};
     #[derive(serde::Deserialize)]
     struct MediaType {
         #[serde(rename = "mediaType")]
         media_type: Option<String>,
     }
+    let known = |text: &str| MANIFESTS.into_iter().find(|known| *known == text);
     let own = serde_json::from_slice::<MediaType>(bytes)
         .ok()
-        .and_then(|own| own.media_type);
-    let carried = content_type
-        .and_then(|text| text.split(';').next())
-        .map(str::trim);
-    // Only the known ones: the text is the document's, and is kept.
-    own.filter(|text| MANIFESTS.contains(&text.as_str()))
-        .or_else(|| {
-            carried
-                .filter(|text| MANIFESTS.contains(text))
-                .map(str::to_owned)
-        })
-        .unwrap_or_else(|| match document {
-            Document::Index(_) => OCI_INDEX.to_owned(),
-            Document::Manifest(_) => OCI_MANIFEST.to_owned(),
-        })
-        .into()
+        .and_then(|own| known(&own.media_type?));
+    let carried = || known(content_type?.split(';').next()?.trim());
+    own.or_else(carried).unwrap_or(match document {
+        Document::Index(_) => OCI_INDEX,
+        Document::Manifest(_) => OCI_MANIFEST,
+    })
 }

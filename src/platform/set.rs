@@ -24,7 +24,7 @@ impl Note {
 }
 
 /// The platforms of one image, sorted and each once; or the reason why it names none.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum PlatformSet {
     /// At least one platform.
     Platforms(Box<[Platform]>),

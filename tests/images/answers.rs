@@ -160,7 +160,7 @@ async fn a_redirect_leads_to_the_content() {
         config.digest
     );
     front.script("/blobs/", Script::Redirect(there));
-    let keyring = super::credentials::keyring(&front.address(), "user", "secret");
+    let keyring = super::rights::keyring(&front.address(), "user", "secret");
     let resolved = resolve_as(&resolver, &front.image("app"), &keyring)
         .await
         .unwrap();

@@ -15,7 +15,7 @@ async fn every_kind_of_image_is_understood() {
         match (expected, answer) {
             (Expected::Platforms(expected), Ok(resolved)) => {
                 assert_eq!(platforms(&resolved), expected, "{name}");
-                assert_eq!(resolved.digest.as_str(), image.root.digest, "{name}");
+                assert_eq!(resolved.digest.to_string(), image.root.digest, "{name}");
             }
             (Expected::Note(note), Ok(resolved)) => {
                 assert!(platforms(&resolved).is_empty(), "{name}");

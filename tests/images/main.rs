@@ -10,15 +10,16 @@
 )]
 
 mod answers;
-mod credentials;
 mod documents;
+mod rights;
 mod sharing;
 
 use std::time::Duration;
 
 use archaware::{
     image::{
-        ImageError, PullPolicy, Request, Resolved, Resolver, Settings, credentials::Keyring,
+        ImageError, PullPolicy, Request, Resolved, Resolver, Settings,
+        credentials::{self, Keyring, NodeCredentials},
         registry,
     },
     metrics::Resolutions,
@@ -34,16 +35,23 @@ fn settings() -> Settings {
         registry: registry::Settings {
             timeout: TIMEOUT,
             per_host: 8,
-            plain_http: Vec::new(),
+            ..Default::default()
         },
+        rewrites: Vec::new(),
         images: 1000,
         tag_ttl: Duration::from_mins(10),
         latest_ttl: Duration::from_mins(10),
+        per_credential: false,
     }
 }
 
 fn resolver() -> Resolver {
-    Resolver::new(settings(), None, Resolutions::default())
+    resolver_with(settings())
+}
+
+fn resolver_with(settings: Settings) -> Resolver {
+    let credentials = NodeCredentials::default();
+    Resolver::new(settings, None, credentials, Resolutions::default())
 }
 
 async fn resolve(resolver: &Resolver, image: &str) -> Result<Resolved, ImageError> {
@@ -58,7 +66,7 @@ async fn resolve_as(
     let request = Request {
         image,
         policy: PullPolicy::IfNotPresent,
-        keyring,
+        keys: &credentials::ready(keyring.clone()),
     };
     resolver.resolve(request).await
 }

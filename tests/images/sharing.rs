@@ -62,7 +62,7 @@ async fn a_tag_that_moved_is_seen_after_its_time_and_an_old_one_serves_when_the_
     let mut settings = settings();
     settings.tag_ttl = Duration::from_millis(1);
     settings.latest_ttl = Duration::from_millis(1);
-    let resolver = archaware::image::Resolver::new(settings, None, Default::default());
+    let resolver = resolver_with(settings);
     registry.add("app", &testimg::find("amd64"));
     let image = registry.image("app");
     assert_eq!(
@@ -115,8 +115,8 @@ async fn pull_policy_always_and_latest_are_looked_up_sooner() {
     let registry = registry().await;
     let mut settings = settings();
     settings.latest_ttl = Duration::from_millis(1);
-    let resolver = archaware::image::Resolver::new(settings, None, Resolutions::default());
-    let keyring = Keyring::default();
+    let resolver = resolver_with(settings);
+    let keyring = credentials::ready(Keyring::default());
     registry.add_tag("app", "v1", &testimg::find("amd64"));
     let (image, latest) = (
         format!("{}:v1", registry.image("app")),
@@ -129,7 +129,7 @@ async fn pull_policy_always_and_latest_are_looked_up_sooner() {
             let request = Request {
                 image: &image,
                 policy,
-                keyring,
+                keys: keyring,
             };
             platforms(&resolver.resolve(request).await.unwrap())
         }

@@ -1,4 +1,4 @@
-//! Docker's `config.json`: the `auths` that `docker login` writes.
+//! Docker's `config.json`, given by the operator or in a pull secret.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -48,12 +48,25 @@ pub enum DockerConfigError {
         /// The key of the entry.
         registry: String,
     },
+    /// A helper is named by a path.
+    #[error(
+        "the docker configuration {path} names the helper {helper:?}, which is no name of a program"
+    )]
+    Helper {
+        /// The file.
+        path: String,
+        /// The name.
+        helper: String,
+    },
 }
 
-#[derive(Deserialize)]
+/// The content of `.dockerconfigjson` and of an operator's `config.json`.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
 struct Config {
-    #[serde(default)]
     auths: BTreeMap<String, Entry>,
+    cred_helpers: BTreeMap<String, String>,
+    creds_store: String,
 }
 
 #[derive(Deserialize, Default)]
@@ -65,40 +78,120 @@ struct Entry {
     identitytoken: Option<SecretString>,
 }
 
-/// Reads a `config.json`.
-pub fn load(path: &Path) -> Result<Keyring, DockerConfigError> {
-    let name = path.display().to_string();
-    let read = |source| DockerConfigError::Read {
-        path: path.display().to_string(),
-        source,
-    };
-    if std::fs::metadata(path).map_err(read)?.len() > MAX_SIZE {
-        return Err(DockerConfigError::TooLarge(name));
-    }
-    parse(&name, &std::fs::read(path).map_err(read)?)
+/// Credentials as they stand in a file, each with the key that says what it is for.
+pub type Entries = Vec<(String, Credential)>;
+
+/// Why a pull secret cannot be used. No message holds any of its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SecretError {
+    /// It has no key of that name.
+    #[error("it has no {0}")]
+    Missing(&'static str),
+    /// Not JSON of the right shape.
+    #[error("its {key} is malformed at line {line}, column {column}")]
+    Malformed {
+        /// The key of the Secret.
+        key: &'static str,
+        /// One-based.
+        line: usize,
+        /// One-based.
+        column: usize,
+    },
+    /// The `auth` of an entry is not base64 of `user:password`.
+    #[error("an auth in its {0} is malformed")]
+    Auth(&'static str),
 }
 
-fn parse(name: &str, bytes: &[u8]) -> Result<Keyring, DockerConfigError> {
-    let config: Config = serde_json::from_slice(bytes).map_err(|error| {
-        // The message of the JSON library may quote the content: only the place is passed on.
-        let (line, column) = (error.line(), error.column());
-        DockerConfigError::Malformed {
-            path: name.to_owned(),
-            line,
-            column,
-        }
-    })?;
+/// The key of a Secret of type `kubernetes.io/dockerconfigjson`.
+const DOCKER_CONFIG_JSON: &str = ".dockerconfigjson";
+/// The key of a Secret of type `kubernetes.io/dockercfg`, the older format: a bare map of entries.
+const DOCKER_CFG: &str = ".dockercfg";
+
+/// Reads the content of a pull secret of `kubernetes.io/dockerconfigjson`. Helpers that it names are
+/// never run: whoever can write a Secret must not choose a program.
+pub fn docker_config_json(bytes: Option<&[u8]>) -> Result<Entries, SecretError> {
+    let bytes = bytes.ok_or(SecretError::Missing(DOCKER_CONFIG_JSON))?;
+    let config: Config = json(DOCKER_CONFIG_JSON, bytes)?;
+    entries(config.auths).map_err(|_| SecretError::Auth(DOCKER_CONFIG_JSON))
+}
+
+/// Reads the content of a pull secret of `kubernetes.io/dockercfg`.
+pub fn docker_cfg(bytes: Option<&[u8]>) -> Result<Entries, SecretError> {
+    let bytes = bytes.ok_or(SecretError::Missing(DOCKER_CFG))?;
+    let auths = json(DOCKER_CFG, bytes)?;
+    entries(auths).map_err(|_| SecretError::Auth(DOCKER_CFG))
+}
+
+fn json<T: serde::de::DeserializeOwned>(key: &'static str, bytes: &[u8]) -> Result<T, SecretError> {
+    // The message of the JSON library may quote the content: only the place is passed on.
+    serde_json::from_slice(bytes).map_err(|error| SecretError::Malformed {
+        key,
+        line: error.line(),
+        column: error.column(),
+    })
+}
+
+/// The error is the key of the entry that is malformed.
+fn entries(auths: BTreeMap<String, Entry>) -> Result<Entries, String> {
     let mut entries = Vec::new();
-    for (registry, entry) in config.auths {
-        let malformed = || DockerConfigError::Auth {
-            path: name.to_owned(),
-            registry: registry.clone(),
-        };
-        if let Some(credential) = entry.credential().map_err(|()| malformed())? {
-            entries.push((registry, credential));
+    for (registry, entry) in auths {
+        match entry.credential() {
+            Ok(Some(credential)) => entries.push((registry, credential)),
+            Ok(None) => {}
+            Err(()) => return Err(registry),
         }
     }
-    Ok(Keyring::new(entries))
+    Ok(entries)
+}
+
+/// An operator's `config.json`. Only here are helper programs run.
+#[derive(Debug, Default)]
+pub(super) struct DockerConfig {
+    pub(super) keyring: Keyring,
+    /// By registry, the name of the helper after `docker-credential-`.
+    pub(super) helpers: BTreeMap<String, String>,
+    /// The helper of all other registries; empty when there is none.
+    pub(super) store: String,
+}
+
+impl DockerConfig {
+    pub(super) fn load(path: &Path) -> Result<Self, DockerConfigError> {
+        let name = path.display().to_string();
+        let read = |source| DockerConfigError::Read {
+            path: path.display().to_string(),
+            source,
+        };
+        if std::fs::metadata(path).map_err(read)?.len() > MAX_SIZE {
+            return Err(DockerConfigError::TooLarge(name));
+        }
+        Self::parse(&name, &std::fs::read(path).map_err(read)?)
+    }
+
+    fn parse(name: &str, bytes: &[u8]) -> Result<Self, DockerConfigError> {
+        let config: Config = serde_json::from_slice(bytes).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            let path = name.to_owned();
+            DockerConfigError::Malformed { path, line, column }
+        })?;
+        let path = name.to_owned();
+        let plain = |helper: &&String| !helper.is_empty() && !helper.contains(['/', '\0']);
+        let mut named = config.cred_helpers.values();
+        if let Some(helper) = named.find(|helper| !plain(helper)) {
+            let helper = helper.clone();
+            return Err(DockerConfigError::Helper { path, helper });
+        }
+        if config.creds_store.contains(['/', '\0']) {
+            let helper = config.creds_store;
+            return Err(DockerConfigError::Helper { path, helper });
+        }
+        let entries =
+            entries(config.auths).map_err(|registry| DockerConfigError::Auth { path, registry })?;
+        Ok(Self {
+            keyring: Keyring::new(entries),
+            helpers: config.cred_helpers,
+            store: config.creds_store,
+        })
+    }
 }
 
 impl Entry {
@@ -152,8 +245,13 @@ mod tests {
             "c.io": {"username": "user", "password": "pa:ss"},
             "d.io": {},
             "e.io": {"identitytoken": "refresh"}
-        }, "credsStore": "ignored-here", "HttpHeaders": {}}"#;
-        let keyring = parse("test", config).unwrap();
+        }, "credsStore": "pass", "credHelpers": {"h.io": "ecr"}, "HttpHeaders": {}}"#;
+        let own = DockerConfig::parse("test", config).unwrap();
+        assert_eq!(
+            (own.store.as_str(), own.helpers["h.io"].as_str()),
+            ("pass", "ecr")
+        );
+        let keyring = own.keyring;
         for (image, expected) in [
             ("a.io/x", "user/pa:ss"),
             ("b.io/x", "user/pa:ss"),
@@ -180,12 +278,51 @@ mod tests {
             r#"{"auths": {"a.io": {"auth": "!hunter2!"}}}"#,
             r#"{"auths": "hunter2"}"#,
         ] {
-            let error = parse("config.json", bad.as_bytes()).unwrap_err();
+            let error = DockerConfig::parse("config.json", bad.as_bytes()).unwrap_err();
             let text = format!("{error} {error:?}");
             assert!(
                 text.contains("config.json") && !text.contains("hunter2"),
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn pull_secrets_have_two_formats_and_run_no_program() {
+        let auth = r#"{"auth": "dXNlcjpwYTpzcw=="}"#;
+        let bare = format!(r#"{{"a.io": {auth}, "b.io": {{}}}}"#);
+        let whole =
+            format!(r#"{{"auths": {bare}, "credsStore": "evil", "credHelpers": {{"c.io": "x"}}}}"#);
+        for entries in [
+            docker_cfg(Some(bare.as_bytes())),
+            docker_config_json(Some(whole.as_bytes())),
+        ] {
+            let entries = entries.unwrap();
+            assert_eq!(entries.len(), 1);
+            assert_eq!(entries[0].0, "a.io");
+        }
+        assert_eq!(
+            docker_cfg(None).unwrap_err(),
+            SecretError::Missing(".dockercfg")
+        );
+        for bad in [
+            "hunter2",
+            "{\"auths\": 1}",
+            r#"{"auths": {"a": {"auth": "hunter2"}}}"#,
+        ] {
+            let error = docker_config_json(Some(bad.as_bytes())).unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("hunter2"));
+        }
+    }
+
+    #[test]
+    fn helpers_are_names_of_programs() {
+        for bad in [
+            r#"{"credsStore": "../evil"}"#,
+            r#"{"credHelpers": {"a.io": ""}}"#,
+        ] {
+            let error = DockerConfig::parse("config.json", bad.as_bytes()).unwrap_err();
+            assert!(matches!(error, DockerConfigError::Helper { .. }), "{error}");
         }
     }
 }

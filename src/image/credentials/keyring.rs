@@ -14,7 +14,7 @@ pub struct Keyring {
 
 /// `host[:port][/path]`, globs allowed within each part of the host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Key(String);
+pub(super) struct Key(String);
 
 impl Keyring {
     /// A keyring of `(key, credential)` as they stand in a docker `config.json`.
@@ -30,9 +30,7 @@ impl Keyring {
     /// All credentials for an image, best match first. With at least one there is no fallback to an
     /// anonymous pull.
     pub fn lookup(&self, reference: &Reference) -> Vec<Credential> {
-        let matching = |(key, _): &&(Key, Credential)| {
-            key.matches(reference.registry(), reference.repository())
-        };
+        let matching = |(key, _): &&(Key, Credential)| key.matches(reference);
         let found: Vec<Credential> = self
             .entries
             .iter()
@@ -52,7 +50,7 @@ impl Keyring {
 }
 
 impl Key {
-    fn new(text: &str) -> Self {
+    pub(super) fn new(text: &str) -> Self {
         let bare = text
             .strip_prefix("https://")
             .or_else(|| text.strip_prefix("http://"))
@@ -71,7 +69,9 @@ impl Key {
         })
     }
 
-    fn matches(&self, registry: &str, repository: &str) -> bool {
+    /// Ports equal, as many parts of the host, each by its glob; the path a plain prefix.
+    pub(super) fn matches(&self, reference: &Reference) -> bool {
+        let (registry, repository) = (reference.registry(), reference.repository());
         let (key_registry, key_path) = self.0.split_once('/').unwrap_or((&self.0, ""));
         let (key_host, key_port) = split(key_registry);
         let (host, port) = split(registry);

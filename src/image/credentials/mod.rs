@@ -1,15 +1,33 @@
 //! Registry credentials: where they come from and which image they are for.
 
+mod command;
 mod docker_config;
 mod keyring;
+mod node;
+mod provider;
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
+
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
 
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest as _, Sha256};
 
-pub use docker_config::{DockerConfigError, load};
+pub use docker_config::{DockerConfigError, Entries, SecretError, docker_cfg, docker_config_json};
 pub use keyring::Keyring;
+pub use node::NodeCredentials;
+pub use provider::{ProviderError, Providers};
+
+/// The keyring of one asker, made when it is first needed: most images are known without it.
+pub type Keys = Shared<BoxFuture<'static, Arc<Keyring>>>;
+
+/// A keyring that is there already.
+pub fn ready(keyring: Keyring) -> Keys {
+    std::future::ready(Arc::new(keyring)).boxed().shared()
+}
 
 /// What proves to a registry who asks. Its text shows in no `Debug` output.
 #[derive(Clone, Debug)]
@@ -28,8 +46,8 @@ pub(crate) enum Secret {
     IdentityToken(SecretString),
 }
 
-/// Tells credentials apart without holding them: a hash keyed by this process, so it means nothing
-/// outside of it.
+/// Tells credentials (and names) apart without holding them: a hash keyed by this process, so it means
+/// nothing outside of it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; 16]);
 
@@ -42,7 +60,11 @@ impl std::fmt::Debug for Fingerprint {
 impl Credential {
     /// A user name and password.
     pub fn password(username: String, password: SecretString) -> Self {
-        let fingerprint = Fingerprint::of(&["password", &username, password.expose_secret()]);
+        let fingerprint = Fingerprint::of(&[
+            b"password",
+            username.as_bytes(),
+            password.expose_secret().as_bytes(),
+        ]);
         Self {
             secret: Secret::Password { username, password },
             fingerprint,
@@ -51,7 +73,7 @@ impl Credential {
 
     /// An identity token, as `docker login` stores for some registries.
     pub fn identity_token(token: SecretString) -> Self {
-        let fingerprint = Fingerprint::of(&["token", token.expose_secret()]);
+        let fingerprint = Fingerprint::of(&[b"token", token.expose_secret().as_bytes()]);
         Self {
             secret: Secret::IdentityToken(token),
             fingerprint,
@@ -69,7 +91,17 @@ impl Credential {
 }
 
 impl Fingerprint {
-    fn of(parts: &[&str]) -> Self {
+    /// Of several together, in their order.
+    pub(crate) fn of_all(fingerprints: &[Self]) -> Self {
+        let parts: Vec<&[u8]> = fingerprints.iter().map(Self::bytes).collect();
+        Self::of(&parts)
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub(crate) fn of(parts: &[&[u8]]) -> Self {
         use std::hash::{BuildHasher, RandomState};
         static KEY: LazyLock<[u64; 4]> =
             LazyLock::new(|| [0_u8, 1, 2, 3].map(|i| RandomState::new().hash_one(i)));

@@ -6,10 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base64::{Engine, engine::general_purpose::STANDARD};
 use futures::FutureExt;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue, Method, header::AUTHORIZATION};
 use quick_cache::sync::Cache;
-use reqwest::{Url, header::WWW_AUTHENTICATE};
+use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
@@ -20,9 +21,10 @@ use crate::image::{
 };
 
 use super::{
-    Endpoint,
-    exchange::{Clients, exchange, read_body},
-    gate::{Gates, Host},
+    challenge::{Challenge, may_ask, may_show},
+    exchange::{Call, Clients, exchange, read_body},
+    gate::Gates,
+    hosts::{Endpoint, Host, Transport},
 };
 
 /// Tokens kept: one per repository and credential in use.
@@ -55,69 +57,24 @@ struct Kept {
     expires: Instant,
 }
 
-/// What the registry wants to see.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Challenge {
-    Basic,
-    Bearer {
-        realm: Url,
-        service: Option<String>,
-        scope: Option<String>,
-    },
-}
-
 pub(super) struct Authorizations {
     kept: Cache<Slot, Kept>,
     flights: Flights<(Slot, String), Result<Authorization, ImageError>>,
 }
 
 impl Authorization {
-    pub(super) fn apply(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
-        match self {
+    /// The value of the header; `None` when the secret holds what no header can.
+    pub(super) fn header(&self) -> Option<HeaderValue> {
+        let text = match self {
             Self::Basic { username, password } => {
-                request.basic_auth(username, Some(password.expose_secret()))
+                let both = format!("{username}:{}", password.expose_secret());
+                format!("Basic {}", STANDARD.encode(both))
             }
-            Self::Bearer(token) => request.bearer_auth(token.expose_secret()),
-        }
-    }
-}
-
-impl Challenge {
-    /// The challenge to answer: Bearer before Basic, from all `WWW-Authenticate` headers.
-    pub(super) fn choose(headers: &HeaderMap) -> Option<Self> {
-        let mut basic = None;
-        for header in headers.get_all(WWW_AUTHENTICATE) {
-            let Some(challenges) = header
-                .to_str()
-                .ok()
-                .and_then(|text| http_auth::parse_challenges(text).ok())
-            else {
-                continue;
-            };
-            for challenge in challenges {
-                let parameter = |name: &str| {
-                    challenge
-                        .params
-                        .iter()
-                        .find(|(key, _)| key.eq_ignore_ascii_case(name))
-                        .map(|(_, value)| value.to_unescaped())
-                };
-                if challenge.scheme.eq_ignore_ascii_case("basic") {
-                    basic = Some(Self::Basic);
-                } else if challenge.scheme.eq_ignore_ascii_case("bearer") {
-                    let realm = parameter("realm").and_then(|realm| Url::parse(&realm).ok());
-                    if let Some(realm) = realm {
-                        let (service, scope) = (parameter("service"), parameter("scope"));
-                        return Some(Self::Bearer {
-                            realm,
-                            service,
-                            scope,
-                        });
-                    }
-                }
-            }
-        }
-        basic
+            Self::Bearer(token) => format!("Bearer {}", token.expose_secret()),
+        };
+        let mut value = HeaderValue::try_from(text).ok()?;
+        value.set_sensitive(true);
+        Some(value)
     }
 }
 
@@ -139,27 +96,36 @@ impl Authorizations {
         self.kept.remove(slot);
     }
 
-    /// Answers a challenge; many who need the same token at once share one request for it.
+    /// Answers a challenge of `host`; many who need the same token at once share one request for it.
     pub(super) async fn answer(
         self: &Arc<Self>,
-        tokens: Tokens<'_>,
+        asking: &Asking,
+        host: &Host,
         slot: Slot,
         challenge: Challenge,
         credential: Option<Credential>,
     ) -> Result<Authorization, ImageError> {
-        let what = slot.endpoint.host.clone();
-        match (challenge, credential) {
-            (Challenge::Basic, None) => Err(ImageError::Denied {
-                what,
-                why: "it wants a user name and password, and there are none for it".to_owned(),
-            }),
-            (Challenge::Basic, Some(credential)) => {
-                let authorization = basic(&credential).ok_or_else(|| ImageError::Denied {
-                    what,
-                    why: "it wants a user name and password, and there is only a token".to_owned(),
-                })?;
+        let what = slot.endpoint.host().to_owned();
+        let denied = |why: String| ImageError::Denied { what, why };
+        let (realm, service, scope) = match (challenge, credential.as_ref().map(Credential::secret))
+        {
+            (Challenge::Basic, None) => {
+                return Err(denied(
+                    "it wants a user name and password, and there are none for it".into(),
+                ));
+            }
+            (Challenge::Basic, Some(Secret::IdentityToken(_))) => {
+                return Err(denied(
+                    "it wants a user name and password, and there is only a token".into(),
+                ));
+            }
+            (Challenge::Basic, Some(Secret::Password { username, password })) => {
+                let authorization = Authorization::Basic {
+                    username: username.clone(),
+                    password: password.clone(),
+                };
                 self.keep(slot, authorization.clone(), Duration::from_hours(24));
-                Ok(authorization)
+                return Ok(authorization);
             }
             (
                 Challenge::Bearer {
@@ -167,41 +133,39 @@ impl Authorizations {
                     service,
                     scope,
                 },
-                credential,
-            ) => {
-                let host = realm.host_str().unwrap_or_default().to_owned();
-                // A token request carries the credential: never in the clear, unless the registry
-                // itself is spoken to in the clear.
-                if realm.scheme() != "https" && !slot.endpoint.plain_http && credential.is_some() {
-                    let why = format!("its token endpoint on {host} is not https");
-                    return Err(ImageError::Denied { what, why });
-                }
-                let name = realm
-                    .port()
-                    .map_or(host.clone(), |port| format!("{host}:{port}"));
-                let request = TokenRequest {
-                    http: tokens.clients.to(&name)?,
-                    gate: tokens.gates.host(&name),
-                    timeout: tokens.clients.timeout(),
-                    name,
-                    scope: scope.unwrap_or_else(|| format!("repository:{}:pull", slot.repository)),
-                    realm,
-                    service,
-                };
-                let this = self.clone();
-                let key = (slot.clone(), format!("{} {}", request.realm, request.scope));
-                let fetched = move || {
-                    async move {
-                        let (token, life) = request.send(credential.as_ref()).await?;
-                        let authorization = Authorization::Bearer(token);
-                        this.keep(slot, authorization.clone(), life.mul_f32(0.9));
-                        Ok(authorization)
-                    }
-                    .boxed()
-                };
-                self.flights.run(key, fetched).await
-            }
+                _,
+            ) => (realm, service, scope),
+        };
+        let allowed = match credential {
+            Some(_) => may_show(&slot.endpoint, &realm),
+            None => may_ask(&slot.endpoint, &realm),
+        };
+        if let Err(why) = allowed {
+            let endpoint = realm.host_str().unwrap_or_default();
+            return Err(denied(format!(
+                "its token endpoint {endpoint} {why}, so it is not asked"
+            )));
         }
+        let request = TokenRequest {
+            asking: asking.clone(),
+            transport: host.transport.clone(),
+            scope: scope.unwrap_or_else(|| format!("repository:{}:pull", slot.repository)),
+            realm,
+            service,
+            credential,
+        };
+        let this = self.clone();
+        let key = (slot.clone(), format!("{} {}", request.realm, request.scope));
+        let fetched = move || {
+            async move {
+                let (token, life) = request.send().await?;
+                let authorization = Authorization::Bearer(token);
+                this.keep(slot, authorization.clone(), life.mul_f32(0.9));
+                Ok(authorization)
+            }
+            .boxed()
+        };
+        self.flights.run(key, fetched).await
     }
 
     fn keep(&self, slot: Slot, authorization: Authorization, life: Duration) {
@@ -215,16 +179,6 @@ impl Authorizations {
     }
 }
 
-fn basic(credential: &Credential) -> Option<Authorization> {
-    match credential.secret() {
-        Secret::Password { username, password } => Some(Authorization::Basic {
-            username: username.clone(),
-            password: password.clone(),
-        }),
-        Secret::IdentityToken(_) => None,
-    }
-}
-
 #[derive(Deserialize)]
 struct TokenResponse {
     #[serde(default)]
@@ -235,40 +189,37 @@ struct TokenResponse {
     expires_in: Option<u64>,
 }
 
-/// What a token request needs from the client: connections, and the host's own gate.
-pub(super) struct Tokens<'a> {
-    pub(super) clients: &'a Clients,
-    pub(super) gates: &'a Gates,
+/// What every request needs: connections, and the gates of the hosts.
+#[derive(Clone)]
+pub(super) struct Asking {
+    pub(super) clients: Arc<Clients>,
+    pub(super) gates: Arc<Gates>,
 }
 
 struct TokenRequest {
-    http: reqwest::Client,
-    gate: Arc<Host>,
-    timeout: Duration,
-    /// Host and port of the endpoint.
-    name: String,
+    asking: Asking,
+    transport: Arc<Transport>,
     realm: Url,
     service: Option<String>,
     scope: String,
+    credential: Option<Credential>,
 }
 
 impl TokenRequest {
-    async fn send(
-        self,
-        credential: Option<&Credential>,
-    ) -> Result<(SecretString, Duration), ImageError> {
-        let what = format!("token endpoint {}", self.name);
-        let request = self.request(credential.map(Credential::secret));
+    async fn send(self) -> Result<(SecretString, Duration), ImageError> {
+        let host = Endpoint::new(&self.realm).host().to_owned();
+        let what = format!("token endpoint {host}");
+        let Asking { clients, gates } = &self.asking;
+        let call = self.call();
         let asked = async {
-            let response = request.send().await?;
+            let response = clients.send(call).await?;
             let (status, headers) = (response.status(), response.headers().clone());
-            Ok((
-                status,
-                headers,
-                read_body(&what, response, MAX_TOKEN_RESPONSE).await?,
-            ))
+            let body = read_body(&what, response, MAX_TOKEN_RESPONSE).await?;
+            Ok((status, headers, body))
         };
-        let answer = exchange(&self.gate, &self.name, &what, self.timeout, asked).await;
+        let asker = self.credential.as_ref().map(Credential::fingerprint);
+        let (gate, timeout) = (gates.host(&host), clients.timeout());
+        let answer = exchange(&gate, asker, &what, timeout, asked).await;
         let (status, _, body) = answer.map_err(|error| match error {
             // Its size says nothing about the image.
             ImageError::Document { .. } => {
@@ -276,21 +227,12 @@ impl TokenRequest {
             }
             other => other,
         })?;
+        let why = format!("it answered {status}");
         match status.as_u16() {
             200..=299 => {}
             // A token endpoint says 400 and 404 too for credentials and scopes that it does not like.
-            400..=499 => {
-                return Err(ImageError::Denied {
-                    what,
-                    why: format!("it answered {status}"),
-                });
-            }
-            _ => {
-                return Err(ImageError::unavailable(
-                    what,
-                    format!("it answered {status}"),
-                ));
-            }
+            400..=499 => return Err(ImageError::Denied { what, why }),
+            _ => return Err(ImageError::unavailable(what, why)),
         }
         // The body of a success is a secret: no part of it goes into an error.
         let no_token = || ImageError::unavailable(&what, "its answer holds no token");
@@ -310,92 +252,45 @@ impl TokenRequest {
     }
 
     /// GET with the password, or POST with the identity token as an `OAuth2` refresh token.
-    fn request(&self, secret: Option<&Secret>) -> reqwest::RequestBuilder {
-        let mut url = self.realm.clone();
-        let service = self.service.as_deref();
-        if let Some(Secret::IdentityToken(token)) = secret {
-            let mut form = url.clone();
-            form.query_pairs_mut()
-                .clear()
-                .append_pair("grant_type", "refresh_token")
-                .append_pair("client_id", "archaware")
-                .append_pair("service", service.unwrap_or_default())
-                .append_pair("scope", &self.scope)
-                .append_pair("refresh_token", token.expose_secret());
-            let form_type = "application/x-www-form-urlencoded";
-            let body = form.query().unwrap_or_default().to_owned();
-            return self
-                .http
-                .post(url)
-                .header(http::header::CONTENT_TYPE, form_type)
-                .body(body);
-        }
-        if let Some(service) = service {
-            url.query_pairs_mut().append_pair("service", service);
-        }
-        url.query_pairs_mut().append_pair("scope", &self.scope);
-        match secret {
-            Some(Secret::Password { username, password }) => self
-                .http
-                .get(url)
-                .basic_auth(username, Some(password.expose_secret())),
-            _ => self.http.get(url),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn choose(headers: &[&str]) -> Option<Challenge> {
-        let mut map = HeaderMap::new();
-        for header in headers {
-            map.append(WWW_AUTHENTICATE, header.parse().unwrap());
-        }
-        Challenge::choose(&map)
-    }
-
-    #[test]
-    fn reads_challenges_in_any_order_and_number() {
-        let bearer = |realm: &str, service: Option<&str>, scope: Option<&str>| {
-            Some(Challenge::Bearer {
-                realm: Url::parse(realm).unwrap(),
-                service: service.map(str::to_owned),
-                scope: scope.map(str::to_owned),
-            })
+    fn call(&self) -> Call {
+        let mut call = Call {
+            method: Method::GET,
+            url: self.realm.clone(),
+            headers: HeaderMap::new(),
+            own_headers: HeaderMap::new(),
+            form: None,
+            transport: self.transport.clone(),
         };
-        let full = bearer(
-            "https://auth/t",
-            Some("reg"),
-            Some("repository:a:pull,push"),
-        );
-        for headers in [
-            &[r#"Bearer realm="https://auth/t",service="reg",scope="repository:a:pull,push""#][..],
-            &[r#"bearer scope="repository:a:pull,push", service="reg", realm="https://auth/t""#],
-            &[
-                "Basic realm=x",
-                r#"Bearer realm="https://auth/t",service=reg,scope="repository:a:pull,push""#,
-            ],
-            &[
-                r#"Basic realm="x", Bearer realm="https://auth/t",service="reg",scope="repository:a:pull,push""#,
-            ],
-        ] {
-            assert_eq!(choose(headers), full, "{headers:?}");
+        match self.credential.as_ref().map(Credential::secret) {
+            Some(Secret::IdentityToken(token)) => {
+                let mut form = self.realm.clone();
+                form.query_pairs_mut()
+                    .clear()
+                    .append_pair("grant_type", "refresh_token")
+                    .append_pair("client_id", "archaware")
+                    .append_pair("service", self.service.as_deref().unwrap_or_default())
+                    .append_pair("scope", &self.scope)
+                    .append_pair("refresh_token", token.expose_secret());
+                call.method = Method::POST;
+                call.form = Some(form.query().unwrap_or_default().to_owned());
+                return call;
+            }
+            Some(Secret::Password { username, password }) => {
+                let basic = Authorization::Basic {
+                    username: username.clone(),
+                    password: password.clone(),
+                };
+                call.own_headers
+                    .extend(basic.header().map(|value| (AUTHORIZATION, value)));
+            }
+            None => {}
         }
-        assert_eq!(
-            choose(&[r#"Bearer realm="https://auth/t""#]),
-            bearer("https://auth/t", None, None)
-        );
-        assert_eq!(choose(&[r#"Basic realm="x""#]), Some(Challenge::Basic));
-        for nothing in [
-            &[][..],
-            &["Bearer"],
-            &["Negotiate"],
-            &["Bearer realm=\"not a url\""],
-            &["\"\"\""],
-        ] {
-            assert_eq!(choose(nothing), None, "{nothing:?}");
+        let mut query = call.url.query_pairs_mut();
+        if let Some(service) = &self.service {
+            query.append_pair("service", service);
         }
+        query.append_pair("scope", &self.scope);
+        drop(query);
+        call
     }
 }

@@ -1,18 +1,19 @@
 //! Requests to a registry: bounded in time, size and number, with what the registry wants to see.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use backon::{ExponentialBuilder, Retryable};
 use bytes::Bytes;
 use http::{
     HeaderMap, Method, StatusCode,
-    header::{ACCEPT, CONTENT_TYPE},
+    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE},
 };
+use reqwest::Url;
 
 use crate::{
     image::{
         credentials::{Credential, Fingerprint},
-        digest::Digest,
+        digest::{Digest, DigestError},
         error::ImageError,
         reference::Reference,
         tree::Kind,
@@ -21,17 +22,18 @@ use crate::{
 };
 
 use super::{
-    Endpoint,
-    auth::{Authorization, Authorizations, Challenge, Slot, Tokens},
-    exchange::{Clients, NO_ANSWER, exchange, read_body},
-    gate::Gates,
+    auth::{Asking, Authorization, Authorizations, Slot},
+    challenge::Challenge,
+    exchange::{Call, Clients, exchange, read_body},
+    gate::{Gates, Quota},
+    hosts::{Host, Hosts},
 };
 
 /// Further tries of a request that the registry answered with 5xx.
 const SERVER_ERROR_RETRIES: usize = 2;
 
 /// How to talk to registries.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// Of one request, its body included.
     pub timeout: Duration,
@@ -39,24 +41,28 @@ pub struct Settings {
     pub per_host: usize,
     /// Hosts (`host[:port]`) that speak plain http, besides loopback.
     pub plain_http: Vec<String>,
+    /// Trees of containerd's `hosts.toml` files.
+    pub hosts_directories: Vec<PathBuf>,
+    /// Certificate authorities beside the system's, PEM.
+    pub ca_bundle: Option<PathBuf>,
+    /// Whether mirrors are shown the credentials of the registry that they mirror.
+    pub mirror_credentials: bool,
 }
 
 pub(crate) struct Registry {
-    settings: Settings,
-    /// Made at first use: reading the system's CA bundle costs time and memory.
-    clients: Clients,
-    gates: Gates,
+    mirror_credentials: bool,
+    hosts: Hosts,
+    asking: Asking,
     authorizations: Arc<Authorizations>,
 }
 
-/// What is asked of which repository, and as whom.
+/// What is asked for in a repository.
 struct Question<'a> {
     method: Method,
-    endpoint: &'a Endpoint,
     repository: &'a str,
-    path: String,
-    accept: Option<&'a str>,
-    limit: u64,
+    path: &'a str,
+    /// A manifest; blobs are what they are.
+    manifest: bool,
 }
 
 /// A successful response.
@@ -80,17 +86,36 @@ impl Answer {
     pub(crate) fn content_type(&self) -> Option<&str> {
         self.headers.get(CONTENT_TYPE)?.to_str().ok()
     }
+
+    /// `Docker-Content-Digest`, which proxies sometimes leave out.
+    fn digest(&self) -> Option<Result<Digest, DigestError>> {
+        let said = self.headers.get("docker-content-digest")?.to_str().ok()?;
+        Some(said.parse())
+    }
 }
 
 impl Registry {
     pub(crate) fn new(settings: Settings) -> Self {
-        let gates = Gates::new(settings.per_host);
+        let clients = Clients::new(settings.timeout, settings.per_host);
         Self {
-            clients: Clients::new(settings.timeout, settings.per_host),
-            settings,
-            gates,
+            hosts: Hosts::new(&settings),
+            mirror_credentials: settings.mirror_credentials,
+            asking: Asking {
+                clients: Arc::new(clients),
+                gates: Arc::new(Gates::new(settings.per_host)),
+            },
             authorizations: Arc::new(Authorizations::new()),
         }
+    }
+
+    /// Hosts that somebody is kept from asking at the moment.
+    pub(crate) fn gated(&self) -> usize {
+        self.asking.gates.closed()
+    }
+
+    /// What registries said of their limits.
+    pub(crate) fn quotas(&self) -> Vec<(String, Quota)> {
+        self.asking.gates.quotas()
     }
 
     /// The digest of a tag, by HEAD: registries with pull limits do not count those.
@@ -101,47 +126,19 @@ impl Registry {
         credentials: &[Credential],
     ) -> Result<Head, ImageError> {
         let path = format!("manifests/{tag}");
-        let head = self
-            .ask(reference, Method::HEAD, &path, true, credentials)
-            .await;
-        let answer = match head {
-            Err(ImageError::Unavailable { why, .. }) if why == METHOD_REFUSED => None,
-            other => Some(other?),
-        };
-        let named = answer.as_ref().and_then(|answer| {
-            let digest = answer
-                .headers
-                .get("docker-content-digest")?
-                .to_str()
-                .ok()?
-                .parse()
-                .ok()?;
-            Some(Head::Digest(digest, answer.credential))
-        });
-        if let Some(named) = named {
-            return Ok(named);
+        let hosts = self.hosts.of(reference).await?;
+        let mut failed = none_suits(reference);
+        for host in hosts.iter().filter(|host| host.pulls && host.resolves) {
+            let credentials = self.shown(host, credentials);
+            match self.head_at(host, reference, &path, credentials).await {
+                Ok(head) => return Ok(head),
+                Err(error) => failed = failed_at(host, error),
+            }
         }
-        let answer = self
-            .ask(reference, Method::GET, &path, true, credentials)
-            .await?;
-        let digest = Digest::of(&answer.body);
-        let said = answer
-            .headers
-            .get("docker-content-digest")
-            .and_then(|said| said.to_str().ok());
-        if let Some(Ok(said)) = said.map(str::parse::<Digest>)
-            && !said.verify(&answer.body)
-        {
-            let why = "its content is not what Docker-Content-Digest says".to_owned();
-            return Err(ImageError::Corrupt {
-                what: format!("{reference}"),
-                why,
-            });
-        }
-        Ok(Head::Document(digest, answer))
+        Err(failed)
     }
 
-    /// A document by digest, at most 4 MiB. Its content is not verified here.
+    /// A document by digest, at most 4 MiB.
     pub(crate) async fn get(
         &self,
         reference: &Reference,
@@ -149,64 +146,119 @@ impl Registry {
         digest: &Digest,
         credentials: &[Credential],
     ) -> Result<Answer, ImageError> {
-        let (path, manifest) = match kind {
-            Kind::Manifest => (format!("manifests/{digest}"), true),
-            Kind::Config => (format!("blobs/{digest}"), false),
+        let path = match kind {
+            Kind::Manifest => format!("manifests/{digest}"),
+            Kind::Config => format!("blobs/{digest}"),
         };
-        self.ask(reference, Method::GET, &path, manifest, credentials)
-            .await
+        let question = Question {
+            method: Method::GET,
+            repository: reference.repository(),
+            path: &path,
+            manifest: kind == Kind::Manifest,
+        };
+        let hosts = self.hosts.of(reference).await?;
+        let mut failed = none_suits(reference);
+        for host in hosts.iter().filter(|host| host.pulls) {
+            let credentials = self.shown(host, credentials);
+            match self.ask(host, &question, credentials).await {
+                // A mirror that holds something else is as good as one that holds nothing.
+                Ok(answer) if !digest.verify(&answer.body) => {
+                    let what = format!("{} {digest}", kind.as_str());
+                    let why = "its content has another digest".to_owned();
+                    failed = failed_at(host, ImageError::Corrupt { what, why });
+                }
+                Ok(answer) => return Ok(answer),
+                Err(error) => failed = failed_at(host, error),
+            }
+        }
+        Err(failed)
+    }
+
+    /// Mirrors are other people's machines: they see no credential unless the operator says so.
+    fn shown<'a>(&self, host: &Host, credentials: &'a [Credential]) -> &'a [Credential] {
+        if host.origin || self.mirror_credentials {
+            credentials
+        } else {
+            &[]
+        }
+    }
+
+    async fn head_at(
+        &self,
+        host: &Host,
+        reference: &Reference,
+        path: &str,
+        credentials: &[Credential],
+    ) -> Result<Head, ImageError> {
+        let mut question = Question {
+            method: Method::HEAD,
+            repository: reference.repository(),
+            path,
+            manifest: true,
+        };
+        match self.ask(host, &question, credentials).await {
+            Err(ImageError::Unavailable { why, .. }) if why == METHOD_REFUSED => {}
+            Err(error) => return Err(error),
+            Ok(answer) => {
+                if let Some(Ok(digest)) = answer.digest() {
+                    return Ok(Head::Digest(digest, answer.credential));
+                }
+            }
+        }
+        question.method = Method::GET;
+        let answer = self.ask(host, &question, credentials).await?;
+        match answer.digest() {
+            Some(Ok(said)) if !said.verify(&answer.body) => Err(ImageError::Corrupt {
+                what: reference.to_string(),
+                why: "its content is not what Docker-Content-Digest says".to_owned(),
+            }),
+            _ => Ok(Head::Document(Digest::of(&answer.body), answer)),
+        }
     }
 
     /// Tries each credential until one works; anonymous only when there is none, as the kubelet does.
     async fn ask(
         &self,
-        reference: &Reference,
-        method: Method,
-        path: &str,
-        manifest: bool,
+        host: &Host,
+        question: &Question<'_>,
         credentials: &[Credential],
     ) -> Result<Answer, ImageError> {
-        let endpoint = Endpoint::of(reference, &self.settings.plain_http);
-        let accept = media_type::MANIFESTS.join(", ");
-        let question = Question {
-            method,
-            endpoint: &endpoint,
-            repository: reference.repository(),
-            path: path.to_owned(),
-            accept: manifest.then_some(accept.as_str()),
-            limit: MAX_DOCUMENT,
-        };
         let mut denied = None;
         for credential in credentials {
-            match self.ask_as(&question, Some(credential)).await {
-                // Some registries hide what one may not see.
-                Err(error @ (ImageError::Denied { .. } | ImageError::NotFound { .. })) => {
-                    denied = Some(error);
-                }
+            match self.ask_as(host, question, Some(credential)).await {
+                // Some registries hide what one may not see, and each account has a limit of its own.
+                Err(
+                    error @ (ImageError::Denied { .. }
+                    | ImageError::NotFound { .. }
+                    | ImageError::RateLimited { .. }),
+                ) => denied = Some(error),
                 other => return other,
             }
         }
         match denied {
             Some(error) => Err(error),
-            None => self.ask_as(&question, None).await,
+            None => self.ask_as(host, question, None).await,
         }
     }
 
     async fn ask_as(
         &self,
+        host: &Host,
         question: &Question<'_>,
         credential: Option<&Credential>,
     ) -> Result<Answer, ImageError> {
-        let what = question.to_string();
+        let what = question.on(host);
         let slot = Slot {
-            endpoint: question.endpoint.clone(),
+            endpoint: host.endpoint.clone(),
             repository: question.repository.to_owned(),
             credential: credential.map(Credential::fingerprint),
         };
         let mut authorization = self.authorizations.known(&slot);
         // Three times: a token that has died early is refused once, its successor's challenge answered.
         for attempt in 0..3 {
-            let response = self.send(question, &what, authorization.as_ref()).await?;
+            let response = self
+                .send(host, question, &slot, authorization.as_ref())
+                .await?;
             let (status, headers, body) = response;
             if status == StatusCode::UNAUTHORIZED && attempt < 2 {
                 if authorization.take().is_some() {
@@ -219,12 +271,9 @@ impl Registry {
                     what: what.clone(),
                     why: "its challenge cannot be answered".to_owned(),
                 })?;
-                let tokens = Tokens {
-                    clients: &self.clients,
-                    gates: &self.gates,
-                };
                 let answered = self.authorizations.answer(
-                    tokens,
+                    &self.asking,
+                    host,
                     slot.clone(),
                     challenge,
                     credential.cloned(),
@@ -248,8 +297,9 @@ impl Registry {
     /// One exchange, repeated when the registry fails with 5xx.
     async fn send(
         &self,
+        host: &Host,
         question: &Question<'_>,
-        what: &str,
+        slot: &Slot,
         authorization: Option<&Authorization>,
     ) -> Result<(StatusCode, HeaderMap, Bytes), ImageError> {
         let pause = ExponentialBuilder::default()
@@ -257,71 +307,91 @@ impl Registry {
             .with_max_times(SERVER_ERROR_RETRIES)
             .with_jitter();
         let once = || async {
-            let answer = self.exchange(question, what, authorization).await?;
+            let answer = self.exchange(host, question, slot, authorization).await;
+            let answer = answer.map_err(|error| (error, false))?;
             if answer.0.is_server_error() && answer.0 != StatusCode::NOT_IMPLEMENTED {
-                Err(refusal(answer.0, what))
+                Err((refusal(answer.0, question.on(host)), true))
             } else {
                 Ok(answer)
             }
         };
-        let retried = |error: &ImageError| matches!(error, ImageError::Unavailable { source: None, why, .. } if why != NO_ANSWER);
-        once.retry(pause).when(retried).await
+        let result = once.retry(pause).when(|(_, again)| *again).await;
+        result.map_err(|(error, _)| error)
     }
 
     async fn exchange(
         &self,
+        host: &Host,
         question: &Question<'_>,
-        what: &str,
+        slot: &Slot,
         authorization: Option<&Authorization>,
     ) -> Result<(StatusCode, HeaderMap, Bytes), ImageError> {
-        let name = &question.endpoint.host;
-        let url = format!(
-            "{}{}/{}",
-            question.endpoint.base(),
-            question.repository,
-            question.path
-        );
-        let mut request = self.clients.to(name)?.request(question.method.clone(), url);
-        if let Some(accept) = question.accept {
-            request = request.header(ACCEPT, accept);
-        }
-        if let Some(authorization) = authorization {
-            request = authorization.apply(request);
-        }
+        let Asking { clients, gates } = &self.asking;
+        let what = question.on(host);
+        let call = question.call(host, authorization).ok_or_else(|| {
+            ImageError::unavailable(&what, "its address cannot be written as a URL")
+        })?;
         let asked = async {
-            let response = request.send().await?;
+            let response = clients.send(call).await?;
             let (status, headers) = (response.status(), response.headers().clone());
             // An error's body is for people; it is neither needed nor to be trusted.
             let wanted = question.method == Method::GET && status.is_success();
             let body = if wanted {
-                read_body(what, response, question.limit).await?
+                read_body(&what, response, MAX_DOCUMENT).await?
             } else {
                 Bytes::new()
             };
             Ok((status, headers, body))
         };
-        exchange(
-            &self.gates.host(name),
-            name,
-            what,
-            self.settings.timeout,
-            asked,
-        )
-        .await
+        let gate = gates.host(host.endpoint.host());
+        exchange(&gate, slot.credential, &what, clients.timeout(), asked).await
     }
+}
+
+impl Question<'_> {
+    fn call(&self, host: &Host, authorization: Option<&Authorization>) -> Option<Call> {
+        let mut headers = HeaderMap::new();
+        if self.manifest {
+            headers.insert(ACCEPT, media_type::MANIFESTS.join(", ").parse().ok()?);
+        }
+        let mut own_headers = host.headers.clone();
+        if let Some(value) = authorization.and_then(Authorization::header) {
+            own_headers.insert(AUTHORIZATION, value);
+        }
+        Some(Call {
+            method: self.method.clone(),
+            url: Url::parse(&host.endpoint.url(self.repository, self.path)).ok()?,
+            headers,
+            own_headers,
+            form: None,
+            transport: host.transport.clone(),
+        })
+    }
+
+    /// `host/repository/manifests/tag`, for errors.
+    fn on(&self, host: &Host) -> String {
+        let Self {
+            repository, path, ..
+        } = self;
+        format!("{}/{repository}/{path}", host.endpoint.host())
+    }
+}
+
+fn none_suits(reference: &Reference) -> ImageError {
+    let why = "hosts.toml names no host that may answer this";
+    ImageError::unavailable(reference.registry(), why)
+}
+
+/// The next host is asked, whatever went wrong; the error of the last one is told.
+fn failed_at(host: &Host, error: ImageError) -> ImageError {
+    if !host.origin {
+        let (mirror, error) = (host.endpoint.host(), error.chain());
+        tracing::debug!(mirror, error, "the mirror does not help");
+    }
+    error
 }
 
 const METHOD_REFUSED: &str = "it does not answer HEAD";
-
-impl std::fmt::Display for Question<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{}/{}/{}",
-            self.endpoint.host, self.repository, self.path
-        )
-    }
-}
 
 fn refusal(status: StatusCode, what: impl Into<String>) -> ImageError {
     let what = what.into();

@@ -4,35 +4,58 @@
 use std::{
     fmt::Write as _,
     future::Future,
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
+use http::{
+    HeaderMap, Method, StatusCode,
+    header::{CONTENT_TYPE, LOCATION, RETRY_AFTER},
+};
+use quick_cache::sync::Cache;
+use reqwest::Url;
 
 use crate::image::error::ImageError;
 
-use super::gate::{DEFAULT_RETRY_AFTER, Host, LONGEST_RETRY_AFTER};
+use super::{
+    gate::{Asker, DEFAULT_RETRY_AFTER, Gate, LONGEST_RETRY_AFTER},
+    hosts::{Transport, is_loopback},
+};
 
 /// As containerd and Go's client do.
 const MAX_REDIRECTS: usize = 10;
 const USER_AGENT: &str = concat!("archaware/", env!("CARGO_PKG_VERSION"));
 /// Why there is no answer when the time is over.
-pub(super) const NO_ANSWER: &str = "no answer in time";
+const NO_ANSWER: &str = "no answer in time";
 
 /// The TLS client could not be set up.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("cannot set up TLS for registries; are CA certificates installed?")]
+#[error("cannot set up TLS: are CA certificates installed, and the configured ones PEM?")]
 pub struct TlsError(#[source] Arc<reqwest::Error>);
 
-/// The connections: one set for this machine's own registries, one for the world.
-#[derive(Default)]
+/// Connections are kept by how they are secured: few sets, one in most clusters.
+const MAX_CLIENTS: usize = 32;
+
+/// The connections: one set for each way of securing them, and one of its own for loopback.
 pub(super) struct Clients {
     timeout: Duration,
     per_host: usize,
-    world: OnceLock<Result<reqwest::Client, TlsError>>,
-    loopback: OnceLock<Result<reqwest::Client, TlsError>>,
+    /// Made at first use: reading the system's CA bundle costs time and memory.
+    made: Cache<(Arc<Transport>, bool), Result<reqwest::Client, TlsError>>,
+}
+
+/// A request. Redirects are followed by hand: what proves who asks goes to its own address alone.
+pub(super) struct Call {
+    pub(super) method: Method,
+    pub(super) url: Url,
+    /// For whoever answers in the end.
+    pub(super) headers: HeaderMap,
+    /// For this address only: `Authorization` and what `hosts.toml` says.
+    pub(super) own_headers: HeaderMap,
+    /// A form with a secret: it is never sent anywhere else.
+    pub(super) form: Option<String>,
+    pub(super) transport: Arc<Transport>,
 }
 
 impl Clients {
@@ -40,63 +63,113 @@ impl Clients {
         Self {
             timeout,
             per_host,
-            ..Self::default()
+            made: Cache::new(MAX_CLIENTS),
         }
-    }
-
-    /// For a URL's host. No proxy is asked about loopback, as in Go, and no CA is needed there.
-    pub(super) fn to(&self, host: &str) -> Result<reqwest::Client, ImageError> {
-        let loopback = super::is_loopback(host);
-        let cell = if loopback {
-            &self.loopback
-        } else {
-            &self.world
-        };
-        cell.get_or_init(|| {
-            let builder = reqwest::Client::builder()
-                .user_agent(USER_AGENT)
-                .referer(false)
-                .pool_idle_timeout(Duration::from_mins(1))
-                .pool_max_idle_per_host(self.per_host)
-                .redirect(reqwest::redirect::Policy::custom(redirect));
-            let builder = if loopback {
-                builder.no_proxy().tls_certs_only([])
-            } else {
-                builder
-            };
-            builder.build().map_err(|error| TlsError(Arc::new(error)))
-        })
-        .clone()
-        .map_err(|error| ImageError::Unavailable {
-            what: host.to_owned(),
-            why: "no TLS".to_owned(),
-            source: Some(Arc::new(error)),
-        })
     }
 
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
+
+    pub(super) async fn send(&self, call: Call) -> Result<reqwest::Response, Broken> {
+        let home = call.url.origin();
+        let mut url = call.url;
+        for _ in 0..=MAX_REDIRECTS {
+            let client = self.to(&call.transport, &url)?;
+            let mut request = client.request(call.method.clone(), url.clone());
+            request = request.headers(call.headers.clone());
+            if url.origin() == home {
+                request = request.headers(call.own_headers.clone());
+            }
+            if let Some(form) = &call.form {
+                request = request
+                    .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+                    .body(form.clone());
+            }
+            let response = request.send().await?;
+            let Some(next) = target(&url, &response) else {
+                return Ok(response);
+            };
+            if url.scheme() == "https" && next.scheme() != "https" {
+                return Err(Broken::Redirect("it redirects from https to http"));
+            }
+            if call.form.is_some() && next.origin() != home {
+                return Err(Broken::Redirect(
+                    "it redirects a credential to another host",
+                ));
+            }
+            url = next;
+        }
+        Err(Broken::Redirect("too many redirects"))
+    }
+
+    /// No proxy is asked about loopback, as in Go, and the system's authorities are not needed there.
+    fn to(&self, transport: &Arc<Transport>, url: &Url) -> Result<reqwest::Client, Broken> {
+        let loopback = is_loopback(url.host_str().unwrap_or_default());
+        let key = (transport.clone(), loopback);
+        let made = self.made.get_or_insert_with(&key, || {
+            let made = self.make(transport, loopback);
+            Ok::<_, std::convert::Infallible>(made.map_err(|error| TlsError(Arc::new(error))))
+        });
+        let made = match made {
+            Ok(made) => made,
+            Err(never) => match never {},
+        };
+        made.map_err(|error| {
+            Broken::Other(ImageError::Unavailable {
+                what: url.host_str().unwrap_or_default().to_owned(),
+                why: "no TLS".to_owned(),
+                source: Some(Arc::new(error)),
+            })
+        })
+    }
+
+    fn make(
+        &self,
+        transport: &Transport,
+        loopback: bool,
+    ) -> Result<reqwest::Client, reqwest::Error> {
+        let mut authorities = Vec::new();
+        for pem in &transport.authorities {
+            authorities.extend(reqwest::Certificate::from_pem_bundle(pem)?);
+        }
+        let mut builder = reqwest::Client::builder()
+            .user_agent(USER_AGENT)
+            .referer(false)
+            .pool_idle_timeout(Duration::from_mins(1))
+            .pool_max_idle_per_host(self.per_host)
+            .redirect(reqwest::redirect::Policy::none())
+            .tls_danger_accept_invalid_certs(transport.skip_verify);
+        if let Some(time) = transport.dial_timeout {
+            builder = builder.connect_timeout(time);
+        }
+        if let Some(pem) = &transport.identity {
+            builder = builder.identity(reqwest::Identity::from_pem(pem)?);
+        }
+        builder = if loopback {
+            builder.no_proxy().tls_certs_only(authorities)
+        } else if authorities.is_empty() {
+            builder
+        } else {
+            builder.tls_certs_merge(authorities)
+        };
+        builder.build()
+    }
 }
 
-/// Not for ever, and never from https into the clear.
-fn redirect(attempt: reqwest::redirect::Attempt<'_>) -> reqwest::redirect::Action {
-    let secure = attempt
-        .previous()
-        .last()
-        .is_some_and(|url| url.scheme() == "https");
-    if attempt.previous().len() > MAX_REDIRECTS {
-        attempt.error("too many redirects")
-    } else if secure && attempt.url().scheme() != "https" {
-        attempt.error("a redirect from https to http")
-    } else {
-        attempt.follow()
+/// Where a redirect leads, if the answer is one that can be followed with the same method.
+fn target(url: &Url, response: &reqwest::Response) -> Option<Url> {
+    if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+        return None;
     }
+    url.join(response.headers().get(LOCATION)?.to_str().ok()?)
+        .ok()
 }
 
 /// How an exchange failed.
 pub(super) enum Broken {
     Transport(reqwest::Error),
+    Redirect(&'static str),
     Other(ImageError),
 }
 
@@ -109,41 +182,36 @@ impl From<reqwest::Error> for Broken {
 /// One exchange with a host: a slot for it, a total timeout (a body that trickles never ends by itself),
 /// and what the outcome says about the host.
 pub(super) async fn exchange<T>(
-    host: &Host,
-    name: &str,
+    gate: &Gate,
+    asker: Asker,
     what: &str,
     timeout: Duration,
     exchange: impl Future<Output = Result<(StatusCode, HeaderMap, T), Broken>>,
 ) -> Result<(StatusCode, HeaderMap, T), ImageError> {
-    let _slot = host.enter(name).await?;
+    let _slot = gate.enter(asker).await?;
     let answer = match tokio::time::timeout(timeout, exchange).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(Broken::Transport(error))) => {
             if error.is_timeout() {
-                host.timed_out();
+                gate.timed_out();
             }
             return Err(transport(what, error));
         }
+        Ok(Err(Broken::Redirect(why))) => return Err(ImageError::unavailable(what, why)),
         Ok(Err(Broken::Other(error))) => return Err(error),
         Err(_) => {
-            host.timed_out();
+            gate.timed_out();
             return Err(ImageError::unavailable(what, NO_ANSWER));
         }
     };
-    host.answered();
+    gate.answered(&answer.1);
     let (status, headers, _) = &answer;
     let limited = *status == StatusCode::TOO_MANY_REQUESTS;
     let overloaded =
         *status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(RETRY_AFTER);
     if limited || overloaded {
         let retry_after = retry_after(headers, SystemTime::now());
-        host.close(retry_after, limited);
-        let host = name.to_owned();
-        return Err(if limited {
-            ImageError::RateLimited { host, retry_after }
-        } else {
-            ImageError::Gated { host, retry_after }
-        });
+        return Err(gate.close(asker, retry_after, limited));
     }
     Ok(answer)
 }
@@ -170,9 +238,7 @@ pub(super) async fn read_body(
 
 /// Addresses in errors are the ones archaware asked for: a redirect's may carry a signature.
 fn transport(what: &str, error: reqwest::Error) -> ImageError {
-    let mut why = String::from(if error.is_redirect() {
-        "too many redirects"
-    } else if error.is_connect() {
+    let mut why = String::from(if error.is_connect() {
         "no connection"
     } else if error.is_body() || error.is_decode() {
         "its answer was cut short"

@@ -1,18 +1,22 @@
-//! One host's share of attention: how many requests at once, and none at all while it limits its
-//! rate or does not answer.
+//! One host's share of attention: how many requests at once, and none at all while it limits the rate
+//! of who asks, or does not answer.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+use http::HeaderMap;
 use quick_cache::sync::Cache;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::image::error::ImageError;
+use crate::image::{credentials::Fingerprint, error::ImageError};
 
 /// Hosts are named by whoever creates pods: the state of the least used ones is dropped.
 const MAX_HOSTS: usize = 1024;
+/// Who is being kept waiting by one host: more are let through rather than remembered.
+const MAX_CLOSED: usize = 256;
 /// Timeouts in a row that close the gate.
 const MAX_TIMEOUTS: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
@@ -22,12 +26,16 @@ pub(super) const LONGEST_RETRY_AFTER: Duration = Duration::from_hours(1);
 /// When a registry limits its rate without saying for how long.
 pub(super) const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(30);
 
+/// As whom a host is asked: registries count anonymous clients by address and others by account.
+pub(super) type Asker = Option<Fingerprint>;
+
 pub(super) struct Gates {
-    hosts: Cache<String, Arc<Host>>,
+    hosts: Cache<String, Arc<Gate>>,
     per_host: usize,
 }
 
-pub(super) struct Host {
+pub(super) struct Gate {
+    name: String,
     slots: Arc<Semaphore>,
     state: Mutex<State>,
 }
@@ -36,13 +44,26 @@ pub(super) struct Host {
 struct State {
     timeouts: u32,
     pause: Duration,
-    closed: Option<Closed>,
+    /// It does not answer: closed for everybody.
+    silent_until: Option<Instant>,
+    /// It asked to be left alone by these.
+    closed: HashMap<Asker, Closed>,
+    quota: Option<Quota>,
 }
 
 #[derive(Clone, Copy)]
 struct Closed {
     until: Instant,
     rate_limited: bool,
+}
+
+/// What a registry last said of its limit, as Docker Hub does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// Pulls within its window.
+    pub limit: Option<u64>,
+    /// Those that are left.
+    pub remaining: u64,
 }
 
 impl Gates {
@@ -53,54 +74,83 @@ impl Gates {
         }
     }
 
-    pub(super) fn host(&self, name: &str) -> Arc<Host> {
+    pub(super) fn host(&self, name: &str) -> Arc<Gate> {
         let fresh = || {
-            let slots = Arc::new(Semaphore::new(self.per_host));
-            Ok::<_, std::convert::Infallible>(Arc::new(Host {
-                slots,
+            Ok::<_, std::convert::Infallible>(Arc::new(Gate {
+                name: name.to_owned(),
+                slots: Arc::new(Semaphore::new(self.per_host)),
                 state: Mutex::default(),
             }))
         };
         match self.hosts.get_or_insert_with(name, fresh) {
-            Ok(host) => host,
+            Ok(gate) => gate,
             Err(never) => match never {},
         }
     }
+
+    /// Hosts that somebody is kept from asking at the moment.
+    pub(super) fn closed(&self) -> usize {
+        self.hosts
+            .iter()
+            .filter(|(_, gate)| gate.is_closed())
+            .count()
+    }
+
+    /// What hosts said of their limits.
+    pub(super) fn quotas(&self) -> Vec<(String, Quota)> {
+        let said = |(name, gate): (String, Arc<Gate>)| Some((name, gate.state().quota?));
+        self.hosts.iter().filter_map(said).collect()
+    }
 }
 
-impl Host {
+impl Gate {
     /// A slot for one request; fails at once while the gate is closed, also when it closes while
     /// waiting for the slot.
-    pub(super) async fn enter(&self, name: &str) -> Result<OwnedSemaphorePermit, ImageError> {
-        self.check(name)?;
+    pub(super) async fn enter(&self, asker: Asker) -> Result<OwnedSemaphorePermit, ImageError> {
+        self.check(asker)?;
         let slot = self.slots.clone().acquire_owned().await;
-        let slot = slot.map_err(|_| ImageError::unavailable(name, "shutting down"))?;
-        self.check(name)?;
+        let slot = slot.map_err(|_| ImageError::unavailable(&self.name, "shutting down"))?;
+        self.check(asker)?;
         Ok(slot)
     }
 
-    fn check(&self, name: &str) -> Result<(), ImageError> {
-        let closed = self.state().closed;
-        let Some(closed) = closed else { return Ok(()) };
-        let retry_after = closed.until.saturating_duration_since(Instant::now());
-        if retry_after.is_zero() {
-            return Ok(());
+    fn check(&self, asker: Asker) -> Result<(), ImageError> {
+        let state = self.state();
+        let now = Instant::now();
+        if let Some(until) = state.silent_until.filter(|until| *until > now) {
+            return Err(self.error(until - now, false));
         }
-        let host = name.to_owned();
-        Err(if closed.rate_limited {
+        match state.closed.get(&asker).filter(|closed| closed.until > now) {
+            Some(closed) => Err(self.error(closed.until - now, closed.rate_limited)),
+            None => Ok(()),
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        let state = self.state();
+        let now = Instant::now();
+        state.silent_until.is_some_and(|until| until > now)
+            || state.closed.values().any(|closed| closed.until > now)
+    }
+
+    fn error(&self, retry_after: Duration, rate_limited: bool) -> ImageError {
+        let host = self.name.clone();
+        if rate_limited {
             ImageError::RateLimited { host, retry_after }
         } else {
             ImageError::Gated { host, retry_after }
-        })
+        }
     }
 
     /// The host answered, whatever it said.
-    pub(super) fn answered(&self) {
+    pub(super) fn answered(&self, headers: &HeaderMap) {
         let mut state = self.state();
         state.timeouts = 0;
         state.pause = Duration::ZERO;
-        if state.closed.is_some_and(|closed| !closed.rate_limited) {
-            state.closed = None;
+        state.silent_until = None;
+        if let Some(remaining) = number(headers, "remaining") {
+            let limit = number(headers, "limit");
+            state.quota = Some(Quota { limit, remaining });
         }
     }
 
@@ -111,34 +161,55 @@ impl Host {
         state.timeouts += 1;
         // Requests that were under way when the gate closed tell nothing new.
         let closed = state
-            .closed
-            .is_some_and(|closed| closed.until > Instant::now());
+            .silent_until
+            .is_some_and(|until| until > Instant::now());
         if state.timeouts >= MAX_TIMEOUTS && !closed {
             state.pause = (state.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-            let until = Instant::now() + state.pause;
-            state.closed = Some(Closed {
-                until,
-                rate_limited: false,
-            });
+            state.silent_until = Some(Instant::now() + state.pause);
         }
     }
 
-    /// The host wants to be left alone: because it limits its rate, or because it is overloaded.
-    pub(super) fn close(&self, retry_after: Duration, rate_limited: bool) {
+    /// The host wants to be left alone by `asker`: because it limits the rate, or is overloaded. Gives
+    /// the error for whoever met it.
+    pub(super) fn close(
+        &self,
+        asker: Asker,
+        retry_after: Duration,
+        rate_limited: bool,
+    ) -> ImageError {
         let mut state = self.state();
-        let until = Instant::now() + retry_after;
+        let now = Instant::now();
+        state.closed.retain(|_, closed| closed.until > now);
+        let until = now + retry_after;
         // Answers to requests that were under way do not shorten what was asked for.
-        if state.closed.is_none_or(|closed| closed.until < until) {
-            state.closed = Some(Closed {
-                until,
-                rate_limited,
-            });
+        let longer = state
+            .closed
+            .get(&asker)
+            .is_none_or(|closed| closed.until < until);
+        if longer && (state.closed.len() < MAX_CLOSED || state.closed.contains_key(&asker)) {
+            state.closed.insert(
+                asker,
+                Closed {
+                    until,
+                    rate_limited,
+                },
+            );
         }
+        self.error(retry_after, rate_limited)
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// `RateLimit-Remaining: 76;w=21600`, with or without `X-`.
+fn number(headers: &HeaderMap, what: &str) -> Option<u64> {
+    let value = ["ratelimit-", "x-ratelimit-"]
+        .iter()
+        .find_map(|prefix| headers.get(format!("{prefix}{what}")))?;
+    let text = value.to_str().ok()?.split(';').next()?;
+    text.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -148,42 +219,72 @@ mod tests {
     #[tokio::test]
     async fn three_timeouts_in_a_row_close_the_gate() {
         let gates = Gates::new(1);
-        let host = gates.host("reg");
-        host.timed_out();
-        host.timed_out();
-        host.answered();
-        host.timed_out();
-        host.timed_out();
-        assert!(host.enter("reg").await.is_ok());
-        host.timed_out();
-        let error = gates.host("reg").enter("reg").await.unwrap_err();
+        let gate = gates.host("reg");
+        gate.timed_out();
+        gate.timed_out();
+        gate.answered(&HeaderMap::new());
+        gate.timed_out();
+        gate.timed_out();
+        assert!(gate.enter(None).await.is_ok());
+        assert_eq!(gates.closed(), 0);
+        gate.timed_out();
+        assert_eq!(gates.closed(), 1);
+        let error = gates.host("reg").enter(None).await.unwrap_err();
         assert!(
             error
                 .retry_after()
                 .is_some_and(|after| after <= FIRST_PAUSE)
         );
-        host.answered();
-        assert!(host.enter("reg").await.is_ok());
+        gate.answered(&HeaderMap::new());
+        assert!(gate.enter(None).await.is_ok());
     }
 
     #[tokio::test]
     async fn who_waits_for_a_slot_fails_when_the_gate_closes() {
         let gates = Gates::new(1);
-        let host = gates.host("reg");
-        let slot = host.enter("reg").await.unwrap();
+        let gate = gates.host("reg");
+        let slot = gate.enter(None).await.unwrap();
         let waiting = {
-            let host = host.clone();
-            tokio::spawn(async move { host.enter("reg").await.map(drop) })
+            let gate = gate.clone();
+            tokio::spawn(async move { gate.enter(None).await.map(drop) })
         };
         tokio::task::yield_now().await;
-        host.close(Duration::from_secs(5), true);
+        gate.close(None, Duration::from_secs(5), true);
         drop(slot);
         let error = waiting.await.unwrap().unwrap_err();
         assert!(matches!(error, ImageError::RateLimited { .. }), "{error}");
-        host.answered();
+        gate.answered(&HeaderMap::new());
         assert!(
-            host.enter("reg").await.is_err(),
+            gate.enter(None).await.is_err(),
             "an answer does not lift a rate limit"
         );
+    }
+
+    #[tokio::test]
+    async fn a_limit_holds_for_who_met_it() {
+        use crate::image::credentials::Credential;
+        let gates = Gates::new(1);
+        let gate = gates.host("reg");
+        let asker = Some(Credential::password("a".into(), "b".into()).fingerprint());
+        gate.close(None, Duration::from_secs(60), true);
+        gate.close(None, Duration::from_secs(1), true);
+        let error = gate.enter(None).await.unwrap_err();
+        assert!(error.retry_after().unwrap() > Duration::from_secs(50));
+        assert!(gate.enter(asker).await.is_ok());
+    }
+
+    #[test]
+    fn quotas_are_read_as_docker_hub_writes_them() {
+        let gates = Gates::new(1);
+        let mut headers = HeaderMap::new();
+        headers.insert("ratelimit-limit", "100;w=21600".parse().unwrap());
+        headers.insert("ratelimit-remaining", "76;w=21600".parse().unwrap());
+        gates.host("reg").answered(&headers);
+        gates.host("silent").answered(&HeaderMap::new());
+        let quota = Quota {
+            limit: Some(100),
+            remaining: 76,
+        };
+        assert_eq!(gates.quotas(), [("reg".to_owned(), quota)]);
     }
 }

@@ -1,0 +1,230 @@
+//! A pod's pull secrets: read by name when one of its images needs them, and forgotten soon. There is no
+//! list and no watch, so archaware never holds Secrets that no pending pod names.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use futures::FutureExt;
+use k8s_openapi::{
+    ByteString, NamespaceResourceScope,
+    api::core::v1::{LocalObjectReference, Secret, ServiceAccount},
+};
+use kube::{Api, Client, Resource};
+use quick_cache::sync::Cache;
+
+use crate::image::{
+    chain,
+    credentials::{Entries, Keyring, Keys, docker_cfg, docker_config_json},
+    flight::Flights,
+};
+
+use super::{CALL_TIMEOUT, objects::PodSpec};
+
+/// How long a Secret is used without being read again. A rollout makes many pods with the same one.
+const USED: Duration = Duration::from_mins(1);
+/// The same for one that is not usable: whoever forgot it is likely to make it now.
+const UNUSABLE: Duration = Duration::from_secs(10);
+/// Secrets held at once; each is at most 1 MiB, by the API's rule.
+const MAX_HELD: usize = 256;
+/// Of one pod. The kubelet has no limit; whoever creates pods must not make archaware read thousands.
+const MAX_OF_POD: usize = 32;
+
+/// Where pull secrets are read. Cheap to clone.
+#[derive(Clone)]
+pub struct PullSecrets(Arc<Inner>);
+
+struct Inner {
+    client: Client,
+    secrets: Held<Entries>,
+    accounts: Held<Vec<String>>,
+}
+
+/// Namespace and name.
+type Name = (String, String);
+
+/// What was read lately, or why it cannot be used.
+type Read<T> = Result<Arc<T>, Arc<str>>;
+
+struct Held<T> {
+    known: Cache<Name, (Read<T>, Instant)>,
+    flights: Flights<Name, Read<T>>,
+}
+
+/// A pull secret that was passed over.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Unusable {
+    /// Its name.
+    pub secret: String,
+    /// Why; nothing of its content.
+    pub why: String,
+}
+
+/// The credentials of one pod or template, and what was found out when they were needed.
+#[derive(Clone)]
+pub struct PodKeys {
+    /// For the resolver.
+    pub keys: Keys,
+    unusable: Arc<Mutex<BTreeSet<Unusable>>>,
+}
+
+impl PodKeys {
+    /// The secrets that could not be used, if they were needed.
+    pub fn unusable(&self) -> BTreeSet<Unusable> {
+        lock(&self.unusable).clone()
+    }
+}
+
+impl PullSecrets {
+    /// Reads nothing yet.
+    pub fn new(client: Client) -> Self {
+        Self(Arc::new(Inner {
+            client,
+            secrets: Held::new(),
+            accounts: Held::new(),
+        }))
+    }
+
+    /// The credentials of a pod in `namespace`. A template's pods get the secrets of their ServiceAccount
+    /// when they name none; in a pod that has happened already (the `ServiceAccount` admission plugin).
+    pub fn of(&self, namespace: &str, spec: &PodSpec, is_template: bool) -> PodKeys {
+        let unusable: Arc<Mutex<BTreeSet<Unusable>>> = Arc::default();
+        let named = names(&spec.image_pull_secrets);
+        let account = (is_template && named.is_empty()).then(|| {
+            let name = spec
+                .service_account_name
+                .as_deref()
+                .filter(|name| !name.is_empty());
+            name.unwrap_or("default").to_owned()
+        });
+        let (inner, namespace, told) = (self.0.clone(), namespace.to_owned(), unusable.clone());
+        let keys = async move {
+            let names = match account {
+                Some(account) => inner.account(&namespace, account).await,
+                None => named,
+            };
+            let mut entries = Vec::new();
+            for name in names {
+                match inner.secret(&namespace, name.clone()).await {
+                    Ok(read) => entries.extend(read.iter().cloned()),
+                    Err(why) => {
+                        let why = why.as_ref().to_owned();
+                        lock(&told).insert(Unusable { secret: name, why });
+                    }
+                }
+            }
+            Arc::new(Keyring::new(entries))
+        };
+        PodKeys {
+            keys: keys.boxed().shared(),
+            unusable,
+        }
+    }
+}
+
+fn lock(unusable: &Mutex<BTreeSet<Unusable>>) -> MutexGuard<'_, BTreeSet<Unusable>> {
+    unusable.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn names(references: &[LocalObjectReference]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for reference in references
+        .iter()
+        .filter(|reference| !reference.name.is_empty())
+    {
+        if !names.contains(&reference.name) && names.len() < MAX_OF_POD {
+            names.push(reference.name.clone());
+        }
+    }
+    names
+}
+
+impl Inner {
+    async fn secret(self: &Arc<Self>, namespace: &str, name: String) -> Read<Entries> {
+        let (name, client) = ((namespace.to_owned(), name), self.client.clone());
+        let read = |(namespace, name): Name| async move {
+            let secret: Secret = get(client, &namespace, &name).await?;
+            let content = |key: &str| {
+                secret
+                    .data
+                    .as_ref()?
+                    .get(key)
+                    .map(|ByteString(bytes)| &**bytes)
+            };
+            match secret.type_.as_deref() {
+                Some("kubernetes.io/dockerconfigjson") => {
+                    docker_config_json(content(".dockerconfigjson"))
+                }
+                Some("kubernetes.io/dockercfg") => docker_cfg(content(".dockercfg")),
+                _ => return Err("it is of no type for pull secrets".into()),
+            }
+            .map(Arc::new)
+            .map_err(|error| error.to_string().into())
+        };
+        self.secrets.read(name, read).await
+    }
+
+    /// The names of a ServiceAccount's pull secrets; none when it cannot be read.
+    async fn account(self: &Arc<Self>, namespace: &str, name: String) -> Vec<String> {
+        let (name, client) = ((namespace.to_owned(), name), self.client.clone());
+        let read = |(namespace, name): Name| async move {
+            let account: ServiceAccount = get(client, &namespace, &name).await?;
+            Ok(Arc::new(names(
+                &account.image_pull_secrets.unwrap_or_default(),
+            )))
+        };
+        let read = self.accounts.read(name, read).await;
+        read.map_or_else(|_| Vec::new(), |names| names.to_vec())
+    }
+}
+
+impl<T: Send + Sync + 'static> Held<T> {
+    fn new() -> Self {
+        Self {
+            known: Cache::new(MAX_HELD),
+            flights: Flights::new(),
+        }
+    }
+
+    /// What is known of an object, or what `read` finds out now.
+    async fn read<F>(&self, name: Name, read: impl FnOnce(Name) -> F) -> Read<T>
+    where
+        F: Future<Output = Read<T>> + Send + 'static,
+    {
+        if let Some((held, at)) = self.known.get(&name)
+            && at.elapsed() < if held.is_ok() { USED } else { UNUSABLE }
+        {
+            return held;
+        }
+        let answer = self
+            .flights
+            .run(name.clone(), || read(name.clone()).boxed())
+            .await;
+        self.known.insert(name, (answer.clone(), Instant::now()));
+        answer
+    }
+}
+
+async fn get<K>(client: Client, namespace: &str, name: &str) -> Result<K, Arc<str>>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned,
+{
+    let api: Api<K> = Api::namespaced(client, namespace);
+    match tokio::time::timeout(CALL_TIMEOUT, api.get(name)).await {
+        Ok(Ok(object)) => Ok(object),
+        Ok(Err(kube::Error::Api(status))) => Err(match status.code {
+            404 => "it does not exist".into(),
+            403 => "archaware may not read it".into(),
+            code => format!("the API server answered {code}").into(),
+        }),
+        // A body that cannot be parsed must not be quoted.
+        Ok(Err(kube::Error::SerdeError(_))) => Err("the API server's answer is malformed".into()),
+        Ok(Err(error)) => Err(chain(&error).into()),
+        Err(_) => Err("the API server does not answer in time".into()),
+    }
+}

@@ -1,0 +1,317 @@
+//! archaware's own namespace in containerd: content under leases that expire by themselves, so whatever
+//! becomes of archaware, nothing stays for ever (containerd 1.6 and later).
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use containerd_client::services::v1::{
+    AddResourceRequest, CreateRequest, Info, InfoRequest, ListContentRequest, Resource,
+    UpdateRequest, WriteAction, WriteContentRequest, content_client::ContentClient,
+    leases_client::LeasesClient,
+};
+use tonic::{Code, Request, Status, transport::Channel};
+
+use crate::image::digest::Digest;
+
+use super::link::in_namespace;
+
+/// Content that is not used for this long goes away.
+const LIFE: Duration = Duration::from_hours(8 * 24);
+/// Of one call that writes: containerd syncs its disk, which takes about 10 ms on a quiet one.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// When containerd may delete a lease (RFC 3339).
+const EXPIRE: &str = "containerd.io/gc.expire";
+/// On a root that tags are known of, so that a list of them is short.
+const TAGGED: &str = "archaware.dev/tagged";
+/// `….<hash of the name>: <unix time> <name>`: what a tag pointed at, and when that was seen.
+const TAG: &str = "archaware.dev/tag.";
+/// Tags remembered of one root: whoever can push can make any number of them.
+const MAX_TAGS: usize = 64;
+
+/// Calls in one namespace.
+pub(super) struct Namespace {
+    channel: Channel,
+    name: String,
+    /// The day whose lease is known to exist.
+    leased: AtomicU32,
+    writes: AtomicU64,
+}
+
+/// A tag as it was seen.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct SeenTag {
+    pub(super) name: String,
+    pub(super) digest: Digest,
+    pub(super) age: Duration,
+}
+
+/// Days since 1970, UTC: one lease for each.
+pub(super) fn today() -> u32 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    u32::try_from(since.unwrap_or_default().as_secs() / 86_400).unwrap_or(u32::MAX)
+}
+
+impl Namespace {
+    pub(super) fn new(channel: Channel, name: &str) -> Self {
+        Self {
+            channel,
+            name: name.to_owned(),
+            leased: AtomicU32::new(0),
+            writes: AtomicU64::new(0),
+        }
+    }
+
+    /// Writes content that refers to `children`; content that is there already gets a longer life.
+    pub(super) async fn write(
+        &self,
+        digest: &Digest,
+        bytes: &Bytes,
+        labels: HashMap<String, String>,
+    ) -> Result<(), Status> {
+        // A reference of one's own: writers of the same one lock each other out.
+        let number = self.writes.fetch_add(1, Ordering::Relaxed);
+        let size = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
+        let message = WriteContentRequest {
+            action: WriteAction::Commit.into(),
+            r#ref: format!("archaware-{}-{number}-{digest}", std::process::id()),
+            total: size,
+            expected: digest.to_string(),
+            offset: 0,
+            data: bytes.to_vec(),
+            labels,
+        };
+        self.leased(|lease| {
+            let message = message.clone();
+            async move {
+                let mut content = ContentClient::new(self.channel.clone());
+                let stream = futures::stream::once(std::future::ready(message));
+                let mut answers = content
+                    .write(self.request(stream, Some(lease))?)
+                    .await?
+                    .into_inner();
+                while answers.message().await?.is_some() {}
+                Ok(())
+            }
+        })
+        .await
+    }
+
+    /// Content that is used lives longer, and what it refers to with it.
+    pub(super) async fn touch(&self, digest: &Digest) -> Result<(), Status> {
+        self.leased(|lease| async {
+            let request = AddResourceRequest {
+                id: lease,
+                resource: Some(Resource {
+                    id: digest.to_string(),
+                    r#type: "content".to_owned(),
+                }),
+            };
+            let mut leases = LeasesClient::new(self.channel.clone());
+            leases.add_resource(self.request(request, None)?).await
+        })
+        .await
+    }
+
+    /// Records on a root, which is held, that a tag points at it now.
+    pub(super) async fn tag(&self, name: &str, digest: &Digest) -> Result<(), Status> {
+        let mut content = ContentClient::new(self.channel.clone());
+        let request = InfoRequest {
+            digest: digest.to_string(),
+        };
+        let info = bounded(content.info(self.request(request, None)?))
+            .await?
+            .into_inner();
+        let held = info.info.unwrap_or_default().labels;
+        let (key, value) = tag_label(name);
+        let others = held
+            .keys()
+            .filter(|label| label.starts_with(TAG) && **label != key);
+        if others.count() >= MAX_TAGS {
+            return Ok(());
+        }
+        let labels = HashMap::from([(key, value), (TAGGED.to_owned(), "true".to_owned())]);
+        let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
+        let request = UpdateRequest {
+            info: Some(Info {
+                digest: digest.to_string(),
+                labels,
+                ..Info::default()
+            }),
+            update_mask: Some(prost_types::FieldMask { paths }),
+        };
+        bounded(content.update(self.request(request, None)?)).await?;
+        Ok(())
+    }
+
+    /// All tags that are held, each with its age. `started` is told when the first part is there.
+    pub(super) async fn tags(
+        &self,
+        limit: usize,
+        started: impl FnOnce(),
+    ) -> Result<Vec<SeenTag>, Status> {
+        let mut content = ContentClient::new(self.channel.clone());
+        let filters = vec![format!("labels.\"{TAGGED}\"")];
+        let request = self.request(ListContentRequest { filters }, None)?;
+        let mut parts = bounded(content.list(request)).await?.into_inner();
+        let mut first = Some(started);
+        let mut tags = Vec::new();
+        loop {
+            let part = bounded(parts.message()).await?;
+            first.take().map(|started| started());
+            let Some(part) = part else { return Ok(tags) };
+            let seen = part.info.iter().flat_map(seen_tags);
+            tags.extend(seen.take(limit.saturating_sub(tags.len())));
+        }
+    }
+
+    /// Under today's lease, which is made when it is not there: nothing is written that nobody holds.
+    async fn leased<T, F>(&self, call: impl Fn(String) -> F) -> Result<(), Status>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let day = today();
+        for _ in 0..2 {
+            if self.leased.load(Ordering::Relaxed) != day {
+                self.lease(day).await?;
+                self.leased.store(day, Ordering::Relaxed);
+            }
+            match bounded(call(lease_name(day))).await {
+                Ok(_) => return Ok(()),
+                Err(status) if status.code() == Code::AlreadyExists => return Ok(()),
+                // Somebody has deleted the lease, or containerd began anew.
+                Err(status) if status.code() == Code::NotFound => {
+                    self.leased.store(0, Ordering::Relaxed);
+                }
+                Err(status) => return Err(status),
+            }
+        }
+        Err(Status::not_found("today's lease does not stay"))
+    }
+
+    async fn lease(&self, day: u32) -> Result<(), Status> {
+        let expires = jiff::Timestamp::try_from(SystemTime::now() + LIFE)
+            .map_err(|_| Status::internal("the clock is out of range"))?;
+        let labels = HashMap::from([(EXPIRE.to_owned(), expires.strftime("%FT%TZ").to_string())]);
+        let request = CreateRequest {
+            id: lease_name(day),
+            labels,
+        };
+        let mut leases = LeasesClient::new(self.channel.clone());
+        match bounded(leases.create(self.request(request, None)?)).await {
+            Err(status) if status.code() != Code::AlreadyExists => Err(status),
+            _ => Ok(()),
+        }
+    }
+
+    fn request<T>(&self, message: T, lease: Option<String>) -> Result<Request<T>, Status> {
+        let mut request = in_namespace(&self.name, message)?;
+        if let Some(lease) = lease {
+            let lease = lease.parse().map_err(|_| Status::internal("not a lease"))?;
+            request.metadata_mut().insert("containerd-lease", lease);
+        }
+        Ok(request)
+    }
+}
+
+async fn bounded<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    let late = || Status::deadline_exceeded("no answer in 5 s");
+    tokio::time::timeout(TIMEOUT, call)
+        .await
+        .unwrap_or_else(|_| Err(late()))
+}
+
+/// `archaware-20261121`
+fn lease_name(day: u32) -> String {
+    let date = jiff::Timestamp::from_second(i64::from(day) * 86_400).unwrap_or_default();
+    date.strftime("archaware-%Y%m%d").to_string()
+}
+
+fn tag_label(name: &str) -> (String, String) {
+    let hash = Digest::of(name.as_bytes()).to_string();
+    let short: String = hash.chars().skip("sha256:".len()).take(16).collect();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    (
+        format!("{TAG}{short}"),
+        format!("{} {name}", now.unwrap_or_default().as_secs()),
+    )
+}
+
+fn seen_tags(info: &Info) -> Vec<SeenTag> {
+    let Ok(digest) = info.digest.parse::<Digest>() else {
+        return Vec::new();
+    };
+    let labels = info.labels.iter().filter(|(key, _)| key.starts_with(TAG));
+    let seen = |(_, value): (&String, &String)| {
+        let (seconds, name) = value.split_once(' ')?;
+        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.parse().ok()?);
+        // One from the future (the clock was set back) is not worth more than an old one.
+        let age = SystemTime::now().duration_since(at).ok()?;
+        Some(SeenTag {
+            name: name.to_owned(),
+            digest: digest.clone(),
+            age,
+        })
+    };
+    labels.filter_map(seen).collect()
+}
+
+/// Labels by which containerd's garbage collector finds what a document refers to.
+pub(super) fn references(
+    children: impl Iterator<Item = (bool, Digest)>,
+) -> HashMap<String, String> {
+    children
+        .enumerate()
+        .map(|(index, (is_config, child))| {
+            let name = if is_config {
+                "config".to_owned()
+            } else {
+                format!("m.{index}")
+            };
+            (
+                format!("containerd.io/gc.ref.content.{name}"),
+                child.to_string(),
+            )
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_survive_being_written_down() {
+        let digest = Digest::of(b"x");
+        let (key, value) = tag_label("docker.io/library/nginx:latest");
+        let label = |value: &str| Info {
+            digest: digest.to_string(),
+            labels: HashMap::from([
+                (key.clone(), value.to_owned()),
+                ("other".to_owned(), "1 x".to_owned()),
+            ]),
+            ..Info::default()
+        };
+        let seen = seen_tags(&label(&value));
+        assert_eq!(seen.len(), 1);
+        assert_eq!(
+            (seen[0].name.as_str(), &seen[0].digest),
+            ("docker.io/library/nginx:latest", &digest)
+        );
+        assert!(seen[0].age < Duration::from_secs(10));
+        for odd in ["", "x y", "1", "99999999999 future", "-1 x"] {
+            assert!(seen_tags(&label(odd)).is_empty(), "{odd}");
+        }
+        assert!(seen_tags(&Info::default()).is_empty());
+    }
+
+    #[test]
+    fn one_lease_a_day() {
+        assert_eq!(lease_name(0), "archaware-19700101");
+        assert_eq!(lease_name(20_778), "archaware-20261121");
+    }
+}

@@ -1,0 +1,275 @@
+//! What was fetched is kept in containerd, after answering and as well as it goes: a restart then costs no
+//! request for it.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
+};
+
+use futures::StreamExt;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    task::AbortHandle,
+    time::timeout_at,
+};
+use tonic::Status;
+
+use crate::{
+    image::{
+        cache::{Audience, Caches, STALE_IF_ERROR},
+        digest::Digest,
+        tree::{Kind, Leaf},
+    },
+    metrics::ContentWrites,
+};
+
+use super::{
+    breaker::Breaker,
+    link::{BUDGET, Link},
+    namespace::{Namespace, references, today},
+};
+
+/// Jobs that wait; each is small without its bytes.
+const QUEUE: usize = 4096;
+/// Bytes that wait to be written. What does not fit is fetched again after a restart.
+const MAX_WAITING: usize = 8 * 1024 * 1024;
+/// Larger trees are rare, and not worth their place.
+const MAX_TREE: usize = 1024 * 1024;
+/// Bytes written in a day: whoever can push images must not fill the node's disk.
+const MAX_PER_DAY: usize = 256 * 1024 * 1024;
+/// Each write waits for the disk; more at once would take it from the node's own pulls.
+const AT_ONCE: usize = 2;
+/// How long an answer may wait for what an earlier process knew, once that is coming.
+const RECALL: Duration = Duration::from_secs(5);
+/// Between attempts to read it.
+const RECALL_AGAIN: Duration = Duration::from_secs(30);
+
+/// The way into archaware's namespace. What it is given is written in the background or dropped.
+pub(crate) struct Store {
+    jobs: mpsc::Sender<Job>,
+    waiting: Arc<Semaphore>,
+    namespace: Arc<Namespace>,
+    link: Arc<Link>,
+    writes: ContentWrites,
+    started: Instant,
+    stage: watch::Sender<Stage>,
+    tasks: [OnceLock<AbortHandle>; 2],
+}
+
+enum Job {
+    Keep(Vec<Leaf>, Option<String>, OwnedSemaphorePermit),
+    Touch(Digest),
+    Tag(String, Digest),
+}
+
+/// How far the reading of what earlier processes knew has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Waiting,
+    Coming,
+    Over,
+}
+
+impl Store {
+    pub(super) fn start(link: Arc<Link>, namespace: &str, writes: ContentWrites) -> Self {
+        let (jobs, queue) = mpsc::channel(QUEUE);
+        let namespace = Arc::new(Namespace::new(link.channel.clone(), namespace));
+        let worker = Worker {
+            namespace: namespace.clone(),
+            breaker: Breaker::new(),
+            budget: std::sync::Mutex::new((today(), MAX_PER_DAY)),
+            writes: writes.clone(),
+        };
+        let store = Self {
+            jobs,
+            waiting: Arc::new(Semaphore::new(MAX_WAITING)),
+            namespace,
+            link,
+            writes,
+            started: Instant::now(),
+            stage: watch::Sender::new(Stage::Waiting),
+            tasks: Default::default(),
+        };
+        let [writer, _] = &store.tasks;
+        writer.get_or_init(|| tokio::spawn(worker.run(queue)).abort_handle());
+        store
+    }
+
+    /// The day that leases are for; content that is used on a day is to be touched once.
+    #[allow(clippy::unused_self, reason = "there is no day without a store")]
+    pub(crate) fn today(&self) -> u32 {
+        today()
+    }
+
+    /// Keeps a tree, the root first, and the public tag that led to it.
+    pub(crate) fn keep(&self, leaves: Vec<Leaf>, tag: Option<String>) {
+        let size: usize = leaves.iter().map(|leaf| leaf.bytes.len()).sum();
+        let place = u32::try_from(size)
+            .ok()
+            .filter(|_| size <= MAX_TREE)
+            .and_then(|size| self.waiting.clone().try_acquire_many_owned(size).ok());
+        match place {
+            Some(place) => self.push(Job::Keep(leaves, tag, place)),
+            None => self.writes.count("dropped"),
+        }
+    }
+
+    /// Content is in use: it is to live on.
+    pub(crate) fn touch(&self, digest: &Digest) {
+        self.push(Job::Touch(digest.clone()));
+    }
+
+    /// A public tag points at a root that is held.
+    pub(crate) fn tag(&self, name: &str, digest: &Digest) {
+        self.push(Job::Tag(name.to_owned(), digest.clone()));
+    }
+
+    fn push(&self, job: Job) {
+        if !self.link.is_up() || self.jobs.try_send(job).is_err() {
+            self.writes.count("dropped");
+        }
+    }
+
+    /// Reads what earlier processes knew of public tags into memory, at most so many.
+    pub(crate) fn recall(&self, caches: &Arc<Caches>, images: usize) {
+        let (namespace, stage, caches) =
+            (self.namespace.clone(), self.stage.clone(), caches.clone());
+        let reading = async move {
+            loop {
+                let coming = || {
+                    stage.send_replace(Stage::Coming);
+                };
+                let read = namespace.tags(images, coming).await;
+                if let Ok(tags) = &read {
+                    for tag in tags.iter().filter(|tag| tag.age < STALE_IF_ERROR) {
+                        if let Some(seen) = Instant::now().checked_sub(tag.age) {
+                            caches.keep_tag(&tag.name, Audience::Everybody, &tag.digest, seen);
+                        }
+                    }
+                    tracing::debug!(tags = tags.len(), "what containerd holds is known");
+                }
+                stage.send_replace(Stage::Over);
+                if read.is_ok() {
+                    return;
+                }
+                tokio::time::sleep(RECALL_AGAIN).await;
+            }
+        };
+        let [_, recall] = &self.tasks;
+        recall.get_or_init(|| tokio::spawn(reading).abort_handle());
+    }
+
+    /// Waits until it has been read: not longer than for any other word of containerd, unless it is coming.
+    pub(crate) async fn recalled(&self) {
+        let mut stage = self.stage.subscribe();
+        let _ = timeout_at(
+            (self.started + BUDGET).into(),
+            stage.wait_for(|s| *s != Stage::Waiting),
+        )
+        .await;
+        if *stage.borrow() == Stage::Coming {
+            let _ = timeout_at(
+                (self.started + RECALL).into(),
+                stage.wait_for(|s| *s == Stage::Over),
+            )
+            .await;
+        }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // Every write is one message, committed or not: ending here leaves nothing half done.
+        self.tasks
+            .iter()
+            .filter_map(OnceLock::get)
+            .for_each(AbortHandle::abort);
+    }
+}
+
+struct Worker {
+    namespace: Arc<Namespace>,
+    /// A full disk fails writes only; reads have a breaker of their own.
+    breaker: Breaker,
+    /// A day, and the bytes that may still be written in it.
+    budget: std::sync::Mutex<(u32, usize)>,
+    writes: ContentWrites,
+}
+
+impl Worker {
+    async fn run(self, queue: mpsc::Receiver<Job>) {
+        let jobs = futures::stream::unfold(queue, async |mut queue| {
+            queue.recv().await.map(|job| (job, queue))
+        });
+        jobs.for_each_concurrent(AT_ONCE, |job| self.work(job))
+            .await;
+    }
+
+    async fn work(&self, job: Job) {
+        let Some(permit) = self.breaker.enter() else {
+            return self.writes.count("dropped");
+        };
+        let done = match job {
+            Job::Keep(leaves, tag, _place) => self.keep(&leaves, tag).await,
+            Job::Touch(digest) => self.namespace.touch(&digest).await.map(|()| true),
+            Job::Tag(name, digest) => self.namespace.tag(&name, &digest).await.map(|()| true),
+        };
+        match done {
+            Ok(kept) => {
+                self.writes.count(if kept { "stored" } else { "dropped" });
+                if permit.succeeded() {
+                    tracing::info!("containerd keeps what is fetched again");
+                }
+            }
+            // A root that only the kubelet's namespace holds carries no tag.
+            Err(status) if status.code() == tonic::Code::NotFound => {
+                permit.succeeded();
+                self.writes.count("dropped");
+            }
+            Err(status) => {
+                self.writes.count("failed");
+                if permit.failed() {
+                    let error = status.message();
+                    tracing::warn!(
+                        error,
+                        "containerd does not keep what is fetched; images are resolved all the same"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Children first: a root that is there is whole.
+    async fn keep(&self, leaves: &[Leaf], tag: Option<String>) -> Result<bool, Status> {
+        let size = leaves.iter().map(|leaf| leaf.bytes.len()).sum();
+        if !self.spend(size) {
+            return Ok(false);
+        }
+        for leaf in leaves.iter().rev() {
+            let children = leaves
+                .iter()
+                .filter(|child| child.parent.as_ref() == Some(&leaf.digest));
+            let children = children.map(|child| (child.kind == Kind::Config, child.digest.clone()));
+            self.namespace
+                .write(&leaf.digest, &leaf.bytes, references(children))
+                .await?;
+        }
+        if let (Some(name), Some(root)) = (tag, leaves.first()) {
+            self.namespace.tag(&name, &root.digest).await?;
+        }
+        Ok(true)
+    }
+
+    fn spend(&self, size: usize) -> bool {
+        let mut budget = self
+            .budget
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        if budget.0 != today() {
+            *budget = (today(), MAX_PER_DAY);
+        }
+        let left = budget.1.checked_sub(size);
+        budget.1 = left.unwrap_or(budget.1);
+        left.is_some()
+    }
+}

@@ -1,0 +1,72 @@
+//! Programs that know credentials: run with a question on stdin, answering on stdout.
+
+use std::{
+    io,
+    path::Path,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    process::Command,
+    sync::Semaphore,
+};
+
+/// As the kubelet does.
+const TIMEOUT: Duration = Duration::from_mins(1);
+/// Programs under way: each may be an interpreter with a cloud's whole SDK.
+static SLOTS: Semaphore = Semaphore::const_new(4);
+const MAX_ANSWER: u64 = 1024 * 1024;
+
+/// Why a program gave no answer. What it printed is not part of it: that may be a secret.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CommandError {
+    #[error("it cannot be run")]
+    Run(#[from] io::Error),
+    #[error("it ended with {0}")]
+    Failed(ExitStatus),
+    #[error("it did not end within {} s", TIMEOUT.as_secs())]
+    TimedOut,
+    #[error("its answer is larger than 1 MiB")]
+    TooLarge,
+}
+
+/// Runs `program` to its end; it is killed when nobody waits for it any more.
+pub(super) async fn run(
+    program: &Path,
+    arguments: &[String],
+    environment: &[(String, String)],
+    question: &[u8],
+) -> Result<Vec<u8>, CommandError> {
+    let _slot = SLOTS.acquire().await;
+    let running = async {
+        let mut child = Command::new(program)
+            .args(arguments)
+            .envs(environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // One that does not read its question may still answer it.
+            let _ = stdin.write_all(question).await;
+        }
+        let mut answer = Vec::new();
+        if let Some(stdout) = child.stdout.take() {
+            stdout.take(MAX_ANSWER + 1).read_to_end(&mut answer).await?;
+        }
+        if answer.len() as u64 > MAX_ANSWER {
+            return Err(CommandError::TooLarge);
+        }
+        let status = child.wait().await?;
+        status
+            .success()
+            .then_some(answer)
+            .ok_or(CommandError::Failed(status))
+    };
+    tokio::time::timeout(TIMEOUT, running)
+        .await
+        .unwrap_or(Err(CommandError::TimedOut))
+}

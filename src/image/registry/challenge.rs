@@ -1,0 +1,265 @@
+//! What a registry wants to see before it answers (RFC 9110, 11.6.1, and the distribution
+//! specification's token authentication).
+
+use std::net::IpAddr;
+
+use http::{HeaderMap, header::WWW_AUTHENTICATE};
+use reqwest::Url;
+
+use crate::image::reference::host_and_port;
+
+use super::hosts::{Endpoint, is_loopback};
+
+/// What the registry wants to see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Challenge {
+    Basic,
+    Bearer {
+        realm: Url,
+        service: Option<String>,
+        scope: Option<String>,
+    },
+}
+
+impl Challenge {
+    /// The challenge to answer: Bearer before Basic, from all `WWW-Authenticate` headers.
+    pub(super) fn choose(headers: &HeaderMap) -> Option<Self> {
+        let mut basic = None;
+        for header in headers.get_all(WWW_AUTHENTICATE) {
+            let Some(challenges) = header
+                .to_str()
+                .ok()
+                .and_then(|text| http_auth::parse_challenges(text).ok())
+            else {
+                continue;
+            };
+            for challenge in challenges {
+                let parameter = |name: &str| {
+                    challenge
+                        .params
+                        .iter()
+                        .find(|(key, _)| key.eq_ignore_ascii_case(name))
+                        .map(|(_, value)| value.to_unescaped())
+                };
+                if challenge.scheme.eq_ignore_ascii_case("basic") {
+                    basic = Some(Self::Basic);
+                } else if challenge.scheme.eq_ignore_ascii_case("bearer") {
+                    let realm = parameter("realm").and_then(|realm| Url::parse(&realm).ok());
+                    if let Some(realm) = realm {
+                        let (service, scope) = (parameter("service"), parameter("scope"));
+                        return Some(Self::Bearer {
+                            realm,
+                            service,
+                            scope,
+                        });
+                    }
+                }
+            }
+        }
+        basic
+    }
+}
+
+/// Token endpoints that well-known registries keep under another domain of theirs.
+const KNOWN_REALMS: &[(&str, &str)] = &[
+    ("nvcr.io", "authn.nvidia.com"),
+    ("registry.redhat.io", "sso.redhat.com"),
+    ("scw.cloud", "api.scaleway.com"),
+];
+
+/// Why a credential of a registry must not be shown to a token endpoint; `Ok` when it may.
+///
+/// Never in the clear, unless the registry itself is spoken to in the clear. On another host only when
+/// that is under the registry's own domain (`auth.example.com` or `example.com` for
+/// `registry.example.com`, `auth.quay.io` for `quay.io`), or well known.
+pub(super) fn may_show(endpoint: &Endpoint, realm: &Url) -> Result<(), &'static str> {
+    may_ask(endpoint, realm)?;
+    let (registry, host) = (
+        bare(endpoint.host()),
+        bare(realm.host_str().unwrap_or_default()),
+    );
+    let under = |domain: &str| {
+        host == domain
+            || host
+                .strip_suffix(domain)
+                .is_some_and(|rest| rest.ends_with('.'))
+    };
+    let named = |(of, realm): &&(&str, &str)| {
+        *realm == host && (registry == *of || registry.ends_with(&format!(".{of}")))
+    };
+    let loopback = is_loopback(registry) && is_loopback(host);
+    let own = parent(registry).is_some_and(under);
+    if loopback || under(registry) || own || KNOWN_REALMS.iter().any(|known| named(&known)) {
+        Ok(())
+    } else {
+        Err("is on a foreign domain")
+    }
+}
+
+/// Why a token endpoint must not be asked even without a credential: a registry, which whoever creates
+/// a pod chooses, must not make archaware talk to its own machine or to a cloud's metadata service.
+pub(super) fn may_ask(endpoint: &Endpoint, realm: &Url) -> Result<(), &'static str> {
+    let (registry, host) = (
+        bare(endpoint.host()),
+        bare(realm.host_str().unwrap_or_default()),
+    );
+    let link_local = match host.parse() {
+        Ok(IpAddr::V4(ip)) => ip.is_link_local() || ip.is_unspecified(),
+        Ok(IpAddr::V6(ip)) => ip.is_unicast_link_local() || ip.is_unspecified(),
+        Err(_) => false,
+    };
+    let local = link_local || is_loopback(host);
+    if realm.scheme() != "https" && !endpoint.is_plain() {
+        Err("is not https")
+    } else if local && registry != host && !is_loopback(registry) {
+        Err("is an address of this machine")
+    } else {
+        Ok(())
+    }
+}
+
+fn bare(host: &str) -> &str {
+    host_and_port(host).0.trim_matches(['[', ']'])
+}
+
+/// The domain that a registry's host is in, unless that is one where strangers live: a top-level
+/// domain, or something like `co.uk`.
+fn parent(host: &str) -> Option<&str> {
+    if host.parse::<std::net::IpAddr>().is_ok() {
+        return None;
+    }
+    let (_, parent) = host.split_once('.')?;
+    match parent.split('.').collect::<Vec<_>>().as_slice() {
+        [_] => None,
+        [second, _] if second.len() <= 3 => None,
+        _ => Some(parent),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(url: &str) -> Endpoint {
+        Endpoint::new(&Url::parse(url).unwrap())
+    }
+
+    #[test]
+    fn credentials_go_to_token_endpoints_of_the_same_house() {
+        for (registry, realm, allowed) in [
+            (
+                "https://registry-1.docker.io",
+                "https://auth.docker.io/token",
+                true,
+            ),
+            ("https://quay.io", "https://quay.io/v2/auth", true),
+            ("https://quay.io", "https://auth.quay.io/token", true),
+            (
+                "https://registry.gitlab.com",
+                "https://gitlab.com/jwt/auth",
+                true,
+            ),
+            (
+                "https://a.b.example.com:5000",
+                "https://login.b.example.com",
+                true,
+            ),
+            ("https://nvcr.io", "https://authn.nvidia.com/token", true),
+            (
+                "https://rg.fr-par.scw.cloud",
+                "https://api.scaleway.com/x",
+                true,
+            ),
+            ("https://quay.io", "https://evil.io/token", false),
+            ("https://foo.co.uk", "https://evil.co.uk/token", false),
+            ("https://reg.example.com", "https://notexample.com/", false),
+            ("https://reg.example.com", "http://reg.example.com/", false),
+            ("http://reg.example.com", "http://reg.example.com/", true),
+            ("https://10.0.0.1:5000", "https://10.0.0.2/token", false),
+            ("https://10.0.0.1:5000", "https://10.0.0.1/token", true),
+            ("http://127.0.0.1:5000", "http://127.0.0.1:5001/token", true),
+            ("http://127.0.0.1:5000", "https://evil.example/token", false),
+        ] {
+            let url = Url::parse(realm).unwrap();
+            assert_eq!(
+                may_show(&endpoint(registry), &url).is_ok(),
+                allowed,
+                "{registry} {realm}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_registry_cannot_send_archaware_anywhere() {
+        for (registry, realm, allowed) in [
+            ("https://quay.io", "https://elsewhere.io/token", true),
+            ("https://quay.io", "http://quay.io/token", false),
+            ("https://quay.io", "https://127.0.0.1/token", false),
+            (
+                "http://reg.example.com",
+                "http://169.254.169.254/latest",
+                false,
+            ),
+            ("http://reg.example.com", "http://[fe80::1]/latest", false),
+            ("http://localhost:5000", "http://127.0.0.1:5001/token", true),
+        ] {
+            let url = Url::parse(realm).unwrap();
+            assert_eq!(
+                may_ask(&endpoint(registry), &url).is_ok(),
+                allowed,
+                "{registry} {realm}"
+            );
+        }
+    }
+
+    fn choose(headers: &[&str]) -> Option<Challenge> {
+        let mut map = HeaderMap::new();
+        for header in headers {
+            map.append(WWW_AUTHENTICATE, header.parse().unwrap());
+        }
+        Challenge::choose(&map)
+    }
+
+    #[test]
+    fn reads_challenges_in_any_order_and_number() {
+        let bearer = |realm: &str, service: Option<&str>, scope: Option<&str>| {
+            Some(Challenge::Bearer {
+                realm: Url::parse(realm).unwrap(),
+                service: service.map(str::to_owned),
+                scope: scope.map(str::to_owned),
+            })
+        };
+        let full = bearer(
+            "https://auth/t",
+            Some("reg"),
+            Some("repository:a:pull,push"),
+        );
+        for headers in [
+            &[r#"Bearer realm="https://auth/t",service="reg",scope="repository:a:pull,push""#][..],
+            &[r#"bearer scope="repository:a:pull,push", service="reg", realm="https://auth/t""#],
+            &[
+                "Basic realm=x",
+                r#"Bearer realm="https://auth/t",service=reg,scope="repository:a:pull,push""#,
+            ],
+            &[
+                r#"Basic realm="x", Bearer realm="https://auth/t",service="reg",scope="repository:a:pull,push""#,
+            ],
+        ] {
+            assert_eq!(choose(headers), full, "{headers:?}");
+        }
+        assert_eq!(
+            choose(&[r#"Bearer realm="https://auth/t""#]),
+            bearer("https://auth/t", None, None)
+        );
+        assert_eq!(choose(&[r#"Basic realm="x""#]), Some(Challenge::Basic));
+        for nothing in [
+            &[][..],
+            &["Bearer"],
+            &["Negotiate"],
+            &["Bearer realm=\"not a url\""],
+            &["\"\"\""],
+        ] {
+            assert_eq!(choose(nothing), None, "{nothing:?}");
+        }
+    }
+}

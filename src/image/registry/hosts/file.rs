@@ -1,0 +1,202 @@
+//! containerd's `hosts.toml`: under which addresses a registry is reached
+//! (`core/remotes/docker/config/hosts.go` of containerd).
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::Url;
+use toml::{Table, Value};
+
+/// One address as the file has it; paths are complete, files not yet read.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub(super) struct Entry {
+    /// `None`: the registry itself, under its own name.
+    pub(super) url: Option<Url>,
+    pub(super) pulls: bool,
+    pub(super) resolves: bool,
+    pub(super) ca: Vec<PathBuf>,
+    /// Certificate and key; no key means that one file holds both.
+    pub(super) clients: Vec<(PathBuf, Option<PathBuf>)>,
+    pub(super) skip_verify: Option<bool>,
+    pub(super) headers: HeaderMap,
+    pub(super) dial_timeout: Option<Duration>,
+}
+
+/// Why the file cannot be used. Its headers may be secrets, so no value is quoted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum FileError {
+    #[error("not TOML at line {0}")]
+    Toml(usize),
+    #[error("{0}")]
+    Invalid(String),
+}
+
+/// Reads the file of `folder`: mirrors in their order, the registry itself last.
+pub(super) fn parse(folder: &Path, text: &str) -> Result<Vec<Entry>, FileError> {
+    let table: Table = toml::from_str(text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start));
+        FileError::Toml(before.map_or(1, |before| before.matches('\n').count() + 1))
+    })?;
+    let mut entries = Vec::new();
+    match table.get("host") {
+        None => {}
+        Some(Value::Table(hosts)) => {
+            for (address, fields) in hosts {
+                let fields = fields.as_table().ok_or_else(|| wrong(address))?;
+                entries.push(entry(folder, Some(address), fields)?);
+            }
+        }
+        Some(_) => return Err(wrong("host")),
+    }
+    let server = text_of(&table, "server")?.filter(|server| !server.is_empty());
+    let mut last = entry(folder, server, &table)?;
+    if server.is_none() {
+        // The registry itself can always do both.
+        (last.pulls, last.resolves) = (true, true);
+    }
+    entries.push(last);
+    Ok(entries)
+}
+
+fn entry(folder: &Path, address: Option<&str>, fields: &Table) -> Result<Entry, FileError> {
+    let (mut pulls, mut resolves) = (true, true);
+    if let Some(capabilities) = fields.get("capabilities") {
+        (pulls, resolves) = (false, false);
+        for capability in strings("capabilities", capabilities)? {
+            match capability {
+                "pull" => pulls = true,
+                "resolve" => resolves = true,
+                "push" | "referrers" => {}
+                other => return Err(FileError::Invalid(format!("unknown capability {other:?}"))),
+            }
+        }
+    }
+    let override_path = flag(fields, "override_path")?.unwrap_or(false);
+    let path = |text: &str| folder.join(text);
+    let ca = fields.get("ca").map(|ca| strings("ca", ca)).transpose()?;
+    Ok(Entry {
+        url: address
+            .map(|text| address_of(text, override_path))
+            .transpose()?,
+        pulls,
+        resolves,
+        ca: ca.unwrap_or_default().into_iter().map(path).collect(),
+        clients: fields
+            .get("client")
+            .map(|client| clients(folder, client))
+            .transpose()?
+            .unwrap_or_default(),
+        skip_verify: flag(fields, "skip_verify")?,
+        headers: fields
+            .get("header")
+            .map(headers)
+            .transpose()?
+            .unwrap_or_default(),
+        dial_timeout: text_of(fields, "dial_timeout")?
+            .map(|text| duration(text).ok_or_else(|| wrong("dial_timeout")))
+            .transpose()?,
+    })
+}
+
+/// `https` when no scheme is given; `/v2` at the end unless the path is to be taken as it is.
+fn address_of(text: &str, override_path: bool) -> Result<Url, FileError> {
+    let full = if text.starts_with("http://") || text.starts_with("https://") {
+        text.to_owned()
+    } else {
+        format!("https://{text}")
+    };
+    let invalid = || FileError::Invalid("a host's address is malformed or holds a password".into());
+    let mut url = Url::parse(&full).map_err(|_| invalid())?;
+    // A password here would end up in logs and errors.
+    if !url.has_host() || !url.username().is_empty() || url.password().is_some() {
+        return Err(invalid());
+    }
+    url.set_query(None);
+    url.set_fragment(None);
+    // `Url` has resolved `.` and `..`; what is left of Go's `path.Clean` is doubled and last slashes.
+    let parts: Vec<_> = url
+        .path()
+        .split('/')
+        .filter(|part| !part.is_empty())
+        .collect();
+    let mut path = parts
+        .iter()
+        .map(|part| format!("/{part}"))
+        .collect::<String>();
+    if !override_path && !path.ends_with("/v2") {
+        path.push_str("/v2");
+    }
+    url.set_path(&path);
+    Ok(url)
+}
+
+/// A file that holds certificate and key, a list of such files, or of pairs.
+fn clients(folder: &Path, value: &Value) -> Result<Vec<(PathBuf, Option<PathBuf>)>, FileError> {
+    let path = |text: &str| folder.join(text);
+    match value {
+        Value::String(file) => Ok(vec![(path(file), None)]),
+        Value::Array(items) => items
+            .iter()
+            .map(|item| match item {
+                Value::String(file) => Ok((path(file), None)),
+                Value::Array(_) => match strings("client", item)?.as_slice() {
+                    [both] | [both, ""] => Ok((path(both), None)),
+                    [certificate, key] => Ok((path(certificate), Some(path(key)))),
+                    _ => Err(wrong("client")),
+                },
+                _ => Err(wrong("client")),
+            })
+            .collect(),
+        _ => Err(wrong("client")),
+    }
+}
+
+fn headers(value: &Value) -> Result<HeaderMap, FileError> {
+    let mut headers = HeaderMap::new();
+    for (name, values) in value.as_table().ok_or_else(|| wrong("header"))? {
+        let name: HeaderName = name.parse().map_err(|_| wrong("header"))?;
+        for text in strings("header", values)? {
+            let mut value: HeaderValue = text.parse().map_err(|_| wrong("header"))?;
+            value.set_sensitive(true);
+            headers.append(name.clone(), value);
+        }
+    }
+    Ok(headers)
+}
+
+/// Go's format: `3s`, `1m30s`.
+fn duration(text: &str) -> Option<Duration> {
+    let signed: jiff::SignedDuration = text.parse().ok()?;
+    Duration::try_from(signed)
+        .ok()
+        .filter(|time| !time.is_zero())
+}
+
+/// A string, or a list of strings.
+fn strings<'a>(key: &str, value: &'a Value) -> Result<Vec<&'a str>, FileError> {
+    match value {
+        Value::String(text) => Ok(vec![text]),
+        Value::Array(items) => {
+            let items = items.iter().map(Value::as_str);
+            items.collect::<Option<_>>().ok_or_else(|| wrong(key))
+        }
+        _ => Err(wrong(key)),
+    }
+}
+
+fn text_of<'a>(fields: &'a Table, key: &str) -> Result<Option<&'a str>, FileError> {
+    let text = |value: &'a Value| value.as_str().ok_or_else(|| wrong(key));
+    fields.get(key).map(text).transpose()
+}
+
+fn flag(fields: &Table, key: &str) -> Result<Option<bool>, FileError> {
+    let flag = |value: &Value| value.as_bool().ok_or_else(|| wrong(key));
+    fields.get(key).map(flag).transpose()
+}
+
+fn wrong(key: &str) -> FileError {
+    FileError::Invalid(format!("{key} has the wrong type or an impossible value"))
+}

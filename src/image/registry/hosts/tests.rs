@@ -1,0 +1,266 @@
+use std::fs;
+
+use super::*;
+
+fn hosts(roots: &[&Path], image: &str, plain: &[&str]) -> Hosts {
+    let _ = image;
+    Hosts::new(&Settings {
+        plain_http: plain.iter().map(|name| (*name).to_owned()).collect(),
+        hosts_directories: roots.iter().map(|root| root.to_path_buf()).collect(),
+        ..Settings::default()
+    })
+}
+
+async fn of(roots: &[&Path], image: &str) -> Vec<Host> {
+    let reference = Reference::parse(image).unwrap();
+    hosts(roots, image, &[])
+        .of(&reference)
+        .await
+        .unwrap()
+        .to_vec()
+}
+
+/// The addresses of a manifest, each with its powers: `pr` pulls and resolves, `o` is the origin.
+async fn urls(roots: &[&Path], image: &str) -> Vec<String> {
+    let flag = |on: bool, flag: &'static str| if on { flag } else { "" };
+    let one = |host: &Host| {
+        let url = host.endpoint.url("app", "manifests/v1");
+        let flags = [
+            flag(host.pulls, "p"),
+            flag(host.resolves, "r"),
+            flag(host.origin, "o"),
+        ];
+        format!("{} {url}", flags.concat())
+    };
+    of(roots, image).await.iter().map(one).collect()
+}
+
+#[tokio::test]
+async fn plain_http_only_where_it_is_meant() {
+    for (image, expected) in [
+        ("localhost:5000/x", "http://localhost:5000/v2"),
+        ("127.0.0.1/x", "http://127.0.0.1/v2"),
+        ("127.3.2.1:8080/x", "http://127.3.2.1:8080/v2"),
+        ("[::1]:5000/x", "http://[::1]:5000/v2"),
+        ("localhost:443/x", "https://localhost:443/v2"),
+        ("Reg.Local:5000/x", "http://reg.local:5000/v2"),
+        ("reg.local/x", "https://reg.local/v2"),
+        ("nginx", "https://registry-1.docker.io/v2"),
+    ] {
+        let reference = Reference::parse(image).unwrap();
+        let hosts = hosts(&[], image, &["reg.local:5000"])
+            .of(&reference)
+            .await
+            .unwrap();
+        assert_eq!(hosts[0].endpoint.base, expected, "{image}");
+        assert!(hosts[0].origin && hosts.len() == 1);
+    }
+}
+
+#[tokio::test]
+async fn mirrors_come_in_their_order_and_the_registry_last() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("docker.io");
+    fs::create_dir(&dir).unwrap();
+    let file = r#"
+        [host."https://z.example/mirror"]
+          capabilities = ["pull"]
+        [host."a.example:5000"]
+          capabilities = ["pull", "resolve", "push"]
+        [host."https://b.example/as/it/is"]
+          override_path = true
+        [host."http://c.example:81//x/./v2/"]
+    "#;
+    fs::write(dir.join("hosts.toml"), file).unwrap();
+    assert_eq!(
+        urls(&[root.path()], "nginx").await,
+        [
+            "p https://z.example/mirror/v2/app/manifests/v1?ns=docker.io",
+            "pr https://a.example:5000/v2/app/manifests/v1?ns=docker.io",
+            "pr https://b.example/as/it/is/app/manifests/v1?ns=docker.io",
+            "pr http://c.example:81/x/v2/app/manifests/v1?ns=docker.io",
+            "pro https://registry-1.docker.io/v2/app/manifests/v1",
+        ]
+    );
+}
+
+#[tokio::test]
+async fn the_first_folder_that_exists_counts() {
+    let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let write = |root: &Path, folder: &str| {
+        let dir = root.join(folder);
+        fs::create_dir(&dir).unwrap();
+        fs::write(
+            dir.join("hosts.toml"),
+            format!("server = \"https://{folder}.example\""),
+        )
+        .unwrap();
+    };
+    write(second.path(), "reg.io:5000");
+    write(second.path(), "_default");
+    let roots = [first.path(), second.path()];
+    let server = |name: &str| {
+        vec![format!(
+            "pro https://{name}.example/v2/app/manifests/v1?ns=reg.io:5000"
+        )]
+    };
+    // A colon is no part of a host's name; the file is refused, and the registry asked as it is.
+    assert_eq!(
+        urls(&roots, "reg.io:5000/x").await,
+        ["pro https://reg.io:5000/v2/app/manifests/v1"]
+    );
+    write(second.path(), "reg.io_5000_");
+    assert_eq!(urls(&roots, "reg.io:5000/x").await, server("reg.io_5000_"));
+    assert_eq!(
+        urls(&roots, "other.io/x").await,
+        ["pro https://_default.example/v2/app/manifests/v1?ns=other.io"]
+    );
+    write(first.path(), "_default");
+    let from_first = urls(&roots, "reg.io:5000/x").await;
+    assert_eq!(
+        from_first,
+        ["pro https://_default.example/v2/app/manifests/v1?ns=reg.io:5000"]
+    );
+}
+
+#[tokio::test]
+async fn files_of_certificates_and_headers_are_read() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("reg.io");
+    fs::create_dir(&dir).unwrap();
+    for name in [
+        "ca.pem", "both.pem", "one.cert", "one.key", "b.crt", "a.crt",
+    ] {
+        fs::write(dir.join(name), name).unwrap();
+    }
+    // Docker's way, without hosts.toml.
+    let only = of(&[root.path()], "reg.io/x").await;
+    assert_eq!(
+        only[0].transport.authorities,
+        [b"a.crt".to_vec(), b"b.crt".to_vec()]
+    );
+    assert_eq!(
+        only[0].transport.identity.as_deref(),
+        Some(&b"one.cert\none.key"[..])
+    );
+    let file = r#"
+        server = "https://reg.io"
+        ca = "ca.pem"
+        client = [["one.cert", "one.key"]]
+        [header]
+          x-token = ["a", "b"]
+        [host."https://m.io"]
+          client = "both.pem"
+          skip_verify = true
+          dial_timeout = "3s"
+          [host."https://m.io".header]
+            authorization = "Basic c2VjcmV0"
+        [host."http://plain.io:8080"]
+          ca = ["ca.pem", "missing.pem"]
+    "#;
+    fs::write(dir.join("hosts.toml"), file).unwrap();
+    let hosts = of(&[root.path()], "reg.io/x").await;
+    let bases: Vec<_> = hosts
+        .iter()
+        .map(|host| host.endpoint.base.as_str())
+        .collect();
+    // TLS settings on an http address: https first.
+    let expected = [
+        "https://m.io/v2",
+        "https://plain.io:8080/v2",
+        "http://plain.io:8080/v2",
+        "https://reg.io/v2",
+    ];
+    assert_eq!(bases, expected);
+    assert!(hosts[0].transport.skip_verify && !hosts[3].transport.skip_verify);
+    assert_eq!(
+        hosts[0].transport.identity.as_deref(),
+        Some(&b"both.pem"[..])
+    );
+    assert_eq!(
+        hosts[0].transport.dial_timeout,
+        Some(Duration::from_secs(3))
+    );
+    assert_eq!(hosts[0].headers["authorization"], "Basic c2VjcmV0");
+    assert!(hosts[1].headers.is_empty());
+    assert_eq!(hosts[3].headers.get_all("x-token").iter().count(), 2);
+    assert!(!format!("{:?}", hosts[0].headers).contains("c2VjcmV0"));
+}
+
+#[tokio::test]
+async fn what_cannot_be_parsed_falls_back_to_certificates() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("reg.io");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("a.crt"), "a").unwrap();
+    for broken in [
+        "server = [",
+        "server = 1",
+        "host = 1",
+        "capabilities = [\"fly\"]",
+        "[host.\"https://m.io\"]\ncapabilities = \"pull\\u0000\"",
+        "[host.\"https://\"]\n",
+        "[host.\"https://user:hunter2@m.io\"]\n",
+        "ca = {}",
+        "client = [[\"a\", \"b\", \"c\"]]",
+        "[header]\n\"a b\" = \"hunter2\"",
+        "dial_timeout = \"soon\"",
+        "skip_verify = \"yes\"",
+        "\u{0}\u{ffff}",
+    ] {
+        fs::write(dir.join("hosts.toml"), broken).unwrap();
+        let hosts = of(&[root.path()], "reg.io/x").await;
+        assert_eq!(hosts.len(), 1, "{broken}");
+        assert_eq!(hosts[0].transport.authorities, [b"a".to_vec()], "{broken}");
+        let known = read(&[root.path().to_owned()], None, "reg.io", hosts[0].clone());
+        let problem = known.problem.unwrap();
+        assert!(
+            problem.contains("hosts.toml") && !problem.contains("hunter2"),
+            "{broken}: {problem}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn changes_are_seen_after_a_while() {
+    let root = tempfile::tempdir().unwrap();
+    let reference = Reference::parse("reg.io/x").unwrap();
+    let hosts = hosts(&[root.path()], "reg.io/x", &[]);
+    assert_eq!(hosts.of(&reference).await.unwrap().len(), 1);
+    let dir = root.path().join("reg.io");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("hosts.toml"), "[host.\"https://m.io\"]\n").unwrap();
+    assert_eq!(
+        hosts.of(&reference).await.unwrap().len(),
+        1,
+        "within its time"
+    );
+    let mut known = hosts.known.get("reg.io").unwrap();
+    known.read = Instant::now().checked_sub(READ_AGAIN).unwrap();
+    hosts.known.insert("reg.io".to_owned(), known);
+    assert_eq!(hosts.of(&reference).await.unwrap().len(), 2);
+}
+
+mod corpus {
+    use proptest::prelude::*;
+
+    use super::super::file;
+
+    proptest! {
+        #[test]
+        fn no_text_makes_the_parser_panic(text in ".{0,400}") {
+            let _ = file::parse(std::path::Path::new("/x"), &text);
+        }
+
+        #[test]
+        fn no_value_makes_the_parser_panic(
+            key in "(server|host|ca|client|capabilities|header|skip_verify|override_path|dial_timeout)",
+            value in r#"("[^"\\]{0,40}"|[0-9]{1,6}|true|\[("[^"\\]{0,9}",?){0,3}\]|\[\[("[^"\\]{0,9}",){0,3}\]\]|\{a = "b"\})"#,
+        ) {
+            let text = format!("[host.\"https://m.io\"]\n{key} = {value}\n");
+            if let Ok(entries) = file::parse(std::path::Path::new("/x"), &text) {
+                prop_assert_eq!(entries.len(), 2);
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! `registries.rewrites`: images that are looked for under another name than their pods use.
+
+use std::borrow::Cow;
+
+use super::reference::{Reference, ReferenceError};
+
+/// A prefix of names and what stands in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rewrite {
+    /// `docker.io`, `docker.io/library`, `registry.example.com/team/`: whole parts of a normalised name.
+    pub prefix: String,
+    /// What is written instead.
+    pub replacement: String,
+}
+
+/// Applies each rule once, in order, to what the one before it made. The result stands in the
+/// original's place everywhere.
+pub(crate) fn rewrite(
+    reference: Reference,
+    rules: &[Rewrite],
+) -> Result<Reference, ReferenceError> {
+    let original = reference.to_string();
+    let mut name = Cow::Borrowed(original.as_str());
+    for Rewrite {
+        prefix,
+        replacement,
+    } in rules
+    {
+        let Some(rest) = name.strip_prefix(prefix.as_str()) else {
+            continue;
+        };
+        // Whole parts only: `docker.io` is no prefix of `docker.io.example.com`, nor of a name with a port.
+        let tagged = prefix.contains('/') && rest.starts_with([':', '@']);
+        if prefix.ends_with('/') || rest.starts_with('/') || tagged {
+            name = Cow::Owned(format!("{replacement}{rest}"));
+        }
+    }
+    match name {
+        Cow::Borrowed(_) => Ok(reference),
+        Cow::Owned(name) => Reference::parse(&name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rewritten(image: &str, rules: &[(&str, &str)]) -> Result<String, ReferenceError> {
+        let rule = |(prefix, replacement): &(&str, &str)| Rewrite {
+            prefix: (*prefix).to_owned(),
+            replacement: (*replacement).to_owned(),
+        };
+        let rules: Vec<_> = rules.iter().map(rule).collect();
+        rewrite(Reference::parse(image).unwrap(), &rules).map(|reference| reference.to_string())
+    }
+
+    #[test]
+    fn whole_parts_are_replaced_rule_after_rule() {
+        let hub = ("docker.io", "mirror.local/hub");
+        for (image, rules, expected) in [
+            ("nginx", &[hub][..], "mirror.local/hub/library/nginx:latest"),
+            (
+                "docker.io.example.com/x",
+                &[hub],
+                "docker.io.example.com/x:latest",
+            ),
+            (
+                "a.io/team/app:v1",
+                &[("a.io/team/", "b.io/")],
+                "b.io/app:v1",
+            ),
+            (
+                "a.io/teams/app:v1",
+                &[("a.io/team", "b.io")],
+                "a.io/teams/app:v1",
+            ),
+            (
+                "a.io/app:v1",
+                &[("a.io/app", "b.io/other")],
+                "b.io/other:v1",
+            ),
+            ("a.io:5000/app", &[("a.io", "b.io")], "a.io:5000/app:latest"),
+            (
+                "nginx",
+                &[hub, ("mirror.local", "far.example:5000")],
+                "far.example:5000/hub/library/nginx:latest",
+            ),
+            (
+                "a.io/x",
+                &[("a.io", "b.io"), ("a.io", "c.io")],
+                "b.io/x:latest",
+            ),
+            ("a.io/x", &[("b.io", "c.io")], "a.io/x:latest"),
+        ] {
+            assert_eq!(
+                rewritten(image, rules).unwrap(),
+                expected,
+                "{image} {rules:?}"
+            );
+        }
+        assert!(rewritten("nginx", &[("docker.io", "Not A Name")]).is_err());
+    }
+}
