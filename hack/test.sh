@@ -15,6 +15,7 @@ trap 'exit 130' INT TERM
 
 echo "== building" >&2
 hack/testbed/build.sh
+ARCHAWARE_TEST_CONTAINERDS=$(hack/testbed/containerd/build.sh)
 cargo build --locked --workspace --all-targets
 beds=()
 if [ -n "${ARCHAWARE_TEST_EXISTING_CLUSTER:-}" ]; then
@@ -45,7 +46,7 @@ for bed in "${beds[@]}"; do
 done
 
 echo "== testing" >&2
-export ARCHAWARE_TEST_BEDS ARCHAWARE_KUBECTL=$bin/kubectl
+export ARCHAWARE_TEST_BEDS ARCHAWARE_TEST_CONTAINERDS ARCHAWARE_KUBECTL=$bin/kubectl
 ARCHAWARE_TEST_BEDS=$(IFS=:; echo "${beds[*]}")
 # A test takes a free control plane and waits while there is none.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((${#beds[@]} + 1))}

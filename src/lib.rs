@@ -14,6 +14,7 @@
 pub mod cli;
 pub mod cluster;
 pub mod config;
+pub mod content_proxy;
 pub mod controller;
 pub mod image;
 pub mod metrics;

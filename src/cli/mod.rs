@@ -2,6 +2,7 @@
 
 mod clean;
 mod config;
+mod content_proxy;
 mod inspect;
 mod output;
 mod plan;
@@ -97,6 +98,8 @@ enum Command {
     /// Check or print the configuration, or print its JSON schema
     #[command(subcommand)]
     Config(config::Action),
+    /// Pass on to containerd only what looking up images needs
+    ContentProxy(content_proxy::ContentProxy),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -164,6 +167,7 @@ impl Cli {
             Command::Plan(command) => command.execute(self.global).await,
             Command::Clean(command) => command.execute(self.global).await,
             Command::Inspect(command) => command.execute(self.global).await,
+            Command::ContentProxy(command) => command.execute(self.global).await,
             Command::Config(action) => action.execute(&self.global),
             Command::Completions { shell } => {
                 let mut command = Self::command();

@@ -132,7 +132,7 @@ fn watch_resolver(metrics: &Metrics, resolver: &Resolver) {
 }
 
 /// Installed before anything is started, so no signal is lost.
-fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output = ()>> {
+pub(super) fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
     Ok(async move {

@@ -228,6 +228,7 @@ impl Worker {
             }
             Err(status) => {
                 self.writes.count("failed");
+                tracing::debug!(code = ?status.code(), error = status.message(), "not kept in containerd");
                 if permit.failed() {
                     let error = status.message();
                     tracing::warn!(

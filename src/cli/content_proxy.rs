@@ -1,0 +1,36 @@
+//! `archaware content-proxy`: the narrow door to a node's containerd.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+
+use crate::content_proxy::{self, Rules};
+
+use super::{Global, Status, run::stop_on_signal};
+
+#[derive(Debug, Args)]
+pub(super) struct ContentProxy {
+    /// containerd's socket. A connection is made when it is needed, and again when it breaks
+    #[arg(long, env = "ARCHAWARE_FROM", value_name = "SOCKET")]
+    from: PathBuf,
+    /// Socket to make, for the controller's containerd.socket
+    #[arg(long, env = "ARCHAWARE_LISTEN", value_name = "SOCKET")]
+    listen: PathBuf,
+}
+
+impl ContentProxy {
+    /// The namespaces are those of the configuration, so that both processes speak of the same ones.
+    pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
+        let containerd = global.load_config()?.containerd;
+        let rules = Rules {
+            read: containerd.read_namespaces,
+            own: Some(containerd.cache_namespace).filter(|name| !name.is_empty()),
+        };
+        let stop = CancellationToken::new();
+        let signals = tokio::spawn(stop_on_signal(stop.clone())?);
+        content_proxy::run(&self.from.to_string_lossy(), &self.listen, rules, stop).await?;
+        signals.abort();
+        Ok(Status::Done)
+    }
+}

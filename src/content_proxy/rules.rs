@@ -1,0 +1,271 @@
+//! Which calls may pass. A gRPC call is an HTTP/2 request: its path names the method, and one header the
+//! namespace, so no message has to be understood to decide (gRPC over HTTP/2, containerd's
+//! `namespaces/grpc.go`).
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header::CONTENT_TYPE, request};
+
+/// The header that names the namespace of a call.
+const NAMESPACE: HeaderName = HeaderName::from_static("containerd-namespace");
+const LEASE: HeaderName = HeaderName::from_static("containerd-lease");
+const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+
+/// Asks nothing about any namespace.
+const VERSION: &str = "/containerd.services.version.v1.Version/Version";
+/// What resolution reads.
+const READ: &[&str] = &[
+    "/containerd.services.images.v1.Images/Get",
+    "/containerd.services.images.v1.Images/List",
+    "/containerd.services.content.v1.Content/Info",
+    "/containerd.services.content.v1.Content/Read",
+];
+const WRITE: &str = "/containerd.services.content.v1.Content/Write";
+/// What keeps content in archaware's own namespace.
+const OWN: &[&str] = &[
+    WRITE,
+    "/containerd.services.content.v1.Content/List",
+    "/containerd.services.content.v1.Content/Update",
+    "/containerd.services.content.v1.Content/Delete",
+    "/containerd.services.content.v1.Content/Status",
+    "/containerd.services.content.v1.Content/ListStatuses",
+    "/containerd.services.content.v1.Content/Abort",
+    "/containerd.services.leases.v1.Leases/Create",
+    "/containerd.services.leases.v1.Leases/Delete",
+    "/containerd.services.leases.v1.Leases/List",
+    "/containerd.services.leases.v1.Leases/AddResource",
+    "/containerd.services.leases.v1.Leases/DeleteResource",
+    "/containerd.services.leases.v1.Leases/ListResources",
+    "/containerd.services.images.v1.Images/Create",
+    "/containerd.services.images.v1.Images/Update",
+    "/containerd.services.images.v1.Images/Delete",
+];
+
+/// The namespaces that calls may be about.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// Only read.
+    pub read: Vec<String>,
+    /// archaware's own.
+    pub own: Option<String>,
+}
+
+/// A call that may pass.
+#[derive(Debug)]
+pub(super) struct Passing {
+    /// Only what the rules know: nothing else reaches containerd.
+    pub(super) headers: HeaderMap,
+    /// How large its request may be.
+    pub(super) size: Size,
+}
+
+/// How large a request may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Size {
+    /// Names, digests, labels.
+    Small,
+    /// A document: trees of them are kept up to 1 MiB.
+    Large,
+}
+
+impl Size {
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Self::Small => 64 * 1024,
+            Self::Large => 2 * 1024 * 1024,
+        }
+    }
+}
+
+impl Rules {
+    /// The call as it may go on, or why it may not.
+    pub(super) fn check(&self, request: &request::Parts) -> Result<Passing, &'static str> {
+        if request.method != Method::POST || request.uri.query().is_some() {
+            return Err("this is no gRPC call");
+        }
+        let kind = only(&request.headers, &CONTENT_TYPE)?.ok_or("this is no gRPC call")?;
+        if !kind.as_bytes().starts_with(b"application/grpc") {
+            return Err("this is no gRPC call");
+        }
+        let path = request.uri.path();
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        headers.insert(http::header::TE, HeaderValue::from_static("trailers"));
+        if let Some(timeout) = only(&request.headers, &TIMEOUT)? {
+            headers.insert(TIMEOUT, timeout.clone());
+        }
+        if path == VERSION {
+            return Ok(Passing {
+                headers,
+                size: Size::Small,
+            });
+        }
+        let namespace = only(&request.headers, &NAMESPACE)?.ok_or("no namespace is named")?;
+        let is = |name: &String| namespace.as_bytes() == name.as_bytes();
+        let own = self.own.as_ref().is_some_and(is);
+        let read = READ.contains(&path);
+        if !(read || OWN.contains(&path)) {
+            return Err("this method is closed");
+        }
+        if !own && !self.read.iter().any(is) {
+            return Err("this namespace is closed");
+        }
+        if !own && !read {
+            return Err("this namespace is only read");
+        }
+        headers.insert(NAMESPACE, namespace.clone());
+        if let Some(lease) = only(&request.headers, &LEASE)?.filter(|_| own) {
+            headers.insert(LEASE, lease.clone());
+        }
+        let size = if path == WRITE {
+            Size::Large
+        } else {
+            Size::Small
+        };
+        Ok(Passing { headers, size })
+    }
+}
+
+/// The only value of a header. containerd reads the first of several: what is checked must be what counts.
+fn only<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+) -> Result<Option<&'a HeaderValue>, &'static str> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (value, None) => Ok(value),
+        _ => Err("a header is given twice"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const READ_CONTENT: &str = "/containerd.services.content.v1.Content/Read";
+
+    fn rules() -> Rules {
+        Rules {
+            read: vec!["k8s.io".into(), "other".into()],
+            own: Some("archaware".into()),
+        }
+    }
+
+    fn call(path: &str, headers: &[(&str, &str)]) -> request::Parts {
+        let mut request = Request::post(path).header("content-type", "application/grpc");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn passes(path: &str, headers: &[(&str, &str)]) -> bool {
+        rules().check(&call(path, headers)).is_ok()
+    }
+
+    #[test]
+    fn reads_pass_where_they_are_allowed_and_writes_in_the_own_namespace() {
+        for path in READ {
+            for (namespace, allowed) in [
+                ("k8s.io", true),
+                ("other", true),
+                ("archaware", true),
+                ("moby", false),
+                ("", false),
+            ] {
+                assert_eq!(
+                    passes(path, &[("containerd-namespace", namespace)]),
+                    allowed,
+                    "{path} {namespace}"
+                );
+            }
+            assert!(!passes(path, &[]));
+        }
+        for path in OWN {
+            for (namespace, allowed) in [("k8s.io", false), ("archaware", true), ("moby", false)] {
+                assert_eq!(
+                    passes(path, &[("containerd-namespace", namespace)]),
+                    allowed,
+                    "{path} {namespace}"
+                );
+            }
+        }
+        assert!(passes(VERSION, &[]));
+    }
+
+    #[test]
+    fn what_is_checked_is_what_counts() {
+        for twice in [
+            [
+                ("containerd-namespace", "archaware"),
+                ("containerd-namespace", "k8s.io"),
+            ],
+            [
+                ("containerd-namespace", "archaware"),
+                ("content-type", "application/grpc"),
+            ],
+        ] {
+            assert!(!passes(WRITE, &twice), "{twice:?}");
+        }
+        for odd in [
+            "archaware,k8s.io",
+            " archaware",
+            "archaware\u{a0}",
+            "ARCHAWARE",
+            "k8s.io/../archaware",
+        ] {
+            assert!(!passes(WRITE, &[("containerd-namespace", odd)]), "{odd}");
+        }
+        let headers = [
+            ("containerd-namespace", "k8s.io"),
+            ("containerd-lease", "theirs"),
+            ("containerd-namespace-ttrpc", "moby"),
+            ("authorization", "x"),
+        ];
+        let passed = rules()
+            .check(&call(READ_CONTENT, &headers))
+            .unwrap()
+            .headers;
+        let names: Vec<_> = passed.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["content-type", "te", "containerd-namespace"]);
+        let own = [
+            ("containerd-namespace", "archaware"),
+            ("containerd-lease", "mine"),
+        ];
+        let passed = rules().check(&call(WRITE, &own)).unwrap();
+        assert_eq!(
+            (&passed.headers[LEASE], passed.size),
+            (&"mine".parse::<HeaderValue>().unwrap(), Size::Large)
+        );
+    }
+
+    #[test]
+    fn other_requests_do_not_pass() {
+        let own = ("containerd-namespace", "archaware");
+        assert!(!passes(&format!("{READ_CONTENT}?x"), &[own]));
+        assert!(!passes(&format!("{READ_CONTENT}/"), &[own]));
+        assert!(!passes(&READ_CONTENT.to_lowercase(), &[own]));
+        let mut get = call(READ_CONTENT, &[own]);
+        get.method = Method::GET;
+        assert!(rules().check(&get).is_err());
+        let mut plain = call(READ_CONTENT, &[own]);
+        plain
+            .headers
+            .insert(CONTENT_TYPE, "text/plain".parse().unwrap());
+        assert!(rules().check(&plain).is_err());
+        let closed = Rules {
+            own: None,
+            ..rules()
+        };
+        assert!(closed.check(&call(WRITE, &[own])).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_path_but_the_known_ones_passes(path in "/[a-zA-Z.]{0,40}/[a-zA-Z]{0,20}", namespace in "[a-z.]{1,12}") {
+            let known = path == VERSION || READ.contains(&&*path) || OWN.contains(&&*path);
+            prop_assert!(known || !passes(&path, &[("containerd-namespace", &namespace)]));
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! `archaware content-proxy` in front of a real containerd: what passes, what does not, and that each end
+//! survives the other.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
+
+use archaware::image::{Source, containerd::connect, credentials::Keyring};
+use bytes::Bytes;
+use http::Request;
+use testimg::FakeRegistry;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tonic::{body::Body, transport::Channel};
+use tower::ServiceExt;
+
+use super::support::{Containerd, Process, eventually, platforms, resolve, settings};
+
+/// Permission denied, and resource exhausted, in gRPC's numbers.
+const REFUSED: &str = "7";
+const TOO_LARGE: &str = "8";
+
+struct Door {
+    socket: PathBuf,
+    from: String,
+    process: Option<Process>,
+}
+
+impl Door {
+    async fn open(containerd: &Containerd) -> Self {
+        let mut door = Self {
+            socket: containerd.dir().join("door.sock"),
+            from: containerd.socket(),
+            process: None,
+        };
+        door.restart().await;
+        door
+    }
+
+    async fn restart(&mut self) {
+        self.process = None;
+        let log = self.socket.with_extension("log");
+        let socket = self.socket.to_str().unwrap();
+        let arguments = ["content-proxy", "--from", &self.from, "--listen", socket];
+        self.process = Some(Process::start(
+            env!("CARGO_BIN_EXE_archaware"),
+            &arguments,
+            &log,
+            false,
+        ));
+        eventually("the door", || async {
+            tokio::net::UnixStream::connect(&self.socket).await.ok()
+        })
+        .await;
+    }
+
+    fn path(&self) -> &str {
+        self.socket.to_str().unwrap()
+    }
+
+    fn channel(&self) -> Channel {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        connect(self.path(), Duration::from_secs(10)).unwrap()
+    }
+
+    /// The `grpc-status` of a call with these bytes as its message.
+    async fn call(&self, path: &str, headers: &[(&str, &str)], message: &[u8]) -> String {
+        let mut frame = vec![0];
+        frame.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
+        frame.extend(message);
+        let mut request = Request::post(path)
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let body = Body::new(http_body_util::Full::new(Bytes::from(frame)));
+        let response = self
+            .channel()
+            .oneshot(request.body(body).unwrap())
+            .await
+            .unwrap();
+        let status = |headers: &http::HeaderMap| {
+            headers
+                .get("grpc-status")
+                .map(|s| s.to_str().unwrap().to_owned())
+        };
+        if let Some(status) = status(response.headers()) {
+            return status;
+        }
+        let whole = http_body_util::BodyExt::collect(response.into_body())
+            .await
+            .unwrap();
+        whole.trailers().and_then(status).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn only_what_resolution_needs_passes() {
+    for binary in Containerd::binaries() {
+        let containerd = Containerd::start(&binary).await;
+        let door = Door::open(&containerd).await;
+        let mode = fs::metadata(&door.socket).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "for its owner alone");
+        eventually("the namespace", || async {
+            containerd
+                .ctr("default", &["namespaces", "ls", "-q"])
+                .contains("archaware")
+                .then_some(())
+        })
+        .await;
+        let (own, theirs) = (
+            ("containerd-namespace", "archaware"),
+            ("containerd-namespace", "k8s.io"),
+        );
+        let service = |name: &str, method: &str| format!("/containerd.services.{name}/{method}");
+        // Every service of containerd, the kubelet's own ones, and those that gRPC servers often have.
+        for path in [
+            service("namespaces.v1.Namespaces", "Create"),
+            service("namespaces.v1.Namespaces", "Delete"),
+            service("namespaces.v1.Namespaces", "List"),
+            service("namespaces.v1.Namespaces", "Get"),
+            service("namespaces.v1.Namespaces", "Update"),
+            service("containers.v1.Containers", "Create"),
+            service("containers.v1.Containers", "List"),
+            service("snapshots.v1.Snapshots", "Mounts"),
+            service("snapshots.v1.Snapshots", "Remove"),
+            service("tasks.v1.Tasks", "Exec"),
+            service("tasks.v1.Tasks", "Create"),
+            service("diff.v1.Diff", "Apply"),
+            service("events.v1.Events", "Subscribe"),
+            service("events.v1.Events", "Publish"),
+            service("introspection.v1.Introspection", "Plugins"),
+            service("introspection.v1.Introspection", "Server"),
+            service("sandbox.v1.Controller", "Create"),
+            service("sandbox.v1.Store", "List"),
+            service("streaming.v1.Streaming", "Stream"),
+            service("transfer.v1.Transfer", "Transfer"),
+            service("mounts.v1.Mounts", "Activate"),
+            service("content.v1.Content", "Nothing"),
+            "/runtime.v1.RuntimeService/ExecSync".into(),
+            "/runtime.v1.ImageService/PullImage".into(),
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo".into(),
+            "/grpc.health.v1.Health/Check".into(),
+            "/".into(),
+            "/containerd.services.content.v1.Content".into(),
+            "//containerd.services.content.v1.Content/Info".into(),
+        ] {
+            for namespace in [own, theirs] {
+                assert_eq!(
+                    door.call(&path, &[namespace], b"").await,
+                    REFUSED,
+                    "{path} {namespace:?}"
+                );
+            }
+        }
+        for (path, read) in [
+            (service("content.v1.Content", "Info"), true),
+            (service("content.v1.Content", "Read"), true),
+            (service("images.v1.Images", "Get"), true),
+            (service("images.v1.Images", "List"), true),
+            (service("content.v1.Content", "Delete"), false),
+            (service("content.v1.Content", "Write"), false),
+            (service("content.v1.Content", "Update"), false),
+            (service("content.v1.Content", "List"), false),
+            (service("images.v1.Images", "Delete"), false),
+            (service("images.v1.Images", "Create"), false),
+            (service("leases.v1.Leases", "Create"), false),
+            (service("leases.v1.Leases", "Delete"), false),
+            (service("leases.v1.Leases", "List"), false),
+            (service("leases.v1.Leases", "AddResource"), false),
+            (service("leases.v1.Leases", "DeleteResource"), false),
+            (service("leases.v1.Leases", "ListResources"), false),
+            (service("images.v1.Images", "Update"), false),
+            (service("content.v1.Content", "Status"), false),
+            (service("content.v1.Content", "ListStatuses"), false),
+            (service("content.v1.Content", "Abort"), false),
+        ] {
+            // An empty message, and bytes that are none: neither may end containerd.
+            for message in [&b""[..], &[0xff; 20], &[0x0a, 0]] {
+                assert_ne!(door.call(&path, &[own], message).await, REFUSED, "{path}");
+            }
+            assert_eq!(
+                door.call(&path, &[theirs], b"").await == REFUSED,
+                !read,
+                "{path}"
+            );
+            assert_eq!(
+                door.call(&path, &[("containerd-namespace", "moby")], b"")
+                    .await,
+                REFUSED
+            );
+            assert_eq!(
+                door.call(&path, &[own, theirs], b"").await,
+                REFUSED,
+                "two namespaces"
+            );
+            assert_eq!(door.call(&path, &[], b"").await, REFUSED, "no namespace");
+        }
+        assert_eq!(
+            door.call(&service("version.v1.Version", "Version"), &[], b"")
+                .await,
+            "0"
+        );
+    }
+}
+
+#[tokio::test]
+async fn nonsense_and_floods_end_at_the_door() {
+    let containerd = Containerd::start(&Containerd::binaries()[0]).await;
+    let mut door = Door::open(&containerd).await;
+    let own = ("containerd-namespace", "archaware");
+    let (info, write) = (
+        "/containerd.services.content.v1.Content/Info",
+        "/containerd.services.content.v1.Content/Write",
+    );
+    for (path, size) in [(info, 100 * 1024), (write, 8 * 1024 * 1024)] {
+        assert_eq!(
+            door.call(path, &[own], &vec![0; size]).await,
+            TOO_LARGE,
+            "{path}"
+        );
+    }
+    // Bytes that are no message reach containerd, which says so.
+    assert_ne!(door.call(info, &[own], &[0xff; 100]).await, "0");
+    let long = "x".repeat(60 * 1024);
+    let flooded = Request::post(info)
+        .header("long", &long)
+        .body(Body::empty())
+        .unwrap();
+    let answer = door.channel().oneshot(flooded).await;
+    assert!(
+        answer.is_err() || answer.unwrap().status() != http::StatusCode::OK,
+        "headers of 60 KiB"
+    );
+    for nonsense in [
+        &b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"[..],
+        &[0; 10_000],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+    ] {
+        let mut stream = tokio::net::UnixStream::connect(&door.socket).await.unwrap();
+        let _ = stream.write_all(nonsense).await;
+        let mut end = Vec::new();
+        let closed =
+            tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut end)).await;
+        assert!(closed.is_ok(), "the connection is closed");
+    }
+    // A client that opens more connections than it needs, and says nothing.
+    let mut silent = Vec::new();
+    for _ in 0..40 {
+        silent.push(tokio::net::UnixStream::connect(&door.socket).await.unwrap());
+    }
+    drop(silent);
+    eventually("a door that still works", || async {
+        let version = Request::post("/containerd.services.version.v1.Version/Version")
+            .header("content-type", "application/grpc")
+            .body(Body::new(http_body_util::Full::new(Bytes::from_static(
+                &[0; 5],
+            ))))
+            .unwrap();
+        door.channel()
+            .oneshot(version)
+            .await
+            .ok()
+            .filter(|answer| answer.status().is_success())
+    })
+    .await;
+    let pid = door.process.as_ref().unwrap().id();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let peak = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap();
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak < 64 * 1024, "{peak} kB");
+    // One door for one socket, and a clean end.
+    let log = door.socket.with_extension("second");
+    let arguments = [
+        "content-proxy",
+        "--from",
+        &door.from,
+        "--listen",
+        door.path(),
+    ];
+    let mut second = Process::start(env!("CARGO_BIN_EXE_archaware"), &arguments, &log, false);
+    assert_eq!(second.exited().await, 1);
+    assert!(
+        fs::read_to_string(&log)
+            .unwrap()
+            .contains("another process listens")
+    );
+    let mut process = door.process.take().unwrap();
+    process.signal("-TERM");
+    assert_eq!(process.exited().await, 0);
+}
+
+#[tokio::test]
+async fn each_end_survives_a_restart_of_the_other() {
+    for binary in Containerd::binaries() {
+        let mut containerd = Containerd::start(&binary).await;
+        let mut door = Door::open(&containerd).await;
+        let registry = FakeRegistry::start().await.unwrap();
+        for name in ["multi", "unnamed", "amd64"] {
+            registry.add(name, &testimg::find(name));
+        }
+        let resolver = containerd.resolver_at(door.path(), settings());
+        let kept = async |image: &str| {
+            let digest = testimg::find(image).root.digest;
+            let by_digest = format!("{}@{digest}", registry.image(image));
+            eventually(&format!("{image} kept through the door"), || async {
+                resolve(&resolver, &by_digest, &Keyring::default())
+                    .await
+                    .unwrap();
+                containerd.holds(&digest).then_some(())
+            })
+            .await;
+        };
+        let first = resolve(&resolver, &registry.image("multi"), &Keyring::default())
+            .await
+            .unwrap();
+        assert_eq!(first.source, Source::Registry);
+        kept("multi").await;
+        drop(kept);
+        containerd.restart().await;
+        let again = containerd.resolver_at(door.path(), settings());
+        registry.forget();
+        eventually("an answer of the restarted containerd", || async {
+            let fresh = containerd.resolver_at(door.path(), settings());
+            let resolved = resolve(&fresh, &registry.image("multi"), &Keyring::default())
+                .await
+                .unwrap();
+            (resolved.source == Source::Containerd).then_some(())
+        })
+        .await;
+        door.restart().await;
+        registry.forget();
+        // The same process of archaware, over a socket that is another file now.
+        let digest = testimg::find("multi").root.digest;
+        let by_digest = format!("{}@{digest}", registry.image("multi"));
+        let resolved = resolve(&again, &by_digest, &Keyring::default())
+            .await
+            .unwrap();
+        assert_eq!(
+            (resolved.source, platforms(&resolved).len()),
+            (Source::Containerd, 3)
+        );
+        assert_eq!(registry.seen(), []);
+    }
+}

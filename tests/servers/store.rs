@@ -1,0 +1,418 @@
+//! What was fetched survives archaware in a real containerd, of each supported version, and nothing stays
+//! there for ever.
+
+use std::time::{Duration, Instant};
+
+use archaware::image::{Reason, Source, credentials::Keyring};
+use testimg::{Auth, FakeRegistry, Script};
+
+use super::support::{Containerd, eventually, keyring, platforms, resolve, settings};
+
+const MULTI: [&str; 3] = ["linux/amd64", "linux/arm64", "linux/s390x"];
+
+/// A registry with one index, whose entries name their platforms, one without, and a manifest.
+async fn registry() -> FakeRegistry {
+    let registry = FakeRegistry::start().await.unwrap();
+    for name in ["multi", "unnamed", "amd64", "nested"] {
+        registry.add(name, &testimg::find(name));
+    }
+    registry
+}
+
+async fn kept(containerd: &Containerd, image: &str) {
+    let root = testimg::find(image).root.digest;
+    eventually(&format!("{image} in containerd"), || async {
+        let held = containerd.ctr("archaware", &["content", "ls"]);
+        let line = held.lines().find(|line| line.starts_with(&root))?;
+        line.contains("archaware.dev/tag.").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_restart_costs_no_request_while_tags_are_fresh() {
+    for binary in Containerd::binaries() {
+        let mut containerd = Containerd::start(&binary).await;
+        let registry = registry().await;
+        let first = containerd.resolver(settings());
+        let mut answers = Vec::new();
+        for name in ["multi", "unnamed", "amd64", "nested"] {
+            let resolved = resolve(&first, &registry.image(name), &Keyring::default())
+                .await
+                .unwrap();
+            assert_eq!(resolved.source, Source::Registry);
+            kept(&containerd, name).await;
+            answers.push((name, platforms(&resolved)));
+        }
+        drop(first);
+        containerd.restart().await;
+        containerd.collect();
+        registry.forget();
+        let second = containerd.resolver(settings());
+        for (name, expected) in answers {
+            let resolved = resolve(&second, &registry.image(name), &Keyring::default())
+                .await
+                .unwrap();
+            assert_eq!(
+                (platforms(&resolved), resolved.source),
+                (expected, Source::Containerd),
+                "{name}"
+            );
+        }
+        assert_eq!(registry.seen(), [], "{}", binary.display());
+    }
+}
+
+#[tokio::test]
+async fn a_private_image_costs_one_head_after_a_restart() {
+    for binary in Containerd::binaries() {
+        let containerd = Containerd::start(&binary).await;
+        let registry = registry().await;
+        registry.require(Auth::Basic("user".into(), "secret".into()));
+        let (image, right) = (
+            registry.image("amd64"),
+            keyring(&registry.address(), "user", "secret"),
+        );
+        let first = containerd.resolver(settings());
+        assert!(resolve(&first, &image, &right).await.is_ok());
+        let root = testimg::find("amd64").root.digest;
+        eventually("the tree in containerd", || async {
+            containerd.holds(&root).then_some(())
+        })
+        .await;
+        assert!(
+            !containerd
+                .ctr("archaware", &["content", "ls"])
+                .contains("archaware.dev/tag."),
+            "its tag is nobody's business"
+        );
+        registry.forget();
+        let second = containerd.resolver(settings());
+        let error = resolve(&second, &image, &Keyring::default())
+            .await
+            .unwrap_err();
+        assert_eq!(error.reason(), Reason::Denied);
+        registry.forget();
+        assert!(resolve(&second, &image, &right).await.is_ok());
+        let heads = registry.count("HEAD", "");
+        // Refused once, for the challenge, then answered.
+        assert_eq!(
+            (heads, registry.count("GET", "")),
+            (2, 0),
+            "{}",
+            binary.display()
+        );
+    }
+}
+
+#[tokio::test]
+async fn old_tags_are_asked_for_again_and_serve_while_the_registry_is_down() {
+    let binary = Containerd::binaries().remove(0);
+    let containerd = Containerd::start(&binary).await;
+    let registry = registry().await;
+    let image = registry.image("multi");
+    let first = containerd.resolver(settings());
+    assert!(resolve(&first, &image, &Keyring::default()).await.is_ok());
+    kept(&containerd, "multi").await;
+    let mut impatient = settings();
+    (impatient.tag_ttl, impatient.latest_ttl) =
+        (Duration::from_millis(1), Duration::from_millis(1));
+    registry.forget();
+    let second = containerd.resolver(impatient.clone());
+    assert!(resolve(&second, &image, &Keyring::default()).await.is_ok());
+    assert_eq!(
+        (registry.count("HEAD", ""), registry.count("GET", "")),
+        (1, 0)
+    );
+    registry.script("/", Script::Status(503, Vec::new()));
+    let third = containerd.resolver(impatient);
+    let stale = resolve(&third, &image, &Keyring::default()).await.unwrap();
+    assert_eq!(platforms(&stale), MULTI);
+}
+
+#[tokio::test]
+async fn content_lives_as_long_as_its_lease_and_longer_while_it_is_used() {
+    for binary in Containerd::binaries() {
+        let containerd = Containerd::start(&binary).await;
+        let registry = registry().await;
+        let resolver = containerd.resolver(settings());
+        for name in ["unnamed", "multi"] {
+            assert!(
+                resolve(&resolver, &registry.image(name), &Keyring::default())
+                    .await
+                    .is_ok()
+            );
+            kept(&containerd, name).await;
+        }
+        let leases = containerd.ctr("archaware", &["leases", "ls"]);
+        let lease = leases
+            .lines()
+            .find(|line| line.starts_with("archaware-"))
+            .unwrap();
+        assert_eq!(
+            leases
+                .lines()
+                .filter(|line| line.starts_with("archaware-"))
+                .count(),
+            1,
+            "{leases}"
+        );
+        assert!(lease.contains("containerd.io/gc.expire="), "{leases}");
+        let unnamed = testimg::find("unnamed");
+        let held = || {
+            unnamed
+                .manifests
+                .iter()
+                .filter(|child| containerd.holds(&child.digest))
+                .count()
+        };
+        assert!(held() > 0, "its children are kept, too");
+        // The bucket of another day is used by a new process: one image only.
+        let name = lease.split_whitespace().next().unwrap();
+        containerd.ctr("archaware", &["leases", "delete", name]);
+        let later = containerd.resolver(settings());
+        assert!(
+            resolve(&later, &registry.image("unnamed"), &Keyring::default())
+                .await
+                .is_ok()
+        );
+        eventually("a lease that holds it", || async {
+            let leases = containerd.ctr("archaware", &["leases", "ls"]);
+            leases.contains("archaware-").then_some(())
+        })
+        .await;
+        let multi = testimg::find("multi").root.digest;
+        eventually("what nobody uses to go", || async {
+            containerd.collect();
+            (!containerd.holds(&multi)).then_some(())
+        })
+        .await;
+        assert!(
+            containerd.holds(&unnamed.root.digest),
+            "{}",
+            binary.display()
+        );
+        assert!(held() > 0, "{}", binary.display());
+        // Without any lease, as after 8 days without archaware, nothing is left.
+        drop((resolver, later));
+        containerd.ctr("archaware", &["leases", "delete", name]);
+        eventually("nothing to be left", || async {
+            containerd.collect();
+            containerd
+                .ctr("archaware", &["content", "ls", "-q"])
+                .trim()
+                .is_empty()
+                .then_some(())
+        })
+        .await;
+        assert_eq!(
+            containerd.ctr("archaware", &["images", "ls", "-q"]).trim(),
+            ""
+        );
+    }
+}
+
+#[tokio::test]
+async fn content_that_another_namespace_holds_is_kept_all_the_same() {
+    for binary in Containerd::binaries() {
+        let containerd = Containerd::start(&binary).await;
+        let registry = registry().await;
+        // The same bytes, in the kubelet's namespace, under no name that is believed.
+        let image = testimg::find("amd64");
+        for blob in image.manifests.iter().chain([&image.root]).chain(
+            image
+                .blobs
+                .iter()
+                .filter(|b| b.media_type.contains("config")),
+        ) {
+            let file = containerd.dir().join("blob");
+            std::fs::write(&file, &blob.bytes).unwrap();
+            let (socket, digest) = (containerd.socket(), &blob.digest);
+            let command = format!(
+                "ctr -a {socket} -n other content ingest --expected-digest {digest} ref < {}",
+                file.display()
+            );
+            super::support::run("sh", &["-c", &command]);
+        }
+        let resolver = containerd.resolver(settings());
+        assert!(
+            resolve(&resolver, &registry.image("amd64"), &Keyring::default())
+                .await
+                .is_ok()
+        );
+        kept(&containerd, "amd64").await;
+        assert!(containerd.holds(&image.root.digest), "{}", binary.display());
+    }
+}
+
+#[tokio::test]
+async fn a_containerd_that_begins_anew_is_filled_again() {
+    let binary = Containerd::binaries().remove(2);
+    let mut containerd = Containerd::start(&binary).await;
+    let registry = registry().await;
+    let resolver = containerd.resolver(settings());
+    assert!(
+        resolve(&resolver, &registry.image("multi"), &Keyring::default())
+            .await
+            .is_ok()
+    );
+    kept(&containerd, "multi").await;
+    containerd.wipe();
+    containerd.restart().await;
+    let digest = testimg::find("unnamed").root.digest;
+    eventually("another image kept", || async {
+        // The breaker may be open for a while after the restart.
+        let image = format!("{}@{digest}", registry.image("unnamed"));
+        resolve(&resolver, &image, &Keyring::default())
+            .await
+            .unwrap();
+        if containerd.holds(&digest) {
+            return Some(());
+        }
+        let fresh = containerd.resolver(settings());
+        resolve(&fresh, &image, &Keyring::default()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        containerd.holds(&digest).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn one_that_is_killed_hung_forbidden_or_full_changes_no_answer() {
+    let binary = Containerd::binaries().remove(1);
+    let mut containerd = Containerd::start(&binary).await;
+    let registry = registry().await;
+    let fresh = |image: &str| {
+        format!(
+            "{}@{}",
+            registry.image(image),
+            testimg::find(image).root.digest
+        )
+    };
+    // Hung: one wait for a resolution, none once the breaker is open.
+    containerd.signal("-STOP");
+    let resolver = containerd.resolver(settings());
+    let mut times = Vec::new();
+    for (name, image) in [
+        ("multi", registry.image("multi")),
+        ("unnamed", fresh("unnamed")),
+        ("amd64", registry.image("amd64")),
+        ("nested", fresh("nested")),
+    ] {
+        let started = Instant::now();
+        let resolved = resolve(&resolver, &image, &Keyring::default())
+            .await
+            .unwrap();
+        times.push(started.elapsed());
+        assert_eq!(resolved.source, Source::Registry, "{name}");
+    }
+    containerd.signal("-CONT");
+    assert!(
+        times[..3]
+            .iter()
+            .all(|time| *time < Duration::from_millis(900)),
+        "{times:?}"
+    );
+    assert!(times[3] < Duration::from_millis(200), "{times:?}");
+    assert_eq!(resolver.containerd_is_up(), Some(false));
+    // Killed.
+    containerd.kill();
+    let resolver = containerd.resolver(settings());
+    assert!(
+        resolve(&resolver, &registry.image("multi"), &Keyring::default())
+            .await
+            .is_ok()
+    );
+    containerd.restart().await;
+    // Forbidden, and no socket at all.
+    for socket in ["/proc/1/root/nowhere.sock", "/nonexistent/containerd.sock"] {
+        let resolver = containerd.resolver_at(socket, settings());
+        let resolved = resolve(&resolver, &registry.image("multi"), &Keyring::default())
+            .await
+            .unwrap();
+        assert_eq!(platforms(&resolved), MULTI);
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_ends_the_keeping_and_nothing_else() {
+    let binary = Containerd::binaries().remove(1);
+    let containerd = Containerd::start(&binary).await;
+    let registry = registry().await;
+    let resolver = containerd.resolver(settings());
+    assert!(
+        resolve(&resolver, &registry.image("multi"), &Keyring::default())
+            .await
+            .is_ok()
+    );
+    kept(&containerd, "multi").await;
+    containerd.limit_files("1");
+    for n in 0..20 {
+        let name = format!("full-{n}");
+        registry.add(
+            &name,
+            &testimg::find(if n % 2 == 0 { "unnamed" } else { "amd64-arm64" }),
+        );
+        let started = Instant::now();
+        assert!(
+            resolve(&resolver, &registry.image(&name), &Keyring::default())
+                .await
+                .is_ok()
+        );
+        assert!(
+            started.elapsed() < Duration::from_secs(1),
+            "{:?}",
+            started.elapsed()
+        );
+    }
+    assert_eq!(resolver.containerd_is_up(), Some(true), "reading goes on");
+    let digest = format!(
+        "{}@{}",
+        registry.image("multi"),
+        testimg::find("multi").root.digest
+    );
+    let fresh = containerd.resolver(settings());
+    assert_eq!(
+        resolve(&fresh, &digest, &Keyring::default())
+            .await
+            .unwrap()
+            .source,
+        Source::Containerd
+    );
+}
+
+#[tokio::test]
+async fn who_shares_nothing_leaves_nothing_and_reads_nothing() {
+    let binary = Containerd::binaries().remove(2);
+    let containerd = Containerd::start(&binary).await;
+    let registry = registry().await;
+    registry.require(Auth::Basic("user".into(), "secret".into()));
+    let mut alone = settings();
+    alone.per_credential = true;
+    let right = keyring(&registry.address(), "user", "secret");
+    // What is kept by one who shares is not used by one who does not.
+    let sharing = containerd.resolver(settings());
+    assert!(
+        resolve(&sharing, &registry.image("multi"), &right)
+            .await
+            .is_ok()
+    );
+    let root = testimg::find("multi").root.digest;
+    eventually("the tree in containerd", || async {
+        containerd.holds(&root).then_some(())
+    })
+    .await;
+    registry.forget();
+    let resolver = containerd.resolver(alone);
+    for name in ["multi", "amd64"] {
+        let resolved = resolve(&resolver, &registry.image(name), &right)
+            .await
+            .unwrap();
+        assert_eq!(resolved.source, Source::Registry);
+    }
+    assert!(registry.count("GET", "/v2/multi/manifests/sha256") > 0);
+    // Nothing is written later than what comes after it in the queue.
+    registry.unscript();
+    drop(resolver);
+    assert!(!containerd.holds(&testimg::find("amd64").root.digest));
+}

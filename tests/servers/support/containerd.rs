@@ -1,0 +1,161 @@
+//! containerd as the sidecar overlay runs it: content only, without any privilege.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+
+use archaware::{
+    image::{Resolver, Settings, containerd, credentials::NodeCredentials},
+    metrics::{ContentWrites, Resolutions},
+};
+use tempfile::TempDir;
+
+use super::{NOBODY, Process, eventually, is_root, run};
+
+/// A running containerd.
+pub(crate) struct Containerd {
+    binary: PathBuf,
+    dir: TempDir,
+    process: Option<Process>,
+}
+
+impl Containerd {
+    /// The binaries that tests run against: every supported version.
+    pub(crate) fn binaries() -> Vec<PathBuf> {
+        let list = std::env::var("ARCHAWARE_TEST_CONTAINERDS")
+            .expect("run tests with hack/test.sh: it builds the containerds");
+        let binaries: Vec<PathBuf> = list.split(':').map(PathBuf::from).collect();
+        assert!(binaries.len() >= 3, "{list}: 1.6, 1.7 and 2.x are wanted");
+        binaries
+    }
+
+    /// With the shipped configuration, in a folder of its own.
+    pub(crate) async fn start(binary: &std::path::Path) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let shipped = fs::read_to_string("manifests/overlays/sidecar/containerd.toml").unwrap();
+        let (path, user) = (dir.path().to_str().unwrap(), run("id", &["-u"]));
+        let user = if is_root() { NOBODY } else { user.trim() };
+        let config = shipped
+            .replace("/var/lib/containerd", &format!("{path}/root"))
+            .replace("/run/containerd", path)
+            .replace("65532", user);
+        fs::write(dir.path().join("config.toml"), config).unwrap();
+        // Its user may not look into the folders of whoever built it.
+        let own = dir.path().join("containerd");
+        fs::copy(binary, &own).unwrap();
+        let mut containerd = Self {
+            binary: own,
+            dir,
+            process: None,
+        };
+        containerd.restart().await;
+        containerd
+    }
+
+    /// Ends it, if it runs, and starts it again with what it had.
+    pub(crate) async fn restart(&mut self) {
+        self.kill();
+        let config = self.dir.path().join("config.toml");
+        let arguments = ["--config", config.to_str().unwrap()];
+        let log = self.dir.path().join("log");
+        let process = Process::start(self.binary.to_str().unwrap(), &arguments, &log, true);
+        self.process = Some(process);
+        let socket = self.socket();
+        eventually("containerd's socket", || async {
+            let version = std::process::Command::new("ctr")
+                .args(["-a", &socket, "version"])
+                .output();
+            version.unwrap().status.success().then_some(())
+        })
+        .await;
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.process = None;
+        let _ = fs::remove_file(self.socket());
+    }
+
+    /// Ends it and everything that it kept.
+    pub(crate) fn wipe(&mut self) {
+        self.kill();
+        fs::remove_dir_all(self.dir.path().join("root")).unwrap();
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        self.process.as_ref().unwrap().signal(signal);
+    }
+
+    /// Lets its files grow to this many bytes only: what a full disk is to it.
+    pub(crate) fn limit_files(&self, bytes: &str) {
+        let pid = self.process.as_ref().unwrap().id().to_string();
+        let limit = format!("--fsize={bytes}:unlimited");
+        let prlimit = ["prlimit", "--pid", &pid, &limit];
+        if is_root() {
+            // Its own user may lower its limits.
+            run(
+                "setpriv",
+                &[
+                    &["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"],
+                    &prlimit[..],
+                ]
+                .concat(),
+            );
+        } else {
+            run(prlimit[0], &prlimit[1..]);
+        }
+    }
+
+    pub(crate) fn socket(&self) -> String {
+        self.dir
+            .path()
+            .join("containerd.sock")
+            .to_str()
+            .unwrap()
+            .to_owned()
+    }
+
+    /// A folder where its user may write.
+    pub(crate) fn dir(&self) -> &std::path::Path {
+        self.dir.path()
+    }
+
+    /// What ctr prints in a namespace.
+    pub(crate) fn ctr(&self, namespace: &str, arguments: &[&str]) -> String {
+        let socket = self.socket();
+        run(
+            "ctr",
+            &[&["-a", &socket, "-n", namespace], arguments].concat(),
+        )
+    }
+
+    /// Collects garbage now.
+    pub(crate) fn collect(&self) {
+        self.ctr("archaware", &["content", "prune", "references"]);
+    }
+
+    /// Whether archaware's namespace holds a digest.
+    pub(crate) fn holds(&self, digest: &str) -> bool {
+        self.ctr("archaware", &["content", "ls", "-q"])
+            .lines()
+            .any(|line| line == digest)
+    }
+
+    /// A process of archaware that keeps what it fetches here.
+    pub(crate) fn resolver(&self, settings: Settings) -> Resolver {
+        self.resolver_at(&self.socket(), settings)
+    }
+
+    /// The same through another socket.
+    #[allow(clippy::unused_self, reason = "it keeps its content here")]
+    pub(crate) fn resolver_at(&self, socket: &str, settings: Settings) -> Resolver {
+        let namespaces = vec!["k8s.io".to_owned()];
+        let containerd =
+            containerd::Containerd::new(socket, namespaces, Some("archaware")).unwrap();
+        let containerd = containerd.keeping(&ContentWrites::default());
+        Resolver::new(
+            settings,
+            Some(containerd),
+            NodeCredentials::default(),
+            Resolutions::default(),
+        )
+    }
+}

@@ -1,0 +1,187 @@
+//! Real servers for one test each, in a folder of its own; they end with the test, and with its process.
+
+mod containerd;
+mod pki;
+mod registry;
+mod tokens;
+
+use std::{
+    fs::File,
+    future::Future,
+    net::TcpListener,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use archaware::{
+    image::{
+        ImageError, PullPolicy, Request, Resolved, Resolver, Settings,
+        credentials::{self, Credential, Keyring, NodeCredentials},
+        registry as client,
+    },
+    metrics::Resolutions,
+};
+
+pub(crate) use containerd::Containerd;
+pub(crate) use pki::Pki;
+pub(crate) use registry::Registry;
+pub(crate) use tokens::Tokens;
+
+/// For what a healthy machine does in a second.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A server. It is killed when it is dropped, and by the kernel when this process dies.
+pub(crate) struct Process(Child);
+
+impl Process {
+    /// Starts a program with its output in `log`, without any privilege when `plain` says so.
+    pub(crate) fn start(program: &str, arguments: &[&str], log: &Path, plain: bool) -> Self {
+        let log = File::create(log).unwrap();
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]);
+        if plain && is_root() {
+            let nobody = ["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
+            command
+                .args(nobody)
+                .args(["--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]);
+        }
+        let child = command
+            .arg(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Self(child)
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Waits until it has ended by itself; its exit status.
+    pub(crate) async fn exited(&mut self) -> i32 {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status.code().unwrap_or(-1);
+            }
+            assert!(Instant::now() < end, "it does not end");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        let status = Command::new("kill")
+            .args([signal, &self.0.id().to_string()])
+            .status();
+        assert!(status.unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The user of the shipped manifests.
+pub(crate) const NOBODY: &str = "65532";
+
+pub(crate) fn is_root() -> bool {
+    let id = Command::new("id").arg("-u").output().unwrap();
+    id.stdout.starts_with(b"0\n")
+}
+
+/// Runs a program to its end; it has to succeed.
+pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+}
+
+/// Asks again and again until there is an answer.
+pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    mut ask: impl FnMut() -> F,
+) -> T {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(Instant::now() < end, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+pub(crate) fn settings() -> Settings {
+    // Shown for tests that fail.
+    let filter = tracing_subscriber::EnvFilter::new("archaware=debug");
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_test_writer()
+        .try_init();
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Settings {
+        registry: client::Settings {
+            timeout: Duration::from_secs(5),
+            per_host: 8,
+            ..Default::default()
+        },
+        rewrites: Vec::new(),
+        images: 1000,
+        tag_ttl: Duration::from_mins(10),
+        latest_ttl: Duration::from_mins(10),
+        per_credential: false,
+    }
+}
+
+/// A resolver without containerd.
+pub(crate) fn resolver(settings: Settings) -> Resolver {
+    Resolver::new(
+        settings,
+        None,
+        NodeCredentials::default(),
+        Resolutions::default(),
+    )
+}
+
+pub(crate) async fn resolve(
+    resolver: &Resolver,
+    image: &str,
+    keyring: &Keyring,
+) -> Result<Resolved, ImageError> {
+    let request = Request {
+        image,
+        policy: PullPolicy::IfNotPresent,
+        keys: &credentials::ready(keyring.clone()),
+    };
+    resolver.resolve(request).await
+}
+
+pub(crate) fn keyring(registry: &str, user: &str, password: &str) -> Keyring {
+    let credential = Credential::password(user.to_owned(), password.to_owned().into());
+    Keyring::new([(registry.to_owned(), credential)])
+}
+
+pub(crate) fn platforms(resolved: &Resolved) -> Vec<String> {
+    resolved
+        .platforms
+        .platforms()
+        .iter()
+        .map(ToString::to_string)
+        .collect()
+}
