@@ -10,6 +10,8 @@ cd "$(dirname "$0")/.."
 hack/testbed/install.sh
 . hack/testbed/lib.sh
 work=$(mktemp -d "${TMPDIR:-/tmp}/archaware-test.XXXXXX")
+# Some processes run as nobody, and have to find their files.
+chmod 711 "$work"
 trap 'trap - EXIT; for bed in "$work"/*/; do hack/testbed/down.sh "$bed"; done; rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 

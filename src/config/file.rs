@@ -105,6 +105,9 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
         &config.containerd.read_namespaces,
         &config.containerd.cache_namespace,
     );
+    if !config.containerd.socket.as_os_str().is_empty() && reads.is_empty() && own.is_empty() {
+        return contradiction("containerd.socket without any namespace reads nothing");
+    }
     // The kubelet's namespace is not archaware's to write into, nor to expire.
     if reads.contains(own) {
         return contradiction(

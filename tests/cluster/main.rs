@@ -17,6 +17,7 @@ mod nodes;
 mod permissions;
 mod placement;
 mod property;
+mod pull_secrets;
 mod real_node;
 mod resilience;
 mod startup;

@@ -105,6 +105,90 @@ async fn the_manifests_are_valid_and_the_kustomize_base_is_the_same() {
     assert_eq!(status, 0, "{error}");
 }
 
+/// What the restricted Pod Security Standard says of a way to deploy; empty when nothing.
+fn against_the_restricted_standard(bed: &Bed, folder: &str) -> Vec<String> {
+    let kustomized = bed.kubectl(&["kustomize", folder]);
+    let deployment = kustomized
+        .split("\n---\n")
+        .find(|part| part.contains("kind: Deployment"))
+        .unwrap();
+    let file = bed.dir().join("deployment.yaml");
+    std::fs::write(&file, deployment).unwrap();
+    let json = [
+        "create",
+        "--dry-run=client",
+        "-o",
+        "json",
+        "-f",
+        file.to_str().unwrap(),
+    ];
+    let deployment: serde_json::Value = serde_json::from_str(&bed.kubectl(&json)).unwrap();
+    let mut pod = deployment["spec"]["template"].clone();
+    pod["apiVersion"] = json!("v1");
+    pod["kind"] = json!("Pod");
+    pod["metadata"]["name"] = json!("trial");
+    // The class and the account belong to another namespace; neither matters to the standard.
+    pod["spec"]["priorityClassName"] = json!(null);
+    pod["spec"]["serviceAccountName"] = json!("default");
+    std::fs::write(&file, pod.to_string()).unwrap();
+    let (file, namespace) = (file.to_str().unwrap().to_owned(), bed.namespace.clone());
+    let kubectl = std::env::var("ARCHAWARE_KUBECTL").unwrap();
+    let output = std::process::Command::new(kubectl)
+        .arg("--kubeconfig")
+        .arg(bed.kubeconfig("admin"))
+        .args(["-n", &namespace, "create", "--dry-run=server", "-f", &file])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let violations = said
+        .split_once("restricted:latest\": ")
+        .map(|(_, list)| list.to_owned());
+    assert!(output.status.success() || violations.is_some(), "{said}");
+    violations
+        .iter()
+        .flat_map(|list| list.trim().split("), "))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[tokio::test]
+async fn every_way_to_deploy_is_valid_and_as_restricted_as_it_says() {
+    let bed = Bed::take().await;
+    let restricted = "pod-security.kubernetes.io/enforce=restricted";
+    bed.kubectl(&["label", "namespace", &bed.namespace, restricted]);
+    for (folder, violations) in [
+        ("manifests/none", 0),
+        ("manifests/sidecar", 0),
+        ("manifests/host", 1),
+    ] {
+        let said = against_the_restricted_standard(&bed, folder);
+        assert_eq!(said.len(), violations, "{folder}: {said:?}");
+        // In the default only the volume exceeds the standard.
+        assert!(
+            said.iter().all(|violation| violation.contains("hostPath")),
+            "{said:?}"
+        );
+        let applied = bed.kubectl(&["apply", "--dry-run=server", "-o", "name", "-k", folder]);
+        assert!(
+            applied.contains("deployment.apps/archaware"),
+            "{folder}: {applied}"
+        );
+        let kustomized = bed.kubectl(&["kustomize", folder]);
+        let config = kustomized.split("config.yaml: |").nth(1).unwrap();
+        let config: String = config
+            .lines()
+            .skip(1)
+            .take_while(|line| line.starts_with("    "))
+            .map(|line| format!("{}\n", line.trim_start_matches("    ")))
+            .collect();
+        let file = bed.dir().join("overlay.yaml");
+        std::fs::write(&file, &config).unwrap();
+        let (status, _, error) =
+            bed.archaware(&["config", "check", "--config", file.to_str().unwrap()]);
+        assert_eq!(status, 0, "{folder}: {config}: {error}");
+    }
+}
+
 #[tokio::test]
 async fn one_missing_permission_is_named_and_the_others_are_not() {
     let bed = Bed::take().await;

@@ -6,10 +6,11 @@ use serde_json::{Value, json};
 use super::*;
 
 fn containerd_config(bed: &Bed) -> String {
-    format!(
-        "containerd: {{socket: {}}}\nregistries: {{plainHttp: [reg.local]}}",
-        bed.socket()
-    )
+    config_of(&bed.socket())
+}
+
+fn config_of(socket: &str) -> String {
+    format!("containerd: {{socket: {socket}}}\nregistries: {{plainHttp: [reg.local]}}")
 }
 
 async fn on_the_node(bed: &Bed, name: &str, image: &str) -> Pod {
@@ -81,6 +82,56 @@ async fn the_node_s_containerd_answers_without_a_registry() {
     assert_eq!(inspect(&bed, &digest)["source"], "containerd");
     assert!(archaware.metric("archaware_containerd_up{}").await > 0.5);
     assert_eq!(archaware.stop().await, 0);
+}
+
+/// The way of the shipped manifests: archaware holds no socket of containerd, its neighbour does.
+#[tokio::test]
+async fn the_node_s_containerd_answers_through_the_content_proxy() {
+    let bed = Bed::take_with_node().await;
+    let (socket, mut door) = bed.door();
+    let archaware = Controller::start(&bed, &config_of(&socket));
+    bed.tainted().await;
+    let image = "reg.local/testimg/multi:latest";
+    bed.ctr(&[
+        "images",
+        "pull",
+        "--hosts-dir",
+        &bed.node_dir("certs.d"),
+        image,
+    ]);
+    on_the_node(&bed, "multi", image).await;
+    phase_becomes(&bed, "multi", "Running").await;
+    assert!(archaware.metric("archaware_containerd_up{}").await > 0.5);
+    // What a registry said is kept beside it: the pod's own registry is another than the node's name for it.
+    bed.create_pod("elsewhere", &["unnamed"]).await;
+    bed.bound("elsewhere").await;
+    let digest = testimg::find("unnamed").root.digest;
+    eventually("content in archaware's namespace", DEADLINE, || async {
+        bed.ctr_in("archaware", &["content", "ls", "-q"])
+            .contains(&digest)
+            .then_some(())
+    })
+    .await;
+    assert_eq!(archaware.stop().await, 0);
+    // After a restart neither image costs a request: nobody listens where the registry was.
+    let archaware = Controller::start(
+        &bed,
+        &format!(
+            "{}\nresolution: {{failure: {{action: hold}}}}",
+            config_of(&socket)
+        ),
+    );
+    on_the_node(&bed, "again", image).await;
+    phase_becomes(&bed, "again", "Running").await;
+    bed.create_pod("elsewhere-again", &["unnamed"]).await;
+    bed.bound("elsewhere-again").await;
+    let from_registry = archaware
+        .metric("archaware_image_resolutions_total{source=\"registry\",result=\"Resolved\"}")
+        .await;
+    assert!(from_registry < 0.5, "{from_registry}");
+    assert_eq!(archaware.stop().await, 0);
+    door.kill().unwrap();
+    door.wait().unwrap();
 }
 
 #[tokio::test]

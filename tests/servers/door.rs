@@ -317,7 +317,6 @@ async fn each_end_survives_a_restart_of_the_other() {
             .unwrap();
         assert_eq!(first.source, Source::Registry);
         kept("multi").await;
-        drop(kept);
         containerd.restart().await;
         let again = containerd.resolver_at(door.path(), settings());
         registry.forget();

@@ -6,10 +6,11 @@ use serde_json::json;
 
 use super::Bed;
 
-fn script(path: &str, arguments: &[&str]) {
+fn script(path: &str, arguments: &[&str]) -> String {
     let output = Command::new(path).args(arguments).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{path} {arguments:?}: {error}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 fn kill(signal: &str, pid: &str) {
@@ -56,13 +57,53 @@ impl Bed {
             .to_owned()
     }
 
+    /// A content proxy in front of the node's containerd, with the rights of the shipped manifests; its socket
+    /// is in a folder of its own.
+    pub(crate) fn door(&self) -> (String, std::process::Child) {
+        let folder = self.dir().join("door");
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir(&folder).unwrap();
+        script("chmod", &["777", folder.to_str().unwrap()]);
+        let socket = folder.join("containerd.sock").to_str().unwrap().to_owned();
+        // Its user may not look into the folders of whoever built it.
+        let program = folder.join("archaware");
+        std::fs::copy(super::controller::program(), &program).unwrap();
+        let child = Command::new("setpriv")
+            .args([
+                "--pdeathsig",
+                "KILL",
+                "--reuid",
+                "65532",
+                "--regid",
+                "0",
+                "--clear-groups",
+            ])
+            .args(["--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"])
+            .arg(program)
+            .args([
+                "content-proxy",
+                "--from",
+                &self.socket(),
+                "--listen",
+                &socket,
+            ])
+            .spawn()
+            .unwrap();
+        (socket, child)
+    }
+
     /// Runs ctr in the namespace of the kubelet.
     pub(crate) fn ctr(&self, arguments: &[&str]) {
+        self.ctr_in("k8s.io", arguments);
+    }
+
+    /// What ctr prints in a namespace.
+    pub(crate) fn ctr_in(&self, namespace: &str, arguments: &[&str]) -> String {
         let socket = self.socket();
         script(
             "ctr",
-            &[&["-a", &socket, "-n", "k8s.io"], arguments].concat(),
-        );
+            &[&["-a", &socket, "-n", namespace], arguments].concat(),
+        )
     }
 
     /// Side-loads an image of one platform, as `kind load` and the like do.

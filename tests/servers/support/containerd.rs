@@ -31,7 +31,7 @@ impl Containerd {
     pub(crate) async fn start(binary: &std::path::Path) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
-        let shipped = fs::read_to_string("manifests/overlays/sidecar/containerd.toml").unwrap();
+        let shipped = fs::read_to_string("manifests/sidecar/containerd.toml").unwrap();
         let (path, user) = (dir.path().to_str().unwrap(), run("id", &["-u"]));
         let user = if is_root() { NOBODY } else { user.trim() };
         let config = shipped

@@ -1,0 +1,230 @@
+//! Private images: whoever has the credential is placed, whoever has not steps aside.
+
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{Pod, Secret, ServiceAccount},
+};
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+use testimg::{Auth, FakeRegistry};
+
+use super::*;
+
+const QUICK: &str = "resolution: {failure: {after: 3s}}";
+
+/// `user` may see it, with the password `secret`.
+async fn private(images: &[&str]) -> FakeRegistry {
+    let registry = FakeRegistry::start().await.unwrap();
+    for image in images {
+        registry.add(image, &testimg::find(image));
+    }
+    registry.require(Auth::Basic("user".into(), "secret".into()));
+    registry
+}
+
+fn docker_config(registry: &FakeRegistry, password: &str) -> Value {
+    let entry = json!({"username": "user", "password": password});
+    json!({registry.address(): entry})
+}
+
+async fn secret(bed: &Bed, name: &str, kind: &str, key: &str, content: &str) {
+    let kind = format!("kubernetes.io/{kind}");
+    let data = json!({"metadata": {"name": name}, "type": kind, "stringData": {key: content}});
+    bed.create::<Secret>(data).await;
+}
+
+async fn good_secret(bed: &Bed, name: &str, registry: &FakeRegistry) {
+    let content = json!({"auths": docker_config(registry, "secret")}).to_string();
+    secret(bed, name, "dockerconfigjson", ".dockerconfigjson", &content).await;
+}
+
+async fn create(bed: &Bed, name: &str, image: &str, secrets: &[&str]) {
+    let mut spec = pod_spec(&[image.to_owned()]);
+    let names: Vec<Value> = secrets.iter().map(|name| json!({"name": name})).collect();
+    spec["imagePullSecrets"] = json!(names);
+    bed.create::<Pod>(pod(name, spec, json!({}))).await;
+}
+
+#[tokio::test]
+async fn a_pod_with_its_secret_is_placed_and_one_without_steps_aside() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let registry = private(&["arm64"]).await;
+    let archaware = Controller::start(&bed, QUICK);
+    bed.tainted().await;
+    good_secret(&bed, "regcred", &registry).await;
+    create(&bed, "with", &registry.image("arm64"), &["regcred"]).await;
+    assert_eq!(bed.bound("with").await, "arm64");
+    // What the first one's credential found out does not help the second.
+    create(&bed, "without", &registry.image("arm64"), &[]).await;
+    let note = bed.event("without", "ImageNotResolved").await;
+    assert!(note.starts_with("Denied: "), "{note}");
+    bed.event("without", "SteppedAside").await;
+    let pod = bed.pods().get("without").await.unwrap();
+    assert_eq!(architectures_of(&pod), ["any".to_owned()].into());
+    // The older format, and a secret that two pods share.
+    let old = docker_config(&registry, "secret").to_string();
+    secret(&bed, "old", "dockercfg", ".dockercfg", &old).await;
+    create(&bed, "old-format", &registry.image("arm64"), &["old"]).await;
+    assert_eq!(bed.bound("old-format").await, "arm64");
+    let log = archaware.log();
+    assert!(
+        !log.contains("c2VjcmV0") && !log.contains("\"secret\""),
+        "a credential in the log"
+    );
+}
+
+#[tokio::test]
+async fn secrets_that_cannot_be_used_are_passed_over_and_named() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let registry = private(&["arm64"]).await;
+    let archaware = Controller::start(&bed, QUICK);
+    bed.tainted().await;
+    good_secret(&bed, "good", &registry).await;
+    secret(
+        &bed,
+        "broken",
+        "dockerconfigjson",
+        ".dockerconfigjson",
+        r#"{"auths": {"a": {"auth": "hunter2"}}}"#,
+    )
+    .await;
+    bed.create::<Secret>(
+        json!({"metadata": {"name": "other"}, "stringData": {"password": "hunter2"}}),
+    )
+    .await;
+    create(
+        &bed,
+        "mixed",
+        &registry.image("arm64"),
+        &["missing", "broken", "other", "good"],
+    )
+    .await;
+    assert_eq!(bed.bound("mixed").await, "arm64");
+    let events: Vec<String> = eventually("three events", DEADLINE, || async {
+        let events: kube::Api<k8s_openapi::api::events::v1::Event> = bed.api();
+        let all = events.list(&Default::default()).await.ok()?;
+        let notes: Vec<String> = all
+            .into_iter()
+            .filter(|event| event.reason.as_deref() == Some("PullSecretUnusable"))
+            .filter_map(|event| event.note)
+            .collect();
+        (notes.len() == 3).then_some(notes)
+    })
+    .await;
+    for (name, why) in [
+        ("missing", "does not exist"),
+        ("broken", "malformed"),
+        ("other", "no type for pull secrets"),
+    ] {
+        assert!(
+            events
+                .iter()
+                .any(|note| note.contains(name) && note.contains(why)),
+            "{events:?}"
+        );
+    }
+    assert!(!format!("{events:?}{}", archaware.log()).contains("hunter2"));
+}
+
+#[tokio::test]
+async fn two_tenants_of_one_registry_never_share_a_token_or_an_answer() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let registry = private(&["arm64"]).await;
+    registry.require(Auth::Bearer(Some(("user".into(), "secret".into()))));
+    let _archaware = Controller::start(&bed, QUICK);
+    bed.tainted().await;
+    good_secret(&bed, "right", &registry).await;
+    let content = json!({"auths": docker_config(&registry, "guess")}).to_string();
+    secret(
+        &bed,
+        "wrong",
+        "dockerconfigjson",
+        ".dockerconfigjson",
+        &content,
+    )
+    .await;
+    create(&bed, "tenant-a", &registry.image("arm64"), &["right"]).await;
+    assert_eq!(bed.bound("tenant-a").await, "arm64");
+    create(&bed, "tenant-b", &registry.image("arm64"), &["wrong"]).await;
+    let note = bed.event("tenant-b", "ImageNotResolved").await;
+    assert!(
+        note.starts_with("Denied: ") && !note.contains("guess"),
+        "{note}"
+    );
+}
+
+#[tokio::test]
+async fn a_daemon_set_uses_the_secrets_of_its_service_account() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let registry = private(&["arm64-s390x"]).await;
+    let _archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    good_secret(&bed, "regcred", &registry).await;
+    let accounts: kube::Api<ServiceAccount> = bed.api();
+    let secrets = Patch::Merge(json!({"imagePullSecrets": [{"name": "regcred"}]}));
+    accounts
+        .patch("default", &PatchParams::default(), &secrets)
+        .await
+        .unwrap();
+    let set = json!({
+        "metadata": {"name": "agent"},
+        "spec": {
+            "selector": {"matchLabels": {"app": "agent"}},
+            "template": {"metadata": {"labels": {"app": "agent"}}, "spec": pod_spec(&[registry.image("arm64-s390x")])},
+        },
+    });
+    bed.create::<DaemonSet>(set).await;
+    eventually("pods on two nodes", DEADLINE, || async {
+        let pods = bed.pods().list(&Default::default()).await.ok()?;
+        let nodes: Vec<_> = pods
+            .iter()
+            .filter_map(|pod| pod.spec.as_ref()?.node_name.clone())
+            .collect();
+        (nodes.len() == 2).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn namespaces_can_decide_whether_their_secrets_are_read() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let registry = private(&["arm64"]).await;
+    bed.kubectl(&["delete", "clusterrolebinding", "archaware-pull-secrets"]);
+    let archaware = Controller::start(&bed, QUICK);
+    archaware.logged("only where a RoleBinding allows it").await;
+    bed.tainted().await;
+    good_secret(&bed, "regcred", &registry).await;
+    create(&bed, "closed", &registry.image("arm64"), &["regcred"]).await;
+    let note = bed.event("closed", "PullSecretUnusable").await;
+    assert!(
+        note.contains("regcred") && note.contains("may not read"),
+        "{note}"
+    );
+    bed.event("closed", "SteppedAside").await;
+    let binding = [
+        "create",
+        "rolebinding",
+        "archaware-pull-secrets",
+        "--clusterrole=archaware-pull-secrets",
+    ];
+    let account = "--serviceaccount=archaware:archaware";
+    bed.kubectl(&[&["-n", &bed.namespace], &binding[..], &[account]].concat());
+    // What it was told is forgotten soon.
+    let tried = |n: u32| format!("open-{n}");
+    let mut n = 0;
+    loop {
+        n += 1;
+        create(&bed, &tried(n), &registry.image("arm64"), &["regcred"]).await;
+        bed.bound(&tried(n)).await;
+        let pod = bed.pods().get(&tried(n)).await.unwrap();
+        if architectures_of(&pod) == ["arm64".to_owned()].into() {
+            break;
+        }
+        assert!(n < 10, "it still may not read the secret");
+    }
+}
