@@ -315,6 +315,14 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn no_content_makes_it_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200), text in r#"[{}":,a-z=]{0,80}"#) {
+            let _ = (docker_cfg(Some(&bytes)), docker_config_json(Some(&bytes)));
+            let _ = docker_config_json(Some(format!(r#"{{"auths": {{"a": {{"auth": "{text}"}}}}}}"#).as_bytes()));
+        }
+    }
+
     #[test]
     fn helpers_are_names_of_programs() {
         for bad in [

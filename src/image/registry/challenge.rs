@@ -138,6 +138,8 @@ fn parent(host: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn endpoint(url: &str) -> Endpoint {
@@ -218,6 +220,27 @@ mod tests {
             map.append(WWW_AUTHENTICATE, header.parse().unwrap());
         }
         Challenge::choose(&map)
+    }
+
+    proptest! {
+        #[test]
+        fn no_header_makes_it_panic(text in r#"[a-zA-Z =",\\:/.?&-]{0,120}"#, odd in "[ -~]{0,200}") {
+            let _ = choose(&[&text, &odd]);
+            let _ = choose(&[&format!("Bearer realm=\"{odd}\",{text}")]);
+        }
+
+        #[test]
+        fn parameters_are_found_in_any_order(
+            order in Just(vec![r#"realm="https://auth/t?a=b""#, r#"service="a \"b\", c""#, r#"scope="repository:a:pull""#, "error=invalid"]).prop_shuffle(),
+            scheme in "(Bearer|bearer|BEARER)",
+        ) {
+            let chosen = choose(&[&format!("{scheme} {}", order.join(", "))]);
+            prop_assert_eq!(chosen, Some(Challenge::Bearer {
+                realm: Url::parse("https://auth/t?a=b").unwrap(),
+                service: Some(r#"a "b", c"#.to_owned()),
+                scope: Some("repository:a:pull".to_owned()),
+            }));
+        }
     }
 
     #[test]
