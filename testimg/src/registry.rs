@@ -67,6 +67,8 @@ pub struct Seen {
     pub authorization: Option<String>,
     /// The `Accept` header.
     pub accept: Option<String>,
+    /// All headers.
+    pub headers: Vec<(String, String)>,
 }
 
 #[derive(Default)]
@@ -217,6 +219,11 @@ async fn answer(State((content, address)): State<Shared>, request: Request) -> R
         path: path.clone(),
         authorization: header(header::AUTHORIZATION),
         accept: header(header::ACCEPT),
+        headers: request
+            .headers
+            .iter()
+            .filter_map(|(name, value)| Some((name.to_string(), value.to_str().ok()?.to_owned())))
+            .collect(),
     };
     let script = {
         let mut content = lock(&content);
@@ -316,7 +323,8 @@ fn truthful(content: &Mutex<Content>, address: SocketAddr, seen: &Seen) -> Respo
     if seen.path.starts_with("/token") {
         return token(&mut content, seen);
     }
-    let Some(path) = seen.path.strip_prefix("/v2/") else {
+    let path = seen.path.split('?').next().unwrap_or_default();
+    let Some(path) = path.strip_prefix("/v2/") else {
         return plain(404, "not found");
     };
     if let Some(refusal) = refuse(&content, address, seen, path) {

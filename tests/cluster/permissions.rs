@@ -175,12 +175,12 @@ async fn every_way_to_deploy_is_valid_and_as_restricted_as_it_says() {
         );
         let kustomized = bed.kubectl(&["kustomize", folder]);
         let config = kustomized.split("config.yaml: |").nth(1).unwrap();
-        let config: String = config
+        let lines = config
             .lines()
             .skip(1)
-            .take_while(|line| line.starts_with("    "))
-            .map(|line| format!("{}\n", line.trim_start_matches("    ")))
-            .collect();
+            .take_while(|line| line.starts_with("    "));
+        let config: Vec<&str> = lines.map(|line| line.trim_start_matches("    ")).collect();
+        let config = config.join("\n");
         let file = bed.dir().join("overlay.yaml");
         std::fs::write(&file, &config).unwrap();
         let (status, _, error) =

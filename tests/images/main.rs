@@ -10,7 +10,9 @@
 )]
 
 mod answers;
+mod borders;
 mod documents;
+mod politeness;
 mod rights;
 mod sharing;
 

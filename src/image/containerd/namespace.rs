@@ -162,7 +162,9 @@ impl Namespace {
         let mut tags = Vec::new();
         loop {
             let part = bounded(parts.message()).await?;
-            first.take().map(|started| started());
+            if let Some(started) = first.take() {
+                started();
+            }
             let Some(part) = part else { return Ok(tags) };
             let seen = part.info.iter().flat_map(seen_tags);
             tags.extend(seen.take(limit.saturating_sub(tags.len())));

@@ -68,7 +68,7 @@ pub enum ProviderError {
 
 /// The plugins of a node.
 pub struct Providers {
-    providers: Vec<Provider>,
+    list: Vec<Provider>,
     folder: PathBuf,
     answers: Arc<Cache<(usize, String), Answer>>,
     flights: Flights<(usize, String), Arc<Keyring>>,
@@ -180,7 +180,7 @@ impl Providers {
             }
         }
         Ok(Self {
-            providers,
+            list: providers,
             folder: folder.to_owned(),
             answers: Arc::new(Cache::new(MAX_ANSWERS)),
             flights: Flights::new(),
@@ -190,7 +190,7 @@ impl Providers {
     /// What the plugins know for an image, in their order.
     pub(super) async fn lookup(&self, reference: &Reference) -> Vec<Credential> {
         let mut found = Vec::new();
-        for (index, provider) in self.providers.iter().enumerate() {
+        for (index, provider) in self.list.iter().enumerate() {
             if provider.suits(reference) {
                 found.extend(self.ask(index, provider, reference).await.lookup(reference));
             }

@@ -266,7 +266,7 @@ mod tests {
         let gates = Gates::new(1);
         let gate = gates.host("reg");
         let asker = Some(Credential::password("a".into(), "b".into()).fingerprint());
-        gate.close(None, Duration::from_secs(60), true);
+        gate.close(None, Duration::from_mins(1), true);
         gate.close(None, Duration::from_secs(1), true);
         let error = gate.enter(None).await.unwrap_err();
         assert!(error.retry_after().unwrap() > Duration::from_secs(50));

@@ -68,7 +68,9 @@ impl Inner {
                 store.keep(leaves, tag);
             } else {
                 store.touch(&found.digest);
-                tag.iter().for_each(|tag| store.tag(tag, &found.digest));
+                if let Some(tag) = tag {
+                    store.tag(&tag, &found.digest);
+                }
             }
         }
         self.caches.keep_tree(&found.digest, asker.owner(), known);

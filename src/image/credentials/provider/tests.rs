@@ -211,7 +211,7 @@ fn configurations_are_checked_as_the_kubelet_does() {
     for version in ["v1", "v1beta1", "v1alpha1"] {
         let text = config(&fine.replace("/v1", &format!("/{version}")))
             .replace("k8s.io/v1\n", &format!("k8s.io/{version}\n"));
-        assert_eq!(node.load(&text).unwrap().providers.len(), 1, "{version}");
+        assert_eq!(node.load(&text).unwrap().list.len(), 1, "{version}");
     }
     for (bad, problem) in [
         (config(&provider("a/b", "[r.io]")), "name of a file"),
@@ -238,14 +238,14 @@ fn configurations_are_checked_as_the_kubelet_does() {
     // The kubelet's newer feature needs tokens that archaware does not ask for: said, and left out.
     let with_tokens = fine.replace("apiVersion", "tokenAttributes: {serviceAccountTokenAudience: a, requireServiceAccount: true}, apiVersion");
     let both = config(&format!("{with_tokens}{}", provider("other", "[r.io]")));
-    assert_eq!(node.load(&both).unwrap().providers.len(), 1);
+    assert_eq!(node.load(&both).unwrap().list.len(), 1);
 }
 
 #[test]
 fn a_folder_is_read_in_the_order_of_its_names() {
     let (node, folder) = (Node::new(), tempfile::tempdir().unwrap());
     let write = |file: &str, name: &str| {
-        fs::write(folder.path().join(file), config(&provider(name, "[r.io]"))).unwrap()
+        fs::write(folder.path().join(file), config(&provider(name, "[r.io]"))).unwrap();
     };
     let load = || Providers::load(folder.path(), node.0.path());
     assert!(matches!(load(), Err(ProviderError::Empty(_))));
@@ -255,7 +255,7 @@ fn a_folder_is_read_in_the_order_of_its_names() {
     write("d.txt", "ignored");
     let names: Vec<_> = load()
         .unwrap()
-        .providers
+        .list
         .into_iter()
         .map(|provider| provider.name)
         .collect();

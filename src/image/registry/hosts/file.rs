@@ -122,10 +122,11 @@ fn address_of(text: &str, override_path: bool) -> Result<Url, FileError> {
         .split('/')
         .filter(|part| !part.is_empty())
         .collect();
-    let mut path = parts
-        .iter()
-        .map(|part| format!("/{part}"))
-        .collect::<String>();
+    let mut path = String::new();
+    for part in parts {
+        path.push('/');
+        path.push_str(part);
+    }
     if !override_path && !path.ends_with("/v2") {
         path.push_str("/v2");
     }

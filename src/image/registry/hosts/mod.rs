@@ -184,18 +184,14 @@ fn read(roots: &[PathBuf], bundle: Option<&Path>, registry: &str, own: Host) -> 
     let bundle = bundle.and_then(|path| keep(read_file(path), &mut problems));
     let folder = roots.iter().find_map(|root| folder(root, registry));
     let mut entries = folder.as_deref().map_or_else(Vec::new, |folder| {
-        match std::fs::metadata(folder.join("hosts.toml")) {
-            Err(_) => vec![certificates(folder)],
-            Ok(_) => {
-                let parsed = read_file(&folder.join("hosts.toml")).and_then(|bytes| {
-                    let text = String::from_utf8_lossy(&bytes);
-                    file::parse(folder, &text).map_err(|error| {
-                        format!("{}: {error}", folder.join("hosts.toml").display())
-                    })
-                });
-                keep(parsed, &mut problems).unwrap_or_else(|| vec![certificates(folder)])
-            }
-        }
+        let file = folder.join("hosts.toml");
+        let parsed = file.exists().then(|| {
+            let bytes = read_file(&file)?;
+            file::parse(folder, &String::from_utf8_lossy(&bytes))
+                .map_err(|error| format!("{}: {error}", file.display()))
+        });
+        let parsed = parsed.and_then(|parsed| keep(parsed, &mut problems));
+        parsed.unwrap_or_else(|| vec![certificates(folder)])
     });
     if entries.is_empty() {
         entries.push(Entry {
