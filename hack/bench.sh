@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The figures of the README, each beside its floor from the same run.   hack/bench.sh [memory latency throughput ...]
+# The figures of the README, each beside its floor from the same run.   hack/bench.sh [cold restart warm cache hung memory latency ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 hack/testbed/install.sh
@@ -12,10 +12,13 @@ cargo build --quiet --locked -p testimg
 cargo build --quiet --locked --release
 export ARCHAWARE_BIN=$work/archaware
 cp target/release/archaware "$ARCHAWARE_BIN"
-cargo bench --quiet --locked --no-run --bench cluster
+ARCHAWARE_TEST_CONTAINERDS=$(hack/testbed/containerd/build.sh)
+export ARCHAWARE_TEST_CONTAINERDS
+cargo bench --quiet --locked --no-run --benches
 OWNER=$$ hack/testbed/up.sh "$work/bed" > /dev/null
 hack/testbed/registry.sh "$work/bed" > /dev/null
 target/debug/testimg push "$(cat "$work/bed/registry/address")" > /dev/null
 export ARCHAWARE_TEST_BEDS=$work/bed ARCHAWARE_KUBECTL=$bin/kubectl
 echo "$(nproc) cores, load before: $(cut -d' ' -f1-3 /proc/loadavg)"
+cargo bench --quiet --locked --bench images -- "$@"
 cargo bench --quiet --locked --bench cluster -- "$@"

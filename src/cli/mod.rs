@@ -138,10 +138,11 @@ pub fn main() -> ExitCode {
         eprintln!("error: {error}");
         return ExitCode::from(USAGE);
     }
-    // Two threads are enough: the work is waiting, and each thread costs an arena of memory.
+    // Two threads are enough: the work is waiting, and each thread costs an arena of memory. Those that may
+    // block are made when they are needed: names are looked up there, and one that hangs outlives its request.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        .max_blocking_threads(8)
+        .max_blocking_threads(64)
         .enable_all()
         .build();
     let result = match runtime {

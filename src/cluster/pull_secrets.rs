@@ -12,7 +12,7 @@ use k8s_openapi::{
     ByteString, NamespaceResourceScope,
     api::core::v1::{LocalObjectReference, Secret, ServiceAccount},
 };
-use kube::{Api, Client, Resource};
+use kube::{Client, Resource, api::GetParams, core::Request};
 use quick_cache::sync::Cache;
 
 use crate::image::{
@@ -209,21 +209,21 @@ impl<T: Send + Sync + 'static> Held<T> {
 
 async fn get<K>(client: Client, namespace: &str, name: &str) -> Result<K, Arc<str>>
 where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + serde::de::DeserializeOwned,
 {
-    let api: Api<K> = Api::namespaced(client, namespace);
-    match tokio::time::timeout(CALL_TIMEOUT, api.get(name)).await {
-        Ok(Ok(object)) => Ok(object),
+    // As text: kube logs a body that it cannot parse, and this one may be a secret.
+    let request = Request::new(K::url_path(&(), Some(namespace)));
+    let request = request.get(name, &GetParams::default());
+    let request = request.map_err(|_| Arc::from("its name is malformed"))?;
+    match tokio::time::timeout(CALL_TIMEOUT, client.request_text(request)).await {
+        Ok(Ok(text)) => {
+            serde_json::from_str(&text).map_err(|_| "the API server's answer is malformed".into())
+        }
         Ok(Err(kube::Error::Api(status))) => Err(match status.code {
             404 => "it does not exist".into(),
             403 => "archaware may not read it".into(),
             code => format!("the API server answered {code}").into(),
         }),
-        // A body that cannot be parsed must not be quoted.
-        Ok(Err(kube::Error::SerdeError(_))) => Err("the API server's answer is malformed".into()),
         Ok(Err(error)) => Err(chain(&error).into()),
         Err(_) => Err("the API server does not answer in time".into()),
     }

@@ -1,15 +1,30 @@
-//! The few messages that are looked into. containerd reads a nested message without asking whether it is
-//! there: one that is missing ends the whole daemon (1.6 to 2.x), and with it every pull on the node.
+//! The few messages that are looked into, because containerd trusts whoever holds its socket.
+//!
+//! It reads a nested message without asking whether it is there, and the digest that a write promises without
+//! asking whether it is one: each ends the whole daemon (1.6 to 2.x), and with it every pull on the node. And a
+//! write without content attaches what any other namespace holds (`content_sharing_policy = "shared"`), which
+//! would open the namespaces that are closed.
 
 use containerd_client::services::v1::{
     AddResourceRequest, CreateImageRequest, DeleteResourceRequest, UpdateImageRequest,
-    UpdateRequest,
+    UpdateRequest, WriteAction, WriteContentRequest,
 };
 use prost::Message;
+
+use crate::image::digest::Digest;
 
 /// Whether the only message of a call holds what its method reads.
 pub(super) fn is_whole(path: &str, body: &[u8]) -> bool {
     match path {
+        // A whole document at once, which containerd then hashes: the way archaware writes.
+        "/containerd.services.content.v1.Content/Write" => {
+            decode(body).is_some_and(|write: WriteContentRequest| {
+                write.action() == WriteAction::Commit
+                    && write.offset == 0
+                    && !write.data.is_empty()
+                    && write.expected.parse::<Digest>().is_ok()
+            })
+        }
         "/containerd.services.content.v1.Content/Update" => {
             decode(body).is_some_and(|update: UpdateRequest| update.info.is_some())
         }
@@ -42,6 +57,8 @@ fn decode<M: Message + Default>(body: &[u8]) -> Option<M> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use containerd_client::services::v1::Info;
     use proptest::prelude::*;
 
@@ -75,6 +92,50 @@ mod tests {
             "/containerd.services.content.v1.Content/Info",
             b""
         ));
+    }
+
+    #[test]
+    fn writes_are_whole_documents() {
+        let path = "/containerd.services.content.v1.Content/Write";
+        let write = WriteContentRequest {
+            action: WriteAction::Commit.into(),
+            r#ref: "a".to_owned(),
+            total: 1,
+            expected: Digest::of(b"x").to_string(),
+            offset: 0,
+            data: b"x".to_vec(),
+            labels: HashMap::new(),
+        };
+        assert!(is_whole(path, &framed(&write)));
+        for odd in [
+            WriteContentRequest {
+                expected: "nocolon".to_owned(),
+                ..write.clone()
+            },
+            WriteContentRequest {
+                expected: String::new(),
+                ..write.clone()
+            },
+            WriteContentRequest {
+                data: Vec::new(),
+                ..write.clone()
+            },
+            WriteContentRequest {
+                offset: 1,
+                ..write.clone()
+            },
+            WriteContentRequest {
+                action: WriteAction::Write.into(),
+                ..write.clone()
+            },
+            WriteContentRequest {
+                action: 7,
+                ..write.clone()
+            },
+        ] {
+            assert!(!is_whole(path, &framed(&odd)), "{odd:?}");
+        }
+        assert!(!is_whole(path, &[framed(&write), framed(&write)].concat()));
     }
 
     proptest! {

@@ -133,6 +133,13 @@ impl Caches {
         }
     }
 
+    /// What a tag pointed at turned out to be no image.
+    pub(crate) fn forget_tag(&self, reference: &str, audiences: &[Audience]) {
+        for audience in audiences {
+            self.tags.remove(&tag_key(reference, *audience));
+        }
+    }
+
     /// A failure that need not be tried again yet.
     pub(crate) fn failure(&self, subject: &str, rights: &[Fingerprint]) -> Option<ImageError> {
         let failure = self.failures.get(&failure_key(subject, rights))?;
@@ -145,11 +152,17 @@ impl Caches {
             return;
         };
         let key = failure_key(subject, rights);
+        let now = Instant::now();
         let delay = match self.failures.get(&key) {
-            Some(before) if before.error.reason() == error.reason() => (before.delay * 2).min(most),
+            // One of long ago says nothing of today's.
+            Some(before)
+                if before.error.reason() == error.reason() && now < before.until + most =>
+            {
+                (before.delay * 2).min(most)
+            }
             _ => first,
         };
-        let until = Instant::now() + delay;
+        let until = now + delay;
         let error = error.clone();
         self.failures.insert(
             key,

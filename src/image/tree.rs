@@ -15,6 +15,10 @@ use super::{digest::Digest, error::ImageError};
 const MAX_DEPTH: usize = 4;
 /// Children that have to be read, in one image: an index with more is an attack or a catalogue.
 const MAX_CHILDREN: usize = 256;
+/// Bytes of all documents of one image: 256 children have some 2 KiB each.
+const MAX_TOTAL: usize = 16 * 1024 * 1024;
+/// Larger trees are rare, and not worth keeping.
+const MAX_KEPT: usize = 1024 * 1024;
 
 /// What kind of content is asked for: a registry keeps them under different paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +64,7 @@ pub(crate) struct Leaf {
 }
 
 /// Reads what `root` (already fetched, of `digest`) leads to; gives what it says and all that was read, the
-/// root first.
+/// root first; nothing when that is more than is worth keeping.
 pub(crate) async fn read(
     fetch: &impl Fetch,
     digest: &Digest,
@@ -74,13 +78,15 @@ pub(crate) async fn read(
         fetch,
         seen: HashSet::from([digest.clone()]),
         children: 0,
-        leaves: vec![Leaf {
-            digest: digest.clone(),
-            bytes: root.clone(),
-            kind: Kind::Manifest,
-            parent: None,
-        }],
+        total: 0,
+        leaves: Vec::new(),
     };
+    walk.keep(Leaf {
+        digest: digest.clone(),
+        bytes: root.clone(),
+        kind: Kind::Manifest,
+        parent: None,
+    })?;
     let platforms = match document {
         Document::Manifest(manifest) => walk.manifest(digest, manifest).await?,
         Document::Index(index) => walk.index(digest, index).await?,
@@ -96,6 +102,7 @@ struct Walk<'a, F> {
     fetch: &'a F,
     seen: HashSet<Digest>,
     children: usize,
+    total: usize,
     leaves: Vec<Leaf>,
 }
 
@@ -189,13 +196,29 @@ impl<F: Fetch> Walk<'_, F> {
         }
         let bytes = self.fetch.fetch(kind, &digest).await?;
         verify(kind, &digest, descriptor.size, &bytes)?;
-        self.leaves.push(Leaf {
+        self.keep(Leaf {
             digest: digest.clone(),
             bytes: bytes.clone(),
             kind,
             parent: Some(parent.clone()),
-        });
+        })?;
         Ok((digest, bytes))
+    }
+
+    fn keep(&mut self, leaf: Leaf) -> Result<(), ImageError> {
+        self.total += leaf.bytes.len();
+        if self.total > MAX_TOTAL {
+            return Err(ImageError::too_large(
+                "all of the image's documents",
+                self.total as u64,
+            ));
+        }
+        if self.total > MAX_KEPT {
+            self.leaves = Vec::new();
+        } else {
+            self.leaves.push(leaf);
+        }
+        Ok(())
     }
 }
 

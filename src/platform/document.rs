@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::{Note, Platform, PlatformSet};
 
@@ -135,13 +136,6 @@ struct RawIndex {
     too_many: bool,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Lenient {
-    Descriptor(RawDescriptor),
-    Other(serde::de::IgnoredAny),
-}
-
 impl<'de> Deserialize<'de> for RawIndex {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries;
@@ -157,8 +151,9 @@ impl<'de> Deserialize<'de> for RawIndex {
                 mut entries: A,
             ) -> Result<RawIndex, A::Error> {
                 let mut raw = RawIndex::default();
-                while let Some(entry) = entries.next_element()? {
-                    if let Lenient::Descriptor(descriptor) = entry {
+                // Borrowed from the document: an entry of any shape costs no memory.
+                while let Some(entry) = entries.next_element::<&RawValue>()? {
+                    if let Ok(descriptor) = serde_json::from_str(entry.get()) {
                         raw.add(descriptor);
                     }
                 }
@@ -355,8 +350,15 @@ fn check(bytes: &[u8]) -> Result<(), DocumentError> {
     Ok(())
 }
 
+/// The library's own words quote the document, which may be megabytes.
 fn malformed(error: serde_json::Error) -> DocumentError {
-    DocumentError::Malformed(error.to_string())
+    let what = if error.is_data() {
+        "JSON of another shape"
+    } else {
+        "not JSON"
+    };
+    let (line, column) = (error.line(), error.column());
+    DocumentError::Malformed(format!("{what} at line {line}, column {column}"))
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Every kind of image that archaware has to understand, each under a name.
 
+use std::sync::LazyLock;
+
 use serde_json::{Value, json};
 
 use crate::blob::{Blob, DOCKER, Image, OCI, OCI_CONFIG, OCI_INDEX, OCI_MANIFEST, platform_of};
@@ -31,6 +33,45 @@ pub fn find(name: &str) -> Image {
         || panic!("no test image is called {name}"),
         |(_, image, _)| image,
     )
+}
+
+/// One of any number of different images: an index of a few platforms, with its number in an annotation.
+#[allow(
+    clippy::indexing_slicing,
+    reason = "assigning to a key of a JSON object makes it"
+)]
+pub fn numbered(number: usize) -> Image {
+    // Made once: there are callers who want thousands.
+    static KINDS: LazyLock<[Image; 3]> =
+        LazyLock::new(|| ["multi", "amd64-arm64", "docker-list"].map(find));
+    let mut image = KINDS[number % 3].clone();
+    let mut document: Value = serde_json::from_slice(&image.root.bytes).unwrap_or_default();
+    document["annotations"] = json!({ "number": number.to_string() });
+    image.root = Blob::json(&image.root.media_type, &document);
+    image
+}
+
+/// An index of so many manifests that name no platform, each padded to so many bytes.
+pub fn swollen(number: usize, size: usize) -> Image {
+    let children: Vec<Image> = (0..number)
+        .map(|number| {
+            let mut child = Image::single(OCI, "linux/amd64");
+            let mut bytes = child.root.bytes.to_vec();
+            bytes.resize(size + number, b' ');
+            child.root = Blob::new(OCI_MANIFEST, bytes);
+            child
+        })
+        .collect();
+    let manifests: Vec<Value> = children
+        .iter()
+        .map(|child| child.root.descriptor())
+        .collect();
+    let index = json!({ "schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": manifests });
+    Image {
+        root: Blob::json(OCI_INDEX, &index),
+        manifests: children.iter().map(|child| child.root.clone()).collect(),
+        blobs: children.into_iter().flat_map(|child| child.blobs).collect(),
+    }
 }
 
 /// All images.

@@ -8,6 +8,6 @@ mod push;
 mod registry;
 
 pub use blob::{Blob, Image};
-pub use catalogue::{Expected, catalogue, find};
+pub use catalogue::{Expected, catalogue, find, numbered, swollen};
 pub use push::{PushError, push};
 pub use registry::{Auth, FakeRegistry, Script, Seen};

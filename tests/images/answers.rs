@@ -258,3 +258,42 @@ async fn a_failing_server_is_tried_again() {
     assert!(resolve(&resolver, &registry.image("app")).await.is_err());
     assert_eq!(registry.count("HEAD", ""), 3);
 }
+
+/// A sign-in page of a network, for a moment: it is no image, and nobody remembers it as one.
+#[tokio::test]
+async fn a_page_that_is_no_image_is_not_what_the_tag_points_at() {
+    let (registry, resolver) = (registry().await, resolver());
+    registry.add("app", &testimg::find("multi"));
+    registry.script(
+        "/manifests/latest",
+        Script::OtherContent("<html>please sign in</html>".into()),
+    );
+    let image = registry.image("app");
+    for _ in 0..2 {
+        let error = resolve(&resolver, &image).await.unwrap_err();
+        assert_eq!(error.reason(), Reason::Corrupt, "{}", error.chain());
+    }
+    assert_eq!(
+        registry.count("GET", "/manifests/sha256:"),
+        0,
+        "its digest is nobody's"
+    );
+    registry.unscript();
+    // The failure is kept for a while for who met it; the tag is kept for nobody.
+    let keyring = super::rights::keyring(&registry.address(), "user", "secret");
+    let resolved = resolve_as(&resolver, &image, &keyring).await.unwrap();
+    assert_eq!(platforms(&resolved).len(), 3);
+}
+
+/// Documents of 4 MiB each: the whole is bounded, too.
+#[tokio::test]
+async fn many_large_documents_of_one_image_are_too_much() {
+    let (registry, resolver) = (registry().await, resolver());
+    registry.add("app", &testimg::swollen(8, 3 << 20));
+    let error = resolve(&resolver, &registry.image("app"))
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason(), Reason::TooLarge, "{}", error.chain());
+    // The root, and children of 3 MiB until 16 MiB are full.
+    assert_eq!(registry.count("GET", "/manifests/sha256:"), 7);
+}

@@ -5,7 +5,9 @@ use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
 
 use archaware::image::{Source, containerd::connect, credentials::Keyring};
 use bytes::Bytes;
+use containerd_client::services::v1::{WriteAction, WriteContentRequest};
 use http::Request;
+use prost::Message;
 use testimg::FakeRegistry;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::{body::Body, transport::Channel};
@@ -199,6 +201,52 @@ async fn only_what_resolution_needs_passes() {
                 );
             }
         }
+        let version = "/containerd.services.version.v1.Version/Version";
+        assert_eq!(
+            door.call(version, &[], b"").await,
+            "0",
+            "{}",
+            binary.display()
+        );
+    }
+}
+
+/// What a write of containerd would do with them: end it (2.x), or open a namespace that is closed.
+#[tokio::test]
+async fn writes_that_are_no_documents_do_not_pass() {
+    let own = ("containerd-namespace", "archaware");
+    let path = "/containerd.services.content.v1.Content/Write";
+    let secret = b"in a namespace that is closed";
+    for binary in Containerd::binaries() {
+        let containerd = Containerd::start(&binary).await;
+        let door = Door::open(&containerd).await;
+        let file = containerd.dir().join("blob");
+        fs::write(&file, secret).unwrap();
+        let command = format!(
+            "ctr -a {} -n moby content ingest ref < {}",
+            containerd.socket(),
+            file.display()
+        );
+        super::support::run("sh", &["-c", &command]);
+        let digest = archaware::image::digest::Digest::of(secret).to_string();
+        let write = WriteContentRequest {
+            action: WriteAction::Commit.into(),
+            r#ref: "odd".to_owned(),
+            offset: i64::try_from(secret.len()).unwrap(),
+            expected: digest.clone(),
+            ..Default::default()
+        };
+        let nocolon = WriteContentRequest {
+            offset: 0,
+            expected: "nocolon".to_owned(),
+            data: b"x".to_vec(),
+            ..write.clone()
+        };
+        for odd in [write, nocolon] {
+            let status = door.call(path, &[own], &odd.encode_to_vec()).await;
+            assert_eq!(status, "3", "invalid argument: {odd:?}");
+        }
+        assert!(!containerd.holds(&digest));
         let version = "/containerd.services.version.v1.Version/Version";
         assert_eq!(
             door.call(version, &[], b"").await,

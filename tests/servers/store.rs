@@ -217,22 +217,15 @@ async fn content_that_another_namespace_holds_is_kept_all_the_same() {
     for binary in Containerd::binaries() {
         let containerd = Containerd::start(&binary).await;
         let registry = registry().await;
-        // The same bytes, in the kubelet's namespace, under no name that is believed.
+        // The same bytes, in another namespace.
         let image = testimg::find("amd64");
-        for blob in image.manifests.iter().chain([&image.root]).chain(
-            image
-                .blobs
-                .iter()
-                .filter(|b| b.media_type.contains("config")),
-        ) {
-            let file = containerd.dir().join("blob");
-            std::fs::write(&file, &blob.bytes).unwrap();
-            let (socket, digest) = (containerd.socket(), &blob.digest);
-            let command = format!(
-                "ctr -a {socket} -n other content ingest --expected-digest {digest} ref < {}",
-                file.display()
-            );
-            super::support::run("sh", &["-c", &command]);
+        for blob in image
+            .blobs
+            .iter()
+            .filter(|blob| blob.media_type.contains("config"))
+            .chain([&image.root])
+        {
+            containerd.ingest("other", blob);
         }
         let resolver = containerd.resolver(settings());
         assert!(
@@ -307,10 +300,11 @@ async fn one_that_is_killed_hung_forbidden_or_full_changes_no_answer() {
         assert_eq!(resolved.source, Source::Registry, "{name}");
     }
     containerd.signal("-CONT");
+    // 250 ms, and what a busy machine adds.
     assert!(
         times[..3]
             .iter()
-            .all(|time| *time < Duration::from_millis(900)),
+            .all(|time| *time < Duration::from_millis(450)),
         "{times:?}"
     );
     assert!(times[3] < Duration::from_millis(200), "{times:?}");
@@ -402,17 +396,48 @@ async fn who_shares_nothing_leaves_nothing_and_reads_nothing() {
         containerd.holds(&root).then_some(())
     })
     .await;
+    // A record as the kubelet's pull leaves it, for an image that its registry would deny.
+    let image = testimg::find("amd64");
+    let name = registry.image("amd64");
+    for blob in image
+        .blobs
+        .iter()
+        .filter(|blob| blob.media_type.contains("config"))
+        .chain([&image.root])
+    {
+        containerd.ingest("k8s.io", blob);
+    }
+    let label = "containerd.io/distribution.source.127.0.0.1=amd64";
+    containerd.ctr("k8s.io", &["content", "label", &image.root.digest, label]);
+    containerd
+        .image_record("k8s.io", &format!("{name}:latest"), &image.root)
+        .await;
+    let recorded = resolve(&containerd.resolver(settings()), &name, &Keyring::default())
+        .await
+        .unwrap();
+    assert_eq!(
+        recorded.source,
+        Source::Containerd,
+        "the record answers for everybody"
+    );
     registry.forget();
     let resolver = containerd.resolver(alone);
-    for name in ["multi", "amd64"] {
+    for name in ["multi", "amd64", "nested"] {
         let resolved = resolve(&resolver, &registry.image(name), &right)
             .await
             .unwrap();
-        assert_eq!(resolved.source, Source::Registry);
+        assert_eq!(resolved.source, Source::Registry, "{name}");
     }
     assert!(registry.count("GET", "/v2/multi/manifests/sha256") > 0);
-    // Nothing is written later than what comes after it in the queue.
-    registry.unscript();
-    drop(resolver);
-    assert!(!containerd.holds(&testimg::find("amd64").root.digest));
+    // What comes after it in the queue is written, and it is not.
+    registry.require(Auth::Basic("other".into(), "secret".into()));
+    let shared = registry.image("unnamed");
+    let other = keyring(&registry.address(), "other", "secret");
+    assert!(resolve(&sharing, &shared, &other).await.is_ok());
+    let later = testimg::find("unnamed").root.digest;
+    eventually("the later one", || async {
+        containerd.holds(&later).then_some(())
+    })
+    .await;
+    assert!(!containerd.holds(&testimg::find("nested").root.digest));
 }

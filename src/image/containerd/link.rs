@@ -2,7 +2,10 @@
 
 use std::{future::Future, time::Duration};
 
-use tokio::sync::Semaphore;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout_at},
+};
 use tonic::{
     Code, Request, Status,
     transport::{Channel, Endpoint},
@@ -24,6 +27,17 @@ pub struct SocketError {
     path: String,
     #[source]
     source: tonic::transport::Error,
+}
+
+/// Until when one look-up waits for containerd, all of its calls together.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience(Instant);
+
+impl Patience {
+    /// From now on.
+    pub(crate) fn new() -> Self {
+        Self(Instant::now() + BUDGET)
+    }
 }
 
 /// containerd gave no answer; the caller goes on without it.
@@ -66,22 +80,26 @@ impl Link {
         self.breaker.is_closed()
     }
 
-    /// One call under the budget and the breaker. `None`: containerd answered that it has no such thing.
+    /// One call under the breaker, in what is left of the asker's patience. `None`: containerd answered that it
+    /// has no such thing.
     pub(super) async fn call<T>(
         &self,
+        patience: Patience,
         call: impl Future<Output = Result<T, Status>> + Send,
     ) -> Result<Option<T>, Broken> {
-        let _slot = self.slots.acquire().await.map_err(|_| Broken)?;
+        // No slot in time: containerd is busy with others, and not to blame.
+        let slot = timeout_at(patience.0, self.slots.acquire()).await;
+        let _slot = slot.map_err(|_| Broken)?.map_err(|_| Broken)?;
         let permit = self.breaker.enter().ok_or(Broken)?;
         if permit.is_probe() {
             let mut version = VersionClient::new(self.channel.clone());
-            let probe = tokio::time::timeout(BUDGET, version.version(())).await;
+            let probe = timeout_at(patience.0, version.version(())).await;
             if !matches!(probe, Ok(Ok(_))) {
                 permit.failed();
                 return Err(Broken);
             }
         }
-        let status = match tokio::time::timeout(BUDGET, call).await {
+        let status = match timeout_at(patience.0, call).await {
             Ok(Ok(answer)) => {
                 self.recovered(permit.succeeded());
                 return Ok(Some(answer));

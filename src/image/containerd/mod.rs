@@ -26,7 +26,7 @@ use super::reference::{Reference, Version};
 
 use link::{Link, in_namespace};
 
-pub(crate) use link::Broken;
+pub(crate) use link::{Broken, Patience};
 pub use link::{SocketError, connect};
 pub(crate) use store::Store;
 
@@ -90,8 +90,9 @@ impl Containerd {
             // A record is kept under the reference's own name, a digest under the digest alone.
             return Ok(None);
         }
+        let patience = Patience::new();
         for namespace in &self.records {
-            if let Some(record) = self.record_in(namespace, reference).await? {
+            if let Some(record) = self.record_in(patience, namespace, reference).await? {
                 return Ok(Some(record));
             }
         }
@@ -99,9 +100,17 @@ impl Containerd {
     }
 
     /// A whole document by digest; `None` when containerd does not hold it.
-    pub(crate) async fn read(&self, digest: &Digest) -> Result<Option<Bytes>, Broken> {
+    pub(crate) async fn read(
+        &self,
+        patience: Patience,
+        digest: &Digest,
+    ) -> Result<Option<Bytes>, Broken> {
         for namespace in &self.content {
-            match self.link.call(self.read_in(namespace, digest)).await? {
+            match self
+                .link
+                .call(patience, self.read_in(namespace, digest))
+                .await?
+            {
                 None => {}
                 // Broken content is no content: the registry's copy is as good.
                 Some(bytes) if digest.verify(&bytes) => return Ok(Some(bytes)),
@@ -120,6 +129,7 @@ impl Containerd {
 
     async fn record_in(
         &self,
+        patience: Patience,
         namespace: &str,
         reference: &Reference,
     ) -> Result<Option<Record>, Broken> {
@@ -130,7 +140,7 @@ impl Containerd {
         let get = async { images.get(in_namespace(namespace, request)?).await };
         let Some(image) = self
             .link
-            .call(get)
+            .call(patience, get)
             .await?
             .and_then(|response| response.into_inner().image)
         else {
@@ -149,7 +159,7 @@ impl Containerd {
         let info = async { content.info(in_namespace(namespace, request)?).await };
         let Some(info) = self
             .link
-            .call(info)
+            .call(patience, info)
             .await?
             .and_then(|response| response.into_inner().info)
         else {

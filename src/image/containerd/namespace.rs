@@ -4,6 +4,7 @@
 use std::{
     collections::HashMap,
     future::Future,
+    hash::{BuildHasher, RandomState},
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::{Duration, SystemTime},
 };
@@ -16,7 +17,7 @@ use containerd_client::services::v1::{
 };
 use tonic::{Code, Request, Status, transport::Channel};
 
-use crate::image::digest::Digest;
+use crate::image::{cache::STALE_IF_ERROR, digest::Digest};
 
 use super::link::in_namespace;
 
@@ -40,6 +41,8 @@ pub(super) struct Namespace {
     /// The day whose lease is known to exist.
     leased: AtomicU32,
     writes: AtomicU64,
+    /// Tells processes apart: in containers each of them is number 1.
+    process: u64,
 }
 
 /// A tag as it was seen.
@@ -63,6 +66,7 @@ impl Namespace {
             name: name.to_owned(),
             leased: AtomicU32::new(0),
             writes: AtomicU64::new(0),
+            process: RandomState::new().hash_one(name),
         }
     }
 
@@ -78,7 +82,7 @@ impl Namespace {
         let size = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
         let message = WriteContentRequest {
             action: WriteAction::Commit.into(),
-            r#ref: format!("archaware-{}-{number}-{digest}", std::process::id()),
+            r#ref: format!("archaware-{:x}-{number}-{digest}", self.process),
             total: size,
             expected: digest.to_string(),
             offset: 0,
@@ -129,13 +133,18 @@ impl Namespace {
         let held = info.info.unwrap_or_default().labels;
         let (key, value) = tag_label(name);
         let others = held
-            .keys()
-            .filter(|label| label.starts_with(TAG) && **label != key);
-        if others.count() >= MAX_TAGS {
+            .iter()
+            .filter(|(label, _)| label.starts_with(TAG) && **label != key);
+        // An empty label is none to containerd: what is too old to be believed makes room.
+        let (fresh, old): (Vec<_>, Vec<_>) = others
+            .partition(|(_, value)| seen_tag(value).is_some_and(|(_, age)| age < STALE_IF_ERROR));
+        if fresh.len() >= MAX_TAGS {
             return Ok(());
         }
+        let old: Vec<String> = old.into_iter().map(|(label, _)| label.clone()).collect();
         let labels = HashMap::from([(key, value), (TAGGED.to_owned(), "true".to_owned())]);
-        let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
+        let paths = labels.keys().chain(&old);
+        let paths = paths.map(|key| format!("labels.{key}")).collect();
         let request = UpdateRequest {
             info: Some(Info {
                 digest: digest.to_string(),
@@ -154,7 +163,9 @@ impl Namespace {
         limit: usize,
         started: impl FnOnce(),
     ) -> Result<Vec<SeenTag>, Status> {
-        let mut content = ContentClient::new(self.channel.clone());
+        // Parts of a hundred documents, each with as many labels as it has tags.
+        let content = ContentClient::new(self.channel.clone());
+        let mut content = content.max_decoding_message_size(16 * 1024 * 1024);
         let filters = vec![format!("labels.\"{TAGGED}\"")];
         let request = self.request(ListContentRequest { filters }, None)?;
         let mut parts = bounded(content.list(request)).await?.into_inner();
@@ -248,18 +259,22 @@ fn seen_tags(info: &Info) -> Vec<SeenTag> {
         return Vec::new();
     };
     let labels = info.labels.iter().filter(|(key, _)| key.starts_with(TAG));
-    let seen = |(_, value): (&String, &String)| {
-        let (seconds, name) = value.split_once(' ')?;
-        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.parse().ok()?);
-        // One from the future (the clock was set back) is not worth more than an old one.
-        let age = SystemTime::now().duration_since(at).ok()?;
-        Some(SeenTag {
-            name: name.to_owned(),
-            digest: digest.clone(),
-            age,
-        })
-    };
-    labels.filter_map(seen).collect()
+    let seen = labels.filter_map(|(_, value)| seen_tag(value));
+    seen.map(|(name, age)| SeenTag {
+        name: name.to_owned(),
+        digest: digest.clone(),
+        age,
+    })
+    .collect()
+}
+
+/// The name in a label, and for how long it has stood there.
+fn seen_tag(value: &str) -> Option<(&str, Duration)> {
+    let (seconds, name) = value.split_once(' ')?;
+    let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds.parse().ok()?))?;
+    // One from the future (the clock was set back) is not worth more than an old one.
+    let age = SystemTime::now().duration_since(at).ok()?;
+    Some((name, age))
 }
 
 /// Labels by which containerd's garbage collector finds what a document refers to.

@@ -12,7 +12,7 @@ use tokio::{
     task::AbortHandle,
     time::timeout_at,
 };
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::{
     image::{
@@ -25,7 +25,7 @@ use crate::{
 
 use super::{
     breaker::Breaker,
-    link::{BUDGET, Link},
+    link::{BUDGET, Broken, Link},
     namespace::{Namespace, references, today},
 };
 
@@ -33,14 +33,14 @@ use super::{
 const QUEUE: usize = 4096;
 /// Bytes that wait to be written. What does not fit is fetched again after a restart.
 const MAX_WAITING: usize = 8 * 1024 * 1024;
-/// Larger trees are rare, and not worth their place.
-const MAX_TREE: usize = 1024 * 1024;
 /// Bytes written in a day: whoever can push images must not fill the node's disk.
-const MAX_PER_DAY: usize = 256 * 1024 * 1024;
+const MAX_PER_DAY: usize = 64 * 1024 * 1024;
 /// Each write waits for the disk; more at once would take it from the node's own pulls.
 const AT_ONCE: usize = 2;
 /// How long an answer may wait for what an earlier process knew, once that is coming.
 const RECALL: Duration = Duration::from_secs(5);
+/// How long a tree that is being written may take before its tag is tried again.
+const TAG_AGAIN: Duration = Duration::from_millis(500);
 /// Between attempts to read it.
 const RECALL_AGAIN: Duration = Duration::from_secs(30);
 
@@ -57,7 +57,7 @@ pub(crate) struct Store {
 }
 
 enum Job {
-    Keep(Vec<Leaf>, Option<String>, OwnedSemaphorePermit),
+    Keep(Vec<Leaf>, OwnedSemaphorePermit),
     Touch(Digest),
     Tag(String, Digest),
 }
@@ -101,15 +101,15 @@ impl Store {
         today()
     }
 
-    /// Keeps a tree, the root first, and the public tag that led to it.
-    pub(crate) fn keep(&self, leaves: Vec<Leaf>, tag: Option<String>) {
+    /// Keeps a tree, the root first. One that is empty was too large.
+    pub(crate) fn keep(&self, leaves: Vec<Leaf>) {
         let size: usize = leaves.iter().map(|leaf| leaf.bytes.len()).sum();
         let place = u32::try_from(size)
             .ok()
-            .filter(|_| size <= MAX_TREE)
+            .filter(|size| *size > 0)
             .and_then(|size| self.waiting.clone().try_acquire_many_owned(size).ok());
         match place {
-            Some(place) => self.push(Job::Keep(leaves, tag, place)),
+            Some(place) => self.push(Job::Keep(leaves, place)),
             None => self.writes.count("dropped"),
         }
     }
@@ -160,20 +160,20 @@ impl Store {
     }
 
     /// Waits until it has been read: not longer than for any other word of containerd, unless it is coming.
-    pub(crate) async fn recalled(&self) {
+    /// Says whether that was in vain, so that nobody waits for the same silence twice.
+    pub(crate) async fn recalled(&self) -> Result<(), Broken> {
         let mut stage = self.stage.subscribe();
-        let _ = timeout_at(
-            (self.started + BUDGET).into(),
-            stage.wait_for(|s| *s != Stage::Waiting),
-        )
-        .await;
-        if *stage.borrow() == Stage::Coming {
-            let _ = timeout_at(
-                (self.started + RECALL).into(),
-                stage.wait_for(|s| *s == Stage::Over),
-            )
-            .await;
+        let (soon, later) = (self.started + BUDGET, self.started + RECALL);
+        if Instant::now() < soon {
+            let waited = timeout_at(soon.into(), stage.wait_for(|s| *s != Stage::Waiting)).await;
+            if waited.is_err() {
+                return Err(Broken);
+            }
         }
+        if *stage.borrow() == Stage::Coming {
+            let _ = timeout_at(later.into(), stage.wait_for(|s| *s == Stage::Over)).await;
+        }
+        Ok(())
     }
 }
 
@@ -210,9 +210,9 @@ impl Worker {
             return self.writes.count("dropped");
         };
         let done = match job {
-            Job::Keep(leaves, tag, _place) => self.keep(&leaves, tag).await,
+            Job::Keep(leaves, _place) => self.keep(&leaves).await,
             Job::Touch(digest) => self.namespace.touch(&digest).await.map(|()| true),
-            Job::Tag(name, digest) => self.namespace.tag(&name, &digest).await.map(|()| true),
+            Job::Tag(name, digest) => self.tag(&name, &digest).await.map(|()| true),
         };
         match done {
             Ok(kept) => {
@@ -222,7 +222,7 @@ impl Worker {
                 }
             }
             // A root that only the kubelet's namespace holds carries no tag.
-            Err(status) if status.code() == tonic::Code::NotFound => {
+            Err(status) if status.code() == Code::NotFound => {
                 permit.succeeded();
                 self.writes.count("dropped");
             }
@@ -241,7 +241,7 @@ impl Worker {
     }
 
     /// Children first: a root that is there is whole.
-    async fn keep(&self, leaves: &[Leaf], tag: Option<String>) -> Result<bool, Status> {
+    async fn keep(&self, leaves: &[Leaf]) -> Result<bool, Status> {
         let size = leaves.iter().map(|leaf| leaf.bytes.len()).sum();
         if !self.spend(size) {
             return Ok(false);
@@ -255,10 +255,18 @@ impl Worker {
                 .write(&leaf.digest, &leaf.bytes, references(children))
                 .await?;
         }
-        if let (Some(name), Some(root)) = (tag, leaves.first()) {
-            self.namespace.tag(&name, &root.digest).await?;
-        }
         Ok(true)
+    }
+
+    /// The tree of a tag may still be on its way, beside this.
+    async fn tag(&self, name: &str, digest: &Digest) -> Result<(), Status> {
+        match self.namespace.tag(name, digest).await {
+            Err(status) if status.code() == Code::NotFound => {
+                tokio::time::sleep(TAG_AGAIN).await;
+                self.namespace.tag(name, digest).await
+            }
+            other => other,
+        }
     }
 
     fn spend(&self, size: usize) -> bool {

@@ -15,8 +15,8 @@ use tokio::{
 
 /// As the kubelet does.
 const TIMEOUT: Duration = Duration::from_mins(1);
-/// Programs under way: each may be an interpreter with a cloud's whole SDK.
-static SLOTS: Semaphore = Semaphore::const_new(4);
+/// Runs of one program at a time: each may be an interpreter with a cloud's whole SDK.
+pub(super) const AT_ONCE: usize = 4;
 const MAX_ANSWER: u64 = 1024 * 1024;
 
 /// Why a program gave no answer. What it printed is not part of it: that may be a secret.
@@ -32,15 +32,19 @@ pub(super) enum CommandError {
     TooLarge,
 }
 
-/// Runs `program` to its end; it is killed when nobody waits for it any more.
+/// How long a pod waits for a program. One that takes longer goes on, and its answer serves the next attempt.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Runs `program` to its end; it is killed when it takes too long, or nobody waits for it any more.
 pub(super) async fn run(
     program: &Path,
     arguments: &[String],
     environment: &[(String, String)],
     question: &[u8],
+    slots: &Semaphore,
 ) -> Result<Vec<u8>, CommandError> {
-    let _slot = SLOTS.acquire().await;
     let running = async {
+        let _slot = slots.acquire().await;
         let mut child = Command::new(program)
             .args(arguments)
             .envs(environment.iter().map(|(name, value)| (name, value)))

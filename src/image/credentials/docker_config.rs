@@ -7,7 +7,7 @@ use base64::{
     alphabet::STANDARD,
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
 use super::{Credential, Keyring};
@@ -60,13 +60,20 @@ pub enum DockerConfigError {
     },
 }
 
-/// The content of `.dockerconfigjson` and of an operator's `config.json`.
+/// An operator's `config.json`.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct Config {
-    auths: BTreeMap<String, Entry>,
+    auths: BTreeMap<String, Option<Entry>>,
     cred_helpers: BTreeMap<String, String>,
     creds_store: String,
+}
+
+/// What of a `.dockerconfigjson` counts: the kubelet ignores everything else, whatever its shape.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Auths {
+    auths: BTreeMap<String, Option<Entry>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -111,7 +118,7 @@ const DOCKER_CFG: &str = ".dockercfg";
 /// never run: whoever can write a Secret must not choose a program.
 pub fn docker_config_json(bytes: Option<&[u8]>) -> Result<Entries, SecretError> {
     let bytes = bytes.ok_or(SecretError::Missing(DOCKER_CONFIG_JSON))?;
-    let config: Config = json(DOCKER_CONFIG_JSON, bytes)?;
+    let config: Auths = json(DOCKER_CONFIG_JSON, bytes)?;
     entries(config.auths).map_err(|_| SecretError::Auth(DOCKER_CONFIG_JSON))
 }
 
@@ -132,12 +139,11 @@ fn json<T: serde::de::DeserializeOwned>(key: &'static str, bytes: &[u8]) -> Resu
 }
 
 /// The error is the key of the entry that is malformed.
-fn entries(auths: BTreeMap<String, Entry>) -> Result<Entries, String> {
+fn entries(auths: BTreeMap<String, Option<Entry>>) -> Result<Entries, String> {
     let mut entries = Vec::new();
     for (registry, entry) in auths {
-        match entry.credential() {
-            Ok(Some(credential)) => entries.push((registry, credential)),
-            Ok(None) => {}
+        match entry.unwrap_or_default().credential() {
+            Ok(credential) => entries.push((registry, credential)),
             Err(()) => return Err(registry),
         }
     }
@@ -196,9 +202,10 @@ impl DockerConfig {
 
 impl Entry {
     /// `auth` goes before `username` and `password`; an empty entry means an anonymous pull.
-    fn credential(self) -> Result<Option<Credential>, ()> {
-        if let Some(token) = self.identitytoken.filter(|token| !is_empty(token)) {
-            return Ok(Some(Credential::identity_token(token)));
+    fn credential(self) -> Result<Credential, ()> {
+        let given = |token: &SecretString| !token.expose_secret().is_empty();
+        if let Some(token) = self.identitytoken.filter(given) {
+            return Ok(Credential::identity_token(token));
         }
         let (username, password) = match self.auth.filter(|auth| !auth.is_empty()) {
             Some(auth) => decode(&auth)?,
@@ -207,22 +214,18 @@ impl Entry {
                 self.password.unwrap_or_default(),
             ),
         };
-        let anonymous = username.is_empty() && is_empty(&password);
-        Ok((!anonymous).then(|| Credential::password(username, password)))
+        Ok(Credential::password(username, password))
     }
 }
 
-fn is_empty(secret: &SecretString) -> bool {
-    use secrecy::ExposeSecret;
-    secret.expose_secret().is_empty()
-}
-
-/// Base64, padded or not, of `user:password`; the password may hold colons.
+/// Base64, padded or not, wrapped or not, as Go reads it, of `user:password`; the password may hold colons.
 fn decode(auth: &str) -> Result<(String, SecretString), ()> {
-    let lenient =
-        GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    let lenient = GeneralPurposeConfig::new()
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+        .with_decode_allow_trailing_bits(true);
+    let auth: String = auth.split_whitespace().collect();
     let bytes = GeneralPurpose::new(&STANDARD, lenient)
-        .decode(auth.trim())
+        .decode(auth)
         .map_err(|_| ())?;
     let text = String::from_utf8(bytes).map_err(|_| ())?;
     let (username, password) = text.split_once(':').ok_or(())?;
@@ -232,8 +235,6 @@ fn decode(auth: &str) -> Result<(String, SecretString), ()> {
 
 #[cfg(test)]
 mod tests {
-    use secrecy::ExposeSecret;
-
     use super::{super::Secret, *};
     use crate::image::Reference;
 
@@ -264,9 +265,9 @@ mod tests {
             assert_eq!(format!("{username}/{}", password.expose_secret()), expected);
         }
         assert!(
-            keyring
-                .lookup(&Reference::parse("d.io/x").unwrap())
-                .is_empty()
+            keyring.lookup(&Reference::parse("d.io/x").unwrap())[0]
+                .shown()
+                .is_none()
         );
         let token = keyring.lookup(&Reference::parse("e.io/x").unwrap());
         assert!(matches!(token[0].secret(), Secret::IdentityToken(_)));
@@ -298,8 +299,19 @@ mod tests {
             docker_config_json(Some(whole.as_bytes())),
         ] {
             let entries = entries.unwrap();
-            assert_eq!(entries.len(), 1);
-            assert_eq!(entries[0].0, "a.io");
+            assert_eq!((entries.len(), entries[0].0.as_str()), (2, "a.io"));
+        }
+        // What the kubelet does not read may be of any shape.
+        for odd in [
+            r#"{"auths": {"a.io": {"auth": "dXNlcjpw\nYXNz\n"}}, "credsStore": null, "credHelpers": []}"#,
+            r#"{"auths": {"a.io": {"auth": "dXNlcjpwYXNzd29yZB=="}}, "credHelpers": null}"#,
+            r#"{"auths": {"a.io": null}}"#,
+        ] {
+            assert_eq!(
+                docker_config_json(Some(odd.as_bytes())).unwrap().len(),
+                1,
+                "{odd}"
+            );
         }
         assert_eq!(
             docker_cfg(None).unwrap_err(),

@@ -27,6 +27,15 @@ impl Keyring {
         Self { entries }
     }
 
+    /// All entries of several, those of the first before the others under the same key.
+    pub(super) fn union<'a>(keyrings: impl Iterator<Item = &'a Self>) -> Self {
+        let mut entries: Vec<_> = keyrings
+            .flat_map(|keyring| keyring.entries.iter().cloned())
+            .collect();
+        entries.sort_by(|(a, _), (b, _)| b.cmp(a));
+        Self { entries }
+    }
+
     /// All credentials for an image, best match first. With at least one there is no fallback to an
     /// anonymous pull.
     pub fn lookup(&self, reference: &Reference) -> Vec<Credential> {
@@ -50,6 +59,11 @@ impl Keyring {
 }
 
 impl Key {
+    /// A pattern of `matchImages`: unlike a key, it has no scheme and no version of the API.
+    pub(super) fn pattern(text: &str) -> Self {
+        Self(text.split(['?', '#']).next().unwrap_or(text).to_owned())
+    }
+
     pub(super) fn new(text: &str) -> Self {
         let bare = text
             .strip_prefix("https://")
@@ -157,6 +171,7 @@ mod tests {
         let name = |credential: &Credential| match credential.secret() {
             Secret::Password { username, .. } => username.clone(),
             Secret::IdentityToken(token) => token.expose_secret().to_owned(),
+            Secret::Anonymous => String::new(),
         };
         keyring
             .lookup(&Reference::parse(image).unwrap())
@@ -229,7 +244,7 @@ mod tests {
                 .iter()
                 .map(|credential| match credential.secret() {
                     Secret::Password { username, .. } => username.as_str(),
-                    Secret::IdentityToken(_) => "",
+                    Secret::IdentityToken(_) | Secret::Anonymous => "",
                 })
                 .collect();
             assert_eq!(users.join(" "), expected, "{keys:?} {image}");

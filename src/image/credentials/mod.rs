@@ -44,6 +44,8 @@ pub(crate) enum Secret {
     },
     /// An `OAuth2` refresh token, exchanged at the token endpoint.
     IdentityToken(SecretString),
+    /// The word that what it is for is open to everybody.
+    Anonymous,
 }
 
 /// Tells credentials (and names) apart without holding them: a hash keyed by this process, so it means
@@ -58,8 +60,11 @@ impl std::fmt::Debug for Fingerprint {
 }
 
 impl Credential {
-    /// A user name and password.
+    /// A user name and password; two empty ones are none.
     pub fn password(username: String, password: SecretString) -> Self {
+        if username.is_empty() && password.expose_secret().is_empty() {
+            return Self::anonymous();
+        }
         let fingerprint = Fingerprint::of(&[
             b"password",
             username.as_bytes(),
@@ -78,6 +83,19 @@ impl Credential {
             secret: Secret::IdentityToken(token),
             fingerprint,
         }
+    }
+
+    /// An entry without any secret: what it is for is asked for anonymously, whatever other entries say.
+    pub fn anonymous() -> Self {
+        Self {
+            secret: Secret::Anonymous,
+            fingerprint: Fingerprint::of(&[b"anonymous"]),
+        }
+    }
+
+    /// What is shown to a registry.
+    pub(crate) fn shown(&self) -> Option<&Self> {
+        (!matches!(self.secret, Secret::Anonymous)).then_some(self)
     }
 
     pub(crate) fn secret(&self) -> &Secret {

@@ -11,12 +11,13 @@ use futures::FutureExt;
 use quick_cache::sync::Cache;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
+use tokio::sync::Semaphore;
 
 use crate::image::{chain, flight::Flights, reference::Reference};
 
 use super::{
     Credential,
-    command::{self, CommandError},
+    command::{self, AT_ONCE, CommandError, PATIENCE},
     docker_config::{DockerConfig, DockerConfigError},
     provider::Providers,
 };
@@ -32,7 +33,7 @@ const MAX_ANSWERS: usize = 1024;
 #[derive(Default)]
 pub struct NodeCredentials {
     file: Option<Mutex<File>>,
-    helpers: Option<Helpers>,
+    helpers: Option<Arc<Helpers>>,
     providers: Option<Providers>,
 }
 
@@ -41,14 +42,17 @@ struct File {
     config: Arc<DockerConfig>,
     stamp: Option<Stamp>,
     looked: Instant,
+    /// What is wrong with it, said once.
+    told: Option<String>,
 }
 
 /// Tells versions of a file apart without reading it.
 type Stamp = (SystemTime, u64);
 
 struct Helpers {
-    answers: Arc<Cache<String, (Option<Credential>, Instant)>>,
+    answers: Cache<String, (Option<Credential>, Instant)>,
     flights: Flights<String, Option<Credential>>,
+    slots: Semaphore,
 }
 
 impl NodeCredentials {
@@ -58,10 +62,12 @@ impl NodeCredentials {
         providers: Option<Providers>,
     ) -> Result<Self, DockerConfigError> {
         let file = path.map(File::open).transpose()?;
-        let helpers = file.as_ref().map(|_| Helpers {
-            answers: Arc::new(Cache::new(MAX_ANSWERS)),
+        let helpers = Helpers {
+            answers: Cache::new(MAX_ANSWERS),
             flights: Flights::new(),
-        });
+            slots: Semaphore::new(AT_ONCE),
+        };
+        let helpers = file.as_ref().map(|_| Arc::new(helpers));
         Ok(Self {
             file: file.map(Mutex::new),
             helpers,
@@ -95,6 +101,7 @@ impl File {
             config,
             stamp,
             looked: Instant::now(),
+            told: None,
         })
     }
 
@@ -104,14 +111,16 @@ impl File {
             self.looked = Instant::now();
             let stamp = stamp(&self.path);
             if stamp != self.stamp {
-                self.stamp = stamp;
                 match DockerConfig::load(&self.path) {
-                    Ok(config) => self.config = Arc::new(config),
+                    Ok(config) => {
+                        (self.config, self.stamp, self.told) = (Arc::new(config), stamp, None);
+                    }
                     Err(error) => {
-                        tracing::warn!(
-                            error = chain(&error),
-                            "the docker configuration of before is used"
-                        );
+                        let error = chain(&error);
+                        if self.told.as_ref() != Some(&error) {
+                            tracing::warn!(error, "the docker configuration of before is used");
+                        }
+                        self.told = Some(error);
                     }
                 }
             }
@@ -157,35 +166,52 @@ struct Answer {
 }
 
 impl Helpers {
-    async fn ask(&self, helper: &str, server: &str) -> Option<Credential> {
+    async fn ask(self: &Arc<Self>, helper: &str, server: &str) -> Option<Credential> {
         let key = format!("{helper} {server}");
         if let Some((answer, at)) = self.answers.get(&key)
             && at.elapsed() < ANSWER
         {
             return answer;
         }
-        let (answers, kept) = (self.answers.clone(), key.clone());
-        let (program, server) = (format!("docker-credential-{helper}"), server.to_owned());
-        let run = move || {
-            async move {
-                let answer = get(&program, &server).await.unwrap_or_else(|error| {
+        let (this, program, server) = (
+            self.clone(),
+            format!("docker-credential-{helper}"),
+            server.to_owned(),
+        );
+        let kept = key.clone();
+        let run = async move {
+            let answer = get(&program, &server, &this.slots)
+                .await
+                .unwrap_or_else(|error| {
                     let error = chain(&error);
                     tracing::warn!(program, server, error, "no credentials from the helper");
                     None
                 });
-                answers.insert(kept, (answer.clone(), Instant::now()));
-                answer
-            }
-            .boxed()
+            this.answers.insert(kept, (answer.clone(), Instant::now()));
+            answer
         };
-        self.flights.run(key, run).await
+        // A task of its own, so that a slow helper ends its work although the pod cannot wait for it.
+        let this = self.clone();
+        let flight = tokio::spawn(async move { this.flights.run(key, || run.boxed()).await });
+        tokio::time::timeout(PATIENCE, flight).await.ok()?.ok()?
     }
 }
 
 /// Asks a helper by docker's protocol (`docker-credential-helpers`).
-async fn get(program: &str, server: &str) -> Result<Option<Credential>, CommandError> {
+async fn get(
+    program: &str,
+    server: &str,
+    slots: &Semaphore,
+) -> Result<Option<Credential>, CommandError> {
     let arguments = ["get".to_owned()];
-    let answer = command::run(Path::new(program), &arguments, &[], server.as_bytes()).await;
+    let answer = command::run(
+        Path::new(program),
+        &arguments,
+        &[],
+        server.as_bytes(),
+        slots,
+    )
+    .await;
     let answer = match answer {
         // It says so when it has nothing for a server, with a status of failure.
         Err(CommandError::Failed(_)) => return Ok(None),

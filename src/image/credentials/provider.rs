@@ -12,12 +12,13 @@ use futures::FutureExt;
 use quick_cache::sync::Cache;
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 
 use crate::image::{chain, flight::Flights, reference::Reference};
 
 use super::{
     Credential, Keyring,
-    command::{self, CommandError},
+    command::{self, AT_ONCE, CommandError, PATIENCE},
     keyring::Key,
 };
 
@@ -68,9 +69,13 @@ pub enum ProviderError {
 
 /// The plugins of a node.
 pub struct Providers {
-    list: Vec<Provider>,
+    list: Vec<Arc<Provider>>,
     folder: PathBuf,
-    answers: Arc<Cache<(usize, String), Answer>>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    answers: Cache<(usize, String), Answer>,
     flights: Flights<(usize, String), Arc<Keyring>>,
 }
 
@@ -104,6 +109,12 @@ struct Provider {
     keys: Vec<Key>,
     #[serde(skip)]
     life: Duration,
+    #[serde(skip, default = "slots")]
+    slots: Arc<Semaphore>,
+}
+
+fn slots() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(AT_ONCE))
 }
 
 #[derive(Clone, Deserialize)]
@@ -180,65 +191,72 @@ impl Providers {
             }
         }
         Ok(Self {
-            list: providers,
+            list: providers.into_iter().map(Arc::new).collect(),
             folder: folder.to_owned(),
-            answers: Arc::new(Cache::new(MAX_ANSWERS)),
-            flights: Flights::new(),
+            shared: Arc::new(Shared {
+                answers: Cache::new(MAX_ANSWERS),
+                flights: Flights::new(),
+            }),
         })
     }
 
-    /// What the plugins know for an image, in their order.
+    /// What the plugins know for an image: all that match together, as one keyring.
     pub(super) async fn lookup(&self, reference: &Reference) -> Vec<Credential> {
-        let mut found = Vec::new();
-        for (index, provider) in self.list.iter().enumerate() {
-            if provider.suits(reference) {
-                found.extend(self.ask(index, provider, reference).await.lookup(reference));
-            }
-        }
-        found
+        let suiting = self
+            .list
+            .iter()
+            .enumerate()
+            .filter(|(_, provider)| provider.suits(reference));
+        let asked = suiting.map(|(index, provider)| self.ask(index, provider, reference));
+        let answers = futures::future::join_all(asked).await;
+        Keyring::union(answers.iter().map(|keyring| &**keyring)).lookup(reference)
     }
 
-    async fn ask(&self, index: usize, provider: &Provider, reference: &Reference) -> Arc<Keyring> {
+    async fn ask(
+        &self,
+        index: usize,
+        provider: &Arc<Provider>,
+        reference: &Reference,
+    ) -> Arc<Keyring> {
         let image = reference.name();
         for key in [image.as_str(), reference.registry(), GLOBAL] {
-            if let Some(answer) = self.answers.get(&(index, key.to_owned()))
+            if let Some(answer) = self.shared.answers.get(&(index, key.to_owned()))
                 && Instant::now() < answer.expires
             {
                 return answer.keyring;
             }
         }
         let (provider, program) = (provider.clone(), self.folder.join(&provider.name));
-        let (answers, registry) = (self.answers.clone(), reference.registry().to_owned());
+        let (shared, registry) = (self.shared.clone(), reference.registry().to_owned());
         let key = (index, image.clone());
-        let run = move || {
-            async move {
-                let (key, life, keyring) = match provider.run(&program, &image).await {
-                    Ok((CacheKey::Image, life, keyring)) => (image, life, keyring),
-                    Ok((CacheKey::Registry, life, keyring)) => (registry, life, keyring),
-                    Ok((CacheKey::Global, life, keyring)) => (GLOBAL.to_owned(), life, keyring),
-                    Err(error) => {
-                        tracing::warn!(
-                            plugin = provider.name,
-                            image,
-                            error = chain(&error),
-                            "no credentials from the plugin"
-                        );
-                        (image, FAILED, Keyring::default())
-                    }
-                };
-                let keyring = Arc::new(keyring);
-                if !life.is_zero() {
-                    let answer = Answer {
-                        keyring: keyring.clone(),
-                        expires: Instant::now() + life,
-                    };
-                    answers.insert((index, key), answer);
+        let kept = self.shared.clone();
+        let run = async move {
+            let (key, life, keyring) = match provider.run(&program, &image).await {
+                Ok((CacheKey::Image, life, keyring)) => (image, life, keyring),
+                Ok((CacheKey::Registry, life, keyring)) => (registry, life, keyring),
+                Ok((CacheKey::Global, life, keyring)) => (GLOBAL.to_owned(), life, keyring),
+                Err(error) => {
+                    let (plugin, error) = (&provider.name, chain(&error));
+                    tracing::warn!(plugin, image, error, "no credentials from the plugin");
+                    (image, FAILED, Keyring::default())
                 }
-                keyring
+            };
+            let keyring = Arc::new(keyring);
+            if !life.is_zero() {
+                let answer = Answer {
+                    keyring: keyring.clone(),
+                    expires: Instant::now() + life,
+                };
+                kept.answers.insert((index, key), answer);
             }
-            .boxed()
+            keyring
         };
-        self.flights.run(key, run).await
+        // A task of its own, so that a slow plugin ends its work although the pod cannot wait for it.
+        let flight = tokio::spawn(async move { shared.flights.run(key, || run.boxed()).await });
+        match tokio::time::timeout(PATIENCE, flight).await {
+            Ok(Ok(keyring)) => keyring,
+            _ => Arc::default(),
+        }
     }
 }
 
@@ -268,13 +286,15 @@ impl Provider {
             .map(|variable| (variable.name.clone(), variable.value.clone()))
             .collect();
         let arguments = self.args.as_deref().unwrap_or_default();
-        let answer = command::run(program, arguments, &environment, &question).await?;
+        let answer = command::run(program, arguments, &environment, &question, &self.slots).await?;
         let answer: Response =
             serde_json::from_slice(&answer).map_err(|_| AnswerError::Malformed)?;
         if answer.api_version != self.api_version || answer.kind != "CredentialProviderResponse" {
             return Err(AnswerError::Version);
         }
         let life = match answer.cache_duration {
+            // Less than nothing is used and not kept.
+            Some(text) if text.starts_with('-') => Duration::ZERO,
             Some(text) => duration(&text).ok_or(AnswerError::Duration)?,
             None => self.life,
         };
@@ -309,7 +329,7 @@ impl Provider {
         self.keys = self
             .match_images
             .iter()
-            .map(|image| Key::new(image))
+            .map(|image| Key::pattern(image))
             .collect();
         Ok(())
     }

@@ -41,15 +41,9 @@ pub(super) struct Slot {
     pub(super) credential: Option<Fingerprint>,
 }
 
-/// What to put into the `Authorization` header.
-#[derive(Clone, Debug)]
-pub(super) enum Authorization {
-    Basic {
-        username: String,
-        password: SecretString,
-    },
-    Bearer(SecretString),
-}
+/// What to put into the `Authorization` header: a token, or user and password.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Authorization(HeaderValue);
 
 #[derive(Clone)]
 struct Kept {
@@ -63,18 +57,24 @@ pub(super) struct Authorizations {
 }
 
 impl Authorization {
-    /// The value of the header; `None` when the secret holds what no header can.
-    pub(super) fn header(&self) -> Option<HeaderValue> {
-        let text = match self {
-            Self::Basic { username, password } => {
-                let both = format!("{username}:{}", password.expose_secret());
-                format!("Basic {}", STANDARD.encode(both))
-            }
-            Self::Bearer(token) => format!("Bearer {}", token.expose_secret()),
-        };
+    fn basic(username: &str, password: &SecretString) -> Option<Self> {
+        let both = format!("{username}:{}", password.expose_secret());
+        Self::new(format!("Basic {}", STANDARD.encode(both)))
+    }
+
+    fn bearer(token: &SecretString) -> Option<Self> {
+        Self::new(format!("Bearer {}", token.expose_secret()))
+    }
+
+    /// `None` for a secret with what no header can hold. Its `Debug` does not show it.
+    fn new(text: String) -> Option<Self> {
         let mut value = HeaderValue::try_from(text).ok()?;
         value.set_sensitive(true);
-        Some(value)
+        Some(Self(value))
+    }
+
+    pub(super) fn header(&self) -> HeaderValue {
+        self.0.clone()
     }
 }
 
@@ -92,11 +92,19 @@ impl Authorizations {
         (Instant::now() < kept.expires).then_some(kept.authorization)
     }
 
-    pub(super) fn forget(&self, slot: &Slot) {
-        self.kept.remove(slot);
+    /// The registry refused it. One that somebody else has got meanwhile stays.
+    pub(super) fn forget(&self, slot: &Slot, refused: &Authorization) {
+        if self
+            .kept
+            .get(slot)
+            .is_some_and(|kept| kept.authorization == *refused)
+        {
+            self.kept.remove(slot);
+        }
     }
 
-    /// Answers a challenge of `host`; many who need the same token at once share one request for it.
+    /// Answers a challenge of `host`, which refused the last authorisation if there was one; many who need
+    /// the same token at once share one request for it.
     pub(super) async fn answer(
         self: &Arc<Self>,
         asking: &Asking,
@@ -105,36 +113,33 @@ impl Authorizations {
         challenge: Challenge,
         credential: Option<Credential>,
     ) -> Result<Authorization, ImageError> {
+        // Somebody who was refused earlier may have got it by now.
+        if let Some(known) = self.known(&slot) {
+            return Ok(known);
+        }
         let what = slot.endpoint.host().to_owned();
         let denied = |why: String| ImageError::Denied { what, why };
-        let (realm, service, scope) = match (challenge, credential.as_ref().map(Credential::secret))
-        {
-            (Challenge::Basic, None) => {
-                return Err(denied(
-                    "it wants a user name and password, and there are none for it".into(),
-                ));
-            }
-            (Challenge::Basic, Some(Secret::IdentityToken(_))) => {
-                return Err(denied(
-                    "it wants a user name and password, and there is only a token".into(),
-                ));
-            }
-            (Challenge::Basic, Some(Secret::Password { username, password })) => {
-                let authorization = Authorization::Basic {
-                    username: username.clone(),
-                    password: password.clone(),
+        let secret = credential.as_ref().map(Credential::secret);
+        let (realm, service, scope) = match challenge {
+            Challenge::Bearer {
+                realm,
+                service,
+                scope,
+            } => (realm, service, scope),
+            Challenge::Basic => {
+                let Some(Secret::Password { username, password }) = secret else {
+                    let only = secret.map_or("nothing", |_| "a token");
+                    let why =
+                        format!("it wants a user name and password, and there is {only} for it");
+                    return Err(denied(why));
                 };
-                self.keep(slot, authorization.clone(), Duration::from_hours(24));
-                return Ok(authorization);
+                let basic = Authorization::basic(username, password);
+                let unusable =
+                    || denied("its user name or password fits into no header".to_owned());
+                let basic = basic.ok_or_else(unusable)?;
+                self.keep(slot, basic.clone(), Duration::from_hours(24));
+                return Ok(basic);
             }
-            (
-                Challenge::Bearer {
-                    realm,
-                    service,
-                    scope,
-                },
-                _,
-            ) => (realm, service, scope),
         };
         let allowed = match credential {
             Some(_) => may_show(&slot.endpoint, &realm),
@@ -146,20 +151,29 @@ impl Authorizations {
                 "its token endpoint {endpoint} {why}, so it is not asked"
             )));
         }
+        // The headers of hosts.toml are for that address alone.
+        let same = slot.endpoint.is_at(&realm);
         let request = TokenRequest {
             asking: asking.clone(),
             transport: host.transport.clone(),
-            scope: scope.unwrap_or_else(|| format!("repository:{}:pull", slot.repository)),
+            headers: if same {
+                host.headers.clone()
+            } else {
+                HeaderMap::new()
+            },
+            scopes: scopes(scope.as_deref(), &slot.repository),
             realm,
             service,
             credential,
         };
         let this = self.clone();
-        let key = (slot.clone(), format!("{} {}", request.realm, request.scope));
+        let key = (
+            slot.clone(),
+            format!("{} {}", request.realm, request.scopes.join(" ")),
+        );
         let fetched = move || {
             async move {
-                let (token, life) = request.send().await?;
-                let authorization = Authorization::Bearer(token);
+                let (authorization, life) = request.send().await?;
                 this.keep(slot, authorization.clone(), life.mul_f32(0.9));
                 Ok(authorization)
             }
@@ -179,14 +193,30 @@ impl Authorizations {
     }
 }
 
+/// What the challenge asks for, and the right to pull, which some challenges leave out.
+fn scopes(asked: Option<&str>, repository: &str) -> Vec<String> {
+    let pull = format!("repository:{repository}:pull");
+    let mut scopes: Vec<String> = asked
+        .unwrap_or_default()
+        .split_whitespace()
+        .map(str::to_owned)
+        .collect();
+    let own = format!("repository:{repository}:");
+    if !scopes.iter().any(|scope| scope.starts_with(&own)) {
+        scopes.push(pull);
+    }
+    scopes
+}
+
 #[derive(Deserialize)]
 struct TokenResponse {
     #[serde(default)]
     token: Option<SecretString>,
     #[serde(default)]
     access_token: Option<SecretString>,
+    /// Seconds; some write them as text or as a negative number, which means nothing.
     #[serde(default)]
-    expires_in: Option<u64>,
+    expires_in: serde_json::Value,
 }
 
 /// What every request needs: connections, and the gates of the hosts.
@@ -200,13 +230,14 @@ struct TokenRequest {
     asking: Asking,
     transport: Arc<Transport>,
     realm: Url,
+    headers: HeaderMap,
     service: Option<String>,
-    scope: String,
+    scopes: Vec<String>,
     credential: Option<Credential>,
 }
 
 impl TokenRequest {
-    async fn send(self) -> Result<(SecretString, Duration), ImageError> {
+    async fn send(self) -> Result<(Authorization, Duration), ImageError> {
         let host = Endpoint::new(&self.realm).host().to_owned();
         let what = format!("token endpoint {host}");
         let Asking { clients, gates } = &self.asking;
@@ -244,9 +275,11 @@ impl TokenRequest {
             .or(answer.access_token.filter(given));
         let life = answer
             .expires_in
+            .as_u64()
             .map_or(DEFAULT_EXPIRY, Duration::from_secs);
+        let authorization = token.as_ref().and_then(Authorization::bearer);
         Ok((
-            token.ok_or_else(no_token)?,
+            authorization.ok_or_else(no_token)?,
             life.min(Duration::from_hours(24)),
         ))
     }
@@ -257,7 +290,7 @@ impl TokenRequest {
             method: Method::GET,
             url: self.realm.clone(),
             headers: HeaderMap::new(),
-            own_headers: HeaderMap::new(),
+            own_headers: self.headers.clone(),
             form: None,
             transport: self.transport.clone(),
         };
@@ -269,27 +302,26 @@ impl TokenRequest {
                     .append_pair("grant_type", "refresh_token")
                     .append_pair("client_id", "archaware")
                     .append_pair("service", self.service.as_deref().unwrap_or_default())
-                    .append_pair("scope", &self.scope)
+                    .append_pair("scope", &self.scopes.join(" "))
                     .append_pair("refresh_token", token.expose_secret());
                 call.method = Method::POST;
                 call.form = Some(form.query().unwrap_or_default().to_owned());
                 return call;
             }
             Some(Secret::Password { username, password }) => {
-                let basic = Authorization::Basic {
-                    username: username.clone(),
-                    password: password.clone(),
-                };
-                call.own_headers
-                    .extend(basic.header().map(|value| (AUTHORIZATION, value)));
+                let basic = Authorization::basic(username, password);
+                let header = basic.map(|basic| (AUTHORIZATION, basic.header()));
+                call.own_headers.extend(header);
             }
-            None => {}
+            Some(Secret::Anonymous) | None => {}
         }
         let mut query = call.url.query_pairs_mut();
         if let Some(service) = &self.service {
             query.append_pair("service", service);
         }
-        query.append_pair("scope", &self.scope);
+        for scope in &self.scopes {
+            query.append_pair("scope", scope);
+        }
         drop(query);
         call
     }

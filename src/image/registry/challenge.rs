@@ -1,7 +1,7 @@
 //! What a registry wants to see before it answers (RFC 9110, 11.6.1, and the distribution
 //! specification's token authentication).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use http::{HeaderMap, header::WWW_AUTHENTICATE};
 use reqwest::Url;
@@ -26,11 +26,13 @@ impl Challenge {
     pub(super) fn choose(headers: &HeaderMap) -> Option<Self> {
         let mut basic = None;
         for header in headers.get_all(WWW_AUTHENTICATE) {
-            let Some(challenges) = header
-                .to_str()
-                .ok()
-                .and_then(|text| http_auth::parse_challenges(text).ok())
-            else {
+            let Ok(text) = header.to_str() else { continue };
+            let Ok(challenges) = http_auth::parse_challenges(text) else {
+                // What a Basic challenge says beside its name is for people, and often malformed.
+                let scheme = text.split_whitespace().next().unwrap_or_default();
+                if scheme.eq_ignore_ascii_case("basic") {
+                    basic = Some(Self::Basic);
+                }
                 continue;
             };
             for challenge in challenges {
@@ -103,24 +105,37 @@ pub(super) fn may_ask(endpoint: &Endpoint, realm: &Url) -> Result<(), &'static s
         bare(endpoint.host()),
         bare(realm.host_str().unwrap_or_default()),
     );
-    let link_local = match host.parse() {
-        Ok(IpAddr::V4(ip)) => ip.is_link_local() || ip.is_unspecified(),
-        Ok(IpAddr::V6(ip)) => ip.is_unicast_link_local() || ip.is_unspecified(),
-        Err(_) => false,
-    };
-    let local = link_local || is_loopback(host);
     if realm.scheme() != "https" && !endpoint.is_plain() {
         Err("is not https")
-    } else if local && registry != host && !is_loopback(registry) {
+    } else if is_local(realm) && registry != host && !is_loopback(registry) {
         Err("is an address of this machine")
     } else {
         Ok(())
     }
 }
 
+/// Loopback, link-local (where clouds keep their metadata) or no address at all.
+pub(super) fn is_local(url: &Url) -> bool {
+    let host = bare(url.host_str().unwrap_or_default());
+    let v4 = |ip: Ipv4Addr| ip.is_loopback() || ip.is_link_local() || ip.is_unspecified();
+    match host.parse() {
+        Ok(IpAddr::V4(ip)) => v4(ip),
+        Ok(IpAddr::V6(ip)) => {
+            let own = ip.is_loopback() || ip.is_unicast_link_local() || ip.is_unspecified();
+            own || ip.to_ipv4_mapped().is_some_and(v4)
+        }
+        Err(_) => is_loopback(host),
+    }
+}
+
 fn bare(host: &str) -> &str {
     host_and_port(host).0.trim_matches(['[', ']'])
 }
+
+/// Under which countries' top-level domains strangers live.
+const PUBLIC: &[&str] = &[
+    "ac", "co", "com", "edu", "go", "gov", "gob", "gub", "mil", "ne", "net", "nom", "or", "org",
+];
 
 /// The domain that a registry's host is in, unless that is one where strangers live: a top-level
 /// domain, or something like `co.uk`.
@@ -131,7 +146,7 @@ fn parent(host: &str) -> Option<&str> {
     let (_, parent) = host.split_once('.')?;
     match parent.split('.').collect::<Vec<_>>().as_slice() {
         [_] => None,
-        [second, _] if second.len() <= 3 => None,
+        [second, _] if PUBLIC.contains(second) => None,
         _ => Some(parent),
     }
 }
@@ -174,6 +189,11 @@ mod tests {
             ),
             ("https://quay.io", "https://evil.io/token", false),
             ("https://foo.co.uk", "https://evil.co.uk/token", false),
+            (
+                "https://registry.sap.com",
+                "https://auth.sap.com/token",
+                true,
+            ),
             ("https://reg.example.com", "https://notexample.com/", false),
             ("https://reg.example.com", "http://reg.example.com/", false),
             ("http://reg.example.com", "http://reg.example.com/", true),
@@ -203,6 +223,12 @@ mod tests {
                 false,
             ),
             ("http://reg.example.com", "http://[fe80::1]/latest", false),
+            (
+                "http://reg.example.com",
+                "http://[::ffff:169.254.169.254]/",
+                false,
+            ),
+            ("http://reg.example.com", "http://0.0.0.0/", false),
             ("http://localhost:5000", "http://127.0.0.1:5001/token", true),
         ] {
             let url = Url::parse(realm).unwrap();
@@ -274,7 +300,13 @@ mod tests {
             choose(&[r#"Bearer realm="https://auth/t""#]),
             bearer("https://auth/t", None, None)
         );
-        assert_eq!(choose(&[r#"Basic realm="x""#]), Some(Challenge::Basic));
+        for basic in [
+            r#"Basic realm="x""#,
+            "Basic realm=Registry Realm",
+            "basic realm=",
+        ] {
+            assert_eq!(choose(&[basic]), Some(Challenge::Basic), "{basic}");
+        }
         for nothing in [
             &[][..],
             &["Bearer"],

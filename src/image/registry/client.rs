@@ -24,9 +24,9 @@ use crate::{
 use super::{
     auth::{Asking, Authorization, Authorizations, Slot},
     challenge::Challenge,
-    exchange::{Call, Clients, exchange, read_body},
+    exchange::{Call, Clients, NO_ANSWER, exchange, read_body},
     gate::{Gates, Quota},
-    hosts::{Host, Hosts},
+    hosts::{Host, Hosts, Role},
 };
 
 /// Further tries of a request that the registry answered with 5xx.
@@ -127,15 +127,18 @@ impl Registry {
     ) -> Result<Head, ImageError> {
         let path = format!("manifests/{tag}");
         let hosts = self.hosts.of(reference).await?;
-        let mut failed = none_suits(reference);
+        let mut failed = None;
         for host in hosts.iter().filter(|host| host.pulls && host.resolves) {
+            if host.role == Role::Fallback && failed.as_ref().is_some_and(answered) {
+                continue;
+            }
             let credentials = self.shown(host, credentials);
             match self.head_at(host, reference, &path, credentials).await {
                 Ok(head) => return Ok(head),
-                Err(error) => failed = failed_at(host, error),
+                Err(error) => failed = Some(failed_at(host, failed, error)),
             }
         }
-        Err(failed)
+        Err(failed.unwrap_or_else(|| none_suits(reference)))
     }
 
     /// A document by digest, at most 4 MiB.
@@ -157,26 +160,30 @@ impl Registry {
             manifest: kind == Kind::Manifest,
         };
         let hosts = self.hosts.of(reference).await?;
-        let mut failed = none_suits(reference);
+        let mut failed = None;
         for host in hosts.iter().filter(|host| host.pulls) {
+            if host.role == Role::Fallback && failed.as_ref().is_some_and(answered) {
+                continue;
+            }
             let credentials = self.shown(host, credentials);
             match self.ask(host, &question, credentials).await {
                 // A mirror that holds something else is as good as one that holds nothing.
                 Ok(answer) if !digest.verify(&answer.body) => {
                     let what = format!("{} {digest}", kind.as_str());
                     let why = "its content has another digest".to_owned();
-                    failed = failed_at(host, ImageError::Corrupt { what, why });
+                    let error = ImageError::Corrupt { what, why };
+                    failed = Some(failed_at(host, failed, error));
                 }
                 Ok(answer) => return Ok(answer),
-                Err(error) => failed = failed_at(host, error),
+                Err(error) => failed = Some(failed_at(host, failed, error)),
             }
         }
-        Err(failed)
+        Err(failed.unwrap_or_else(|| none_suits(reference)))
     }
 
     /// Mirrors are other people's machines: they see no credential unless the operator says so.
     fn shown<'a>(&self, host: &Host, credentials: &'a [Credential]) -> &'a [Credential] {
-        if host.origin || self.mirror_credentials {
+        if host.role == Role::Origin || self.mirror_credentials {
             credentials
         } else {
             &[]
@@ -223,19 +230,17 @@ impl Registry {
         question: &Question<'_>,
         credentials: &[Credential],
     ) -> Result<Answer, ImageError> {
-        let mut denied = None;
+        let mut failed: Option<ImageError> = None;
         for credential in credentials {
-            match self.ask_as(host, question, Some(credential)).await {
-                // Some registries hide what one may not see, and each account has a limit of its own.
-                Err(
-                    error @ (ImageError::Denied { .. }
-                    | ImageError::NotFound { .. }
-                    | ImageError::RateLimited { .. }),
-                ) => denied = Some(error),
+            match self.ask_as(host, question, credential.shown()).await {
+                // An account that is limited, refused or unknown says nothing of the next one.
+                Err(error) if answered(&error) => {
+                    failed = Some(failed.map_or(error.clone(), |before| telling(before, error)));
+                }
                 other => return other,
             }
         }
-        match denied {
+        match failed {
             Some(error) => Err(error),
             None => self.ask_as(host, question, None).await,
         }
@@ -261,8 +266,8 @@ impl Registry {
                 .await?;
             let (status, headers, body) = response;
             if status == StatusCode::UNAUTHORIZED && attempt < 2 {
-                if authorization.take().is_some() {
-                    self.authorizations.forget(&slot);
+                if let Some(refused) = authorization.take() {
+                    self.authorizations.forget(&slot, &refused);
                     if attempt > 0 {
                         break;
                     }
@@ -344,7 +349,13 @@ impl Registry {
             Ok((status, headers, body))
         };
         let gate = gates.host(host.endpoint.host());
-        exchange(&gate, slot.credential, &what, clients.timeout(), asked).await
+        // Mirrors that are silent must leave time for the registry itself.
+        let timeout = if host.role == Role::Origin {
+            clients.timeout()
+        } else {
+            clients.timeout() / 2
+        };
+        exchange(&gate, slot.credential, &what, timeout, asked).await
     }
 }
 
@@ -355,8 +366,8 @@ impl Question<'_> {
             headers.insert(ACCEPT, media_type::MANIFESTS.join(", ").parse().ok()?);
         }
         let mut own_headers = host.headers.clone();
-        if let Some(value) = authorization.and_then(Authorization::header) {
-            own_headers.insert(AUTHORIZATION, value);
+        if let Some(authorization) = authorization {
+            own_headers.insert(AUTHORIZATION, authorization.header());
         }
         Some(Call {
             method: self.method.clone(),
@@ -382,13 +393,35 @@ fn none_suits(reference: &Reference) -> ImageError {
     ImageError::unavailable(reference.registry(), why)
 }
 
-/// The next host is asked, whatever went wrong; the error of the last one is told.
-fn failed_at(host: &Host, error: ImageError) -> ImageError {
-    if !host.origin {
+/// The next host is asked, whatever went wrong.
+fn failed_at(host: &Host, before: Option<ImageError>, error: ImageError) -> ImageError {
+    if host.role != Role::Origin {
         let (mirror, error) = (host.endpoint.host(), error.chain());
         tracing::debug!(mirror, error, "the mirror does not help");
     }
-    error
+    match before {
+        Some(before) => telling(before, error),
+        None => error,
+    }
+}
+
+/// The one of two errors that counts: the later one, because the registry itself is asked last; but a limit
+/// ends by itself, and then there is more to be known.
+fn telling(first: ImageError, second: ImageError) -> ImageError {
+    if matches!(first, ImageError::RateLimited { .. }) {
+        first
+    } else {
+        second
+    }
+}
+
+/// Whether somebody answered, whatever it was.
+fn answered(error: &ImageError) -> bool {
+    match error {
+        ImageError::Unavailable { source, why, .. } => source.is_none() && why != NO_ANSWER,
+        ImageError::Gated { .. } => false,
+        _ => true,
+    }
 }
 
 const METHOD_REFUSED: &str = "it does not answer HEAD";

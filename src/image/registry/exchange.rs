@@ -19,6 +19,7 @@ use reqwest::Url;
 use crate::image::error::ImageError;
 
 use super::{
+    challenge::is_local,
     gate::{Asker, DEFAULT_RETRY_AFTER, Gate, LONGEST_RETRY_AFTER},
     hosts::{Transport, is_loopback},
 };
@@ -27,7 +28,7 @@ use super::{
 const MAX_REDIRECTS: usize = 10;
 const USER_AGENT: &str = concat!("archaware/", env!("CARGO_PKG_VERSION"));
 /// Why there is no answer when the time is over.
-const NO_ANSWER: &str = "no answer in time";
+pub(super) const NO_ANSWER: &str = "no answer in time";
 
 /// The TLS client could not be set up.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -42,7 +43,16 @@ pub(super) struct Clients {
     timeout: Duration,
     per_host: usize,
     /// Made at first use: reading the system's CA bundle costs time and memory.
-    made: Cache<(Arc<Transport>, bool), Result<reqwest::Client, TlsError>>,
+    made: Cache<(Arc<Transport>, Kind), reqwest::Client>,
+}
+
+/// No proxy is asked about loopback, as in Go; and where there is no TLS, the system's authorities would only
+/// cost memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    World,
+    Loopback,
+    PlainLoopback,
 }
 
 /// A request. Redirects are followed by hand: what proves who asks goes to its own address alone.
@@ -90,6 +100,11 @@ impl Clients {
             let Some(next) = target(&url, &response) else {
                 return Ok(response);
             };
+            if next.host() != url.host() && is_local(&next) && !is_local(&url) {
+                return Err(Broken::Redirect(
+                    "it redirects to an address of this machine",
+                ));
+            }
             if url.scheme() == "https" && next.scheme() != "https" {
                 return Err(Broken::Redirect("it redirects from https to http"));
             }
@@ -103,35 +118,31 @@ impl Clients {
         Err(Broken::Redirect("too many redirects"))
     }
 
-    /// No proxy is asked about loopback, as in Go, and the system's authorities are not needed there.
     fn to(&self, transport: &Arc<Transport>, url: &Url) -> Result<reqwest::Client, Broken> {
         let loopback = is_loopback(url.host_str().unwrap_or_default());
-        let key = (transport.clone(), loopback);
-        let made = self.made.get_or_insert_with(&key, || {
-            let made = self.make(transport, loopback);
-            Ok::<_, std::convert::Infallible>(made.map_err(|error| TlsError(Arc::new(error))))
-        });
-        let made = match made {
-            Ok(made) => made,
-            Err(never) => match never {},
+        let kind = match (loopback, url.scheme()) {
+            (false, _) => Kind::World,
+            (true, "https") => Kind::Loopback,
+            (true, _) => Kind::PlainLoopback,
         };
+        let key = (transport.clone(), kind);
+        // A failure is not kept: its reason may be gone the next time.
+        let made = self
+            .made
+            .get_or_insert_with(&key, || self.make(transport, kind));
         made.map_err(|error| {
             Broken::Other(ImageError::Unavailable {
                 what: url.host_str().unwrap_or_default().to_owned(),
                 why: "no TLS".to_owned(),
-                source: Some(Arc::new(error)),
+                source: Some(Arc::new(TlsError(Arc::new(error)))),
             })
         })
     }
 
-    fn make(
-        &self,
-        transport: &Transport,
-        loopback: bool,
-    ) -> Result<reqwest::Client, reqwest::Error> {
+    fn make(&self, transport: &Transport, kind: Kind) -> Result<reqwest::Client, reqwest::Error> {
         let mut authorities = Vec::new();
-        for pem in &transport.authorities {
-            authorities.extend(reqwest::Certificate::from_pem_bundle(pem)?);
+        for der in &transport.authorities {
+            authorities.push(reqwest::Certificate::from_der(der)?);
         }
         let mut builder = reqwest::Client::builder()
             .user_agent(USER_AGENT)
@@ -146,12 +157,13 @@ impl Clients {
         if let Some(pem) = &transport.identity {
             builder = builder.identity(reqwest::Identity::from_pem(pem)?);
         }
-        builder = if loopback {
-            builder.no_proxy().tls_certs_only(authorities)
-        } else if authorities.is_empty() {
-            builder
-        } else {
-            builder.tls_certs_merge(authorities)
+        if kind != Kind::World {
+            builder = builder.no_proxy();
+        }
+        builder = match kind {
+            Kind::PlainLoopback => builder.tls_certs_only(authorities),
+            _ if authorities.is_empty() => builder,
+            _ => builder.tls_certs_merge(authorities),
         };
         builder.build()
     }

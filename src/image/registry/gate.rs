@@ -99,7 +99,9 @@ impl Gates {
     /// What hosts said of their limits.
     pub(super) fn quotas(&self) -> Vec<(String, Quota)> {
         let said = |(name, gate): (String, Arc<Gate>)| Some((name, gate.state().quota?));
-        self.hosts.iter().filter_map(said).collect()
+        let mut quotas: Vec<_> = self.hosts.iter().filter_map(said).collect();
+        quotas.sort_by(|(a, _), (b, _)| a.cmp(b));
+        quotas
     }
 }
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::image::{
     cache::Known,
-    containerd::Containerd,
+    containerd::{Containerd, Patience},
     digest::Digest,
     error::ImageError,
     tree::{self, Fetch, Kind, Tree},
@@ -30,6 +30,7 @@ impl Inner {
             inner: self,
             asker,
             containerd: self.shared_containerd(asker),
+            patience: Patience::new(),
             failed: self.caches.failure(&subject, &rights),
             containerd_failed: AtomicBool::new(found.without_containerd),
             asked_registry: AtomicBool::new(found.root.is_some()),
@@ -63,14 +64,10 @@ impl Inner {
         };
         if let Some(store) = self.store(asker) {
             known.told = store.today();
-            let tag = found.public.then(|| asker.reference.to_string());
             if asked {
-                store.keep(leaves, tag);
+                store.keep(leaves);
             } else {
                 store.touch(&found.digest);
-                if let Some(tag) = tag {
-                    store.tag(&tag, &found.digest);
-                }
             }
         }
         self.caches.keep_tree(&found.digest, asker.owner(), known);
@@ -87,9 +84,10 @@ struct Layers<'a> {
     inner: &'a Inner,
     asker: &'a Asker,
     containerd: Option<&'a Containerd>,
+    patience: Patience,
     /// The registry has failed lately: containerd may know more by now, the registry is not asked.
     failed: Option<ImageError>,
-    /// One silence is enough: it costs a pod the budget of one call, not of each document.
+    /// One silence is enough: it costs a pod the budget of one look-up, not of each document.
     containerd_failed: AtomicBool,
     asked_registry: AtomicBool,
 }
@@ -102,7 +100,7 @@ impl Layers<'_> {
     ) -> Result<(Bytes, Option<String>), ImageError> {
         let usable = !self.containerd_failed.load(Ordering::Relaxed);
         if let Some(containerd) = self.containerd.filter(|_| usable) {
-            match containerd.read(digest).await {
+            match containerd.read(self.patience, digest).await {
                 Ok(Some(bytes)) => return Ok((bytes, None)),
                 Ok(None) => {}
                 Err(_) => self.containerd_failed.store(true, Ordering::Relaxed),

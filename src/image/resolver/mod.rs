@@ -235,23 +235,30 @@ impl Resolver {
             Version::Digest(digest) => Found::given(digest.clone()),
             Version::Tag(_) => self.tag(&asker).await?,
         };
-        let (tree, source) = self.tree(&asker, &found).await?;
+        let (tree, source) = match self.tree(&asker, &found).await {
+            Ok(read) => read,
+            Err(error) => {
+                inner.doubt(&asker, &error);
+                return Err(error);
+            }
+        };
+        if let Some(store) = inner.store(&asker).filter(|_| found.public) {
+            store.tag(&asker.reference.to_string(), &found.digest);
+        }
         Ok(asker.resolved(found, &tree, source))
     }
 
     async fn tag(&self, asker: &Asker) -> Result<Found, ImageError> {
         let name = asker.reference.to_string();
         let ttl = self.0.ttl(asker);
-        let recalled = async |remembered| match remembered {
+        let remembered = || self.0.caches.tag(&name, &asker.audiences(), ttl);
+        let (mut known, mut recalled) = (remembered(), Ok(()));
+        if known.is_none() {
             // Soon after the start, what an earlier process knew may be on its way.
-            None => {
-                self.0.recalled().await;
-                self.0.caches.tag(&name, &asker.audiences(), ttl)
-            }
-            known => known,
-        };
-        let remembered = self.0.caches.tag(&name, &asker.audiences(), ttl);
-        let stale = match recalled(remembered).await {
+            recalled = self.0.recalled().await;
+            known = remembered();
+        }
+        let stale = match known {
             Some(Remembered::Fresh(digest)) => return Ok(Found::given(digest)),
             Some(Remembered::Stale(digest, age)) => Some((Found::given(digest), age)),
             None => None,
@@ -263,7 +270,7 @@ impl Resolver {
         };
         let (inner, asker) = (self.0.clone(), asker.clone());
         // Made only when needed, and boxed: thousands of pods wait here at once.
-        let look_up = move || async move { inner.look_up(&asker, ttl).await }.boxed();
+        let look_up = move || async move { inner.look_up(&asker, ttl, recalled).await }.boxed();
         let (error, record) = match self.0.tags.run(key, look_up).await {
             Ok(found) => return Ok(found),
             Err(failed) => failed,
@@ -293,6 +300,17 @@ impl Resolver {
 }
 
 impl Inner {
+    /// A tag whose document is none (a sign-in page, content that is gone) may be right a moment later: it is
+    /// asked for again when the failure has been kept long enough.
+    fn doubt(&self, asker: &Asker, error: &ImageError) {
+        if matches!(asker.reference.version(), Version::Digest(_)) || tag::may_be_stale(error) {
+            return;
+        }
+        let name = asker.reference.to_string();
+        self.caches.forget_tag(&name, &asker.audiences());
+        self.caches.keep_failure(&name, &asker.rights(), error);
+    }
+
     /// What memory holds for this asker, both tag and tree.
     fn known(&self, asker: &Asker) -> Option<(Found, Arc<Tree>)> {
         let digest = match asker.reference.version() {

@@ -7,7 +7,7 @@ use std::{
 
 use crate::image::{
     cache::Audience,
-    containerd::{Containerd, Record, Store},
+    containerd::{Broken, Containerd, Record, Store},
     digest::Digest,
     error::{ImageError, Reason},
     reference::Version,
@@ -77,18 +77,25 @@ impl Inner {
     }
 
     /// Waits, not for long, until what an earlier process knew has been read.
-    pub(super) async fn recalled(&self) {
-        if let Some(store) = self.containerd.as_ref().and_then(Containerd::store) {
-            store.recalled().await;
+    pub(super) async fn recalled(&self) -> Result<(), Broken> {
+        match self.containerd.as_ref().and_then(Containerd::store) {
+            Some(store) => store.recalled().await,
+            None => Ok(()),
         }
     }
 
     /// Asks for a tag. A record is not remembered: it is the node's word, which the next question may
     /// not accept.
-    pub(super) async fn look_up(&self, asker: &Asker, ttl: Duration) -> Result<Found, NotFound> {
-        let asked = match self.shared_containerd(asker) {
-            Some(containerd) => containerd.record(&asker.reference).await,
-            None => Ok(None),
+    pub(super) async fn look_up(
+        &self,
+        asker: &Asker,
+        ttl: Duration,
+        recalled: Result<(), Broken>,
+    ) -> Result<Found, NotFound> {
+        let asked = match (self.shared_containerd(asker), recalled) {
+            (Some(containerd), Ok(())) => containerd.record(&asker.reference).await,
+            (Some(_), Err(Broken)) => Err(Broken),
+            (None, _) => Ok(None),
         };
         let without_containerd = asked.is_err();
         let record = match asked.unwrap_or_default() {
@@ -135,17 +142,10 @@ impl Inner {
         let audience = asker.audience(credential);
         self.caches
             .keep_tag(&name, audience, &digest, Instant::now());
-        let public = audience == Audience::Everybody;
-        if let Some(store) = self.store(asker)
-            && public
-            && self.caches.tree(&digest, asker.owner()).is_some()
-        {
-            store.tag(&name, &digest);
-        }
         Ok(Found {
             source: Source::Registry,
             root,
-            public,
+            public: audience == Audience::Everybody,
             ..Found::given(digest)
         })
     }

@@ -65,11 +65,11 @@ fn what_the_carrier_says_must_fit() {
 
 #[test]
 fn deep_nesting_and_repeated_keys_are_malformed() {
-    let deep = format!(
-        "{{\"manifests\": {}{}}}",
-        "[".repeat(10_000),
-        "]".repeat(10_000)
-    );
+    let nested = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+    // As an entry it is no descriptor, and passed over.
+    let entry = parse(&format!("{{\"manifests\": [{nested}]}}")).unwrap();
+    assert_eq!(entry, Document::Index(Index::default()));
+    let deep = format!("{{\"mediaType\": {nested}}}");
     for text in [
         deep.as_str(),
         r#"{"manifests": [], "manifests": []}"#,
@@ -95,5 +95,18 @@ proptest! {
     fn any_json_is_read_or_refused(text in r#"[{}\[\]":,a-z0-9]{0,60}"#) {
         let _ = parse(&format!(r#"{{"manifests": {text}}}"#));
         let _ = parse(&format!(r#"{{"config": {text}}}"#));
+    }
+}
+
+#[test]
+fn errors_do_not_carry_the_document_along() {
+    let long = "A".repeat(100_000);
+    for text in [
+        format!("{{\"manifests\": \"{long}\"}}"),
+        format!("{{\"config\": \"{long}\"}}"),
+        format!("{{\"{long}\""),
+    ] {
+        let error = parse(&text).unwrap_err();
+        assert!(format!("{error} {error:?}").len() < 300);
     }
 }

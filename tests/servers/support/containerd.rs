@@ -6,6 +6,10 @@ use archaware::{
     image::{Resolver, Settings, containerd, credentials::NodeCredentials},
     metrics::{ContentWrites, Resolutions},
 };
+use containerd_client::{
+    services::v1::{CreateImageRequest, Image, images_client::ImagesClient},
+    types::Descriptor,
+};
 use tempfile::TempDir;
 
 use super::{NOBODY, Process, eventually, is_root, run};
@@ -125,6 +129,42 @@ impl Containerd {
             "ctr",
             &[&["-a", &socket, "-n", namespace], arguments].concat(),
         )
+    }
+
+    /// Puts a document into a namespace.
+    pub(crate) fn ingest(&self, namespace: &str, blob: &testimg::Blob) {
+        let file = self.dir.path().join("blob");
+        fs::write(&file, &blob.bytes).unwrap();
+        let (socket, digest) = (self.socket(), &blob.digest);
+        let ingest =
+            format!("ctr -a {socket} -n {namespace} content ingest --expected-digest {digest} ref");
+        run("sh", &["-c", &format!("{ingest} < {}", file.display())]);
+    }
+
+    /// A record of an image, as a pull leaves it.
+    pub(crate) async fn image_record(&self, namespace: &str, name: &str, root: &testimg::Blob) {
+        let channel = containerd::connect(&self.socket(), super::DEADLINE).unwrap();
+        let mut images = ImagesClient::new(channel);
+        let target = Descriptor {
+            media_type: root.media_type.clone(),
+            digest: root.digest.clone(),
+            size: i64::try_from(root.bytes.len()).unwrap(),
+            ..Descriptor::default()
+        };
+        let image = Image {
+            name: name.to_owned(),
+            target: Some(target),
+            ..Image::default()
+        };
+        let mut request = tonic::Request::new(CreateImageRequest {
+            image: Some(image),
+            ..CreateImageRequest::default()
+        });
+        let header = namespace.parse().unwrap();
+        request
+            .metadata_mut()
+            .insert("containerd-namespace", header);
+        images.create(request).await.unwrap();
     }
 
     /// Collects garbage now.

@@ -25,6 +25,7 @@ use archaware::{
 
 pub(crate) use containerd::Containerd;
 pub(crate) use pki::Pki;
+#[allow(unused_imports, reason = "the bench does not need all of them")]
 pub(crate) use registry::Registry;
 pub(crate) use tokens::Tokens;
 

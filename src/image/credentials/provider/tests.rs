@@ -63,6 +63,7 @@ async fn users(providers: &Providers, image: &str) -> Vec<String> {
             format!("{username}:{}", password.expose_secret())
         }
         Secret::IdentityToken(_) => "token".to_owned(),
+        Secret::Anonymous => "anonymous".to_owned(),
     };
     providers
         .lookup(&Reference::parse(image).unwrap())
@@ -170,7 +171,7 @@ async fn what_a_plugin_does_wrong_gives_no_credential_and_is_not_repeated_at_onc
         "echo hunter2".to_owned(),
         "head -c 2000000 /dev/zero".to_owned(),
         answer("Sometimes", "", good),
-        answer("Image", ", \"cacheDuration\": \"-1s\"", good),
+        answer("Image", ", \"cacheDuration\": \"soon\"", good),
         answer("Image", "", good).replace("CredentialProviderResponse", "Other"),
         answer("Image", "", good).replace("/v1", "/v1beta1"),
     ] {
@@ -187,20 +188,45 @@ async fn what_a_plugin_does_wrong_gives_no_credential_and_is_not_repeated_at_onc
 }
 
 #[tokio::test]
-async fn one_that_nobody_waits_for_is_killed() {
+async fn a_slow_plugin_ends_its_work_for_the_next_attempt() {
+    let node = Node::new();
+    let auth = answer(
+        "Image",
+        "",
+        "{\"r.io\": {\"username\": \"u\", \"password\": \"p\"}}",
+    );
+    node.plugin("plug", &format!("sleep 1\n{auth}"));
+    let providers = node.load(&config(&provider("plug", "[r.io]"))).unwrap();
+    // A pod whose time is over.
+    let waited =
+        tokio::time::timeout(Duration::from_millis(100), users(&providers, "r.io/a")).await;
+    assert!(waited.is_err());
+    assert_eq!(users(&providers, "r.io/a").await, ["u:p"]);
+    assert_eq!(node.runs("plug"), 1);
+}
+
+#[test]
+fn one_that_hangs_does_not_hold_up_a_pod_and_ends_with_the_process() {
     let node = Node::new();
     node.plugin("plug", "echo $$ > \"$0.pid\"\nexec sleep 600");
     let providers = node.load(&config(&provider("plug", "[r.io]"))).unwrap();
-    let waited =
-        tokio::time::timeout(Duration::from_millis(500), users(&providers, "r.io/a")).await;
-    assert!(waited.is_err());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let started = Instant::now();
+    assert!(runtime.block_on(users(&providers, "r.io/a")).is_empty());
+    let took = started.elapsed();
+    assert!(took >= PATIENCE && took < PATIENCE * 2, "{took:?}");
     let pid = fs::read_to_string(node.0.path().join("plug.pid")).unwrap();
+    let stat = || fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+    let running = || stat().is_ok_and(|stat| !stat.contains(") Z "));
+    assert!(running(), "its answer may still come");
+    drop(runtime);
     let deadline = Instant::now() + Duration::from_secs(10);
-    while fs::read_to_string(format!("/proc/{}/stat", pid.trim()))
-        .is_ok_and(|stat| !stat.contains(") Z "))
-    {
+    while running() {
         assert!(Instant::now() < deadline, "the plugin still runs");
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -257,7 +283,7 @@ fn a_folder_is_read_in_the_order_of_its_names() {
         .unwrap()
         .list
         .into_iter()
-        .map(|provider| provider.name)
+        .map(|provider| provider.name.clone())
         .collect();
     assert_eq!(names, ["first", "second", "third"]);
     write("e.yaml", "first");

@@ -30,12 +30,19 @@ pub(super) struct Entry {
 pub(super) enum FileError {
     #[error("not TOML at line {0}")]
     Toml(usize),
+    #[error("a host's address is malformed or holds a password")]
+    Address,
     #[error("{0}")]
     Invalid(String),
 }
 
-/// Reads the file of `folder`: mirrors in their order, the registry itself last.
-pub(super) fn parse(folder: &Path, text: &str) -> Result<Vec<Entry>, FileError> {
+/// Reads the file of `folder`: mirrors in their order, the registry itself last. A mirror whose address is
+/// malformed is left out and said.
+pub(super) fn parse(
+    folder: &Path,
+    text: &str,
+    problems: &mut Vec<String>,
+) -> Result<Vec<Entry>, FileError> {
     let table: Table = toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start));
         FileError::Toml(before.map_or(1, |before| before.matches('\n').count() + 1))
@@ -46,7 +53,13 @@ pub(super) fn parse(folder: &Path, text: &str) -> Result<Vec<Entry>, FileError> 
         Some(Value::Table(hosts)) => {
             for (address, fields) in hosts {
                 let fields = fields.as_table().ok_or_else(|| wrong(address))?;
-                entries.push(entry(folder, Some(address), fields)?);
+                match entry(folder, Some(address), fields) {
+                    Ok(entry) => entries.push(entry),
+                    Err(FileError::Address) => {
+                        problems.push(format!("{}: {}", folder.display(), FileError::Address));
+                    }
+                    Err(error) => return Err(error),
+                }
             }
         }
         Some(_) => return Err(wrong("host")),
@@ -64,13 +77,18 @@ pub(super) fn parse(folder: &Path, text: &str) -> Result<Vec<Entry>, FileError> 
 fn entry(folder: &Path, address: Option<&str>, fields: &Table) -> Result<Entry, FileError> {
     let (mut pulls, mut resolves) = (true, true);
     if let Some(capabilities) = fields.get("capabilities") {
-        (pulls, resolves) = (false, false);
-        for capability in strings("capabilities", capabilities)? {
-            match capability {
+        let list = capabilities
+            .as_array()
+            .ok_or_else(|| wrong("capabilities"))?;
+        let named = strings("capabilities", capabilities)?;
+        // An empty list is none: everything is allowed.
+        (pulls, resolves) = (list.is_empty(), list.is_empty());
+        for capability in named {
+            match capability.to_ascii_lowercase().as_str() {
                 "pull" => pulls = true,
                 "resolve" => resolves = true,
                 "push" | "referrers" => {}
-                other => return Err(FileError::Invalid(format!("unknown capability {other:?}"))),
+                _ => return Err(FileError::Invalid("an unknown capability".to_owned())),
             }
         }
     }
@@ -97,7 +115,8 @@ fn entry(folder: &Path, address: Option<&str>, fields: &Table) -> Result<Entry, 
             .unwrap_or_default(),
         dial_timeout: text_of(fields, "dial_timeout")?
             .map(|text| duration(text).ok_or_else(|| wrong("dial_timeout")))
-            .transpose()?,
+            .transpose()?
+            .filter(|time| !time.is_zero()),
     })
 }
 
@@ -108,11 +127,10 @@ fn address_of(text: &str, override_path: bool) -> Result<Url, FileError> {
     } else {
         format!("https://{text}")
     };
-    let invalid = || FileError::Invalid("a host's address is malformed or holds a password".into());
-    let mut url = Url::parse(&full).map_err(|_| invalid())?;
+    let mut url = Url::parse(&full).map_err(|_| FileError::Address)?;
     // A password here would end up in logs and errors.
     if !url.has_host() || !url.username().is_empty() || url.password().is_some() {
-        return Err(invalid());
+        return Err(FileError::Address);
     }
     url.set_query(None);
     url.set_fragment(None);
@@ -168,12 +186,13 @@ fn headers(value: &Value) -> Result<HeaderMap, FileError> {
     Ok(headers)
 }
 
-/// Go's format: `3s`, `1m30s`.
+/// Go's format: `3s`, `1m30s`. Nothing is as good as zero.
 fn duration(text: &str) -> Option<Duration> {
+    if matches!(text, "" | "0") {
+        return Some(Duration::ZERO);
+    }
     let signed: jiff::SignedDuration = text.parse().ok()?;
-    Duration::try_from(signed)
-        .ok()
-        .filter(|time| !time.is_zero())
+    Duration::try_from(signed).ok()
 }
 
 /// A string, or a list of strings.

@@ -9,12 +9,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::FutureExt;
 use http::HeaderMap;
 use quick_cache::sync::Cache;
 use reqwest::Url;
+use rustls::{
+    RootCertStore,
+    pki_types::{CertificateDer, pem::PemObject},
+};
 
 use crate::image::{
     error::ImageError,
+    flight::Flights,
     reference::{Reference, host_and_port},
 };
 
@@ -38,11 +44,21 @@ pub(crate) struct Host {
     pub(super) pulls: bool,
     /// Its word counts for what a tag points at.
     pub(super) resolves: bool,
-    /// The registry itself: who asks shows credentials here.
-    pub(super) origin: bool,
+    pub(super) role: Role,
     /// Sent with each request to this address, and nowhere else. May be secret.
     pub(super) headers: HeaderMap,
     pub(super) transport: Arc<Transport>,
+}
+
+/// What a host is to the registry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Role {
+    /// The registry itself: who asks shows credentials here.
+    Origin,
+    /// Somebody else's machine that holds some of the same.
+    Mirror,
+    /// The same mirror as the one before it, in the clear: for when nobody speaks TLS there.
+    Fallback,
 }
 
 /// Where an API is.
@@ -59,7 +75,7 @@ pub(crate) struct Endpoint {
 /// How connections are secured: content, not names of files, so a changed file is another value.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Transport {
-    /// PEM, beside the system's.
+    /// DER, beside the system's.
     pub(super) authorities: Vec<Vec<u8>>,
     /// PEM of certificate and key.
     pub(super) identity: Option<Vec<u8>>,
@@ -73,6 +89,7 @@ pub(super) struct Hosts {
     ca_bundle: Option<PathBuf>,
     plain_http: Vec<String>,
     known: Cache<String, Known>,
+    flights: Flights<String, Option<Known>>,
 }
 
 #[derive(Clone)]
@@ -90,6 +107,7 @@ impl Hosts {
             ca_bundle: settings.ca_bundle.clone(),
             plain_http: settings.plain_http.clone(),
             known: Cache::new(MAX_REGISTRIES),
+            flights: Flights::new(),
         }
     }
 
@@ -103,32 +121,45 @@ impl Hosts {
             return Ok(known.hosts.clone());
         }
         let own = self.own(reference);
-        let known = if self.roots.is_empty() && self.ca_bundle.is_none() {
-            Known::new([own].into(), None)
-        } else {
-            let (roots, bundle) = (self.roots.clone(), self.ca_bundle.clone());
-            let (name, plain) = (name.to_owned(), own);
-            let read =
-                tokio::task::spawn_blocking(move || read(&roots, bundle.as_deref(), &name, plain));
-            match tokio::time::timeout(READ_TIMEOUT, read).await {
-                Ok(Ok(known)) => known,
-                // What was read before is better than nothing.
-                _ if before.is_some() => return before.map(|known| known.hosts).ok_or_else(hung),
-                _ => return Err(hung()),
-            }
-        };
-        let told = before.and_then(|before| before.problem);
-        if let Some(problem) = known
-            .problem
-            .as_ref()
-            .filter(|new| told.as_ref() != Some(*new))
-        {
-            tracing::warn!(
-                registry = name,
-                problem,
-                "the registry's host configuration is not used as it stands"
-            );
+        if self.roots.is_empty() && self.ca_bundle.is_none() {
+            let known = Known::new([own].into(), None);
+            self.known.insert(name.to_owned(), known.clone());
+            return Ok(known.hosts);
         }
+        let (roots, bundle, registry) =
+            (self.roots.clone(), self.ca_bundle.clone(), name.to_owned());
+        let read = move || {
+            async move {
+                let files = move || read(&roots, bundle.as_deref(), &registry, own);
+                let read = tokio::task::spawn_blocking(files);
+                tokio::time::timeout(READ_TIMEOUT, read).await.ok()?.ok()
+            }
+            .boxed()
+        };
+        let known = match (self.flights.run(name.to_owned(), read).await, before) {
+            (Some(known), before) => {
+                let told = before.and_then(|before| before.problem);
+                if let Some(problem) = known
+                    .problem
+                    .as_ref()
+                    .filter(|new| told.as_ref() != Some(*new))
+                {
+                    let registry = name;
+                    tracing::warn!(
+                        registry,
+                        problem,
+                        "its host configuration is not used as it stands"
+                    );
+                }
+                known
+            }
+            // What was read before is better than nothing, and a disk that hangs is not asked at once again.
+            (None, Some(before)) => Known {
+                read: Instant::now(),
+                ..before
+            },
+            (None, None) => return Err(hung()),
+        };
         self.known.insert(name.to_owned(), known.clone());
         Ok(known.hosts)
     }
@@ -142,15 +173,21 @@ impl Hosts {
         let plain = (loopback && host_and_port(&host).1 != Some("443"))
             || self.plain_http.iter().any(named);
         let scheme = if plain { "http" } else { "https" };
-        Host {
-            endpoint: Endpoint {
-                base: format!("{scheme}://{host}/v2"),
+        let base = format!("{scheme}://{host}/v2");
+        // As a URL, so that the default port is left out here as it is in the addresses of files.
+        let endpoint = Url::parse(&base).map_or_else(
+            |_| Endpoint {
+                base,
                 host,
                 namespace: None,
             },
+            |url| Endpoint::new(&url),
+        );
+        Host {
+            endpoint,
             pulls: true,
             resolves: true,
-            origin: true,
+            role: Role::Origin,
             headers: HeaderMap::new(),
             // containerd does not verify its own machine either, unless told how.
             transport: Arc::new(Transport {
@@ -181,16 +218,27 @@ impl Known {
 /// Reads what the trees say of a registry. What cannot be used is left out and said.
 fn read(roots: &[PathBuf], bundle: Option<&Path>, registry: &str, own: Host) -> Known {
     let mut problems = Vec::new();
-    let bundle = bundle.and_then(|path| keep(read_file(path), &mut problems));
+    let bundle = bundle.and_then(|path| {
+        let found = read_file(path).and_then(|pem| usable(&pem, path));
+        keep(found, &mut problems)
+    });
     let folder = roots.iter().find_map(|root| folder(root, registry));
     let mut entries = folder.as_deref().map_or_else(Vec::new, |folder| {
         let file = folder.join("hosts.toml");
-        let parsed = file.exists().then(|| {
-            let bytes = read_file(&file)?;
-            file::parse(folder, &String::from_utf8_lossy(&bytes))
-                .map_err(|error| format!("{}: {error}", file.display()))
-        });
-        let parsed = parsed.and_then(|parsed| keep(parsed, &mut problems));
+        let bytes = file.exists().then(|| keep(read_file(&file), &mut problems));
+        // An empty file is none.
+        let parsed = bytes
+            .flatten()
+            .filter(|bytes| !bytes.is_empty())
+            .and_then(|bytes| {
+                let parsed = String::from_utf8(bytes)
+                    .map_err(|_| "it is not UTF-8".to_owned())
+                    .and_then(|text| {
+                        file::parse(folder, &text, &mut problems).map_err(|error| error.to_string())
+                    });
+                let named = |problem| format!("{}: {problem}", file.display());
+                keep(parsed.map_err(named), &mut problems)
+            });
         parsed.unwrap_or_else(|| vec![certificates(folder)])
     });
     if entries.is_empty() {
@@ -201,21 +249,23 @@ fn read(roots: &[PathBuf], bundle: Option<&Path>, registry: &str, own: Host) -> 
         });
     }
     let last = entries.len() - 1;
+    // In a registry's own folder `server` is the operator's word for where that registry is. In `_default` it
+    // stands for every registry there is: a machine that is none of them.
+    let own_folder = folder
+        .as_deref()
+        .is_none_or(|folder| !folder.ends_with(DEFAULT));
     let mut hosts = Vec::new();
     for (index, entry) in entries.into_iter().enumerate() {
-        let transport = transport(&entry, bundle.as_deref(), &own, &mut problems);
-        // `server` is the operator's word for where the registry itself is.
-        hosts.extend(addresses(
-            &entry,
-            registry,
-            &own,
-            index == last,
-            &Arc::new(transport),
-        ));
+        let transport = Arc::new(transport(&entry, bundle.as_deref(), &own, &mut problems));
+        let origin = index == last && own_folder;
+        hosts.extend(addresses(&entry, registry, &own, origin, &transport));
     }
     let problem = (!problems.is_empty()).then(|| problems.join("; "));
     Known::new(hosts.into(), problem)
 }
+
+/// The folder for registries that have none of their own.
+const DEFAULT: &str = "_default";
 
 /// The folder of a registry in one tree; the first that exists.
 fn folder(root: &Path, registry: &str) -> Option<PathBuf> {
@@ -223,7 +273,7 @@ fn folder(root: &Path, registry: &str) -> Option<PathBuf> {
         (host, Some(port)) => format!("{host}_{port}_"),
         (host, None) => host.to_owned(),
     };
-    [with_port.as_str(), registry, "_default"]
+    [with_port.as_str(), registry, DEFAULT]
         .into_iter()
         .map(|name| root.join(name))
         .find(|folder| folder.is_dir())
@@ -253,7 +303,11 @@ fn certificates(folder: &Path) -> Entry {
         resolves: true,
         ca: with("crt").collect(),
         clients: with("cert")
-            .map(|path| (path.clone(), Some(path.with_extension("key"))))
+            .map(|path| {
+                // Without a key beside it, one file holds both.
+                let key = Some(path.with_extension("key"));
+                (path, key.filter(|key| key.exists()))
+            })
             .collect(),
         ..Entry::default()
     }
@@ -261,12 +315,17 @@ fn certificates(folder: &Path) -> Entry {
 
 fn transport(
     entry: &Entry,
-    bundle: Option<&[u8]>,
+    bundle: Option<&[Vec<u8>]>,
     own: &Host,
     problems: &mut Vec<String>,
 ) -> Transport {
+    let mut authorities = Vec::new();
+    for path in &entry.ca {
+        let found = read_file(path).and_then(|pem| usable(&pem, path));
+        authorities.extend(keep(found, problems).into_iter().flatten());
+    }
+    authorities.extend(bundle.iter().flat_map(|bundle| bundle.iter().cloned()));
     let mut pem = |path: &PathBuf| keep(read_file(path), problems);
-    let mut authorities: Vec<Vec<u8>> = entry.ca.iter().filter_map(&mut pem).collect();
     // One identity: a server that asks for a certificate is shown the first.
     let identity = entry.clients.iter().find_map(|(certificate, key)| {
         let mut both = pem(certificate)?;
@@ -276,7 +335,6 @@ fn transport(
         }
         Some(both)
     });
-    authorities.extend(bundle.map(<[u8]>::to_vec));
     let unsaid = entry.url.is_none() && authorities.is_empty() && own.transport.skip_verify;
     Transport {
         skip_verify: entry.skip_verify.unwrap_or(unsaid),
@@ -292,43 +350,54 @@ fn addresses(
     entry: &Entry,
     registry: &str,
     own: &Host,
-    last: bool,
+    origin: bool,
     transport: &Arc<Transport>,
 ) -> Vec<Host> {
-    let host = |endpoint| Host {
+    let host = |endpoint, role| Host {
         endpoint,
         pulls: entry.pulls,
         resolves: entry.resolves,
-        origin: false,
+        role,
         headers: entry.headers.clone(),
         transport: transport.clone(),
     };
     let Some(url) = &entry.url else {
-        return vec![Host {
-            origin: true,
-            ..host(own.endpoint.clone())
-        }];
+        return vec![host(own.endpoint.clone(), Role::Origin)];
     };
     let endpoint = Endpoint::new(url);
-    let origin = last || endpoint.host == own.endpoint.host;
-    let namespace = (endpoint.host != own.endpoint.host).then(|| registry.to_owned());
+    let same = endpoint.host == own.endpoint.host;
+    let role = if origin || same {
+        Role::Origin
+    } else {
+        Role::Mirror
+    };
     let endpoint = Endpoint {
-        namespace,
+        namespace: (!same).then(|| registry.to_owned()),
         ..endpoint
     };
     let own_tls = !entry.ca.is_empty() || !entry.clients.is_empty() || entry.skip_verify.is_some();
     let both = url.scheme() == "http" && own_tls && url.port_or_known_default() != Some(80);
-    let secure = both.then(|| Endpoint {
+    if !both {
+        return vec![host(endpoint, role)];
+    }
+    let secure = Endpoint {
         base: endpoint.base.replacen("http://", "https://", 1),
         ..endpoint.clone()
-    });
-    let endpoints = secure.into_iter().chain([endpoint]);
-    endpoints
-        .map(|endpoint| Host {
-            origin,
-            ..host(endpoint)
-        })
-        .collect()
+    };
+    // Credentials stay with the secure one: a certificate that does not verify must not bring them out.
+    vec![host(secure, role), host(endpoint, Role::Fallback)]
+}
+
+/// The certificates of a PEM file that TLS can use, as DER. Go passes over the others, too.
+fn usable(pem: &[u8], path: &Path) -> Result<Vec<Vec<u8>>, String> {
+    let parsable =
+        |der: &CertificateDer<'_>| RootCertStore::empty().add(der.clone().into_owned()).is_ok();
+    let found = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok);
+    let found: Vec<_> = found.filter(parsable).map(|der| der.to_vec()).collect();
+    if found.is_empty() {
+        return Err(format!("{} holds no certificate", path.display()));
+    }
+    Ok(found)
 }
 
 fn keep<T>(read: Result<T, String>, problems: &mut Vec<String>) -> Option<T> {
@@ -370,6 +439,11 @@ impl Endpoint {
             Some(namespace) => format!("{url}?ns={namespace}"),
             None => url,
         }
+    }
+
+    /// Whether an address is served by the same server.
+    pub(super) fn is_at(&self, url: &Url) -> bool {
+        Url::parse(&self.base).is_ok_and(|own| own.origin() == url.origin())
     }
 
     pub(super) fn is_plain(&self) -> bool {

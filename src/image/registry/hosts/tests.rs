@@ -28,7 +28,7 @@ async fn urls(roots: &[&Path], image: &str) -> Vec<String> {
         let flags = [
             flag(host.pulls, "p"),
             flag(host.resolves, "r"),
-            flag(host.origin, "o"),
+            flag(host.role == Role::Origin, "o"),
         ];
         format!("{} {url}", flags.concat())
     };
@@ -42,7 +42,7 @@ async fn plain_http_only_where_it_is_meant() {
         ("127.0.0.1/x", "http://127.0.0.1/v2"),
         ("127.3.2.1:8080/x", "http://127.3.2.1:8080/v2"),
         ("[::1]:5000/x", "http://[::1]:5000/v2"),
-        ("localhost:443/x", "https://localhost:443/v2"),
+        ("localhost:443/x", "https://localhost/v2"),
         ("Reg.Local:5000/x", "http://reg.local:5000/v2"),
         ("reg.local/x", "https://reg.local/v2"),
         ("nginx", "https://registry-1.docker.io/v2"),
@@ -53,7 +53,7 @@ async fn plain_http_only_where_it_is_meant() {
             .await
             .unwrap();
         assert_eq!(hosts[0].endpoint.base, expected, "{image}");
-        assert!(hosts[0].origin && hosts.len() == 1);
+        assert!(hosts[0].role == Role::Origin && hosts.len() == 1);
     }
 }
 
@@ -113,14 +113,22 @@ async fn the_first_folder_that_exists_counts() {
     assert_eq!(urls(&roots, "reg.io:5000/x").await, server("reg.io_5000_"));
     assert_eq!(
         urls(&roots, "other.io/x").await,
-        ["pro https://_default.example/v2/app/manifests/v1?ns=other.io"]
+        ["pr https://_default.example/v2/app/manifests/v1?ns=other.io"]
     );
     write(first.path(), "_default");
     let from_first = urls(&roots, "reg.io:5000/x").await;
     assert_eq!(
         from_first,
-        ["pro https://_default.example/v2/app/manifests/v1?ns=reg.io:5000"]
+        ["pr https://_default.example/v2/app/manifests/v1?ns=reg.io:5000"]
     );
+}
+
+const AUTHORITY: &str = include_str!("authority.pem");
+
+fn authority() -> Vec<u8> {
+    CertificateDer::from_pem_slice(AUTHORITY.as_bytes())
+        .unwrap()
+        .to_vec()
 }
 
 #[tokio::test]
@@ -128,23 +136,31 @@ async fn files_of_certificates_and_headers_are_read() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("reg.io");
     fs::create_dir(&dir).unwrap();
-    for name in [
-        "ca.pem", "both.pem", "one.cert", "one.key", "b.crt", "a.crt",
-    ] {
+    for name in ["both.pem", "one.cert", "one.key", "empty.pem"] {
         fs::write(dir.join(name), name).unwrap();
     }
-    // Docker's way, without hosts.toml.
-    let only = of(&[root.path()], "reg.io/x").await;
+    // One that cannot be read is passed over for the others.
+    let odd = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    for name in ["ca.pem", "b.crt", "a.crt"] {
+        fs::write(dir.join(name), format!("{odd}{AUTHORITY}")).unwrap();
+    }
+    // Docker's way, without hosts.toml, and with an empty one.
+    for _ in 0..2 {
+        let only = of(&[root.path()], "reg.io/x").await;
+        assert_eq!(only[0].transport.authorities, [authority(), authority()]);
+        let identity = only[0].transport.identity.as_deref();
+        assert_eq!(identity, Some(&b"one.cert\none.key"[..]));
+        fs::write(dir.join("hosts.toml"), "").unwrap();
+    }
+    fs::remove_file(dir.join("one.key")).unwrap();
+    let single = of(&[root.path()], "reg.io/x").await;
     assert_eq!(
-        only[0].transport.authorities,
-        [b"a.crt".to_vec(), b"b.crt".to_vec()]
+        single[0].transport.identity.as_deref(),
+        Some(&b"one.cert"[..])
     );
-    assert_eq!(
-        only[0].transport.identity.as_deref(),
-        Some(&b"one.cert\none.key"[..])
-    );
+    fs::write(dir.join("one.key"), "one.key").unwrap();
     let file = r#"
-        server = "https://reg.io"
+        server = "https://reg.io:443"
         ca = "ca.pem"
         client = [["one.cert", "one.key"]]
         [header]
@@ -153,10 +169,14 @@ async fn files_of_certificates_and_headers_are_read() {
           client = "both.pem"
           skip_verify = true
           dial_timeout = "3s"
+          capabilities = ["PULL"]
           [host."https://m.io".header]
             authorization = "Basic c2VjcmV0"
+        [host."https://user:hunter2@n.io"]
         [host."http://plain.io:8080"]
-          ca = ["ca.pem", "missing.pem"]
+          ca = ["ca.pem", "missing.pem", "empty.pem"]
+          capabilities = []
+          dial_timeout = "0s"
     "#;
     fs::write(dir.join("hosts.toml"), file).unwrap();
     let hosts = of(&[root.path()], "reg.io/x").await;
@@ -164,7 +184,7 @@ async fn files_of_certificates_and_headers_are_read() {
         .iter()
         .map(|host| host.endpoint.base.as_str())
         .collect();
-    // TLS settings on an http address: https first.
+    // TLS settings on an http address: https first, and credentials are shown to neither.
     let expected = [
         "https://m.io/v2",
         "https://plain.io:8080/v2",
@@ -172,6 +192,19 @@ async fn files_of_certificates_and_headers_are_read() {
         "https://reg.io/v2",
     ];
     assert_eq!(bases, expected);
+    let flags: Vec<_> = hosts
+        .iter()
+        .map(|host| (host.resolves, host.role))
+        .collect();
+    assert_eq!(
+        flags,
+        [
+            (false, Role::Mirror),
+            (true, Role::Mirror),
+            (true, Role::Fallback),
+            (true, Role::Origin),
+        ]
+    );
     assert!(hosts[0].transport.skip_verify && !hosts[3].transport.skip_verify);
     assert_eq!(
         hosts[0].transport.identity.as_deref(),
@@ -181,10 +214,28 @@ async fn files_of_certificates_and_headers_are_read() {
         hosts[0].transport.dial_timeout,
         Some(Duration::from_secs(3))
     );
+    assert_eq!(
+        (
+            hosts[1].transport.dial_timeout,
+            hosts[1].transport.authorities.len()
+        ),
+        (None, 1)
+    );
     assert_eq!(hosts[0].headers["authorization"], "Basic c2VjcmV0");
     assert!(hosts[1].headers.is_empty());
     assert_eq!(hosts[3].headers.get_all("x-token").iter().count(), 2);
+    assert_eq!(
+        hosts[3].endpoint.namespace, None,
+        "the default port makes no other host"
+    );
     assert!(!format!("{:?}", hosts[0].headers).contains("c2VjcmV0"));
+    let problem = read(&[root.path().to_owned()], None, "reg.io", hosts[3].clone())
+        .problem
+        .unwrap();
+    for part in ["holds a password", "missing.pem", "empty.pem"] {
+        assert!(problem.contains(part), "{problem}");
+    }
+    assert!(!problem.contains("hunter2"), "{problem}");
 }
 
 #[tokio::test]
@@ -192,33 +243,49 @@ async fn what_cannot_be_parsed_falls_back_to_certificates() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("reg.io");
     fs::create_dir(&dir).unwrap();
-    fs::write(dir.join("a.crt"), "a").unwrap();
+    fs::write(dir.join("a.crt"), AUTHORITY).unwrap();
     for broken in [
-        "server = [",
-        "server = 1",
-        "host = 1",
-        "capabilities = [\"fly\"]",
-        "[host.\"https://m.io\"]\ncapabilities = \"pull\\u0000\"",
-        "[host.\"https://\"]\n",
-        "[host.\"https://user:hunter2@m.io\"]\n",
-        "ca = {}",
-        "client = [[\"a\", \"b\", \"c\"]]",
-        "[header]\n\"a b\" = \"hunter2\"",
-        "dial_timeout = \"soon\"",
-        "skip_verify = \"yes\"",
-        "\u{0}\u{ffff}",
+        &b"server = ["[..],
+        b"server = 1",
+        b"host = 1",
+        b"capabilities = [\"hunter2\"]",
+        b"capabilities = \"pull\"",
+        b"ca = {}",
+        b"client = [[\"a\", \"b\", \"c\"]]",
+        b"[header]\n\"a b\" = \"hunter2\"",
+        b"dial_timeout = \"soon\"",
+        b"skip_verify = \"yes\"",
+        b"\x00\xff\xfe",
+        b"# \xff",
     ] {
         fs::write(dir.join("hosts.toml"), broken).unwrap();
+        let text = String::from_utf8_lossy(broken);
         let hosts = of(&[root.path()], "reg.io/x").await;
-        assert_eq!(hosts.len(), 1, "{broken}");
-        assert_eq!(hosts[0].transport.authorities, [b"a".to_vec()], "{broken}");
+        assert_eq!(hosts.len(), 1, "{text}");
+        assert_eq!(hosts[0].transport.authorities, [authority()], "{text}");
         let known = read(&[root.path().to_owned()], None, "reg.io", hosts[0].clone());
         let problem = known.problem.unwrap();
         assert!(
             problem.contains("hosts.toml") && !problem.contains("hunter2"),
-            "{broken}: {problem}"
+            "{text}: {problem}"
         );
     }
+}
+
+#[tokio::test]
+async fn a_default_for_all_registries_is_none_of_them() {
+    let root = tempfile::tempdir().unwrap();
+    let write = |folder: &str| {
+        let dir = root.path().join(folder);
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("hosts.toml"), "server = \"https://mirror.corp\"\n").unwrap();
+    };
+    write("_default");
+    let shown = |hosts: Vec<Host>| hosts.iter().map(|host| host.role).collect::<Vec<_>>();
+    assert_eq!(shown(of(&[root.path()], "ghcr.io/x").await), [Role::Mirror]);
+    // In its own folder it is where the registry is.
+    write("ghcr.io");
+    assert_eq!(shown(of(&[root.path()], "ghcr.io/x").await), [Role::Origin]);
 }
 
 #[tokio::test]
@@ -249,7 +316,7 @@ mod corpus {
     proptest! {
         #[test]
         fn no_text_makes_the_parser_panic(text in ".{0,400}") {
-            let _ = file::parse(std::path::Path::new("/x"), &text);
+            let _ = file::parse(std::path::Path::new("/x"), &text, &mut Vec::new());
         }
 
         #[test]
@@ -258,7 +325,7 @@ mod corpus {
             value in r#"("[^"\\]{0,40}"|[0-9]{1,6}|true|\[("[^"\\]{0,9}",?){0,3}\]|\[\[("[^"\\]{0,9}",){0,3}\]\]|\{a = "b"\})"#,
         ) {
             let text = format!("[host.\"https://m.io\"]\n{key} = {value}\n");
-            if let Ok(entries) = file::parse(std::path::Path::new("/x"), &text) {
+            if let Ok(entries) = file::parse(std::path::Path::new("/x"), &text, &mut Vec::new()) {
                 prop_assert_eq!(entries.len(), 2);
             }
         }
