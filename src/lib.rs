@@ -16,6 +16,7 @@ pub mod cluster;
 pub mod config;
 pub mod content_proxy;
 pub mod controller;
+mod files;
 pub mod image;
 pub mod metrics;
 pub mod placement;

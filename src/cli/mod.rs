@@ -12,7 +12,6 @@ mod run;
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
-    sync::Arc,
 };
 
 use anyhow::Context;
@@ -20,7 +19,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use kube::Client;
 
 use crate::{
-    cluster::{self, client, pull_secrets::PullSecrets},
+    cluster::{self, client},
     config::{Config, ConfigError, ContainerdConfig, RegistriesConfig, RewriteConfig},
     image::{
         Resolver, Rewrite, Settings, chain,
@@ -291,21 +290,6 @@ impl From<&RewriteConfig> for Rewrite {
             replacement: rule.replacement.clone(),
         }
     }
-}
-
-/// What decides about pods, for commands that only look.
-fn inspector(
-    global: &Global,
-    config: &Arc<Config>,
-    metrics: &Metrics,
-    client: &Client,
-) -> anyhow::Result<crate::controller::inspect::Inspector> {
-    Ok(crate::controller::inspect::Inspector {
-        resolver: resolver(global, config, metrics, Keep::No)?,
-        pull_secrets: PullSecrets::new(client.clone()),
-        policy: Arc::new((&**config).into()),
-        config: config.clone(),
-    })
 }
 
 #[cfg(test)]

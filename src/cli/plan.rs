@@ -15,6 +15,7 @@ use crate::{
         list,
         objects::{DaemonSet, Namespace, Node, Pod},
         patch::annotations,
+        pull_secrets::PullSecrets,
     },
     config::{Config, DaemonSets},
     controller::{
@@ -30,8 +31,9 @@ use crate::{
 };
 
 use super::{
-    Global, Status, inspector,
+    Global, Keep, Status,
     output::{self, Output},
+    resolver,
 };
 
 /// Pods and DaemonSets that are looked at together; their registries are asked with the usual limits.
@@ -60,8 +62,15 @@ impl Plan {
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
         let config = Arc::new(global.load_config()?);
         let metrics = Metrics::default();
+        // What is wrong with the configuration is said before a cluster is looked for.
+        let resolver = resolver(&global, &config, &metrics, Keep::No)?;
         let client = global.client(&metrics).await?;
-        let inspector = inspector(&global, &config, &metrics, &client)?;
+        let inspector = Inspector {
+            resolver,
+            pull_secrets: PullSecrets::new(client.clone()),
+            policy: Arc::new((&*config).into()),
+            config: config.clone(),
+        };
         let mut steps = steps(&client, &config, &inspector).await?;
         steps.sort();
         match self.output {

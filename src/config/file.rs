@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Config, FailureAction};
+use crate::files;
 
-/// Larger files are not configurations.
-const MAX_SIZE: u64 = 1024 * 1024;
+use super::{Config, FailureAction};
 
 /// Why there is no usable configuration.
 #[derive(Debug, thiserror::Error)]
@@ -19,9 +18,6 @@ pub enum ConfigError {
         #[source]
         source: std::io::Error,
     },
-    /// Larger than 1 MiB.
-    #[error("the configuration {0} is larger than 1 MiB")]
-    TooLarge(PathBuf),
     /// Not YAML, or not of the right shape.
     #[error("{path}:{line}:{column}: {problem}")]
     Malformed {
@@ -53,10 +49,7 @@ pub fn load(path: Option<&Path>) -> Result<Config, ConfigError> {
         path: path.to_owned(),
         source,
     };
-    if std::fs::metadata(path).map_err(read)?.len() > MAX_SIZE {
-        return Err(ConfigError::TooLarge(path.to_owned()));
-    }
-    let text = std::fs::read_to_string(path).map_err(read)?;
+    let text = files::read_text(path).map_err(read)?;
     parse(&path.display().to_string(), &text)
 }
 

@@ -10,10 +10,9 @@ use base64::{
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
-use super::{Credential, Keyring};
+use crate::files;
 
-/// A `config.json` larger than this is not one.
-const MAX_SIZE: u64 = 1024 * 1024;
+use super::{Credential, Keyring};
 
 /// Why a `config.json` cannot be used. No message holds any of its content.
 #[derive(Debug, thiserror::Error)]
@@ -27,9 +26,6 @@ pub enum DockerConfigError {
         #[source]
         source: std::io::Error,
     },
-    /// Larger than 1 MiB.
-    #[error("the docker configuration {0} is larger than 1 MiB")]
-    TooLarge(String),
     /// Not JSON of the right shape.
     #[error("the docker configuration {path} is malformed at line {line}, column {column}")]
     Malformed {
@@ -167,10 +163,7 @@ impl DockerConfig {
             path: path.display().to_string(),
             source,
         };
-        if std::fs::metadata(path).map_err(read)?.len() > MAX_SIZE {
-            return Err(DockerConfigError::TooLarge(name));
-        }
-        Self::parse(&name, &std::fs::read(path).map_err(read)?)
+        Self::parse(&name, &files::read(path).map_err(read)?)
     }
 
     fn parse(name: &str, bytes: &[u8]) -> Result<Self, DockerConfigError> {

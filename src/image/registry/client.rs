@@ -4,11 +4,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use backon::{ExponentialBuilder, Retryable};
 use bytes::Bytes;
-use http::{
-    HeaderMap, Method, StatusCode,
-    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE},
-};
-use reqwest::Url;
+use http::{HeaderMap, Method, StatusCode, header::CONTENT_TYPE};
 
 use crate::{
     image::{
@@ -18,15 +14,16 @@ use crate::{
         reference::Reference,
         tree::Kind,
     },
-    platform::{MAX_DOCUMENT, media_type},
+    platform::MAX_DOCUMENT,
 };
 
 use super::{
     auth::{Asking, Authorization, Authorizations, Slot},
     challenge::Challenge,
-    exchange::{Call, Clients, NO_ANSWER, exchange, read_body},
+    exchange::{Clients, exchange, read_body},
     gate::{Gates, Quota},
     hosts::{Host, Hosts, Role},
+    question::{METHOD_REFUSED, Question, answered, refusal},
 };
 
 /// Further tries of a request that the registry answered with 5xx.
@@ -54,15 +51,6 @@ pub(crate) struct Registry {
     hosts: Hosts,
     asking: Asking,
     authorizations: Arc<Authorizations>,
-}
-
-/// What is asked for in a repository.
-struct Question<'a> {
-    method: Method,
-    repository: &'a str,
-    path: &'a str,
-    /// A manifest; blobs are what they are.
-    manifest: bool,
 }
 
 /// A successful response.
@@ -359,35 +347,6 @@ impl Registry {
     }
 }
 
-impl Question<'_> {
-    fn call(&self, host: &Host, authorization: Option<&Authorization>) -> Option<Call> {
-        let mut headers = HeaderMap::new();
-        if self.manifest {
-            headers.insert(ACCEPT, media_type::MANIFESTS.join(", ").parse().ok()?);
-        }
-        let mut own_headers = host.headers.clone();
-        if let Some(authorization) = authorization {
-            own_headers.insert(AUTHORIZATION, authorization.header());
-        }
-        Some(Call {
-            method: self.method.clone(),
-            url: Url::parse(&host.endpoint.url(self.repository, self.path)).ok()?,
-            headers,
-            own_headers,
-            form: None,
-            transport: host.transport.clone(),
-        })
-    }
-
-    /// `host/repository/manifests/tag`, for errors.
-    fn on(&self, host: &Host) -> String {
-        let Self {
-            repository, path, ..
-        } = self;
-        format!("{}/{repository}/{path}", host.endpoint.host())
-    }
-}
-
 fn none_suits(reference: &Reference) -> ImageError {
     let why = "hosts.toml names no host that may answer this";
     ImageError::unavailable(reference.registry(), why)
@@ -412,31 +371,5 @@ fn telling(first: ImageError, second: ImageError) -> ImageError {
         first
     } else {
         second
-    }
-}
-
-/// Whether somebody answered, whatever it was.
-fn answered(error: &ImageError) -> bool {
-    match error {
-        ImageError::Unavailable { source, why, .. } => source.is_none() && why != NO_ANSWER,
-        ImageError::Gated { .. } => false,
-        _ => true,
-    }
-}
-
-const METHOD_REFUSED: &str = "it does not answer HEAD";
-
-fn refusal(status: StatusCode, what: impl Into<String>) -> ImageError {
-    let what = what.into();
-    match status {
-        StatusCode::NOT_FOUND | StatusCode::GONE => ImageError::NotFound { what },
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => ImageError::Denied {
-            what,
-            why: format!("the registry answered {status}"),
-        },
-        StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => {
-            ImageError::unavailable(what, METHOD_REFUSED)
-        }
-        status => ImageError::unavailable(what, format!("the registry answered {status}")),
     }
 }

@@ -6,6 +6,7 @@ mod client;
 mod exchange;
 mod gate;
 mod hosts;
+mod question;
 
 pub use client::Settings;
 pub(crate) use client::{Answer, Head, Registry};

@@ -1,6 +1,7 @@
 //! The way from a reference to platforms: memory, containerd, registry, in this order, each answer
 //! shared by all who wait for it.
 
+mod asker;
 mod document;
 mod tag;
 
@@ -14,9 +15,9 @@ use crate::{
 };
 
 use super::{
-    cache::{Audience, Caches, Remembered},
+    cache::{Caches, Remembered},
     containerd::Containerd,
-    credentials::{Credential, Fingerprint, Keys, NodeCredentials},
+    credentials::{Fingerprint, Keys, NodeCredentials},
     digest::Digest,
     error::ImageError,
     flight::Flights,
@@ -26,6 +27,7 @@ use super::{
     tree::Tree,
 };
 
+use asker::Asker;
 use tag::{Found, NotFound};
 
 /// How the resolver is set up.
@@ -116,16 +118,6 @@ struct Inner {
     tags: Flights<TagKey, Result<Found, NotFound>>,
     trees: Flights<TreeKey, Result<(Arc<Tree>, Source), ImageError>>,
     metrics: Resolutions,
-}
-
-/// Who asks for what.
-#[derive(Clone)]
-struct Asker {
-    reference: Reference,
-    policy: PullPolicy,
-    credentials: Arc<[Credential]>,
-    /// Set for who shares nothing: all rights in one.
-    alone: Option<Fingerprint>,
 }
 
 /// Questions with the same answer: same reference, same rights, same demands on freshness.
@@ -338,48 +330,6 @@ impl Inner {
             self.caches.keep_tree(digest, asker.owner(), known.clone());
         }
         Some(known.tree)
-    }
-}
-
-impl Asker {
-    fn resolved(self, found: Found, tree: &Tree, source: Source) -> Resolved {
-        Resolved {
-            reference: self.reference,
-            digest: found.digest,
-            platforms: tree.platforms.clone(),
-            media_type: tree.media_type,
-            source: found.source.max(source),
-        }
-    }
-
-    fn rights(&self) -> Vec<Fingerprint> {
-        self.credentials
-            .iter()
-            .map(Credential::fingerprint)
-            .collect()
-    }
-
-    /// Whose documents these are: content-addressed, so everybody's, unless this one shares nothing.
-    fn owner(&self) -> Audience {
-        self.alone.map_or(Audience::Everybody, Audience::Holder)
-    }
-
-    /// Whose remembered tags serve this one.
-    fn audiences(&self) -> Vec<Audience> {
-        if self.alone.is_some() {
-            return vec![self.owner()];
-        }
-        let own = self.rights().into_iter().map(Audience::Holder);
-        std::iter::once(Audience::Everybody).chain(own).collect()
-    }
-
-    /// Whom an answer serves that took this credential, or none.
-    fn audience(&self, credential: Option<Fingerprint>) -> Audience {
-        match (self.alone, credential) {
-            (Some(_), _) => self.owner(),
-            (None, Some(credential)) => Audience::Holder(credential),
-            (None, None) => Audience::Everybody,
-        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! Under which addresses a registry is reached: mirrors first, the registry itself last.
 
 mod file;
+mod read;
 
 use std::{
     fmt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,10 +14,6 @@ use futures::FutureExt;
 use http::HeaderMap;
 use quick_cache::sync::Cache;
 use reqwest::Url;
-use rustls::{
-    RootCertStore,
-    pki_types::{CertificateDer, pem::PemObject},
-};
 
 use crate::image::{
     error::ImageError,
@@ -25,14 +22,11 @@ use crate::image::{
 };
 
 use super::Settings;
-use file::Entry;
 
 /// Registries are named by whoever creates pods: the least used are read again.
 const MAX_REGISTRIES: usize = 1024;
 /// Files are looked at again after this time. containerd reads them at each pull.
 const READ_AGAIN: Duration = Duration::from_secs(5);
-/// Larger files hold no configuration and no certificate.
-const MAX_FILE: u64 = 1024 * 1024;
 /// Reading a few files from a disk that hangs must not hold up a pod.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -130,7 +124,7 @@ impl Hosts {
             (self.roots.clone(), self.ca_bundle.clone(), name.to_owned());
         let read = move || {
             async move {
-                let files = move || read(&roots, bundle.as_deref(), &registry, own);
+                let files = move || read::read(&roots, bundle.as_deref(), &registry, own);
                 let read = tokio::task::spawn_blocking(files);
                 tokio::time::timeout(READ_TIMEOUT, read).await.ok()?.ok()
             }
@@ -213,206 +207,6 @@ impl Known {
             problem,
         }
     }
-}
-
-/// Reads what the trees say of a registry. What cannot be used is left out and said.
-fn read(roots: &[PathBuf], bundle: Option<&Path>, registry: &str, own: Host) -> Known {
-    let mut problems = Vec::new();
-    let bundle = bundle.and_then(|path| {
-        let found = read_file(path).and_then(|pem| usable(&pem, path));
-        keep(found, &mut problems)
-    });
-    let folder = roots.iter().find_map(|root| folder(root, registry));
-    let mut entries = folder.as_deref().map_or_else(Vec::new, |folder| {
-        let file = folder.join("hosts.toml");
-        let bytes = file.exists().then(|| keep(read_file(&file), &mut problems));
-        // An empty file is none.
-        let parsed = bytes
-            .flatten()
-            .filter(|bytes| !bytes.is_empty())
-            .and_then(|bytes| {
-                let parsed = String::from_utf8(bytes)
-                    .map_err(|_| "it is not UTF-8".to_owned())
-                    .and_then(|text| {
-                        file::parse(folder, &text, &mut problems).map_err(|error| error.to_string())
-                    });
-                let named = |problem| format!("{}: {problem}", file.display());
-                keep(parsed.map_err(named), &mut problems)
-            });
-        parsed.unwrap_or_else(|| vec![certificates(folder)])
-    });
-    if entries.is_empty() {
-        entries.push(Entry {
-            pulls: true,
-            resolves: true,
-            ..Entry::default()
-        });
-    }
-    let last = entries.len() - 1;
-    // In a registry's own folder `server` is the operator's word for where that registry is. In `_default` it
-    // stands for every registry there is: a machine that is none of them.
-    let own_folder = folder
-        .as_deref()
-        .is_none_or(|folder| !folder.ends_with(DEFAULT));
-    let mut hosts = Vec::new();
-    for (index, entry) in entries.into_iter().enumerate() {
-        let transport = Arc::new(transport(&entry, bundle.as_deref(), &own, &mut problems));
-        let origin = index == last && own_folder;
-        hosts.extend(addresses(&entry, registry, &own, origin, &transport));
-    }
-    let problem = (!problems.is_empty()).then(|| problems.join("; "));
-    Known::new(hosts.into(), problem)
-}
-
-/// The folder for registries that have none of their own.
-const DEFAULT: &str = "_default";
-
-/// The folder of a registry in one tree; the first that exists.
-fn folder(root: &Path, registry: &str) -> Option<PathBuf> {
-    let with_port = match host_and_port(registry) {
-        (host, Some(port)) => format!("{host}_{port}_"),
-        (host, None) => host.to_owned(),
-    };
-    [with_port.as_str(), registry, DEFAULT]
-        .into_iter()
-        .map(|name| root.join(name))
-        .find(|folder| folder.is_dir())
-}
-
-/// Docker's older way: `*.crt` are authorities, `*.cert` with `*.key` are client certificates.
-fn certificates(folder: &Path) -> Entry {
-    let mut names: Vec<PathBuf> = std::fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|file| file.path())
-        .collect();
-    names.sort();
-    let with = |extension: &str| {
-        let extension = extension.to_owned();
-        names
-            .iter()
-            .filter(move |path| {
-                path.extension()
-                    .is_some_and(|own| own == extension.as_str())
-            })
-            .cloned()
-    };
-    Entry {
-        pulls: true,
-        resolves: true,
-        ca: with("crt").collect(),
-        clients: with("cert")
-            .map(|path| {
-                // Without a key beside it, one file holds both.
-                let key = Some(path.with_extension("key"));
-                (path, key.filter(|key| key.exists()))
-            })
-            .collect(),
-        ..Entry::default()
-    }
-}
-
-fn transport(
-    entry: &Entry,
-    bundle: Option<&[Vec<u8>]>,
-    own: &Host,
-    problems: &mut Vec<String>,
-) -> Transport {
-    let mut authorities = Vec::new();
-    for path in &entry.ca {
-        let found = read_file(path).and_then(|pem| usable(&pem, path));
-        authorities.extend(keep(found, problems).into_iter().flatten());
-    }
-    authorities.extend(bundle.iter().flat_map(|bundle| bundle.iter().cloned()));
-    let mut pem = |path: &PathBuf| keep(read_file(path), problems);
-    // One identity: a server that asks for a certificate is shown the first.
-    let identity = entry.clients.iter().find_map(|(certificate, key)| {
-        let mut both = pem(certificate)?;
-        if let Some(key) = key {
-            both.push(b'\n');
-            both.extend(pem(key)?);
-        }
-        Some(both)
-    });
-    let unsaid = entry.url.is_none() && authorities.is_empty() && own.transport.skip_verify;
-    Transport {
-        skip_verify: entry.skip_verify.unwrap_or(unsaid),
-        authorities,
-        identity,
-        dial_timeout: entry.dial_timeout,
-    }
-}
-
-/// An entry's address; two for one that may speak either: settings for TLS on an http address mean
-/// https first (not on port 80).
-fn addresses(
-    entry: &Entry,
-    registry: &str,
-    own: &Host,
-    origin: bool,
-    transport: &Arc<Transport>,
-) -> Vec<Host> {
-    let host = |endpoint, role| Host {
-        endpoint,
-        pulls: entry.pulls,
-        resolves: entry.resolves,
-        role,
-        headers: entry.headers.clone(),
-        transport: transport.clone(),
-    };
-    let Some(url) = &entry.url else {
-        return vec![host(own.endpoint.clone(), Role::Origin)];
-    };
-    let endpoint = Endpoint::new(url);
-    let same = endpoint.host == own.endpoint.host;
-    let role = if origin || same {
-        Role::Origin
-    } else {
-        Role::Mirror
-    };
-    let endpoint = Endpoint {
-        namespace: (!same).then(|| registry.to_owned()),
-        ..endpoint
-    };
-    let own_tls = !entry.ca.is_empty() || !entry.clients.is_empty() || entry.skip_verify.is_some();
-    let both = url.scheme() == "http" && own_tls && url.port_or_known_default() != Some(80);
-    if !both {
-        return vec![host(endpoint, role)];
-    }
-    let secure = Endpoint {
-        base: endpoint.base.replacen("http://", "https://", 1),
-        ..endpoint.clone()
-    };
-    // Credentials stay with the secure one: a certificate that does not verify must not bring them out.
-    vec![host(secure, role), host(endpoint, Role::Fallback)]
-}
-
-/// The certificates of a PEM file that TLS can use, as DER. Go passes over the others, too.
-fn usable(pem: &[u8], path: &Path) -> Result<Vec<Vec<u8>>, String> {
-    let parsable =
-        |der: &CertificateDer<'_>| RootCertStore::empty().add(der.clone().into_owned()).is_ok();
-    let found = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok);
-    let found: Vec<_> = found.filter(parsable).map(|der| der.to_vec()).collect();
-    if found.is_empty() {
-        return Err(format!("{} holds no certificate", path.display()));
-    }
-    Ok(found)
-}
-
-fn keep<T>(read: Result<T, String>, problems: &mut Vec<String>) -> Option<T> {
-    read.map_err(|problem| problems.push(problem)).ok()
-}
-
-fn read_file(path: &Path) -> Result<Vec<u8>, String> {
-    let failed = |why: &dyn fmt::Display| format!("cannot read {}: {why}", path.display());
-    let size = std::fs::metadata(path)
-        .map_err(|error| failed(&error))?
-        .len();
-    if size > MAX_FILE {
-        return Err(failed(&"it is larger than 1 MiB"));
-    }
-    std::fs::read(path).map_err(|error| failed(&error))
 }
 
 impl Endpoint {

@@ -1,6 +1,8 @@
-use std::fs;
+use std::{fs, path::Path};
 
-use super::*;
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+
+use super::{read::read, *};
 
 fn hosts(roots: &[&Path], image: &str, plain: &[&str]) -> Hosts {
     let _ = image;

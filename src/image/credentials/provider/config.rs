@@ -1,0 +1,232 @@
+//! The kubelet's configuration of its plugins, with its own checks.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde::Deserialize;
+use tokio::sync::Semaphore;
+
+use crate::{
+    files,
+    image::{
+        credentials::{command::AT_ONCE, keyring::Key},
+        reference::Reference,
+    },
+};
+
+/// Why a `CredentialProviderConfig` cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ProviderError {
+    /// A file cannot be read.
+    #[error("cannot read credentialProviders.config {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Not YAML or JSON of the right shape.
+    #[error("credentialProviders.config {path}: {problem}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        problem: String,
+    },
+    /// A rule of the kubelet is broken.
+    #[error("credentialProviders.config {path}: provider {name:?} {problem}")]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// The provider.
+        name: String,
+        /// The rule.
+        problem: &'static str,
+    },
+    /// The folder holds no file.
+    #[error("credentialProviders.config {0} holds no .json, .yaml or .yml file")]
+    Empty(PathBuf),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct File {
+    api_version: String,
+    kind: String,
+    #[serde(default)]
+    providers: Vec<Provider>,
+}
+
+/// A plugin, and for which images it is run.
+#[derive(Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Provider {
+    pub(super) name: String,
+    #[serde(default)]
+    match_images: Vec<String>,
+    default_cache_duration: Option<String>,
+    pub(super) api_version: String,
+    pub(super) args: Option<Vec<String>>,
+    pub(super) env: Option<Vec<Variable>>,
+    token_attributes: Option<serde::de::IgnoredAny>,
+    #[serde(skip)]
+    keys: Vec<Key>,
+    #[serde(skip)]
+    pub(super) life: Duration,
+    #[serde(skip, default = "slots")]
+    pub(super) slots: Arc<Semaphore>,
+}
+
+fn slots() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(AT_ONCE))
+}
+
+#[derive(Clone, Deserialize)]
+pub(super) struct Variable {
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) value: String,
+}
+
+/// All providers of a file, or of a folder's files in the order of their names.
+pub(super) fn load(config: &Path) -> Result<Vec<Provider>, ProviderError> {
+    let mut providers: Vec<Provider> = Vec::new();
+    for path in paths(config)? {
+        for provider in read(&path)? {
+            if providers.iter().any(|other| other.name == provider.name) {
+                let (name, problem) = (provider.name, "is named twice");
+                return Err(ProviderError::Invalid {
+                    path,
+                    name,
+                    problem,
+                });
+            }
+            providers.push(provider);
+        }
+    }
+    Ok(providers)
+}
+
+impl Provider {
+    pub(super) fn suits(&self, reference: &Reference) -> bool {
+        self.keys.iter().any(|key| key.matches(reference))
+    }
+
+    /// The kubelet's own checks (`validateCredentialProviderConfig`).
+    fn check(&mut self) -> Result<(), &'static str> {
+        if self.name.is_empty()
+            || self.name.contains(['/', ' '])
+            || [".", ".."].contains(&&*self.name)
+        {
+            return Err("has no name of a file");
+        }
+        if self.match_images.is_empty() {
+            return Err("has no matchImages");
+        }
+        if !VERSIONS
+            .iter()
+            .any(|v| self.api_version == format!("credentialprovider.kubelet.k8s.io/{v}"))
+        {
+            return Err("has no known apiVersion");
+        }
+        let life = self
+            .default_cache_duration
+            .as_deref()
+            .ok_or("has no defaultCacheDuration")?;
+        self.life = duration(life).ok_or("has a malformed defaultCacheDuration")?;
+        self.keys = self
+            .match_images
+            .iter()
+            .map(|image| Key::pattern(image))
+            .collect();
+        Ok(())
+    }
+}
+
+const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v1alpha1"];
+
+/// The file itself, or those of a folder (`*.json`, `*.yaml`, `*.yml`) by name.
+fn paths(config: &Path) -> Result<Vec<PathBuf>, ProviderError> {
+    let failed = |source| ProviderError::Read {
+        path: config.to_owned(),
+        source,
+    };
+    if !std::fs::metadata(config).map_err(failed)?.is_dir() {
+        return Ok(vec![config.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for file in std::fs::read_dir(config).map_err(failed)? {
+        let path = file.map_err(failed)?.path();
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        if matches!(extension, Some("json" | "yaml" | "yml")) && path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    if files.is_empty() {
+        return Err(ProviderError::Empty(config.to_owned()));
+    }
+    Ok(files)
+}
+
+fn read(path: &Path) -> Result<Vec<Provider>, ProviderError> {
+    let failed = |source| ProviderError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let text = files::read_text(path).map_err(failed)?;
+    let malformed = |problem| ProviderError::Malformed {
+        path: path.to_owned(),
+        problem,
+    };
+    let options = serde_saphyr::options! { with_snippet: false };
+    let file: File = serde_saphyr::from_str_with_options(&text, options)
+        .map_err(|error| malformed(error.to_string()))?;
+    let known = VERSIONS
+        .iter()
+        .any(|v| file.api_version == format!("kubelet.config.k8s.io/{v}"));
+    if !known || file.kind != "CredentialProviderConfig" {
+        let wanted =
+            "is no CredentialProviderConfig of kubelet.config.k8s.io/v1, v1beta1 or v1alpha1";
+        return Err(malformed(wanted.to_owned()));
+    }
+    let mut providers = Vec::new();
+    for mut provider in file.providers {
+        if let Err(problem) = provider.check() {
+            let (path, name) = (path.to_owned(), provider.name);
+            return Err(ProviderError::Invalid {
+                path,
+                name,
+                problem,
+            });
+        }
+        if provider.token_attributes.is_some() {
+            // They would need a token of whatever ServiceAccount a pod has: too much power for archaware.
+            tracing::warn!(
+                plugin = provider.name,
+                "tokenAttributes are not supported; the plugin is not run"
+            );
+            continue;
+        }
+        providers.push(provider);
+    }
+    Ok(providers)
+}
+
+/// Go's format, not negative: `12h`, `0s`.
+pub(super) fn duration(text: &str) -> Option<Duration> {
+    let signed: jiff::SignedDuration = match text {
+        "0" => jiff::SignedDuration::ZERO,
+        text => text.parse().ok()?,
+    };
+    // Longer than a year is as good as for ever, and an Instant can hold it.
+    Some(
+        Duration::try_from(signed)
+            .ok()?
+            .min(Duration::from_hours(24 * 365)),
+    )
+}

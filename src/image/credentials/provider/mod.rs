@@ -1,0 +1,124 @@
+//! The kubelet's credential provider plugins: which are run for an image, and for how long their answers are
+//! used.
+
+mod config;
+mod protocol;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::FutureExt;
+use quick_cache::sync::Cache;
+
+use crate::image::{chain, flight::Flights, reference::Reference};
+
+use super::{Credential, Keyring, command::PATIENCE};
+
+use config::Provider;
+pub use config::ProviderError;
+use protocol::CacheKey;
+
+/// Answers kept: one per image, registry or provider, as the plugin says.
+const MAX_ANSWERS: usize = 1024;
+/// How long a plugin that has failed is not run again for the same image.
+const FAILED: Duration = Duration::from_secs(10);
+/// The cache key of answers that hold for every image.
+const GLOBAL: &str = "global";
+
+/// The plugins of a node.
+pub struct Providers {
+    list: Vec<Arc<Provider>>,
+    folder: PathBuf,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    answers: Cache<(usize, String), Answer>,
+    flights: Flights<(usize, String), Arc<Keyring>>,
+}
+
+#[derive(Clone)]
+struct Answer {
+    keyring: Arc<Keyring>,
+    expires: Instant,
+}
+
+impl Providers {
+    /// Reads the configuration: one file, or all of a folder in the order of their names. Programs are
+    /// looked for in `folder`.
+    pub fn load(config: &Path, folder: &Path) -> Result<Self, ProviderError> {
+        Ok(Self {
+            list: config::load(config)?.into_iter().map(Arc::new).collect(),
+            folder: folder.to_owned(),
+            shared: Arc::new(Shared {
+                answers: Cache::new(MAX_ANSWERS),
+                flights: Flights::new(),
+            }),
+        })
+    }
+
+    /// What the plugins know for an image: all that match together, as one keyring.
+    pub(super) async fn lookup(&self, reference: &Reference) -> Vec<Credential> {
+        let suiting = self
+            .list
+            .iter()
+            .enumerate()
+            .filter(|(_, provider)| provider.suits(reference));
+        let asked = suiting.map(|(index, provider)| self.ask(index, provider, reference));
+        let answers = futures::future::join_all(asked).await;
+        Keyring::union(answers.iter().map(|keyring| &**keyring)).lookup(reference)
+    }
+
+    async fn ask(
+        &self,
+        index: usize,
+        provider: &Arc<Provider>,
+        reference: &Reference,
+    ) -> Arc<Keyring> {
+        let image = reference.name();
+        for key in [image.as_str(), reference.registry(), GLOBAL] {
+            if let Some(answer) = self.shared.answers.get(&(index, key.to_owned()))
+                && Instant::now() < answer.expires
+            {
+                return answer.keyring;
+            }
+        }
+        let (provider, program) = (provider.clone(), self.folder.join(&provider.name));
+        let (shared, registry) = (self.shared.clone(), reference.registry().to_owned());
+        let key = (index, image.clone());
+        let kept = self.shared.clone();
+        let run = async move {
+            let (key, life, keyring) = match provider.run(&program, &image).await {
+                Ok((CacheKey::Image, life, keyring)) => (image, life, keyring),
+                Ok((CacheKey::Registry, life, keyring)) => (registry, life, keyring),
+                Ok((CacheKey::Global, life, keyring)) => (GLOBAL.to_owned(), life, keyring),
+                Err(error) => {
+                    let (plugin, error) = (&provider.name, chain(&error));
+                    tracing::warn!(plugin, image, error, "no credentials from the plugin");
+                    (image, FAILED, Keyring::default())
+                }
+            };
+            let keyring = Arc::new(keyring);
+            if !life.is_zero() {
+                let answer = Answer {
+                    keyring: keyring.clone(),
+                    expires: Instant::now() + life,
+                };
+                kept.answers.insert((index, key), answer);
+            }
+            keyring
+        };
+        // A task of its own, so that a slow plugin ends its work although the pod cannot wait for it.
+        let flight = tokio::spawn(async move { shared.flights.run(key, || run.boxed()).await });
+        match tokio::time::timeout(PATIENCE, flight).await {
+            Ok(Ok(keyring)) => keyring,
+            _ => Arc::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

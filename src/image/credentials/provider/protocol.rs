@@ -1,0 +1,101 @@
+//! What is asked of a plugin, and what it answers (`credentialprovider.kubelet.k8s.io`).
+
+use std::{collections::BTreeMap, path::Path, time::Duration};
+
+use secrecy::SecretString;
+use serde::{Deserialize, Serialize};
+
+use crate::image::credentials::{
+    Credential, Keyring,
+    command::{self, CommandError},
+};
+
+use super::config::{Provider, duration};
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Request<'a> {
+    api_version: &'a str,
+    kind: &'static str,
+    image: &'a str,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Response {
+    api_version: String,
+    kind: String,
+    cache_key_type: CacheKey,
+    #[serde(default)]
+    cache_duration: Option<String>,
+    #[serde(default)]
+    auth: Option<BTreeMap<String, Entry>>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(default)]
+    username: String,
+    #[serde(default)]
+    password: SecretString,
+}
+
+/// For what an answer holds.
+#[derive(Clone, Copy, Deserialize)]
+pub(super) enum CacheKey {
+    Image,
+    Registry,
+    Global,
+}
+
+/// Why a plugin's answer is none. Nothing of it is quoted.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AnswerError {
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    #[error("its answer is no CredentialProviderResponse")]
+    Malformed,
+    #[error("its answer is of another apiVersion or kind")]
+    Version,
+    #[error("its answer has a malformed cacheDuration")]
+    Duration,
+}
+
+impl Provider {
+    /// Runs the plugin for an image.
+    pub(super) async fn run(
+        &self,
+        program: &Path,
+        image: &str,
+    ) -> Result<(CacheKey, Duration, Keyring), AnswerError> {
+        let request = Request {
+            api_version: &self.api_version,
+            kind: "CredentialProviderRequest",
+            image,
+        };
+        let question = serde_json::to_vec(&request).map_err(|_| AnswerError::Malformed)?;
+        let environment: Vec<_> = self
+            .env
+            .iter()
+            .flatten()
+            .map(|variable| (variable.name.clone(), variable.value.clone()))
+            .collect();
+        let arguments = self.args.as_deref().unwrap_or_default();
+        let answer = command::run(program, arguments, &environment, &question, &self.slots).await?;
+        let answer: Response =
+            serde_json::from_slice(&answer).map_err(|_| AnswerError::Malformed)?;
+        if answer.api_version != self.api_version || answer.kind != "CredentialProviderResponse" {
+            return Err(AnswerError::Version);
+        }
+        let life = match answer.cache_duration {
+            // Less than nothing is used and not kept.
+            Some(text) if text.starts_with('-') => Duration::ZERO,
+            Some(text) => duration(&text).ok_or(AnswerError::Duration)?,
+            None => self.life,
+        };
+        let entries = answer.auth.into_iter().flatten();
+        let credential = |entry: Entry| Credential::password(entry.username, entry.password);
+        let entries = entries.map(|(key, entry)| (key, credential(entry)));
+        Ok((answer.cache_key_type, life, Keyring::new(entries)))
+    }
+}
