@@ -11,9 +11,12 @@ use super::*;
 /// Everything in the cluster that archaware could have touched.
 async fn picture(bed: &Bed) -> String {
     let nodes = bed.nodes().list(&ListParams::default()).await.unwrap();
-    let nodes = nodes
-        .iter()
-        .map(|node| (node.name_any(), taints(node), node.annotations().clone()));
+    let nodes = nodes.iter().map(|node| {
+        let mut annotations = node.annotations().clone();
+        // The controller-manager adds it to each node, some time after it has come.
+        annotations.remove("node.alpha.kubernetes.io/ttl");
+        (node.name_any(), taints(node), annotations)
+    });
     let sets = Api::<DaemonSet>::all(bed.client.clone())
         .list(&ListParams::default())
         .await

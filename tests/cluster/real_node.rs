@@ -106,11 +106,15 @@ async fn the_node_s_containerd_answers_through_the_content_proxy() {
     bed.create_pod("elsewhere", &["unnamed"]).await;
     bed.bound("elsewhere").await;
     let digest = testimg::find("unnamed").root.digest;
-    eventually("content in archaware's namespace", DEADLINE, || async {
-        bed.ctr_in("archaware", &["content", "ls", "-q"])
-            .contains(&digest)
-            .then_some(())
-    })
+    eventually(
+        "the tree and its tag in archaware's namespace",
+        DEADLINE,
+        || async {
+            let held = bed.ctr_in("archaware", &["content", "ls"]);
+            let root = held.lines().find(|line| line.starts_with(&digest))?;
+            root.contains("archaware.dev/tag.").then_some(())
+        },
+    )
     .await;
     assert_eq!(archaware.stop().await, 0);
     // After a restart neither image costs a request: nobody listens where the registry was.
@@ -129,6 +133,10 @@ async fn the_node_s_containerd_answers_through_the_content_proxy() {
         .metric("archaware_image_resolutions_total{source=\"registry\",result=\"Resolved\"}")
         .await;
     assert!(from_registry < 0.5, "{from_registry}");
+    let from_containerd = archaware
+        .metric("archaware_image_resolutions_total{source=\"containerd\",result=\"Resolved\"}")
+        .await;
+    assert!(from_containerd > 1.5, "{from_containerd}");
     assert_eq!(archaware.stop().await, 0);
     door.kill().unwrap();
     door.wait().unwrap();
