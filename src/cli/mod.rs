@@ -285,9 +285,11 @@ fn resolver(
 
 impl From<&RewriteConfig> for Rewrite {
     fn from(rule: &RewriteConfig) -> Self {
+        // Whole parts are replaced, with a slash at the end or without.
+        let parts = |text: &str| text.trim_end_matches('/').to_owned();
         Self {
-            prefix: rule.prefix.clone(),
-            replacement: rule.replacement.clone(),
+            prefix: parts(&rule.prefix),
+            replacement: parts(&rule.replacement),
         }
     }
 }
@@ -295,6 +297,19 @@ impl From<&RewriteConfig> for Rewrite {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slash_at_the_end_of_a_rewrite_means_nothing() {
+        let rule = |prefix: &str, replacement: &str| RewriteConfig {
+            prefix: prefix.to_owned(),
+            replacement: replacement.to_owned(),
+        };
+        let plain = Rewrite::from(&rule("docker.io", "mirror.local/hub"));
+        assert_eq!(
+            Rewrite::from(&rule("docker.io/", "mirror.local/hub/")),
+            plain
+        );
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

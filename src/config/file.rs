@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::files;
+use crate::{files, image::Reference};
 
 use super::{Config, FailureAction};
 
@@ -85,10 +85,19 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
     if config.registries.plain_http.iter().any(is_url) {
         return contradiction("registries.plainHttp takes host[:port], no URL");
     }
-    let unusable =
-        |rule: &super::RewriteConfig| rule.prefix.is_empty() || rule.replacement.is_empty();
-    if config.registries.rewrites.iter().any(unusable) {
-        return contradiction("registries.rewrites needs a prefix and a replacement in each rule");
+    // A name below it has to be one of the registry that stands in front: `mirror` alone is a user of Docker Hub.
+    let names_registry = |text: &String| {
+        let text = text.trim_end_matches('/');
+        let first = text.split('/').next().unwrap_or_default();
+        Reference::parse(&format!("{text}/x")).is_ok_and(|name| name.registry() == first)
+    };
+    let usable = |rule: &super::RewriteConfig| {
+        names_registry(&rule.prefix) && names_registry(&rule.replacement)
+    };
+    if !config.registries.rewrites.iter().all(usable) {
+        return contradiction(
+            "registries.rewrites takes a prefix and a replacement that begin with a registry's host, like docker.io/library",
+        );
     }
     let providers = &config.credential_providers;
     if providers.config.as_os_str().is_empty() != providers.bin_directory.as_os_str().is_empty() {
@@ -220,6 +229,24 @@ mod tests {
                 matches!(parse("c", text), Err(ConfigError::Malformed { .. })),
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn rewrites_name_registries() {
+        for (prefix, replacement, good) in [
+            ("docker.io", "mirror.local/hub", true),
+            ("docker.io/", "mirror.local:5000/hub/", true),
+            ("docker.io/library", "localhost:5000", true),
+            ("docker.io", "mirror", false),
+            ("nginx", "mirror.local", false),
+            ("docker.io", "HTTP://X y", false),
+            ("", "mirror.local", false),
+            ("docker.io", "", false),
+        ] {
+            let rule = format!("{{prefix: {prefix:?}, replacement: {replacement:?}}}");
+            let text = format!("{HEAD}registries: {{rewrites: [{rule}]}}\n");
+            assert_eq!(parse("c", &text).is_ok(), good, "{rule}");
         }
     }
 

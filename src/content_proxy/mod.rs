@@ -6,7 +6,7 @@ mod rules;
 
 use std::{
     io,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{FileTypeExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -69,6 +69,9 @@ pub enum ProxyError {
     /// Another process answers there.
     #[error("another process listens on {0}")]
     InUse(PathBuf),
+    /// Something that is no socket is there.
+    #[error("{0} exists and is no socket; it is left as it is")]
+    Occupied(PathBuf),
     /// The listener broke.
     #[error("cannot accept connections any more")]
     Accept(#[source] io::Error),
@@ -80,6 +83,8 @@ struct Proxy {
     large: Semaphore,
     /// The second in which a refusal was logged last.
     told: AtomicU64,
+    /// Refusals since then.
+    untold: AtomicU64,
 }
 
 /// Passes calls on from `listen` to `from` until `stop`.
@@ -98,6 +103,7 @@ pub async fn run(
         containerd,
         large: Semaphore::new(MAX_LARGE),
         told: AtomicU64::new(0),
+        untold: AtomicU64::new(0),
     });
     let mut connections = JoinSet::new();
     while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
@@ -133,6 +139,10 @@ async fn bind(path: &Path) -> Result<UnixListener, ProxyError> {
     if UnixStream::connect(path).await.is_ok() {
         return Err(ProxyError::InUse(path.to_owned()));
     }
+    let is_socket = |meta: std::fs::Metadata| meta.file_type().is_socket();
+    if std::fs::symlink_metadata(path).is_ok_and(|meta| !is_socket(meta)) {
+        return Err(ProxyError::Occupied(path.to_owned()));
+    }
     let fresh = path.with_extension(format!("{}.new", std::process::id()));
     let _ = std::fs::remove_file(&fresh);
     let listener = UnixListener::bind(&fresh).map_err(failed)?;
@@ -145,6 +155,7 @@ async fn bind(path: &Path) -> Result<UnixListener, ProxyError> {
 async fn make_namespace(containerd: Channel, own: Option<String>) {
     let Some(name) = own else { return };
     let mut namespaces = NamespacesClient::new(containerd);
+    let mut told = false;
     loop {
         let namespace = Namespace {
             name: name.clone(),
@@ -158,10 +169,22 @@ async fn make_namespace(containerd: Channel, own: Option<String>) {
             request.metadata_mut().insert("containerd-namespace", value);
         }
         match tokio::time::timeout(ANSWER_TIMEOUT, namespaces.create(request)).await {
-            Ok(Ok(_)) => return,
-            Ok(Err(status)) if status.code() == Code::AlreadyExists => return,
-            Ok(Err(status)) => tracing::debug!(error = status.message(), "no namespace yet"),
-            Err(_) => tracing::debug!("no namespace yet: containerd does not answer"),
+            Ok(Err(status)) if status.code() != Code::AlreadyExists => {
+                if !told {
+                    let error = status.message();
+                    tracing::warn!(
+                        error,
+                        "containerd does not answer yet; is --from its socket?"
+                    );
+                }
+                told = true;
+            }
+            Ok(_) => return tracing::info!(namespace = name, "containerd answers"),
+            Err(_) if !told => {
+                tracing::warn!("containerd does not answer in time");
+                told = true;
+            }
+            Err(_) => {}
         }
         tokio::time::sleep(REQUEST_TIMEOUT).await;
     }
@@ -241,9 +264,13 @@ impl Proxy {
     fn tell(&self, parts: &request::Parts, status: &Status) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now = now.unwrap_or_default().as_secs();
-        if self.told.swap(now, Ordering::Relaxed) != now {
-            let call: String = parts.uri.path().chars().take(100).collect();
-            tracing::warn!(call, why = status.message(), "refused");
+        if self.told.swap(now, Ordering::Relaxed) == now {
+            self.untold.fetch_add(1, Ordering::Relaxed);
+            return;
         }
+        let call: String = parts.uri.path().chars().take(100).collect();
+        let namespace = parts.headers.get("containerd-namespace");
+        let (why, untold) = (status.message(), self.untold.swap(0, Ordering::Relaxed));
+        tracing::warn!(call, ?namespace, why, untold, "refused");
     }
 }

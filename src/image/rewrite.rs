@@ -7,7 +7,7 @@ use super::reference::{Reference, ReferenceError};
 /// A prefix of names and what stands in its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rewrite {
-    /// `docker.io`, `docker.io/library`, `registry.example.com/team/`: whole parts of a normalised name.
+    /// `docker.io`, `docker.io/library`, `registry.example.com/team`: whole parts of a normalised name.
     pub prefix: String,
     /// What is written instead.
     pub replacement: String,
@@ -31,7 +31,7 @@ pub(crate) fn rewrite(
         };
         // Whole parts only: `docker.io` is no prefix of `docker.io.example.com`, nor of a name with a port.
         let tagged = prefix.contains('/') && rest.starts_with([':', '@']);
-        if prefix.ends_with('/') || rest.starts_with('/') || tagged {
+        if rest.starts_with('/') || tagged {
             name = Cow::Owned(format!("{replacement}{rest}"));
         }
     }
@@ -64,11 +64,7 @@ mod tests {
                 &[hub],
                 "docker.io.example.com/x:latest",
             ),
-            (
-                "a.io/team/app:v1",
-                &[("a.io/team/", "b.io/")],
-                "b.io/app:v1",
-            ),
+            ("a.io/team/app:v1", &[("a.io/team", "b.io")], "b.io/app:v1"),
             (
                 "a.io/teams/app:v1",
                 &[("a.io/team", "b.io")],

@@ -325,6 +325,20 @@ async fn nonsense_and_floods_end_at_the_door() {
         .unwrap();
     let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
     assert!(peak < 64 * 1024, "{peak} kB");
+    // What is no socket is somebody's file.
+    let file = door.socket.with_extension("file");
+    fs::write(&file, "important").unwrap();
+    let log = door.socket.with_extension("occupied");
+    let arguments = [
+        "content-proxy",
+        "--from",
+        &door.from,
+        "--listen",
+        file.to_str().unwrap(),
+    ];
+    let mut occupied = Process::start(env!("CARGO_BIN_EXE_archaware"), &arguments, &log, false);
+    assert_eq!(occupied.exited().await, 1);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "important");
     // One door for one socket, and a clean end.
     let log = door.socket.with_extension("second");
     let arguments = [

@@ -96,6 +96,22 @@ async fn a_docker_config_gives_credentials_to_every_pod() {
         );
         assert!(!log.contains("secret\""), "{what}: {log}");
     }
+    // One that fails otherwise, or answers nonsense, is named; what it printed is not.
+    executable(
+        dir.path(),
+        "docker-credential-broken",
+        "echo hunter2 >&2; echo hunter2; exit 3",
+    );
+    executable(dir.path(), "docker-credential-odd", "echo hunter2");
+    for (helper, why) in [("broken", "exit status: 3"), ("odd", "malformed")] {
+        let content = json!({"credHelpers": {address: helper}});
+        let (status, _, log) = inspect(&dir, &docker_config(&dir, &content), &image);
+        assert_eq!(status, 1);
+        assert!(
+            log.contains(helper) && log.contains(why) && !log.contains("hunter2"),
+            "{log}"
+        );
+    }
     let asked = fs::read_to_string(dir.path().join("docker-credential-good.asked")).unwrap();
     assert_eq!(asked.lines().next(), Some(address));
     let (status, line, _) = inspect(

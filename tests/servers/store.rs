@@ -335,7 +335,7 @@ async fn one_that_is_killed_hung_forbidden_or_full_changes_no_answer() {
     std::fs::write(&config, text).unwrap();
     std::fs::set_permissions(
         containerd.socket(),
-        std::os::unix::fs::PermissionsExt::from_mode(0),
+        std::os::unix::fs::PermissionsExt::from_mode(0o0),
     )
     .unwrap();
     let (program, config) = (program.to_str().unwrap(), config.to_str().unwrap());

@@ -20,6 +20,8 @@ struct State {
     failures: u32,
     /// Set while open: when the next probe may go.
     probe_at: Option<Instant>,
+    /// When a failure was last worth a word.
+    told: Option<Instant>,
 }
 
 /// The right to make one call; its outcome is to be reported.
@@ -74,15 +76,20 @@ impl Permit<'_> {
         state.probe_at.take().is_some()
     }
 
-    /// Returns whether this opened the breaker.
+    /// Returns whether this is worth a word: the first failure, and then not for as long as the breaker would
+    /// be open.
     pub(super) fn failed(self) -> bool {
+        let now = Instant::now();
         let mut state = self.breaker.state();
         state.failures += 1;
-        if state.probe_at.is_some() || state.failures < MAX_FAILURES {
-            return false;
+        if state.probe_at.is_none() && state.failures >= MAX_FAILURES {
+            state.probe_at = Some(now + self.breaker.open_for);
         }
-        state.probe_at = Some(Instant::now() + self.breaker.open_for);
-        true
+        let told = state.told.is_some_and(|told| now < told + OPEN);
+        if !told {
+            state.told = Some(now);
+        }
+        !told
     }
 }
 
@@ -96,8 +103,9 @@ mod tests {
             state: Mutex::default(),
             open_for: Duration::ZERO,
         };
-        for opens in [false, false, true] {
-            assert_eq!(breaker.enter().unwrap().failed(), opens);
+        for told in [true, false, false] {
+            assert!(breaker.is_closed());
+            assert_eq!(breaker.enter().unwrap().failed(), told);
         }
         assert!(!breaker.is_closed());
         let probe = breaker.enter().unwrap();

@@ -24,8 +24,10 @@ const MAX_ANSWER: u64 = 1024 * 1024;
 pub(super) enum CommandError {
     #[error("it cannot be run")]
     Run(#[from] io::Error),
-    #[error("it ended with {0}")]
-    Failed(ExitStatus),
+    #[error("it ended with {0}; run it by hand to see why")]
+    Failed(ExitStatus, Vec<u8>),
+    #[error("its answer is malformed")]
+    Malformed,
     #[error("it did not end within {} s", TIMEOUT.as_secs())]
     TimedOut,
     #[error("its answer is larger than 1 MiB")]
@@ -65,10 +67,11 @@ pub(super) async fn run(
             return Err(CommandError::TooLarge);
         }
         let status = child.wait().await?;
-        status
-            .success()
-            .then_some(answer)
-            .ok_or(CommandError::Failed(status))
+        if status.success() {
+            Ok(answer)
+        } else {
+            Err(CommandError::Failed(status, answer))
+        }
     };
     tokio::time::timeout(TIMEOUT, running)
         .await

@@ -193,9 +193,16 @@ impl Helpers {
         // A task of its own, so that a slow helper ends its work although the pod cannot wait for it.
         let this = self.clone();
         let flight = tokio::spawn(async move { this.flights.run(key, || run.boxed()).await });
-        tokio::time::timeout(PATIENCE, flight).await.ok()?.ok()?
+        let answer = tokio::time::timeout(PATIENCE, flight).await;
+        if answer.is_err() {
+            tracing::warn!(helper, "no answer in 5 s; it serves the next attempt");
+        }
+        answer.ok()?.ok()?
     }
 }
+
+/// What a helper prints that has nothing (`errCredentialsNotFound` of `docker-credential-helpers`).
+const NOTHING: &[u8] = b"credentials not found";
 
 /// Asks a helper by docker's protocol (`docker-credential-helpers`).
 async fn get(
@@ -214,11 +221,11 @@ async fn get(
     .await;
     let answer = match answer {
         // It says so when it has nothing for a server, with a status of failure.
-        Err(CommandError::Failed(_)) => return Ok(None),
+        Err(CommandError::Failed(_, said)) if said.starts_with(NOTHING) => return Ok(None),
         other => other?,
     };
     let Ok(answer) = serde_json::from_slice::<Answer>(&answer) else {
-        return Ok(None);
+        return Err(CommandError::Malformed);
     };
     let empty = answer.secret.expose_secret().is_empty();
     let credential = match answer.username.as_str() {

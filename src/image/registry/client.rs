@@ -358,9 +358,14 @@ fn failed_at(host: &Host, before: Option<ImageError>, error: ImageError) -> Imag
         let (mirror, error) = (host.endpoint.host(), error.chain());
         tracing::debug!(mirror, error, "the mirror does not help");
     }
-    match before {
-        Some(before) => telling(before, error),
-        None => error,
+    match (before, error) {
+        // Who looks for the reason has to know what the mirrors said, too.
+        (Some(before), ImageError::Unavailable { what, why, source }) if answered(&before) => {
+            let why = format!("{why}; before that: {}", before.chain());
+            telling(before, ImageError::Unavailable { what, why, source })
+        }
+        (Some(before), error) => telling(before, error),
+        (None, error) => error,
     }
 }
 

@@ -32,7 +32,9 @@ pub(super) const NO_ANSWER: &str = "no answer in time";
 
 /// The TLS client could not be set up.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("cannot set up TLS: are CA certificates installed, and the configured ones PEM?")]
+#[error(
+    "cannot set up TLS: are CA certificates installed, and is the client's certificate X.509 v3 with its key?"
+)]
 pub struct TlsError(#[source] Arc<reqwest::Error>);
 
 /// Connections are kept by how they are secured: few sets, one in most clusters.

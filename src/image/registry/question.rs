@@ -48,14 +48,22 @@ impl Question<'_> {
         let Self {
             repository, path, ..
         } = self;
-        format!("{}/{repository}/{path}", host.endpoint.host())
+        // In the clear is worth a word: the other end may expect TLS.
+        let scheme = if host.endpoint.is_plain() {
+            "http://"
+        } else {
+            ""
+        };
+        format!("{scheme}{}/{repository}/{path}", host.endpoint.host())
     }
 }
 
 /// Whether somebody answered, whatever it was.
 pub(super) fn answered(error: &ImageError) -> bool {
     match error {
-        ImageError::Unavailable { source, why, .. } => source.is_none() && why != NO_ANSWER,
+        ImageError::Unavailable { source, why, .. } => {
+            source.is_none() && !why.starts_with(NO_ANSWER)
+        }
         ImageError::Gated { .. } => false,
         _ => true,
     }

@@ -86,7 +86,8 @@ impl Providers {
                 return answer.keyring;
             }
         }
-        let (provider, program) = (provider.clone(), self.folder.join(&provider.name));
+        let plugin = provider.name.clone();
+        let (provider, program) = (provider.clone(), self.folder.join(&plugin));
         let (shared, registry) = (self.shared.clone(), reference.registry().to_owned());
         let key = (index, image.clone());
         let kept = self.shared.clone();
@@ -113,10 +114,11 @@ impl Providers {
         };
         // A task of its own, so that a slow plugin ends its work although the pod cannot wait for it.
         let flight = tokio::spawn(async move { shared.flights.run(key, || run.boxed()).await });
-        match tokio::time::timeout(PATIENCE, flight).await {
-            Ok(Ok(keyring)) => keyring,
-            _ => Arc::default(),
-        }
+        let Ok(answer) = tokio::time::timeout(PATIENCE, flight).await else {
+            tracing::warn!(plugin, "no answer in 5 s; it serves the next attempt");
+            return Arc::default();
+        };
+        answer.unwrap_or_default()
     }
 }
 

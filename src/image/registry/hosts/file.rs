@@ -88,7 +88,11 @@ fn entry(folder: &Path, address: Option<&str>, fields: &Table) -> Result<Entry, 
                 "pull" => pulls = true,
                 "resolve" => resolves = true,
                 "push" | "referrers" => {}
-                _ => return Err(FileError::Invalid("an unknown capability".to_owned())),
+                other => {
+                    return Err(FileError::Invalid(format!(
+                        "unknown capability {other:.40?}"
+                    )));
+                }
             }
         }
     }

@@ -96,6 +96,14 @@ struct Known {
 
 impl Hosts {
     pub(super) fn new(settings: &Settings) -> Self {
+        for root in settings
+            .hosts_directories
+            .iter()
+            .filter(|root| !root.is_dir())
+        {
+            let folder = root.display();
+            tracing::warn!(%folder, "registries.hostsDirectories names a folder that is not there (yet)");
+        }
         Self {
             roots: settings.hosts_directories.clone(),
             ca_bundle: settings.ca_bundle.clone(),
@@ -238,6 +246,16 @@ impl Endpoint {
     /// Whether an address is served by the same server.
     pub(super) fn is_at(&self, url: &Url) -> bool {
         Url::parse(&self.base).is_ok_and(|own| own.origin() == url.origin())
+    }
+
+    /// The same address with TLS; `None` when it has that already.
+    fn secured(&self) -> Option<Self> {
+        let rest = self.base.strip_prefix("http://")?;
+        let base = format!("https://{rest}");
+        Some(Self {
+            base,
+            ..self.clone()
+        })
     }
 
     pub(super) fn is_plain(&self) -> bool {

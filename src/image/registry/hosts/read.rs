@@ -22,7 +22,10 @@ pub(super) fn read(roots: &[PathBuf], bundle: Option<&Path>, registry: &str, own
     let mut problems = Vec::new();
     let bundle = bundle.and_then(|path| {
         let found = read_file(path).and_then(|pem| usable(&pem, path));
-        keep(found, &mut problems)
+        keep(
+            found.map_err(|why| format!("registries.caBundle: {why}")),
+            &mut problems,
+        )
     });
     let folder = roots.iter().find_map(|root| folder(root, registry));
     let mut entries = folder.as_deref().map_or_else(Vec::new, |folder| {
@@ -163,8 +166,14 @@ fn addresses(
         headers: entry.headers.clone(),
         transport: transport.clone(),
     };
+    let own_tls = !entry.ca.is_empty() || !entry.clients.is_empty() || entry.skip_verify.is_some();
     let Some(url) = &entry.url else {
-        return vec![host(own.endpoint.clone(), Role::Origin)];
+        let own = own.endpoint.clone();
+        return match own.secured() {
+            // It would be spoken to in the clear, but somebody has put certificates there.
+            Some(secure) if own_tls => vec![host(secure, Role::Origin), host(own, Role::Fallback)],
+            _ => vec![host(own, Role::Origin)],
+        };
     };
     let endpoint = Endpoint::new(url);
     let same = endpoint.host == own.endpoint.host;
@@ -177,17 +186,12 @@ fn addresses(
         namespace: (!same).then(|| registry.to_owned()),
         ..endpoint
     };
-    let own_tls = !entry.ca.is_empty() || !entry.clients.is_empty() || entry.skip_verify.is_some();
-    let both = url.scheme() == "http" && own_tls && url.port_or_known_default() != Some(80);
-    if !both {
-        return vec![host(endpoint, role)];
+    let both = own_tls && url.port_or_known_default() != Some(80);
+    match endpoint.secured() {
+        // Credentials stay with the secure one: a certificate that does not verify must not bring them out.
+        Some(secure) if both => vec![host(secure, role), host(endpoint, Role::Fallback)],
+        _ => vec![host(endpoint, role)],
     }
-    let secure = Endpoint {
-        base: endpoint.base.replacen("http://", "https://", 1),
-        ..endpoint.clone()
-    };
-    // Credentials stay with the secure one: a certificate that does not verify must not bring them out.
-    vec![host(secure, role), host(endpoint, Role::Fallback)]
 }
 
 /// The certificates of a PEM file that TLS can use, as DER. Go passes over the others, too.

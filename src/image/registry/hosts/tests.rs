@@ -250,7 +250,7 @@ async fn what_cannot_be_parsed_falls_back_to_certificates() {
         &b"server = ["[..],
         b"server = 1",
         b"host = 1",
-        b"capabilities = [\"hunter2\"]",
+        b"capabilities = [\"reslove\"]",
         b"capabilities = \"pull\"",
         b"ca = {}",
         b"client = [[\"a\", \"b\", \"c\"]]",
