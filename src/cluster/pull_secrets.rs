@@ -27,8 +27,11 @@ use super::{CALL_TIMEOUT, objects::PodSpec};
 const USED: Duration = Duration::from_mins(1);
 /// The same for one that is not usable: whoever forgot it is likely to make it now.
 const UNUSABLE: Duration = Duration::from_secs(10);
-/// Secrets held at once; each is at most 1 MiB, by the API's rule.
-const MAX_HELD: usize = 256;
+/// Secrets held at once.
+const MAX_HELD: usize = 128;
+/// Of one secret. The API's rule is 1 MiB, but whoever may write Secrets must not fill archaware's memory; a
+/// large cluster's pull secret has some KiB.
+const MAX_CONTENT: usize = 128 * 1024;
 /// Of one pod. The kubelet has no limit; whoever creates pods must not make archaware read thousands.
 const MAX_OF_POD: usize = 32;
 
@@ -146,13 +149,14 @@ impl Inner {
         let (name, client) = ((namespace.to_owned(), name), self.client.clone());
         let read = |(namespace, name): Name| async move {
             let secret: Secret = get(client, &namespace, &name).await?;
-            let content = |key: &str| {
-                secret
-                    .data
-                    .as_ref()?
-                    .get(key)
-                    .map(|ByteString(bytes)| &**bytes)
-            };
+            let data = secret.data.unwrap_or_default();
+            if data
+                .values()
+                .any(|ByteString(bytes)| bytes.len() > MAX_CONTENT)
+            {
+                return Err("it is larger than 128 KiB".into());
+            }
+            let content = |key: &str| data.get(key).map(|ByteString(bytes)| &**bytes);
             match secret.type_.as_deref() {
                 Some("kubernetes.io/dockerconfigjson") => {
                     docker_config_json(content(".dockerconfigjson"))
@@ -194,17 +198,23 @@ impl<T: Send + Sync + 'static> Held<T> {
         F: Future<Output = Read<T>> + Send + 'static,
     {
         if let Some((held, at)) = self.known.get(&name)
-            && at.elapsed() < if held.is_ok() { USED } else { UNUSABLE }
+            && is_fresh(&held, at)
         {
             return held;
         }
+        // What nobody uses any more is not held: it may be a secret.
+        self.known.retain(|_, (held, at)| is_fresh(held, *at));
         let answer = self
             .flights
-            .run(name.clone(), || read(name.clone()).boxed())
-            .await;
+            .run(name.clone(), || read(name.clone()).boxed());
+        let answer = answer.await;
         self.known.insert(name, (answer.clone(), Instant::now()));
         answer
     }
+}
+
+fn is_fresh<T>(held: &Read<T>, at: Instant) -> bool {
+    at.elapsed() < if held.is_ok() { USED } else { UNUSABLE }
 }
 
 async fn get<K>(client: Client, namespace: &str, name: &str) -> Result<K, Arc<str>>

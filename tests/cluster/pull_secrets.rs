@@ -97,15 +97,12 @@ async fn secrets_that_cannot_be_used_are_passed_over_and_named() {
         json!({"metadata": {"name": "other"}, "stringData": {"password": "hunter2"}}),
     )
     .await;
-    create(
-        &bed,
-        "mixed",
-        &registry.image("arm64"),
-        &["missing", "broken", "other", "good"],
-    )
-    .await;
+    let huge = json!({"auths": {"a": {"auth": "h".repeat(200_000)}}}).to_string();
+    secret(&bed, "huge", "dockerconfigjson", ".dockerconfigjson", &huge).await;
+    let secrets = ["missing", "broken", "other", "huge", "good"];
+    create(&bed, "mixed", &registry.image("arm64"), &secrets).await;
     assert_eq!(bed.bound("mixed").await, "arm64");
-    let events: Vec<String> = eventually("three events", DEADLINE, || async {
+    let events: Vec<String> = eventually("four events", DEADLINE, || async {
         let events: Api<k8s_openapi::api::events::v1::Event> = bed.api();
         let all = events.list(&Default::default()).await.ok()?;
         let notes: Vec<String> = all
@@ -113,13 +110,14 @@ async fn secrets_that_cannot_be_used_are_passed_over_and_named() {
             .filter(|event| event.reason.as_deref() == Some("PullSecretUnusable"))
             .filter_map(|event| event.note)
             .collect();
-        (notes.len() == 3).then_some(notes)
+        (notes.len() == 4).then_some(notes)
     })
     .await;
     for (name, why) in [
         ("missing", "does not exist"),
         ("broken", "malformed"),
         ("other", "no type for pull secrets"),
+        ("huge", "larger than 128 KiB"),
     ] {
         assert!(
             events

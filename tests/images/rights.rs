@@ -80,6 +80,58 @@ async fn bearer_tokens_are_fetched_once_and_renewed() {
     assert_eq!(registry.count("GET", "/token"), 2);
 }
 
+/// A rollout of a repository with many tags: they meet the challenge in turns, and one token is enough.
+#[tokio::test]
+async fn many_tags_of_a_repository_share_one_token() {
+    let (registry, resolver) = (registry().await, resolver());
+    let tags: Vec<String> = (0..40).map(|n| format!("v{n}")).collect();
+    for (number, tag) in tags.iter().enumerate() {
+        registry.add_tag("app", tag, &testimg::numbered(number));
+    }
+    registry.require(Auth::Bearer(Some(("user".into(), "secret".into()))));
+    registry.script(
+        "/v2/",
+        testimg::Script::Slow(std::time::Duration::from_millis(5)),
+    );
+    let keyring = keyring(&registry.address(), "user", "secret");
+    let image = |tag: &String| format!("{}:{tag}", registry.image("app"));
+    let images: Vec<String> = tags.iter().map(image).collect();
+    let all = images
+        .iter()
+        .map(|image| resolve_as(&resolver, image, &keyring));
+    assert!(
+        futures::future::join_all(all)
+            .await
+            .iter()
+            .all(Result::is_ok)
+    );
+    assert_eq!(registry.count("GET", "/token"), 1);
+    // Revoked: whoever is refused does not throw away what another has got since.
+    registry.revoke_tokens();
+    for (number, tag) in tags.iter().enumerate() {
+        registry.add_tag("app", tag, &testimg::numbered(100 + number));
+    }
+    let again: Vec<String> = (0..40)
+        .map(|n| {
+            format!(
+                "{}@{}",
+                registry.image("app"),
+                testimg::numbered(100 + n).root.digest
+            )
+        })
+        .collect();
+    let all = again
+        .iter()
+        .map(|image| resolve_as(&resolver, image, &keyring));
+    assert!(
+        futures::future::join_all(all)
+            .await
+            .iter()
+            .all(Result::is_ok)
+    );
+    assert_eq!(registry.count("GET", "/token"), 2);
+}
+
 #[tokio::test]
 async fn anonymous_tokens_serve_everybody() {
     let (registry, resolver) = (registry().await, resolver());
