@@ -72,9 +72,6 @@ pub enum ProxyError {
     /// Something that is no socket is there.
     #[error("{0} exists and is no socket; it is left as it is")]
     Occupied(PathBuf),
-    /// The listener broke.
-    #[error("cannot accept connections any more")]
-    Accept(#[source] io::Error),
 }
 
 struct Proxy {
@@ -110,12 +107,11 @@ pub async fn run(
         let (stream, _) = match accepted {
             Ok(accepted) => accepted,
             // Out of file descriptors, or a client that is gone: others come after it.
-            Err(error) if error.kind() != io::ErrorKind::InvalidInput => {
+            Err(error) => {
                 tracing::warn!(%error, "a connection was lost");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
-            Err(error) => return Err(ProxyError::Accept(error)),
         };
         while connections.try_join_next().is_some() {}
         if connections.len() < MAX_CONNECTIONS {

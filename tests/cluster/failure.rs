@@ -59,6 +59,33 @@ async fn tolerate_all_steps_aside_after_its_time() {
 }
 
 #[tokio::test]
+async fn what_a_registry_says_of_its_limit_is_in_the_metrics() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let registry = FakeRegistry::start().await.unwrap();
+    let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let headers = vec![
+        header("ratelimit-limit", "100;w=21600"),
+        header("ratelimit-remaining", "37;w=21600"),
+        header("retry-after", "600"),
+    ];
+    registry.script("/", Script::Status(429, headers));
+    let archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    create(&bed, "limited", registry.image("app"), None).await;
+    bed.event("limited", "ImageNotResolved").await;
+    let (_, metrics) = archaware.http("/metrics").await;
+    let of = format!("{{registry=\"{}\"}}", registry.address());
+    for line in [
+        format!("archaware_registry_rate_limit_remaining{of} 37"),
+        format!("archaware_registry_rate_limit{of} 100"),
+        "archaware_registries_gated 1".to_owned(),
+    ] {
+        assert!(metrics.contains(&line), "{line}: {metrics}");
+    }
+}
+
+#[tokio::test]
 async fn tolerate_uses_the_configured_architectures() {
     let bed = Bed::take().await;
     bed.three_nodes().await;

@@ -23,6 +23,11 @@ fn tree(root: &Path, registry: &str, text: &str) -> Settings {
     let dir = root.join(name);
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join("hosts.toml"), text).unwrap();
+    settings_of(root)
+}
+
+/// With the trees of this root.
+fn settings_of(root: &Path) -> Settings {
     let mut settings = settings();
     settings.registry.hosts_directories = vec![root.to_owned()];
     settings
@@ -147,6 +152,37 @@ async fn with_a_private_authority() {
                 assert_eq!(error.reason(), Reason::Unavailable, "{}", error.chain());
             }
         }
+    }
+}
+
+#[tokio::test]
+async fn certificates_on_an_http_address_mean_https_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let pki = Pki::new(dir.path());
+    pki.leaf("server");
+    let (secure, plain) = (
+        Registry::with_tls(&["multi"], &pki, false).await,
+        Registry::open(&["multi"]).await,
+    );
+    let roots = tempfile::tempdir().unwrap();
+    for (name, registry) in [("secure", &secure), ("plain", &plain)] {
+        let address = registry.address();
+        let text = format!(
+            "server = \"http://127.0.0.1:1\"\n[host.\"http://{address}\"]\nca = \"{}\"\n",
+            pki.path("ca.crt")
+        );
+        let settings = tree(&roots.path().join(name), "reg.test", &text);
+        let resolved = resolve(&resolver(settings), "reg.test/multi", &Keyring::default()).await;
+        assert_eq!(platforms(&resolved.unwrap()), MULTI, "{name}");
+        // Docker's way, for a registry on loopback: it would be spoken to in the clear otherwise.
+        let port = address.rsplit(':').next().unwrap();
+        let folder = roots.path().join(name).join(format!("127.0.0.1_{port}_"));
+        fs::create_dir(&folder).unwrap();
+        fs::copy(pki.path("ca.crt"), folder.join("ca.crt")).unwrap();
+        let settings = settings_of(&roots.path().join(name));
+        let image = registry.image("multi");
+        let resolved = resolve(&resolver(settings), &image, &Keyring::default()).await;
+        assert_eq!(platforms(&resolved.unwrap()), MULTI, "{name}");
     }
 }
 

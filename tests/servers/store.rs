@@ -3,7 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use archaware::image::{Reason, Source, credentials::Keyring};
+use archaware::{
+    image::{Reason, Source, credentials::Keyring},
+    metrics::Metrics,
+};
 use testimg::{Auth, FakeRegistry, Script};
 
 use super::support::{Containerd, eventually, keyring, platforms, resolve, settings};
@@ -61,6 +64,34 @@ async fn a_restart_costs_no_request_while_tags_are_fresh() {
         }
         assert_eq!(registry.seen(), [], "{}", binary.display());
     }
+}
+
+/// Each write waits for the disk: a rollout must not repeat them.
+#[tokio::test]
+async fn many_pods_of_one_image_cost_one_tree_and_one_tag() {
+    let containerd = Containerd::start(&Containerd::binaries()[0]).await;
+    let registry = registry().await;
+    let metrics = Metrics::default();
+    let resolver = containerd.counting(settings(), &metrics);
+    let (keyring, image) = (Keyring::default(), registry.image("multi"));
+    let many = (0..64).map(|_| resolve(&resolver, &image, &keyring));
+    assert!(
+        futures::future::join_all(many)
+            .await
+            .iter()
+            .all(Result::is_ok)
+    );
+    kept(&containerd, "multi").await;
+    // What comes after all of that in the queue.
+    resolve(&resolver, &registry.image("amd64"), &keyring)
+        .await
+        .unwrap();
+    kept(&containerd, "amd64").await;
+    let stored = "archaware_containerd_writes_total{result=\"stored\"} 4\n";
+    eventually("two trees and two tags, and no more", || async {
+        metrics.encode().unwrap().contains(stored).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

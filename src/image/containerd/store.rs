@@ -9,9 +9,9 @@ use std::{
 use futures::StreamExt;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
-    task::AbortHandle,
     time::timeout_at,
 };
+use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Status};
 
 use crate::{
@@ -53,7 +53,9 @@ pub(crate) struct Store {
     writes: ContentWrites,
     started: Instant,
     stage: watch::Sender<Stage>,
-    tasks: [OnceLock<AbortHandle>; 2],
+    /// Ended with this. Every write is one message, committed or not, so nothing is left half done.
+    _writer: AbortOnDropHandle<()>,
+    recall: OnceLock<AbortOnDropHandle<()>>,
 }
 
 enum Job {
@@ -80,7 +82,7 @@ impl Store {
             budget: std::sync::Mutex::new((today(), MAX_PER_DAY)),
             writes: writes.clone(),
         };
-        let store = Self {
+        Self {
             jobs,
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
             namespace,
@@ -88,16 +90,13 @@ impl Store {
             writes,
             started: Instant::now(),
             stage: watch::Sender::new(Stage::Waiting),
-            tasks: Default::default(),
-        };
-        let [writer, _] = &store.tasks;
-        writer.get_or_init(|| tokio::spawn(worker.run(queue)).abort_handle());
-        store
+            _writer: AbortOnDropHandle::new(tokio::spawn(worker.run(queue))),
+            recall: OnceLock::new(),
+        }
     }
 
     /// The day that leases are for; content that is used on a day is to be touched once.
-    #[allow(clippy::unused_self, reason = "there is no day without a store")]
-    pub(crate) fn today(&self) -> u32 {
+    pub(crate) fn today() -> u32 {
         today()
     }
 
@@ -155,8 +154,8 @@ impl Store {
                 tokio::time::sleep(RECALL_AGAIN).await;
             }
         };
-        let [_, recall] = &self.tasks;
-        recall.get_or_init(|| tokio::spawn(reading).abort_handle());
+        let start = || AbortOnDropHandle::new(tokio::spawn(reading));
+        self.recall.get_or_init(start);
     }
 
     /// Waits until it has been read: not longer than for any other word of containerd, unless it is coming.
@@ -174,16 +173,6 @@ impl Store {
             let _ = timeout_at(later.into(), stage.wait_for(|s| *s == Stage::Over)).await;
         }
         Ok(())
-    }
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        // Every write is one message, committed or not: ending here leaves nothing half done.
-        self.tasks
-            .iter()
-            .filter_map(OnceLock::get)
-            .for_each(AbortHandle::abort);
     }
 }
 

@@ -235,3 +235,45 @@ async fn get(
     };
     Ok((!empty).then_some(credential))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_is_read_again_when_it_changes_and_kept_while_it_is_broken() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
+        let write = |user: &str| {
+            let entry =
+                format!(r#"{{"auths": {{"r.io": {{"username": "{user}", "password": "p"}}}}}}"#);
+            std::fs::write(&path, entry).unwrap();
+        };
+        let image = Reference::parse("r.io/x").unwrap();
+        write("a");
+        let mut file = File::open(path.clone()).unwrap();
+        let before = file.current().keyring.lookup(&image)[0].fingerprint();
+        write("longer");
+        let now = file.current().keyring.lookup(&image)[0].fingerprint();
+        assert_eq!(now, before, "within its time");
+        for (broken, changed) in [(false, true), (true, true)] {
+            if broken {
+                std::fs::write(&path, "hunter2").unwrap();
+            }
+            file.looked = Instant::now().checked_sub(READ_AGAIN).unwrap();
+            let now = file.current().keyring.lookup(&image)[0].fingerprint();
+            assert_eq!(now != before, changed);
+        }
+        assert!(
+            file.told
+                .as_ref()
+                .is_some_and(|told| !told.contains("hunter2"))
+        );
+        write("a");
+        file.looked = Instant::now().checked_sub(READ_AGAIN).unwrap();
+        assert_eq!(
+            file.current().keyring.lookup(&image)[0].fingerprint(),
+            before
+        );
+    }
+}

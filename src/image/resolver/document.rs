@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::image::{
     cache::Known,
-    containerd::{Containerd, Patience},
+    containerd::{Containerd, Patience, Store},
     digest::Digest,
     error::ImageError,
     tree::{self, Fetch, Kind, Tree},
@@ -63,7 +63,7 @@ impl Inner {
             told: 0,
         };
         if let Some(store) = self.store(asker) {
-            known.told = store.today();
+            known.told = Store::today();
             if asked {
                 store.keep(leaves);
             } else {

@@ -16,7 +16,7 @@ use crate::{
 
 use super::{
     cache::{Caches, Remembered},
-    containerd::Containerd,
+    containerd::{Containerd, Store},
     credentials::{Fingerprint, Keys, NodeCredentials},
     digest::Digest,
     error::ImageError,
@@ -234,7 +234,7 @@ impl Resolver {
                 return Err(error);
             }
         };
-        if let Some(store) = inner.store(&asker).filter(|_| found.public) {
+        if let Some(store) = inner.store(&asker).filter(|_| found.is_news()) {
             store.tag(&asker.reference.to_string(), &found.digest);
         }
         Ok(asker.resolved(found, &tree, source))
@@ -323,9 +323,9 @@ impl Inner {
         let mut known = self.caches.tree(digest, asker.owner())?;
         // Content that survives this process goes away unless somebody says that it is in use.
         if let Some(store) = self.store(asker)
-            && known.told != store.today()
+            && known.told != Store::today()
         {
-            known.told = store.today();
+            known.told = Store::today();
             store.touch(digest);
             self.caches.keep_tree(digest, asker.owner(), known.clone());
         }

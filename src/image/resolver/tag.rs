@@ -1,7 +1,10 @@
 //! What a tag points at: the node's record if it is good enough, else the registry's word.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -25,8 +28,9 @@ pub(super) struct Found {
     pub(super) root: Option<Arc<Answer>>,
     /// containerd gave no answer just now: it is not asked again for this image.
     pub(super) without_containerd: bool,
-    /// Seen by everybody: worth telling to what survives this process.
-    pub(super) public: bool,
+    /// Set for what the registry has just said to everybody: worth telling to what survives this process, by
+    /// one of all who wait for it.
+    news: Option<Arc<AtomicBool>>,
 }
 
 /// Why the registry did not say what a tag points at, and what the node says instead.
@@ -40,7 +44,7 @@ impl Found {
             source: Source::Memory,
             root: None,
             without_containerd: false,
-            public: false,
+            news: None,
         }
     }
 
@@ -49,6 +53,12 @@ impl Found {
             source: Source::Containerd,
             ..Self::given(digest)
         }
+    }
+
+    /// Whether this one is to tell it.
+    pub(super) fn is_news(&self) -> bool {
+        let news = self.news.as_ref();
+        news.is_some_and(|news| news.swap(false, Ordering::Relaxed))
     }
 }
 
@@ -145,7 +155,7 @@ impl Inner {
         Ok(Found {
             source: Source::Registry,
             root,
-            public: audience == Audience::Everybody,
+            news: (audience == Audience::Everybody).then(|| Arc::new(AtomicBool::new(true))),
             ..Found::given(digest)
         })
     }

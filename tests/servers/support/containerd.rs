@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 use archaware::{
     image::{Resolver, Settings, containerd, credentials::NodeCredentials},
-    metrics::{ContentWrites, Resolutions},
+    metrics::Metrics,
 };
 use containerd_client::{
     services::v1::{CreateImageRequest, Image, images_client::ImagesClient},
@@ -195,18 +195,23 @@ impl Containerd {
         self.resolver_at(&self.socket(), settings)
     }
 
+    /// The same, counting what it does.
+    pub(crate) fn counting(&self, settings: Settings, metrics: &Metrics) -> Resolver {
+        Self::made(&self.socket(), settings, metrics)
+    }
+
     /// The same through another socket.
     #[allow(clippy::unused_self, reason = "it keeps its content here")]
     pub(crate) fn resolver_at(&self, socket: &str, settings: Settings) -> Resolver {
+        Self::made(socket, settings, &Metrics::default())
+    }
+
+    fn made(socket: &str, settings: Settings, metrics: &Metrics) -> Resolver {
         let namespaces = vec!["k8s.io".to_owned()];
         let containerd =
             containerd::Containerd::new(socket, namespaces, Some("archaware")).unwrap();
-        let containerd = containerd.keeping(&ContentWrites::default());
-        Resolver::new(
-            settings,
-            Some(containerd),
-            NodeCredentials::default(),
-            Resolutions::default(),
-        )
+        let containerd = containerd.keeping(&metrics.content_writes);
+        let (node, resolutions) = (NodeCredentials::default(), metrics.resolutions.clone());
+        Resolver::new(settings, Some(containerd), node, resolutions)
     }
 }
