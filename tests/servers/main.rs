@@ -15,3 +15,4 @@ mod node_credentials;
 mod registries;
 mod store;
 mod support;
+mod trouble;

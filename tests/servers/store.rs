@@ -1,7 +1,7 @@
 //! What was fetched survives archaware in a real containerd, of each supported version, and nothing stays
 //! there for ever.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use archaware::{
     image::{Reason, Source, credentials::Keyring},
@@ -11,10 +11,10 @@ use testimg::{Auth, FakeRegistry, Script};
 
 use super::support::{Containerd, eventually, keyring, platforms, resolve, settings};
 
-const MULTI: [&str; 3] = ["linux/amd64", "linux/arm64", "linux/s390x"];
+pub(crate) const MULTI: [&str; 3] = ["linux/amd64", "linux/arm64", "linux/s390x"];
 
 /// A registry with one index, whose entries name their platforms, one without, and a manifest.
-async fn registry() -> FakeRegistry {
+pub(crate) async fn registry() -> FakeRegistry {
     let registry = FakeRegistry::start().await.unwrap();
     for name in ["multi", "unnamed", "amd64", "nested"] {
         registry.add(name, &testimg::find(name));
@@ -22,7 +22,7 @@ async fn registry() -> FakeRegistry {
     registry
 }
 
-async fn kept(containerd: &Containerd, image: &str) {
+pub(crate) async fn kept(containerd: &Containerd, image: &str) {
     let root = testimg::find(image).root.digest;
     eventually(&format!("{image} in containerd"), || async {
         let held = containerd.ctr("archaware", &["content", "ls"]);
@@ -267,168 +267,6 @@ async fn content_that_another_namespace_holds_is_kept_all_the_same() {
         kept(&containerd, "amd64").await;
         assert!(containerd.holds(&image.root.digest), "{}", binary.display());
     }
-}
-
-#[tokio::test]
-async fn a_containerd_that_begins_anew_is_filled_again() {
-    let binary = Containerd::binaries().remove(2);
-    let mut containerd = Containerd::start(&binary).await;
-    let registry = registry().await;
-    let resolver = containerd.resolver(settings());
-    assert!(
-        resolve(&resolver, &registry.image("multi"), &Keyring::default())
-            .await
-            .is_ok()
-    );
-    kept(&containerd, "multi").await;
-    containerd.wipe();
-    containerd.restart().await;
-    let digest = testimg::find("unnamed").root.digest;
-    eventually("another image kept", || async {
-        // The breaker may be open for a while after the restart.
-        let image = format!("{}@{digest}", registry.image("unnamed"));
-        resolve(&resolver, &image, &Keyring::default())
-            .await
-            .unwrap();
-        if containerd.holds(&digest) {
-            return Some(());
-        }
-        let fresh = containerd.resolver(settings());
-        resolve(&fresh, &image, &Keyring::default()).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        containerd.holds(&digest).then_some(())
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_is_killed_hung_forbidden_or_full_changes_no_answer() {
-    let binary = Containerd::binaries().remove(1);
-    let mut containerd = Containerd::start(&binary).await;
-    let registry = registry().await;
-    let fresh = |image: &str| {
-        format!(
-            "{}@{}",
-            registry.image(image),
-            testimg::find(image).root.digest
-        )
-    };
-    // Hung: one wait for a resolution, none once the breaker is open.
-    containerd.signal("-STOP");
-    let resolver = containerd.resolver(settings());
-    let mut times = Vec::new();
-    for (name, image) in [
-        ("multi", registry.image("multi")),
-        ("unnamed", fresh("unnamed")),
-        ("amd64", registry.image("amd64")),
-        ("nested", fresh("nested")),
-    ] {
-        let started = Instant::now();
-        let resolved = resolve(&resolver, &image, &Keyring::default())
-            .await
-            .unwrap();
-        times.push(started.elapsed());
-        assert_eq!(resolved.source, Source::Registry, "{name}");
-    }
-    containerd.signal("-CONT");
-    // 250 ms, and what a busy machine adds.
-    assert!(
-        times[..3]
-            .iter()
-            .all(|time| *time < Duration::from_millis(450)),
-        "{times:?}"
-    );
-    assert!(times[3] < Duration::from_millis(200), "{times:?}");
-    assert_eq!(resolver.containerd_is_up(), Some(false));
-    // Killed.
-    containerd.kill();
-    let resolver = containerd.resolver(settings());
-    assert!(
-        resolve(&resolver, &registry.image("multi"), &Keyring::default())
-            .await
-            .is_ok()
-    );
-    containerd.restart().await;
-    // No socket at all.
-    let resolver = containerd.resolver_at("/nonexistent/containerd.sock", settings());
-    let resolved = resolve(&resolver, &registry.image("multi"), &Keyring::default())
-        .await
-        .unwrap();
-    assert_eq!(platforms(&resolved), MULTI);
-    // Forbidden: the socket is there, for somebody else.
-    let program = containerd.dir().join("archaware");
-    std::fs::copy(env!("CARGO_BIN_EXE_archaware"), &program).unwrap();
-    let config = containerd.dir().join("config.yaml");
-    let text = format!(
-        "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\ncontainerd: {{socket: {}}}\n",
-        containerd.socket()
-    );
-    std::fs::write(&config, text).unwrap();
-    std::fs::set_permissions(
-        containerd.socket(),
-        std::os::unix::fs::PermissionsExt::from_mode(0o0),
-    )
-    .unwrap();
-    let (program, config) = (program.to_str().unwrap(), config.to_str().unwrap());
-    let inspect = [
-        program,
-        "inspect",
-        "-o",
-        "json",
-        "--config",
-        config,
-        &registry.image("multi"),
-    ];
-    let out = tokio::task::block_in_place(|| containerd.as_stranger(&inspect));
-    assert!(out.contains("\"source\": \"registry\""), "{out}");
-}
-
-#[tokio::test]
-async fn a_full_disk_ends_the_keeping_and_nothing_else() {
-    let binary = Containerd::binaries().remove(1);
-    let mut containerd = Containerd::start(&binary).await;
-    let registry = registry().await;
-    let resolver = containerd.resolver(settings());
-    assert!(
-        resolve(&resolver, &registry.image("multi"), &Keyring::default())
-            .await
-            .is_ok()
-    );
-    kept(&containerd, "multi").await;
-    containerd.limit_files("1");
-    for n in 0..20 {
-        let name = format!("full-{n}");
-        registry.add(
-            &name,
-            &testimg::find(if n % 2 == 0 { "unnamed" } else { "amd64-arm64" }),
-        );
-        let started = Instant::now();
-        assert!(
-            resolve(&resolver, &registry.image(&name), &Keyring::default())
-                .await
-                .is_ok()
-        );
-        assert!(
-            started.elapsed() < Duration::from_secs(1),
-            "{:?}",
-            started.elapsed()
-        );
-    }
-    // containerd itself may not survive it: its database has to write, too. With room again, what was kept is there.
-    containerd.restart().await;
-    let digest = format!(
-        "{}@{}",
-        registry.image("multi"),
-        testimg::find("multi").root.digest
-    );
-    let fresh = containerd.resolver(settings());
-    assert_eq!(
-        resolve(&fresh, &digest, &Keyring::default())
-            .await
-            .unwrap()
-            .source,
-        Source::Containerd
-    );
 }
 
 #[tokio::test]

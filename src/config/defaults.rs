@@ -1,0 +1,118 @@
+//! What every key has that is left out: the values of docs/configuration.md.
+
+use std::{
+    collections::BTreeMap,
+    num::{NonZeroU16, NonZeroUsize},
+    path::PathBuf,
+    time::Duration,
+};
+
+use crate::{placement::Effect, platform::Architecture};
+
+use super::{
+    ApiVersion, CacheConfig, ConcurrencyConfig, Config, ContainerdConfig,
+    CredentialProvidersConfig, DaemonSets, FailureAction, FailureConfig, Kind, LabelSelector,
+    PodsConfig, RegistriesConfig, ResolutionConfig, StartupConfig, TaintConfig, TaintKey,
+};
+
+/// What a node of an architecture runs besides its own.
+pub(super) fn compatibility() -> BTreeMap<Architecture, Vec<Architecture>> {
+    let pair = "amd64".parse().ok().zip("386".parse().ok());
+    pair.into_iter()
+        .map(|(runs, also)| (runs, vec![also]))
+        .collect()
+}
+
+impl Default for Config {
+    /// What an empty file means.
+    fn default() -> Self {
+        Self {
+            api_version: ApiVersion::default(),
+            kind: Kind::default(),
+            taint: TaintConfig::default(),
+            pods: PodsConfig::default(),
+            daemon_sets: DaemonSets::default(),
+            compatibility: compatibility(),
+            schedulable_architectures: Vec::new(),
+            startup: StartupConfig::default(),
+            resolution: ResolutionConfig::default(),
+            registries: RegistriesConfig::default(),
+            credential_providers: CredentialProvidersConfig::default(),
+            containerd: ContainerdConfig::default(),
+            concurrency: ConcurrencyConfig::default(),
+        }
+    }
+}
+
+impl Default for TaintConfig {
+    fn default() -> Self {
+        Self {
+            manage: true,
+            // What managed clusters put on their Arm nodes, so existing manifests keep working.
+            key: TaintKey("kubernetes.io/arch".to_owned()),
+            effect: Effect::NoSchedule,
+            architectures: Vec::new(),
+            node_selector: LabelSelector::default(),
+        }
+    }
+}
+
+impl Default for StartupConfig {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_mins(2),
+        }
+    }
+}
+
+impl Default for ResolutionConfig {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(5),
+            budget: Duration::from_secs(15),
+            cache: CacheConfig::default(),
+            failure: FailureConfig::default(),
+        }
+    }
+}
+
+impl Default for CacheConfig {
+    fn default() -> Self {
+        Self {
+            images: NonZeroUsize::MIN.saturating_add(19_999),
+            tag_ttl: Duration::from_mins(10),
+            latest_ttl: Duration::from_mins(1),
+            per_credential: false,
+        }
+    }
+}
+
+impl Default for FailureConfig {
+    fn default() -> Self {
+        Self {
+            after: Duration::from_mins(1),
+            action: FailureAction::default(),
+            architectures: Vec::new(),
+        }
+    }
+}
+
+impl Default for ContainerdConfig {
+    fn default() -> Self {
+        Self {
+            socket: PathBuf::new(),
+            read_namespaces: vec!["k8s.io".to_owned()],
+            cache_namespace: "archaware".to_owned(),
+        }
+    }
+}
+
+impl Default for ConcurrencyConfig {
+    fn default() -> Self {
+        Self {
+            pods: NonZeroU16::MIN.saturating_add(4095),
+            writes: NonZeroU16::MIN.saturating_add(31),
+            per_registry: NonZeroU16::MIN.saturating_add(7),
+        }
+    }
+}

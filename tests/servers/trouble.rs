@@ -1,0 +1,172 @@
+//! A containerd that is killed, hung, forbidden, full or emptied: the answers are the same.
+
+use std::time::{Duration, Instant};
+
+use archaware::image::{Source, credentials::Keyring};
+
+use super::{
+    store::{MULTI, kept, registry},
+    support::{Containerd, eventually, platforms, resolve, settings},
+};
+
+#[tokio::test]
+async fn a_containerd_that_begins_anew_is_filled_again() {
+    let binary = Containerd::binaries().remove(2);
+    let mut containerd = Containerd::start(&binary).await;
+    let registry = registry().await;
+    let resolver = containerd.resolver(settings());
+    assert!(
+        resolve(&resolver, &registry.image("multi"), &Keyring::default())
+            .await
+            .is_ok()
+    );
+    kept(&containerd, "multi").await;
+    containerd.wipe();
+    containerd.restart().await;
+    let digest = testimg::find("unnamed").root.digest;
+    eventually("another image kept", || async {
+        // The breaker may be open for a while after the restart.
+        let image = format!("{}@{digest}", registry.image("unnamed"));
+        resolve(&resolver, &image, &Keyring::default())
+            .await
+            .unwrap();
+        if containerd.holds(&digest) {
+            return Some(());
+        }
+        let fresh = containerd.resolver(settings());
+        resolve(&fresh, &image, &Keyring::default()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        containerd.holds(&digest).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_is_killed_hung_forbidden_or_full_changes_no_answer() {
+    let binary = Containerd::binaries().remove(1);
+    let mut containerd = Containerd::start(&binary).await;
+    let registry = registry().await;
+    let fresh = |image: &str| {
+        format!(
+            "{}@{}",
+            registry.image(image),
+            testimg::find(image).root.digest
+        )
+    };
+    // Hung: one wait for a resolution, none once the breaker is open.
+    containerd.signal("-STOP");
+    let resolver = containerd.resolver(settings());
+    let mut times = Vec::new();
+    for (name, image) in [
+        ("multi", registry.image("multi")),
+        ("unnamed", fresh("unnamed")),
+        ("amd64", registry.image("amd64")),
+        ("nested", fresh("nested")),
+    ] {
+        let started = Instant::now();
+        let resolved = resolve(&resolver, &image, &Keyring::default())
+            .await
+            .unwrap();
+        times.push(started.elapsed());
+        assert_eq!(resolved.source, Source::Registry, "{name}");
+    }
+    containerd.signal("-CONT");
+    // 250 ms, and what a busy machine adds.
+    assert!(
+        times[..3]
+            .iter()
+            .all(|time| *time < Duration::from_millis(450)),
+        "{times:?}"
+    );
+    assert!(times[3] < Duration::from_millis(200), "{times:?}");
+    assert_eq!(resolver.containerd_is_up(), Some(false));
+    // Killed.
+    containerd.kill();
+    let resolver = containerd.resolver(settings());
+    assert!(
+        resolve(&resolver, &registry.image("multi"), &Keyring::default())
+            .await
+            .is_ok()
+    );
+    containerd.restart().await;
+    // No socket at all.
+    let resolver = containerd.resolver_at("/nonexistent/containerd.sock", settings());
+    let resolved = resolve(&resolver, &registry.image("multi"), &Keyring::default())
+        .await
+        .unwrap();
+    assert_eq!(platforms(&resolved), MULTI);
+    // Forbidden: the socket is there, for somebody else.
+    let program = containerd.dir().join("archaware");
+    std::fs::copy(env!("CARGO_BIN_EXE_archaware"), &program).unwrap();
+    let config = containerd.dir().join("config.yaml");
+    let text = format!(
+        "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\ncontainerd: {{socket: {}}}\n",
+        containerd.socket()
+    );
+    std::fs::write(&config, text).unwrap();
+    std::fs::set_permissions(
+        containerd.socket(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o0),
+    )
+    .unwrap();
+    let (program, config) = (program.to_str().unwrap(), config.to_str().unwrap());
+    let inspect = [
+        program,
+        "inspect",
+        "-o",
+        "json",
+        "--config",
+        config,
+        &registry.image("multi"),
+    ];
+    let out = tokio::task::block_in_place(|| containerd.as_stranger(&inspect));
+    assert!(out.contains("\"source\": \"registry\""), "{out}");
+}
+
+#[tokio::test]
+async fn a_full_disk_ends_the_keeping_and_nothing_else() {
+    let binary = Containerd::binaries().remove(1);
+    let mut containerd = Containerd::start(&binary).await;
+    let registry = registry().await;
+    let resolver = containerd.resolver(settings());
+    assert!(
+        resolve(&resolver, &registry.image("multi"), &Keyring::default())
+            .await
+            .is_ok()
+    );
+    kept(&containerd, "multi").await;
+    containerd.limit_files("1");
+    for n in 0..20 {
+        let name = format!("full-{n}");
+        registry.add(
+            &name,
+            &testimg::find(if n % 2 == 0 { "unnamed" } else { "amd64-arm64" }),
+        );
+        let started = Instant::now();
+        assert!(
+            resolve(&resolver, &registry.image(&name), &Keyring::default())
+                .await
+                .is_ok()
+        );
+        assert!(
+            started.elapsed() < Duration::from_secs(1),
+            "{:?}",
+            started.elapsed()
+        );
+    }
+    // containerd itself may not survive it: its database has to write, too. With room again, what was kept is there.
+    containerd.restart().await;
+    let digest = format!(
+        "{}@{}",
+        registry.image("multi"),
+        testimg::find("multi").root.digest
+    );
+    let fresh = containerd.resolver(settings());
+    assert_eq!(
+        resolve(&fresh, &digest, &Keyring::default())
+            .await
+            .unwrap()
+            .source,
+        Source::Containerd
+    );
+}
