@@ -79,7 +79,7 @@ async fn what_a_registry_says_of_its_limit_is_in_the_metrics() {
     for line in [
         format!("archaware_registry_rate_limit_remaining{of} 37"),
         format!("archaware_registry_rate_limit{of} 100"),
-        "archaware_registries_gated 1".to_owned(),
+        "archaware_registries_gated{} 1".to_owned(),
     ] {
         assert!(metrics.contains(&line), "{line}: {metrics}");
     }
