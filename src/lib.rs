@@ -9,7 +9,10 @@
 //!     └── nodes ──▶ controller::nodes ──▶ placement::node (pure) ──▲
 //! ```
 //!
-//! A dependency points one way: `cli` → `controller` → `image`, `placement`, `cluster` → `platform`.
+//! `admission` does the same to objects on their way into the API, with the same `inspect`.
+//!
+//! A dependency points one way: `cli` → `controller`, `admission` → `inspect` → `image`, `placement`, `cluster` →
+//! `platform`.
 
 pub mod cli;
 pub mod cluster;
@@ -18,6 +21,7 @@ pub mod content_proxy;
 pub mod controller;
 mod files;
 pub mod image;
+pub mod inspect;
 pub mod metrics;
 pub mod placement;
 pub mod platform;

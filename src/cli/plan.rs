@@ -18,10 +18,8 @@ use crate::{
         pull_secrets::PullSecrets,
     },
     config::{Config, DaemonSets},
-    controller::{
-        self,
-        inspect::{Inspection, Inspector, Subject, Verdict, describe},
-    },
+    controller,
+    inspect::{Inspection, Inspector, Stage, Subject, Verdict, describe},
     metrics::Metrics,
     placement::{
         Effect, Taint, node,
@@ -188,21 +186,21 @@ async fn of_pod(
         spec: &pod.spec,
         annotations: annotations(&pod.metadata),
         namespace: &namespace,
-        is_template: false,
+        stage: Stage::Pod,
     };
     let of_namespace = of_namespace(&pod, namespaces);
     let inspection = inspector.inspect(subject, of_namespace).await;
     let existing = pod.spec.tolerations.clone().unwrap_or_default();
-    let policy = &inspector.policy;
     let (missing, step) = match &inspection.verdict {
         Verdict::Decided(decision) => {
-            let missing = policy.missing_tolerations(decision, &existing);
+            let change = inspector.change(decision, subject, &inspection.preferences);
+            let nothing = change.is_empty() && pod.spec.gate().is_none();
             let step = match decision {
                 Decision::NoCommonArchitecture => Some((
                     "none",
                     format!("no common architecture: {}", describe(&inspection.images)),
                 )),
-                _ if missing.is_empty() => None,
+                _ if nothing => None,
                 Decision::StepAside => {
                     Some(("stepAside", "tolerates every architecture".to_owned()))
                 }
@@ -210,9 +208,16 @@ async fn of_pod(
                     Some(("tolerate", format!("tolerates {}", join(set, ", "))))
                 }
             };
-            (missing, step)
+            (change.tolerations, step)
         }
-        Verdict::Leave => (Vec::new(), None),
+        Verdict::Leave => {
+            let gate = pod
+                .spec
+                .gate()
+                .map(|_| "removes archaware's scheduling gate");
+            let step = gate.map(|detail| ("release", detail.to_owned()));
+            (Vec::new(), step)
+        }
         Verdict::Unresolved(_) => (Vec::new(), wait(&inspection)),
     };
     let mut steps: Vec<Step> = step

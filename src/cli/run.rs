@@ -1,6 +1,6 @@
 //! `archaware run`: the controller.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::Args;
@@ -11,9 +11,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cluster::lease,
+    cluster::{lease, namespaces::Namespaces, pull_secrets::PullSecrets},
+    config::ListenAddress,
     controller::{self, RunError},
     image::Resolver,
+    inspect::Inspector,
     metrics::Metrics,
     server::{self, Health},
 };
@@ -23,19 +25,13 @@ use super::{Global, Keep, Status, resolver};
 #[derive(Debug, Args)]
 pub(super) struct Run {
     /// Address for /metrics, /healthz and /readyz
-    #[arg(long, env = "ARCHAWARE_LISTEN", default_value = ":8080", value_name = "ADDRESS", value_parser = address)]
-    listen: SocketAddr,
-}
-
-/// `:8080` means every address, as in Go's servers.
-fn address(text: &str) -> Result<SocketAddr, String> {
-    let full = if text.starts_with(':') {
-        format!("[::]{text}")
-    } else {
-        text.to_owned()
-    };
-    full.parse()
-        .map_err(|_| "not an address like 127.0.0.1:8080 or :8080".to_owned())
+    #[arg(
+        long,
+        env = "ARCHAWARE_LISTEN",
+        default_value = ":8080",
+        value_name = "ADDRESS"
+    )]
+    listen: ListenAddress,
 }
 
 impl Run {
@@ -45,7 +41,7 @@ impl Run {
         let client = global.client(&metrics).await?;
         let resolver = resolver(&global, &config, &metrics, Keep::Yes)?;
         watch_resolver(&metrics, &resolver);
-        let listener = server::bind(self.listen)
+        let listener = server::bind(self.listen.0)
             .await
             .with_context(|| format!("cannot listen on {} (--listen)", self.listen))?;
         let address = listener.local_addr()?;
@@ -64,10 +60,18 @@ impl Run {
             health,
             stop.clone().cancelled_owned(),
         ));
+        let inspector = Inspector {
+            resolver,
+            pull_secrets: PullSecrets::new(client.clone()),
+            policy: Arc::new((&*config).into()),
+            config: config.clone(),
+        };
+        let namespaces = Namespaces::default();
         let run = controller::Run {
             client,
             config,
-            resolver,
+            inspector,
+            namespaces,
             namespace: global.namespace(),
             identity: lease::identity("archaware"),
             metrics,

@@ -5,6 +5,7 @@ pub mod client;
 pub mod events;
 pub mod lease;
 pub mod list;
+pub mod namespaces;
 pub mod objects;
 pub mod patch;
 pub mod pull_secrets;

@@ -15,7 +15,7 @@ use kube::Resource;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use crate::placement::annotation;
+use crate::placement::{GATE, affinity::Affinity, annotation};
 
 /// A pod.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -49,8 +49,10 @@ pub struct PodSpec {
     pub tolerations: Option<Vec<Value>>,
     /// Required node labels.
     pub node_selector: BTreeMap<String, String>,
-    /// Affinity; only required node affinity is read.
-    pub affinity: Affinity,
+    /// Affinity; only node affinity is read.
+    pub affinity: Option<Affinity>,
+    /// What keeps the scheduler from looking at it.
+    pub scheduling_gates: Option<Vec<SchedulingGate>>,
     /// The pod's OS.
     pub os: Option<PodOs>,
     /// Its priority class.
@@ -97,48 +99,12 @@ pub struct ImageVolume {
     pub pull_policy: Option<String>,
 }
 
-/// `spec.affinity`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Affinity {
-    /// Node affinity.
-    pub node_affinity: Option<NodeAffinity>,
-}
-
-/// `spec.affinity.nodeAffinity`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct NodeAffinity {
-    /// Required terms; one of them has to match.
-    pub required_during_scheduling_ignored_during_execution: Option<NodeSelector>,
-}
-
-/// A node selector.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct NodeSelector {
-    /// Alternatives.
-    pub node_selector_terms: Vec<NodeSelectorTerm>,
-}
-
-/// One alternative.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct NodeSelectorTerm {
-    /// Requirements on labels; all have to hold.
-    pub match_expressions: Vec<Requirement>,
-}
-
-/// A requirement on a label.
+/// A scheduling gate.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct Requirement {
-    /// The label.
-    pub key: String,
-    /// `In`, `Exists`, …
-    pub operator: String,
-    /// For `In` and `NotIn`.
-    pub values: Vec<String>,
+pub struct SchedulingGate {
+    /// Its name.
+    pub name: String,
 }
 
 /// A pod's status.
@@ -268,13 +234,38 @@ impl Pod {
     /// finished, or is the mirror of a static one.
     pub fn is_in_scope(&self) -> bool {
         let finished = matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        self.metadata.deletion_timestamp.is_none() && !finished && !self.is_mirror()
+    }
+
+    /// Whether it is the API's picture of a static pod, which no scheduler looks at.
+    pub fn is_mirror(&self) -> bool {
         let annotations = self.metadata.annotations.as_ref();
-        let mirror = annotations.is_some_and(|annotations| annotations.contains_key(MIRROR));
-        self.metadata.deletion_timestamp.is_none() && !finished && !mirror
+        annotations.is_some_and(|annotations| annotations.contains_key(MIRROR))
+    }
+
+    /// Whether it has its node.
+    pub fn is_bound(&self) -> bool {
+        self.spec
+            .node_name
+            .as_ref()
+            .is_some_and(|name| !name.is_empty())
     }
 }
 
 impl PodSpec {
+    /// The index of archaware's own scheduling gate.
+    pub fn gate(&self) -> Option<usize> {
+        let gates = self.scheduling_gates.as_deref()?;
+        gates.iter().position(|gate| gate.name == GATE)
+    }
+
+    /// Whether affinity can still be set: behind a gate of anybody's.
+    pub fn is_gated(&self) -> bool {
+        self.scheduling_gates
+            .as_ref()
+            .is_some_and(|gates| !gates.is_empty())
+    }
+
     /// The cluster itself needs these (`scheduling.k8s.io/v1`, the two built-in classes).
     pub fn is_system_critical(&self) -> bool {
         let class = self.priority_class_name.as_deref();

@@ -5,6 +5,8 @@
 //! made twice, or on an object that was replaced under the same name. A `resourceVersion` is never
 //! sent: a node's changes with every heartbeat.
 
+pub mod pod;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -13,10 +15,9 @@ use serde_json::{Value, json};
 use crate::placement::{
     annotation, daemon_set,
     node::{self, Ownership},
-    pod::Decision,
 };
 
-use super::objects::{DaemonSet, Node, Pod};
+use super::objects::{DaemonSet, Node};
 
 /// The operations of one patch, in order.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,48 +66,44 @@ impl JsonPatch {
         }
     }
 
-    /// Sets or drops an annotation that still has the value that was seen.
-    fn annotate(&mut self, metadata: &ObjectMeta, name: &str, value: Option<&str>) {
-        let path = format!(
-            "/metadata/annotations/{}",
-            name.replace('~', "~0").replace('/', "~1")
-        );
+    /// Sets or drops annotations that still have the values that were seen.
+    fn annotate(&mut self, metadata: &ObjectMeta, values: &[(&str, Option<&str>)]) {
         let Some(annotations) = &metadata.annotations else {
-            if let Some(value) = value {
+            let new: BTreeMap<_, _> = values
+                .iter()
+                .filter_map(|(n, v)| Some((n, (*v)?)))
+                .collect();
+            if !new.is_empty() {
                 self.test("/metadata/annotations", Value::Null);
-                self.add("/metadata/annotations", json!({ name: value }));
+                self.add("/metadata/annotations", json!(new));
             }
             return;
         };
-        let seen = annotations.get(name);
-        self.test(&path, json!(seen));
-        match value {
-            Some(value) => self.add(&path, json!(value)),
-            None if seen.is_some() => self.remove(&path),
-            None => {}
+        for (name, value) in values {
+            let path = format!(
+                "/metadata/annotations/{}",
+                name.replace('~', "~0").replace('/', "~1")
+            );
+            let seen = annotations.get(*name);
+            self.test(&path, json!(seen));
+            match value {
+                Some(value) => self.add(&path, json!(value)),
+                None if seen.is_some() => self.remove(&path),
+                None => {}
+            }
         }
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        let is_test = |operation: &Value| operation["op"] == "test";
+        self.0.iter().all(is_test)
     }
 
     /// The operations, for the API.
     pub fn into_operations(self) -> Value {
         Value::Array(self.0)
     }
-}
-
-/// Adds tolerations to a pod and records the decision. They can never be taken away again.
-pub fn pod(pod: &Pod, tolerations: Vec<Value>, decision: &Decision) -> JsonPatch {
-    let mut patch = JsonPatch::of(&pod.metadata);
-    patch.append(
-        "/spec/tolerations",
-        pod.spec.tolerations.as_ref(),
-        tolerations,
-    );
-    patch.annotate(
-        &pod.metadata,
-        annotation::DECISION,
-        Some(&decision.annotation()),
-    );
-    patch
 }
 
 /// Changes the taint of a node and the record of its owner.
@@ -116,9 +113,12 @@ pub fn node(node: &Node, change: node::Change) -> JsonPatch {
     let exists = node.spec.taints.is_some();
     match change.ownership {
         Some(Ownership::Of(taint)) => {
-            patch.annotate(&node.metadata, annotation::TAINT, Some(&taint.to_string()));
+            patch.annotate(
+                &node.metadata,
+                &[(annotation::TAINT, Some(&taint.to_string()))],
+            );
         }
-        Some(Ownership::Nothing) => patch.annotate(&node.metadata, annotation::TAINT, None),
+        Some(Ownership::Nothing) => patch.annotate(&node.metadata, &[(annotation::TAINT, None)]),
         // What was decided rests on the record as it was seen.
         None => {
             let seen = node
@@ -127,7 +127,7 @@ pub fn node(node: &Node, change: node::Change) -> JsonPatch {
                 .as_ref()
                 .and_then(|all| all.get(annotation::TAINT));
             if let Some(seen) = seen {
-                patch.annotate(&node.metadata, annotation::TAINT, Some(seen));
+                patch.annotate(&node.metadata, &[(annotation::TAINT, Some(seen))]);
             }
         }
     }
@@ -172,7 +172,10 @@ pub fn daemon_set(set: &DaemonSet, change: daemon_set::Change) -> JsonPatch {
     let record = change
         .record
         .and_then(|record| serde_json::to_string(&record).ok());
-    patch.annotate(&set.metadata, annotation::TOLERATIONS, record.as_deref());
+    patch.annotate(
+        &set.metadata,
+        &[(annotation::TOLERATIONS, record.as_deref())],
+    );
     patch
 }
 
@@ -196,39 +199,6 @@ mod tests {
             }),
             ..ObjectMeta::default()
         }
-    }
-
-    #[test]
-    fn a_pod_with_and_without_a_list() {
-        let toleration = json!({"key": "k"});
-        let decision = Decision::StepAside;
-        let mut subject = Pod {
-            metadata: metadata(None),
-            ..Pod::default()
-        };
-        assert_eq!(
-            pod(&subject, vec![toleration.clone()], &decision).into_operations(),
-            json!([
-                {"op": "test", "path": "/metadata/uid", "value": "u"},
-                {"op": "test", "path": "/spec/tolerations", "value": null},
-                {"op": "add", "path": "/spec/tolerations", "value": [{"key": "k"}]},
-                {"op": "test", "path": "/metadata/annotations", "value": null},
-                {"op": "add", "path": "/metadata/annotations", "value": {"archaware.dev/decision": "any"}},
-            ])
-        );
-        subject.metadata = metadata(Some(&[]));
-        subject.spec.tolerations = Some(vec![json!({"key": "other", "unknown": 1})]);
-        assert_eq!(
-            pod(&subject, vec![toleration.clone(), toleration], &decision).into_operations(),
-            json!([
-                {"op": "test", "path": "/metadata/uid", "value": "u"},
-                {"op": "test", "path": "/spec/tolerations", "value": [{"key": "other", "unknown": 1}]},
-                {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "k"}},
-                {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "k"}},
-                {"op": "test", "path": "/metadata/annotations/archaware.dev~1decision", "value": null},
-                {"op": "add", "path": "/metadata/annotations/archaware.dev~1decision", "value": "any"},
-            ])
-        );
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::{image::PullPolicy, platform::Os};
+use crate::{image::PullPolicy, placement::affinity::NodeSelectorTerm, platform::Os};
 
-use super::objects::{NodeSelectorTerm, PodSpec};
+use super::objects::PodSpec;
 
 const OS_LABELS: [&str; 2] = ["kubernetes.io/os", "beta.kubernetes.io/os"];
 
@@ -60,10 +60,8 @@ impl PodSpec {
     /// The one value that every required term asks for. Terms are alternatives, so one that does not
     /// ask leaves the OS open.
     fn required_os(&self) -> Option<&str> {
-        let affinity = self.affinity.node_affinity.as_ref()?;
-        let required = affinity
-            .required_during_scheduling_ignored_during_execution
-            .as_ref()?;
+        let affinity = self.affinity.as_ref()?.node_affinity.as_ref()?;
+        let required = affinity.required.as_ref()?;
         let mut terms = required.node_selector_terms.iter().map(os_of);
         let first = terms.next()??;
         terms.all(|other| other == Some(first)).then_some(first)

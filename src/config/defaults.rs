@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    net::{Ipv6Addr, SocketAddr},
     num::{NonZeroU16, NonZeroUsize},
     path::PathBuf,
     time::Duration,
@@ -10,9 +11,11 @@ use std::{
 use crate::{placement::Effect, platform::Architecture};
 
 use super::{
-    ApiVersion, CacheConfig, ConcurrencyConfig, Config, ContainerdConfig,
-    CredentialProvidersConfig, DaemonSets, FailureAction, FailureConfig, Kind, LabelSelector,
-    PodsConfig, RegistriesConfig, ResolutionConfig, StartupConfig, TaintConfig, TaintKey,
+    AdmissionConfig, AffinityConfig, ApiVersion, CacheConfig, CertificatesConfig,
+    ConcurrencyConfig, Config, ContainerdConfig, CredentialProvidersConfig, DaemonSets,
+    FailureAction, FailureConfig, Kind, LabelSelector, ListenAddress, OnMiss,
+    OnNoCommonArchitecture, PodsConfig, RegistriesConfig, ResolutionConfig, StartupConfig,
+    TaintConfig, TaintKey,
 };
 
 /// What a node of an architecture runs besides its own.
@@ -34,12 +37,15 @@ impl Default for Config {
             daemon_sets: DaemonSets::default(),
             compatibility: compatibility(),
             schedulable_architectures: Vec::new(),
+            tolerations: Vec::new(),
+            affinity: AffinityConfig::default(),
             startup: StartupConfig::default(),
             resolution: ResolutionConfig::default(),
             registries: RegistriesConfig::default(),
             credential_providers: CredentialProvidersConfig::default(),
             containerd: ContainerdConfig::default(),
             concurrency: ConcurrencyConfig::default(),
+            admission: AdmissionConfig::default(),
         }
     }
 }
@@ -113,6 +119,32 @@ impl Default for ConcurrencyConfig {
             pods: NonZeroU16::MIN.saturating_add(4095),
             writes: NonZeroU16::MIN.saturating_add(31),
             per_registry: NonZeroU16::MIN.saturating_add(7),
+        }
+    }
+}
+
+impl Default for AdmissionConfig {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            listen: ListenAddress(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 8443))),
+            url: String::new(),
+            certificates: CertificatesConfig::default(),
+            manage_configuration: true,
+            on_miss: OnMiss::default(),
+            budget: Duration::from_secs(1),
+            on_no_common_architecture: OnNoCommonArchitecture::default(),
+        }
+    }
+}
+
+impl Default for CertificatesConfig {
+    fn default() -> Self {
+        Self {
+            certificate: PathBuf::new(),
+            key: PathBuf::new(),
+            authority: PathBuf::new(),
+            lifetime: Duration::from_hours(30 * 24),
         }
     }
 }

@@ -1,10 +1,13 @@
 //! From a file to a configuration.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use crate::{files, image::Reference};
 
-use super::{Config, FailureAction};
+use super::{Config, FailureAction, admission::is_webhook_url};
 
 /// Why there is no usable configuration.
 #[derive(Debug, thiserror::Error)]
@@ -129,8 +132,44 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
             "a namespace of containerd holds letters, digits, '-', '_' and '.' only",
         );
     }
+    if let Some(problem) = admission_problem(&config) {
+        return contradiction(problem);
+    }
     Ok(config)
 }
+
+/// What in `affinity` and `admission` contradicts itself.
+fn admission_problem(config: &Config) -> Option<&'static str> {
+    let preferred = &config.affinity.preferred;
+    let mut names: Vec<_> = preferred.iter().map(|one| &one.architecture).collect();
+    names.sort();
+    names.dedup();
+    let admission = &config.admission;
+    let files = &admission.certificates;
+    let empty = |path: &PathBuf| path.as_os_str().is_empty();
+    if names.len() < preferred.len() {
+        Some("affinity.preferred names an architecture twice")
+    } else if empty(&files.certificate) != empty(&files.key) {
+        Some("admission.certificates needs both certificate and key, or neither")
+    } else if empty(&files.certificate) && !empty(&files.authority) {
+        Some("admission.certificates.authority is of no use without certificate and key")
+    } else if files.lifetime < MIN_LIFETIME {
+        Some("admission.certificates.lifetime is shorter than a minute")
+    } else if admission.budget > MAX_BUDGET {
+        Some(
+            "admission.budget is longer than 10s: the API server gives up on webhooks, and users on it",
+        )
+    } else if !admission.url.is_empty() && !is_webhook_url(&admission.url) {
+        Some("admission.url is an https URL without user, query or fragment")
+    } else {
+        None
+    }
+}
+
+/// A certificate has to be published before it is used, and fetched by every replica.
+const MIN_LIFETIME: Duration = Duration::from_mins(1);
+/// The API server's own limit for a webhook is 30 s; who creates a pod should not wait as long.
+const MAX_BUDGET: Duration = Duration::from_secs(10);
 
 /// The JSON schema of the file, for editors and for checks in CI.
 pub fn schema() -> schemars::Schema {
@@ -200,6 +239,33 @@ mod tests {
             ("concurrency:\n  pods: 0\n", 4, "nonzero"),
             ("pods: []\n", 3, ""),
             ("pods: {mode: often}\n", 3, "often"),
+            (
+                "affinity: {preferred: [{architecture: arm64, weight: 0}]}\n",
+                3,
+                "1 to 100",
+            ),
+            (
+                "tolerations: [{platforms: [arm64], toleration: {key: k}}]\n",
+                3,
+                "platform",
+            ),
+            (
+                "tolerations: [{toleration: {key: k, operator: Exists, value: v}}]\n",
+                3,
+                "no value",
+            ),
+            (
+                "tolerations: [{toleration: {key: k, value: \"a b\"}}]\n",
+                3,
+                "letters",
+            ),
+            (
+                "tolerations: [{toleration: {key: \"\"}}]\n",
+                3,
+                "key of a taint",
+            ),
+            ("admission: {listen: here}\n", 3, "address"),
+            ("admission: {onMiss: never}\n", 3, "never"),
             ("compatibility: {\"a b\": []}\n", 3, "architecture"),
             ("pods: {}\npods: {}\n", 4, "uplicate"),
         ] {
@@ -252,12 +318,24 @@ mod tests {
 
     #[test]
     fn contradictions_are_named() {
-        let text = format!("{HEAD}resolution: {{failure: {{action: tolerate}}}}\n");
-        assert!(
-            parse("c", &text)
+        for (text, part) in [
+            ("resolution: {failure: {action: tolerate}}", "architectures"),
+            (
+                "affinity: {preferred: [{architecture: arm64, weight: 1}, {architecture: aarch64, weight: 2}]}",
+                "twice",
+            ),
+            ("admission: {certificates: {key: /k}}", "both"),
+            ("admission: {certificates: {authority: /a}}", "of no use"),
+            ("admission: {certificates: {lifetime: 30s}}", "minute"),
+            ("admission: {budget: 11s}", "10s"),
+            ("admission: {url: \"http://a/b\"}", "https"),
+            ("admission: {url: \"https://u@a/b\"}", "https"),
+            ("admission: {url: \"https://a/b?c\"}", "https"),
+        ] {
+            let error = parse("c", &format!("{HEAD}{text}\n"))
                 .unwrap_err()
-                .to_string()
-                .contains("architectures")
-        );
+                .to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
     }
 }

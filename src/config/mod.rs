@@ -1,10 +1,12 @@
 //! The configuration file: one YAML document, read at start. Unknown keys, wrong types and impossible
 //! values are errors that name line and column.
 
+mod admission;
 mod defaults;
 mod duration;
 mod file;
 mod selector;
+mod toleration;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,8 +23,15 @@ use crate::{
     platform::Architecture,
 };
 
+pub use admission::{
+    AdmissionConfig, CertificatesConfig, ListenAddress, OnMiss, OnNoCommonArchitecture,
+};
 pub use file::{ConfigError, load, parse, schema};
 pub use selector::{LabelSelector, SelectorError};
+pub(crate) use toleration::ARCH;
+pub use toleration::{
+    RulePlatform, TolerationConfig, TolerationEffect, TolerationOperator, TolerationRule,
+};
 
 /// `apiVersion` of the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -64,6 +73,12 @@ pub struct Config {
     /// The only architectures that are considered; empty means no limit.
     #[serde(default)]
     pub schedulable_architectures: Vec<Architecture>,
+    /// Further tolerations for pods of some platforms.
+    #[serde(default)]
+    pub tolerations: Vec<TolerationRule>,
+    /// What is added to the node affinity of pods.
+    #[serde(default)]
+    pub affinity: AffinityConfig,
     /// The order at start.
     #[serde(default)]
     pub startup: StartupConfig,
@@ -82,6 +97,9 @@ pub struct Config {
     /// How much is done at once.
     #[serde(default)]
     pub concurrency: ConcurrencyConfig,
+    /// The admission webhook.
+    #[serde(default)]
+    pub admission: AdmissionConfig,
 }
 
 /// The taint on nodes.
@@ -119,6 +137,58 @@ pub enum DaemonSets {
     Manage,
     /// They are left alone; a Warning event says what is missing.
     Report,
+}
+
+/// What is added to the node affinity of pods. Kubernetes lets it be set when a pod is created, and while
+/// it is gated: this needs the webhook.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct AffinityConfig {
+    /// Whether the architectures of its images are required.
+    pub required: bool,
+    /// Architectures that are preferred where the images have them.
+    pub preferred: Vec<PreferenceConfig>,
+}
+
+/// An architecture that is preferred.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PreferenceConfig {
+    /// Which.
+    pub architecture: Architecture,
+    /// How much, from 1 to 100.
+    pub weight: Weight,
+}
+
+/// The weight of a preference, from 1 to 100.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "u8", into = "u8")]
+#[schemars(with = "u8")]
+pub struct Weight(u8);
+
+impl Weight {
+    /// From 1 to 100.
+    pub fn get(self) -> u8 {
+        self.0
+    }
+}
+
+impl TryFrom<u8> for Weight {
+    type Error = &'static str;
+
+    fn try_from(weight: u8) -> Result<Self, &'static str> {
+        if (1..=100).contains(&weight) {
+            Ok(Self(weight))
+        } else {
+            Err("a weight is a number from 1 to 100")
+        }
+    }
+}
+
+impl From<Weight> for u8 {
+    fn from(weight: Weight) -> Self {
+        weight.0
+    }
 }
 
 /// The order at start.

@@ -17,6 +17,7 @@ use crate::{
         patch::{self, annotations},
         writer::Writer,
     },
+    inspect::{Inspection, Inspector, Stage, Subject, Verdict},
     metrics::Metrics,
     placement::{
         annotation,
@@ -27,7 +28,6 @@ use crate::{
 
 use super::{
     attempt::Attempt,
-    inspect::{Inspection, Inspector, Subject, Verdict},
     judge::{Judge, Prior},
     startup::Seen,
 };
@@ -91,7 +91,7 @@ pub(crate) async fn plan(
         spec: &spec,
         annotations: annotations(&template.metadata),
         namespace,
-        is_template: true,
+        stage: Stage::Template,
     };
     let aside =
         record.stepped_aside && record.is_for(&images) && inspector.inspects(subject, of_namespace);
@@ -108,7 +108,7 @@ pub(crate) async fn plan(
     let change = daemon_set::decide(
         &inspector.policy,
         &decision,
-        existing,
+        (&spec.os(), existing),
         &record,
         &images,
         aside,
@@ -175,7 +175,7 @@ impl DaemonSets {
             spec: &spec,
             annotations: own,
             namespace: set.metadata.namespace.as_deref().unwrap_or_default(),
-            is_template: true,
+            stage: Stage::Template,
         };
         let judgement = self.judge.judge(set, subject, prior, stop).await;
         let later = judgement
@@ -187,7 +187,8 @@ impl DaemonSets {
         let aside = judgement.by_policy && decision == Decision::StepAside;
         let existing = template.spec.tolerations.as_deref().unwrap_or_default();
         let policy = self.judge.policy();
-        let change = daemon_set::decide(policy, &decision, existing, &record, &images, aside);
+        let has = (&spec.os(), existing);
+        let change = daemon_set::decide(policy, &decision, has, &record, &images, aside);
         let Some(change) = change else {
             return Attempt::complete(later);
         };

@@ -14,24 +14,23 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cluster::{
         events::{EventReason, Events},
+        namespaces::Namespaces,
         objects::PodSpec,
         pull_secrets::Unusable,
     },
     config::{FailureAction, FailureConfig},
     image::ImageError,
+    inspect::{Inspection, Inspector, Subject, Verdict, describe},
     metrics::Metrics,
     placement::{
         failure::{self, Failure},
         mode::InvalidAnnotation,
         pod::{Decision, Policy},
+        preference::Preferences,
     },
 };
 
-use super::{
-    attempts::Attempts,
-    inspect::{Inspection, Inspector, Subject, Verdict, describe},
-    namespaces::Namespaces,
-};
+use super::attempts::Attempts;
 
 /// How long until a pod without a common architecture is looked at again: an image may have been
 /// pushed anew.
@@ -55,6 +54,10 @@ pub(super) struct Judgement {
     pub(super) by_policy: bool,
     /// Nothing was decided because images could not be resolved yet.
     pub(super) waiting: bool,
+    /// It is to wait no longer behind a gate: there is a decision, or the failure policy has had its say.
+    pub(super) release: bool,
+    /// Architectures that it prefers.
+    pub(super) preferences: Preferences,
     /// When to look again, besides on each change.
     pub(super) retry: Option<Duration>,
 }
@@ -82,6 +85,8 @@ impl Judgement {
         decision: None,
         by_policy: false,
         waiting: false,
+        release: true,
+        preferences: Preferences::new(),
         retry: None,
     };
 }
@@ -106,6 +111,10 @@ impl Judge {
         &self.inspector.policy
     }
 
+    pub(super) fn inspector(&self) -> &Inspector {
+        &self.inspector
+    }
+
     /// Judges `object`, a pod or the owner of a template.
     pub(super) async fn judge<K: Resource<DynamicType = ()>>(
         &self,
@@ -120,12 +129,10 @@ impl Judge {
         let of_namespace = self.namespaces.annotations(namespace).await;
         let inspects = || self.inspector.inspects(subject, &of_namespace);
         if prior == Prior::SteppedAside && inspects() {
-            let decision = Some(Decision::StepAside);
             return Judgement {
-                decision,
+                decision: Some(Decision::StepAside),
                 by_policy: true,
-                waiting: false,
-                retry: None,
+                ..Judgement::NOTHING
             };
         }
         let inspecting = self.inspector.inspect(subject, &of_namespace);
@@ -133,6 +140,7 @@ impl Judge {
         let Some(inspection) = stop.run_until_cancelled(inspecting).await else {
             return Judgement {
                 waiting: true,
+                release: false,
                 ..Judgement::NOTHING
             };
         };
@@ -155,7 +163,10 @@ impl Judge {
             );
         }
         let Inspection {
-            verdict, images, ..
+            verdict,
+            images,
+            preferences,
+            ..
         } = inspection;
         match verdict {
             Verdict::Leave => {
@@ -173,9 +184,9 @@ impl Judge {
                 let retry = none.then_some(LOOK_AGAIN);
                 Judgement {
                     decision: Some(decision),
-                    by_policy: false,
-                    waiting: false,
+                    preferences,
                     retry,
+                    ..Judgement::NOTHING
                 }
             }
             Verdict::Unresolved(unresolved) => self.failed(&about, spec, prior, &unresolved),
@@ -262,8 +273,10 @@ impl Judge {
         Judgement {
             by_policy: next.decision.is_some(),
             waiting: next.decision.is_none() && !stands,
+            release: next.due,
             decision: next.decision,
             retry: next.retry,
+            ..Judgement::NOTHING
         }
     }
 

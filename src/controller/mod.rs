@@ -6,9 +6,7 @@ mod attempt;
 mod attempts;
 mod daemon_sets;
 mod drive;
-pub mod inspect;
 mod judge;
-mod namespaces;
 mod nodes;
 mod pods;
 mod startup;
@@ -25,20 +23,17 @@ use crate::{
         access::{self, AccessError, Permission},
         events::{self, Events},
         lease::Elector,
+        namespaces::Namespaces,
         objects::{DaemonSet, Pod},
-        pull_secrets::PullSecrets,
         watch::follow,
         writer::Writer,
     },
     config::{Config, DaemonSets},
-    image::Resolver,
+    inspect::Inspector,
     metrics::Metrics,
-    placement::pod::Policy,
 };
 
-use inspect::Inspector;
 use judge::Judge;
-use namespaces::Namespaces;
 
 pub(crate) use daemon_sets::{plan as plan_daemon_set, record as daemon_set_record};
 pub(crate) use nodes::{describe as describe_node_problem, view as node_view};
@@ -53,8 +48,10 @@ pub struct Run {
     pub client: Client,
     /// Settings.
     pub config: Arc<Config>,
-    /// Images.
-    pub resolver: Resolver,
+    /// Decides.
+    pub inspector: Inspector,
+    /// A view of all namespaces, which is followed from here.
+    pub namespaces: Namespaces,
     /// archaware's own namespace.
     pub namespace: String,
     /// Name of this process on the Lease.
@@ -110,7 +107,8 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     let Run {
         client,
         config,
-        resolver,
+        inspector,
+        namespaces,
         namespace,
         identity,
         metrics,
@@ -131,17 +129,11 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     let (elector, leadership) = Elector::new(client.clone(), &namespace, identity, metrics.clone());
     let (events, event_writer) = events::channel(client.clone(), metrics.clone());
     let writes = config.concurrency.writes.get().into();
-    let policy = Arc::new(Policy::from(&*config));
     let mut parts = Parts {
         client: client.clone(),
-        inspector: Inspector {
-            resolver,
-            pull_secrets: PullSecrets::new(client.clone()),
-            policy,
-            config: config.clone(),
-        },
+        inspector,
         config,
-        namespaces: Namespaces::default(),
+        namespaces,
         writer: Writer::new(writes, leadership.clone(), stop.clone(), metrics.clone()),
         leadership,
         events,

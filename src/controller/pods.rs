@@ -10,17 +10,17 @@ use crate::{
     cluster::{
         events::Events,
         objects::Pod,
-        patch::{self, annotations},
-        writer::Writer,
+        patch::{self, JsonPatch, annotations},
+        writer::{Outcome, WriteError, Writer},
     },
     config::Config,
+    inspect::{Stage, Subject},
     metrics::Metrics,
     placement::{Effect, annotation},
 };
 
 use super::{
     attempt::Attempt,
-    inspect::Subject,
     judge::{Judge, Prior},
     startup::Seen,
 };
@@ -99,11 +99,7 @@ impl Pods {
     }
 
     async fn place(&self, pod: &Pod, stop: &CancellationToken) -> Attempt {
-        let bound = pod
-            .spec
-            .node_name
-            .as_ref()
-            .is_some_and(|name| !name.is_empty());
+        let bound = pod.is_bound();
         if !pod.is_in_scope() || (bound && !self.bound_too) {
             self.judge.forget(pod);
             return Attempt::complete(Action::await_change());
@@ -119,28 +115,38 @@ impl Pods {
             spec: &pod.spec,
             annotations: own,
             namespace,
-            is_template: false,
+            stage: Stage::Pod,
         };
         let judgement = self.judge.judge(pod, subject, prior, stop).await;
         let later = judgement
             .retry
             .map_or_else(Action::await_change, Action::requeue);
         let Some(decision) = judgement.decision else {
+            if judgement.release && pod.spec.gate().is_some() {
+                return self.release(pod, later).await;
+            }
             // A taint with NoExecute would evict it: the start waits for what the failure policy says.
             return Attempt {
                 action: later,
                 complete: !(bound && judgement.waiting),
             };
         };
-        let existing = pod.spec.tolerations.as_deref().unwrap_or_default();
-        let missing = self.judge.policy().missing_tolerations(&decision, existing);
-        if missing.is_empty() {
+        let inspector = self.judge.inspector();
+        let change = inspector.change(&decision, subject, &judgement.preferences);
+        if change.is_empty() && pod.spec.gate().is_none() {
             return Attempt::complete(later);
         }
-        let patch = patch::pod(pod, missing, &decision);
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let written = self.writer.patch(&api, &pod.name_any(), patch).await;
+        let patch = patch::pod::place(pod, change, &decision);
+        let written = self.write(pod, patch).await;
+        // Whoever refuses the change may have a reason; the gate is archaware's, and goes all the same.
+        let refused = matches!(
+            written,
+            Err(WriteError::Refused(_) | WriteError::Forbidden(_))
+        );
         if let Some(attempt) = Attempt::unless_applied(pod, &written, &self.events) {
+            if refused && pod.spec.gate().is_some() {
+                return self.release(pod, attempt.action).await;
+            }
             return attempt;
         }
         let (name, by_policy) = (
@@ -157,5 +163,23 @@ impl Pods {
             self.judge.told_policy(pod, &decision);
         }
         Attempt::complete(later)
+    }
+
+    /// Takes archaware's scheduling gate away without any decision.
+    async fn release(&self, pod: &Pod, then: Action) -> Attempt {
+        let written = self.write(pod, patch::pod::release(pod)).await;
+        let attempt = Attempt::unless_applied(pod, &written, &self.events);
+        if attempt.is_none() {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let name = format!("{namespace}/{}", pod.name_any());
+            tracing::info!(pod = name, "gate removed without a decision");
+        }
+        attempt.unwrap_or_else(|| Attempt::complete(then))
+    }
+
+    async fn write(&self, pod: &Pod, patch: JsonPatch) -> Result<Outcome, WriteError> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        self.writer.patch(&api, &pod.name_any(), patch).await
     }
 }

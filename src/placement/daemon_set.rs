@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::platform::Os;
+
 use super::pod::{Decision, Policy};
 
 /// The value of `archaware.dev/tolerations`: what in the template is archaware's, and why.
@@ -62,14 +64,14 @@ impl Record {
 pub fn decide(
     policy: &Policy,
     decision: &Decision,
-    existing: &[Value],
+    (os, existing): (&Os, &[Value]),
     record: &Record,
     images: &BTreeSet<String>,
     stepped_aside: bool,
 ) -> Option<Change> {
     let owned = |toleration: &&Value| record.tolerations.contains(toleration);
     let foreign: Vec<Value> = existing.iter().filter(|t| !owned(t)).cloned().collect();
-    let wanted = policy.missing_tolerations(decision, &foreign);
+    let wanted = policy.missing_tolerations(decision, os, &foreign);
     let present: Vec<&Value> = existing.iter().filter(owned).collect();
     let mut remove: Vec<usize> = existing
         .iter()
@@ -190,7 +192,7 @@ mod tests {
             let change = decide(
                 &policy,
                 &decision,
-                &existing,
+                (&Os::linux(), &existing),
                 &record(&owned),
                 &images("a"),
                 false,
@@ -212,7 +214,7 @@ mod tests {
                 decide(
                     &policy,
                     &decision,
-                    &existing,
+                    (&Os::linux(), &existing),
                     &record(&owned),
                     &images("a"),
                     false
@@ -233,14 +235,29 @@ mod tests {
         };
         assert!(old.is_for(&images("old")) && !old.is_for(&images("new")));
         let (aside, existing) = (Decision::StepAside, [any]);
-        let change = decide(&policy, &aside, &existing, &old, &images("new"), true).unwrap();
+        let change = decide(
+            &policy,
+            &aside,
+            (&Os::linux(), &existing),
+            &old,
+            &images("new"),
+            true,
+        )
+        .unwrap();
         assert!(
             change.remove.is_empty() && change.add.is_empty(),
             "no rollout"
         );
         assert_eq!(change.record.unwrap().images, images("new"));
         assert_eq!(
-            decide(&policy, &aside, &existing, &old, &images("old"), true),
+            decide(
+                &policy,
+                &aside,
+                (&Os::linux(), &existing),
+                &old,
+                &images("old"),
+                true
+            ),
             None
         );
     }

@@ -24,6 +24,8 @@ pub struct Failure {
 pub struct Next {
     /// The decision that the failure policy takes in place of the images.
     pub decision: Option<Decision>,
+    /// Whether the failure policy has had its say, if only that the pod is held.
+    pub due: bool,
     /// When to try again; never after a decision that nothing can widen any more.
     pub retry: Option<Duration>,
 }
@@ -50,6 +52,7 @@ pub fn next(
     if decision == Some(Decision::StepAside) {
         return Next {
             decision,
+            due,
             retry: None,
         };
     }
@@ -61,6 +64,7 @@ pub fn next(
     let until_due = (!due).then(|| config.after.saturating_sub(tried));
     Next {
         decision,
+        due,
         retry: back_off.into_iter().chain(until_due).min(),
     }
 }
@@ -183,6 +187,7 @@ mod tests {
         ] {
             let expected = Next {
                 decision,
+                due: critical || tried >= 60,
                 retry: retry.map(Duration::from_secs),
             };
             assert_eq!(

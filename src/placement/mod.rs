@@ -1,11 +1,15 @@
 //! Decisions: values in, values out. Nothing here knows a client, a clock or the environment.
 
+pub mod added;
+pub mod affinity;
 pub mod daemon_set;
 pub mod failure;
 pub mod mode;
 pub mod node;
 pub mod pod;
+pub mod preference;
 mod taint;
+mod toleration;
 
 pub use mode::Mode;
 pub use taint::{Effect, Taint, TaintKind, tolerates};
@@ -22,8 +26,17 @@ pub mod annotation {
     pub const MODE: &str = "archaware.dev/mode";
     /// On pods and DaemonSet templates: architectures that are trusted without looking at images.
     pub const ARCHITECTURES: &str = "archaware.dev/architectures";
+    /// On pods and namespaces: weights of architectures that are preferred.
+    pub const PREFERRED_ARCHITECTURES: &str = "archaware.dev/preferred-architectures";
+    /// On pods: what the webhook has added, so that it can be taken back when the pod changes on its way.
+    pub const ADDED: &str = "archaware.dev/added";
     /// On DaemonSets: the tolerations in the template that archaware owns.
     pub const TOLERATIONS: &str = "archaware.dev/tolerations";
+    /// Label of namespaces: `"disabled"` keeps the webhook away.
+    pub const ADMISSION: &str = "archaware.dev/admission";
     /// All of them.
     pub const PREFIX: &str = "archaware.dev/";
 }
+
+/// The scheduling gate of pods whose images were not known when they were created.
+pub const GATE: &str = "archaware.dev/inspect";

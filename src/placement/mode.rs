@@ -85,7 +85,7 @@ pub fn rule(
     (rule, invalid)
 }
 
-fn read<T>(
+pub(super) fn read<T>(
     annotations: &Annotations,
     name: &'static str,
     on_namespace: bool,

@@ -2,14 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    config::Config,
+    config::{Config, TolerationRule},
     platform::{Architecture, Os, PlatformSet},
 };
 
-use super::{TaintKind, tolerates};
+use super::{
+    TaintKind,
+    affinity::{self, Affinity},
+    preference::Preferences,
+    toleration::{by_rules, covers},
+};
 
 /// What applies to every pod.
 #[derive(Clone, Debug)]
@@ -20,6 +26,42 @@ pub struct Policy {
     pub compatibility: BTreeMap<Architecture, Vec<Architecture>>,
     /// The only ones considered; empty means all.
     pub schedulable: BTreeSet<Architecture>,
+    /// Further tolerations.
+    pub rules: Vec<TolerationRule>,
+    /// Whether the architectures are required by node affinity, too, where that can still be set.
+    pub requires_affinity: bool,
+}
+
+/// A pod as far as what it gets depends on what it has.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// Its OS.
+    pub os: &'a Os,
+    /// As the API holds them.
+    pub tolerations: &'a [Value],
+    /// Required node labels.
+    pub node_selector: &'a BTreeMap<String, String>,
+    /// Its affinity.
+    pub affinity: Option<&'a Affinity>,
+}
+
+/// What a pod gets. All of it goes into one patch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Change {
+    /// Tolerations to append.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tolerations: Vec<Value>,
+    /// What is added to its node affinity.
+    #[serde(skip_serializing_if = "affinity::Change::is_empty")]
+    pub affinity: affinity::Change,
+}
+
+impl Change {
+    /// Whether the pod has everything already.
+    pub fn is_empty(&self) -> bool {
+        self.tolerations.is_empty() && self.affinity.is_empty()
+    }
 }
 
 /// Where a pod may run.
@@ -67,6 +109,8 @@ impl From<&Config> for Policy {
             taint: config.taint_kind(),
             compatibility: config.compatibility.clone(),
             schedulable: config.schedulable_architectures.iter().cloned().collect(),
+            rules: config.tolerations.clone(),
+            requires_affinity: config.affinity.required,
         }
     }
 }
@@ -114,29 +158,48 @@ impl Policy {
 
     /// The tolerations that a decision asks for and that `existing` does not hold by the API's own
     /// matching rule.
-    pub fn missing_tolerations(&self, decision: &Decision, existing: &[Value]) -> Vec<Value> {
-        match decision {
-            Decision::Architectures(set) => set
-                .iter()
-                .filter(|architecture| {
-                    let taint = self.taint.taint(architecture);
-                    !existing
-                        .iter()
-                        .any(|toleration| tolerates(toleration, &taint))
-                })
-                .map(|architecture| self.taint.toleration(architecture))
-                .collect(),
-            Decision::StepAside => {
-                let tolerated = existing
-                    .iter()
-                    .any(|toleration| self.taint.is_tolerated_by(toleration));
-                if tolerated {
-                    Vec::new()
-                } else {
-                    vec![self.taint.toleration_of_all()]
-                }
+    pub fn missing_tolerations(
+        &self,
+        decision: &Decision,
+        os: &Os,
+        existing: &[Value],
+    ) -> Vec<Value> {
+        let mut wanted = match decision {
+            Decision::Architectures(set) => {
+                let own = set.iter().map(|one| self.taint.toleration(one));
+                own.chain(by_rules(&self.rules, set, os)).collect()
             }
+            Decision::StepAside => vec![self.taint.toleration_of_all()],
             Decision::NoCommonArchitecture => Vec::new(),
+        };
+        wanted.retain(|new| !existing.iter().any(|toleration| covers(toleration, new)));
+        wanted
+    }
+
+    /// What a pod gets by a decision. Affinity is part of it only while the API lets it be set: when the pod
+    /// is created, and behind a scheduling gate.
+    pub fn change(
+        &self,
+        decision: &Decision,
+        pod: View<'_>,
+        preferences: &Preferences,
+        affinity_is_open: bool,
+    ) -> Change {
+        let affinity = if affinity_is_open {
+            let required = self.requires_affinity;
+            affinity::decide(
+                decision,
+                required,
+                preferences,
+                pod.node_selector,
+                pod.affinity,
+            )
+        } else {
+            affinity::Change::default()
+        };
+        Change {
+            tolerations: self.missing_tolerations(decision, pod.os, pod.tolerations),
+            affinity,
         }
     }
 }

@@ -100,7 +100,7 @@ pub fn tolerates(toleration: &Value, taint: &Taint) -> bool {
         }
 }
 
-fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+pub(super) fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value.get(field).and_then(Value::as_str).unwrap_or_default()
 }
 

@@ -131,7 +131,7 @@ fn only_what_is_missing_is_added() {
         (&Decision::NoCommonArchitecture, vec![], vec![]),
     ] {
         assert_eq!(
-            policy().missing_tolerations(decision, &existing),
+            policy().missing_tolerations(decision, &Os::linux(), &existing),
             expected,
             "{decision:?}"
         );
@@ -169,9 +169,47 @@ proptest! {
         }
         // Adding what is missing leaves nothing missing, and repeats nothing.
         let mut tolerations: Vec<_> = existing.iter().map(|a| policy().taint.toleration(a)).collect();
-        let missing = policy().missing_tolerations(&forward, &tolerations);
+        let missing = policy().missing_tolerations(&forward, &Os::linux(), &tolerations);
         prop_assert!(missing.iter().all(|toleration| !tolerations.contains(toleration)));
         tolerations.extend(missing);
-        prop_assert!(policy().missing_tolerations(&forward, &tolerations).is_empty());
+        prop_assert!(policy().missing_tolerations(&forward, &Os::linux(), &tolerations).is_empty());
     }
+}
+
+#[test]
+fn rules_and_affinity_come_on_top() {
+    let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+    let rule = "tolerations: [{platforms: [linux/arm64], toleration: {key: pool, value: arm}}]\naffinity: {required: true}\n";
+    let policy = Policy::from(&crate::config::parse("c", &format!("{head}{rule}")).unwrap());
+    let linux = Os::linux();
+    let (selector, preferences) = (BTreeMap::new(), Preferences::new());
+    let view = View {
+        os: &linux,
+        tolerations: &[],
+        node_selector: &selector,
+        affinity: None,
+    };
+    let keys = |decision: &Decision, open| {
+        let change = policy.change(decision, view, &preferences, open);
+        let keys = change
+            .tolerations
+            .iter()
+            .map(|one| one["key"].as_str().unwrap().to_owned());
+        (
+            keys.collect::<Vec<_>>().join(" "),
+            change.affinity.require.is_some(),
+        )
+    };
+    let own = "kubernetes.io/arch";
+    let on = |names: &[&str]| Decision::Architectures(set(names));
+    assert_eq!(
+        keys(&on(&["amd64", "arm64"]), true),
+        (format!("{own} {own} pool"), true)
+    );
+    assert_eq!(keys(&on(&["amd64"]), false), (own.to_owned(), false));
+    assert_eq!(keys(&Decision::StepAside, true), (own.to_owned(), false));
+    assert_eq!(
+        keys(&Decision::NoCommonArchitecture, true),
+        (String::new(), false)
+    );
 }

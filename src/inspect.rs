@@ -1,5 +1,5 @@
 //! From a pod's spec and annotations to a decision: the rule that applies, the images, the intersection.
-//! Reads only; `plan` uses it, too.
+//! Reads only.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,9 +16,10 @@ use crate::{
     config::Config,
     image::{ImageError, Request, Resolver},
     placement::{
-        Mode,
+        Mode, annotation,
         mode::{self, InvalidAnnotation, Rule},
-        pod::{Decision, Policy},
+        pod::{Change, Decision, Policy, View},
+        preference::{self, Preferences},
     },
     platform::{Architecture, PlatformSet},
 };
@@ -52,6 +53,8 @@ pub enum Verdict {
 pub struct Inspection {
     /// What is to be done.
     pub verdict: Verdict,
+    /// Architectures that the pod prefers.
+    pub preferences: Preferences,
     /// Annotations that mean nothing.
     pub invalid: Vec<InvalidAnnotation>,
     /// The images that were looked at, with the architectures that count for the pod's OS; `None`:
@@ -70,8 +73,29 @@ pub struct Subject<'a> {
     pub annotations: &'a BTreeMap<String, String>,
     /// Where it is.
     pub namespace: &'a str,
-    /// A template's pods will have more than it says.
-    pub is_template: bool,
+    /// How far it has come.
+    pub stage: Stage,
+}
+
+/// What is inspected, and what can still be done to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// A template: its pods will have more than it says.
+    Template,
+    /// A pod on its way into the API: everything can be set.
+    Creation,
+    /// A pod: its affinity can be set while it is gated.
+    Pod,
+}
+
+impl Subject<'_> {
+    fn affinity_is_open(&self) -> bool {
+        match self.stage {
+            Stage::Template => false,
+            Stage::Creation => true,
+            Stage::Pod => self.spec.is_gated(),
+        }
+    }
 }
 
 impl Inspector {
@@ -89,40 +113,62 @@ impl Inspector {
         of_namespace: &BTreeMap<String, String>,
     ) -> Inspection {
         let (annotations, namespace) = (subject.annotations, subject.namespace);
-        let (rule, invalid) = mode::rule(annotations, namespace, of_namespace, &self.config.pods);
-        let tolerations = subject.spec.tolerations.as_deref().unwrap_or_default();
-        // Who tolerates every architecture needs nothing, so its registry is not asked either.
-        let tolerates_all = tolerations
-            .iter()
-            .any(|t| self.policy.taint.is_tolerated_by(t));
-        let verdict = match rule {
-            _ if tolerates_all => Verdict::Leave,
+        let (rule, mut invalid) =
+            mode::rule(annotations, namespace, of_namespace, &self.config.pods);
+        let preferred = &self.config.affinity.preferred;
+        let preferences = preference::nearest(annotations, of_namespace, preferred, &mut invalid);
+        let mut inspection = Inspection {
+            verdict: Verdict::Leave,
+            preferences,
+            invalid,
+            images: Vec::new(),
+            unusable: BTreeSet::new(),
+        };
+        inspection.verdict = match rule {
+            _ if self.has_everything(subject, &inspection.preferences) => Verdict::Leave,
             Rule::Mode(Mode::Ignore) => Verdict::Leave,
             Rule::Mode(Mode::Any) => Verdict::Decided(Decision::StepAside),
             Rule::Architectures(set) => Verdict::Decided(self.policy.limit(set)),
             Rule::Mode(Mode::Inspect) => {
-                let Subject {
-                    spec,
-                    namespace,
-                    is_template,
-                    ..
-                } = subject;
-                let keys = self.pull_secrets.of(namespace, spec, is_template);
-                let (verdict, images) = self.look_at_images(spec, &keys).await;
-                return Inspection {
-                    verdict,
-                    invalid,
-                    images,
-                    unusable: keys.unusable(),
-                };
+                let is_template = subject.stage == Stage::Template;
+                let keys = self.pull_secrets.of(namespace, subject.spec, is_template);
+                let (verdict, images) = self.look_at_images(subject.spec, &keys).await;
+                inspection.images = images;
+                inspection.unusable = keys.unusable();
+                verdict
             }
         };
-        Inspection {
-            verdict,
-            invalid,
-            images: Vec::new(),
-            unusable: BTreeSet::new(),
-        }
+        inspection
+    }
+
+    /// Who tolerates every architecture needs nothing, unless there is more to give than tolerations for
+    /// architectures: so its registry is not asked either. Who was stepped aside for is done.
+    fn has_everything(&self, subject: Subject<'_>, preferences: &Preferences) -> bool {
+        let tolerations = subject.spec.tolerations.as_deref().unwrap_or_default();
+        let taint = &self.policy.taint;
+        let tolerates_all = tolerations.iter().any(|one| taint.is_tolerated_by(one));
+        let affinity = self.policy.requires_affinity || !preferences.is_empty();
+        let more = !self.policy.rules.is_empty() || (affinity && subject.affinity_is_open());
+        let decided = subject.annotations.get(annotation::DECISION);
+        tolerates_all && (!more || decided.is_some_and(|decision| decision == "any"))
+    }
+
+    /// What a pod or a template gets by a decision.
+    pub fn change(
+        &self,
+        decision: &Decision,
+        subject: Subject<'_>,
+        preferences: &Preferences,
+    ) -> Change {
+        let spec = subject.spec;
+        let view = View {
+            os: &spec.os(),
+            tolerations: spec.tolerations.as_deref().unwrap_or_default(),
+            node_selector: &spec.node_selector,
+            affinity: spec.affinity.as_ref(),
+        };
+        let open = subject.affinity_is_open();
+        self.policy.change(decision, view, preferences, open)
     }
 
     async fn look_at_images(

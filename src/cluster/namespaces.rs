@@ -12,7 +12,7 @@ use kube_runtime::reflector::{ObjectRef, Store};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{
+use super::{
     objects::Namespace,
     patch::annotations,
     watch::{Followed, follow},
@@ -23,7 +23,7 @@ const LAG: Duration = Duration::from_secs(1);
 
 /// A view of all namespaces. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Namespaces {
+pub struct Namespaces {
     store: Arc<Mutex<Option<Store<Namespace>>>>,
     /// Counts namespaces that the watch has brought, new ones too.
     arrivals: watch::Sender<u64>,
@@ -45,7 +45,7 @@ impl Default for Namespaces {
 
 impl Namespaces {
     /// Follows the cluster until `stop`.
-    pub(super) fn follow(
+    pub fn follow(
         &self,
         api: Api<Namespace>,
         stop: CancellationToken,
@@ -93,12 +93,12 @@ impl Namespaces {
     }
 
     /// Whether the first list is complete.
-    pub(super) fn ready(&self) -> watch::Receiver<bool> {
+    pub fn ready(&self) -> watch::Receiver<bool> {
         self.ready.subscribe()
     }
 
     /// An item for every time that annotations have changed.
-    pub(super) fn changes(&self) -> impl Stream<Item = ()> + Send + use<> {
+    pub fn changes(&self) -> impl Stream<Item = ()> + Send + use<> {
         stream::unfold(self.changes.subscribe(), |mut changes| async move {
             changes.changed().await.ok()?;
             Some(((), changes))
@@ -106,7 +106,7 @@ impl Namespaces {
     }
 
     /// The annotations of a namespace. One that is younger than the watch is waited for, shortly.
-    pub(super) async fn annotations(&self, name: &str) -> BTreeMap<String, String> {
+    pub async fn annotations(&self, name: &str) -> BTreeMap<String, String> {
         let of = |namespace: &Namespace| annotations(&namespace.metadata).clone();
         let mut arrivals = self.arrivals.subscribe();
         let arrives = async {
@@ -123,7 +123,7 @@ impl Namespaces {
     }
 
     /// A namespace that the watch has brought.
-    pub(super) fn get(&self, name: &str) -> Option<Arc<Namespace>> {
+    pub fn get(&self, name: &str) -> Option<Arc<Namespace>> {
         let store = self
             .store
             .lock()

@@ -1,0 +1,189 @@
+//! Patches of pods: by the controller, guarded; and by the webhook, where nobody else is at work.
+
+use serde_json::{Value, json};
+
+use crate::placement::{
+    GATE, added,
+    affinity::{self, Affinity, NodeSelectorTerm, PreferredTerm, Requirement},
+    annotation,
+    pod::{Change, Decision},
+};
+
+use super::{super::objects::Pod, JsonPatch};
+
+const TOLERATIONS: &str = "/spec/tolerations";
+const GATES: &str = "/spec/schedulingGates";
+const AFFINITY: &str = "/spec/affinity";
+const NODE_AFFINITY: &str = "/spec/affinity/nodeAffinity";
+const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
+
+/// Adds what a decision asks for, records the decision, and takes archaware's scheduling gate away if there
+/// is one. Tolerations can never be taken away again.
+pub fn place(pod: &Pod, change: Change, decision: &Decision) -> JsonPatch {
+    let mut patch = JsonPatch::of(&pod.metadata);
+    patch.change(pod, change);
+    let decision = decision.annotation();
+    patch.annotate(&pod.metadata, &[(annotation::DECISION, Some(&decision))]);
+    patch.release(pod);
+    patch
+}
+
+/// Only takes archaware's scheduling gate away.
+pub fn release(pod: &Pod) -> JsonPatch {
+    let mut patch = JsonPatch::of(&pod.metadata);
+    patch.release(pod);
+    patch
+}
+
+/// What the webhook does to a pod.
+#[derive(Clone, Debug, Default)]
+pub struct Admission<'a> {
+    /// Where stands what an earlier call has added.
+    pub undo: added::Undo,
+    /// What is added now.
+    pub change: Change,
+    /// What was decided; `None`: nothing.
+    pub decision: Option<&'a Decision>,
+    /// Whether the pod waits behind archaware's gate.
+    pub gate: bool,
+}
+
+/// Takes back what an earlier call has added to `pod` and adds to `authored`, which is the pod without
+/// that.
+pub fn admit(pod: &Pod, authored: &Pod, admission: Admission<'_>) -> JsonPatch {
+    let Admission {
+        undo,
+        change,
+        decision,
+        gate,
+    } = admission;
+    let mut patch = JsonPatch(Vec::new());
+    patch.undo(&undo);
+    let record = (!change.is_empty()).then(|| json!(change).to_string());
+    patch.change(authored, change);
+    let decision = decision.map(Decision::annotation);
+    let annotations = [
+        (annotation::DECISION, decision.as_deref()),
+        (annotation::ADDED, record.as_deref()),
+    ];
+    patch.annotate(&pod.metadata, &annotations);
+    if gate && pod.spec.gate().is_none() {
+        let exists = pod.spec.scheduling_gates.is_some();
+        patch.append_unseen(GATES, exists, vec![json!({ "name": GATE })]);
+    }
+    patch
+}
+
+impl JsonPatch {
+    fn change(&mut self, pod: &Pod, change: Change) {
+        if !change.tolerations.is_empty() {
+            self.append(
+                TOLERATIONS,
+                pod.spec.tolerations.as_ref(),
+                change.tolerations,
+            );
+        }
+        self.affinity(pod.spec.affinity.as_ref(), &change.affinity);
+    }
+
+    fn release(&mut self, pod: &Pod) {
+        if let Some(index) = pod.spec.gate() {
+            self.test(&format!("{GATES}/{index}/name"), json!(GATE));
+            self.remove(&format!("{GATES}/{index}"));
+        }
+    }
+
+    /// Appends to what is there. What is not there is made, unless somebody has made it meanwhile.
+    fn affinity(&mut self, affinity: Option<&Affinity>, change: &affinity::Change) {
+        let required = change.require.as_ref().filter(|own| own.terms.is_empty());
+        let term = |own: &affinity::Require| json!({ "matchExpressions": [expression(&own.expression())] });
+        let required = required.map(|own| json!({ "nodeSelectorTerms": [term(own)] }));
+        let preferred: Vec<Value> = change
+            .prefer
+            .iter()
+            .map(|own| preferred(&own.term()))
+            .collect();
+        let Some(node) = affinity.and_then(|affinity| affinity.node_affinity.as_ref()) else {
+            let mut node = serde_json::Map::new();
+            node.extend(required.map(|required| (REQUIRED.to_owned(), required)));
+            if !preferred.is_empty() {
+                node.insert(PREFERRED.to_owned(), json!(preferred));
+            }
+            if node.is_empty() {
+                return;
+            }
+            match affinity {
+                None => self.create(AFFINITY, json!({ "nodeAffinity": node })),
+                Some(_) => self.create(NODE_AFFINITY, Value::Object(node)),
+            }
+            return;
+        };
+        if let Some(required) = required {
+            self.create(&format!("{NODE_AFFINITY}/{REQUIRED}"), required);
+        }
+        if let Some(own) = &change.require {
+            for index in &own.terms {
+                let path = format!("{}/matchExpressions/-", term_path(*index));
+                self.add(&path, expression(&own.expression()));
+            }
+        }
+        if !preferred.is_empty() {
+            let path = format!("{NODE_AFFINITY}/{PREFERRED}");
+            if node.preferred.is_none() {
+                self.test(&path, Value::Null);
+            }
+            self.append_unseen(&path, node.preferred.is_some(), preferred);
+        }
+    }
+
+    fn create(&mut self, path: &str, value: Value) {
+        self.test(path, Value::Null);
+        self.add(path, value);
+    }
+
+    fn undo(&mut self, undo: &added::Undo) {
+        for index in &undo.tolerations {
+            self.remove(&format!("{TOLERATIONS}/{index}"));
+        }
+        for (term, expression) in &undo.affinity.expressions {
+            self.remove(&format!(
+                "{}/matchExpressions/{expression}",
+                term_path(*term)
+            ));
+        }
+        if let Some(term) = undo.affinity.term {
+            self.remove(&term_path(term));
+        }
+        if undo.affinity.required {
+            self.remove(&format!("{NODE_AFFINITY}/{REQUIRED}"));
+        }
+        for index in &undo.affinity.preferred {
+            self.remove(&format!("{NODE_AFFINITY}/{PREFERRED}/{index}"));
+        }
+    }
+}
+
+fn term_path(index: usize) -> String {
+    format!("{NODE_AFFINITY}/{REQUIRED}/nodeSelectorTerms/{index}")
+}
+
+fn expression(requirement: &Requirement) -> Value {
+    let Requirement {
+        key,
+        operator,
+        values,
+    } = requirement;
+    json!({ "key": key, "operator": operator, "values": values })
+}
+
+fn preferred(term: &PreferredTerm) -> Value {
+    let NodeSelectorTerm {
+        match_expressions, ..
+    } = &term.preference;
+    let expressions: Vec<Value> = match_expressions.iter().map(expression).collect();
+    json!({ "weight": term.weight, "preference": { "matchExpressions": expressions } })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::*;
+
+fn subject(value: Value) -> Pod {
+    serde_json::from_value(value).unwrap()
+}
+
+fn tolerating(tolerations: &[Value]) -> Change {
+    Change {
+        tolerations: tolerations.to_vec(),
+        ..Change::default()
+    }
+}
+
+#[test]
+fn a_pod_with_and_without_a_list() {
+    let toleration = json!({"key": "k"});
+    let decision = Decision::StepAside;
+    let bare = subject(json!({"metadata": {"uid": "u"}}));
+    assert_eq!(
+        place(&bare, tolerating(&[toleration.clone()]), &decision).into_operations(),
+        json!([
+            {"op": "test", "path": "/metadata/uid", "value": "u"},
+            {"op": "test", "path": "/spec/tolerations", "value": null},
+            {"op": "add", "path": "/spec/tolerations", "value": [{"key": "k"}]},
+            {"op": "test", "path": "/metadata/annotations", "value": null},
+            {"op": "add", "path": "/metadata/annotations", "value": {"archaware.dev/decision": "any"}},
+        ])
+    );
+    let full = subject(json!({
+        "metadata": {"uid": "u", "annotations": {}},
+        "spec": {"tolerations": [{"key": "other", "unknown": 1}]},
+    }));
+    assert_eq!(
+        place(
+            &full,
+            tolerating(&[toleration.clone(), toleration]),
+            &decision
+        )
+        .into_operations(),
+        json!([
+            {"op": "test", "path": "/metadata/uid", "value": "u"},
+            {"op": "test", "path": "/spec/tolerations", "value": [{"key": "other", "unknown": 1}]},
+            {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "k"}},
+            {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "k"}},
+            {"op": "test", "path": "/metadata/annotations/archaware.dev~1decision", "value": null},
+            {"op": "add", "path": "/metadata/annotations/archaware.dev~1decision", "value": "any"},
+        ])
+    );
+}
+
+#[test]
+fn the_gate_goes_with_the_decision_and_foreign_gates_stay() {
+    let gated = subject(json!({
+        "metadata": {"uid": "u", "annotations": {}},
+        "spec": {"schedulingGates": [{"name": "other"}, {"name": GATE}]},
+    }));
+    assert_eq!(
+        release(&gated).into_operations(),
+        json!([
+            {"op": "test", "path": "/metadata/uid", "value": "u"},
+            {"op": "test", "path": "/spec/schedulingGates/1/name", "value": GATE},
+            {"op": "remove", "path": "/spec/schedulingGates/1"},
+        ])
+    );
+    assert!(release(&subject(json!({"metadata": {"uid": "u"}}))).is_empty());
+}
+
+/// Every shape of affinity that a pod can have, and what is added to it.
+#[test]
+fn affinity_is_added_to_what_is_there() {
+    let policy = |affinity: Option<&Affinity>| {
+        let decision = Decision::Architectures(["arm64".parse().unwrap()].into());
+        let preferences = [("arm64".parse().unwrap(), 5)].into();
+        affinity::decide(&decision, true, &preferences, &Default::default(), affinity)
+    };
+    let arch = json!({"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]});
+    let required = json!({"nodeSelectorTerms": [{"matchExpressions": [arch]}]});
+    let preferred = json!({"weight": 5, "preference": {"matchExpressions": [arch]}});
+    let zone = json!({"key": "zone", "operator": "Exists"});
+    let r = format!("{NODE_AFFINITY}/{REQUIRED}");
+    let p = format!("{NODE_AFFINITY}/{PREFERRED}");
+    let both = json!({REQUIRED: required, PREFERRED: [preferred]});
+    for (affinity, expected) in [
+        (
+            json!(null),
+            json!([
+                {"op": "test", "path": AFFINITY, "value": null},
+                {"op": "add", "path": AFFINITY, "value": {"nodeAffinity": both}},
+            ]),
+        ),
+        (
+            json!({"podAffinity": {}}),
+            json!([
+                {"op": "test", "path": NODE_AFFINITY, "value": null},
+                {"op": "add", "path": NODE_AFFINITY, "value": both},
+            ]),
+        ),
+        (
+            json!({"nodeAffinity": {}}),
+            json!([
+                {"op": "test", "path": r, "value": null},
+                {"op": "add", "path": r, "value": required},
+                {"op": "test", "path": p, "value": null},
+                {"op": "add", "path": p, "value": [preferred]},
+            ]),
+        ),
+        (
+            json!({"nodeAffinity": {
+                REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [zone]}, {"matchExpressions": [zone]}]},
+                PREFERRED: [{"weight": 1, "preference": {"matchExpressions": [zone]}}],
+            }}),
+            json!([
+                {"op": "add", "path": format!("{r}/nodeSelectorTerms/0/matchExpressions/-"), "value": arch},
+                {"op": "add", "path": format!("{r}/nodeSelectorTerms/1/matchExpressions/-"), "value": arch},
+                {"op": "add", "path": format!("{p}/-"), "value": preferred},
+            ]),
+        ),
+    ] {
+        let pod = subject(json!({"spec": {"affinity": affinity}}));
+        let mut patch = JsonPatch::of(&ObjectMeta::default());
+        let change = policy(pod.spec.affinity.as_ref());
+        patch.affinity(pod.spec.affinity.as_ref(), &change);
+        assert_eq!(patch.into_operations(), expected, "{affinity}");
+    }
+}
+
+#[test]
+fn an_earlier_call_is_undone_before_the_next_one() {
+    let (ours, theirs) = (json!({"key": "a"}), json!({"key": "b"}));
+    let pod = subject(json!({
+        "metadata": {"annotations": {annotation::ADDED: r#"{"tolerations":[{"key":"a"}]}"#}},
+        "spec": {"tolerations": [ours, theirs]},
+    }));
+    let mut authored = pod.clone();
+    let recorded = added::recorded(pod.metadata.annotations.as_ref().unwrap());
+    let undo = added::undo(&recorded, authored.spec.tolerations.as_mut(), None);
+    let decision = Decision::StepAside;
+    let admission = Admission {
+        undo,
+        change: tolerating(&[json!({"key": "c"})]),
+        decision: Some(&decision),
+        gate: true,
+    };
+    assert_eq!(
+        admit(&pod, &authored, admission).into_operations(),
+        json!([
+            {"op": "remove", "path": "/spec/tolerations/0"},
+            {"op": "test", "path": "/spec/tolerations", "value": [{"key": "b"}]},
+            {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "c"}},
+            {"op": "test", "path": "/metadata/annotations/archaware.dev~1decision", "value": null},
+            {"op": "add", "path": "/metadata/annotations/archaware.dev~1decision", "value": "any"},
+            {"op": "test", "path": "/metadata/annotations/archaware.dev~1added", "value": r#"{"tolerations":[{"key":"a"}]}"#},
+            {"op": "add", "path": "/metadata/annotations/archaware.dev~1added", "value": r#"{"tolerations":[{"key":"c"}]}"#},
+            {"op": "add", "path": "/spec/schedulingGates", "value": [{"name": GATE}]},
+        ])
+    );
+}

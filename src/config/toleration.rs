@@ -1,0 +1,140 @@
+//! Further tolerations, for clusters whose nodes carry other taints than archaware's.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::platform::{Architecture, Os};
+
+/// One rule of `tolerations`: pods for one of the platforms get the toleration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TolerationRule {
+    /// Which platforms; empty means all.
+    #[serde(default)]
+    pub platforms: Vec<RulePlatform>,
+    /// What their pods tolerate.
+    pub toleration: TolerationConfig,
+}
+
+/// `os/architecture`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct RulePlatform {
+    /// The pod's OS.
+    pub os: Os,
+    /// One of the architectures that its images share.
+    pub architecture: Architecture,
+}
+
+/// A toleration; `{arch}` in its value stands for the architecture.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "Fields", into = "Fields")]
+#[schemars(with = "Fields")]
+pub struct TolerationConfig {
+    /// Key of the taint.
+    pub key: String,
+    /// Whether any value will do.
+    pub operator: TolerationOperator,
+    /// Value of the taint; empty with `Exists`.
+    pub value: String,
+    /// Effect of the taint; `None` means every effect.
+    pub effect: Option<TolerationEffect>,
+}
+
+/// As it is written.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Fields {
+    /// Key of the taint.
+    key: super::TaintKey,
+    /// `Equal` or `Exists`.
+    #[serde(default)]
+    operator: TolerationOperator,
+    /// Value of the taint, with `Equal`; `{arch}` stands for the architecture.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    value: String,
+    /// Effect of the taint; every effect when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    effect: Option<TolerationEffect>,
+}
+
+/// How a toleration looks at values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TolerationOperator {
+    /// The value has to be this one.
+    #[default]
+    Equal,
+    /// Any value will do.
+    Exists,
+}
+
+/// Effects that can be tolerated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TolerationEffect {
+    /// Pods that do not tolerate it are not scheduled.
+    NoSchedule,
+    /// Nor may they stay.
+    NoExecute,
+    /// They are scheduled elsewhere if possible.
+    PreferNoSchedule,
+}
+
+/// In a value it stands for the architecture.
+pub(crate) const ARCH: &str = "{arch}";
+
+impl TryFrom<String> for RulePlatform {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let malformed = || format!("{text:?} is not a platform like linux/arm64");
+        let (os, architecture) = text.split_once('/').ok_or_else(malformed)?;
+        Ok(Self {
+            os: os.parse().map_err(|_| malformed())?,
+            architecture: architecture.parse().map_err(|_| malformed())?,
+        })
+    }
+}
+
+impl From<RulePlatform> for String {
+    fn from(platform: RulePlatform) -> Self {
+        format!("{}/{}", platform.os, platform.architecture)
+    }
+}
+
+impl TryFrom<Fields> for TolerationConfig {
+    type Error = &'static str;
+
+    fn try_from(fields: Fields) -> Result<Self, &'static str> {
+        if fields.operator == TolerationOperator::Exists && !fields.value.is_empty() {
+            return Err("a toleration with operator Exists has no value");
+        }
+        // The API's rule for values of labels, which those of taints follow.
+        let value = fields.value.replace(ARCH, "a");
+        let edge = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
+        let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let fits = value.len() <= 50 && value.chars().all(inner);
+        if !fits || !edge(value.chars().next()) || !edge(value.chars().next_back()) {
+            return Err(
+                "the value of a toleration has letters, digits, '-', '_' and '.', at most 50, and {arch}",
+            );
+        }
+        Ok(Self {
+            key: fields.key.into(),
+            operator: fields.operator,
+            value: fields.value,
+            effect: fields.effect,
+        })
+    }
+}
+
+impl From<TolerationConfig> for Fields {
+    fn from(toleration: TolerationConfig) -> Self {
+        Self {
+            key: super::TaintKey(toleration.key),
+            operator: toleration.operator,
+            value: toleration.value,
+            effect: toleration.effect,
+        }
+    }
+}

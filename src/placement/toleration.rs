@@ -1,0 +1,130 @@
+//! Further tolerations (`tolerations` of the configuration), and which tolerations make others needless.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::{
+    config::{ARCH, TolerationOperator, TolerationRule},
+    platform::{Architecture, Os},
+};
+
+use super::taint::text;
+
+/// What pods of `os` that run on these architectures tolerate by the rules, each once.
+pub(super) fn by_rules(
+    rules: &[TolerationRule],
+    architectures: &BTreeSet<Architecture>,
+    os: &Os,
+) -> Vec<Value> {
+    let mut all = Vec::new();
+    for rule in rules {
+        for architecture in architectures {
+            let mut named = rule.platforms.iter();
+            let applies = rule.platforms.is_empty()
+                || named.any(|one| one.os == *os && one.architecture == *architecture);
+            if !applies {
+                continue;
+            }
+            let toleration = toleration(rule, architecture);
+            if !all.contains(&toleration) {
+                all.push(toleration);
+            }
+        }
+    }
+    all
+}
+
+fn toleration(rule: &TolerationRule, architecture: &Architecture) -> Value {
+    let template = &rule.toleration;
+    let mut toleration = json!({ "key": template.key, "operator": template.operator });
+    if template.operator == TolerationOperator::Equal {
+        toleration["value"] = json!(template.value.replace(ARCH, architecture.as_str()));
+    }
+    if let Some(effect) = template.effect {
+        toleration["effect"] = json!(effect);
+    }
+    toleration
+}
+
+/// Whether every taint that `new` tolerates is tolerated by `existing`: `Toleration.ToleratesTaint` of
+/// `k8s.io/api/core/v1`, where an empty key or effect matches every one.
+pub(super) fn covers(existing: &Value, new: &Value) -> bool {
+    let same = |field: &str| text(existing, field) == text(new, field);
+    let wider = |field: &str| text(existing, field).is_empty() || same(field);
+    let is_equal = |toleration: &Value| matches!(text(toleration, "operator"), "" | "Equal");
+    wider("key")
+        && wider("effect")
+        && match text(existing, "operator") {
+            "Exists" => true,
+            "" | "Equal" => is_equal(new) && same("value"),
+            // The numeric ones.
+            _ => existing == new,
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(yaml: &str) -> Vec<TolerationRule> {
+        let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+        crate::config::parse("c", &format!("{head}tolerations: {yaml}\n"))
+            .unwrap()
+            .tolerations
+    }
+
+    #[test]
+    fn rules_are_for_their_platforms() {
+        let all: BTreeSet<Architecture> = ["amd64", "arm64"]
+            .iter()
+            .map(|a| a.parse().unwrap())
+            .collect();
+        let linux = Os::linux();
+        let fixed = rules(
+            "[{platforms: [linux/aarch64], toleration: {key: pool, operator: Equal, value: graviton, effect: NoSchedule}}]",
+        );
+        let one = json!({"key": "pool", "operator": "Equal", "value": "graviton", "effect": "NoSchedule"});
+        assert_eq!(by_rules(&fixed, &all, &linux), [one]);
+        assert_eq!(
+            by_rules(&fixed, &all, &"windows".parse().unwrap()),
+            Vec::<Value>::new()
+        );
+        assert_eq!(
+            by_rules(&fixed, &["amd64".parse().unwrap()].into(), &linux),
+            Vec::<Value>::new()
+        );
+        let named = rules("[{toleration: {key: a/b, value: \"pool-{arch}\"}}]");
+        let of = |arch: &str| json!({"key": "a/b", "operator": "Equal", "value": format!("pool-{arch}")});
+        assert_eq!(by_rules(&named, &all, &linux), [of("amd64"), of("arm64")]);
+        let any = rules("[{toleration: {key: pool, operator: Exists}}]");
+        assert_eq!(
+            by_rules(&any, &all, &linux),
+            [json!({"key": "pool", "operator": "Exists"})]
+        );
+    }
+
+    #[test]
+    fn only_a_wider_toleration_covers() {
+        let any = json!({"operator": "Exists"});
+        let key = json!({"key": "k", "operator": "Exists"});
+        let key_effect = json!({"key": "k", "operator": "Exists", "effect": "NoSchedule"});
+        let value = json!({"key": "k", "value": "v"});
+        let value_effect =
+            json!({"key": "k", "operator": "Equal", "value": "v", "effect": "NoSchedule"});
+        let numeric = json!({"key": "k", "operator": "Gt", "value": "1"});
+        let all = [&any, &key, &key_effect, &value, &value_effect, &numeric];
+        let covered: [&[usize]; 6] = [
+            &[0, 1, 2, 3, 4, 5],
+            &[1, 2, 3, 4, 5],
+            &[2, 4],
+            &[3, 4],
+            &[4],
+            &[5],
+        ];
+        for (index, existing) in all.iter().enumerate() {
+            let found: Vec<usize> = (0..6).filter(|new| covers(existing, all[*new])).collect();
+            assert_eq!(found, covered[index], "{existing}");
+        }
+    }
+}
