@@ -14,6 +14,7 @@
 //! A dependency points one way: `cli` → `controller`, `admission` → `inspect` → `image`, `placement`, `cluster` →
 //! `platform`.
 
+pub mod admission;
 pub mod cli;
 pub mod cluster;
 pub mod config;

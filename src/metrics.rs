@@ -41,6 +41,8 @@ pub struct Metrics {
     pub api: ApiRequests,
     /// Of the store in containerd.
     pub content_writes: ContentWrites,
+    /// Of the webhook.
+    pub admissions: Admissions,
     decisions: Counters<2>,
     decision_seconds: Histogram,
     writes: Counters<2>,
@@ -64,6 +66,14 @@ pub struct ApiRequests(Counters<2>);
 #[derive(Clone, Default)]
 pub struct ContentWrites(Counters<1>);
 
+/// Questions of the API server by resource and result, and how long the answers took.
+#[derive(Clone)]
+pub struct Admissions {
+    total: Counters<2>,
+    seconds: Histogram,
+    turned_away: Counter,
+}
+
 /// The time of one resolution.
 pub struct ResolutionTimer<'a> {
     metrics: &'a Resolutions,
@@ -80,6 +90,7 @@ impl Default for Metrics {
             resolutions: Resolutions::default(),
             api: ApiRequests::default(),
             content_writes: ContentWrites::default(),
+            admissions: Admissions::default(),
             decisions: Family::default(),
             decision_seconds: Histogram::new(BUCKETS),
             writes: Family::default(),
@@ -118,6 +129,21 @@ impl Default for Metrics {
             "containerd_writes",
             "Trees, tags and uses of images to be kept in containerd, by result",
             m.content_writes.0,
+        );
+        registry.register(
+            "admission_requests",
+            "Questions of the API server by resource and result",
+            m.admissions.total,
+        );
+        registry.register(
+            "admission_duration_seconds",
+            "Time from a question of the API server to its answer",
+            m.admissions.seconds,
+        );
+        registry.register(
+            "admission_connections_refused",
+            "Connections to the webhook closed at once: there were too many",
+            m.admissions.turned_away,
         );
         registry.register("api_requests", "Requests to the Kubernetes API", m.api.0);
         registry.register(
@@ -247,6 +273,31 @@ impl ResolutionTimer<'_> {
         self.metrics
             .seconds
             .observe(self.started.elapsed().as_secs_f64());
+    }
+}
+
+impl Default for Admissions {
+    fn default() -> Self {
+        Self {
+            total: Family::default(),
+            seconds: Histogram::new(BUCKETS),
+            turned_away: Counter::default(),
+        }
+    }
+}
+
+impl Admissions {
+    /// A question about a `resource` has been answered.
+    pub fn answered(&self, resource: &'static str, result: &'static str, time: Duration) {
+        self.total
+            .get_or_create(&[("resource", resource), ("result", result)])
+            .inc();
+        self.seconds.observe(time.as_secs_f64());
+    }
+
+    /// A connection was closed at once.
+    pub fn turned_away(&self) {
+        self.turned_away.inc();
     }
 }
 

@@ -29,6 +29,8 @@ pub struct Health {
     pub metrics: Metrics,
     /// Whether every list has been read once.
     pub synced: watch::Receiver<bool>,
+    /// Whether the webhook can serve; `None`: there is none.
+    pub admission: Option<watch::Receiver<bool>>,
     /// To see whether the API server answers.
     pub client: Client,
 }
@@ -77,6 +79,16 @@ async fn ready(State(health): State<Health>) -> (StatusCode, &'static str) {
         return (
             StatusCode::SERVICE_UNAVAILABLE,
             "lists of pods, DaemonSets and nodes not read yet\n",
+        );
+    }
+    if health
+        .admission
+        .as_ref()
+        .is_some_and(|ready| !*ready.borrow())
+    {
+        return (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the admission webhook has no certificate yet\n",
         );
     }
     match tokio::time::timeout(API_CHECK, health.client.apiserver_version()).await {

@@ -1,5 +1,6 @@
 //! `archaware clean`: takes away what is archaware's, and nothing else.
 
+mod own;
 mod right;
 
 use std::fmt::Debug;
@@ -7,7 +8,7 @@ use std::fmt::Debug;
 use anyhow::Context;
 use clap::Args;
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::{coordination::v1::Lease, core::v1 as core};
+use k8s_openapi::{NamespaceResourceScope, api::core::v1 as core};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{DeleteParams, EvictParams},
@@ -17,16 +18,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
-        CALL_TIMEOUT, NAME,
+        CALL_TIMEOUT,
         list::{self, ListError},
         objects::{DaemonSet, Node, Pod},
         patch::{self, JsonPatch, annotations},
         writer::{Outcome, Writer},
     },
-    controller,
     image::chain,
+    inspect,
     metrics::Metrics,
-    placement::{annotation, daemon_set, node},
+    placement::{GATE, annotation, daemon_set, node},
 };
 
 use right::right_to_write;
@@ -89,6 +90,9 @@ impl Clean {
             done: 0,
             remaining: Vec::new(),
         };
+        // First: it would put back what is removed below.
+        session.admission().await;
+        session.gates().await.context("cannot list pods")?;
         session.nodes().await.context("cannot list nodes")?;
         session
             .daemon_sets()
@@ -102,6 +106,7 @@ impl Clean {
         }
         let was_there = lease.was_there;
         lease.give_back().await;
+        session.secret().await;
         session.lease(was_there).await;
         Ok(session.summary())
     }
@@ -111,20 +116,18 @@ impl Session {
     async fn nodes(&mut self) -> Result<(), ListError> {
         let api: Api<Node> = Api::all(self.client.clone());
         let found: Vec<Node> = list::all(api.clone(), None)
-            .try_filter(|node| {
-                std::future::ready(node::clean(&controller::node_view(node)).is_some())
-            })
+            .try_filter(|node| std::future::ready(node::clean(&node.view()).is_some()))
             .try_collect()
             .await?;
         let describe = |node: &Node| {
-            let change = node::clean(&controller::node_view(node))?;
+            let change = node::clean(&node.view())?;
             let what = match &change.remove {
                 Some((_, taint)) => format!("taint {taint}"),
                 None => "record of a taint that has changed since; the taint stays".to_owned(),
             };
             Some((what, patch::node(node, change)))
         };
-        self.each(found, |_| api.clone(), describe).await;
+        self.patch(found, |_| api.clone(), describe).await;
         Ok(())
     }
 
@@ -137,12 +140,6 @@ impl Session {
             .try_collect()
             .await?;
         let client = self.client.clone();
-        let api = |set: &DaemonSet| {
-            Api::namespaced(
-                client.clone(),
-                set.metadata.namespace.as_deref().unwrap_or_default(),
-            )
-        };
         let describe = |set: &DaemonSet| {
             annotations(&set.metadata).get(annotation::TOLERATIONS)?;
             let existing = set
@@ -152,13 +149,14 @@ impl Session {
                 .tolerations
                 .as_deref()
                 .unwrap_or_default();
-            let change = daemon_set::clean(existing, &controller::daemon_set_record(set));
+            let change = daemon_set::clean(existing, &inspect::daemon_set::record(set));
             Some((
                 format!("{} tolerations", change.remove.len()),
                 patch::daemon_set(set, change),
             ))
         };
-        self.each(found, api, describe).await;
+        self.patch(found, |set| namespaced(&client, set), describe)
+            .await;
         Ok(())
     }
 
@@ -182,8 +180,25 @@ impl Session {
         Ok(())
     }
 
+    /// Gates are taken off: nobody else would do it, and the pods behind them wait for ever.
+    async fn gates(&mut self) -> Result<(), ListError> {
+        let unbound = list::all(Api::<Pod>::all(self.client.clone()), Some("spec.nodeName="));
+        let found: Vec<Pod> = unbound
+            .try_filter(|pod| std::future::ready(pod.spec.gate().is_some()))
+            .try_collect()
+            .await?;
+        let describe = |pod: &Pod| {
+            let gated = pod.spec.gate().is_some();
+            gated.then(|| (format!("scheduling gate {GATE}"), patch::pod::release(pod)))
+        };
+        let client = self.client.clone();
+        self.patch(found, |pod| namespaced(&client, pod), describe)
+            .await;
+        Ok(())
+    }
+
     /// Patches objects; `describe` says what and how, or `None` when nothing is left to do.
-    async fn each<K>(
+    async fn patch<K>(
         &mut self,
         found: Vec<K>,
         api: impl Fn(&K) -> Api<K>,
@@ -191,25 +206,13 @@ impl Session {
     ) where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
-        self.progress.expect(found.len());
-        let (writer, dry_run) = (&self.writer, self.dry_run);
-        let (api, describe) = (&api, &describe);
-        let items = futures::stream::iter(found).map(|object| async move {
-            let what = describe(&object).map(|(what, _)| what).unwrap_or_default();
-            let what = format!("{}: {what}", name_of(&object));
-            let outcome = if dry_run {
-                Ok(())
-            } else {
-                patch_until_done(writer, &api(&object), object, describe).await
-            };
-            Item { what, outcome }
-        });
-        let items: Vec<Item> = items
-            .buffer_unordered(AT_ONCE)
-            .inspect(|item| self.progress.report(&item.what, &item.outcome, dry_run))
-            .collect()
-            .await;
-        self.count(items);
+        let (writer, api, describe) = (self.writer.clone(), &api, &describe);
+        let what = |object: &K| describe(object).map(|(what, _)| what).unwrap_or_default();
+        let act = |object: K| {
+            let writer = writer.clone();
+            async move { patch_until_done(&writer, &api(&object), object, describe).await }
+        };
+        self.each(found, what, act).await;
     }
 
     /// Pods keep their tolerations for life: only new ones are without.
@@ -223,17 +226,28 @@ impl Session {
             })
             .try_collect()
             .await?;
+        let client = self.client.clone();
+        let act = |pod: Pod| {
+            let client = client.clone();
+            async move { evict(&client, &pod).await }
+        };
+        self.each(found, |_| "evicted".to_owned(), act).await;
+        Ok(())
+    }
+
+    /// Does something to objects, some at once, and tells what became of it.
+    async fn each<K, F>(&mut self, found: Vec<K>, what: impl Fn(&K) -> String, act: impl Fn(K) -> F)
+    where
+        K: Resource<DynamicType = ()>,
+        F: Future<Output = Result<(), String>>,
+    {
         self.progress.expect(found.len());
-        let (client, dry_run) = (&self.client, self.dry_run);
-        let items = futures::stream::iter(found).map(|pod| async move {
-            let outcome = if dry_run {
-                Ok(())
-            } else {
-                evict(client, &pod).await
-            };
-            Item {
-                what: format!("{}: evicted", name_of(&pod)),
-                outcome,
+        let (dry_run, act) = (self.dry_run, &act);
+        let items = futures::stream::iter(found).map(|object| {
+            let what = format!("{}: {}", name_of(&object), what(&object));
+            async move {
+                let outcome = if dry_run { Ok(()) } else { act(object).await };
+                Item { what, outcome }
             }
         });
         let items: Vec<Item> = items
@@ -242,28 +256,6 @@ impl Session {
             .collect()
             .await;
         self.count(items);
-        Ok(())
-    }
-
-    async fn lease(&mut self, was_there: bool) {
-        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
-        let what = format!("Lease {}/{NAME}", self.namespace);
-        let outcome = match api.get_opt(NAME).await {
-            Ok(None) => return,
-            Ok(Some(_)) if self.dry_run => Ok(()),
-            Ok(Some(_)) => match api.delete(NAME, &DeleteParams::default()).await {
-                Ok(_) => Ok(()),
-                Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-                Err(error) => Err(chain(&error)),
-            },
-            Err(error) => Err(chain(&error)),
-        };
-        if !was_there && outcome.is_ok() {
-            return;
-        }
-        self.progress.expect(1);
-        self.progress.report(&what, &outcome, self.dry_run);
-        self.count(vec![Item { what, outcome }]);
     }
 
     fn count(&mut self, items: Vec<Item>) {
@@ -292,6 +284,14 @@ impl Session {
         }
         Status::Failed
     }
+}
+
+fn namespaced<K>(client: &Client, object: &K) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    let namespace = object.meta().namespace.as_deref().unwrap_or_default();
+    Api::namespaced(client.clone(), namespace)
 }
 
 /// `Node a`, `DaemonSet ns/b`

@@ -19,7 +19,7 @@ use crate::{
     },
     config::{Config, DaemonSets},
     controller,
-    inspect::{Inspection, Inspector, Stage, Subject, Verdict, describe},
+    inspect::{self, Inspection, Inspector, Stage, Subject, Verdict, describe},
     metrics::Metrics,
     placement::{
         Effect, Taint, node,
@@ -100,7 +100,7 @@ async fn steps(
     let mut taints: HashMap<String, Taint> = HashMap::new();
     let mut nodes = Box::pin(list::all(Api::<Node>::all(client.clone()), None));
     while let Some(node) = nodes.try_next().await? {
-        let (change, problem) = node::decide(&policy, &controller::node_view(&node));
+        let (change, problem) = node::decide(&policy, &node.view());
         let corrected = |change: &node::Change| change.correct.as_ref().map(|(_, t)| t.clone());
         let new = |change: &node::Change| change.add.clone().or_else(|| corrected(change));
         if let Some(taint) = change.as_ref().and_then(new) {
@@ -153,7 +153,7 @@ async fn of_daemon_set(
     inspector: &Inspector,
     namespaces: &Namespaces,
 ) -> Option<Step> {
-    let plan = controller::plan_daemon_set(&set, inspector, of_namespace(&set, namespaces)).await;
+    let plan = inspect::daemon_set::plan(&set, inspector, of_namespace(&set, namespaces)).await;
     match plan {
         Err(inspection) => {
             wait(&inspection).map(|(action, detail)| Step::of("DaemonSet", &set, action, detail))

@@ -5,13 +5,19 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Context;
 use clap::Args;
 use tokio::{
+    net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::watch,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cluster::{lease, namespaces::Namespaces, pull_secrets::PullSecrets},
+    admission::{self, Admission},
+    cluster::{
+        lease::{self, Elector},
+        namespaces::Namespaces,
+        pull_secrets::PullSecrets,
+    },
     config::ListenAddress,
     controller::{self, RunError},
     image::Resolver,
@@ -41,64 +47,108 @@ impl Run {
         let client = global.client(&metrics).await?;
         let resolver = resolver(&global, &config, &metrics, Keep::Yes)?;
         watch_resolver(&metrics, &resolver);
-        let listener = server::bind(self.listen.0)
-            .await
-            .with_context(|| format!("cannot listen on {} (--listen)", self.listen))?;
+        let listener = listen(self.listen, "--listen").await?;
         let address = listener.local_addr()?;
         tracing::info!(version = env!("CARGO_PKG_VERSION"), %address, "archaware starts");
 
         let stop = CancellationToken::new();
         let signals = tokio::spawn(stop_on_signal(stop.clone())?);
-        let (synced, is_synced) = watch::channel(false);
-        let health = Health {
-            metrics: metrics.clone(),
-            synced: is_synced,
-            client: client.clone(),
-        };
-        let mut server = tokio::spawn(server::serve(
-            listener,
-            health,
-            stop.clone().cancelled_owned(),
-        ));
+        let (namespace, namespaces) = (global.namespace(), Namespaces::default());
+        let identity = lease::identity("archaware");
+        let election = Elector::new(client.clone(), &namespace, identity, metrics.clone());
         let inspector = Inspector {
             resolver,
             pull_secrets: PullSecrets::new(client.clone()),
             policy: Arc::new((&*config).into()),
             config: config.clone(),
         };
-        let namespaces = Namespaces::default();
+        // It serves a little longer than the rest: the API server has to hear that this replica ends.
+        let admission = if config.admission.enabled {
+            let admission = Admission {
+                client: client.clone(),
+                inspector: inspector.clone(),
+                namespaces: namespaces.clone(),
+                namespace: namespace.clone(),
+                leadership: election.1.clone(),
+                metrics: metrics.clone(),
+                listener: listen(config.admission.listen, "admission.listen").await?,
+            };
+            let address = admission.listener.local_addr()?;
+            tracing::info!(%address, "admission webhook listens");
+            let (ready, running) = admission.run(stop.clone());
+            Some((ready, running))
+        } else {
+            tokio::spawn(admission::withdraw(client.clone(), election.1.clone()));
+            None
+        };
+        let (ready, webhook) = admission.unzip();
+        let webhook = tokio::spawn(async move {
+            match webhook {
+                Some(running) => running.await,
+                None => std::future::pending().await,
+            }
+        });
+        let (synced, is_synced) = watch::channel(false);
+        let health = Health {
+            metrics: metrics.clone(),
+            synced: is_synced,
+            admission: ready.clone(),
+            client: client.clone(),
+        };
+        let server = tokio::spawn(server::serve(
+            listener,
+            health,
+            stop.clone().cancelled_owned(),
+        ));
         let run = controller::Run {
             client,
             config,
             inspector,
             namespaces,
-            namespace: global.namespace(),
-            identity: lease::identity("archaware"),
+            namespace,
+            election,
             metrics,
             synced,
         };
+        let (mut server, mut webhook) = (server, webhook);
         let running = controller::run(run, stop.clone());
         tokio::pin!(running);
         // Without probes and metrics nobody could tell how it is: it ends, and is started anew.
-        let result = tokio::select! {
-            result = &mut running => result,
-            _ = &mut server => {
-                let stopping = stop.is_cancelled();
-                stop.cancel();
-                let result = running.await;
-                if stopping { result } else { Err(RunError::Ended("the HTTP server")) }
-            }
+        let ended = tokio::select! {
+            result = &mut running => Ended::Controller(result),
+            _ = &mut server => Ended::Other("the HTTP server"),
+            name = &mut webhook => Ended::Other(name.unwrap_or("the webhook")),
         };
+        let stopping = stop.is_cancelled();
         stop.cancel();
+        let result = match ended {
+            Ended::Controller(result) => result,
+            Ended::Other(_) if stopping => running.await,
+            Ended::Other(name) => running.await.and(Err(RunError::Ended(name))),
+        };
         signals.abort();
         // A scrape that is under way may finish; one that hangs may not.
         if !server.is_finished() {
             let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
         }
+        if ready.is_some() && !webhook.is_finished() {
+            let _ = webhook.await;
+        }
         result?;
         tracing::info!("archaware ends");
         Ok(Status::Done)
     }
+}
+
+/// What ended first.
+enum Ended {
+    Controller(Result<(), RunError>),
+    Other(&'static str),
+}
+
+async fn listen(address: ListenAddress, setting: &str) -> anyhow::Result<TcpListener> {
+    let listener = server::bind(address.0).await;
+    listener.with_context(|| format!("cannot listen on {address} ({setting})"))
 }
 
 /// Registry hosts that are shown with their own limits. They are named by whoever creates pods.

@@ -6,7 +6,9 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::{Api, Client, api::PostParams};
 
-use super::{CALL_TIMEOUT, NAME};
+use crate::config::{Config, DaemonSets};
+
+use super::{ADMISSION_SECRET, CALL_TIMEOUT, NAME};
 
 /// Reviews under way at once: there are about twenty in all.
 const AT_ONCE: usize = 8;
@@ -37,8 +39,8 @@ pub enum AccessError {
     TimedOut,
 }
 
-/// What `run` needs with DaemonSets managed (or only reported).
-pub fn needed(namespace: &str, manage_daemon_sets: bool) -> Vec<Permission> {
+/// What `run` needs.
+pub fn needed(namespace: &str, config: &Config) -> Vec<Permission> {
     let everywhere = |group, resource, verbs: &[&'static str]| {
         verbs
             .iter()
@@ -51,7 +53,7 @@ pub fn needed(namespace: &str, manage_daemon_sets: bool) -> Vec<Permission> {
             })
             .collect::<Vec<_>>()
     };
-    let daemon_sets: &[_] = if manage_daemon_sets {
+    let daemon_sets: &[_] = if config.daemon_sets == DaemonSets::Manage {
         &["list", "watch", "patch"]
     } else {
         &["list", "watch"]
@@ -63,6 +65,7 @@ pub fn needed(namespace: &str, manage_daemon_sets: bool) -> Vec<Permission> {
         namespace: Some(namespace.to_owned()),
         name,
     };
+    let admission = admission(namespace, config);
     [
         everywhere("", "nodes", &["list", "watch", "patch"]),
         everywhere("", "pods", &["list", "watch", "patch"]),
@@ -75,8 +78,40 @@ pub fn needed(namespace: &str, manage_daemon_sets: bool) -> Vec<Permission> {
             lease("get", Some(NAME)),
             lease("patch", Some(NAME)),
         ],
+        admission,
     ]
     .concat()
+}
+
+/// What the webhook needs besides.
+fn admission(namespace: &str, config: &Config) -> Vec<Permission> {
+    let admission = &config.admission;
+    let own_certificate = admission.certificates.certificate.as_os_str().is_empty();
+    // The name of an object is not known to the authoriser when it is created.
+    let configuration = |verb| Permission {
+        group: "admissionregistration.k8s.io",
+        resource: "mutatingwebhookconfigurations",
+        verb,
+        namespace: None,
+        name: (verb != "create").then_some(NAME),
+    };
+    let secret = |verb| Permission {
+        group: "",
+        resource: "secrets",
+        verb,
+        namespace: Some(namespace.to_owned()),
+        name: (verb != "create").then_some(ADMISSION_SECRET),
+    };
+    let (mut needed, all) = (Vec::new(), ["create", "get", "patch"]);
+    if admission.enabled && admission.manage_configuration {
+        needed.extend(all.map(configuration));
+    } else if admission.enabled && own_certificate {
+        needed.extend(["get", "patch"].map(configuration));
+    }
+    if admission.enabled && own_certificate {
+        needed.extend(all.map(secret));
+    }
+    needed
 }
 
 /// What makes every pod's pull secrets readable. Without it, only those in namespaces whose owners allow

@@ -9,6 +9,7 @@ pub mod namespaces;
 pub mod objects;
 pub mod patch;
 pub mod pull_secrets;
+pub mod secrets;
 pub mod spec;
 pub mod watch;
 pub mod writer;
@@ -22,6 +23,8 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 pub const FIELD_MANAGER: &str = "archaware";
 /// Name of the Lease, the Deployment and everything else of archaware's own.
 pub const NAME: &str = "archaware";
+/// Name of the Secret with the webhook's certificate.
+pub const ADMISSION_SECRET: &str = "archaware-admission";
 /// Objects per page of a list: a page of large pods is a few MiB.
 pub const PAGE: u32 = 250;
 

@@ -15,7 +15,9 @@ use kube::Resource;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use crate::placement::{GATE, affinity::Affinity, annotation};
+use crate::placement::{GATE, affinity::Affinity, annotation, node};
+
+use super::patch::annotations;
 
 /// A pod.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -273,6 +275,19 @@ impl PodSpec {
             class,
             Some("system-cluster-critical" | "system-node-critical")
         )
+    }
+}
+
+impl Node {
+    /// As the decision sees it.
+    pub fn view(&self) -> node::Node<'_> {
+        static EMPTY: BTreeMap<String, String> = BTreeMap::new();
+        node::Node {
+            architecture: &self.status.node_info.architecture,
+            labels: self.metadata.labels.as_ref().unwrap_or(&EMPTY),
+            annotations: annotations(&self.metadata),
+            taints: self.spec.taints.as_deref().unwrap_or_default(),
+        }
     }
 }
 

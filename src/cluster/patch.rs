@@ -9,7 +9,10 @@ pub mod pod;
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{
+    ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::placement::{
@@ -176,6 +179,64 @@ pub fn daemon_set(set: &DaemonSet, change: daemon_set::Change) -> JsonPatch {
         &set.metadata,
         &[(annotation::TOLERATIONS, record.as_deref())],
     );
+    patch
+}
+
+/// Sets and drops fields of a Secret that is as it was seen.
+pub fn secret(secret: &Secret, fields: &BTreeMap<&str, Option<&str>>) -> JsonPatch {
+    let mut patch = JsonPatch::of(&secret.metadata);
+    let Some(data) = &secret.data else {
+        patch.test("/data", Value::Null);
+        let new = fields
+            .iter()
+            .filter_map(|(name, text)| Some((name, bytes((*text)?))));
+        patch.add("/data", json!(new.collect::<BTreeMap<_, _>>()));
+        return patch;
+    };
+    for (name, text) in fields {
+        let path = format!("/data/{name}");
+        let seen = data.get(*name);
+        patch.test(&path, json!(seen));
+        match text {
+            Some(text) => patch.add(&path, json!(bytes(text))),
+            None if seen.is_some() => patch.remove(&path),
+            None => {}
+        }
+    }
+    patch
+}
+
+fn bytes(text: &str) -> ByteString {
+    ByteString(text.as_bytes().to_vec())
+}
+
+/// Replaces the webhooks of a configuration that is as it was seen: all of them are archaware's.
+pub fn webhooks(found: &DynamicObject, wanted: Value) -> JsonPatch {
+    let mut patch = JsonPatch::of(&found.metadata);
+    patch.test("/webhooks", json!(found.data.get("webhooks")));
+    patch.add("/webhooks", wanted);
+    patch
+}
+
+/// Writes the `caBundle` (base64) of a configuration's webhooks, where it is another one.
+pub fn authorities(found: &DynamicObject, bundle: &str) -> JsonPatch {
+    let mut patch = JsonPatch::of(&found.metadata);
+    let webhooks = found.data.get("webhooks").and_then(Value::as_array);
+    for (index, webhook) in webhooks.into_iter().flatten().enumerate() {
+        let has = webhook
+            .pointer("/clientConfig/caBundle")
+            .and_then(Value::as_str);
+        if has != Some(bundle) {
+            patch.test(
+                &format!("/webhooks/{index}/name"),
+                json!(webhook.get("name")),
+            );
+            patch.add(
+                &format!("/webhooks/{index}/clientConfig/caBundle"),
+                json!(bundle),
+            );
+        }
+    }
     patch
 }
 

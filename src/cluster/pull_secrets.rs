@@ -12,16 +12,15 @@ use k8s_openapi::{
     ByteString, NamespaceResourceScope,
     api::core::v1::{LocalObjectReference, Secret, ServiceAccount},
 };
-use kube::{Client, Resource, api::GetParams, core::Request};
+use kube::{Client, Resource};
 use quick_cache::sync::Cache;
 
 use crate::image::{
-    chain,
     credentials::{Entries, Keyring, Keys, docker_cfg, docker_config_json},
     flight::Flights,
 };
 
-use super::{CALL_TIMEOUT, objects::PodSpec};
+use super::{objects::PodSpec, secrets};
 
 /// How long a Secret is used without being read again. A rollout makes many pods with the same one.
 const USED: Duration = Duration::from_mins(1);
@@ -217,24 +216,11 @@ fn is_fresh<T>(held: &Read<T>, at: Instant) -> bool {
     at.elapsed() < if held.is_ok() { USED } else { UNUSABLE }
 }
 
+/// In words for the events of the pods that name it.
 async fn get<K>(client: Client, namespace: &str, name: &str) -> Result<K, Arc<str>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + serde::de::DeserializeOwned,
 {
-    // As text: kube logs a body that it cannot parse, and this one may be a secret.
-    let request = Request::new(K::url_path(&(), Some(namespace)));
-    let request = request.get(name, &GetParams::default());
-    let request = request.map_err(|_| Arc::from("its name is malformed"))?;
-    match tokio::time::timeout(CALL_TIMEOUT, client.request_text(request)).await {
-        Ok(Ok(text)) => {
-            serde_json::from_str(&text).map_err(|_| "the API server's answer is malformed".into())
-        }
-        Ok(Err(kube::Error::Api(status))) => Err(match status.code {
-            404 => "it does not exist".into(),
-            403 => "archaware may not read it".into(),
-            code => format!("the API server answered {code}").into(),
-        }),
-        Ok(Err(error)) => Err(chain(&error).into()),
-        Err(_) => Err("the API server does not answer in time".into()),
-    }
+    let read = secrets::get(client, namespace, name).await;
+    read.map_err(|error| error.to_string().into())
 }

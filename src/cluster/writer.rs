@@ -123,10 +123,7 @@ impl Writer {
             Ok(patch) => Patch::Json(patch),
             Err(error) => return Err(WriteError::Refused(kube::Error::SerdeError(error))),
         };
-        let parameters = PatchParams {
-            field_manager: Some(FIELD_MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
+        let parameters = parameters();
         let call = api.patch(name, &parameters, &patch);
         let outcome = match tokio::time::timeout(CALL_TIMEOUT, call).await {
             Ok(answer) => classify(answer.map(drop)),
@@ -140,6 +137,14 @@ impl Writer {
         };
         self.metrics.wrote(kind::<K>(), result);
         outcome
+    }
+}
+
+/// Of every patch.
+pub fn parameters() -> PatchParams {
+    PatchParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
     }
 }
 

@@ -19,7 +19,7 @@ pub struct AdmissionConfig {
     pub url: String,
     /// What it shows the API server.
     pub certificates: CertificatesConfig,
-    /// Whether its MutatingWebhookConfiguration is kept by archaware itself.
+    /// Whether its `MutatingWebhookConfiguration` is kept by archaware itself.
     pub manage_configuration: bool,
     /// What happens to pods whose images are not known yet.
     pub on_miss: OnMiss,

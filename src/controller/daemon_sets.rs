@@ -1,10 +1,6 @@
 //! Gives the templates of DaemonSets the tolerations that their images allow.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use kube::{Api, Client, ResourceExt};
 use kube_runtime::{controller::Action, reflector::Store};
@@ -13,15 +9,17 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cluster::{
         events::{EventReason, Events},
-        objects::{DaemonSet, PodSpec},
+        objects::DaemonSet,
         patch::{self, annotations},
         writer::Writer,
     },
-    inspect::{Inspection, Inspector, Stage, Subject, Verdict},
+    inspect::{
+        Stage, Subject,
+        daemon_set::{authored, images, record},
+    },
     metrics::Metrics,
     placement::{
-        annotation,
-        daemon_set::{self, Change, Record},
+        daemon_set::{self, Change},
         pod::Decision,
     },
 };
@@ -51,69 +49,6 @@ pub(super) fn same(old: &DaemonSet, new: &DaemonSet) -> bool {
         && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
         && old.metadata.annotations == new.metadata.annotations
         && old.spec == new.spec
-}
-
-/// The images of a template, which a stepped-aside decision is bound to.
-pub(super) fn images(spec: &PodSpec) -> BTreeSet<String> {
-    spec.images().into_keys().map(str::to_owned).collect()
-}
-
-/// What archaware owns in a DaemonSet's template.
-pub(crate) fn record(set: &DaemonSet) -> Record {
-    Record::parse(
-        annotations(&set.metadata)
-            .get(annotation::TOLERATIONS)
-            .map(String::as_str),
-    )
-}
-
-/// The spec as its author wrote it: owned tolerations are no word of theirs, and must not end the
-/// inspection.
-fn authored(spec: &PodSpec, record: &Record) -> PodSpec {
-    let mut spec = spec.clone();
-    if let Some(tolerations) = &mut spec.tolerations {
-        tolerations.retain(|toleration| !record.tolerations.contains(toleration));
-    }
-    spec
-}
-
-/// What would be done about a DaemonSet now, for `plan`; the inspection itself where it decides nothing.
-pub(crate) async fn plan(
-    set: &DaemonSet,
-    inspector: &Inspector,
-    of_namespace: &BTreeMap<String, String>,
-) -> Result<(Option<Change>, Decision), Inspection> {
-    let template = &set.spec.template;
-    let (record, images) = (record(set), images(&template.spec));
-    let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-    let spec = authored(&template.spec, &record);
-    let subject = Subject {
-        spec: &spec,
-        annotations: annotations(&template.metadata),
-        namespace,
-        stage: Stage::Template,
-    };
-    let aside =
-        record.stepped_aside && record.is_for(&images) && inspector.inspects(subject, of_namespace);
-    let decision = if aside {
-        Decision::StepAside
-    } else {
-        let inspection = inspector.inspect(subject, of_namespace).await;
-        match inspection.verdict {
-            Verdict::Decided(decision) => decision,
-            _ => return Err(inspection),
-        }
-    };
-    let existing = template.spec.tolerations.as_deref().unwrap_or_default();
-    let change = daemon_set::decide(
-        &inspector.policy,
-        &decision,
-        (&spec.os(), existing),
-        &record,
-        &images,
-        aside,
-    );
-    Ok((change, decision))
 }
 
 impl DaemonSets {

@@ -35,8 +35,7 @@ use crate::{
 
 use judge::Judge;
 
-pub(crate) use daemon_sets::{plan as plan_daemon_set, record as daemon_set_record};
-pub(crate) use nodes::{describe as describe_node_problem, view as node_view};
+pub(crate) use nodes::describe as describe_node_problem;
 pub(crate) use pods::selection as pod_selection;
 
 /// Nodes that are tainted at once: a thousand are done in seconds, and each connection costs memory.
@@ -54,8 +53,8 @@ pub struct Run {
     pub namespaces: Namespaces,
     /// archaware's own namespace.
     pub namespace: String,
-    /// Name of this process on the Lease.
-    pub identity: String,
+    /// A candidate for the Lease, and whether it holds it.
+    pub election: (Elector, watch::Receiver<bool>),
     /// Where to count.
     pub metrics: Metrics,
     /// Whether every list has been read once.
@@ -110,12 +109,11 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
         inspector,
         namespaces,
         namespace,
-        identity,
+        election: (elector, leadership),
         metrics,
         synced,
     } = run;
-    let manage = config.daemon_sets == DaemonSets::Manage;
-    let lacking = access::lacking(&client, access::needed(&namespace, manage)).await?;
+    let lacking = access::lacking(&client, access::needed(&namespace, &config)).await?;
     if !lacking.is_empty() {
         return Err(RunError::Lacking(lacking));
     }
@@ -126,7 +124,6 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
         tracing::info!("pull secrets can be read only where a RoleBinding allows it");
     }
 
-    let (elector, leadership) = Elector::new(client.clone(), &namespace, identity, metrics.clone());
     let (events, event_writer) = events::channel(client.clone(), metrics.clone());
     let writes = config.concurrency.writes.get().into();
     let mut parts = Parts {

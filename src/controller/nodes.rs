@@ -9,7 +9,7 @@ use crate::{
     cluster::{
         events::{EventReason, Events},
         objects::Node,
-        patch::{self, annotations},
+        patch,
         writer::Writer,
     },
     config::Config,
@@ -36,17 +36,6 @@ pub(super) fn same(old: &Node, new: &Node) -> bool {
         && old.status == new.status
 }
 
-/// A node as the decision sees it.
-pub(crate) fn view(node: &Node) -> node::Node<'_> {
-    static EMPTY: BTreeMap<String, String> = BTreeMap::new();
-    node::Node {
-        architecture: &node.status.node_info.architecture,
-        labels: node.metadata.labels.as_ref().unwrap_or(&EMPTY),
-        annotations: annotations(&node.metadata),
-        taints: node.spec.taints.as_deref().unwrap_or_default(),
-    }
-}
-
 impl Nodes {
     pub(super) fn new(
         client: Client,
@@ -66,7 +55,7 @@ impl Nodes {
         if node.metadata.deletion_timestamp.is_some() {
             return Action::await_change();
         }
-        let (change, problem) = node::decide(&self.policy, &view(&node));
+        let (change, problem) = node::decide(&self.policy, &node.view());
         if let Some(problem) = problem {
             self.report(&node, &problem);
         }
@@ -130,7 +119,7 @@ pub(super) fn register_gauge(metrics: &Metrics, store: Store<Node>) {
         move || {
             let mut counts: BTreeMap<(String, bool), i64> = BTreeMap::new();
             for node in store.state() {
-                let view = view(&node);
+                let view = node.view();
                 // A closed set: what is no architecture is counted as one thing.
                 let parsed = view.architecture.parse::<crate::platform::Architecture>();
                 let name = parsed.map_or_else(|_| "unknown".to_owned(), |a| a.to_string());

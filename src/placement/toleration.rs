@@ -37,14 +37,18 @@ pub(super) fn by_rules(
 
 fn toleration(rule: &TolerationRule, architecture: &Architecture) -> Value {
     let template = &rule.toleration;
-    let mut toleration = json!({ "key": template.key, "operator": template.operator });
-    if template.operator == TolerationOperator::Equal {
-        toleration["value"] = json!(template.value.replace(ARCH, architecture.as_str()));
-    }
-    if let Some(effect) = template.effect {
-        toleration["effect"] = json!(effect);
-    }
-    toleration
+    let value = template.value.replace(ARCH, architecture.as_str());
+    let value = (template.operator == TolerationOperator::Equal).then_some(value);
+    let fields = [
+        ("key", Some(json!(template.key))),
+        ("operator", Some(json!(template.operator))),
+        ("value", value.map(Value::String)),
+        ("effect", template.effect.map(|effect| json!(effect))),
+    ];
+    let present = fields
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    Value::Object(present.collect())
 }
 
 /// Whether every taint that `new` tolerates is tolerated by `existing`: `Toleration.ToleratesTaint` of

@@ -4,19 +4,17 @@ use std::time::Duration;
 
 use anyhow::Context;
 use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease};
-use kube::{
-    Api, Client,
-    api::{Patch, PatchParams},
-};
+use kube::{Api, Client, api::Patch};
 use serde_json::json;
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
-        FIELD_MANAGER, NAME,
+        NAME,
         lease::{self, Elector},
         objects::Namespace,
+        writer,
     },
     metrics::Metrics,
 };
@@ -124,11 +122,7 @@ async fn stop_controller(client: &Client, namespace: &str) -> anyhow::Result<()>
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
     let operations = json!([{ "op": "add", "path": "/spec/replicas", "value": 0 }]);
     let patch: Patch<()> = Patch::Json(serde_json::from_value(operations)?);
-    let parameters = PatchParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
-        ..PatchParams::default()
-    };
-    match deployments.patch(NAME, &parameters, &patch).await {
+    match deployments.patch(NAME, &writer::parameters(), &patch).await {
         Ok(_) => {
             eprintln!("scaled Deployment {namespace}/{NAME} to 0");
             Ok(())

@@ -1,3 +1,5 @@
+use std::{collections::BTreeMap, slice};
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::*;
@@ -19,7 +21,7 @@ fn a_pod_with_and_without_a_list() {
     let decision = Decision::StepAside;
     let bare = subject(json!({"metadata": {"uid": "u"}}));
     assert_eq!(
-        place(&bare, tolerating(&[toleration.clone()]), &decision).into_operations(),
+        place(&bare, tolerating(slice::from_ref(&toleration)), &decision).into_operations(),
         json!([
             {"op": "test", "path": "/metadata/uid", "value": "u"},
             {"op": "test", "path": "/spec/tolerations", "value": null},
@@ -73,7 +75,7 @@ fn affinity_is_added_to_what_is_there() {
     let policy = |affinity: Option<&Affinity>| {
         let decision = Decision::Architectures(["arm64".parse().unwrap()].into());
         let preferences = [("arm64".parse().unwrap(), 5)].into();
-        affinity::decide(&decision, true, &preferences, &Default::default(), affinity)
+        affinity::decide(&decision, true, &preferences, &BTreeMap::new(), affinity)
     };
     let arch = json!({"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]});
     let required = json!({"nodeSelectorTerms": [{"matchExpressions": [arch]}]});

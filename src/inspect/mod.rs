@@ -1,6 +1,8 @@
 //! From a pod's spec and annotations to a decision: the rule that applies, the images, the intersection.
 //! Reads only.
 
+pub mod daemon_set;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,

@@ -1,0 +1,99 @@
+//! A certificate that somebody else makes, in files that are read again when they change. Mounted Secrets
+//! change by the swap of a link, so the bytes are looked at, not the file system's notices.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::{config::CertificatesConfig, files, image::chain};
+
+use super::{Authorities, CertificateError, Pair, Served, bundle};
+
+/// How often the files are read. The kubelet takes a minute to bring a changed Secret.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// Certificate, key, and perhaps the authority.
+pub(in crate::admission) struct Files {
+    certificate: PathBuf,
+    key: PathBuf,
+    authority: Option<PathBuf>,
+    served: Arc<Served>,
+    authorities: watch::Sender<Authorities>,
+}
+
+impl Files {
+    pub(in crate::admission) fn new(
+        config: &CertificatesConfig,
+        served: Arc<Served>,
+        authorities: watch::Sender<Authorities>,
+    ) -> Self {
+        let authority = Some(config.authority.clone()).filter(|path| !path.as_os_str().is_empty());
+        Self {
+            certificate: config.certificate.clone(),
+            key: config.key.clone(),
+            authority,
+            served,
+            authorities,
+        }
+    }
+
+    /// Reads the files again and again, until `stop`. While they are not usable, what was served before is.
+    pub(in crate::admission) async fn run(self, stop: CancellationToken) {
+        let (mut shown, mut told) = (None, None);
+        loop {
+            if let Err(error) = self.turn(&mut shown) {
+                let error = chain(&error);
+                // Between two files that are replaced one after the other they do not fit: said once.
+                if told.as_ref() != Some(&error) {
+                    tracing::warn!(error, "admission certificate not usable; looking again");
+                    told = Some(error);
+                }
+            } else {
+                told = None;
+            }
+            let pause = tokio::time::sleep(PERIOD);
+            if stop.run_until_cancelled(pause).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    fn turn(&self, shown: &mut Option<Pair>) -> Result<(), CertificateError> {
+        let pair = Pair {
+            certificate: read(&self.certificate)?,
+            key: read(&self.key)?,
+        };
+        pair.load()?;
+        if let Some(authority) = self.authority.as_deref() {
+            let authority = read(authority)?;
+            let news = self.authorities.send_if_modified(|old| {
+                let new = bundle::with(&authority, old.as_deref().unwrap_or_default());
+                let changed = old.as_deref() != Some(&*new);
+                *old = Some(new.into());
+                changed
+            });
+            // The API server hears of a new authority before it meets a certificate of it.
+            if news && shown.is_some() {
+                return Ok(());
+            }
+        }
+        if shown.as_ref() != Some(&pair) {
+            self.served.show(&pair)?;
+            tracing::info!(certificate = %self.certificate.display(), "certificate read");
+            *shown = Some(pair);
+        }
+        Ok(())
+    }
+}
+
+fn read(path: &Path) -> Result<String, CertificateError> {
+    files::read_text(path).map_err(|source| CertificateError::Read {
+        path: path.to_owned(),
+        source,
+    })
+}

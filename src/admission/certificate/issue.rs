@@ -1,0 +1,68 @@
+//! Makes certificates. Each has an authority of its own whose key is forgotten at once: nobody can ever
+//! make a second certificate that the API server would trust.
+
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose,
+};
+
+use super::Pair;
+
+/// Clocks of API servers may be behind ours by so much.
+const BACKDATED: Duration = Duration::from_hours(1);
+
+/// What was made.
+pub(super) struct Issued {
+    /// The authority, PEM.
+    pub(super) authority: String,
+    /// The certificate and its key.
+    pub(super) pair: Pair,
+}
+
+/// Makes an authority and a certificate for these names (DNS names or addresses), good for `lifetime` from
+/// `now`.
+pub(super) fn issue(
+    names: &[String],
+    now: SystemTime,
+    lifetime: Duration,
+) -> Result<Issued, rcgen::Error> {
+    let (from, until) = (now - BACKDATED, now + lifetime);
+    let mut authority = CertificateParams::default();
+    authority.not_before = from.into();
+    authority.not_after = until.into();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    authority.key_usages = vec![
+        KeyUsagePurpose::KeyCertSign,
+        KeyUsagePurpose::DigitalSignature,
+    ];
+    authority.distinguished_name.remove(DnType::CommonName);
+    // Told apart by name, too: some verifiers look authorities up by it.
+    let seconds = now
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_millis();
+    let name = format!("archaware admission {seconds}");
+    authority.distinguished_name.push(DnType::CommonName, name);
+    let issuer = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
+
+    let mut leaf = CertificateParams::new(names.to_vec())?;
+    leaf.not_before = from.into();
+    leaf.not_after = until.into();
+    leaf.use_authority_key_identifier_extension = true;
+    leaf.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    leaf.distinguished_name.remove(DnType::CommonName);
+    leaf.distinguished_name
+        .push(DnType::CommonName, "archaware admission");
+    let key = KeyPair::generate()?;
+    let certificate = leaf.signed_by(&key, &issuer)?;
+    Ok(Issued {
+        authority: issuer.pem(),
+        pair: Pair {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        },
+    })
+}

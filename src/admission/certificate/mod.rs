@@ -1,0 +1,187 @@
+//! The certificate that the webhook shows, and the authorities that the API server has to trust.
+
+mod bundle;
+mod files;
+mod issue;
+mod own;
+
+use std::{
+    sync::{Arc, PoisonError, RwLock},
+    time::SystemTime,
+};
+
+use tokio::sync::watch;
+use tokio_rustls::rustls::{
+    self,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+use x509_cert::{
+    Certificate,
+    ext::pkix::{SubjectAltName, name::GeneralName},
+};
+
+pub(super) use files::Files;
+pub(super) use own::Own;
+
+/// Authorities for the API server's `caBundle`, PEM. `None`: they are somebody else's business.
+pub(super) type Authorities = Option<Arc<str>>;
+
+/// The certificate that is served now; replaced without ending any connection.
+#[derive(Debug)]
+pub(super) struct Served {
+    current: RwLock<Option<Shown>>,
+    is_there: watch::Sender<bool>,
+}
+
+#[derive(Debug)]
+struct Shown {
+    key: Arc<CertifiedKey>,
+    expires: SystemTime,
+}
+
+/// A certificate and key that cannot be served. The text of a key is in no message.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CertificateError {
+    /// A file cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// Which.
+        path: std::path::PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// No certificate in it.
+    #[error("the certificate is not PEM")]
+    NoCertificate,
+    /// No private key in it.
+    #[error("the key is not PEM")]
+    NoKey,
+    /// They do not belong together, or the kind of key is unknown.
+    #[error("the certificate and the key cannot be used together")]
+    Mismatch(#[source] rustls::Error),
+    /// None can be made.
+    #[error("cannot make a certificate")]
+    Issue(#[from] rcgen::Error),
+}
+
+/// A certificate with its key, as text.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Pair {
+    pub(super) certificate: String,
+    pub(super) key: String,
+}
+
+impl std::fmt::Debug for Pair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a certificate and its key")
+    }
+}
+
+impl Default for Served {
+    fn default() -> Self {
+        Self {
+            current: RwLock::new(None),
+            is_there: watch::Sender::new(false),
+        }
+    }
+}
+
+impl Served {
+    /// Whether there is one.
+    pub(super) fn is_there(&self) -> watch::Receiver<bool> {
+        self.is_there.subscribe()
+    }
+
+    /// When it expires.
+    pub(super) fn expires(&self) -> Option<SystemTime> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().map(|shown| shown.expires)
+    }
+
+    /// Serves another one from now on.
+    fn show(&self, pair: &Pair) -> Result<(), CertificateError> {
+        let shown = Shown {
+            key: Arc::new(pair.load()?),
+            expires: pair.expires().ok_or(CertificateError::NoCertificate)?,
+        };
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(shown);
+        self.is_there.send_replace(true);
+        Ok(())
+    }
+}
+
+impl ResolvesServerCert for Served {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().map(|shown| shown.key.clone())
+    }
+}
+
+impl Pair {
+    /// For rustls. Fails when certificate and key do not belong together.
+    fn load(&self) -> Result<CertifiedKey, CertificateError> {
+        let chain: Result<Vec<_>, _> =
+            CertificateDer::pem_slice_iter(self.certificate.as_bytes()).collect();
+        let chain = chain.ok().filter(|chain| !chain.is_empty());
+        let chain = chain.ok_or(CertificateError::NoCertificate)?;
+        let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes());
+        let key = key.map_err(|_| CertificateError::NoKey)?;
+        CertifiedKey::from_der(chain, key, &ring::default_provider())
+            .map_err(CertificateError::Mismatch)
+    }
+
+    /// When the certificate itself expires.
+    fn expires(&self) -> Option<SystemTime> {
+        expires(&self.certificate)
+    }
+
+    /// Whether it is good for all of these names.
+    fn is_for(&self, names: &[String]) -> bool {
+        let Some(certificate) = first(&self.certificate) else {
+            return false;
+        };
+        let own = certificate.tbs_certificate.get::<SubjectAltName>();
+        let Ok(Some((_, SubjectAltName(own)))) = own else {
+            return false;
+        };
+        let own: Vec<String> = own.iter().filter_map(text).collect();
+        names.iter().all(|name| own.contains(name))
+    }
+}
+
+fn text(name: &GeneralName) -> Option<String> {
+    match name {
+        GeneralName::DnsName(name) => Some(name.to_string()),
+        GeneralName::IpAddress(bytes) => {
+            let bytes = bytes.as_bytes();
+            let v4 =
+                <[u8; 4]>::try_from(bytes).map(|bytes| std::net::IpAddr::from(bytes).to_string());
+            v4.or_else(|_| {
+                <[u8; 16]>::try_from(bytes).map(|bytes| std::net::IpAddr::from(bytes).to_string())
+            })
+            .ok()
+        }
+        _ => None,
+    }
+}
+
+/// The first certificate of a PEM text.
+fn first(pem: &str) -> Option<Certificate> {
+    let chain = Certificate::load_pem_chain(pem.as_bytes()).ok()?;
+    chain.into_iter().next()
+}
+
+/// When the first certificate of a PEM text expires.
+fn expires(pem: &str) -> Option<SystemTime> {
+    Some(
+        first(pem)?
+            .tbs_certificate
+            .validity
+            .not_after
+            .to_system_time(),
+    )
+}

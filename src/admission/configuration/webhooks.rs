@@ -1,0 +1,277 @@
+//! What the API server asks the webhook about. Pure.
+
+use k8s_openapi::{
+    ByteString,
+    api::admissionregistration::v1::{
+        MatchCondition, MutatingWebhook, RuleWithOperations, ServiceReference, WebhookClientConfig,
+    },
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement},
+};
+use serde_json::Value;
+
+use crate::{
+    cluster::NAME,
+    config::{Config, DaemonSets},
+    placement::annotation,
+};
+
+/// What the API server waits beyond `admission.budget`, in seconds: a slow network, a busy machine.
+const SLACK: u64 = 2;
+
+/// The webhooks that the configuration asks for.
+pub(super) fn wanted(
+    config: &Config,
+    namespace: &str,
+    authorities: Option<&str>,
+) -> Vec<MutatingWebhook> {
+    let admission = &config.admission;
+    let budget = admission.budget.as_secs() + u64::from(admission.budget.subsec_nanos() > 0);
+    let client = |path: &str| {
+        let url = admission.url.trim_end_matches('/');
+        let service = ServiceReference {
+            namespace: namespace.to_owned(),
+            name: NAME.to_owned(),
+            path: Some(format!("/{path}")),
+            port: Some(443),
+        };
+        WebhookClientConfig {
+            ca_bundle: authorities.map(|text| ByteString(text.as_bytes().to_vec())),
+            service: url.is_empty().then_some(service),
+            url: (!url.is_empty()).then(|| format!("{url}/{path}")),
+        }
+    };
+    let webhook = |path: &str, rule: RuleWithOperations| MutatingWebhook {
+        name: format!("{path}.archaware.dev"),
+        client_config: client(path),
+        rules: Some(vec![rule]),
+        admission_review_versions: vec!["v1".to_owned()],
+        failure_policy: Some("Ignore".to_owned()),
+        match_policy: Some("Equivalent".to_owned()),
+        side_effects: "None".to_owned(),
+        // A sidecar that another webhook adds has an image, too.
+        reinvocation_policy: Some("IfNeeded".to_owned()),
+        timeout_seconds: i32::try_from(budget + SLACK).ok(),
+        ..MutatingWebhook::default()
+    };
+    let pods = MutatingWebhook {
+        namespace_selector: Some(namespaces(namespace)),
+        match_conditions: Some(match_conditions()),
+        ..webhook("pods", rule("", "pods", &["CREATE"], "Namespaced"))
+    };
+    let mut all = vec![pods];
+    if config.taint.manage {
+        all.push(webhook("nodes", rule("", "nodes", &["CREATE"], "Cluster")));
+    }
+    if config.daemon_sets == DaemonSets::Manage {
+        let operations = &["CREATE", "UPDATE"];
+        all.push(MutatingWebhook {
+            namespace_selector: Some(namespaces(namespace)),
+            ..webhook(
+                "daemonsets",
+                rule("apps", "daemonsets", operations, "Namespaced"),
+            )
+        });
+    }
+    all
+}
+
+fn rule(group: &str, resource: &str, operations: &[&str], scope: &str) -> RuleWithOperations {
+    let list = |values: &[&str]| Some(values.iter().map(|value| (*value).to_owned()).collect());
+    RuleWithOperations {
+        api_groups: list(&[group]),
+        api_versions: list(&["v1"]),
+        operations: list(operations),
+        resources: list(&[resource]),
+        scope: Some(scope.to_owned()),
+    }
+}
+
+/// archaware's own pods cannot wait for archaware; and whoever does not want to be asked about says so.
+fn namespaces(own: &str) -> LabelSelector {
+    let not_in = |key: &str, value: &str| LabelSelectorRequirement {
+        key: key.to_owned(),
+        operator: "NotIn".to_owned(),
+        values: Some(vec![value.to_owned()]),
+    };
+    let expressions = vec![
+        not_in("kubernetes.io/metadata.name", own),
+        not_in(annotation::ADMISSION, "disabled"),
+    ];
+    LabelSelector {
+        match_expressions: Some(expressions),
+        match_labels: None,
+    }
+}
+
+/// Nobody schedules a bound pod, nor the API's picture of a static one.
+fn match_conditions() -> Vec<MatchCondition> {
+    let condition = |name: &str, expression: &str| MatchCondition {
+        name: name.to_owned(),
+        expression: expression.to_owned(),
+    };
+    vec![
+        condition(
+            "unbound",
+            "!has(object.spec.nodeName) || object.spec.nodeName == ''",
+        ),
+        condition(
+            "no-mirror",
+            "!has(object.metadata.annotations) || \
+             !('kubernetes.io/config.mirror' in object.metadata.annotations)",
+        ),
+    ]
+}
+
+/// What has to stand in place of `existing`, if that is not what is wanted. What others narrow further by
+/// namespace (managed clusters exclude their own) stays; so does a `caBundle` that is their business.
+pub(super) fn correct(
+    existing: &[MutatingWebhook],
+    mut wanted: Vec<MutatingWebhook>,
+) -> Option<Vec<MutatingWebhook>> {
+    let mut same = existing.len() == wanted.len();
+    for webhook in &mut wanted {
+        let Some(before) = existing.iter().find(|one| one.name == webhook.name) else {
+            same = false;
+            continue;
+        };
+        let further = before.namespace_selector.as_ref();
+        let further = further.and_then(|selector| selector.match_expressions.as_deref());
+        for expression in further.unwrap_or_default() {
+            let selector = webhook.namespace_selector.get_or_insert_default();
+            let ours = selector.match_expressions.get_or_insert_default();
+            if !ours.contains(expression) {
+                ours.push(expression.clone());
+            }
+        }
+        let bundle = &before.client_config.ca_bundle;
+        webhook.client_config.ca_bundle = webhook.client_config.ca_bundle.take().or(bundle.clone());
+        let (before, webhook) = (serde_json::to_value(before), serde_json::to_value(webhook));
+        same &= before.is_ok_and(|before| webhook.is_ok_and(|webhook| holds(&before, &webhook)));
+    }
+    (!same).then_some(wanted)
+}
+
+/// Whether everything in `wanted` is in `existing`, too; what the API server fills in is not asked for. The
+/// order of selectors means nothing.
+fn holds(existing: &Value, wanted: &Value) -> bool {
+    match (existing, wanted) {
+        (Value::Object(existing), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
+            let existing = existing.get(key).unwrap_or(&Value::Null);
+            match (key.as_str(), existing.as_array(), wanted.as_array()) {
+                ("matchExpressions", Some(existing), Some(wanted)) => {
+                    wanted.iter().all(|one| existing.contains(one))
+                }
+                _ => holds(existing, wanted),
+            }
+        }),
+        (Value::Array(existing), Value::Array(wanted)) => {
+            existing.len() == wanted.len() && existing.iter().zip(wanted).all(|(e, w)| holds(e, w))
+        }
+        (existing, wanted) => existing == wanted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn config(yaml: &str) -> Config {
+        let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+        crate::config::parse("c", &format!("{head}{yaml}\n")).unwrap()
+    }
+
+    fn usual() -> Vec<MutatingWebhook> {
+        wanted(&Config::default(), "ns", Some("CA"))
+    }
+
+    /// What the API server makes of it.
+    fn stored(mut webhooks: Vec<MutatingWebhook>) -> Vec<MutatingWebhook> {
+        for webhook in &mut webhooks {
+            webhook.object_selector = Some(LabelSelector::default());
+            webhook.namespace_selector.get_or_insert_default();
+        }
+        webhooks
+    }
+
+    #[test]
+    fn what_is_right_stays() {
+        let names: Vec<String> = usual().into_iter().map(|webhook| webhook.name).collect();
+        assert_eq!(
+            names,
+            [
+                "pods.archaware.dev",
+                "nodes.archaware.dev",
+                "daemonsets.archaware.dev"
+            ]
+        );
+        assert_eq!(correct(&stored(usual()), usual()), None);
+        let mut narrowed = stored(usual());
+        let further = LabelSelectorRequirement {
+            key: "control-plane".to_owned(),
+            operator: "DoesNotExist".to_owned(),
+            values: None,
+        };
+        for webhook in &mut narrowed {
+            let selector = webhook.namespace_selector.get_or_insert_default();
+            let expressions = selector.match_expressions.get_or_insert_default();
+            expressions.insert(0, further.clone());
+        }
+        assert_eq!(
+            correct(&narrowed, usual()),
+            None,
+            "what others exclude stays"
+        );
+        for (path, value) in [
+            ("/0/failurePolicy", json!("Fail")),
+            ("/0/timeoutSeconds", json!(30)),
+            ("/0/clientConfig/caBundle", json!("b2xk")),
+            ("/0/matchConditions", json!([])),
+            ("/1/rules/0/operations", json!(["CREATE", "UPDATE"])),
+            ("/2/name", json!("else.archaware.dev")),
+        ] {
+            let mut wrong = json!(narrowed);
+            *wrong.pointer_mut(path).unwrap() = value;
+            let wrong: Vec<MutatingWebhook> = serde_json::from_value(wrong).unwrap();
+            let corrected = correct(&wrong, usual()).expect(path);
+            let selector = corrected[0].namespace_selector.as_ref().unwrap();
+            let kept = selector
+                .match_expressions
+                .as_ref()
+                .unwrap()
+                .contains(&further);
+            assert!(kept, "{path}");
+            assert_eq!(correct(&stored(corrected), usual()), None, "{path}");
+        }
+        assert!(correct(&narrowed[..2], usual()).is_some(), "one is missing");
+    }
+
+    #[test]
+    fn only_what_is_needed_is_asked() {
+        let url = "admission: {url: \"https://a.b:9/x/\", budget: 2500ms}";
+        let config = config(&format!(
+            "taint: {{manage: false}}\ndaemonSets: report\n{url}"
+        ));
+        let webhooks = wanted(&config, "ns", None);
+        assert_eq!(webhooks.len(), 1);
+        assert_eq!(
+            json!(webhooks[0].client_config),
+            json!({"url": "https://a.b:9/x/pods"})
+        );
+        assert_eq!(webhooks[0].timeout_seconds, Some(5));
+    }
+
+    #[test]
+    fn somebody_elses_bundle_stays() {
+        let mut existing = stored(usual());
+        let without = || wanted(&Config::default(), "ns", None);
+        assert_eq!(correct(&existing, without()), None);
+        existing[0].failure_policy = Some("Fail".to_owned());
+        let corrected = correct(&existing, without()).unwrap();
+        assert_eq!(
+            corrected[0].client_config.ca_bundle,
+            existing[0].client_config.ca_bundle
+        );
+    }
+}

@@ -1,0 +1,224 @@
+//! From an HTTP request to an answer. What is no question of the API server's is a 4xx that says why.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, Method, Request, Response, StatusCode,
+    header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue},
+};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use serde::de::DeserializeOwned;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::{
+    cluster::objects::{DaemonSet, Node, Pod},
+    metrics::Admissions,
+};
+
+use super::{
+    review::{Answer, Expected, Review, ReviewError},
+    webhook::{Outcome, Webhook},
+};
+
+/// Of a body: the API server takes no larger request (`maxRequestBodyBytes` of `k8s.io/apiserver`), and an
+/// update brings the old object along: etcd holds at most half of it.
+const MAX_BODY: usize = 3 << 20;
+/// Of all bodies under way. Thousands of pods fit; where more come, the API server goes on without us.
+const MAX_BODIES: usize = 64 << 20;
+/// To send a body. The API server is near.
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Answers requests. Shared by all connections.
+pub(super) struct Handler {
+    webhook: Webhook,
+    bodies: Semaphore,
+    metrics: Admissions,
+}
+
+/// A request that is not answered.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("there is nothing here; /pods, /nodes and /daemonsets answer AdmissionReviews")]
+    Path,
+    #[error("only POST is answered")]
+    Method,
+    #[error("the content type has to be application/json")]
+    Type,
+    #[error("the body is larger than {} MiB", MAX_BODY >> 20)]
+    TooLarge,
+    #[error("the body did not come within {} s", BODY_TIMEOUT.as_secs())]
+    Slow,
+    #[error("the body was cut short")]
+    Cut,
+    #[error("too much is under way")]
+    Busy,
+    #[error(transparent)]
+    Review(#[from] ReviewError),
+}
+
+impl Refusal {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Path => StatusCode::NOT_FOUND,
+            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Type => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Slow => StatusCode::REQUEST_TIMEOUT,
+            Self::Cut | Self::Review(_) => StatusCode::BAD_REQUEST,
+            Self::Busy => StatusCode::TOO_MANY_REQUESTS,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Path {
+    Pods,
+    Nodes,
+    DaemonSets,
+}
+
+impl Path {
+    fn parse(path: &str) -> Option<Self> {
+        // Behind a URL of the user's own, the paths stand below its path.
+        match path.rsplit('/').next()? {
+            "pods" => Some(Self::Pods),
+            "nodes" => Some(Self::Nodes),
+            "daemonsets" => Some(Self::DaemonSets),
+            _ => None,
+        }
+    }
+
+    fn expected(self) -> Expected {
+        let (group, resource, operations): (_, _, &[_]) = match self {
+            Self::Pods => ("", "pods", &["CREATE"]),
+            Self::Nodes => ("", "nodes", &["CREATE"]),
+            Self::DaemonSets => ("apps", "daemonsets", &["CREATE", "UPDATE"]),
+        };
+        Expected {
+            group,
+            resource,
+            operations,
+        }
+    }
+}
+
+impl Handler {
+    pub(super) fn new(webhook: Webhook, metrics: Admissions) -> Self {
+        Self {
+            webhook,
+            bodies: Semaphore::new(MAX_BODIES),
+            metrics,
+        }
+    }
+
+    /// Answers a request.
+    pub(super) async fn handle(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Response<Full<Bytes>> {
+        let started = Instant::now();
+        let answer = self.answer(request).await;
+        match answer {
+            Ok((resource, outcome, body)) => {
+                self.metrics.answered(resource, outcome, started.elapsed());
+                let mut response = Response::new(Full::new(body.into()));
+                let json = HeaderValue::from_static("application/json");
+                response.headers_mut().insert(CONTENT_TYPE, json);
+                response
+            }
+            Err(refusal) => {
+                self.metrics.answered("none", "refused", started.elapsed());
+                tracing::debug!(%refusal, "request not answered");
+                let mut response = Response::new(Full::new(format!("{refusal}\n").into()));
+                *response.status_mut() = refusal.status();
+                if matches!(refusal, Refusal::Method) {
+                    let post = HeaderValue::from_static("POST");
+                    response.headers_mut().insert(ALLOW, post);
+                }
+                response
+            }
+        }
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<(&'static str, Outcome, Vec<u8>), Refusal> {
+        let path = Path::parse(request.uri().path()).ok_or(Refusal::Path)?;
+        if request.method() != Method::POST {
+            return Err(Refusal::Method);
+        }
+        if !is_json(request.headers()) {
+            return Err(Refusal::Type);
+        }
+        let _room = self.room(request.headers())?;
+        let body = read(request.into_body()).await?;
+        let expected = path.expected();
+        let (answer, outcome, uid) = match path {
+            Path::Pods => {
+                let (request, pod) = parse::<Pod>(body, &expected)?;
+                let (answer, outcome) = self.webhook.pod(pod, request.namespace).await;
+                (answer, outcome, request.uid)
+            }
+            Path::Nodes => {
+                let (request, node) = parse::<Node>(body, &expected)?;
+                let (answer, outcome): (Answer, _) = self.webhook.node(&node);
+                (answer, outcome, request.uid)
+            }
+            Path::DaemonSets => {
+                let (request, set) = parse::<DaemonSet>(body, &expected)?;
+                let (answer, outcome) = self.webhook.daemon_set(set, request.namespace).await;
+                (answer, outcome, request.uid)
+            }
+        };
+        Ok((expected.resource, outcome, answer.into_body(&uid)))
+    }
+
+    /// Room for a body; as much as it says, or as much as it may have.
+    fn room(&self, headers: &HeaderMap) -> Result<SemaphorePermit<'_>, Refusal> {
+        let length = headers
+            .get(CONTENT_LENGTH)
+            .and_then(|value| value.to_str().ok());
+        let length = length
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(MAX_BODY);
+        if length > MAX_BODY {
+            return Err(Refusal::TooLarge);
+        }
+        let length = u32::try_from(length).map_err(|_| Refusal::TooLarge)?;
+        self.bodies
+            .try_acquire_many(length)
+            .map_err(|_| Refusal::Busy)
+    }
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let value = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let essence = value.and_then(|value| value.split(';').next());
+    essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case("application/json"))
+}
+
+async fn read(body: Incoming) -> Result<Bytes, Refusal> {
+    let whole = Limited::new(body, MAX_BODY).collect();
+    match tokio::time::timeout(BODY_TIMEOUT, whole).await {
+        Ok(Ok(whole)) => Ok(whole.to_bytes()),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(Refusal::TooLarge),
+        Ok(Err(_)) => Err(Refusal::Cut),
+        Err(_) => Err(Refusal::Slow),
+    }
+}
+
+/// The body is gone when this is done: hundreds of pods may wait for a registry at once.
+fn parse<K: DeserializeOwned>(
+    body: Bytes,
+    expected: &Expected,
+) -> Result<(super::review::Request<()>, K), ReviewError> {
+    serde_json::from_slice::<Review<K>>(&body)?.open(expected)
+}

@@ -1,0 +1,177 @@
+//! The admission webhook: pods, nodes and DaemonSets are right before they are stored. It uses the same
+//! resolver and the same decisions as the reconcilers, which stay as the safety net: every failure here
+//! lets the object pass, and they complete it.
+
+mod certificate;
+mod configuration;
+mod http;
+mod review;
+mod server;
+mod webhook;
+
+use std::{collections::BTreeMap, future::Future, sync::Arc, time::SystemTime};
+
+use futures::FutureExt;
+use kube::Client;
+use tokio::{net::TcpListener, sync::watch, task::JoinSet};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    cluster::{NAME, namespaces::Namespaces},
+    inspect::Inspector,
+    metrics::Metrics,
+};
+
+use certificate::{Authorities, Files, Own, Served};
+use configuration::{Keeper, Published};
+use http::Handler;
+use server::Server;
+use webhook::Webhook;
+
+pub use configuration::{remove as remove_configuration, withdraw};
+
+/// What the webhook needs.
+pub struct Admission {
+    /// The cluster.
+    pub client: Client,
+    /// Decides.
+    pub inspector: Inspector,
+    /// A view of all namespaces, which the controller follows.
+    pub namespaces: Namespaces,
+    /// archaware's own namespace.
+    pub namespace: String,
+    /// Whether this process holds the Lease.
+    pub leadership: watch::Receiver<bool>,
+    /// Where to count.
+    pub metrics: Metrics,
+    /// Where to serve.
+    pub listener: TcpListener,
+}
+
+/// Labels of what archaware makes in the cluster for the webhook.
+fn labels() -> BTreeMap<String, String> {
+    let labels = [
+        ("app.kubernetes.io/name", NAME),
+        ("app.kubernetes.io/component", "admission"),
+        ("app.kubernetes.io/managed-by", NAME),
+    ];
+    labels
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into()
+}
+
+impl Admission {
+    /// Whether it can serve, and the webhook itself, which serves until `stop` and shortly after. It gives the
+    /// name of what ended.
+    pub fn run(
+        self,
+        stop: CancellationToken,
+    ) -> (
+        watch::Receiver<bool>,
+        impl Future<Output = &'static str> + Send,
+    ) {
+        let config = self.inspector.config.clone();
+        let served = Arc::new(Served::default());
+        let (authorities, told) = watch::channel(Authorities::None);
+        let (published, is_published) = watch::channel(Published::default());
+        let admissions = self.metrics.admissions.clone();
+        let shown = served.clone();
+        let help = "When the certificate of the webhook expires, in seconds since 1970";
+        self.metrics
+            .register_gauges("admission_certificate_expiry_seconds", help, move || {
+                let expires = shown
+                    .expires()
+                    .and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+                let seconds = expires.and_then(|expires| i64::try_from(expires.as_secs()).ok());
+                seconds.map(|seconds| ([], seconds)).into_iter().collect()
+            });
+
+        let (connections, background) = (TaskTracker::new(), TaskTracker::new());
+        let webhook = Webhook::new(
+            self.inspector,
+            self.namespaces,
+            background.clone(),
+            stop.clone(),
+        );
+        let server = Server {
+            listener: self.listener,
+            served: served.clone(),
+            handler: Arc::new(Handler::new(webhook, admissions.clone())),
+            metrics: admissions,
+            tasks: connections,
+        };
+        let keeper = Keeper {
+            client: self.client.clone(),
+            config: config.clone(),
+            namespace: self.namespace.clone(),
+            leadership: self.leadership.clone(),
+            authorities: told,
+            published,
+            is_served: served.is_there(),
+        };
+        let is_there = served.is_there();
+        let files = &config.admission.certificates;
+        let keeping = if files.certificate.as_os_str().is_empty() {
+            let own = Own {
+                client: self.client,
+                names: names(&config.admission.url, &self.namespace),
+                namespace: self.namespace,
+                lifetime: files.lifetime,
+                leadership: self.leadership,
+                published: is_published,
+                served,
+                authorities,
+            };
+            own.run(stop.clone()).left_future()
+        } else {
+            Files::new(files, served, authorities)
+                .run(stop.clone())
+                .right_future()
+        };
+        let running = async move {
+            let mut tasks = JoinSet::new();
+            tasks.spawn(server.serve(stop.clone()).map(|result| match result {
+                Ok(()) => "the admission server",
+                Err(_) => "TLS of the admission server",
+            }));
+            tasks.spawn(keeping.map(|()| "the keeper of the admission certificate"));
+            tasks.spawn(
+                keeper
+                    .run(stop.clone())
+                    .map(|()| "the keeper of the webhook configuration"),
+            );
+            let ended = tasks.join_next().await.and_then(Result::ok);
+            stop.cancel();
+            while tasks.join_next().await.is_some() {}
+            background.close();
+            background.wait().await;
+            ended.unwrap_or("a task of the webhook")
+        };
+        (is_there, running)
+    }
+}
+
+/// What the API server calls the webhook: the certificate has to be good for it.
+fn names(url: &str, namespace: &str) -> Vec<String> {
+    let mut names = vec![format!("{NAME}.{namespace}.svc")];
+    let uri = url.parse::<::http::Uri>().ok();
+    let host = uri.as_ref().and_then(::http::Uri::host);
+    names.extend(host.map(|host| host.trim_matches(['[', ']']).to_owned()));
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_certificate_is_for_what_the_api_server_calls() {
+        assert_eq!(names("", "ns"), ["archaware.ns.svc"]);
+        assert_eq!(
+            names("https://hook.example:8443/a", "ns")[1],
+            "hook.example"
+        );
+        assert_eq!(names("https://127.0.0.1:8443", "ns")[1], "127.0.0.1");
+        assert_eq!(names("https://[::1]:8443", "ns")[1], "::1");
+    }
+}

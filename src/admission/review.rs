@@ -1,0 +1,272 @@
+//! `AdmissionReview` of `admission.k8s.io/v1`: what the API server asks, and what it is answered. Only
+//! what is read is parsed, the object straight into its slim type.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::cluster::patch::JsonPatch;
+
+const API_VERSION: &str = "admission.k8s.io/v1";
+const KIND: &str = "AdmissionReview";
+/// Of one warning, in bytes: the API server cuts longer ones (`k8s.io/apiserver`, `warning`).
+const MAX_WARNING: usize = 256;
+
+/// A question, as it comes.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Review<K> {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    request: Option<Request<K>>,
+}
+
+/// What is asked for.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Request<K> {
+    /// Of this question.
+    pub(super) uid: String,
+    #[serde(default)]
+    resource: Resource,
+    #[serde(default)]
+    sub_resource: String,
+    #[serde(default)]
+    operation: String,
+    /// Where the object is; empty when that is nowhere.
+    #[serde(default)]
+    pub(super) namespace: String,
+    object: Option<K>,
+}
+
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct Resource {
+    group: String,
+    version: String,
+    #[serde(rename = "resource")]
+    plural: String,
+}
+
+/// Which questions a path answers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected {
+    pub(super) group: &'static str,
+    pub(super) resource: &'static str,
+    pub(super) operations: &'static [&'static str],
+}
+
+/// A question that is none of ours. These are answered with 400.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReviewError {
+    #[error("the body is no AdmissionReview: {0}")]
+    Malformed(#[from] serde_json::Error),
+    #[error("the body is a {kind:?} of {version:?}, not an {KIND} of {API_VERSION}")]
+    Kind { kind: String, version: String },
+    #[error("the AdmissionReview has no request")]
+    NoRequest,
+    #[error("the request has no uid")]
+    NoUid,
+    #[error("the request is about {0}, which this path does not answer")]
+    Unexpected(String),
+    #[error("the request has no object")]
+    NoObject,
+}
+
+/// An answer.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    /// Why the object is refused; `None`: it is not.
+    pub(super) refused: Option<String>,
+    /// What is changed in it.
+    pub(super) patch: Option<JsonPatch>,
+    /// What its author is told.
+    pub(super) warnings: Vec<String>,
+}
+
+impl<K> Review<K> {
+    /// The request and its object, if it is what this path is for.
+    pub(super) fn open(self, expected: &Expected) -> Result<(Request<()>, K), ReviewError> {
+        if self.api_version != API_VERSION || self.kind != KIND {
+            let (kind, version) = (short(self.kind), short(self.api_version));
+            return Err(ReviewError::Kind { kind, version });
+        }
+        let request = self.request.ok_or(ReviewError::NoRequest)?;
+        if request.uid.is_empty() {
+            return Err(ReviewError::NoUid);
+        }
+        let Resource {
+            group,
+            version,
+            plural,
+        } = &request.resource;
+        let known = group == expected.group && version == "v1" && plural == expected.resource;
+        let operation = request.operation.as_str();
+        if !known || !request.sub_resource.is_empty() || !expected.operations.contains(&operation) {
+            let sub = &request.sub_resource;
+            let what = format!("{operation} of {group}/{version} {plural}/{sub}");
+            return Err(ReviewError::Unexpected(short(what)));
+        }
+        let object = request.object.ok_or(ReviewError::NoObject)?;
+        let request = Request {
+            uid: request.uid,
+            resource: request.resource,
+            sub_resource: request.sub_resource,
+            operation: request.operation,
+            namespace: request.namespace,
+            object: None,
+        };
+        Ok((request, object))
+    }
+}
+
+/// What a stranger says is not repeated at length.
+fn short(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(100));
+    text
+}
+
+impl Answer {
+    /// The object as it is, with a word to its author.
+    pub(super) fn warn(&mut self, warning: &str) {
+        // A header cannot carry control characters.
+        let mut text: String = format!("archaware: {warning}")
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
+        if text.len() > MAX_WARNING {
+            text.truncate(text.floor_char_boundary(MAX_WARNING - '…'.len_utf8()));
+            text.push('…');
+        }
+        self.warnings.push(text);
+    }
+
+    /// As the API server expects it.
+    pub(super) fn into_body(self, uid: &str) -> Vec<u8> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Response<'a> {
+            uid: &'a str,
+            allowed: bool,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            status: Option<Value>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            patch_type: Option<&'static str>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            patch: Option<String>,
+            #[serde(skip_serializing_if = "Vec::is_empty")]
+            warnings: Vec<String>,
+        }
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Body<'a> {
+            api_version: &'static str,
+            kind: &'static str,
+            response: Response<'a>,
+        }
+        let patch = self
+            .patch
+            .map(|patch| STANDARD.encode(patch.into_operations().to_string()));
+        let body = Body {
+            api_version: API_VERSION,
+            kind: KIND,
+            response: Response {
+                uid,
+                allowed: self.refused.is_none(),
+                status: self.refused.map(
+                    |message| json!({ "code": 403, "reason": "Forbidden", "message": message }),
+                ),
+                patch_type: patch.as_ref().map(|_| "JSONPatch"),
+                patch,
+                warnings: self.warnings,
+            },
+        };
+        serde_json::to_vec(&body).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::objects::Pod;
+
+    const PODS: Expected = Expected {
+        group: "",
+        resource: "pods",
+        operations: &["CREATE"],
+    };
+
+    fn open(value: &Value) -> Result<(Request<()>, Pod), ReviewError> {
+        serde_json::from_value::<Review<Pod>>(value.clone())?.open(&PODS)
+    }
+
+    #[test]
+    fn only_the_expected_question_is_answered() {
+        let good = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "unknown": 1,
+            "request": {
+                "uid": "u", "operation": "CREATE", "namespace": "ns", "dryRun": true,
+                "kind": {"group": "", "version": "v1", "kind": "Pod"},
+                "resource": {"group": "", "version": "v1", "resource": "pods"},
+                "object": {"spec": {"nodeName": "n"}}, "oldObject": null,
+            },
+        });
+        let (request, pod) = open(&good).unwrap();
+        assert_eq!(
+            (request.uid.as_str(), request.namespace.as_str()),
+            ("u", "ns")
+        );
+        assert!(pod.is_bound());
+        for (path, value, says) in [
+            ("/apiVersion", json!("admission.k8s.io/v1beta1"), "v1beta1"),
+            ("/kind", json!("Pod"), "AdmissionReview"),
+            ("/request", json!(null), "no request"),
+            ("/request/uid", json!(""), "uid"),
+            ("/request/uid", json!(null), "no AdmissionReview"),
+            ("/request/operation", json!("DELETE"), "DELETE"),
+            ("/request/subResource", json!("status"), "pods/status"),
+            ("/request/resource/resource", json!("nodes"), "nodes"),
+            ("/request/resource/version", json!("v2"), "v2"),
+            ("/request/object", json!(null), "no object"),
+            ("/request/object", json!([1]), "no AdmissionReview"),
+        ] {
+            let mut bad = good.clone();
+            if path == "/request/subResource" {
+                bad["request"]["subResource"] = value;
+            } else {
+                *bad.pointer_mut(path).unwrap() = value;
+            }
+            let error = open(&bad).unwrap_err().to_string();
+            assert!(error.contains(says), "{path}: {error}");
+        }
+    }
+
+    #[test]
+    fn warnings_are_short_and_printable() {
+        let mut answer = Answer::default();
+        answer.warn(&"é\n".repeat(500));
+        let warning = &answer.warnings[0];
+        assert!(
+            warning.len() <= MAX_WARNING && !warning.contains('\n'),
+            "{warning}"
+        );
+    }
+
+    #[test]
+    fn answers_are_complete() {
+        let body: Value = serde_json::from_slice(&Answer::default().into_body("u")).unwrap();
+        assert_eq!(
+            body,
+            json!({"apiVersion": API_VERSION, "kind": KIND, "response": {"uid": "u", "allowed": true}})
+        );
+        let refused = Answer {
+            refused: Some("no".to_owned()),
+            ..Answer::default()
+        };
+        let body: Value = serde_json::from_slice(&refused.into_body("u")).unwrap();
+        assert_eq!(body["response"]["allowed"], false);
+        assert_eq!(body["response"]["status"]["message"], "no");
+    }
+}

@@ -1,0 +1,167 @@
+//! The HTTPS server: TLS 1.2 and newer, HTTP/1.1 and 2, everything bounded.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use hyper::{
+    server::conn::{http1, http2},
+    service::service_fn,
+};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::graceful::GracefulConnection,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
+use tokio_rustls::{TlsAcceptor, rustls};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{cluster::spread, metrics::Admissions};
+
+use super::{certificate::Served, http::Handler};
+
+/// An API server has one connection with HTTP/2, and one for each request under way without. A connection
+/// beyond is closed at once: what is refused fails open, what hangs costs the API server its time-out.
+const MAX_CONNECTIONS: usize = 512;
+/// Of a TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Without a request. Longer than the API server keeps an idle connection (90 s), so that it is always the
+/// one who ends it, and no request meets a closed door.
+const IDLE: Duration = Duration::from_mins(2);
+/// After this, and up to twice this, a connection is ended in peace: the next one may find another replica.
+const LIFETIME: Duration = Duration::from_mins(5);
+/// Of a request's headers.
+const MAX_HEADERS: u32 = 16 << 10;
+/// Requests under way on one HTTP/2 connection. There is one from each API server.
+const MAX_STREAMS: u32 = 1000;
+/// How long connections are still accepted after SIGTERM: until everybody knows that this replica ends.
+const LINGER: Duration = Duration::from_secs(3);
+/// How long what is under way may take after that. A pod waits at most `admission.budget`.
+const DRAIN: Duration = Duration::from_secs(4);
+
+/// The server, before it serves.
+pub(super) struct Server {
+    pub(super) listener: TcpListener,
+    pub(super) served: Arc<Served>,
+    pub(super) handler: Arc<Handler>,
+    pub(super) metrics: Admissions,
+    /// Of the connections.
+    pub(super) tasks: TaskTracker,
+}
+
+impl Server {
+    /// Serves until `stop`, and shortly after.
+    pub(super) async fn serve(self, stop: CancellationToken) -> Result<(), rustls::Error> {
+        let tls = TlsAcceptor::from(Arc::new(tls(self.served.clone())?));
+        let (slots, drain) = (
+            Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            CancellationToken::new(),
+        );
+        let accepting = async {
+            loop {
+                let stream = match self.listener.accept().await {
+                    Ok((stream, _)) => stream,
+                    Err(error) => {
+                        // No file descriptors, most likely: others are being closed meanwhile.
+                        tracing::warn!(%error, "cannot accept a connection");
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                        continue;
+                    }
+                };
+                let Ok(slot) = slots.clone().try_acquire_owned() else {
+                    self.metrics.turned_away();
+                    continue;
+                };
+                let (tls, handler, drain) = (tls.clone(), self.handler.clone(), drain.clone());
+                self.tasks.spawn(async move {
+                    connection(stream, tls, handler, drain).await;
+                    drop(slot);
+                });
+            }
+        };
+        let lingering = async {
+            stop.cancelled().await;
+            tokio::time::sleep(LINGER).await;
+        };
+        tokio::select! {
+            () = accepting => {}
+            () = lingering => {}
+        }
+        drop(self.listener);
+        drain.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(DRAIN, self.tasks.wait())
+            .await
+            .is_err()
+        {
+            tracing::warn!("admission requests are under way; ending all the same");
+        }
+        Ok(())
+    }
+}
+
+fn tls(served: Arc<Served>) -> Result<rustls::ServerConfig, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
+        .with_no_client_auth()
+        .with_cert_resolver(served);
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+async fn connection(
+    stream: TcpStream,
+    tls: TlsAcceptor,
+    handler: Arc<Handler>,
+    drain: CancellationToken,
+) {
+    let _ = stream.set_nodelay(true);
+    let handshake = tokio::time::timeout(HANDSHAKE, tls.accept(stream));
+    let stream = match handshake.await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "TLS handshake failed");
+            return;
+        }
+        Err(_) => return,
+    };
+    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    let service = service_fn(move |request| {
+        let handler = handler.clone();
+        async move { Ok::<_, std::convert::Infallible>(handler.handle(request).await) }
+    });
+    let stream = TokioIo::new(stream);
+    if is_http2 {
+        let serving = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            .max_header_list_size(MAX_HEADERS)
+            .initial_stream_window_size(256 << 10)
+            .initial_connection_window_size(1 << 20)
+            .keep_alive_interval(Some(Duration::from_secs(30)))
+            .serve_connection(stream, service);
+        until_the_end(serving, drain).await;
+    } else {
+        let serving = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(IDLE)
+            .max_header_size(MAX_HEADERS as usize)
+            .serve_connection(stream, service);
+        until_the_end(serving, drain).await;
+    }
+}
+
+/// Serves until the other side ends the connection, or its time is over.
+async fn until_the_end<C: GracefulConnection>(serving: C, drain: CancellationToken) {
+    let mut serving = pin!(serving);
+    tokio::select! {
+        _ = serving.as_mut() => return,
+        () = drain.cancelled() => {}
+        () = tokio::time::sleep(spread(LIFETIME)) => {}
+    }
+    serving.as_mut().graceful_shutdown();
+    // What is under way may finish, and no longer.
+    let _ = tokio::time::timeout(IDLE, serving).await;
+}

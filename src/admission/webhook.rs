@@ -1,0 +1,276 @@
+//! Answers to questions about pods, nodes and DaemonSets. Nothing here writes to the API server.
+
+use std::{collections::BTreeMap, future::Future, pin::Pin, sync::Arc};
+
+use tokio::sync::Semaphore;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    cluster::{
+        namespaces::Namespaces,
+        objects::{DaemonSet, Node, Pod},
+        patch,
+    },
+    config::{AdmissionConfig, DaemonSets, OnMiss, OnNoCommonArchitecture},
+    inspect::{self, Inspection, Inspector, Stage, Subject, Verdict, describe},
+    placement::{
+        added, annotation,
+        mode::InvalidAnnotation,
+        node,
+        pod::{Change, Decision},
+    },
+};
+
+use super::review::Answer;
+
+/// What became of a question, for metrics.
+pub(super) type Outcome = &'static str;
+
+/// Decides about objects on their way into the API.
+pub(super) struct Webhook {
+    inspector: Inspector,
+    namespaces: Namespaces,
+    nodes: node::Policy,
+    /// Inspections that go on although nobody waits any more: the next pod of a rollout finds their result.
+    background: Arc<Semaphore>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// A pod, and the same without what an earlier call has added to it.
+struct Case {
+    pod: Pod,
+    authored: Pod,
+    namespace: String,
+    recorded: Change,
+    undo: added::Undo,
+}
+
+impl Webhook {
+    pub(super) fn new(
+        inspector: Inspector,
+        namespaces: Namespaces,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) -> Self {
+        let at_once = inspector.config.concurrency.pods.get().into();
+        Self {
+            nodes: node::Policy::from(&*inspector.config),
+            background: Arc::new(Semaphore::new(at_once)),
+            inspector,
+            namespaces,
+            tasks,
+            stop,
+        }
+    }
+
+    fn config(&self) -> &AdmissionConfig {
+        &self.inspector.config.admission
+    }
+
+    /// A pod that is being created.
+    pub(super) async fn pod(&self, pod: Pod, namespace: String) -> (Answer, Outcome) {
+        if pod.is_bound() || pod.is_mirror() {
+            return (Answer::default(), "skipped");
+        }
+        let case = Arc::new(Case::new(pod, namespace));
+        let inspection = {
+            let (case, inspector, namespaces) = (
+                case.clone(),
+                self.inspector.clone(),
+                self.namespaces.clone(),
+            );
+            self.within_budget(async move {
+                let of_namespace = of_namespace(&namespaces, &case.namespace).await;
+                inspector.inspect(case.subject(), &of_namespace).await
+            })
+            .await
+        };
+        let mut answer = Answer::default();
+        let invalid = inspection.iter().flat_map(|inspection| &inspection.invalid);
+        for InvalidAnnotation { name, value, .. } in invalid {
+            let text = format!("annotation {name} means nothing and is taken as absent: {value:?}");
+            answer.warn(&text);
+        }
+        let (decision, outcome) = match inspection {
+            None => (None, "missed"),
+            Some(Inspection {
+                verdict: Verdict::Unresolved(_),
+                ..
+            }) => (None, "unresolved"),
+            Some(Inspection {
+                verdict: Verdict::Leave,
+                ..
+            }) => (None, "ignored"),
+            Some(Inspection {
+                verdict: Verdict::Decided(decision),
+                preferences,
+                images,
+                ..
+            }) => {
+                if decision == Decision::NoCommonArchitecture {
+                    let why = format!("its images share no architecture: {}", describe(&images));
+                    if self.config().on_no_common_architecture == OnNoCommonArchitecture::Deny {
+                        answer.refused = Some(format!("archaware: {why}"));
+                        return (answer, "denied");
+                    }
+                    answer.warn(&why);
+                }
+                let change = self
+                    .inspector
+                    .change(&decision, case.subject(), &preferences);
+                (Some((decision, change)), "decided")
+            }
+        };
+        // The cluster's own pods never wait for a controller.
+        let gate = self.config().on_miss == OnMiss::Gate
+            && matches!(outcome, "missed" | "unresolved")
+            && !case.pod.spec.is_system_critical();
+        answer.patch = case.patch(decision, gate);
+        let outcome = match (outcome, &answer.patch) {
+            _ if gate => "gated",
+            ("decided", Some(_)) => "changed",
+            ("decided", None) => "unchanged",
+            (other, _) => other,
+        };
+        (answer, outcome)
+    }
+
+    /// A node that registers: tainted before anything can be bound to it.
+    pub(super) fn node(&self, node: &Node) -> (Answer, Outcome) {
+        // What stands in the way of a taint is told by the controller, on the node itself.
+        let (change, _) = node::decide(&self.nodes, &node.view());
+        let patch = change.map(|change| patch::node(node, change));
+        let outcome = if patch.is_some() {
+            "changed"
+        } else {
+            "unchanged"
+        };
+        (
+            Answer {
+                patch,
+                ..Answer::default()
+            },
+            outcome,
+        )
+    }
+
+    /// A DaemonSet that is created or changed: its template is right at once, so that it is rolled once.
+    pub(super) async fn daemon_set(
+        &self,
+        mut set: DaemonSet,
+        namespace: String,
+    ) -> (Answer, Outcome) {
+        let manage = self.inspector.config.daemon_sets == DaemonSets::Manage;
+        if !manage || set.metadata.deletion_timestamp.is_some() {
+            return (Answer::default(), "skipped");
+        }
+        set.metadata.namespace = Some(namespace.clone());
+        let set = Arc::new(set);
+        let (template, inspector, namespaces) =
+            (set.clone(), self.inspector.clone(), self.namespaces.clone());
+        let planned = self.within_budget(async move {
+            let of_namespace = of_namespace(&namespaces, &namespace).await;
+            inspect::daemon_set::plan(&template, &inspector, &of_namespace).await
+        });
+        let (change, outcome) = match planned.await {
+            None => (None, "missed"),
+            Some(Err(inspection)) => match inspection.verdict {
+                Verdict::Unresolved(_) => (None, "unresolved"),
+                _ => (None, "ignored"),
+            },
+            Some(Ok((Some(change), _))) => (Some(change), "changed"),
+            Some(Ok((None, _))) => (None, "unchanged"),
+        };
+        let answer = Answer {
+            patch: change.map(|change| patch::daemon_set(&set, change)),
+            ..Answer::default()
+        };
+        (answer, outcome)
+    }
+
+    /// The result of `work`, if it is there in time. What takes longer goes on in the background, within the
+    /// budget of an attempt; what has to be fetched is fetched once for all who ask.
+    async fn within_budget<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
+        let result = match self.config().on_miss {
+            OnMiss::Wait => tokio::time::timeout(self.config().budget, &mut work)
+                .await
+                .ok(),
+            // What is known is known at once.
+            OnMiss::Pass | OnMiss::Gate => match futures::poll!(&mut work) {
+                std::task::Poll::Ready(result) => Some(result),
+                std::task::Poll::Pending => None,
+            },
+        };
+        if result.is_none()
+            && let Ok(slot) = self.background.clone().try_acquire_owned()
+        {
+            let stop = self.stop.clone();
+            self.tasks.spawn(async move {
+                stop.run_until_cancelled(work).await;
+                drop(slot);
+            });
+        }
+        result
+    }
+}
+
+async fn of_namespace(namespaces: &Namespaces, name: &str) -> BTreeMap<String, String> {
+    // Before the first list is complete, nobody knows what a namespace asks for.
+    let _ = namespaces.ready().wait_for(|ready| *ready).await;
+    namespaces.annotations(name).await
+}
+
+impl Case {
+    fn new(pod: Pod, namespace: String) -> Self {
+        let recorded = added::recorded(patch::annotations(&pod.metadata));
+        let mut authored = pod.clone();
+        let undo = added::undo(
+            &recorded,
+            authored.spec.tolerations.as_mut(),
+            authored.spec.affinity.as_mut(),
+        );
+        Self {
+            pod,
+            authored,
+            namespace,
+            recorded,
+            undo,
+        }
+    }
+
+    fn subject(&self) -> Subject<'_> {
+        Subject {
+            spec: &self.authored.spec,
+            annotations: patch::annotations(&self.pod.metadata),
+            namespace: &self.namespace,
+            stage: Stage::Creation,
+        }
+    }
+
+    /// `None` when the pod is as it should be.
+    fn patch(&self, decision: Option<(Decision, Change)>, gate: bool) -> Option<patch::JsonPatch> {
+        let (decision, change) = decision.unzip();
+        let change = change.unwrap_or_default();
+        let decision = decision.filter(|_| !change.is_empty());
+        let annotations = patch::annotations(&self.pod.metadata);
+        let was = annotations.get(annotation::DECISION).cloned();
+        let same = change == self.recorded
+            && self.undo.is_whole(&self.recorded)
+            && (change.is_empty() || decision.as_ref().map(Decision::annotation) == was);
+        if same && !gate {
+            return None;
+        }
+        let admission = patch::pod::Admission {
+            undo: self.undo.clone(),
+            change,
+            decision: decision.as_ref(),
+            gate,
+        };
+        Some(patch::pod::admit(&self.pod, &self.authored, admission))
+    }
+}
