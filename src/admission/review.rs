@@ -1,8 +1,13 @@
 //! `AdmissionReview` of `admission.k8s.io/v1`: what the API server asks, and what it is answered. Only
 //! what is read is parsed, the object straight into its slim type.
 
+use std::{fmt, marker::PhantomData};
+
 use base64::{Engine, engine::general_purpose::STANDARD};
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+};
 use serde_json::{Value, json};
 
 use crate::cluster::patch::JsonPatch;
@@ -38,7 +43,32 @@ pub(super) struct Request<K> {
     /// Where the object is; empty when that is nowhere.
     #[serde(default)]
     pub(super) namespace: String,
-    object: Option<K>,
+    #[serde(default = "Option::default")]
+    object: Option<Object<K>>,
+}
+
+/// A JSON object. serde takes a list for a struct, too.
+#[derive(Debug)]
+struct Object<K>(K);
+
+impl<'de, K: Deserialize<'de>> Deserialize<'de> for Object<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OnlyMaps<K>(PhantomData<K>);
+
+        impl<'de, K: Deserialize<'de>> Visitor<'de> for OnlyMaps<K> {
+            type Value = Object<K>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<K>, A::Error> {
+                K::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(OnlyMaps(PhantomData))
+    }
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
@@ -109,7 +139,7 @@ impl<K> Review<K> {
             let what = format!("{operation} of {group}/{version} {plural}/{sub}");
             return Err(ReviewError::Unexpected(short(what)));
         }
-        let object = request.object.ok_or(ReviewError::NoObject)?;
+        let Object(object) = request.object.ok_or(ReviewError::NoObject)?;
         let request = Request {
             uid: request.uid,
             resource: request.resource,

@@ -99,7 +99,6 @@ impl JsonPatch {
 
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        let is_test = |operation: &Value| operation["op"] == "test";
         self.0.iter().all(is_test)
     }
 
@@ -107,6 +106,10 @@ impl JsonPatch {
     pub fn into_operations(self) -> Value {
         Value::Array(self.0)
     }
+}
+
+fn is_test(operation: &Value) -> bool {
+    operation.get("op").is_some_and(|op| op == "test")
 }
 
 /// Changes the taint of a node and the record of its owner.

@@ -9,6 +9,7 @@
     reason = "a test that cannot go on has failed"
 )]
 
+mod admission;
 mod clean;
 mod configuration;
 mod daemon_sets;

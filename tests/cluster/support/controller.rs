@@ -71,6 +71,17 @@ impl Controller {
         self.child.id()
     }
 
+    /// The most memory that it has ever held, in MiB.
+    pub(crate) fn peak_memory(&self) -> f64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("VmHWM"))
+            .unwrap();
+        let kilobytes: f64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+        kilobytes / 1024.0
+    }
+
     /// Everything it has logged.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
@@ -84,7 +95,7 @@ impl Controller {
         .await;
     }
 
-    fn signal(&self, signal: &str) {
+    pub(crate) fn signal(&self, signal: &str) {
         let status = Command::new("kill")
             .args([signal, &self.child.id().to_string()])
             .status();

@@ -1,7 +1,9 @@
 //! A real control plane for one test at a time: taken from those that `hack/test.sh` started, emptied
 //! before use, so that a test that was killed leaves nothing to the next one.
 
+mod admission;
 mod controller;
+mod hook;
 mod machine;
 mod objects;
 mod wait;
@@ -15,10 +17,11 @@ use std::{
 };
 
 use k8s_openapi::api::{
+    admissionregistration::v1::MutatingWebhookConfiguration,
     apps::v1::{DaemonSet, Deployment, StatefulSet},
     batch::v1::{CronJob, Job},
     coordination::v1::Lease,
-    core::v1::{Namespace, Node, Pod},
+    core::v1::{Namespace, Node, Pod, Secret},
 };
 use kube::{
     Api, Client, Config, Resource, ResourceExt,
@@ -27,7 +30,11 @@ use kube::{
 };
 use serde_json::{Value, json};
 
+#[allow(unused_imports, reason = "the bench does not need all of them")]
+pub(crate) use admission::{admission, free_port};
 pub(crate) use controller::Controller;
+#[allow(unused_imports, reason = "the bench does not need all of them")]
+pub(crate) use hook::Hook;
 #[allow(unused_imports, reason = "the bench does not need all of them")]
 pub(crate) use objects::{architectures_of, pod, pod_spec, taints};
 #[allow(unused_imports, reason = "the bench does not need all of them")]
@@ -133,8 +140,14 @@ impl Bed {
 
     /// Deletes what tests make.
     async fn empty(&self) {
+        // First: what is created below is not asked about.
+        let webhooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
+        let (now, all) = (DeleteParams::default(), ListParams::default());
+        webhooks.delete_collection(&now, &all).await.unwrap();
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), "archaware");
+        let _ = secrets.delete("archaware-admission", &now).await;
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "archaware");
-        let _ = leases.delete("archaware", &DeleteParams::default()).await;
+        let _ = leases.delete("archaware", &now).await;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         for namespace in namespaces.list(&ListParams::default()).await.unwrap() {
             if namespace.name_any().starts_with("test-") {
@@ -362,15 +375,23 @@ impl Bed {
             .unwrap()
     }
 
+    /// The same with further fields, which replace those of their name.
+    pub(crate) async fn node_with(&self, name: &str, architecture: &str, more: Value) -> Node {
+        let mut node = objects::node(name, architecture);
+        for (part, fields) in more.as_object().into_iter().flatten() {
+            for (field, value) in fields.as_object().into_iter().flatten() {
+                node[part][field] = value.clone();
+            }
+        }
+        let node = serde_json::from_value(node).unwrap();
+        let (nodes, parameters) = (self.nodes(), PostParams::default());
+        nodes.create(&parameters, &node).await.unwrap()
+    }
+
     /// The same, but nothing is scheduled there.
     pub(crate) async fn cordoned_node(&self, name: &str, architecture: &str) {
-        let mut node = objects::node(name, architecture);
-        node["spec"] = json!({"unschedulable": true});
-        let node = serde_json::from_value(node).unwrap();
-        self.nodes()
-            .create(&PostParams::default(), &node)
-            .await
-            .unwrap();
+        let cordoned = json!({"spec": {"unschedulable": true}});
+        self.node_with(name, architecture, cordoned).await;
     }
 
     /// The three that most tests use: `amd64`, `arm64`, `s390x`.

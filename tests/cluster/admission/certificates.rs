@@ -1,0 +1,252 @@
+//! Certificates: made, shared, replaced while the API server asks; or somebody else's, from files.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::{admissionregistration::v1::MutatingWebhookConfiguration, core::v1::Secret};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, PostParams},
+};
+
+use super::*;
+
+fn secrets(bed: &Bed) -> Api<Secret> {
+    Api::namespaced(bed.client.clone(), "archaware")
+}
+
+async fn certificate(bed: &Bed) -> Option<Vec<u8>> {
+    let secret = secrets(bed).get("archaware-admission").await.ok()?;
+    Some(secret.data?["tls.crt"].0.clone())
+}
+
+/// Whether a pod that is created now has been seen by the webhook.
+async fn is_admitted(bed: &Bed, pods: &[Pod]) -> bool {
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let created = bed.pods().create(&dry_run, &pods[0]).await.unwrap();
+    !architectures_of(&created).is_empty()
+}
+
+/// Creates pods without pause until `until` has happened. Each of them has to be seen by the webhook.
+async fn under_load<T>(bed: &Bed, until: impl Future<Output = T>) -> (T, usize) {
+    let spec = pod_spec(&[bed.image("arm64")]);
+    let pod = [serde_json::from_value(pod("load", spec, json!({}))).unwrap()];
+    let mut admitted = 0;
+    tokio::pin!(until);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut until => return (done, admitted),
+            seen = is_admitted(bed, &pod) => {
+                assert!(seen, "pod {admitted} was created without being asked about");
+                admitted += 1;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn certificates_are_replaced_in_time_and_no_admission_fails() {
+    let bed = Bed::take().await;
+    let port = free_port();
+    let minute = "certificates: {lifetime: 1m}";
+    let first = Controller::start(&bed, &admission(port, minute));
+    bed.asked().await;
+    // Another replica, which never leads: it follows the Secret.
+    let other = free_port();
+    let config = admission(other, minute).replace(
+        &format!("https://127.0.0.1:{other}"),
+        &format!("https://127.0.0.1:{port}"),
+    );
+    let second = Controller::start(&bed, &config);
+    second.logged("admission certificate served").await;
+    let before = certificate(&bed).await.unwrap();
+    let replaced = eventually("another certificate", Duration::from_mins(2), || async {
+        let now = certificate(&bed).await?;
+        (now != before).then_some(now)
+    });
+    let (after, admitted) = under_load(&bed, replaced).await;
+    // The second replica is trusted too, by whoever has the bundle, whichever of the two it serves.
+    let client = bed.webhook_client().await;
+    let answer = client
+        .get(format!("https://127.0.0.1:{other}/pods"))
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(answer.status(), reqwest::StatusCode::METHOD_NOT_ALLOWED);
+    // A while with the new one; by then it is served everywhere.
+    let served = async {
+        for controller in [&first, &second] {
+            eventually("the new certificate", DEADLINE, || async {
+                (controller
+                    .log()
+                    .matches("admission certificate served")
+                    .count()
+                    >= 2)
+                    .then_some(())
+            })
+            .await;
+        }
+    };
+    let ((), more) = under_load(&bed, served).await;
+    assert!(
+        admitted > 100 && more > 0,
+        "{admitted} and {more} pods under load"
+    );
+    // Somebody deletes the Secret: the old certificate serves until the API server knows the new one.
+    secrets(&bed)
+        .delete("archaware-admission", &DeleteParams::default())
+        .await
+        .unwrap();
+    let replaced = eventually("a third certificate", DEADLINE, || async {
+        let now = certificate(&bed).await?;
+        (now != after && now != before).then_some(())
+    });
+    let ((), admitted) = under_load(&bed, replaced).await;
+    assert!(admitted > 0);
+    let log = first.log();
+    assert!(!log.contains("PRIVATE KEY"), "a key in the log");
+    for controller in [second, first] {
+        assert_eq!(controller.stop().await, 0);
+    }
+}
+
+/// A Secret that holds no certificate is no reason to stay without one.
+#[tokio::test]
+async fn an_unusable_secret_is_replaced() {
+    let bed = Bed::take().await;
+    let secret = json!({
+        "metadata": {"name": "archaware-admission", "labels": {"theirs": "stays"}},
+        "type": "kubernetes.io/tls",
+        "data": {"tls.crt": "bm8=", "tls.key": "bm8=", "theirs": "c3RheXM="},
+    });
+    let secret = serde_json::from_value(secret).unwrap();
+    secrets(&bed)
+        .create(&PostParams::default(), &secret)
+        .await
+        .unwrap();
+    let archaware = Controller::admitting(&bed, "", "").await;
+    let secret = secrets(&bed).get("archaware-admission").await.unwrap();
+    assert_eq!(secret.labels()["theirs"], "stays");
+    assert_eq!(secret.data.unwrap()["theirs"].0, b"stays");
+    let (_, metrics) = archaware.http("/metrics").await;
+    let expiry = metrics
+        .lines()
+        .find(|line| line.starts_with("archaware_admission_certificate_expiry_seconds"))
+        .unwrap();
+    let expiry: f64 = expiry.split(' ').nth(1).unwrap().parse().unwrap();
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_secs_f64();
+    assert!(
+        (expiry - now - 30.0 * 86400.0).abs() < 600.0,
+        "thirty days: {expiry}"
+    );
+}
+
+struct Files {
+    dir: tempfile::TempDir,
+}
+
+impl Files {
+    fn new() -> Self {
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// As the kubelet changes a mounted Secret: all at once, by a link.
+    fn write(&self) {
+        let authority_key = rcgen::KeyPair::generate().unwrap();
+        let mut authority = rcgen::CertificateParams::default();
+        authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let issuer = rcgen::CertifiedIssuer::self_signed(authority, authority_key).unwrap();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let leaf = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+        let leaf = leaf.signed_by(&key, &issuer).unwrap();
+        let version = self
+            .dir
+            .path()
+            .join(format!("version-{:?}", Instant::now()));
+        std::fs::create_dir(&version).unwrap();
+        std::fs::write(version.join("tls.crt"), leaf.pem()).unwrap();
+        std::fs::write(version.join("tls.key"), key.serialize_pem()).unwrap();
+        std::fs::write(version.join("ca.crt"), issuer.pem()).unwrap();
+        let (link, new) = (self.dir.path().join("data"), self.dir.path().join("new"));
+        std::os::unix::fs::symlink(&version, &new).unwrap();
+        std::fs::rename(new, link).unwrap();
+    }
+
+    fn config(&self) -> String {
+        let path = |name: &str| self.path(&format!("data/{name}"));
+        format!(
+            "certificates: {{certificate: {}, key: {}, authority: {}}}",
+            path("tls.crt"),
+            path("tls.key"),
+            path("ca.crt")
+        )
+    }
+}
+
+#[tokio::test]
+async fn certificates_from_files_are_read_again() {
+    let bed = Bed::take().await;
+    let files = Files::new();
+    let archaware = Controller::start(&bed, &admission(free_port(), &files.config()));
+    // Not ready, and not gone: the files may come.
+    let waits = eventually("an answer of /readyz", DEADLINE, || async {
+        let (status, says) = archaware.http("/readyz").await;
+        says.contains("certificate").then_some(status)
+    })
+    .await;
+    assert_eq!(waits, 503);
+    archaware.logged("admission certificate not usable").await;
+    files.write();
+    bed.asked().await;
+    eventually("readiness", DEADLINE, || async {
+        (archaware.http("/readyz").await.0 == 200).then_some(())
+    })
+    .await;
+    let bundle = || async {
+        let configurations: Api<MutatingWebhookConfiguration> = Api::all(bed.client.clone());
+        let found = configurations.get("archaware").await.unwrap();
+        found.webhooks.unwrap()[0]
+            .client_config
+            .ca_bundle
+            .clone()
+            .unwrap()
+            .0
+    };
+    let before = bundle().await;
+    files.write();
+    let read_twice = eventually("the new certificate", DEADLINE, || async {
+        (archaware.log().matches("certificate read").count() == 2).then_some(())
+    });
+    under_load(&bed, read_twice).await;
+    let after = bundle().await;
+    assert!(
+        after.len() > before.len() && after.ends_with(&before),
+        "the old authority stays beside the new one"
+    );
+    assert!(bed.is_asked().await);
+    // Broken ones are said, and the good ones go on.
+    std::fs::write(files.path("data/tls.key"), "nonsense").unwrap();
+    eventually("a word about it", DEADLINE, || async {
+        (archaware
+            .log()
+            .matches("admission certificate not usable")
+            .count()
+            == 2)
+            .then_some(())
+    })
+    .await;
+    assert!(bed.is_asked().await);
+    assert_eq!(archaware.stop().await, 0);
+}

@@ -1,0 +1,299 @@
+//! Images that are not known yet: pods wait, pass, or get a gate; and every gate is opened.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::PodSchedulingGate;
+use kube::{ResourceExt, api::DeleteParams};
+use testimg::{FakeRegistry, Script};
+
+use super::*;
+
+fn is_gated(pod: &Pod) -> bool {
+    let gates = pod.spec.as_ref().unwrap().scheduling_gates.as_deref();
+    gates
+        .unwrap_or_default()
+        .iter()
+        .any(|gate| gate.name == "archaware.dev/inspect")
+}
+
+async fn registry(image: &str, script: Option<Script>) -> FakeRegistry {
+    let registry = FakeRegistry::start().await.unwrap();
+    registry.add(image, &testimg::find(image));
+    if let Some(script) = script {
+        registry.script("/", script);
+    }
+    registry
+}
+
+async fn create_from(bed: &Bed, name: &str, registry: &FakeRegistry, image: &str) -> Pod {
+    bed.create(pod(name, pod_spec(&[registry.image(image)]), json!({})))
+        .await
+}
+
+#[tokio::test]
+async fn waiting_pods_wait_no_longer_than_the_budget() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(50)))).await;
+    let dead = registry("amd64", Some(Script::Hang)).await;
+    let archaware = Controller::admitting(&bed, "resolution: {failure: {after: 3s}}\n", "").await;
+    bed.tainted().await;
+    let placed = create_from(&bed, "slow", &slow, "arm64").await;
+    assert_eq!(
+        architectures_of(&placed),
+        set(&["arm64"]),
+        "three requests fit into a second"
+    );
+    let started = Instant::now();
+    let passed = create_from(&bed, "dead", &dead, "amd64").await;
+    let took = started.elapsed();
+    assert!(architectures_of(&passed).is_empty() && !is_gated(&passed));
+    assert!(took >= Duration::from_secs(1), "{took:?}");
+    assert!(
+        took < Duration::from_millis(2900),
+        "the API server gives up after 3 s: {took:?}"
+    );
+    // The failure policy has the last word.
+    bed.event("dead", "SteppedAside").await;
+    bed.bound("dead").await;
+    assert_eq!(archaware.stop().await, 0);
+}
+
+#[tokio::test]
+async fn passing_pods_are_completed_by_the_controller() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(300)))).await;
+    let _archaware = Controller::admitting(&bed, "", "onMiss: pass").await;
+    bed.tainted().await;
+    let started = Instant::now();
+    let passed = create_from(&bed, "first", &slow, "arm64").await;
+    assert!(
+        started.elapsed() < Duration::from_millis(300),
+        "nobody waits for the registry"
+    );
+    assert!(architectures_of(&passed).is_empty() && !is_gated(&passed));
+    assert_eq!(bed.bound("first").await, "arm64");
+    let known = create_from(&bed, "second", &slow, "arm64").await;
+    assert_eq!(architectures_of(&known), set(&["arm64"]));
+    assert_eq!(
+        slow.count("HEAD", ""),
+        1,
+        "what the webhook began is not begun again"
+    );
+}
+
+#[tokio::test]
+async fn gated_pods_get_tolerations_and_affinity_with_the_removal_of_the_gate() {
+    let bed = Bed::take().await;
+    // Untainted: without its affinity it could land anywhere.
+    bed.three_nodes().await;
+    let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(300)))).await;
+    let config = "taint: {manage: false}\naffinity: {required: true, preferred: [{architecture: arm64, weight: 7}]}\n";
+    let _archaware = Controller::admitting(&bed, config, "onMiss: gate").await;
+    let zone = json!({"key": "kubernetes.io/os", "operator": "Exists"});
+    let mut gated = pod("gated", pod_spec(&[slow.image("arm64")]), json!({}));
+    gated["spec"]["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}}});
+    let gated: Pod = bed.create(gated).await;
+    assert!(is_gated(&gated) && architectures_of(&gated).is_empty());
+    assert_eq!(bed.bound("gated").await, "arm64");
+    let placed = bed.pods().get("gated").await.unwrap();
+    assert!(!is_gated(&placed));
+    let spec = json!(placed.spec);
+    let node = &spec["affinity"]["nodeAffinity"];
+    let arch =
+        |value: &str| json!({"key": "kubernetes.io/arch", "operator": "In", "values": [value]});
+    let expected = json!({
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [zone, arch("arm64")]}]},
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 7, "preference": {"matchExpressions": [arch("arm64")]}}],
+    });
+    assert_eq!(*node, expected);
+    // Created, then one patch of archaware's; the rest is the scheduler's.
+    assert_eq!(placed.metadata.generation, Some(2));
+    // The cluster's own pods are never held back.
+    let unknown = registry("amd64", Some(Script::Hang)).await;
+    let mut critical = pod("critical", pod_spec(&[unknown.image("amd64")]), json!({}));
+    critical["spec"]["priorityClassName"] = json!("system-cluster-critical");
+    let critical: Pod = bed.create(critical).await;
+    assert!(!is_gated(&critical));
+}
+
+/// After the failure policy; whatever it says.
+#[tokio::test]
+async fn gates_open_although_the_registry_is_dead() {
+    for action in ["tolerateAll", "hold"] {
+        let bed = Bed::take().await;
+        bed.three_nodes().await;
+        let dead = registry("arm64", Some(Script::Status(503, Vec::new()))).await;
+        let config = format!("resolution: {{failure: {{after: 2s, action: {action}}}}}\n");
+        let _archaware = Controller::admitting(&bed, &config, "onMiss: gate").await;
+        bed.tainted().await;
+        assert!(is_gated(&create_from(&bed, "gated", &dead, "arm64").await));
+        eventually("an open gate", DEADLINE, || async {
+            (!is_gated(&bed.pods().get("gated").await.ok()?)).then_some(())
+        })
+        .await;
+        if action == "tolerateAll" {
+            bed.bound("gated").await;
+        } else {
+            // Held by the taints, until the registry is back.
+            dead.unscript();
+            assert_eq!(bed.bound("gated").await, "arm64");
+        }
+    }
+}
+
+/// A controller that died with pods behind its gate, and one that comes after it: also without the webhook.
+#[tokio::test]
+async fn gates_open_after_a_restart_with_or_without_the_webhook() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    for (round, next) in ["onMiss: gate", "off"].into_iter().enumerate() {
+        let dead = registry("arm64", Some(Script::Hang)).await;
+        let archaware = Controller::admitting(&bed, "", "onMiss: gate").await;
+        bed.tainted().await;
+        let name = format!("gated-{round}");
+        assert!(is_gated(&create_from(&bed, &name, &dead, "arm64").await));
+        let mut torn = pod(
+            &format!("ignored-{round}"),
+            pod_spec(&[dead.image("arm64")]),
+            json!({}),
+        );
+        torn["spec"]["schedulingGates"] =
+            json!([{"name": "archaware.dev/inspect"}, {"name": "test/other"}]);
+        torn["metadata"]["annotations"] = json!({"archaware.dev/mode": "ignore"});
+        let torn: Pod = bed.create(torn).await;
+        archaware.signal("-KILL");
+        drop(archaware);
+        // Created without anybody to ask: it passes.
+        let passed = create_from(&bed, &format!("passed-{round}"), &dead, "arm64").await;
+        assert!(!is_gated(&passed));
+        dead.unscript();
+        let _archaware = if next == "off" {
+            Controller::start(&bed, "admission: {enabled: false}\n")
+        } else {
+            Controller::admitting(&bed, "", next).await
+        };
+        assert_eq!(bed.bound(&name).await, "arm64");
+        assert_eq!(bed.bound(&passed.name_any()).await, "arm64");
+        // Its author wants nothing of archaware, so nothing is what it gets; others' gates are theirs.
+        let gates = eventually("the removal of one gate", DEADLINE, || async {
+            let gates = bed
+                .pods()
+                .get(&torn.name_any())
+                .await
+                .ok()?
+                .spec?
+                .scheduling_gates?;
+            (gates.len() == 1).then_some(gates)
+        })
+        .await;
+        assert_eq!(
+            gates,
+            [PodSchedulingGate {
+                name: "test/other".to_owned()
+            }]
+        );
+    }
+    // With admission off, the API server is sent nowhere.
+    eventually("no webhook configuration", DEADLINE, || async {
+        let found = bed.kubectl(&["get", "mutatingwebhookconfigurations", "-o", "name"]);
+        found.trim().is_empty().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn clean_opens_gates_and_removes_the_webhook() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let dead = registry("arm64", Some(Script::Hang)).await;
+    let archaware = Controller::admitting(&bed, "", "onMiss: gate").await;
+    bed.tainted().await;
+    assert!(is_gated(&create_from(&bed, "gated", &dead, "arm64").await));
+    assert_eq!(archaware.stop().await, 0);
+    let (status, planned, error) = bed.archaware(&["clean", "--dry-run"]);
+    assert_eq!(status, 0, "{error}");
+    assert!(
+        is_gated(&bed.pods().get("gated").await.unwrap()),
+        "{planned}"
+    );
+    let (status, lines, error) = bed.archaware(&["clean"]);
+    let log = format!("{lines}{error}");
+    assert_eq!(status, 0, "{log}");
+    for part in [
+        "MutatingWebhookConfiguration archaware",
+        "scheduling gate",
+        "Secret archaware/archaware-admission",
+    ] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+    bed.bound("gated").await;
+    for kind in ["mutatingwebhookconfigurations", "-n=archaware secrets"] {
+        let found = bed.kubectl(
+            &[
+                &["get"][..],
+                &kind.split(' ').rev().collect::<Vec<_>>(),
+                &["-o", "name"],
+            ]
+            .concat(),
+        );
+        assert!(found.trim().is_empty(), "{found}");
+    }
+    let (status, says, _) = bed.archaware(&["clean"]);
+    assert_eq!(
+        (status, says.contains("Nothing of archaware's is left")),
+        (0, true),
+        "{says}"
+    );
+    bed.pods()
+        .delete("gated", &DeleteParams::default())
+        .await
+        .unwrap();
+}
+
+/// A namespace's quota or policy may refuse tolerations: that is no reason to hold the pod behind our gate.
+#[tokio::test]
+async fn a_refused_patch_opens_the_gate_all_the_same() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(300)))).await;
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": "no-tolerations"},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}]},
+            "validations": [{"expression": "!object.spec.tolerations.exists(t, has(t.key) && t.key == 'kubernetes.io/arch')", "message": "no tolerations here"}],
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": "no-tolerations"},
+        "spec": {"policyName": "no-tolerations", "validationActions": ["Deny"]},
+    });
+    let file = bed.dir().join("policy.json");
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [policy, binding]});
+    std::fs::write(&file, list.to_string()).unwrap();
+    bed.kubectl(&["apply", "-f", file.to_str().unwrap()]);
+    let _archaware = Controller::admitting(&bed, "", "onMiss: gate").await;
+    // The policy is in force when a change is refused by it.
+    eventually("a policy in force", DEADLINE, || async {
+        let probe = create(&bed, "", &["arm64"], |pod| {
+            pod["metadata"] = json!({"generateName": "probe-", "annotations": {"archaware.dev/mode": "ignore"}});
+        })
+        .await;
+        let add = json!([{"op": "add", "path": "/spec/tolerations/-", "value": {"key": "kubernetes.io/arch", "operator": "Exists"}}]);
+        let patch = kube::api::Patch::<()>::Json(serde_json::from_value(add).unwrap());
+        let refused = bed.pods().patch(&probe.name_any(), &Default::default(), &patch).await;
+        refused.is_err().then_some(())
+    })
+    .await;
+    assert!(is_gated(&create_from(&bed, "gated", &slow, "arm64").await));
+    eventually("an open gate", DEADLINE, || async {
+        (!is_gated(&bed.pods().get("gated").await.ok()?)).then_some(())
+    })
+    .await;
+    bed.event("gated", "ChangeRefused").await;
+    bed.kubectl(&["delete", "-f", file.to_str().unwrap()]);
+}

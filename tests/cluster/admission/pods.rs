@@ -1,0 +1,371 @@
+//! What becomes of a pod while it is created.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::{
+    Api, ResourceExt,
+    api::{ListParams, PostParams},
+};
+
+use super::*;
+
+#[tokio::test]
+async fn pods_are_created_with_what_they_need() {
+    let bed = Bed::take().await;
+    let archaware = Controller::admitting(&bed, "", "").await;
+    let created = create(&bed, "both", &["multi", "amd64-arm64"], |_| {}).await;
+    assert_eq!(architectures_of(&created), set(&["amd64", "arm64"]));
+    assert_eq!(
+        created.annotations()["archaware.dev/decision"],
+        "amd64,arm64"
+    );
+    // The name is not known yet when the API server asks.
+    let named = create(&bed, "", &["arm64"], |pod| {
+        pod["metadata"] = json!({"generateName": "generated-"});
+    })
+    .await;
+    assert_eq!(architectures_of(&named), set(&["arm64"]));
+    // A decision that is there already is made again, without anything twice.
+    let copy = |name: &str| {
+        let mut copy = created.clone();
+        copy.metadata = serde_json::from_value(json!({
+            "name": name, "annotations": created.annotations(),
+        }))
+        .unwrap();
+        copy
+    };
+    let again = bed
+        .pods()
+        .create(&PostParams::default(), &copy("again"))
+        .await
+        .unwrap();
+    assert_eq!(
+        again.spec.as_ref().unwrap().tolerations,
+        created.spec.as_ref().unwrap().tolerations
+    );
+    assert_eq!(again.annotations(), created.annotations());
+    // And with another image, what was archaware's goes.
+    let mut other = copy("other");
+    other.spec.as_mut().unwrap().containers[0].image = Some(bed.image("arm64"));
+    let other = bed
+        .pods()
+        .create(&PostParams::default(), &other)
+        .await
+        .unwrap();
+    assert_eq!(architectures_of(&other), set(&["arm64"]));
+    assert_eq!(archaware.stop().await, 0);
+}
+
+#[tokio::test]
+async fn what_has_its_node_is_left_alone() {
+    let bed = Bed::take().await;
+    bed.cordoned_node("somewhere", "amd64").await;
+    let archaware = Controller::admitting(&bed, "", "").await;
+    let bound = create(&bed, "bound", &["arm64"], |pod| {
+        pod["spec"]["nodeName"] = json!("somewhere");
+    })
+    .await;
+    let mirror = create(&bed, "mirror", &["arm64"], |pod| {
+        pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+        pod["spec"]["nodeName"] = json!("somewhere");
+    })
+    .await;
+    let ignored = create(&bed, "ignored", &["arm64"], |pod| {
+        pod["metadata"]["annotations"] = json!({"archaware.dev/mode": "ignore"});
+    })
+    .await;
+    for pod in [bound, mirror, ignored] {
+        assert!(architectures_of(&pod).is_empty(), "{pod:?}");
+        assert!(!pod.annotations().contains_key("archaware.dev/decision"));
+    }
+    let asked = "archaware_admission_requests_total{resource=\"pods\",result=\"skipped\"}";
+    let skipped = archaware.metric(asked).await;
+    assert!(
+        skipped.abs() < 0.5,
+        "the API server does not even ask: {skipped}"
+    );
+}
+
+/// A rollout, and nothing written but by the API server itself.
+#[tokio::test]
+async fn a_rollout_is_placed_as_it_is_created() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let archaware = Controller::admitting(&bed, "", "").await;
+    bed.tainted().await;
+    let template = json!({
+        "metadata": {"labels": {"app": "a"}},
+        "spec": pod_spec(&[bed.image("arm64")]),
+    });
+    bed.create::<Deployment>(json!({
+        "metadata": {"name": "rollout"},
+        "spec": {"replicas": 60, "selector": {"matchLabels": {"app": "a"}}, "template": template},
+    }))
+    .await;
+    let pods = eventually("sixty pods on arm64", DEADLINE, || async {
+        let pods = bed.pods().list(&ListParams::default()).await.ok()?.items;
+        let on_arm = |pod: &Pod| pod.spec.as_ref().unwrap().node_name.as_deref() == Some("arm64");
+        (pods.len() == 60 && pods.iter().all(on_arm)).then_some(pods)
+    })
+    .await;
+    for pod in &pods {
+        assert_eq!(pod.annotations()["archaware.dev/decision"], "arm64");
+        assert!(
+            pod.annotations().contains_key("archaware.dev/added"),
+            "not by the controller"
+        );
+    }
+    for result in ["applied", "stale", "refused"] {
+        let metric = format!("archaware_writes_total{{kind=\"Pod\",result=\"{result}\"}}");
+        assert!(archaware.metric(&metric).await < 0.5, "{metric}");
+    }
+}
+
+/// A dry run is answered like any other: nothing that the answer needs is ever written.
+#[tokio::test]
+async fn a_dry_run_leaves_no_trace() {
+    let bed = Bed::take().await;
+    let archaware = Controller::admitting(&bed, "", "onMiss: gate").await;
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let torn = pod(
+        "dry",
+        pod_spec(&[bed.image("arm64"), bed.image("amd64")]),
+        json!({}),
+    );
+    let torn = serde_json::from_value(torn).unwrap();
+    bed.pods().create(&dry_run, &torn).await.unwrap();
+    // The same pod in earnest comes after it, and has its event.
+    bed.pods()
+        .create(&PostParams::default(), &torn)
+        .await
+        .unwrap();
+    bed.event("dry", "NoCommonArchitecture").await;
+    let events: Api<k8s_openapi::api::events::v1::Event> = Api::all(bed.client.clone());
+    let about = ListParams::default().fields("reason=NoCommonArchitecture");
+    let about = events.list(&about).await.unwrap().items;
+    let here = about
+        .iter()
+        .filter(|event| event.metadata.namespace.as_deref() == Some(&bed.namespace));
+    assert_eq!(here.count(), 1);
+    drop(archaware);
+}
+
+#[tokio::test]
+async fn a_pod_without_common_architecture_is_refused_or_warned_about() {
+    let bed = Bed::take().await;
+    let file = bed.dir().join("torn.yaml");
+    let torn = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "torn", "namespace": bed.namespace},
+        "spec": pod_spec(&[bed.image("arm64"), bed.image("amd64")]),
+    });
+    std::fs::write(&file, torn.to_string()).unwrap();
+    let apply = || {
+        let kubectl = std::env::var("ARCHAWARE_KUBECTL").unwrap();
+        let output = std::process::Command::new(kubectl)
+            .arg("--kubeconfig")
+            .arg(bed.kubeconfig("admin"))
+            .args(["apply", "-f"])
+            .arg(&file)
+            .output()
+            .unwrap();
+        (
+            output.status.success(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    {
+        let archaware = Controller::admitting(&bed, "", "onNoCommonArchitecture: deny").await;
+        let (created, says) = apply();
+        assert!(!created && says.contains("share no architecture"), "{says}");
+        let (arm, amd) = (bed.image("arm64"), bed.image("amd64"));
+        assert!(
+            says.contains(&format!("{amd} (amd64)")) && says.contains(&format!("{arm} (arm64)")),
+            "{says}"
+        );
+        assert_eq!(archaware.stop().await, 0);
+    }
+    let _archaware = Controller::admitting(&bed, "", "").await;
+    let (created, says) = apply();
+    assert!(
+        created && says.contains("Warning: archaware: its images share no architecture"),
+        "{says}"
+    );
+}
+
+#[tokio::test]
+async fn invalid_annotations_are_warned_about() {
+    let bed = Bed::take().await;
+    let _archaware = Controller::admitting(&bed, "", "").await;
+    let kubectl = std::env::var("ARCHAWARE_KUBECTL").unwrap();
+    let output = std::process::Command::new(kubectl)
+        .arg("--kubeconfig")
+        .arg(bed.kubeconfig("admin"))
+        .args([
+            "-n",
+            &bed.namespace,
+            "run",
+            "odd",
+            "--image",
+            &bed.image("arm64"),
+        ])
+        .args([
+            "--annotations",
+            "archaware.dev/preferred-architectures=arm64:80",
+        ])
+        .output()
+        .unwrap();
+    let says = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        says.contains("Warning: archaware: annotation archaware.dev/preferred-architectures"),
+        "{says}"
+    );
+}
+
+#[tokio::test]
+async fn further_tolerations_follow_the_platforms() {
+    let bed = Bed::take().await;
+    let rules = "tolerations:\n- platforms: [linux/arm64]\n  toleration: {key: pool, operator: Equal, value: graviton, effect: NoSchedule}\n- toleration: {key: example.com/spot, value: \"spot-{arch}\"}\ntaint: {manage: false}\n";
+    bed.three_nodes().await;
+    for (node, taint) in [
+        ("amd64", "example.com/spot=spot-amd64:NoSchedule"),
+        ("arm64", "pool=graviton:NoSchedule"),
+        ("s390x", "other=x:NoSchedule"),
+    ] {
+        bed.kubectl(&["taint", "node", node, taint]);
+    }
+    let archaware = Controller::admitting(&bed, rules, "").await;
+    bed.create_pod("arm", &["arm64"]).await;
+    bed.create_pod("amd", &["amd64"]).await;
+    assert_eq!(bed.bound("arm").await, "arm64");
+    assert_eq!(bed.bound("amd").await, "amd64");
+    let arm = bed.pods().get("arm").await.unwrap();
+    let keys: Vec<String> = arm
+        .spec
+        .unwrap()
+        .tolerations
+        .unwrap()
+        .into_iter()
+        .filter_map(|one| one.value)
+        .collect();
+    assert_eq!(keys, ["arm64", "graviton", "spot-arm64"]);
+    for node in bed.nodes().list(&ListParams::default()).await.unwrap() {
+        assert!(
+            !node.annotations().contains_key("archaware.dev/taint"),
+            "nobody is tainted"
+        );
+    }
+    assert_eq!(archaware.stop().await, 0);
+}
+
+/// Another webhook adds a sidecar after us: the API server asks again, and what was right is not any more.
+#[tokio::test]
+async fn a_sidecar_that_comes_later_counts() {
+    let bed = Bed::take().await;
+    let sidecar = bed.image("arm64");
+    let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"], "scope": "Namespaced"});
+    // By name, webhooks are called in the order of the alphabet.
+    let injector = Hook::start(&bed, "sidecars", rule, move |pod| {
+        let has = pod["spec"]["containers"].as_array().is_some_and(|all| all.len() > 1);
+        let sidecar = json!({"name": "sidecar", "image": sidecar});
+        if has || !pod["metadata"]["labels"]["inject"].is_string() {
+            return json!([]);
+        }
+        json!([
+            {"op": "add", "path": "/spec/containers/-", "value": sidecar},
+            {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "mesh", "operator": "Exists"}},
+        ])
+    })
+    .await;
+    let affinity = "affinity: {required: true, preferred: [{architecture: amd64, weight: 10}]}\n";
+    let _archaware = Controller::admitting(&bed, affinity, "").await;
+    let own = json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": "s390x", "effect": "NoSchedule"});
+    let created = create(&bed, "meshed", &["multi"], |pod| {
+        pod["metadata"]["labels"] = json!({"inject": "yes"});
+        pod["spec"]["tolerations"] = json!([own]);
+    })
+    .await;
+    assert!(
+        injector.seen().len() >= 2,
+        "once for the probe, once for the pod"
+    );
+    assert_eq!(created.annotations()["archaware.dev/decision"], "arm64");
+    // The author's own toleration stays, although the same was decided for a moment.
+    assert_eq!(architectures_of(&created), set(&["arm64", "s390x"]));
+    let spec = json!(created.spec.unwrap());
+    let node = &spec["affinity"]["nodeAffinity"];
+    let terms = &node["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+    let expression = json!({"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]});
+    assert_eq!(*terms, json!([{"matchExpressions": [expression]}]));
+    let preferred = &node["preferredDuringSchedulingIgnoredDuringExecution"];
+    assert!(
+        preferred.is_null() || *preferred == json!([]),
+        "{preferred}"
+    );
+    let keys = spec["tolerations"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|one| one["key"] == "mesh");
+    assert_eq!(keys.count(), 1);
+}
+
+#[tokio::test]
+async fn namespaces_opt_out_and_prefer() {
+    let bed = Bed::take().await;
+    let out = format!("{}-out", bed.namespace);
+    bed.create_namespace(&out, json!({})).await;
+    bed.kubectl(&[
+        "label",
+        "namespace",
+        &out,
+        "archaware.dev/admission=disabled",
+    ]);
+    bed.kubectl(&[
+        "annotate",
+        "namespace",
+        &bed.namespace,
+        "archaware.dev/preferred-architectures=arm64=70",
+    ]);
+    let preferred = "affinity: {preferred: [{architecture: arm64, weight: 5}, {architecture: s390x, weight: 6}]}\n";
+    let archaware = Controller::admitting(&bed, preferred, "").await;
+    let weights = |pod: &Pod| {
+        let spec = json!(pod.spec);
+        let all =
+            spec["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+                .clone();
+        let all: Vec<Value> = serde_json::from_value(all).unwrap_or_default();
+        let one = |term: &Value| {
+            let values = &term["preference"]["matchExpressions"][0]["values"];
+            format!("{}={}", values[0].as_str().unwrap(), term["weight"])
+        };
+        all.iter().map(one).collect::<Vec<_>>().join(" ")
+    };
+    let pod = create(&bed, "near", &["multi"], |pod| {
+        pod["metadata"]["annotations"] =
+            json!({"archaware.dev/preferred-architectures": "s390x=0,amd64=1"});
+    })
+    .await;
+    assert_eq!(weights(&pod), "amd64=1 arm64=70");
+    let pod = create(&bed, "far", &["multi"], |_| {}).await;
+    assert_eq!(weights(&pod), "arm64=70 s390x=6");
+    let pod = create(&bed, "only", &["amd64"], |_| {}).await;
+    assert_eq!(weights(&pod), "");
+    // In a namespace that opted out, and in archaware's own, nobody is asked.
+    let asked = || async {
+        archaware
+            .metric("archaware_admission_duration_seconds_count")
+            .await
+    };
+    let before = asked().await;
+    for namespace in [&out, "archaware"] {
+        let pods: Api<Pod> = Api::namespaced(bed.client.clone(), namespace);
+        let mut spec = pod_spec(&[bed.image("arm64")]);
+        spec["schedulerName"] = json!("none");
+        let pod = serde_json::from_value(super::pod("outside", spec, json!({}))).unwrap();
+        let pod = pods.create(&PostParams::default(), &pod).await.unwrap();
+        assert!(architectures_of(&pod).is_empty());
+    }
+    assert!((asked().await - before).abs() < 0.5);
+}

@@ -1,0 +1,192 @@
+//! The webhook dead, hung, or not to be trusted: pods are created, and placed when it is back.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use testimg::{FakeRegistry, Script};
+
+use super::*;
+
+#[tokio::test]
+async fn a_dead_or_hung_webhook_holds_nobody_up() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let port = free_port();
+    let config = admission(port, "");
+    let archaware = Controller::start(&bed, &config);
+    bed.asked().await;
+    bed.tainted().await;
+    archaware.signal("-STOP");
+    let started = Instant::now();
+    let hung = bed.create_pod("hung", &["arm64"]).await;
+    let took = started.elapsed();
+    assert!(architectures_of(&hung).is_empty());
+    // The budget of a second and two more are what the API server is told to wait.
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    archaware.signal("-CONT");
+    assert_eq!(bed.bound("hung").await, "arm64");
+    assert!(bed.is_asked().await);
+    archaware.signal("-KILL");
+    drop(archaware);
+    let started = Instant::now();
+    let dead = bed.create_pod("dead", &["arm64"]).await;
+    assert!(architectures_of(&dead).is_empty());
+    assert!(
+        started.elapsed() < Duration::from_secs(2),
+        "a closed door is no time-out"
+    );
+    // A node that joins meanwhile is tainted when archaware is back.
+    let late = bed.node("late", "arm64").await;
+    assert!(taints(&late).is_empty());
+    let _archaware = Controller::start(&bed, &config);
+    bed.asked().await;
+    bed.bound("dead").await;
+    bed.tainted().await;
+}
+
+#[tokio::test]
+async fn a_configuration_that_somebody_breaks_is_put_right() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let _archaware = Controller::admitting(&bed, "", "").await;
+    bed.tainted().await;
+    let configurations: Api<MutatingWebhookConfiguration> = Api::all(bed.client.clone());
+    // Another authority: the API server trusts nobody any more.
+    let foreign = rcgen::generate_simple_self_signed(["a".to_owned()])
+        .unwrap()
+        .cert
+        .pem();
+    let bundle = k8s_openapi::ByteString(foreign.into_bytes());
+    let change = json!([
+        {"op": "replace", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle},
+        {"op": "add", "path": "/webhooks/0/namespaceSelector/matchExpressions/-", "value": {"key": "control-plane", "operator": "DoesNotExist"}},
+    ]);
+    let change = Patch::<()>::Json(serde_json::from_value(change).unwrap());
+    configurations
+        .patch("archaware", &PatchParams::default(), &change)
+        .await
+        .unwrap();
+    eventually("a webhook that is not trusted", DEADLINE, || async {
+        (!bed.is_asked().await).then_some(())
+    })
+    .await;
+    bed.create_pod("meanwhile", &["arm64"]).await;
+    assert_eq!(
+        bed.bound("meanwhile").await,
+        "arm64",
+        "the reconciler is there"
+    );
+    bed.asked().await;
+    let found = configurations.get("archaware").await.unwrap();
+    let selector = json!(found.webhooks.unwrap()[0].namespace_selector).to_string();
+    assert!(
+        selector.contains("control-plane"),
+        "what others exclude stays: {selector}"
+    );
+}
+
+/// What is under way is answered before the process ends, and nobody is sent to a closed door.
+#[tokio::test]
+async fn sigterm_drains() {
+    let bed = Bed::take().await;
+    let slow = FakeRegistry::start().await.unwrap();
+    slow.add("arm64", &testimg::find("arm64"));
+    slow.script("/", Script::Slow(Duration::from_millis(200)));
+    let archaware = Controller::admitting(&bed, "", "budget: 2s").await;
+    let mut waiting = pod("waiting", pod_spec(&[slow.image("arm64")]), json!({}));
+    waiting["spec"]["schedulerName"] = json!("none");
+    let create = bed.create::<Pod>(waiting);
+    let stop = async {
+        eventually(
+            "a question on its way to the registry",
+            DEADLINE,
+            || async { (!slow.seen().is_empty()).then_some(()) },
+        )
+        .await;
+        let started = Instant::now();
+        assert_eq!(archaware.stop().await, 0);
+        started.elapsed()
+    };
+    let (created, took) = tokio::join!(create, stop);
+    assert_eq!(architectures_of(&created), set(&["arm64"]));
+    assert!(took < Duration::from_secs(10), "{took:?}");
+}
+
+/// The user's own configuration is left as it is, but for the authorities that only archaware knows.
+#[tokio::test]
+async fn a_configuration_of_the_users_own_gets_the_authorities() {
+    let bed = Bed::take().await;
+    let port = free_port();
+    let shipped = bed.kubectl(&[
+        "create",
+        "--dry-run=client",
+        "-o",
+        "json",
+        "-f",
+        "manifests/webhook/configuration.yaml",
+    ]);
+    let mut own: Value = serde_json::from_str(&shipped).unwrap();
+    for webhook in own["webhooks"].as_array_mut().unwrap() {
+        let path = webhook["clientConfig"]["service"]["path"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        webhook["clientConfig"] = json!({"url": format!("https://127.0.0.1:{port}{path}")});
+        webhook["timeoutSeconds"] = json!(7);
+    }
+    let file = bed.dir().join("webhook.json");
+    std::fs::write(&file, own.to_string()).unwrap();
+    bed.kubectl(&["apply", "-f", file.to_str().unwrap()]);
+    let _archaware = Controller::start(&bed, &admission(port, "manageConfiguration: false"));
+    bed.asked().await;
+    let timeouts = "jsonpath={.webhooks[*].timeoutSeconds}";
+    let found = bed.kubectl(&[
+        "get",
+        "mutatingwebhookconfiguration",
+        "archaware",
+        "-o",
+        timeouts,
+    ]);
+    assert_eq!(found, "7 7 7");
+}
+
+/// What is shipped for those who keep the configuration themselves is what archaware would make.
+#[tokio::test]
+async fn the_shipped_configuration_is_what_archaware_makes() {
+    let bed = Bed::take().await;
+    let listen = format!("127.0.0.1:{}", free_port());
+    let _archaware = Controller::start(
+        &bed,
+        &format!("admission: {{enabled: true, listen: \"{listen}\"}}\n"),
+    );
+    let configurations: Api<MutatingWebhookConfiguration> = Api::all(bed.client.clone());
+    let made = eventually("a configuration", DEADLINE, || async {
+        configurations.get("archaware").await.ok()?.webhooks
+    })
+    .await;
+    bed.kubectl(&["delete", "mutatingwebhookconfiguration", "archaware"]);
+    let shipped = bed.kubectl(&[
+        "create",
+        "-o",
+        "json",
+        "--dry-run=server",
+        "-f",
+        "manifests/webhook/configuration.yaml",
+    ]);
+    let shipped: MutatingWebhookConfiguration = serde_json::from_str(&shipped).unwrap();
+    let without = |webhooks: Vec<_>| {
+        let mut webhooks = json!(webhooks);
+        for webhook in webhooks.as_array_mut().unwrap() {
+            webhook["clientConfig"]
+                .as_object_mut()
+                .unwrap()
+                .remove("caBundle");
+        }
+        webhooks
+    };
+    assert_eq!(without(shipped.webhooks.unwrap()), without(made));
+}
