@@ -331,6 +331,15 @@ async fn what_no_api_server_sends_is_refused() {
         let short = says.len() < 300 || status == StatusCode::OK;
         assert!(short, "{what} is not repeated at length: {says}");
     }
+    assert!(bed.is_asked().await, "and it goes on");
+}
+
+/// Nor does what is no request at all, or one without an end.
+#[tokio::test]
+async fn what_has_no_end_is_ended() {
+    let bed = Bed::take().await;
+    let webhook = Webhook::start(&bed, "").await;
+    let text = load("pod-create", &bed).to_string();
     let url = format!("{}/pods", webhook.address);
     let get = webhook.client.get(&url).send().await.unwrap();
     assert_eq!(get.status(), StatusCode::METHOD_NOT_ALLOWED);
