@@ -15,6 +15,7 @@
     reason = "a bench that cannot go on has failed; it shares its helpers with the tests"
 )]
 
+mod admission;
 mod floor;
 mod process;
 mod registry;
@@ -51,6 +52,14 @@ async fn main() {
     }
     if wanted("requests") {
         registry::requests(&Bed::take().await).await;
+    }
+    if wanted("admission") {
+        admission::warm(&Bed::take().await).await;
+        admission::cold(&Bed::take().await).await;
+        admission::images(&Bed::take().await).await;
+    }
+    if wanted("rollout") {
+        admission::rollouts(&Bed::take().await).await;
     }
     if wanted("memory") || wanted("heartbeats") {
         process::large_cluster(&Bed::take().await).await;

@@ -20,7 +20,7 @@ const PODS: usize = 20_000;
 const AT_ONCE: usize = 32;
 
 /// A field of `/proc/PID/status`, in MiB.
-fn memory(controller: &Controller, field: &str) -> f64 {
+pub(crate) fn memory(controller: &Controller, field: &str) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", controller.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with(field)).unwrap();
     line.split_whitespace()

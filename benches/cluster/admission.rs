@@ -1,0 +1,357 @@
+//! What the webhook costs: asked directly, over TLS, as the API server asks; and by the API server itself.
+//!
+//! The floor is a server of the same library that reads the question and answers "allowed".
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use http_body_util::{BodyExt, Full};
+use hyper::{Request, Response, body::{Bytes, Incoming}, client::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Secret};
+use kube::{Api, ResourceExt, api::ListParams};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject};
+use serde_json::{Value, json};
+use testimg::{FakeRegistry, Script};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use crate::{
+    median, process, report,
+    support::{Bed, Controller, DEADLINE, admission, eventually, free_port, pod_spec},
+};
+
+const SAMPLES: usize = 20_000;
+const WARM_UP: usize = 2000;
+const CONNECTIONS: usize = 16;
+const IMAGES: usize = 20_000;
+const REPLICAS: usize = 300;
+
+/// One connection.
+struct Connection(http1::SendRequest<Full<Bytes>>);
+
+/// Whom a client asks, and whom it trusts.
+#[derive(Clone)]
+struct Target {
+    port: u16,
+    tls: Arc<rustls::ClientConfig>,
+}
+
+impl Target {
+    fn new(port: u16, authorities: &[u8]) -> Self {
+        let mut roots = rustls::RootCertStore::empty();
+        for authority in CertificateDer::pem_slice_iter(authorities) {
+            roots.add(authority.unwrap()).unwrap();
+        }
+        let tls = rustls::ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Self {
+            port,
+            tls: Arc::new(tls),
+        }
+    }
+
+    async fn connect(&self) -> Connection {
+        let stream = TcpStream::connect(("127.0.0.1", self.port)).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let tls = TlsConnector::from(self.tls.clone());
+        let stream = tls.connect(name, stream).await.unwrap();
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        Connection(sender)
+    }
+}
+
+impl Connection {
+    /// Milliseconds to the answer, and the answer.
+    async fn ask(&mut self, question: &Bytes) -> (f64, Bytes) {
+        let request = Request::post("/pods")
+            .header("host", "127.0.0.1")
+            .header("content-type", "application/json")
+            .body(Full::new(question.clone()))
+            .unwrap();
+        let started = Instant::now();
+        let answer = self.0.send_request(request).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        (started.elapsed().as_secs_f64() * 1000.0, body)
+    }
+}
+
+/// A question about a pod of 8 KB: two containers with much environment, as the API server sends it.
+fn question(image: &str) -> Bytes {
+    let environment = |n: usize| json!({"name": format!("SETTING_{n}"), "value": format!("https://service-{n}.example.svc:8443/path")});
+    let environment: Vec<Value> = (0..28).map(environment).collect();
+    let container = |name: &str| json!({
+        "name": name, "image": image, "imagePullPolicy": "IfNotPresent", "env": environment,
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}},
+        "readinessProbe": {"httpGet": {"path": "/ready", "port": 8080, "scheme": "HTTP"}, "periodSeconds": 10},
+        "volumeMounts": [{"name": "kube-api-access-abcde", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": true}],
+        "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File",
+    });
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "generateName": "web-7d9c5b8f6d-", "namespace": "default", "labels": {"app": "web", "pod-template-hash": "7d9c5b8f6d"},
+            "annotations": {"prometheus.io/scrape": "true"},
+            "managedFields": [{"manager": "kube-controller-manager", "operation": "Update", "fieldsV1": {"f:metadata": {"f:labels": {}}}}],
+        },
+        "spec": {
+            "containers": [container("web"), container("side")], "schedulerName": "default-scheduler",
+            "serviceAccountName": "default", "terminationGracePeriodSeconds": 30, "dnsPolicy": "ClusterFirst",
+            "tolerations": [
+                {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+                {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+            ],
+        },
+    });
+    let size = pod.to_string().len();
+    assert!((7500..8700).contains(&size), "{size}");
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "6d4b1f3e-3b0c-4f63-9d3c-0d1f2d1e8a11", "operation": "CREATE", "namespace": "default", "dryRun": false,
+            "kind": {"group": "", "version": "v1", "kind": "Pod"}, "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "userInfo": {"username": "system:serviceaccount:kube-system:replicaset-controller"},
+            "object": pod, "oldObject": null,
+        },
+    });
+    review.to_string().into()
+}
+
+/// The floor: reads everything, answers always the same.
+fn floor() -> Target {
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+    let tls = rustls::ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .unwrap();
+    let tls = TlsAcceptor::from(Arc::new(tls));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let target = Target::new(listener.local_addr().unwrap().port(), made.cert.pem().as_bytes());
+    let serve = async move {
+        let listener = TcpListener::from_std(listener).unwrap();
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            stream.set_nodelay(true).unwrap();
+            let tls = tls.clone();
+            tokio::spawn(async move {
+                let answer = service_fn(|request: Request<Incoming>| async move {
+                    request.into_body().collect().await?;
+                    let allowed = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{"uid":"6d4b1f3e-3b0c-4f63-9d3c-0d1f2d1e8a11","allowed":true}}"#;
+                    Ok::<_, hyper::Error>(Response::new(Full::new(Bytes::from(allowed))))
+                });
+                let stream = TokioIo::new(tls.accept(stream).await.unwrap());
+                let _ = hyper::server::conn::http1::Builder::new().serve_connection(stream, answer).await;
+            });
+        }
+    };
+    // A thread of its own, like the process that it stands for. It ends with this one.
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(serve);
+    });
+    target
+}
+
+/// Milliseconds of each of many questions, on so many connections; and how many a second.
+async fn ask_all(target: &Target, connections: usize, question: &Bytes) -> (Vec<f64>, f64) {
+    let all = (0..connections).map(|_| async {
+        let mut connection = target.connect().await;
+        let mut times = Vec::with_capacity(SAMPLES / connections);
+        for _ in 0..WARM_UP / connections {
+            connection.ask(question).await;
+        }
+        let started = Instant::now();
+        for _ in 0..SAMPLES / connections {
+            times.push(connection.ask(question).await.0);
+        }
+        (times, started.elapsed())
+    });
+    let all = join_all(all).await;
+    let longest = all.iter().map(|(_, time)| *time).max().unwrap();
+    let mut times: Vec<f64> = all.into_iter().flat_map(|(times, _)| times).collect();
+    times.sort_by(f64::total_cmp);
+    let rate = times.len() as f64 / longest.as_secs_f64();
+    (times, rate)
+}
+
+/// A thousand questions a second for ten seconds, whether the last one is answered or not.
+async fn paced(target: &Target, question: &Bytes) -> Vec<f64> {
+    let connections = join_all((0..CONNECTIONS).map(|_| target.connect())).await;
+    let started = tokio::time::Instant::now();
+    let asking = connections.into_iter().enumerate().map(|(n, mut connection)| async move {
+        let mut times = Vec::new();
+        for turn in 0..10_000 / CONNECTIONS {
+            let at = Duration::from_millis((turn * CONNECTIONS + n) as u64);
+            tokio::time::sleep_until(started + at).await;
+            times.push(connection.ask(question).await.0);
+        }
+        times
+    });
+    let mut times: Vec<f64> = join_all(asking).await.into_iter().flatten().collect();
+    times.sort_by(f64::total_cmp);
+    times
+}
+
+fn at(times: &[f64], percent: usize) -> f64 {
+    times[(times.len() - 1) * percent / 100]
+}
+
+async fn start(bed: &Bed, more: &str) -> (Controller, Target) {
+    let port = free_port();
+    let archaware = Controller::start_quiet(bed, &admission(port, more));
+    bed.asked().await;
+    let secrets: Api<Secret> = Api::namespaced(bed.client.clone(), "archaware");
+    let secret = secrets.get("archaware-admission").await.unwrap();
+    let target = Target::new(port, &secret.data.unwrap()["ca.crt"].0);
+    (archaware, target)
+}
+
+/// The image is known: what a rollout costs.
+pub(crate) async fn warm(bed: &Bed) {
+    let (archaware, target) = start(bed, "").await;
+    let floor = floor();
+    let question = question(&bed.image("multi"));
+    let (_, answer) = target.connect().await.ask(&question).await;
+    assert!(String::from_utf8_lossy(&answer).contains("JSONPatch"));
+    for connections in [1, CONNECTIONS] {
+        let (bare, bare_rate) = ask_all(&floor, connections, &question).await;
+        let cpu = process::cpu(&archaware);
+        let (times, rate) = ask_all(&target, connections, &question).await;
+        let used = (process::cpu(&archaware) - cpu) / (SAMPLES + WARM_UP) as f64 * 1e6;
+        let what = format!("warm admission of an 8 KB pod, {connections} connections");
+        let target_p50 = if connections == 1 { "<= 0.3ms" } else { "" };
+        report(&format!("{what}, p50"), at(&times, 50), Some(at(&bare, 50)), "ms", target_p50);
+        report("  p99", at(&times, 99), Some(at(&bare, 99)), "ms", "");
+        report("  a second", rate, Some(bare_rate), "", "");
+        report("  CPU of one", used, None, "us", "<= 100us");
+    }
+    let (bare, times) = (paced(&floor, &question).await, paced(&target, &question).await);
+    report("at 1,000 admissions a second, p50", at(&times, 50), Some(at(&bare, 50)), "ms", "");
+    report("  p99", at(&times, 99), Some(at(&bare, 99)), "ms", "< 2ms");
+    report("  resident memory", process::memory(&archaware, "VmRSS"), None, "MiB", "");
+    report("  peak", process::memory(&archaware, "VmHWM"), None, "MiB", "");
+    assert_eq!(archaware.stop().await, 0);
+}
+
+/// The image is new, and its registry takes 50 ms for each answer.
+pub(crate) async fn cold(bed: &Bed) {
+    let (archaware, target) = start(bed, "").await;
+    let registry = FakeRegistry::start().await.unwrap();
+    registry.script("/", Script::Slow(Duration::from_millis(50)));
+    let mut connection = target.connect().await;
+    let mut times = Vec::new();
+    for n in 0..20 {
+        let name = format!("new-{n}");
+        registry.add(&name, &testimg::find("multi"));
+        registry.forget();
+        times.push(connection.ask(&question(&registry.image(&name))).await.0);
+        let asked = (registry.count("HEAD", ""), registry.count("GET", ""));
+        assert_eq!(asked, (1, 1), "{:?}", registry.seen());
+    }
+    report("new image, 50 ms from its registry, p50", median(&mut times), Some(100.0), "ms", "~ 2 RTT");
+    registry.add("crowd", &testimg::find("multi"));
+    registry.forget();
+    let crowd = question(&registry.image("crowd"));
+    let mut connections = join_all((0..64).map(|_| target.connect())).await;
+    let asking = connections.iter_mut().map(|connection| connection.ask(&crowd));
+    let mut times: Vec<f64> = join_all(asking).await.into_iter().map(|(time, _)| time).collect();
+    let (heads, gets) = (registry.count("HEAD", ""), registry.count("GET", ""));
+    report("  64 at once, the last one", {
+        median(&mut times);
+        times[63]
+    }, Some(100.0), "ms", "the same");
+    report("  requests of the 64", (heads + gets) as f64, None, "", "2");
+    assert_eq!(archaware.stop().await, 0);
+}
+
+/// Many images, learnt by the webhook.
+pub(crate) async fn images(bed: &Bed) {
+    let config = "resolution: {cache: {images: 20000}}\nconcurrency: {perRegistry: 32}\n";
+    let port = free_port();
+    let archaware = Controller::start_quiet(bed, &format!("{config}{}", admission(port, "budget: 10s")));
+    bed.asked().await;
+    let secrets: Api<Secret> = Api::namespaced(bed.client.clone(), "archaware");
+    let secret = secrets.get("archaware-admission").await.unwrap();
+    let target = Target::new(port, &secret.data.unwrap()["ca.crt"].0);
+    let registry = FakeRegistry::start().await.unwrap();
+    // What connections and buffers cost is not what images cost.
+    let ask = |range: std::ops::Range<usize>| {
+        let (registry, target) = (&registry, &target);
+        let lanes = (0..32).map(move |lane| {
+            let range = range.clone();
+            async move {
+                let mut connection = target.connect().await;
+                for n in range.skip(lane).step_by(32) {
+                    let name = format!("image-{n}");
+                    registry.add(&name, &testimg::numbered(n));
+                    let (_, answer) = connection.ask(&question(&registry.image(&name))).await;
+                    assert!(String::from_utf8_lossy(&answer).contains("JSONPatch"), "{n}");
+                }
+            }
+        });
+        join_all(lanes)
+    };
+    ask(0..500).await;
+    registry.forget();
+    let before = process::memory(&archaware, "VmRSS");
+    ask(500..500 + IMAGES).await;
+    let after = process::memory(&archaware, "VmRSS");
+    report("20,000 images learnt by the webhook", after - before, None, "MiB", "<= 8MiB");
+    report("  resident memory then", after, None, "MiB", "");
+    assert_eq!(archaware.stop().await, 0);
+}
+
+/// Seconds until all pods of a Deployment are there, and how many of them the webhook has placed.
+async fn rollout(bed: &Bed, namespace: &str, name: &str) -> (f64, usize) {
+    let api: Api<Deployment> = Api::namespaced(bed.client.clone(), namespace);
+    let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(bed.client.clone(), namespace);
+    let mut spec = pod_spec(&[bed.image("multi")]);
+    spec["schedulerName"] = json!("none");
+    let labels = json!({"app": name});
+    let deployment = json!({
+        "metadata": {"name": name},
+        "spec": {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
+    });
+    let deployment = serde_json::from_value(deployment).unwrap();
+    let started = Instant::now();
+    api.create(&Default::default(), &deployment).await.unwrap();
+    let selector = ListParams::default().labels(&format!("app={name}"));
+    let found = eventually("all pods", DEADLINE, || async {
+        let found = pods.list_metadata(&selector).await.ok()?.items;
+        (found.len() == REPLICAS).then_some(found)
+    })
+    .await;
+    let seconds = started.elapsed().as_secs_f64();
+    let placed = found.iter().filter(|pod| pod.annotations().contains_key("archaware.dev/added"));
+    let placed = placed.count();
+    api.delete(name, &Default::default()).await.unwrap();
+    bed.delete_pods(namespace).await;
+    (seconds, placed)
+}
+
+/// Through the real API server: the same rollout with and without the webhook, in turns.
+pub(crate) async fn rollouts(bed: &Bed) {
+    let bare = format!("{}-bare", bed.namespace);
+    bed.create_namespace(&bare, json!({"archaware.dev/mode": "ignore"})).await;
+    bed.kubectl(&["label", "namespace", &bare, "archaware.dev/admission=disabled"]);
+    let (archaware, _) = start(bed, "").await;
+    let (mut with, mut without, mut least) = (Vec::new(), Vec::new(), REPLICAS);
+    for round in 0..5 {
+        without.push(rollout(bed, &bare, &format!("bare-{round}")).await.0);
+        let (seconds, placed) = rollout(bed, &bed.namespace, &format!("ours-{round}")).await;
+        with.push(seconds);
+        least = least.min(placed);
+    }
+    report("a Deployment of 300 pods, until all are there", median(&mut with), Some(median(&mut without)), "s", "");
+    report("  pods that were created as they should be, at least", least as f64, Some(REPLICAS as f64), "", "1.00x");
+    assert_eq!(archaware.stop().await, 0);
+}
