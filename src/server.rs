@@ -17,7 +17,7 @@ use axum::{
 use kube::Client;
 use tokio::{net::TcpListener, sync::watch};
 
-use crate::metrics::Metrics;
+use crate::{admission::Readiness, metrics::Metrics};
 
 /// A probe waits a second by default; the answer has to come before.
 const API_CHECK: Duration = Duration::from_millis(800);
@@ -30,7 +30,7 @@ pub struct Health {
     /// Whether every list has been read once.
     pub synced: watch::Receiver<bool>,
     /// Whether the webhook can serve; `None`: there is none.
-    pub admission: Option<watch::Receiver<bool>>,
+    pub admission: Option<Readiness>,
     /// To see whether the API server answers.
     pub client: Client,
 }
@@ -78,17 +78,13 @@ async fn ready(State(health): State<Health>) -> (StatusCode, &'static str) {
     if !*health.synced.borrow() {
         return (
             StatusCode::SERVICE_UNAVAILABLE,
-            "lists of pods, DaemonSets and nodes not read yet\n",
+            "lists of namespaces, pods, DaemonSets and nodes not read yet\n",
         );
     }
-    if health
-        .admission
-        .as_ref()
-        .is_some_and(|ready| !*ready.borrow())
-    {
+    if health.admission.as_ref().is_some_and(|ready| !ready()) {
         return (
             StatusCode::SERVICE_UNAVAILABLE,
-            "the admission webhook has no certificate yet\n",
+            "the admission webhook has no certificate that is good now\n",
         );
     }
     match tokio::time::timeout(API_CHECK, health.client.apiserver_version()).await {

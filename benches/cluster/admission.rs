@@ -9,7 +9,12 @@ use std::{
 
 use futures::future::join_all;
 use http_body_util::{BodyExt, Full};
-use hyper::{Request, Response, body::{Bytes, Incoming}, client::conn::http1, service::service_fn};
+use hyper::{
+    Request, Response,
+    body::{Bytes, Incoming},
+    client::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Secret};
 use kube::{Api, ResourceExt, api::ListParams};
@@ -86,14 +91,16 @@ impl Connection {
 /// A question about a pod of 8 KB: two containers with much environment, as the API server sends it.
 fn question(image: &str) -> Bytes {
     let environment = |n: usize| json!({"name": format!("SETTING_{n}"), "value": format!("https://service-{n}.example.svc:8443/path")});
-    let environment: Vec<Value> = (0..28).map(environment).collect();
-    let container = |name: &str| json!({
-        "name": name, "image": image, "imagePullPolicy": "IfNotPresent", "env": environment,
-        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}},
-        "readinessProbe": {"httpGet": {"path": "/ready", "port": 8080, "scheme": "HTTP"}, "periodSeconds": 10},
-        "volumeMounts": [{"name": "kube-api-access-abcde", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": true}],
-        "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File",
-    });
+    let environment: Vec<Value> = (0..41).map(environment).collect();
+    let container = |name: &str| {
+        json!({
+            "name": name, "image": image, "imagePullPolicy": "IfNotPresent", "env": environment,
+            "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}},
+            "readinessProbe": {"httpGet": {"path": "/ready", "port": 8080, "scheme": "HTTP"}, "periodSeconds": 10},
+            "volumeMounts": [{"name": "kube-api-access-abcde", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": true}],
+            "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File",
+        })
+    };
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
@@ -135,7 +142,10 @@ fn floor() -> Target {
     let tls = TlsAcceptor::from(Arc::new(tls));
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
-    let target = Target::new(listener.local_addr().unwrap().port(), made.cert.pem().as_bytes());
+    let target = Target::new(
+        listener.local_addr().unwrap().port(),
+        made.cert.pem().as_bytes(),
+    );
     let serve = async move {
         let listener = TcpListener::from_std(listener).unwrap();
         loop {
@@ -149,13 +159,17 @@ fn floor() -> Target {
                     Ok::<_, hyper::Error>(Response::new(Full::new(Bytes::from(allowed))))
                 });
                 let stream = TokioIo::new(tls.accept(stream).await.unwrap());
-                let _ = hyper::server::conn::http1::Builder::new().serve_connection(stream, answer).await;
+                let _ = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(stream, answer)
+                    .await;
             });
         }
     };
     // A thread of its own, like the process that it stands for. It ends with this one.
     std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
         runtime.unwrap().block_on(serve);
     });
     target
@@ -187,15 +201,18 @@ async fn ask_all(target: &Target, connections: usize, question: &Bytes) -> (Vec<
 async fn paced(target: &Target, question: &Bytes) -> Vec<f64> {
     let connections = join_all((0..CONNECTIONS).map(|_| target.connect())).await;
     let started = tokio::time::Instant::now();
-    let asking = connections.into_iter().enumerate().map(|(n, mut connection)| async move {
-        let mut times = Vec::new();
-        for turn in 0..10_000 / CONNECTIONS {
-            let at = Duration::from_millis((turn * CONNECTIONS + n) as u64);
-            tokio::time::sleep_until(started + at).await;
-            times.push(connection.ask(question).await.0);
-        }
-        times
-    });
+    let asking = connections
+        .into_iter()
+        .enumerate()
+        .map(|(n, mut connection)| async move {
+            let mut times = Vec::new();
+            for turn in 0..10_000 / CONNECTIONS {
+                let at = Duration::from_millis((turn * CONNECTIONS + n) as u64);
+                tokio::time::sleep_until(started + at).await;
+                times.push(connection.ask(question).await.0);
+            }
+            times
+        });
     let mut times: Vec<f64> = join_all(asking).await.into_iter().flatten().collect();
     times.sort_by(f64::total_cmp);
     times
@@ -229,16 +246,43 @@ pub(crate) async fn warm(bed: &Bed) {
         let used = (process::cpu(&archaware) - cpu) / (SAMPLES + WARM_UP) as f64 * 1e6;
         let what = format!("warm admission of an 8 KB pod, {connections} connections");
         let target_p50 = if connections == 1 { "<= 0.3ms" } else { "" };
-        report(&format!("{what}, p50"), at(&times, 50), Some(at(&bare, 50)), "ms", target_p50);
+        report(
+            &format!("{what}, p50"),
+            at(&times, 50),
+            Some(at(&bare, 50)),
+            "ms",
+            target_p50,
+        );
         report("  p99", at(&times, 99), Some(at(&bare, 99)), "ms", "");
         report("  a second", rate, Some(bare_rate), "", "");
         report("  CPU of one", used, None, "us", "<= 100us");
     }
-    let (bare, times) = (paced(&floor, &question).await, paced(&target, &question).await);
-    report("at 1,000 admissions a second, p50", at(&times, 50), Some(at(&bare, 50)), "ms", "");
+    let (bare, times) = (
+        paced(&floor, &question).await,
+        paced(&target, &question).await,
+    );
+    report(
+        "at 1,000 admissions a second, p50",
+        at(&times, 50),
+        Some(at(&bare, 50)),
+        "ms",
+        "",
+    );
     report("  p99", at(&times, 99), Some(at(&bare, 99)), "ms", "< 2ms");
-    report("  resident memory", process::memory(&archaware, "VmRSS"), None, "MiB", "");
-    report("  peak", process::memory(&archaware, "VmHWM"), None, "MiB", "");
+    report(
+        "  resident memory",
+        process::memory(&archaware, "VmRSS"),
+        None,
+        "MiB",
+        "",
+    );
+    report(
+        "  peak",
+        process::memory(&archaware, "VmHWM"),
+        None,
+        "MiB",
+        "",
+    );
     assert_eq!(archaware.stop().await, 0);
 }
 
@@ -251,24 +295,42 @@ pub(crate) async fn cold(bed: &Bed) {
     let mut times = Vec::new();
     for n in 0..20 {
         let name = format!("new-{n}");
-        registry.add(&name, &testimg::find("multi"));
+        registry.add(&name, &testimg::numbered(n));
         registry.forget();
         times.push(connection.ask(&question(&registry.image(&name))).await.0);
         let asked = (registry.count("HEAD", ""), registry.count("GET", ""));
         assert_eq!(asked, (1, 1), "{:?}", registry.seen());
     }
-    report("new image, 50 ms from its registry, p50", median(&mut times), Some(100.0), "ms", "~ 2 RTT");
-    registry.add("crowd", &testimg::find("multi"));
+    report(
+        "new image, 50 ms from its registry, p50",
+        median(&mut times),
+        Some(100.0),
+        "ms",
+        "~ 2 RTT",
+    );
+    registry.add("crowd", &testimg::numbered(1000));
     registry.forget();
     let crowd = question(&registry.image("crowd"));
     let mut connections = join_all((0..64).map(|_| target.connect())).await;
-    let asking = connections.iter_mut().map(|connection| connection.ask(&crowd));
-    let mut times: Vec<f64> = join_all(asking).await.into_iter().map(|(time, _)| time).collect();
+    let asking = connections
+        .iter_mut()
+        .map(|connection| connection.ask(&crowd));
+    let mut times: Vec<f64> = join_all(asking)
+        .await
+        .into_iter()
+        .map(|(time, _)| time)
+        .collect();
     let (heads, gets) = (registry.count("HEAD", ""), registry.count("GET", ""));
-    report("  64 at once, the last one", {
-        median(&mut times);
-        times[63]
-    }, Some(100.0), "ms", "the same");
+    report(
+        "  64 at once, the last one",
+        {
+            median(&mut times);
+            times[63]
+        },
+        Some(100.0),
+        "ms",
+        "the same",
+    );
     report("  requests of the 64", (heads + gets) as f64, None, "", "2");
     assert_eq!(archaware.stop().await, 0);
 }
@@ -277,7 +339,8 @@ pub(crate) async fn cold(bed: &Bed) {
 pub(crate) async fn images(bed: &Bed) {
     let config = "resolution: {cache: {images: 20000}}\nconcurrency: {perRegistry: 32}\n";
     let port = free_port();
-    let archaware = Controller::start_quiet(bed, &format!("{config}{}", admission(port, "budget: 10s")));
+    let archaware =
+        Controller::start_quiet(bed, &format!("{config}{}", admission(port, "budget: 10s")));
     bed.asked().await;
     let secrets: Api<Secret> = Api::namespaced(bed.client.clone(), "archaware");
     let secret = secrets.get("archaware-admission").await.unwrap();
@@ -294,7 +357,10 @@ pub(crate) async fn images(bed: &Bed) {
                     let name = format!("image-{n}");
                     registry.add(&name, &testimg::numbered(n));
                     let (_, answer) = connection.ask(&question(&registry.image(&name))).await;
-                    assert!(String::from_utf8_lossy(&answer).contains("JSONPatch"), "{n}");
+                    assert!(
+                        String::from_utf8_lossy(&answer).contains("JSONPatch"),
+                        "{n}"
+                    );
                 }
             }
         });
@@ -305,7 +371,13 @@ pub(crate) async fn images(bed: &Bed) {
     let before = process::memory(&archaware, "VmRSS");
     ask(500..500 + IMAGES).await;
     let after = process::memory(&archaware, "VmRSS");
-    report("20,000 images learnt by the webhook", after - before, None, "MiB", "<= 8MiB");
+    report(
+        "20,000 images learnt by the webhook",
+        after - before,
+        None,
+        "MiB",
+        "<= 8MiB",
+    );
     report("  resident memory then", after, None, "MiB", "");
     assert_eq!(archaware.stop().await, 0);
 }
@@ -331,7 +403,9 @@ async fn rollout(bed: &Bed, namespace: &str, name: &str) -> (f64, usize) {
     })
     .await;
     let seconds = started.elapsed().as_secs_f64();
-    let placed = found.iter().filter(|pod| pod.annotations().contains_key("archaware.dev/added"));
+    let placed = found
+        .iter()
+        .filter(|pod| pod.annotations().contains_key("archaware.dev/added"));
     let placed = placed.count();
     api.delete(name, &Default::default()).await.unwrap();
     bed.delete_pods(namespace).await;
@@ -341,8 +415,14 @@ async fn rollout(bed: &Bed, namespace: &str, name: &str) -> (f64, usize) {
 /// Through the real API server: the same rollout with and without the webhook, in turns.
 pub(crate) async fn rollouts(bed: &Bed) {
     let bare = format!("{}-bare", bed.namespace);
-    bed.create_namespace(&bare, json!({"archaware.dev/mode": "ignore"})).await;
-    bed.kubectl(&["label", "namespace", &bare, "archaware.dev/admission=disabled"]);
+    bed.create_namespace(&bare, json!({"archaware.dev/mode": "ignore"}))
+        .await;
+    bed.kubectl(&[
+        "label",
+        "namespace",
+        &bare,
+        "archaware.dev/admission=disabled",
+    ]);
     let (archaware, _) = start(bed, "").await;
     let (mut with, mut without, mut least) = (Vec::new(), Vec::new(), REPLICAS);
     for round in 0..5 {
@@ -351,7 +431,19 @@ pub(crate) async fn rollouts(bed: &Bed) {
         with.push(seconds);
         least = least.min(placed);
     }
-    report("a Deployment of 300 pods, until all are there", median(&mut with), Some(median(&mut without)), "s", "");
-    report("  pods that were created as they should be, at least", least as f64, Some(REPLICAS as f64), "", "1.00x");
+    report(
+        "a Deployment of 300 pods, until all are there",
+        median(&mut with),
+        Some(median(&mut without)),
+        "s",
+        "",
+    );
+    report(
+        "  pods that were created as they should be, at least",
+        least as f64,
+        Some(REPLICAS as f64),
+        "",
+        "1.00x",
+    );
     assert_eq!(archaware.stop().await, 0);
 }

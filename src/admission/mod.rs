@@ -28,7 +28,7 @@ use http::Handler;
 use server::Server;
 use webhook::Webhook;
 
-pub use configuration::{remove as remove_configuration, withdraw};
+pub use configuration::{Whose, remove as remove_configuration, withdraw};
 
 /// What the webhook needs.
 pub struct Admission {
@@ -48,6 +48,9 @@ pub struct Admission {
     pub listener: TcpListener,
 }
 
+/// Whether the webhook can serve now: it has a certificate that has not expired.
+pub type Readiness = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// Labels of what archaware makes in the cluster for the webhook.
 fn labels() -> BTreeMap<String, String> {
     let labels = [
@@ -66,10 +69,7 @@ impl Admission {
     pub fn run(
         self,
         stop: CancellationToken,
-    ) -> (
-        watch::Receiver<bool>,
-        impl Future<Output = &'static str> + Send,
-    ) {
+    ) -> (Readiness, impl Future<Output = &'static str> + Send) {
         let config = self.inspector.config.clone();
         let served = Arc::new(Served::default());
         let (authorities, told) = watch::channel(Authorities::None);
@@ -98,6 +98,7 @@ impl Admission {
             served: served.clone(),
             handler: Arc::new(Handler::new(webhook, admissions.clone())),
             metrics: admissions,
+            budget: config.admission.budget,
             tasks: connections,
         };
         let keeper = Keeper {
@@ -109,12 +110,15 @@ impl Admission {
             published,
             is_served: served.is_there(),
         };
-        let is_there = served.is_there();
+        let shown = served.clone();
+        let ready: Readiness =
+            Arc::new(move || shown.expires().is_some_and(|at| at > SystemTime::now()));
         let files = &config.admission.certificates;
+        let names = names(&config.admission.url, &self.namespace);
         let keeping = if files.certificate.as_os_str().is_empty() {
             let own = Own {
                 client: self.client,
-                names: names(&config.admission.url, &self.namespace),
+                names,
                 namespace: self.namespace,
                 lifetime: files.lifetime,
                 leadership: self.leadership,
@@ -124,7 +128,7 @@ impl Admission {
             };
             own.run(stop.clone()).left_future()
         } else {
-            Files::new(files, served, authorities)
+            Files::new(files, names, served, authorities)
                 .run(stop.clone())
                 .right_future()
         };
@@ -147,7 +151,7 @@ impl Admission {
             background.wait().await;
             ended.unwrap_or("a task of the webhook")
         };
-        (is_there, running)
+        (ready, running)
     }
 }
 
@@ -156,7 +160,12 @@ fn names(url: &str, namespace: &str) -> Vec<String> {
     let mut names = vec![format!("{NAME}.{namespace}.svc")];
     let uri = url.parse::<::http::Uri>().ok();
     let host = uri.as_ref().and_then(::http::Uri::host);
-    names.extend(host.map(|host| host.trim_matches(['[', ']']).to_owned()));
+    // An address has many spellings, and a certificate only one.
+    let host = host.map(|host| host.trim_matches(['[', ']']));
+    names.extend(host.map(|host| match host.parse::<std::net::IpAddr>() {
+        Ok(address) => address.to_string(),
+        Err(_) => host.to_ascii_lowercase(),
+    }));
     names
 }
 
@@ -172,6 +181,6 @@ mod tests {
             "hook.example"
         );
         assert_eq!(names("https://127.0.0.1:8443", "ns")[1], "127.0.0.1");
-        assert_eq!(names("https://[::1]:8443", "ns")[1], "::1");
+        assert_eq!(names("https://[0:0::1]:8443", "ns")[1], "::1");
     }
 }

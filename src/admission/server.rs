@@ -11,6 +11,7 @@ use hyper_util::{
     server::graceful::GracefulConnection,
 };
 use tokio::{
+    io::BufReader,
     net::{TcpListener, TcpStream},
     sync::Semaphore,
 };
@@ -31,14 +32,16 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_mins(2);
 /// After this, and up to twice this, a connection is ended in peace: the next one may find another replica.
 const LIFETIME: Duration = Duration::from_mins(5);
+/// Of each connection, for what comes in: a TLS record.
+const BUFFER: usize = 16 << 10;
 /// Of a request's headers.
 const MAX_HEADERS: u32 = 16 << 10;
 /// Requests under way on one HTTP/2 connection. There is one from each API server.
 const MAX_STREAMS: u32 = 1000;
 /// How long connections are still accepted after SIGTERM: until everybody knows that this replica ends.
 const LINGER: Duration = Duration::from_secs(3);
-/// How long what is under way may take after that. A pod waits at most `admission.budget`.
-const DRAIN: Duration = Duration::from_secs(4);
+/// How long what is under way may take after that, beyond `admission.budget`.
+const DRAIN: Duration = Duration::from_secs(1);
 
 /// The server, before it serves.
 pub(super) struct Server {
@@ -46,6 +49,8 @@ pub(super) struct Server {
     pub(super) served: Arc<Served>,
     pub(super) handler: Arc<Handler>,
     pub(super) metrics: Admissions,
+    /// How long a question may take.
+    pub(super) budget: Duration,
     /// Of the connections.
     pub(super) tasks: TaskTracker,
 }
@@ -91,7 +96,7 @@ impl Server {
         drop(self.listener);
         drain.cancel();
         self.tasks.close();
-        if tokio::time::timeout(DRAIN, self.tasks.wait())
+        if tokio::time::timeout(self.budget + DRAIN, self.tasks.wait())
             .await
             .is_err()
         {
@@ -118,6 +123,8 @@ async fn connection(
     drain: CancellationToken,
 ) {
     let _ = stream.set_nodelay(true);
+    // TLS reads in pieces of 4 KiB: this way a question is one system call.
+    let stream = BufReader::with_capacity(BUFFER, stream);
     let handshake = tokio::time::timeout(HANDSHAKE, tls.accept(stream));
     let stream = match handshake.await {
         Ok(Ok(stream)) => stream,

@@ -1,6 +1,6 @@
 //! Answers to questions about pods, nodes and DaemonSets. Nothing here writes to the API server.
 
-use std::{collections::BTreeMap, future::Future, pin::Pin, sync::Arc};
+use std::{collections::BTreeMap, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -12,16 +12,20 @@ use crate::{
         patch,
     },
     config::{AdmissionConfig, DaemonSets, OnMiss, OnNoCommonArchitecture},
-    inspect::{self, Inspection, Inspector, Stage, Subject, Verdict, describe},
+    inspect::{self, Inspection, Inspector, Stage, Subject, Verdict},
     placement::{
         added, annotation,
-        mode::InvalidAnnotation,
+        mode::{self, InvalidAnnotation},
         node,
         pod::{Change, Decision},
     },
 };
 
 use super::review::Answer;
+
+/// What is known is known at once; but whether a private image is known to this pod takes its pull secret,
+/// and that is a call to the API server.
+const GLANCE: Duration = Duration::from_millis(25);
 
 /// What became of a question, for metrics.
 pub(super) type Outcome = &'static str;
@@ -81,7 +85,14 @@ impl Webhook {
                 self.namespaces.clone(),
             );
             self.within_budget(async move {
-                let of_namespace = of_namespace(&namespaces, &case.namespace).await;
+                // The pod's own word needs no namespace that may not be known yet.
+                let own = patch::annotations(&case.pod.metadata);
+                let of_namespace = if mode::is_own(own) && namespaces.get(&case.namespace).is_none()
+                {
+                    BTreeMap::new()
+                } else {
+                    of_namespace(&namespaces, &case.namespace).await
+                };
                 inspector.inspect(case.subject(), &of_namespace).await
             })
             .await
@@ -109,7 +120,7 @@ impl Webhook {
                 ..
             }) => {
                 if decision == Decision::NoCommonArchitecture {
-                    let why = format!("its images share no architecture: {}", describe(&images));
+                    let why = self.inspector.why_nowhere(&images);
                     if self.config().on_no_common_architecture == OnNoCommonArchitecture::Deny {
                         answer.refused = Some(format!("archaware: {why}"));
                         return (answer, "denied");
@@ -140,7 +151,7 @@ impl Webhook {
     pub(super) fn node(&self, node: &Node) -> (Answer, Outcome) {
         // What stands in the way of a taint is told by the controller, on the node itself.
         let (change, _) = node::decide(&self.nodes, &node.view());
-        let patch = change.map(|change| patch::node(node, change));
+        let patch = change.map(|change| patch::node(node, change).unguarded());
         let outcome = if patch.is_some() {
             "changed"
         } else {
@@ -183,7 +194,7 @@ impl Webhook {
             Some(Ok((None, _))) => (None, "unchanged"),
         };
         let answer = Answer {
-            patch: change.map(|change| patch::daemon_set(&set, change)),
+            patch: change.map(|change| patch::daemon_set(&set, change).unguarded()),
             ..Answer::default()
         };
         (answer, outcome)
@@ -196,16 +207,11 @@ impl Webhook {
         work: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
         let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
-        let result = match self.config().on_miss {
-            OnMiss::Wait => tokio::time::timeout(self.config().budget, &mut work)
-                .await
-                .ok(),
-            // What is known is known at once.
-            OnMiss::Pass | OnMiss::Gate => match futures::poll!(&mut work) {
-                std::task::Poll::Ready(result) => Some(result),
-                std::task::Poll::Pending => None,
-            },
+        let patience = match self.config().on_miss {
+            OnMiss::Wait => self.config().budget,
+            OnMiss::Pass | OnMiss::Gate => GLANCE,
         };
+        let result = tokio::time::timeout(patience, &mut work).await.ok();
         if result.is_none()
             && let Ok(slot) = self.background.clone().try_acquire_owned()
         {

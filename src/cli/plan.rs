@@ -19,7 +19,7 @@ use crate::{
     },
     config::{Config, DaemonSets},
     controller,
-    inspect::{self, Inspection, Inspector, Stage, Subject, Verdict, describe},
+    inspect::{self, Inspection, Inspector, Stage, Subject, Verdict},
     metrics::Metrics,
     placement::{
         Effect, Taint, node,
@@ -119,7 +119,8 @@ async fn steps(
     let sets: Vec<DaemonSet> = list::all(Api::<DaemonSet>::all(client.clone()), None)
         .try_collect()
         .await?;
-    let sets = stream::iter(sets).map(|set| of_daemon_set(set, inspector, &namespaces));
+    let sets = stream::iter(sets).filter(|_| std::future::ready(!config.leaves_daemon_sets()));
+    let sets = sets.map(|set| of_daemon_set(set, inspector, &namespaces));
     let sets: Vec<Option<Step>> = sets.buffer_unordered(AT_ONCE).collect().await;
     steps.extend(sets.into_iter().flatten());
     let (fields, _) = controller::pod_selection(config);
@@ -196,10 +197,9 @@ async fn of_pod(
             let change = inspector.change(decision, subject, &inspection.preferences);
             let nothing = change.is_empty() && pod.spec.gate().is_none();
             let step = match decision {
-                Decision::NoCommonArchitecture => Some((
-                    "none",
-                    format!("no common architecture: {}", describe(&inspection.images)),
-                )),
+                Decision::NoCommonArchitecture => {
+                    Some(("none", inspector.why_nowhere(&inspection.images)))
+                }
                 _ if nothing => None,
                 Decision::StepAside => {
                     Some(("stepAside", "tolerates every architecture".to_owned()))

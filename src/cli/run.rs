@@ -18,7 +18,7 @@ use crate::{
         namespaces::Namespaces,
         pull_secrets::PullSecrets,
     },
-    config::ListenAddress,
+    config::{AffinityConfig, ListenAddress},
     controller::{self, RunError},
     image::Resolver,
     inspect::Inspector,
@@ -78,7 +78,13 @@ impl Run {
             let (ready, running) = admission.run(stop.clone());
             Some((ready, running))
         } else {
-            tokio::spawn(admission::withdraw(client.clone(), election.1.clone()));
+            let withdraw = admission::withdraw(client.clone(), election.1.clone());
+            tokio::spawn(stop.clone().run_until_cancelled_owned(withdraw));
+            if config.affinity != AffinityConfig::default() {
+                tracing::warn!(
+                    "affinity needs the webhook (admission.enabled): it is set on gated pods only"
+                );
+            }
             None
         };
         let (ready, webhook) = admission.unzip();

@@ -155,6 +155,8 @@ fn admission_problem(config: &Config) -> Option<&'static str> {
         Some("admission.certificates.authority is of no use without certificate and key")
     } else if files.lifetime < MIN_LIFETIME {
         Some("admission.certificates.lifetime is shorter than a minute")
+    } else if admission.budget < MIN_BUDGET {
+        Some("admission.budget is shorter than 10ms: no image could ever be looked up")
     } else if admission.budget > MAX_BUDGET {
         Some(
             "admission.budget is longer than 10s: the API server gives up on webhooks, and users on it",
@@ -168,6 +170,8 @@ fn admission_problem(config: &Config) -> Option<&'static str> {
 
 /// A certificate has to be published before it is used, and fetched by every replica.
 const MIN_LIFETIME: Duration = Duration::from_mins(1);
+/// Less is no waiting: `onMiss: pass` says so.
+const MIN_BUDGET: Duration = Duration::from_millis(10);
 /// The API server's own limit for a webhook is 30 s; who creates a pod should not wait as long.
 const MAX_BUDGET: Duration = Duration::from_secs(10);
 
@@ -264,6 +268,11 @@ mod tests {
                 3,
                 "key of a taint",
             ),
+            (
+                "tolerations: [{toleration: {key: k, value: \"{arch}{arch}\"}}]\n",
+                3,
+                "once",
+            ),
             ("admission: {listen: here}\n", 3, "address"),
             ("admission: {onMiss: never}\n", 3, "never"),
             ("compatibility: {\"a b\": []}\n", 3, "architecture"),
@@ -328,6 +337,7 @@ mod tests {
             ("admission: {certificates: {authority: /a}}", "of no use"),
             ("admission: {certificates: {lifetime: 30s}}", "minute"),
             ("admission: {budget: 11s}", "10s"),
+            ("admission: {budget: 9ms}", "10ms"),
             ("admission: {url: \"http://a/b\"}", "https"),
             ("admission: {url: \"https://u@a/b\"}", "https"),
             ("admission: {url: \"https://a/b?c\"}", "https"),

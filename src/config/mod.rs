@@ -163,7 +163,7 @@ pub struct PreferenceConfig {
 /// The weight of a preference, from 1 to 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "u8", into = "u8")]
-#[schemars(with = "u8")]
+#[schemars(with = "u8", extend("minimum" = 1, "maximum" = 100))]
 pub struct Weight(u8);
 
 impl Weight {
@@ -333,6 +333,12 @@ pub struct ConcurrencyConfig {
 pub struct TaintKey(String);
 
 impl Config {
+    /// Whether DaemonSets are left to the webhook: nodes are not tainted by archaware, so none has to be
+    /// rolled only for tolerations.
+    pub fn leaves_daemon_sets(&self) -> bool {
+        !self.taint.manage && self.admission.enabled
+    }
+
     /// Key and effect of the taint.
     pub fn taint_kind(&self) -> TaintKind {
         TaintKind {

@@ -110,7 +110,10 @@ impl TryFrom<Fields> for TolerationConfig {
             return Err("a toleration with operator Exists has no value");
         }
         // The API's rule for values of labels, which those of taints follow.
-        let value = fields.value.replace(ARCH, "a");
+        if fields.value.matches(ARCH).count() > 1 {
+            return Err("{arch} stands once in the value of a toleration");
+        }
+        let value = fields.value.replacen(ARCH, "a", 1);
         let edge = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
         let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         let fits = value.len() <= 50 && value.chars().all(inner);

@@ -13,6 +13,7 @@ use crate::{
         patch::{self, annotations},
         writer::Writer,
     },
+    config::{self, Config},
     inspect::{
         Stage, Subject,
         daemon_set::{authored, images, record},
@@ -35,6 +36,8 @@ pub(super) struct DaemonSets {
     client: Client,
     /// Otherwise it only reports.
     manage: bool,
+    /// The webhook sees every change of a template, and that is enough.
+    is_idle: bool,
     judge: Judge,
     writer: Writer,
     events: Events,
@@ -54,7 +57,7 @@ pub(super) fn same(old: &DaemonSet, new: &DaemonSet) -> bool {
 impl DaemonSets {
     pub(super) fn new(
         client: Client,
-        manage: bool,
+        config: &Config,
         judge: Judge,
         (writer, events, metrics): (Writer, Events, Metrics),
         store: Store<DaemonSet>,
@@ -62,7 +65,8 @@ impl DaemonSets {
         let seen = Seen::default();
         Arc::new(Self {
             client,
-            manage,
+            manage: config.daemon_sets == config::DaemonSets::Manage,
+            is_idle: config.leaves_daemon_sets(),
             judge,
             writer,
             events,
@@ -92,7 +96,7 @@ impl DaemonSets {
     }
 
     async fn place(&self, set: &DaemonSet, stop: &CancellationToken) -> Attempt {
-        if set.metadata.deletion_timestamp.is_some() {
+        if set.metadata.deletion_timestamp.is_some() || self.is_idle {
             return Attempt::complete(Action::await_change());
         }
         self.judge.sweep(&self.store);

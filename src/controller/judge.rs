@@ -20,7 +20,7 @@ use crate::{
     },
     config::{FailureAction, FailureConfig},
     image::ImageError,
-    inspect::{Inspection, Inspector, Subject, Verdict, describe},
+    inspect::{Inspection, Inspector, Subject, Verdict},
     metrics::Metrics,
     placement::{
         failure::{self, Failure},
@@ -178,7 +178,7 @@ impl Judge {
                 self.attempts.succeeded(&about.uid, about.images);
                 let none = decision == Decision::NoCommonArchitecture;
                 if none {
-                    let note = format!("its images share no architecture: {}", describe(&images));
+                    let note = self.inspector.why_nowhere(&images);
                     self.tell(&about, EventReason::NoCommonArchitecture, 0, note);
                 }
                 let retry = none.then_some(LOOK_AGAIN);

@@ -28,7 +28,7 @@ use crate::{
         watch::follow,
         writer::Writer,
     },
-    config::{Config, DaemonSets},
+    config::Config,
     inspect::Inspector,
     metrics::Metrics,
 };
@@ -147,7 +147,8 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     let (pods, pods_ready) = parts.pods();
     let (daemon_sets, daemon_sets_ready) = parts.daemon_sets();
     let (open, nodes_ready) = parts.nodes();
-    let lists = vec![pods_ready, daemon_sets_ready, nodes_ready];
+    let namespaces_ready = parts.namespaces.ready();
+    let lists = vec![namespaces_ready, pods_ready, daemon_sets_ready, nodes_ready];
     let timeout = parts.config.startup.timeout;
     let startup = startup::Startup {
         pods,
@@ -252,9 +253,8 @@ impl Parts {
     fn daemon_sets(&mut self) -> (startup::Backlog<DaemonSet>, watch::Receiver<bool>) {
         let list = follow(Api::all(self.client.clone()), None, daemon_sets::same);
         let (client, store) = (self.client.clone(), list.store.clone());
-        let manage = self.config.daemon_sets == DaemonSets::Manage;
         let (judge, sinks) = (self.judge(), self.sinks());
-        let sets = daemon_sets::DaemonSets::new(client, manage, judge, sinks, store.clone());
+        let sets = daemon_sets::DaemonSets::new(client, &self.config, judge, sinks, store.clone());
         let backlog = startup::Backlog::new(store.clone(), sets.seen());
         let driven = drive::drive(
             self.settings("daemonsets", self.config.concurrency.pods),

@@ -219,8 +219,25 @@ impl Inspector {
     }
 }
 
+impl Inspector {
+    /// Why a pod with these images may run nowhere.
+    pub fn why_nowhere(&self, images: &[(String, Option<BTreeSet<Architecture>>)]) -> String {
+        let mut why = if images.is_empty() {
+            "none of the architectures in its annotation is schedulable".to_owned()
+        } else {
+            format!("its images share no architecture: {}", describe(images))
+        };
+        let schedulable = &self.policy.schedulable;
+        if !schedulable.is_empty() {
+            let names = crate::placement::pod::join(schedulable, ", ");
+            why = format!("{why}; schedulableArchitectures are {names}");
+        }
+        why
+    }
+}
+
 /// `a (amd64, arm64), b (s390x)`: what a person needs to see why images share nothing.
-pub fn describe(images: &[(String, Option<BTreeSet<Architecture>>)]) -> String {
+fn describe(images: &[(String, Option<BTreeSet<Architecture>>)]) -> String {
     let one = |(image, set): &(String, Option<BTreeSet<Architecture>>)| {
         let architectures = match set {
             None => "any".to_owned(),

@@ -12,7 +12,7 @@ use super::{
     pod::Change,
 };
 
-/// Where in a pod stands what was added; indexes of one list descend.
+/// Where in a pod stands what was added; each index is what it is when those before it have been removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Undo {
     /// Tolerations.

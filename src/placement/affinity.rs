@@ -108,8 +108,8 @@ pub struct Preference {
     pub weight: u8,
 }
 
-/// Where in an affinity stands what archaware has added; indexes of one list descend, so that they can
-/// be removed one after the other.
+/// Where in an affinity stands what archaware has added; each index is what it is when those before it in
+/// its list have been removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Undo {
     /// Expressions, as (term, expression).

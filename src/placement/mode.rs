@@ -55,6 +55,14 @@ impl Mode {
     }
 }
 
+/// Whether a pod with these annotations says itself which rule applies.
+pub fn is_own(pod: &Annotations) -> bool {
+    let mode = pod.get(annotation::MODE);
+    let mode = mode.and_then(|text| Mode::parse(text.trim()));
+    let architectures = pod.get(annotation::ARCHITECTURES);
+    mode.is_some() || architectures.is_some_and(|text| parse_architectures(text).is_some())
+}
+
 /// The rule for a pod (or a template) with these annotations in a namespace with those.
 pub fn rule(
     pod: &Annotations,

@@ -17,6 +17,10 @@ use super::{
     toleration::{by_rules, covers},
 };
 
+/// Go knows about twenty. An image that names more than this makes them up, and its pod would become too
+/// large for the API: archaware steps aside.
+const MAX_ARCHITECTURES: usize = 64;
+
 /// What applies to every pod.
 #[derive(Clone, Debug)]
 pub struct Policy {
@@ -136,7 +140,9 @@ impl Policy {
         if !self.schedulable.is_empty() {
             architectures.retain(|architecture| self.schedulable.contains(architecture));
         }
-        if architectures.is_empty() {
+        if architectures.len() > MAX_ARCHITECTURES {
+            Decision::StepAside
+        } else if architectures.is_empty() {
             Decision::NoCommonArchitecture
         } else {
             Decision::Architectures(architectures)

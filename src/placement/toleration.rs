@@ -5,11 +5,14 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::{
-    config::{ARCH, TolerationOperator, TolerationRule},
+    config::{ARCH, TolerationRule},
     platform::{Architecture, Os},
 };
 
 use super::taint::text;
+
+/// Of the value of a label, which those of taints follow (`IsValidLabelValue` of `k8s.io/apimachinery`).
+const MAX_VALUE: usize = 63;
 
 /// What pods of `os` that run on these architectures tolerate by the rules, each once.
 pub(super) fn by_rules(
@@ -26,8 +29,9 @@ pub(super) fn by_rules(
             if !applies {
                 continue;
             }
+            // An image may name an architecture of any length; the API refuses a longer value.
             let toleration = toleration(rule, architecture);
-            if !all.contains(&toleration) {
+            if text(&toleration, "value").len() <= MAX_VALUE && !all.contains(&toleration) {
                 all.push(toleration);
             }
         }
@@ -38,7 +42,8 @@ pub(super) fn by_rules(
 fn toleration(rule: &TolerationRule, architecture: &Architecture) -> Value {
     let template = &rule.toleration;
     let value = template.value.replace(ARCH, architecture.as_str());
-    let value = (template.operator == TolerationOperator::Equal).then_some(value);
+    // As the API stores it: without an empty value. What is owned is recognised by being the same.
+    let value = Some(value).filter(|value| !value.is_empty());
     let fields = [
         ("key", Some(json!(template.key))),
         ("operator", Some(json!(template.operator))),
@@ -101,6 +106,17 @@ mod tests {
         let named = rules("[{toleration: {key: a/b, value: \"pool-{arch}\"}}]");
         let of = |arch: &str| json!({"key": "a/b", "operator": "Equal", "value": format!("pool-{arch}")});
         assert_eq!(by_rules(&named, &all, &linux), [of("amd64"), of("arm64")]);
+        let long: BTreeSet<Architecture> = [format!("a{}", "b".repeat(60)).parse().unwrap()].into();
+        assert_eq!(
+            by_rules(&named, &long, &linux),
+            Vec::<Value>::new(),
+            "no taint has such a value"
+        );
+        let bare = rules("[{toleration: {key: pool}}]");
+        assert_eq!(
+            by_rules(&bare, &all, &linux),
+            [json!({"key": "pool", "operator": "Equal"})]
+        );
         let any = rules("[{toleration: {key: pool, operator: Exists}}]");
         assert_eq!(
             by_rules(&any, &all, &linux),

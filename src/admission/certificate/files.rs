@@ -22,6 +22,8 @@ pub(in crate::admission) struct Files {
     certificate: PathBuf,
     key: PathBuf,
     authority: Option<PathBuf>,
+    /// What the API server calls the webhook.
+    names: Vec<String>,
     served: Arc<Served>,
     authorities: watch::Sender<Authorities>,
 }
@@ -29,6 +31,7 @@ pub(in crate::admission) struct Files {
 impl Files {
     pub(in crate::admission) fn new(
         config: &CertificatesConfig,
+        names: Vec<String>,
         served: Arc<Served>,
         authorities: watch::Sender<Authorities>,
     ) -> Self {
@@ -37,6 +40,7 @@ impl Files {
             certificate: config.certificate.clone(),
             key: config.key.clone(),
             authority,
+            names,
             served,
             authorities,
         }
@@ -71,6 +75,9 @@ impl Files {
         pair.load()?;
         if let Some(authority) = self.authority.as_deref() {
             let authority = read(authority)?;
+            if bundle::with(&authority, "").is_empty() {
+                return Err(CertificateError::NoAuthority);
+            }
             let news = self.authorities.send_if_modified(|old| {
                 let new = bundle::with(&authority, old.as_deref().unwrap_or_default());
                 let changed = old.as_deref() != Some(&*new);
@@ -84,6 +91,13 @@ impl Files {
         }
         if shown.as_ref() != Some(&pair) {
             self.served.show(&pair)?;
+            if !pair.is_for(&self.names) {
+                let names = self.names.join(", ");
+                tracing::warn!(
+                    names,
+                    "the admission certificate is not for what the API server calls us"
+                );
+            }
             tracing::info!(certificate = %self.certificate.display(), "certificate read");
             *shown = Some(pair);
         }

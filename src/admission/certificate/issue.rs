@@ -39,11 +39,11 @@ pub(super) fn issue(
     ];
     authority.distinguished_name.remove(DnType::CommonName);
     // Told apart by name, too: some verifiers look authorities up by it.
-    let seconds = now
+    let millis = now
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default()
         .as_millis();
-    let name = format!("archaware admission {seconds}");
+    let name = format!("archaware admission {millis}");
     authority.distinguished_name.push(DnType::CommonName, name);
     let issuer = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
 

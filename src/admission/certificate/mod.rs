@@ -57,6 +57,9 @@ pub(super) enum CertificateError {
     /// No certificate in it.
     #[error("the certificate is not PEM")]
     NoCertificate,
+    /// No authority that has not expired.
+    #[error("the authority holds no certificate that is still good")]
+    NoAuthority,
     /// No private key in it.
     #[error("the key is not PEM")]
     NoKey,
@@ -137,6 +140,14 @@ impl Pair {
     /// When the certificate itself expires.
     fn expires(&self) -> Option<SystemTime> {
         expires(&self.certificate)
+    }
+
+    /// Whether one of these authorities has signed it, by its name.
+    fn is_of(&self, authorities: &str) -> bool {
+        let all = Certificate::load_pem_chain(authorities.as_bytes()).unwrap_or_default();
+        let issuer = first(&self.certificate).map(|own| own.tbs_certificate.issuer);
+        all.iter()
+            .any(|one| Some(&one.tbs_certificate.subject) == issuer.as_ref())
     }
 
     /// Whether it is good for all of these names.

@@ -296,7 +296,7 @@ impl Stored {
         let now = SystemTime::now();
         self.current.expires().is_some_and(|at| at > now)
             && self.current.load().is_ok()
-            && !bundle::pruned(&self.authorities).is_empty()
+            && self.current.is_of(&bundle::pruned(&self.authorities))
     }
 
     fn fields(&self) -> BTreeMap<&'static str, Option<&str>> {
@@ -387,5 +387,8 @@ mod tests {
         let mut other = stored.clone();
         other.current.key = made(&["a.svc".to_owned()], SystemTime::now()).current.key;
         assert!(!other.is_usable(), "a key of another certificate");
+        let mut other = stored.clone();
+        other.authorities = made(&["a.svc".to_owned()], SystemTime::now() - HOUR).authorities;
+        assert!(!other.is_usable(), "an authority of another certificate");
     }
 }

@@ -167,17 +167,25 @@ async fn call<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Resul
     answer.unwrap_or_else(|_| Err(kube::Error::Service("no answer in time".into())))
 }
 
+/// Whose configuration is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// One that archaware has made.
+    Made,
+    /// Also one of the manifests.
+    Shipped,
+}
+
 /// Whether the configuration is there; its removal.
-pub async fn remove(client: Client, dry_run: bool) -> Result<bool, kube::Error> {
+pub async fn remove(client: Client, whose: Whose, dry_run: bool) -> Result<bool, kube::Error> {
     let api = api(client);
     let found = call(api.get_opt(NAME)).await?;
     // Somebody else's of that name is somebody else's.
-    let ours = |found: &DynamicObject| {
-        found
-            .labels()
-            .get("app.kubernetes.io/name")
-            .is_some_and(|name| name == NAME)
+    let label = match whose {
+        Whose::Made => "app.kubernetes.io/managed-by",
+        Whose::Shipped => "app.kubernetes.io/name",
     };
+    let ours = |found: &DynamicObject| found.labels().get(label).is_some_and(|name| name == NAME);
     let Some(found) = found.filter(ours) else {
         return Ok(false);
     };
@@ -198,23 +206,34 @@ pub async fn remove(client: Client, dry_run: bool) -> Result<bool, kube::Error> 
     }
 }
 
-/// Admission is switched off: what was kept before must not send the API server to a closed door.
+/// Admission is switched off: what archaware has made before must not send the API server to a closed door.
 pub async fn withdraw(client: Client, mut leadership: watch::Receiver<bool>) {
-    if leadership.wait_for(|leading| *leading).await.is_err() {
-        return;
-    }
-    match remove(client, false).await {
-        Ok(true) => tracing::info!(
-            name = NAME,
-            "admission is off: webhook configuration removed"
-        ),
-        Ok(false) => {}
-        Err(error) => {
-            let error = crate::image::chain(&error);
-            tracing::warn!(
-                error,
-                "admission is off, and its webhook configuration cannot be looked for"
-            );
+    loop {
+        if leadership.wait_for(|leading| *leading).await.is_err() {
+            return;
+        }
+        match remove(client.clone(), Whose::Made, false).await {
+            Ok(true) => {
+                tracing::info!(
+                    name = NAME,
+                    "admission is off: webhook configuration removed"
+                );
+                return;
+            }
+            Ok(false) => return,
+            // Nobody who has never had a webhook needs the permission.
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                tracing::debug!("admission is off; its configuration may not be looked for");
+                return;
+            }
+            Err(error) => {
+                let error = crate::image::chain(&error);
+                tracing::warn!(
+                    error,
+                    "admission is off, and its configuration is still there"
+                );
+                tokio::time::sleep(PERIOD).await;
+            }
         }
     }
 }

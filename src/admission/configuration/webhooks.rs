@@ -123,7 +123,7 @@ fn match_conditions() -> Vec<MatchCondition> {
 }
 
 /// What has to stand in place of `existing`, if that is not what is wanted. What others narrow further by
-/// namespace (managed clusters exclude their own) stays; so does a `caBundle` that is their business.
+/// selectors (managed clusters exclude their own namespaces) stays; so does a `caBundle` that is their business.
 pub(super) fn correct(
     existing: &[MutatingWebhook],
     mut wanted: Vec<MutatingWebhook>,
@@ -134,15 +134,17 @@ pub(super) fn correct(
             same = false;
             continue;
         };
-        let further = before.namespace_selector.as_ref();
-        let further = further.and_then(|selector| selector.match_expressions.as_deref());
-        for expression in further.unwrap_or_default() {
+        if let Some(further) = &before.namespace_selector {
             let selector = webhook.namespace_selector.get_or_insert_default();
-            let ours = selector.match_expressions.get_or_insert_default();
-            if !ours.contains(expression) {
-                ours.push(expression.clone());
+            selector.match_labels.clone_from(&further.match_labels);
+            for expression in further.match_expressions.iter().flatten() {
+                let ours = selector.match_expressions.get_or_insert_default();
+                if !ours.contains(expression) {
+                    ours.push(expression.clone());
+                }
             }
         }
+        webhook.object_selector.clone_from(&before.object_selector);
         let bundle = &before.client_config.ca_bundle;
         webhook.client_config.ca_bundle = webhook.client_config.ca_bundle.take().or(bundle.clone());
         let (before, webhook) = (serde_json::to_value(before), serde_json::to_value(webhook));

@@ -18,7 +18,10 @@ use super::{Item, Session};
 impl Session {
     /// So that the API server asks nobody any more.
     pub(super) async fn admission(&mut self) {
-        let removed = admission::remove_configuration(self.client.clone(), self.dry_run).await;
+        let removed = {
+            let (client, whose) = (self.client.clone(), admission::Whose::Shipped);
+            admission::remove_configuration(client, whose, self.dry_run).await
+        };
         self.told(format!("MutatingWebhookConfiguration {NAME}"), removed);
     }
 
