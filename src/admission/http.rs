@@ -30,6 +30,10 @@ use super::{
 const MAX_BODY: usize = 3 << 20;
 /// Of all bodies under way. Thousands of pods fit; where more come, the API server goes on without us.
 const MAX_BODIES: usize = 64 << 20;
+/// Of each of them besides: so that empty ones are counted, too.
+const OVERHEAD: usize = 8 << 10;
+/// A question of at most this goes on in the background when nobody waits for it any more.
+const MAX_BACKGROUND: usize = 64 << 10;
 /// To send a body. The API server is near.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -159,10 +163,11 @@ impl Handler {
         let _room = self.room(request.headers())?;
         let body = read(request.into_body()).await?;
         let expected = path.expected();
+        let may_go_on = body.len() <= MAX_BACKGROUND;
         let (answer, outcome, uid) = match path {
             Path::Pods => {
                 let (request, pod) = parse::<Pod>(body, &expected)?;
-                let (answer, outcome) = self.webhook.pod(pod, request.namespace).await;
+                let (answer, outcome) = self.webhook.pod(pod, request.namespace, may_go_on).await;
                 (answer, outcome, request.uid)
             }
             Path::Nodes => {
@@ -172,7 +177,10 @@ impl Handler {
             }
             Path::DaemonSets => {
                 let (request, set) = parse::<DaemonSet>(body, &expected)?;
-                let (answer, outcome) = self.webhook.daemon_set(set, request.namespace).await;
+                let (answer, outcome) = self
+                    .webhook
+                    .daemon_set(set, request.namespace, may_go_on)
+                    .await;
                 (answer, outcome, request.uid)
             }
         };
@@ -190,7 +198,7 @@ impl Handler {
         if length > MAX_BODY {
             return Err(Refusal::TooLarge);
         }
-        let length = u32::try_from(length).map_err(|_| Refusal::TooLarge)?;
+        let length = u32::try_from(length + OVERHEAD).map_err(|_| Refusal::TooLarge)?;
         self.bodies
             .try_acquire_many(length)
             .map_err(|_| Refusal::Busy)

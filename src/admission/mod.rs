@@ -128,7 +128,7 @@ impl Admission {
             };
             own.run(stop.clone()).left_future()
         } else {
-            Files::new(files, names, served, authorities)
+            Files::new(files, names, is_published, served, authorities)
                 .run(stop.clone())
                 .right_future()
         };

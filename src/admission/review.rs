@@ -92,7 +92,7 @@ pub(super) struct Expected {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReviewError {
     #[error("the body is no AdmissionReview: {0}")]
-    Malformed(#[from] serde_json::Error),
+    Malformed(String),
     #[error("the body is a {kind:?} of {version:?}, not an {KIND} of {API_VERSION}")]
     Kind { kind: String, version: String },
     #[error("the AdmissionReview has no request")]
@@ -149,6 +149,12 @@ impl<K> Review<K> {
             object: None,
         };
         Ok((request, object))
+    }
+}
+
+impl From<serde_json::Error> for ReviewError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Malformed(short(error.to_string()))
     }
 }
 

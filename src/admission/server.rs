@@ -1,7 +1,15 @@
 //! The HTTPS server: TLS 1.2 and newer, HTTP/1.1 and 2, everything bounded.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
+use http::header::{CONNECTION, HeaderValue};
 use hyper::{
     server::conn::{http1, http2},
     service::service_fn,
@@ -22,21 +30,24 @@ use crate::{cluster::spread, metrics::Admissions};
 
 use super::{certificate::Served, http::Handler};
 
-/// An API server has one connection with HTTP/2, and one for each request under way without. A connection
-/// beyond is closed at once: what is refused fails open, what hangs costs the API server its time-out.
-const MAX_CONNECTIONS: usize = 512;
+/// An API server asks Services and distant hosts with HTTP/1.1 (`k8s.io/apiserver`, `util/webhook`): one
+/// connection for each question under way, at some tens of KiB. A connection beyond is closed at once: what
+/// is refused fails open, what hangs costs the API server its time-out.
+const MAX_CONNECTIONS: usize = 2048;
 /// Of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Without a request. Longer than the API server keeps an idle connection (90 s), so that it is always the
 /// one who ends it, and no request meets a closed door.
 const IDLE: Duration = Duration::from_mins(2);
+/// Until the first question. Whoever only holds a connection open takes it from somebody else.
+const FIRST: Duration = Duration::from_secs(10);
 /// After this, and up to twice this, a connection is ended in peace: the next one may find another replica.
 const LIFETIME: Duration = Duration::from_mins(5);
 /// Of each connection, for what comes in: a TLS record.
 const BUFFER: usize = 16 << 10;
 /// Of a request's headers.
 const MAX_HEADERS: u32 = 16 << 10;
-/// Requests under way on one HTTP/2 connection. There is one from each API server.
+/// Questions under way on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 1000;
 /// How long connections are still accepted after SIGTERM: until everybody knows that this replica ends.
 const LINGER: Duration = Duration::from_secs(3);
@@ -135,9 +146,23 @@ async fn connection(
         Err(_) => return,
     };
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    let (asked, until) = (
+        Arc::new(AtomicBool::new(false)),
+        Instant::now() + spread(LIFETIME),
+    );
+    let seen = asked.clone();
     let service = service_fn(move |request| {
         let handler = handler.clone();
-        async move { Ok::<_, std::convert::Infallible>(handler.handle(request).await) }
+        seen.store(true, Ordering::Relaxed);
+        async move {
+            let mut answer = handler.handle(request).await;
+            // With the last answer, not after it: the next question may be on its way already.
+            if !is_http2 && Instant::now() > until {
+                let close = HeaderValue::from_static("close");
+                answer.headers_mut().insert(CONNECTION, close);
+            }
+            Ok::<_, std::convert::Infallible>(answer)
+        }
     });
     let stream = TokioIo::new(stream);
     if is_http2 {
@@ -149,24 +174,42 @@ async fn connection(
             .initial_connection_window_size(1 << 20)
             .keep_alive_interval(Some(Duration::from_secs(30)))
             .serve_connection(stream, service);
-        until_the_end(serving, drain).await;
+        until_the_end(serving, drain, asked, Some(until)).await;
     } else {
         let serving = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(IDLE)
             .max_header_size(MAX_HEADERS as usize)
             .serve_connection(stream, service);
-        until_the_end(serving, drain).await;
+        until_the_end(serving, drain, asked, None).await;
     }
 }
 
-/// Serves until the other side ends the connection, or its time is over.
-async fn until_the_end<C: GracefulConnection>(serving: C, drain: CancellationToken) {
+/// Serves until the other side ends the connection, it is of no use, or its time is over.
+async fn until_the_end<C: GracefulConnection>(
+    serving: C,
+    drain: CancellationToken,
+    asked: Arc<AtomicBool>,
+    until: Option<Instant>,
+) {
     let mut serving = pin!(serving);
+    let unused = async {
+        tokio::time::sleep(FIRST).await;
+        if asked.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    };
+    let lifetime = async {
+        match until {
+            Some(until) => tokio::time::sleep_until(until.into()).await,
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
         _ = serving.as_mut() => return,
+        () = unused => return,
         () = drain.cancelled() => {}
-        () = tokio::time::sleep(spread(LIFETIME)) => {}
+        () = lifetime => {}
     }
     serving.as_mut().graceful_shutdown();
     // What is under way may finish, and no longer.

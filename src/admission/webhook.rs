@@ -23,6 +23,9 @@ use crate::{
 
 use super::review::Answer;
 
+/// Inspections that nobody waits for. The controller comes by anyway; more would only hold memory.
+const BACKGROUND: usize = 512;
+
 /// What is known is known at once; but whether a private image is known to this pod takes its pull secret,
 /// and that is a call to the API server.
 const GLANCE: Duration = Duration::from_millis(25);
@@ -36,6 +39,7 @@ pub(super) struct Webhook {
     namespaces: Namespaces,
     nodes: node::Policy,
     /// Inspections that go on although nobody waits any more: the next pod of a rollout finds their result.
+    /// Each holds what was read of a pod.
     background: Arc<Semaphore>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -57,10 +61,9 @@ impl Webhook {
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
-        let at_once = inspector.config.concurrency.pods.get().into();
         Self {
             nodes: node::Policy::from(&*inspector.config),
-            background: Arc::new(Semaphore::new(at_once)),
+            background: Arc::new(Semaphore::new(BACKGROUND)),
             inspector,
             namespaces,
             tasks,
@@ -73,9 +76,18 @@ impl Webhook {
     }
 
     /// A pod that is being created.
-    pub(super) async fn pod(&self, pod: Pod, namespace: String) -> (Answer, Outcome) {
+    /// A large one is not remembered when nobody waits for it any more.
+    pub(super) async fn pod(
+        &self,
+        pod: Pod,
+        namespace: String,
+        may_go_on: bool,
+    ) -> (Answer, Outcome) {
         if pod.is_bound() || pod.is_mirror() {
             return (Answer::default(), "skipped");
+        }
+        if pod.spec.is_oversized() {
+            return (Answer::default(), "oversized");
         }
         let case = Arc::new(Case::new(pod, namespace));
         let inspection = {
@@ -84,9 +96,9 @@ impl Webhook {
                 self.inspector.clone(),
                 self.namespaces.clone(),
             );
-            self.within_budget(async move {
+            self.within_budget(may_go_on, async move {
                 // The pod's own word needs no namespace that may not be known yet.
-                let own = patch::annotations(&case.pod.metadata);
+                let own = patch::annotations(&case.authored.metadata);
                 let of_namespace = if mode::is_own(own) && namespaces.get(&case.namespace).is_none()
                 {
                     BTreeMap::new()
@@ -171,16 +183,20 @@ impl Webhook {
         &self,
         mut set: DaemonSet,
         namespace: String,
+        may_go_on: bool,
     ) -> (Answer, Outcome) {
         let manage = self.inspector.config.daemon_sets == DaemonSets::Manage;
         if !manage || set.metadata.deletion_timestamp.is_some() {
             return (Answer::default(), "skipped");
         }
+        if set.spec.template.spec.is_oversized() {
+            return (Answer::default(), "oversized");
+        }
         set.metadata.namespace = Some(namespace.clone());
         let set = Arc::new(set);
         let (template, inspector, namespaces) =
             (set.clone(), self.inspector.clone(), self.namespaces.clone());
-        let planned = self.within_budget(async move {
+        let planned = self.within_budget(may_go_on, async move {
             let of_namespace = of_namespace(&namespaces, &namespace).await;
             inspect::daemon_set::plan(&template, &inspector, &of_namespace).await
         });
@@ -204,6 +220,7 @@ impl Webhook {
     /// budget of an attempt; what has to be fetched is fetched once for all who ask.
     async fn within_budget<T: Send + 'static>(
         &self,
+        may_go_on: bool,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
         let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
@@ -213,6 +230,7 @@ impl Webhook {
         };
         let result = tokio::time::timeout(patience, &mut work).await.ok();
         if result.is_none()
+            && may_go_on
             && let Ok(slot) = self.background.clone().try_acquire_owned()
         {
             let stop = self.stop.clone();
@@ -240,6 +258,12 @@ impl Case {
             authored.spec.tolerations.as_mut(),
             authored.spec.affinity.as_mut(),
         );
+        // What was decided about the pod that this one is a copy of, or before it was changed, is no word of
+        // its author's.
+        if let Some(annotations) = &mut authored.metadata.annotations {
+            annotations.remove(annotation::DECISION);
+            annotations.remove(annotation::ADDED);
+        }
         Self {
             pod,
             authored,
@@ -252,7 +276,7 @@ impl Case {
     fn subject(&self) -> Subject<'_> {
         Subject {
             spec: &self.authored.spec,
-            annotations: patch::annotations(&self.pod.metadata),
+            annotations: patch::annotations(&self.authored.metadata),
             namespace: &self.namespace,
             stage: Stage::Creation,
         }
@@ -265,10 +289,12 @@ impl Case {
         let decision = decision.filter(|_| !change.is_empty());
         let annotations = patch::annotations(&self.pod.metadata);
         let was = annotations.get(annotation::DECISION).cloned();
+        // A gate is archaware's alone, so it goes as soon as there is nothing to wait for.
+        let gated = self.pod.spec.gate().is_some();
         let same = change == self.recorded
             && self.undo.is_whole(&self.recorded)
-            && (change.is_empty() || decision.as_ref().map(Decision::annotation) == was);
-        if same && !gate {
+            && decision.as_ref().map(Decision::annotation) == was;
+        if same && gate == gated {
             return None;
         }
         let admission = patch::pod::Admission {

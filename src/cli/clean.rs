@@ -3,7 +3,10 @@
 mod own;
 mod right;
 
-use std::fmt::Debug;
+use std::{
+    fmt::Debug,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context;
 use clap::Args;
@@ -36,6 +39,8 @@ use super::{Global, Status, progress::Progress};
 
 /// Patches at once.
 const AT_ONCE: usize = 16;
+/// How long a pod may be on its way into the API, and an API server go by a configuration that is gone.
+const ON_THE_WAY: Duration = Duration::from_secs(5);
 /// Tries per object when others change it at the same time.
 const TRIES: usize = 5;
 
@@ -66,6 +71,8 @@ struct Session {
     progress: Progress,
     done: usize,
     remaining: Vec<String>,
+    /// When the webhook's configuration was removed, if it was there.
+    unasked_since: Option<Instant>,
 }
 
 impl Clean {
@@ -89,6 +96,7 @@ impl Clean {
             progress: Progress::new(),
             done: 0,
             remaining: Vec::new(),
+            unasked_since: None,
         };
         // First: it would put back what is removed below.
         session.admission().await;
@@ -162,6 +170,11 @@ impl Session {
 
     /// Looks again: what is back was put there by a controller that holds another Lease.
     async fn verify(&mut self) -> Result<(), ListError> {
+        // A pod may have been on its way with a gate when the configuration went.
+        if let Some(since) = self.unasked_since {
+            tokio::time::sleep(ON_THE_WAY.saturating_sub(since.elapsed())).await;
+            self.gates().await?;
+        }
         let nodes = list::all(Api::<Node>::all(self.client.clone()), None);
         let nodes: Vec<String> = nodes
             .try_filter_map(|node| {

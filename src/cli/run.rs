@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::Args;
+use futures::{FutureExt, future::BoxFuture};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -12,7 +13,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    admission::{self, Admission},
+    admission::{self, Admission, Readiness},
     cluster::{
         lease::{self, Elector},
         namespaces::Namespaces,
@@ -51,9 +52,11 @@ impl Run {
         let address = listener.local_addr()?;
         tracing::info!(version = env!("CARGO_PKG_VERSION"), %address, "archaware starts");
 
-        let stop = CancellationToken::new();
-        let signals = tokio::spawn(stop_on_signal(stop.clone())?);
-        let (namespace, namespaces) = (global.namespace(), Namespaces::default());
+        // What a signal asks for, and what ends everything for whatever reason, are two things.
+        let asked = CancellationToken::new();
+        let stop = asked.child_token();
+        let signals = tokio::spawn(stop_on_signal(asked.clone())?);
+        let namespace = global.namespace();
         let identity = lease::identity("archaware");
         let election = Elector::new(client.clone(), &namespace, identity, metrics.clone());
         let inspector = Inspector {
@@ -62,61 +65,27 @@ impl Run {
             policy: Arc::new((&*config).into()),
             config: config.clone(),
         };
-        // It serves a little longer than the rest: the API server has to hear that this replica ends.
-        let admission = if config.admission.enabled {
-            let admission = Admission {
-                client: client.clone(),
-                inspector: inspector.clone(),
-                namespaces: namespaces.clone(),
-                namespace: namespace.clone(),
-                leadership: election.1.clone(),
-                metrics: metrics.clone(),
-                listener: listen(config.admission.listen, "admission.listen").await?,
-            };
-            let address = admission.listener.local_addr()?;
-            tracing::info!(%address, "admission webhook listens");
-            let (ready, running) = admission.run(stop.clone());
-            Some((ready, running))
-        } else {
-            let withdraw = admission::withdraw(client.clone(), election.1.clone());
-            tokio::spawn(stop.clone().run_until_cancelled_owned(withdraw));
-            if config.affinity != AffinityConfig::default() {
-                tracing::warn!(
-                    "affinity needs the webhook (admission.enabled): it is set on gated pods only"
-                );
-            }
-            None
-        };
-        let (ready, webhook) = admission.unzip();
-        let webhook = tokio::spawn(async move {
-            match webhook {
-                Some(running) => running.await,
-                None => std::future::pending().await,
-            }
-        });
         let (synced, is_synced) = watch::channel(false);
-        let health = Health {
-            metrics: metrics.clone(),
-            synced: is_synced,
-            admission: ready.clone(),
-            client: client.clone(),
-        };
-        let server = tokio::spawn(server::serve(
-            listener,
-            health,
-            stop.clone().cancelled_owned(),
-        ));
         let run = controller::Run {
-            client,
+            client: client.clone(),
             config,
             inspector,
-            namespaces,
+            namespaces: Namespaces::default(),
             namespace,
             election,
-            metrics,
+            metrics: metrics.clone(),
             synced,
         };
-        let (mut server, mut webhook) = (server, webhook);
+        let (ready, webhook) = webhook(&run, &stop).await?;
+        let mut webhook = tokio::spawn(webhook);
+        let health = Health {
+            metrics,
+            synced: is_synced,
+            admission: ready.clone(),
+            client,
+        };
+        let stopped = stop.clone().cancelled_owned();
+        let mut server = tokio::spawn(server::serve(listener, health, stopped));
         let running = controller::run(run, stop.clone());
         tokio::pin!(running);
         // Without probes and metrics nobody could tell how it is: it ends, and is started anew.
@@ -125,12 +94,14 @@ impl Run {
             _ = &mut server => Ended::Other("the HTTP server"),
             name = &mut webhook => Ended::Other(name.unwrap_or("the webhook")),
         };
-        let stopping = stop.is_cancelled();
         stop.cancel();
-        let result = match ended {
+        let mut other = None;
+        let mut result = match ended {
             Ended::Controller(result) => result,
-            Ended::Other(_) if stopping => running.await,
-            Ended::Other(name) => running.await.and(Err(RunError::Ended(name))),
+            Ended::Other(name) => {
+                other = Some(name);
+                running.await
+            }
         };
         signals.abort();
         // A scrape that is under way may finish; one that hangs may not.
@@ -138,12 +109,45 @@ impl Run {
             let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
         }
         if ready.is_some() && !webhook.is_finished() {
-            let _ = webhook.await;
+            other = other.or(webhook.await.ok());
+        }
+        if !asked.is_cancelled() && result.is_ok() {
+            result = Err(RunError::Ended(other.unwrap_or("the controller")));
         }
         result?;
         tracing::info!("archaware ends");
         Ok(Status::Done)
     }
+}
+
+/// The webhook, if there is one: whether it can serve, and what runs until `stop`. It serves a little longer
+/// than the rest: the API server has to hear that this replica ends.
+async fn webhook(
+    run: &controller::Run,
+    stop: &CancellationToken,
+) -> anyhow::Result<(Option<Readiness>, BoxFuture<'static, &'static str>)> {
+    let (config, leadership) = (&run.config, run.election.1.clone());
+    if !config.admission.enabled {
+        let withdraw = admission::withdraw(run.client.clone(), leadership);
+        tokio::spawn(stop.clone().run_until_cancelled_owned(withdraw));
+        if config.affinity != AffinityConfig::default() {
+            tracing::warn!("affinity is set on gated pods only: it needs admission.enabled");
+        }
+        return Ok((None, std::future::pending().boxed()));
+    }
+    let admission = Admission {
+        client: run.client.clone(),
+        inspector: run.inspector.clone(),
+        namespaces: run.namespaces.clone(),
+        namespace: run.namespace.clone(),
+        leadership,
+        metrics: run.metrics.clone(),
+        listener: listen(config.admission.listen, "admission.listen").await?,
+    };
+    let address = admission.listener.local_addr()?;
+    tracing::info!(%address, "admission webhook listens");
+    let (ready, running) = admission.run(stop.clone());
+    Ok((Some(ready), running.boxed()))
 }
 
 /// What ended first.

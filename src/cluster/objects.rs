@@ -254,7 +254,26 @@ impl Pod {
     }
 }
 
+/// Of a list in a pod that the webhook works on: what is cheap to send is not cheap to hold.
+const MAX_LIST: usize = 1024;
+
 impl PodSpec {
+    /// Whether it holds more than any pod that could ever be stored: Kubernetes counts none of these, but
+    /// etcd takes no object above 1.5 MiB.
+    pub fn is_oversized(&self) -> bool {
+        let lists = [
+            self.containers.len(),
+            self.init_containers.len(),
+            self.ephemeral_containers.len(),
+            self.volumes.len(),
+            self.image_pull_secrets.len(),
+            self.tolerations.as_ref().map_or(0, Vec::len),
+            self.scheduling_gates.as_ref().map_or(0, Vec::len),
+            self.affinity.as_ref().map_or(0, Affinity::len),
+        ];
+        lists.into_iter().any(|len| len > MAX_LIST)
+    }
+
     /// The index of archaware's own scheduling gate.
     pub fn gate(&self) -> Option<usize> {
         let gates = self.scheduling_gates.as_deref()?;

@@ -90,10 +90,7 @@ impl JsonPatch {
             return;
         };
         for (name, value) in values {
-            let path = format!(
-                "/metadata/annotations/{}",
-                name.replace('~', "~0").replace('/', "~1")
-            );
+            let path = format!("/metadata/annotations/{}", escape(name));
             let seen = annotations.get(*name);
             self.test(&path, json!(seen));
             match value {
@@ -121,6 +118,11 @@ impl JsonPatch {
     pub fn into_operations(self) -> Value {
         Value::Array(self.0)
     }
+}
+
+/// A key in a JSON pointer (RFC 6901).
+fn escape(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1")
 }
 
 fn is_test(operation: &Value) -> bool {
@@ -229,12 +231,25 @@ fn bytes(text: &str) -> ByteString {
 }
 
 /// Replaces the webhooks of a configuration that is as it was seen: all of them are archaware's.
-pub fn webhooks(found: &DynamicObject, wanted: Value) -> JsonPatch {
+pub fn webhooks(
+    found: &DynamicObject,
+    wanted: Value,
+    labels: &BTreeMap<String, String>,
+) -> JsonPatch {
     let mut patch = JsonPatch::of(&found.metadata);
     // Nobody's heartbeat changes it: here the version is a good guard, whatever the webhooks hold.
     let version = &found.metadata.resource_version;
     patch.test("/metadata/resourceVersion", json!(version));
     patch.add("/webhooks", wanted);
+    match &found.metadata.labels {
+        None => patch.add("/metadata/labels", json!(labels)),
+        Some(_) => {
+            for (name, value) in labels {
+                let path = format!("/metadata/labels/{}", escape(name));
+                patch.add(&path, json!(value));
+            }
+        }
+    }
     patch
 }
 

@@ -19,6 +19,9 @@ pub enum SecretError {
     /// There is one of that name already, or it has changed meanwhile.
     #[error("somebody else has changed it")]
     Conflict,
+    /// Validation; its words may hold content.
+    #[error("the API server refuses the change: is it immutable?")]
+    Refused,
     /// RBAC.
     #[error("archaware may not use it")]
     Forbidden,
@@ -44,6 +47,10 @@ pub async fn get<K>(client: Client, namespace: &str, name: &str) -> Result<K, Se
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned,
 {
+    // Names come from pods that nobody has validated yet, and become part of a path.
+    if !is_name(namespace) || !is_name(name) {
+        return Err(SecretError::Name);
+    }
     let request = Request::new(K::url_path(&(), Some(namespace)));
     let request = request.get(name, &GetParams::default());
     let text = send(client, request.map_err(|_| SecretError::Name)?).await?;
@@ -82,12 +89,30 @@ where
         .map(drop)
 }
 
+/// A DNS subdomain, as names of objects are (`IsDNS1123Subdomain` of `k8s.io/apimachinery`).
+fn is_name(text: &str) -> bool {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+    (1..=253).contains(&text.len())
+        && text.chars().all(plain)
+        && !text.starts_with('.')
+        && !text.contains("..")
+}
+
 async fn send(client: Client, request: http::Request<Vec<u8>>) -> Result<String, SecretError> {
     match tokio::time::timeout(CALL_TIMEOUT, client.request_text(request)).await {
         Ok(Ok(text)) => Ok(text),
         Ok(Err(kube::Error::Api(status))) => Err(match status.code {
             404 => SecretError::NotFound,
-            409 | 422 => SecretError::Conflict,
+            409 => SecretError::Conflict,
+            // A failed test; a refusal names what it refuses.
+            422 if status
+                .details
+                .as_ref()
+                .is_none_or(|details| details.causes.is_empty()) =>
+            {
+                SecretError::Conflict
+            }
+            422 => SecretError::Refused,
             403 => SecretError::Forbidden,
             code => SecretError::Status(code),
         }),

@@ -164,6 +164,11 @@ fn classify(answer: Result<(), kube::Error>) -> Result<Outcome, WriteError> {
             let kube::Error::Api(status) = &error else {
                 return Err(WriteError::Unavailable(error));
             };
+            // Whoever denies may say so with any code (`ToStatusErr` of k8s.io/apiserver).
+            let denied = ["admission webhook", "ValidatingAdmissionPolicy"];
+            if denied.iter().any(|who| status.message.contains(who)) {
+                return Err(WriteError::Refused(error));
+            }
             match status.code {
                 404 => Ok(Outcome::Gone),
                 409 => Ok(Outcome::Stale),

@@ -333,10 +333,10 @@ pub struct ConcurrencyConfig {
 pub struct TaintKey(String);
 
 impl Config {
-    /// Whether DaemonSets are left to the webhook: nodes are not tainted by archaware, so none has to be
-    /// rolled only for tolerations.
+    /// Whether DaemonSets are left to the webhook: there is no taint that their pods would need a toleration
+    /// for, so none is rolled.
     pub fn leaves_daemon_sets(&self) -> bool {
-        !self.taint.manage && self.admission.enabled
+        !self.taint.manage && self.tolerations.is_empty() && self.admission.enabled
     }
 
     /// Key and effect of the taint.

@@ -28,6 +28,8 @@ pub(super) struct Settings {
     pub(super) ready: watch::Receiver<bool>,
     /// Where to count.
     pub(super) metrics: Metrics,
+    /// Whether the first list is complete. Until then kube's controller cannot end by itself.
+    pub(super) listed: watch::Receiver<bool>,
     /// Ends the controller: nothing new is started, what is under way finishes.
     pub(super) stop: CancellationToken,
 }
@@ -52,6 +54,7 @@ pub(super) async fn drive<K, F, Fut>(
         gate,
         ready,
         metrics,
+        listed,
         stop,
     } = settings;
     let (opened, token) = (opened(gate.clone(), ready.clone()), stop.clone());
@@ -67,7 +70,16 @@ pub(super) async fn drive<K, F, Fut>(
             Ok::<_, Infallible>(reconcile(object, stop).await)
         }
     };
-    Controller::for_stream(news, store)
+    let unlisted = {
+        let stop = stop.clone();
+        async move {
+            stop.cancelled().await;
+            if *listed.borrow() {
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    let controller = Controller::for_stream(news, store)
         .with_config(Config::default().concurrency(concurrency))
         .reconcile_all_on(stream::select(again, opened))
         .graceful_shutdown_on(stop.cancelled_owned())
@@ -78,8 +90,11 @@ pub(super) async fn drive<K, F, Fut>(
                 // The watch logs its own failures, and goes on.
                 Err(error) => tracing::debug!(controller = name, %error, "reconciliation"),
             }
-        })
-        .await;
+        });
+    tokio::select! {
+        () = controller => {}
+        () = unlisted => {}
+    }
 }
 
 /// An item each time that the gate opens, the first one once everything is ready.

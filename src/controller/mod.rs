@@ -209,13 +209,19 @@ impl Parts {
         )
     }
 
-    fn settings(&self, name: &'static str, concurrency: NonZeroU16) -> drive::Settings {
+    fn settings(
+        &self,
+        name: &'static str,
+        concurrency: NonZeroU16,
+        listed: &watch::Receiver<bool>,
+    ) -> drive::Settings {
         drive::Settings {
             name,
             concurrency: concurrency.get(),
             gate: self.leadership.clone(),
             ready: self.namespaces.ready(),
             metrics: self.metrics.clone(),
+            listed: listed.clone(),
             stop: self.stop.clone(),
         }
     }
@@ -241,7 +247,7 @@ impl Parts {
         );
         let backlog = startup::Backlog::new(store.clone(), pods.seen());
         let driven = drive::drive(
-            self.settings("pods", self.config.concurrency.pods),
+            self.settings("pods", self.config.concurrency.pods, &list.ready),
             (store, list.news),
             self.namespaces.changes(),
             move |pod, stop| pods.clone().reconcile(pod, stop),
@@ -257,7 +263,7 @@ impl Parts {
         let sets = daemon_sets::DaemonSets::new(client, &self.config, judge, sinks, store.clone());
         let backlog = startup::Backlog::new(store.clone(), sets.seen());
         let driven = drive::drive(
-            self.settings("daemonsets", self.config.concurrency.pods),
+            self.settings("daemonsets", self.config.concurrency.pods, &list.ready),
             (store, list.news),
             self.namespaces.changes(),
             move |set, stop| sets.clone().reconcile(set, stop),
@@ -274,7 +280,7 @@ impl Parts {
         let (open, gate) = watch::channel(false);
         let (writer, events, _) = self.sinks();
         let nodes = nodes::Nodes::new(self.client.clone(), &self.config, writer, events);
-        let settings = self.settings("nodes", NODES_AT_ONCE);
+        let settings = self.settings("nodes", NODES_AT_ONCE, &list.ready);
         let driven = drive::drive(
             drive::Settings { gate, ..settings },
             (list.store, list.news),

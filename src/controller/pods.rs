@@ -1,6 +1,9 @@
 //! Gives pods the tolerations that their images allow.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use kube::{Api, Client, ResourceExt};
 use kube_runtime::{controller::Action, reflector::Store};
@@ -24,6 +27,9 @@ use super::{
     judge::{Judge, Prior},
     startup::Seen,
 };
+
+/// How long until a gate is tried again that could not be removed.
+const RELEASE_RETRY: Duration = Duration::from_secs(15);
 
 /// The reconciler of pods.
 pub(super) struct Pods {
@@ -169,6 +175,10 @@ impl Pods {
     async fn release(&self, pod: &Pod, then: Action) -> Attempt {
         let written = self.write(pod, patch::pod::release(pod)).await;
         let attempt = Attempt::unless_applied(pod, &written, &self.events);
+        // Whatever is in the way, the pod must not wait for its next change.
+        if attempt.is_some() && !matches!(written, Ok(Outcome::Gone)) {
+            return Attempt::complete(Action::requeue(RELEASE_RETRY));
+        }
         if attempt.is_none() {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
             let name = format!("{namespace}/{}", pod.name_any());

@@ -26,6 +26,9 @@ use crate::{
     platform::{Architecture, PlatformSet},
 };
 
+/// Of one pod: many times what the largest pods have. Beyond, archaware steps aside.
+const MAX_IMAGES: usize = 256;
+
 /// Decides about pods and templates.
 #[derive(Clone)]
 pub struct Inspector {
@@ -178,8 +181,13 @@ impl Inspector {
         spec: &PodSpec,
         keys: &PodKeys,
     ) -> (Verdict, Vec<(String, Option<BTreeSet<Architecture>>)>) {
+        let all = spec.images();
+        // Whoever may create pods must not make archaware ask for thousands of images at once.
+        if all.len() > MAX_IMAGES {
+            return (Verdict::Decided(Decision::StepAside), Vec::new());
+        }
         let deadline = tokio::time::Instant::now() + self.config.resolution.budget;
-        let resolved = join_all(spec.images().into_iter().map(|(image, policy)| async move {
+        let resolved = join_all(all.into_iter().map(|(image, policy)| async move {
             let request = Request {
                 image,
                 policy,

@@ -165,6 +165,27 @@ impl NodeSelectorTerm {
 }
 
 impl Affinity {
+    /// How much there is in it: terms and expressions.
+    pub fn len(&self) -> usize {
+        let of_term =
+            |term: &NodeSelectorTerm| 1 + term.match_expressions.len() + term.match_fields.len();
+        let required = self
+            .required_terms()
+            .unwrap_or_default()
+            .iter()
+            .map(of_term);
+        let preferred = self
+            .preferred_terms()
+            .iter()
+            .map(|term| of_term(&term.preference));
+        required.chain(preferred).sum()
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     fn required_terms(&self) -> Option<&[NodeSelectorTerm]> {
         let required = self.node_affinity.as_ref()?.required.as_ref()?;
         Some(&required.node_selector_terms)
@@ -273,15 +294,18 @@ pub fn undo(affinity: &mut Affinity, change: &Change) -> Undo {
             }
         } else {
             for &index in &own.terms {
-                let Some(term) = terms.get_mut(index) else {
-                    continue;
-                };
-                let own = term
-                    .match_expressions
-                    .iter()
-                    .rposition(|e| *e == expression);
-                // The last one left was not archaware's alone: without it the term would match nothing.
-                if let Some(at) = own.filter(|_| term.match_expressions.len() > 1) {
+                // Another webhook may have put a term in front: then it is looked for.
+                let elsewhere = 0..terms.len();
+                let found = std::iter::once(index).chain(elsewhere).find_map(|index| {
+                    let expressions = &terms.get(index)?.match_expressions;
+                    // The last one left was not archaware's: without it the term would match nothing.
+                    let is_one_of_several = expressions.len() > 1;
+                    let at = expressions.iter().rposition(|one| *one == expression);
+                    Some((index, at.filter(|_| is_one_of_several)?))
+                });
+                if let Some((index, at)) = found
+                    && let Some(term) = terms.get_mut(index)
+                {
                     term.match_expressions.remove(at);
                     undo.expressions.push((index, at));
                 }

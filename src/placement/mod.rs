@@ -28,7 +28,8 @@ pub mod annotation {
     pub const ARCHITECTURES: &str = "archaware.dev/architectures";
     /// On pods and namespaces: weights of architectures that are preferred.
     pub const PREFERRED_ARCHITECTURES: &str = "archaware.dev/preferred-architectures";
-    /// On pods: what the webhook has added, so that it can be taken back when the pod changes on its way.
+    /// On pods: what archaware has added, so that a pod that is changed on its way, or made from the YAML of
+    /// another one, can be decided anew.
     pub const ADDED: &str = "archaware.dev/added";
     /// On DaemonSets: the tolerations in the template that archaware owns.
     pub const TOLERATIONS: &str = "archaware.dev/tolerations";

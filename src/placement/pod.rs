@@ -62,6 +62,16 @@ pub struct Change {
 }
 
 impl Change {
+    /// What has been added when this comes on top of it.
+    #[must_use]
+    pub fn and(mut self, later: &Self) -> Self {
+        self.tolerations.extend(later.tolerations.iter().cloned());
+        if !later.affinity.is_empty() {
+            self.affinity = later.affinity.clone();
+        }
+        self
+    }
+
     /// Whether the pod has everything already.
     pub fn is_empty(&self) -> bool {
         self.tolerations.is_empty() && self.affinity.is_empty()

@@ -10,7 +10,7 @@ const MAX: usize = 8;
 const END: &str = "-----END CERTIFICATE-----";
 
 /// The bundle with another authority, and without those that have expired.
-pub(super) fn with(authority: &str, bundle: &str) -> String {
+pub(in crate::admission) fn with(authority: &str, bundle: &str) -> String {
     let mut all: Vec<&str> = parts(authority);
     for one in parts(bundle) {
         if !all.contains(&one) {
@@ -21,8 +21,14 @@ pub(super) fn with(authority: &str, bundle: &str) -> String {
 }
 
 /// The bundle without those that have expired.
-pub(super) fn pruned(bundle: &str) -> String {
+pub(in crate::admission) fn pruned(bundle: &str) -> String {
     join(parts(bundle))
+}
+
+/// Whether the bundle has this authority.
+pub(in crate::admission) fn holds(bundle: &str, authority: &str) -> bool {
+    let all = parts(bundle);
+    parts(authority).iter().all(|one| all.contains(one))
 }
 
 fn join(mut all: Vec<&str>) -> String {

@@ -4,7 +4,7 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant, SystemTime},
 };
 
 use tokio::sync::watch;
@@ -12,10 +12,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{config::CertificatesConfig, files, image::chain};
 
-use super::{Authorities, CertificateError, Pair, Served, bundle};
+use super::{super::configuration::Published, Authorities, CertificateError, Pair, Served, bundle};
 
 /// How often the files are read. The kubelet takes a minute to bring a changed Secret.
 const PERIOD: Duration = Duration::from_secs(5);
+
+/// How much later than this replica the one that publishes may have its files: kubelets look at Secrets once
+/// a minute.
+const LAG: Duration = Duration::from_mins(2);
 
 /// Certificate, key, and perhaps the authority.
 pub(in crate::admission) struct Files {
@@ -24,6 +28,8 @@ pub(in crate::admission) struct Files {
     authority: Option<PathBuf>,
     /// What the API server calls the webhook.
     names: Vec<String>,
+    /// What the API server has been told to trust, if this replica tells it.
+    published: watch::Receiver<Published>,
     served: Arc<Served>,
     authorities: watch::Sender<Authorities>,
 }
@@ -32,6 +38,7 @@ impl Files {
     pub(in crate::admission) fn new(
         config: &CertificatesConfig,
         names: Vec<String>,
+        published: watch::Receiver<Published>,
         served: Arc<Served>,
         authorities: watch::Sender<Authorities>,
     ) -> Self {
@@ -41,6 +48,7 @@ impl Files {
             key: config.key.clone(),
             authority,
             names,
+            published,
             served,
             authorities,
         }
@@ -48,9 +56,9 @@ impl Files {
 
     /// Reads the files again and again, until `stop`. While they are not usable, what was served before is.
     pub(in crate::admission) async fn run(self, stop: CancellationToken) {
-        let (mut shown, mut told) = (None, None);
+        let (mut shown, mut told, mut since) = (None, None, Instant::now());
         loop {
-            if let Err(error) = self.turn(&mut shown) {
+            if let Err(error) = self.turn(&mut shown, &mut since) {
                 let error = chain(&error);
                 // Between two files that are replaced one after the other they do not fit: said once.
                 if told.as_ref() != Some(&error) {
@@ -67,7 +75,7 @@ impl Files {
         }
     }
 
-    fn turn(&self, shown: &mut Option<Pair>) -> Result<(), CertificateError> {
+    fn turn(&self, shown: &mut Option<Pair>, since: &mut Instant) -> Result<(), CertificateError> {
         let pair = Pair {
             certificate: read(&self.certificate)?,
             key: read(&self.key)?,
@@ -84,8 +92,21 @@ impl Files {
                 *old = Some(new.into());
                 changed
             });
-            // The API server hears of a new authority before it meets a certificate of it.
-            if news && shown.is_some() {
+            // The API server hears of a new authority before it meets a certificate of it. Who publishes
+            // may have its files later.
+            if news {
+                *since = Instant::now();
+            }
+            let is_known = match &*self.published.borrow() {
+                Published::Bundle(bundle) => bundle::holds(bundle, &authority),
+                Published::Unknown | Published::Nowhere => false,
+            };
+            let wait = if is_known { PERIOD } else { LAG };
+            let serves = self
+                .served
+                .expires()
+                .is_some_and(|at| at > SystemTime::now());
+            if serves && shown.as_ref() != Some(&pair) && since.elapsed() < wait {
                 return Ok(());
             }
         }

@@ -1,6 +1,6 @@
 //! The certificate that the webhook shows, and the authorities that the API server has to trust.
 
-mod bundle;
+pub(super) mod bundle;
 mod files;
 mod issue;
 mod own;

@@ -34,6 +34,9 @@ const AUTHORITIES: &str = "ca.crt";
 const NEXT_CERTIFICATE: &str = "next.crt";
 const NEXT_KEY: &str = "next.key";
 
+/// In a row: more are no race.
+const MAX_CONFLICTS: u32 = 5;
+
 /// Keeps the certificate of all replicas.
 pub(in crate::admission) struct Own {
     pub(in crate::admission) client: Client,
@@ -102,6 +105,7 @@ impl Own {
     /// Runs until `stop`.
     pub(in crate::admission) async fn run(self, stop: CancellationToken) {
         let (mut memory, mut told) = (Memory::default(), None);
+        let mut conflicts = 0;
         loop {
             let turn = self.turn(&mut memory);
             let Some(result) = stop.run_until_cancelled(turn).await else {
@@ -109,11 +113,14 @@ impl Own {
             };
             let changed = match result {
                 Ok(changed) => {
-                    told = None;
+                    (told, conflicts) = (None, 0);
                     changed
                 }
                 // Another replica was quicker: what it wrote is read now.
-                Err(OwnError::Secret(SecretError::Conflict)) => true,
+                Err(OwnError::Secret(SecretError::Conflict)) if conflicts < MAX_CONFLICTS => {
+                    conflicts += 1;
+                    true
+                }
                 Err(error) => {
                     let error = crate::image::chain(&error);
                     if told.as_ref() != Some(&error) {
@@ -149,7 +156,12 @@ impl Own {
             }
             Err(error) => return Err(error.into()),
         };
-        let Some(stored) = Stored::parse(&secret).filter(Stored::is_usable) else {
+        let stored = Stored::parse(&secret);
+        let leads = *self.leadership.borrow();
+        // Whether it has expired is for one clock to say: the leader's.
+        let is_good =
+            |stored: &Stored| stored.is_usable() || (!leads && stored.current.load().is_ok());
+        let Some(stored) = stored.filter(is_good) else {
             let fresh = self.fresh(memory.stored.as_ref())?;
             self.write(&secret, &fresh).await?;
             tracing::warn!(
@@ -169,7 +181,7 @@ impl Own {
             changed
         });
         memory.stored = Some(stored.clone());
-        if !*self.leadership.borrow() {
+        if !leads {
             memory.settled = None;
             return Ok(false);
         }

@@ -11,7 +11,7 @@ use kube::{
     Api, Client, ResourceExt,
     api::{ApiResource, DeleteParams, DynamicObject, Patch, PostParams, Preconditions},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -20,7 +20,7 @@ use crate::{
     config::Config,
 };
 
-use super::certificate::Authorities;
+use super::certificate::{Authorities, bundle};
 
 /// How often the configuration is looked at. Until somebody's change of it is put right, pods go unasked:
 /// the controller completes them.
@@ -94,13 +94,30 @@ impl Keeper {
     }
 
     async fn keep(&self, authorities: Authorities) -> Result<Published, kube::Error> {
+        let manages = self.config.admission.manage_configuration;
+        if !manages && authorities.is_none() {
+            return Ok(Published::Nowhere);
+        }
         let api = api(self.client.clone());
         let found = call(api.get_opt(NAME)).await?;
+        // The Secret remembers archaware's own authorities; those of files are remembered here.
+        let from_files = !self
+            .config
+            .admission
+            .certificates
+            .certificate
+            .as_os_str()
+            .is_empty();
+        let authorities = match (&authorities, &found) {
+            (Some(new), Some(found)) if from_files => Some(merged(new, found)),
+            _ => authorities,
+        };
         let published = authorities
             .clone()
             .map_or(Published::Nowhere, Published::Bundle);
-        if !self.config.admission.manage_configuration {
+        if !manages {
             let Some(found) = found else {
+                tracing::debug!(name = NAME, "there is no webhook configuration");
                 return Ok(Published::Nowhere);
             };
             if let Some(authorities) = &authorities {
@@ -124,8 +141,11 @@ impl Keeper {
         let existing = found.data.get("webhooks").cloned().unwrap_or_default();
         let existing: Vec<MutatingWebhook> = serde_json::from_value(existing).unwrap_or_default();
         if let Some(wanted) = webhooks::correct(&existing, wanted) {
-            self.write(&api, patch::webhooks(&found, json!(wanted)))
-                .await?;
+            self.write(
+                &api,
+                patch::webhooks(&found, json!(wanted), &super::labels()),
+            )
+            .await?;
             tracing::info!(name = NAME, "webhook configuration corrected");
         }
         Ok(published)
@@ -160,6 +180,17 @@ impl Keeper {
             .await
             .map(drop)
     }
+}
+
+/// An authority, and those that are published already and have not expired: another replica may still serve
+/// what they have signed.
+fn merged(authority: &str, found: &DynamicObject) -> Arc<str> {
+    let published = found.data.pointer("/webhooks/0/clientConfig/caBundle");
+    let published = published
+        .and_then(Value::as_str)
+        .and_then(|text| STANDARD.decode(text).ok());
+    let published = published.and_then(|bytes| String::from_utf8(bytes).ok());
+    bundle::with(authority, &published.unwrap_or_default()).into()
 }
 
 async fn call<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
@@ -206,9 +237,12 @@ pub async fn remove(client: Client, whose: Whose, dry_run: bool) -> Result<bool,
     }
 }
 
+/// How often it is looked for: while replicas are replaced one by one, an old one may make it again.
+const WITHDRAWALS: usize = 10;
+
 /// Admission is switched off: what archaware has made before must not send the API server to a closed door.
 pub async fn withdraw(client: Client, mut leadership: watch::Receiver<bool>) {
-    loop {
+    for _ in 0..WITHDRAWALS {
         if leadership.wait_for(|leading| *leading).await.is_err() {
             return;
         }
@@ -218,9 +252,8 @@ pub async fn withdraw(client: Client, mut leadership: watch::Receiver<bool>) {
                     name = NAME,
                     "admission is off: webhook configuration removed"
                 );
-                return;
             }
-            Ok(false) => return,
+            Ok(false) => {}
             // Nobody who has never had a webhook needs the permission.
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 tracing::debug!("admission is off; its configuration may not be looked for");
@@ -230,10 +263,10 @@ pub async fn withdraw(client: Client, mut leadership: watch::Receiver<bool>) {
                 let error = crate::image::chain(&error);
                 tracing::warn!(
                     error,
-                    "admission is off, and its configuration is still there"
+                    "admission is off, and its configuration cannot be looked for"
                 );
-                tokio::time::sleep(PERIOD).await;
             }
         }
+        tokio::time::sleep(PERIOD).await;
     }
 }

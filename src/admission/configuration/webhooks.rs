@@ -145,6 +145,12 @@ pub(super) fn correct(
             }
         }
         webhook.object_selector.clone_from(&before.object_selector);
+        for condition in before.match_conditions.iter().flatten() {
+            let ours = webhook.match_conditions.get_or_insert_default();
+            if ours.iter().all(|own| own.name != condition.name) {
+                ours.push(condition.clone());
+            }
+        }
         let bundle = &before.client_config.ca_bundle;
         webhook.client_config.ca_bundle = webhook.client_config.ca_bundle.take().or(bundle.clone());
         let (before, webhook) = (serde_json::to_value(before), serde_json::to_value(webhook));
@@ -160,7 +166,7 @@ fn holds(existing: &Value, wanted: &Value) -> bool {
         (Value::Object(existing), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
             let existing = existing.get(key).unwrap_or(&Value::Null);
             match (key.as_str(), existing.as_array(), wanted.as_array()) {
-                ("matchExpressions", Some(existing), Some(wanted)) => {
+                ("matchExpressions" | "matchConditions", Some(existing), Some(wanted)) => {
                     wanted.iter().all(|one| existing.contains(one))
                 }
                 _ => holds(existing, wanted),
@@ -229,7 +235,7 @@ mod tests {
             ("/0/failurePolicy", json!("Fail")),
             ("/0/timeoutSeconds", json!(30)),
             ("/0/clientConfig/caBundle", json!("b2xk")),
-            ("/0/matchConditions", json!([])),
+            ("/0/matchConditions/0/expression", json!("true")),
             ("/1/rules/0/operations", json!(["CREATE", "UPDATE"])),
             ("/2/name", json!("else.archaware.dev")),
         ] {

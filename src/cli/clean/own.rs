@@ -1,10 +1,12 @@
 //! archaware's own objects: the webhook configuration, the Secret of its certificate, the Lease.
 
+use std::{collections::BTreeMap, time::Instant};
+
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{coordination::v1::Lease, core::v1::Secret},
 };
-use kube::{Api, Resource, api::DeleteParams};
+use kube::{Api, Resource, ResourceExt, api::DeleteParams};
 use serde::de::DeserializeOwned;
 
 use crate::{
@@ -22,11 +24,26 @@ impl Session {
             let (client, whose) = (self.client.clone(), admission::Whose::Shipped);
             admission::remove_configuration(client, whose, self.dry_run).await
         };
+        if matches!(removed, Ok(true)) && !self.dry_run {
+            self.unasked_since = Some(Instant::now());
+        }
         self.told(format!("MutatingWebhookConfiguration {NAME}"), removed);
     }
 
+    /// One that archaware has made: of that name there may be somebody else's.
     pub(super) async fn secret(&mut self) {
-        let removed = self.delete::<Secret>(ADMISSION_SECRET).await;
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        let made = |labels: &BTreeMap<String, String>| {
+            let by = labels.get("app.kubernetes.io/managed-by");
+            by.is_some_and(|name| name == NAME)
+        };
+        let removed = match api.get_metadata_opt(ADMISSION_SECRET).await {
+            Ok(Some(found)) if made(found.labels()) => {
+                self.delete::<Secret>(ADMISSION_SECRET).await
+            }
+            Ok(_) => Ok(false),
+            Err(error) => Err(error),
+        };
         self.told(
             format!("Secret {}/{ADMISSION_SECRET}", self.namespace),
             removed,

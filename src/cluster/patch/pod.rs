@@ -9,7 +9,7 @@ use crate::placement::{
     pod::{Change, Decision},
 };
 
-use super::{super::objects::Pod, JsonPatch};
+use super::{super::objects::Pod, JsonPatch, annotations};
 
 const TOLERATIONS: &str = "/spec/tolerations";
 const GATES: &str = "/spec/schedulingGates";
@@ -22,9 +22,16 @@ const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 /// is one. Tolerations can never be taken away again.
 pub fn place(pod: &Pod, change: Change, decision: &Decision) -> JsonPatch {
     let mut patch = JsonPatch::of(&pod.metadata);
+    // A pod that is made from this one's YAML is decided anew, without what was added here.
+    let added = added::recorded(annotations(&pod.metadata)).and(&change);
+    let added = (!added.is_empty()).then(|| json!(added).to_string());
     patch.change(pod, change);
     let decision = decision.annotation();
-    patch.annotate(&pod.metadata, &[(annotation::DECISION, Some(&decision))]);
+    let values = [
+        (annotation::DECISION, Some(&*decision)),
+        (annotation::ADDED, added.as_deref()),
+    ];
+    patch.annotate(&pod.metadata, &values);
     patch.release(pod);
     patch
 }
@@ -68,9 +75,13 @@ pub fn admit(pod: &Pod, authored: &Pod, admission: Admission<'_>) -> JsonPatch {
         (annotation::ADDED, record.as_deref()),
     ];
     patch.annotate(&pod.metadata, &annotations);
-    if gate && pod.spec.gate().is_none() {
-        let exists = pod.spec.scheduling_gates.is_some();
-        patch.append_unseen(GATES, exists, vec![json!({ "name": GATE })]);
+    match (gate, pod.spec.gate()) {
+        (true, None) => {
+            let exists = pod.spec.scheduling_gates.is_some();
+            patch.append_unseen(GATES, exists, vec![json!({ "name": GATE })]);
+        }
+        (false, Some(_)) => patch.release(pod),
+        _ => {}
     }
     patch.unguarded()
 }

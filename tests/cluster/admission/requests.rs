@@ -44,6 +44,13 @@ fn settled(review: &Value, bed: &Bed) -> Value {
     }
     let mut review = review.clone();
     settle(&mut review);
+    if review["request"]["kind"]["kind"] == "DaemonSet" {
+        for object in ["object", "oldObject"] {
+            review["request"][object]
+                .as_object_mut()
+                .map(|object| object.remove("status"));
+        }
+    }
     let text = review
         .to_string()
         .replace(&bed.namespace, "NAMESPACE")

@@ -132,6 +132,8 @@ impl Bed {
             "apply",
             "-f",
             "manifests/archaware.yaml",
+            "-f",
+            "manifests/webhook/permissions.yaml",
             "-l",
             "app.kubernetes.io/component=access",
         ]);

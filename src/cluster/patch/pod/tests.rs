@@ -27,7 +27,9 @@ fn a_pod_with_and_without_a_list() {
             {"op": "test", "path": "/spec/tolerations", "value": null},
             {"op": "add", "path": "/spec/tolerations", "value": [{"key": "k"}]},
             {"op": "test", "path": "/metadata/annotations", "value": null},
-            {"op": "add", "path": "/metadata/annotations", "value": {"archaware.dev/decision": "any"}},
+            {"op": "add", "path": "/metadata/annotations", "value": {
+                "archaware.dev/decision": "any", "archaware.dev/added": r#"{"tolerations":[{"key":"k"}]}"#,
+            }},
         ])
     );
     let full = subject(json!({
@@ -48,6 +50,8 @@ fn a_pod_with_and_without_a_list() {
             {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "k"}},
             {"op": "test", "path": "/metadata/annotations/archaware.dev~1decision", "value": null},
             {"op": "add", "path": "/metadata/annotations/archaware.dev~1decision", "value": "any"},
+            {"op": "test", "path": "/metadata/annotations/archaware.dev~1added", "value": null},
+            {"op": "add", "path": "/metadata/annotations/archaware.dev~1added", "value": r#"{"tolerations":[{"key":"k"},{"key":"k"}]}"#},
         ])
     );
 }
