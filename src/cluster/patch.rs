@@ -297,6 +297,20 @@ mod tests {
         }
     }
 
+    /// `evanphx/json-patch` compares texts, and Go writes these characters as escapes.
+    #[test]
+    fn a_guard_that_can_never_hold_is_not_sent() {
+        let mut patch = JsonPatch(Vec::new());
+        for value in ["a&b", "a<b", "a>b", "a\u{2028}b", "plain"] {
+            patch.test("/a", json!({ "b": value }));
+        }
+        let sent = patch.into_operations();
+        assert_eq!(
+            sent,
+            json!([{"op": "test", "path": "/a", "value": {"b": "plain"}}])
+        );
+    }
+
     #[test]
     fn a_node_whose_taint_moves() {
         let old = "old=arm64:NoSchedule";

@@ -47,6 +47,18 @@ async fn under_load<T>(bed: &Bed, until: impl Future<Output = T>) -> (T, usize) 
     }
 }
 
+/// The API server keeps its connections; a new one has to be trusted at any time, too.
+async fn fresh_connection(bed: &Bed, port: u16) {
+    let client = client(&bed.webhook_authorities().await);
+    let url = format!("https://127.0.0.1:{port}/pods");
+    let answer = client
+        .get(url)
+        .send()
+        .await
+        .expect("what is served is trusted");
+    assert_eq!(answer.status(), reqwest::StatusCode::METHOD_NOT_ALLOWED);
+}
+
 #[tokio::test]
 async fn certificates_are_replaced_in_time_and_no_admission_fails() {
     let bed = Bed::take().await;
@@ -64,22 +76,20 @@ async fn certificates_are_replaced_in_time_and_no_admission_fails() {
     second.logged("admission certificate served").await;
     let before = certificate(&bed).await.unwrap();
     let replaced = eventually("another certificate", Duration::from_mins(2), || async {
+        fresh_connection(&bed, port).await;
+        fresh_connection(&bed, other).await;
         let now = certificate(&bed).await?;
         (now != before).then_some(now)
     });
     let (after, admitted) = under_load(&bed, replaced).await;
     // The second replica is trusted too, by whoever has the bundle, whichever of the two it serves.
-    let client = bed.webhook_client().await;
-    let answer = client
-        .get(format!("https://127.0.0.1:{other}/pods"))
-        .send()
-        .await
-        .unwrap();
-    assert_eq!(answer.status(), reqwest::StatusCode::METHOD_NOT_ALLOWED);
+    fresh_connection(&bed, other).await;
     // A while with the new one; by then it is served everywhere.
     let served = async {
         for controller in [&first, &second] {
             eventually("the new certificate", DEADLINE, || async {
+                fresh_connection(&bed, port).await;
+                fresh_connection(&bed, other).await;
                 (controller
                     .log()
                     .matches("admission certificate served")

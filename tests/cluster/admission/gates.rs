@@ -74,6 +74,14 @@ async fn passing_pods_are_completed_by_the_controller() {
     );
     assert!(architectures_of(&passed).is_empty() && !is_gated(&passed));
     assert_eq!(bed.bound("first").await, "arm64");
+    let dead = registry("amd64", Some(Script::Hang)).await;
+    let started = Instant::now();
+    let waits = create_from(&bed, "dead", &dead, "amd64").await;
+    assert!(
+        started.elapsed() < Duration::from_secs(1),
+        "nobody waits for a dead one either"
+    );
+    assert!(architectures_of(&waits).is_empty() && !is_gated(&waits));
     let known = create_from(&bed, "second", &slow, "arm64").await;
     assert_eq!(architectures_of(&known), set(&["arm64"]));
     assert_eq!(
@@ -121,7 +129,7 @@ async fn gated_pods_get_tolerations_and_affinity_with_the_removal_of_the_gate() 
 /// After the failure policy; whatever it says.
 #[tokio::test]
 async fn gates_open_although_the_registry_is_dead() {
-    for action in ["tolerateAll", "hold"] {
+    for action in ["tolerateAll", "hold", "tolerate, architectures: [arm64]"] {
         let bed = Bed::take().await;
         bed.three_nodes().await;
         let dead = registry("arm64", Some(Script::Status(503, Vec::new()))).await;
@@ -135,6 +143,8 @@ async fn gates_open_although_the_registry_is_dead() {
         .await;
         if action == "tolerateAll" {
             bed.bound("gated").await;
+        } else if action != "hold" {
+            assert_eq!(bed.bound("gated").await, "arm64");
         } else {
             // Held by the taints, until the registry is back.
             dead.unscript();
@@ -296,4 +306,25 @@ async fn a_refused_patch_opens_the_gate_all_the_same() {
     .await;
     bed.event("gated", "ChangeRefused").await;
     bed.kubectl(&["delete", "-f", file.to_str().unwrap()]);
+}
+
+/// Whoever leads opens the gates, and somebody always does.
+#[tokio::test]
+async fn another_replica_opens_the_gates_of_one_that_is_gone() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let dead = registry("arm64", Some(Script::Hang)).await;
+    let first = Controller::admitting(&bed, "", "onMiss: gate").await;
+    bed.tainted().await;
+    let port = free_port();
+    let second = Controller::start(&bed, &admission(port, "onMiss: gate"));
+    second.logged("admission certificate served").await;
+    assert!(is_gated(&create_from(&bed, "gated", &dead, "arm64").await));
+    dead.unscript();
+    first.signal("-KILL");
+    drop(first);
+    assert_eq!(bed.bound("gated").await, "arm64");
+    // The registration is the new leader's by now.
+    bed.asked().await;
+    assert_eq!(second.stop().await, 0);
 }

@@ -1,5 +1,6 @@
 //! The real API server asks the real webhook, and the real scheduler decides.
 
+mod abuse;
 mod affinity;
 mod certificates;
 mod gates;

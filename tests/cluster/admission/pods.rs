@@ -369,3 +369,82 @@ async fn namespaces_opt_out_and_prefer() {
     }
     assert!((asked().await - before).abs() < 0.5);
 }
+
+/// The YAML of a pod that the controller has placed says nothing about the next one.
+#[tokio::test]
+async fn a_copy_of_a_placed_pod_is_decided_anew() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let out = format!("{}-out", bed.namespace);
+    bed.create_namespace(&out, json!({})).await;
+    bed.kubectl(&[
+        "label",
+        "namespace",
+        &out,
+        "archaware.dev/admission=disabled",
+    ]);
+    let _archaware = Controller::admitting(&bed, "", "").await;
+    bed.tainted().await;
+    let elsewhere: Api<Pod> = Api::namespaced(bed.client.clone(), &out);
+    for (name, image, annotations, copied, expected) in [
+        ("multi", "multi", json!({}), "arm64", set(&["arm64"])),
+        (
+            "any",
+            "multi",
+            json!({"archaware.dev/mode": "any"}),
+            "amd64-arm64",
+            set(&["amd64", "arm64"]),
+        ),
+    ] {
+        let original = pod(name, pod_spec(&[bed.image(image)]), annotations);
+        let original = serde_json::from_value(original).unwrap();
+        elsewhere
+            .create(&PostParams::default(), &original)
+            .await
+            .unwrap();
+        let mut placed = eventually("a placed pod", DEADLINE, || async {
+            let pod = elsewhere.get(name).await.ok()?;
+            (!architectures_of(&pod).is_empty()).then_some(pod)
+        })
+        .await;
+        let mut annotations = placed.annotations().clone();
+        annotations.remove("archaware.dev/mode");
+        placed.metadata =
+            serde_json::from_value(json!({"name": name, "annotations": annotations})).unwrap();
+        placed.status = None;
+        let spec = placed.spec.as_mut().unwrap();
+        spec.node_name = None;
+        spec.volumes = None;
+        spec.containers[0].volume_mounts = None;
+        spec.containers[0].image = Some(bed.image(copied));
+        let copy = bed
+            .pods()
+            .create(&PostParams::default(), &placed)
+            .await
+            .unwrap();
+        assert_eq!(architectures_of(&copy), expected, "{name}");
+    }
+}
+
+/// What is preferred is where pods go, and what is not schedulable is where they do not.
+#[tokio::test]
+async fn the_scheduler_follows() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let config = "affinity: {required: true, preferred: [{architecture: arm64, weight: 100}]}\nschedulableArchitectures: [amd64, arm64]\n";
+    let _archaware = Controller::admitting(&bed, config, "").await;
+    bed.tainted().await;
+    for n in 0..6 {
+        bed.create_pod(&format!("preferred-{n}"), &["multi"]).await;
+    }
+    for n in 0..6 {
+        assert_eq!(bed.bound(&format!("preferred-{n}")).await, "arm64");
+    }
+    let unschedulable = bed.create_pod("unschedulable", &["s390x"]).await;
+    assert!(architectures_of(&unschedulable).is_empty());
+    let why = bed.event("unschedulable", "NoCommonArchitecture").await;
+    assert!(
+        why.contains("schedulableArchitectures are amd64, arm64"),
+        "{why}"
+    );
+}

@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::{admissionregistration::v1::MutatingWebhookConfiguration, core::v1::Pod};
 use kube::{Api, api::PostParams};
 use serde_json::json;
 
@@ -55,17 +55,23 @@ impl Bed {
         .await;
     }
 
-    /// A client that trusts the webhook as the API server does.
-    pub(crate) async fn webhook_client(&self) -> reqwest::Client {
-        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), "archaware");
-        let secret = eventually("a certificate", DEADLINE, || async {
-            secrets.get("archaware-admission").await.ok()
+    /// Whom the API server trusts.
+    pub(crate) async fn webhook_authorities(&self) -> Vec<u8> {
+        let configurations: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
+        eventually("a registered webhook", DEADLINE, || async {
+            let found = configurations.get("archaware").await.ok()?;
+            let bundle = found.webhooks?.first()?.client_config.ca_bundle.clone()?;
+            Some(bundle.0)
         })
-        .await;
-        let bundle = secret.data.unwrap()["ca.crt"].0.clone();
-        reqwest::Client::builder()
-            .tls_certs_only(reqwest::Certificate::from_pem_bundle(&bundle).unwrap())
-            .build()
-            .unwrap()
+        .await
     }
+}
+
+/// A client that trusts these authorities only, and speaks HTTP/1.1, as API servers do to Services.
+pub(crate) fn client(authorities: &[u8]) -> reqwest::Client {
+    reqwest::Client::builder()
+        .tls_certs_only(reqwest::Certificate::from_pem_bundle(authorities).unwrap())
+        .http1_only()
+        .build()
+        .unwrap()
 }

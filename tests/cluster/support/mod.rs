@@ -31,7 +31,7 @@ use kube::{
 use serde_json::{Value, json};
 
 #[allow(unused_imports, reason = "the bench does not need all of them")]
-pub(crate) use admission::{admission, free_port};
+pub(crate) use admission::{admission, client, free_port};
 pub(crate) use controller::Controller;
 #[allow(unused_imports, reason = "the bench does not need all of them")]
 pub(crate) use hook::Hook;
