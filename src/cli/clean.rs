@@ -1,5 +1,6 @@
 //! `archaware clean`: takes away what is archaware's, and nothing else.
 
+mod evict;
 mod own;
 mod right;
 
@@ -11,17 +12,13 @@ use std::{
 use anyhow::Context;
 use clap::Args;
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::{NamespaceResourceScope, api::core::v1 as core};
-use kube::{
-    Api, Client, Resource, ResourceExt,
-    api::{DeleteParams, EvictParams},
-};
+use k8s_openapi::NamespaceResourceScope;
+use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
-        CALL_TIMEOUT,
         list::{self, ListError},
         objects::{DaemonSet, Node, Pod},
         patch::{self, JsonPatch, annotations},
@@ -33,6 +30,7 @@ use crate::{
     placement::{GATE, annotation, daemon_set, node},
 };
 
+use evict::evict;
 use right::right_to_write;
 
 use super::{Global, Status, progress::Progress};
@@ -342,33 +340,4 @@ where
         }
     }
     Err(format!("changed by others {TRIES} times in a row"))
-}
-
-async fn evict(client: &Client, pod: &Pod) -> Result<(), String> {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    let api: Api<core::Pod> = Api::namespaced(client.clone(), namespace);
-    // The uid keeps a successor of the same name (a StatefulSet's) from being evicted for it.
-    let uid = pod.metadata.uid.clone();
-    let preconditions = kube::api::Preconditions {
-        uid,
-        resource_version: None,
-    };
-    let options = DeleteParams {
-        preconditions: Some(preconditions),
-        ..DeleteParams::default()
-    };
-    let parameters = EvictParams {
-        delete_options: Some(options),
-        ..EvictParams::default()
-    };
-    let name = pod.name_any();
-    match tokio::time::timeout(CALL_TIMEOUT, api.evict(&name, &parameters)).await {
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 || status.code == 409 => Ok(()),
-        Ok(Err(kube::Error::Api(status))) if status.code == 429 => {
-            Err("a PodDisruptionBudget does not allow it now".to_owned())
-        }
-        Ok(Err(error)) => Err(chain(&error)),
-        Err(_) => Err("the API server did not answer in time".to_owned()),
-    }
 }

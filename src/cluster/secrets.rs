@@ -23,7 +23,7 @@ pub enum SecretError {
     #[error("the API server refuses the change: is it immutable?")]
     Refused,
     /// RBAC.
-    #[error("archaware may not use it")]
+    #[error("archaware may not read or change it")]
     Forbidden,
     /// Any other refusal.
     #[error("the API server answered {0}")]

@@ -2,6 +2,7 @@
 //! values are errors that name line and column.
 
 mod admission;
+mod affinity;
 mod defaults;
 mod duration;
 mod file;
@@ -26,6 +27,7 @@ use crate::{
 pub use admission::{
     AdmissionConfig, CertificatesConfig, ListenAddress, OnMiss, OnNoCommonArchitecture,
 };
+pub use affinity::{AffinityConfig, PreferenceConfig, Weight};
 pub use file::{ConfigError, load, parse, schema};
 pub use selector::{LabelSelector, SelectorError};
 pub(crate) use toleration::ARCH;
@@ -137,58 +139,6 @@ pub enum DaemonSets {
     Manage,
     /// They are left alone; a Warning event says what is missing.
     Report,
-}
-
-/// What is added to the node affinity of pods. Kubernetes lets it be set when a pod is created, and while
-/// it is gated: this needs the webhook.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct AffinityConfig {
-    /// Whether the architectures of its images are required.
-    pub required: bool,
-    /// Architectures that are preferred where the images have them.
-    pub preferred: Vec<PreferenceConfig>,
-}
-
-/// An architecture that is preferred.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct PreferenceConfig {
-    /// Which.
-    pub architecture: Architecture,
-    /// How much, from 1 to 100.
-    pub weight: Weight,
-}
-
-/// The weight of a preference, from 1 to 100.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "u8", into = "u8")]
-#[schemars(with = "u8", extend("minimum" = 1, "maximum" = 100))]
-pub struct Weight(u8);
-
-impl Weight {
-    /// From 1 to 100.
-    pub fn get(self) -> u8 {
-        self.0
-    }
-}
-
-impl TryFrom<u8> for Weight {
-    type Error = &'static str;
-
-    fn try_from(weight: u8) -> Result<Self, &'static str> {
-        if (1..=100).contains(&weight) {
-            Ok(Self(weight))
-        } else {
-            Err("a weight is a number from 1 to 100")
-        }
-    }
-}
-
-impl From<Weight> for u8 {
-    fn from(weight: Weight) -> Self {
-        weight.0
-    }
 }
 
 /// The order at start.

@@ -211,7 +211,7 @@ async fn plan_says_what_run_does_and_changes_nothing() {
         ),
         ("DaemonSet", "agent", "changeTemplate", "rolls"),
         ("Pod", "fits", "tolerate", "arm64"),
-        ("Pod", "torn", "none", "no common architecture"),
+        ("Pod", "torn", "none", "share no architecture"),
         ("Pod", "nowhere", "wait", "NotFound"),
     ] {
         assert!(has(kind, name, action, detail), "{kind} {name}: {out}");

@@ -41,7 +41,7 @@ fn exit_statuses_tell_wrong_usage_from_failure() {
         ),
         (&["plan", "--kubeconfig", "/no/such/file"], 1, "kubeconfig"),
         (&["inspect", "UPPER CASE"], 1, ""),
-        (&["run", "--listen", "nowhere"], 2, "127.0.0.1:8080"),
+        (&["run", "--listen", "nowhere"], 2, "not an address like"),
         (&["config", "check", "--log-level", "a=b=c"], 2, "log level"),
     ] {
         let output = run(arguments);

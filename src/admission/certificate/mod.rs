@@ -4,6 +4,7 @@ pub(super) mod bundle;
 mod files;
 mod issue;
 mod own;
+mod stored;
 
 use std::{
     sync::{Arc, PoisonError, RwLock},

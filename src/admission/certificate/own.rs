@@ -6,14 +6,11 @@
 //! the old one's place. So whichever of the two a replica still serves, it is trusted.
 
 use std::{
-    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
-use k8s_openapi::{
-    ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
+use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -24,15 +21,11 @@ use crate::cluster::{
 };
 
 use super::{
-    super::configuration::Published, Authorities, CertificateError, Pair, Served, bundle,
+    super::configuration::Published,
+    Authorities, CertificateError, Served, bundle,
     issue::issue,
+    stored::{Step, Stored, step},
 };
-
-const CERTIFICATE: &str = "tls.crt";
-const KEY: &str = "tls.key";
-const AUTHORITIES: &str = "ca.crt";
-const NEXT_CERTIFICATE: &str = "next.crt";
-const NEXT_KEY: &str = "next.key";
 
 /// In a row: more are no race.
 const MAX_CONFLICTS: u32 = 5;
@@ -50,26 +43,6 @@ pub(in crate::admission) struct Own {
     pub(in crate::admission) published: watch::Receiver<Published>,
     pub(in crate::admission) served: Arc<Served>,
     pub(in crate::admission) authorities: watch::Sender<Authorities>,
-}
-
-/// What the Secret holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Stored {
-    authorities: String,
-    current: Pair,
-    next: Option<Pair>,
-}
-
-/// What the leader does next.
-#[derive(Debug, PartialEq, Eq)]
-enum Step {
-    Nothing,
-    /// A new certificate is made and its authority published.
-    Prepare,
-    /// The new certificate takes the old one's place.
-    Promote,
-    /// Authorities that have expired go.
-    Prune,
 }
 
 /// Why a turn failed.
@@ -255,152 +228,5 @@ impl Own {
     async fn write(&self, seen: &Secret, after: &Stored) -> Result<(), SecretError> {
         let patch = patch::secret(seen, &after.fields());
         secrets::patch::<Secret>(self.client.clone(), &self.namespace, NAME, patch).await
-    }
-}
-
-fn step(
-    stored: &Stored,
-    now: SystemTime,
-    lifetime: Duration,
-    names: &[String],
-    settled: bool,
-) -> Step {
-    if stored.next.is_some() {
-        return if settled {
-            Step::Promote
-        } else {
-            Step::Nothing
-        };
-    }
-    let left = stored
-        .current
-        .expires()
-        .and_then(|at| at.duration_since(now).ok());
-    let left = left.unwrap_or_default();
-    // One that lasts much longer was made when more was allowed.
-    if left < lifetime / 3 || left > lifetime * 2 || !stored.current.is_for(names) {
-        Step::Prepare
-    } else if bundle::pruned(&stored.authorities) != stored.authorities {
-        Step::Prune
-    } else {
-        Step::Nothing
-    }
-}
-
-impl Stored {
-    fn parse(secret: &Secret) -> Option<Self> {
-        let data = secret.data.as_ref()?;
-        let text = |name: &str| String::from_utf8(data.get(name)?.0.clone()).ok();
-        let pair = |certificate, key| {
-            Some(Pair {
-                certificate: text(certificate)?,
-                key: text(key)?,
-            })
-        };
-        Some(Self {
-            authorities: text(AUTHORITIES)?,
-            current: pair(CERTIFICATE, KEY)?,
-            next: pair(NEXT_CERTIFICATE, NEXT_KEY).filter(|next| next.load().is_ok()),
-        })
-    }
-
-    fn is_usable(&self) -> bool {
-        let now = SystemTime::now();
-        self.current.expires().is_some_and(|at| at > now)
-            && self.current.load().is_ok()
-            && self.current.is_of(&bundle::pruned(&self.authorities))
-    }
-
-    fn fields(&self) -> BTreeMap<&'static str, Option<&str>> {
-        let next = self.next.as_ref();
-        BTreeMap::from([
-            (AUTHORITIES, Some(&*self.authorities)),
-            (CERTIFICATE, Some(&*self.current.certificate)),
-            (KEY, Some(&*self.current.key)),
-            (NEXT_CERTIFICATE, next.map(|next| &*next.certificate)),
-            (NEXT_KEY, next.map(|next| &*next.key)),
-        ])
-    }
-
-    fn to_secret(&self) -> Secret {
-        let fields = self.fields().into_iter();
-        let data = fields.filter_map(|(name, text)| {
-            Some((name.to_owned(), ByteString(text?.as_bytes().to_vec())))
-        });
-        Secret {
-            metadata: ObjectMeta {
-                name: Some(NAME.to_owned()),
-                labels: Some(crate::admission::labels()),
-                ..ObjectMeta::default()
-            },
-            type_: Some("kubernetes.io/tls".to_owned()),
-            data: Some(data.collect()),
-            ..Secret::default()
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HOUR: Duration = Duration::from_hours(1);
-
-    fn made(names: &[String], at: SystemTime) -> Stored {
-        let made = issue(names, at, 3 * HOUR).unwrap();
-        Stored {
-            authorities: bundle::with(&made.authority, ""),
-            current: made.pair,
-            next: None,
-        }
-    }
-
-    #[test]
-    fn a_certificate_is_replaced_in_two_steps() {
-        let names = ["archaware.ns.svc".to_owned(), "127.0.0.1".to_owned()];
-        let now = SystemTime::now();
-        let mut stored = made(&names, now);
-        assert!(stored.is_usable());
-        let run = |stored: &Stored, at, names: &[String], settled| {
-            step(stored, at, 3 * HOUR, names, settled)
-        };
-        assert_eq!(run(&stored, now + HOUR, &names, false), Step::Nothing);
-        assert_eq!(
-            run(&stored, now + 2 * HOUR + HOUR / 2, &names, false),
-            Step::Prepare
-        );
-        assert_eq!(
-            run(&stored, now, &["other.svc".to_owned()], true),
-            Step::Prepare
-        );
-        assert_eq!(
-            step(&stored, now, HOUR, &names, true),
-            Step::Prepare,
-            "a shorter lifetime"
-        );
-        stored.next = Some(stored.current.clone());
-        assert_eq!(run(&stored, now + 4 * HOUR, &names, false), Step::Nothing);
-        assert_eq!(run(&stored, now, &names, true), Step::Promote);
-        let expired = made(&names, now - 5 * HOUR);
-        assert!(!expired.is_usable());
-        stored.next = None;
-        stored
-            .authorities
-            .push_str(&issue(&names, now - 5 * HOUR, HOUR).unwrap().authority);
-        assert_eq!(run(&stored, now, &names, true), Step::Prune);
-    }
-
-    #[test]
-    fn the_secret_holds_it_and_shows_no_key() {
-        let stored = made(&["a.svc".to_owned()], SystemTime::now());
-        assert_eq!(Stored::parse(&stored.to_secret()), Some(stored.clone()));
-        assert!(!format!("{stored:?}").contains("PRIVATE"), "{stored:?}");
-        assert_eq!(Stored::parse(&Secret::default()), None);
-        let mut other = stored.clone();
-        other.current.key = made(&["a.svc".to_owned()], SystemTime::now()).current.key;
-        assert!(!other.is_usable(), "a key of another certificate");
-        let mut other = stored.clone();
-        other.authorities = made(&["a.svc".to_owned()], SystemTime::now() - HOUR).authorities;
-        assert!(!other.is_usable(), "an authority of another certificate");
     }
 }
