@@ -143,16 +143,17 @@ impl Own {
             );
             return Ok(true);
         };
-        let is_shown = memory.stored.as_ref().map(|old| &old.current) == Some(&stored.current);
-        if !is_shown {
-            self.served.show(&stored.current)?;
-            tracing::info!("admission certificate served");
-        }
+        // First whom to trust, then what is shown: the registration waits for the second.
         self.authorities.send_if_modified(|old| {
             let changed = old.as_deref() != Some(&*stored.authorities);
             *old = Some((*stored.authorities).into());
             changed
         });
+        let is_shown = memory.stored.as_ref().map(|old| &old.current) == Some(&stored.current);
+        if !is_shown {
+            self.served.show(&stored.current)?;
+            tracing::info!("admission certificate served");
+        }
         memory.stored = Some(stored.clone());
         if !leads {
             memory.settled = None;
