@@ -115,6 +115,7 @@ impl Admission {
             Arc::new(move || shown.expires().is_some_and(|at| at > SystemTime::now()));
         let files = &config.admission.certificates;
         let names = names(&config.admission.url, &self.namespace);
+        let name = names.last().cloned().unwrap_or_default();
         let keeping = if files.certificate.as_os_str().is_empty() {
             let own = Own {
                 client: self.client,
@@ -128,7 +129,7 @@ impl Admission {
             };
             own.run(stop.clone()).left_future()
         } else {
-            Files::new(files, names, is_published, served, authorities)
+            Files::new(files, name, is_published, served, authorities)
                 .run(stop.clone())
                 .right_future()
         };
@@ -155,7 +156,8 @@ impl Admission {
     }
 }
 
-/// What the API server calls the webhook: the certificate has to be good for it.
+/// What the API server calls the webhook, the name that it uses now last: the certificate has to be good for
+/// them.
 fn names(url: &str, namespace: &str) -> Vec<String> {
     let mut names = vec![format!("{NAME}.{namespace}.svc")];
     let uri = url.parse::<::http::Uri>().ok();

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, future::Future, pin::Pin, sync::Arc, time::Duration};
 
+use kube::ResourceExt;
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -14,9 +15,7 @@ use crate::{
     config::{AdmissionConfig, DaemonSets, OnMiss, OnNoCommonArchitecture},
     inspect::{self, Inspection, Inspector, Stage, Subject, Verdict},
     placement::{
-        added, annotation,
-        mode::{self, InvalidAnnotation},
-        node,
+        added, annotation, mode, node,
         pod::{Change, Decision},
     },
 };
@@ -111,10 +110,10 @@ impl Webhook {
         };
         let mut answer = Answer::default();
         let invalid = inspection.iter().flat_map(|inspection| &inspection.invalid);
-        for InvalidAnnotation { name, value, .. } in invalid {
-            let text = format!("annotation {name} means nothing and is taken as absent: {value:?}");
-            answer.warn(&text);
+        for invalid in invalid {
+            answer.warn(&invalid.to_string());
         }
+        let mut outcome = "decided";
         let (decision, outcome) = match inspection {
             None => (None, "missed"),
             Some(Inspection {
@@ -134,15 +133,17 @@ impl Webhook {
                 if decision == Decision::NoCommonArchitecture {
                     let why = self.inspector.why_nowhere(&images);
                     if self.config().on_no_common_architecture == OnNoCommonArchitecture::Deny {
+                        tracing::info!(namespace = case.namespace, why, "pod refused");
                         answer.refused = Some(format!("archaware: {why}"));
                         return (answer, "denied");
                     }
                     answer.warn(&why);
+                    outcome = "none";
                 }
                 let change = self
                     .inspector
                     .change(&decision, case.subject(), &preferences);
-                (Some((decision, change)), "decided")
+                (Some((decision, change)), outcome)
             }
         };
         // The cluster's own pods never wait for a controller.
@@ -165,6 +166,7 @@ impl Webhook {
         let (change, _) = node::decide(&self.nodes, &node.view());
         let patch = change.map(|change| patch::node(node, change).unguarded());
         let outcome = if patch.is_some() {
+            tracing::info!(node = node.name_any(), "node tainted as it registers");
             "changed"
         } else {
             "unchanged"
@@ -206,13 +208,17 @@ impl Webhook {
                 Verdict::Unresolved(_) => (None, "unresolved"),
                 _ => (None, "ignored"),
             },
+            Some(Ok((change, Decision::NoCommonArchitecture))) => (change, "none"),
             Some(Ok((Some(change), _))) => (Some(change), "changed"),
             Some(Ok((None, _))) => (None, "unchanged"),
         };
-        let answer = Answer {
+        let mut answer = Answer {
             patch: change.map(|change| patch::daemon_set(&set, change).unguarded()),
             ..Answer::default()
         };
+        if outcome == "none" {
+            answer.warn("the images of its template share no architecture: it will run nowhere");
+        }
         (answer, outcome)
     }
 

@@ -157,7 +157,10 @@ impl Session {
                 .unwrap_or_default();
             let change = daemon_set::clean(existing, &inspect::daemon_set::record(set));
             Some((
-                format!("{} tolerations", change.remove.len()),
+                match change.remove.len() {
+                    1 => "1 toleration".to_owned(),
+                    number => format!("{number} tolerations"),
+                },
                 patch::daemon_set(set, change),
             ))
         };

@@ -90,7 +90,7 @@ enum Command {
     Run(run::Run),
     /// Show what run would change now, without changing it
     Plan(plan::Plan),
-    /// Undo: remove archaware's taints, tolerations and Lease from the cluster
+    /// Undo: remove archaware's webhook, gates, taints, tolerations and Lease from the cluster
     Clean(clean::Clean),
     /// Show the platforms of images
     Inspect(inspect::Inspect),

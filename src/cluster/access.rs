@@ -86,7 +86,9 @@ pub fn needed(namespace: &str, config: &Config) -> Vec<Permission> {
 /// What the webhook needs besides.
 fn admission(namespace: &str, config: &Config) -> Vec<Permission> {
     let admission = &config.admission;
-    let own_certificate = admission.certificates.certificate.as_os_str().is_empty();
+    let files = &admission.certificates;
+    let own_certificate = files.certificate.as_os_str().is_empty();
+    let tells = own_certificate || !files.authority.as_os_str().is_empty();
     // The name of an object is not known to the authoriser when it is created.
     let configuration = |verb| Permission {
         group: "admissionregistration.k8s.io",
@@ -104,8 +106,8 @@ fn admission(namespace: &str, config: &Config) -> Vec<Permission> {
     };
     let (mut needed, all) = (Vec::new(), ["create", "get", "patch"]);
     if admission.enabled && admission.manage_configuration {
-        needed.extend(all.map(configuration));
-    } else if admission.enabled && own_certificate {
+        needed.extend(["create", "get", "patch", "delete"].map(configuration));
+    } else if admission.enabled && tells {
         needed.extend(["get", "patch"].map(configuration));
     }
     if admission.enabled && own_certificate {

@@ -158,11 +158,9 @@ fn admission_problem(config: &Config) -> Option<&'static str> {
     } else if admission.budget < MIN_BUDGET {
         Some("admission.budget is shorter than 10ms: no image could ever be looked up")
     } else if admission.budget > MAX_BUDGET {
-        Some(
-            "admission.budget is longer than 10s: the API server gives up on webhooks, and users on it",
-        )
+        Some("admission.budget is longer than 10s, the most that a pod may wait")
     } else if !admission.url.is_empty() && !is_webhook_url(&admission.url) {
-        Some("admission.url is an https URL without user, query or fragment")
+        Some("admission.url has to be an https URL without user, query or fragment")
     } else {
         None
     }

@@ -224,8 +224,7 @@ impl Judge {
             value,
             on_namespace,
         } = invalid;
-        let note = format!("annotation {name} means nothing and is taken as absent: {value:?}");
-        let reason = EventReason::InvalidAnnotation;
+        let (note, reason) = (invalid.to_string(), EventReason::InvalidAnnotation);
         if !on_namespace {
             self.tell(about, reason, hash_of(&(name, value)), note);
         } else if let Some(carrier) = self.namespaces.get(namespace) {

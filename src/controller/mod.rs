@@ -68,7 +68,11 @@ pub enum RunError {
     #[error(transparent)]
     Access(#[from] AccessError),
     /// Permissions are missing.
-    #[error("archaware lacks permissions, apply its ClusterRole again:\n{}", list(.0))]
+    #[error(
+        "archaware lacks permissions; apply manifests/archaware.yaml again, and with admission on \
+         manifests/webhook/permissions.yaml:\n{}",
+        list(.0)
+    )]
     Lacking(Vec<Permission>),
     /// A part that has to run ended.
     #[error("{0} ended; the process cannot go on without it")]

@@ -1,6 +1,9 @@
 //! Which rule applies to a pod: the nearest wins.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -40,6 +43,26 @@ pub struct InvalidAnnotation {
     pub value: String,
     /// Whether it stands on the namespace rather than on the pod.
     pub on_namespace: bool,
+}
+
+impl fmt::Display for InvalidAnnotation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, value) = (self.name, &self.value);
+        let wants = match name {
+            annotation::MODE => "inspect, any or ignore",
+            annotation::ARCHITECTURES => "architectures like amd64,arm64",
+            _ => "weights from 0 to 100 like arm64=80,amd64=20",
+        };
+        let of = if self.on_namespace {
+            " of the namespace"
+        } else {
+            ""
+        };
+        write!(
+            f,
+            "annotation {name}{of} is taken as absent: {value:?} is not {wants}"
+        )
+    }
 }
 
 type Annotations = BTreeMap<String, String>;

@@ -27,7 +27,7 @@ pub(in crate::admission) struct Files {
     key: PathBuf,
     authority: Option<PathBuf>,
     /// What the API server calls the webhook.
-    names: Vec<String>,
+    name: String,
     /// What the API server has been told to trust, if this replica tells it.
     published: watch::Receiver<Published>,
     served: Arc<Served>,
@@ -37,7 +37,7 @@ pub(in crate::admission) struct Files {
 impl Files {
     pub(in crate::admission) fn new(
         config: &CertificatesConfig,
-        names: Vec<String>,
+        name: String,
         published: watch::Receiver<Published>,
         served: Arc<Served>,
         authorities: watch::Sender<Authorities>,
@@ -47,7 +47,7 @@ impl Files {
             certificate: config.certificate.clone(),
             key: config.key.clone(),
             authority,
-            names,
+            name,
             published,
             served,
             authorities,
@@ -112,10 +112,10 @@ impl Files {
         }
         if shown.as_ref() != Some(&pair) {
             self.served.show(&pair)?;
-            if !pair.is_for(&self.names) {
-                let names = self.names.join(", ");
+            if !pair.is_for(std::slice::from_ref(&self.name)) {
+                let name = &self.name;
                 tracing::warn!(
-                    names,
+                    name,
                     "the admission certificate is not for what the API server calls us"
                 );
             }

@@ -78,7 +78,7 @@ impl Own {
     /// Runs until `stop`.
     pub(in crate::admission) async fn run(self, stop: CancellationToken) {
         let (mut memory, mut told) = (Memory::default(), None);
-        let mut conflicts = 0;
+        let (mut conflicts, mut leadership) = (0, self.leadership.clone());
         loop {
             let turn = self.turn(&mut memory);
             let Some(result) = stop.run_until_cancelled(turn).await else {
@@ -108,9 +108,11 @@ impl Own {
             } else {
                 self.period()
             };
-            let pause = tokio::time::sleep(pause);
-            if stop.run_until_cancelled(pause).await.is_none() {
-                return;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+                // Whoever leads now has something to do, perhaps.
+                _ = leadership.changed() => {}
             }
         }
     }
@@ -149,6 +151,13 @@ impl Own {
             *old = Some((*stored.authorities).into());
             changed
         });
+        let has_expired = stored
+            .current
+            .expires()
+            .is_none_or(|at| at <= SystemTime::now());
+        if has_expired && !leads {
+            return Ok(false);
+        }
         let is_shown = memory.stored.as_ref().map(|old| &old.current) == Some(&stored.current);
         if !is_shown {
             self.served.show(&stored.current)?;

@@ -59,7 +59,7 @@ impl Keeper {
     /// Runs until `stop`.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         let keeping = async {
-            let mut told = None;
+            let (mut told, mut warned) = (None, false);
             loop {
                 if self.leadership.wait_for(|leading| *leading).await.is_err()
                     || self.is_served.wait_for(|served| *served).await.is_err()
@@ -69,6 +69,14 @@ impl Keeper {
                 let authorities = self.authorities.borrow_and_update().clone();
                 match self.keep(authorities).await {
                     Ok(published) => {
+                        let unknown = published == Published::Nowhere && self.is_told();
+                        if unknown && !warned {
+                            tracing::warn!(
+                                "there is no MutatingWebhookConfiguration {NAME}, and \
+                                 admission.manageConfiguration is false: nobody asks the webhook"
+                            );
+                        }
+                        warned = unknown;
                         self.published.send_if_modified(|old| {
                             let changed = *old != published;
                             *old = published;
@@ -77,7 +85,7 @@ impl Keeper {
                         told = None;
                     }
                     Err(error) => {
-                        let error = crate::image::chain(&error);
+                        let error = words(&error);
                         if told.as_ref() != Some(&error) {
                             tracing::warn!(error, "webhook configuration not kept; trying again");
                             told = Some(error);
@@ -91,6 +99,13 @@ impl Keeper {
             }
         };
         stop.run_until_cancelled(keeping).await;
+    }
+
+    /// Whether a configuration of the user's own is told whom to trust.
+    fn is_told(&self) -> bool {
+        let admission = &self.config.admission;
+        let own = admission.certificates.certificate.as_os_str().is_empty();
+        own && !admission.manage_configuration
     }
 
     async fn keep(&self, authorities: Authorities) -> Result<Published, kube::Error> {
@@ -182,6 +197,14 @@ impl Keeper {
     }
 }
 
+/// What the API server says, without kube's picture of the whole answer.
+fn words(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => crate::image::chain(other),
+    }
+}
+
 /// An authority, and those that are published already and have not expired: another replica may still serve
 /// what they have signed.
 fn merged(authority: &str, found: &DynamicObject) -> Arc<str> {
@@ -254,9 +277,18 @@ pub async fn withdraw(client: Client, mut leadership: watch::Receiver<bool>) {
                 );
             }
             Ok(false) => {}
-            // Nobody who has never had a webhook needs the permission.
             Err(kube::Error::Api(status)) if status.code == 403 => {
-                tracing::debug!("admission is off; its configuration may not be looked for");
+                // Nobody who has never had a webhook needs the permission.
+                if status.message.contains("cannot delete") {
+                    tracing::warn!(
+                        "admission is off, and its configuration may not be removed: \
+                         kubectl delete mutatingwebhookconfiguration {NAME}"
+                    );
+                } else {
+                    tracing::info!(
+                        "admission is off; whether it is still registered cannot be seen"
+                    );
+                }
                 return;
             }
             Err(error) => {
