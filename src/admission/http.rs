@@ -160,7 +160,12 @@ impl Handler {
         if !is_json(request.headers()) {
             return Err(Refusal::Type);
         }
-        let _room = self.room(request.headers())?;
+        let room = self.room(request.headers());
+        if matches!(room, Err(Refusal::TooLarge)) {
+            discard(request.into_body()).await;
+            return Err(Refusal::TooLarge);
+        }
+        let _room = room?;
         let body = read(request.into_body()).await?;
         let expected = path.expected();
         let may_go_on = body.len() <= MAX_BACKGROUND;
@@ -221,6 +226,21 @@ async fn read(body: Incoming) -> Result<Bytes, Refusal> {
         Ok(Err(_)) => Err(Refusal::Cut),
         Err(_) => Err(Refusal::Slow),
     }
+}
+
+/// Who still sends does not hear the answer: what is a little too large is let come, and thrown away.
+async fn discard(mut body: Incoming) {
+    let mut left = 4 * MAX_BODY;
+    let all = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            let length = frame.data_ref().map_or(0, Bytes::len);
+            let Some(less) = left.checked_sub(length) else {
+                return;
+            };
+            left = less;
+        }
+    };
+    let _ = tokio::time::timeout(BODY_TIMEOUT, all).await;
 }
 
 /// The body is gone when this is done: hundreds of pods may wait for a registry at once.
