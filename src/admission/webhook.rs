@@ -74,8 +74,8 @@ impl Webhook {
         &self.inspector.config.admission
     }
 
-    /// A pod that is being created.
-    /// A large one is not remembered when nobody waits for it any more.
+    /// A pod that is being created. Unless it `may_go_on`, its images are looked up only while it is waited
+    /// for: a large one is not to be held in memory.
     pub(super) async fn pod(
         &self,
         pod: Pod,

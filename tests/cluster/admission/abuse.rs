@@ -8,7 +8,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{requests::Webhook, *};
+use super::{asked::Webhook, *};
 
 /// A question about a pod with this spec.
 fn question(spec: &Value) -> String {

@@ -2,6 +2,7 @@
 
 mod abuse;
 mod affinity;
+mod asked;
 mod certificates;
 mod gates;
 mod others;

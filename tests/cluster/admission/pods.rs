@@ -162,18 +162,8 @@ async fn a_pod_without_common_architecture_is_refused_or_warned_about() {
     });
     std::fs::write(&file, torn.to_string()).unwrap();
     let apply = || {
-        let kubectl = std::env::var("ARCHAWARE_KUBECTL").unwrap();
-        let output = std::process::Command::new(kubectl)
-            .arg("--kubeconfig")
-            .arg(bed.kubeconfig("admin"))
-            .args(["apply", "-f"])
-            .arg(&file)
-            .output()
-            .unwrap();
-        (
-            output.status.success(),
-            String::from_utf8(output.stderr).unwrap(),
-        )
+        let (created, _, says) = bed.try_kubectl(&["apply", "-f", file.to_str().unwrap()]);
+        (created, says)
     };
     {
         let archaware = Controller::admitting(&bed, "", "onNoCommonArchitecture: deny").await;
@@ -198,25 +188,10 @@ async fn a_pod_without_common_architecture_is_refused_or_warned_about() {
 async fn invalid_annotations_are_warned_about() {
     let bed = Bed::take().await;
     let _archaware = Controller::admitting(&bed, "", "").await;
-    let kubectl = std::env::var("ARCHAWARE_KUBECTL").unwrap();
-    let output = std::process::Command::new(kubectl)
-        .arg("--kubeconfig")
-        .arg(bed.kubeconfig("admin"))
-        .args([
-            "-n",
-            &bed.namespace,
-            "run",
-            "odd",
-            "--image",
-            &bed.image("arm64"),
-        ])
-        .args([
-            "--annotations",
-            "archaware.dev/preferred-architectures=arm64:80",
-        ])
-        .output()
-        .unwrap();
-    let says = String::from_utf8(output.stderr).unwrap();
+    let image = bed.image("arm64");
+    let annotation = "archaware.dev/preferred-architectures=arm64:80";
+    let run = ["-n", &bed.namespace, "run", "odd", "--image", &image];
+    let (_, _, says) = bed.try_kubectl(&[&run[..], &["--annotations", annotation]].concat());
     assert!(
         says.contains("Warning: archaware: annotation archaware.dev/preferred-architectures"),
         "{says}"
@@ -314,14 +289,7 @@ async fn a_sidecar_that_comes_later_counts() {
 #[tokio::test]
 async fn namespaces_opt_out_and_prefer() {
     let bed = Bed::take().await;
-    let out = format!("{}-out", bed.namespace);
-    bed.create_namespace(&out, json!({})).await;
-    bed.kubectl(&[
-        "label",
-        "namespace",
-        &out,
-        "archaware.dev/admission=disabled",
-    ]);
+    let out = bed.opted_out().await;
     bed.kubectl(&[
         "annotate",
         "namespace",
@@ -375,14 +343,7 @@ async fn namespaces_opt_out_and_prefer() {
 async fn a_copy_of_a_placed_pod_is_decided_anew() {
     let bed = Bed::take().await;
     bed.three_nodes().await;
-    let out = format!("{}-out", bed.namespace);
-    bed.create_namespace(&out, json!({})).await;
-    bed.kubectl(&[
-        "label",
-        "namespace",
-        &out,
-        "archaware.dev/admission=disabled",
-    ]);
+    let out = bed.opted_out().await;
     let _archaware = Controller::admitting(&bed, "", "").await;
     bed.tainted().await;
     let elsewhere: Api<Pod> = Api::namespaced(bed.client.clone(), &out);

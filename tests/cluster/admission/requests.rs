@@ -1,20 +1,14 @@
 //! Requests from a real API server, kept as fixtures; and such as no API server sends.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::path::{Path, PathBuf};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use futures::StreamExt;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use reqwest::StatusCode;
-use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
-use tokio::net::TcpStream;
-use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::*;
+use super::{asked::Webhook, *};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -144,71 +138,6 @@ fn load(name: &str, bed: &Bed) -> Value {
         .replace("NAMESPACE", &bed.namespace)
         .replace("REGISTRY", &bed.registry());
     serde_json::from_str(&text).unwrap()
-}
-
-/// A webhook that is asked directly.
-pub(super) struct Webhook {
-    client: reqwest::Client,
-    bundle: Vec<u8>,
-    pub(super) address: String,
-    pub(super) archaware: Controller,
-}
-
-impl Webhook {
-    pub(super) async fn start(bed: &Bed, config: &str) -> Self {
-        let port = free_port();
-        let config = format!("{config}{}", admission(port, ""));
-        let archaware = Controller::start(bed, &config);
-        bed.asked().await;
-        let bundle = bed.webhook_authorities().await;
-        Self {
-            client: client(&bundle),
-            bundle,
-            address: format!("https://127.0.0.1:{port}"),
-            archaware,
-        }
-    }
-
-    pub(super) async fn send(
-        &self,
-        path: &str,
-        body: impl Into<reqwest::Body>,
-    ) -> (StatusCode, String) {
-        let request = self.client.post(format!("{}{path}", self.address));
-        let request = request
-            .header("content-type", "application/json")
-            .body(body);
-        let response = request.send().await.unwrap();
-        (response.status(), response.text().await.unwrap())
-    }
-
-    /// A connection after its handshake.
-    pub(super) async fn connect(&self) -> TlsStream<TcpStream> {
-        self.connect_with(rustls::DEFAULT_VERSIONS, b"http/1.1")
-            .await
-    }
-
-    pub(super) async fn connect_with(
-        &self,
-        versions: &[&'static rustls::SupportedProtocolVersion],
-        protocol: &[u8],
-    ) -> TlsStream<TcpStream> {
-        let mut roots = rustls::RootCertStore::empty();
-        for authority in CertificateDer::pem_slice_iter(&self.bundle) {
-            roots.add(authority.unwrap()).unwrap();
-        }
-        let mut tls = rustls::ClientConfig::builder_with_protocol_versions(versions)
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        tls.alpn_protocols = vec![protocol.to_vec()];
-        let address = self.address.trim_start_matches("https://");
-        let stream = TcpStream::connect(address).await.unwrap();
-        let name = ServerName::try_from("127.0.0.1").unwrap();
-        TlsConnector::from(Arc::new(tls))
-            .connect(name, stream)
-            .await
-            .unwrap()
-    }
 }
 
 /// The operations of an answer, as the API server reads them.

@@ -8,13 +8,10 @@ use hyper::{body::Bytes, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use kube::{Api, api::PostParams};
-use rcgen::generate_simple_self_signed;
-use rustls::pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, task::JoinHandle};
-use tokio_rustls::TlsAcceptor;
 
-use super::Bed;
+use super::{Bed, tls::self_signed};
 
 /// Ends when it is dropped; its configuration is deleted with the next test.
 pub(crate) struct Hook {
@@ -30,13 +27,7 @@ impl Hook {
         rule: Value,
         patch: impl Fn(&Value) -> Value + Send + Sync + 'static,
     ) -> Self {
-        let made = generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-        let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
-        let tls = rustls::ServerConfig::builder()
-            .with_no_client_auth()
-            .with_single_cert(vec![made.cert.der().clone()], key)
-            .unwrap();
-        let tls = TlsAcceptor::from(Arc::new(tls));
+        let (tls, certificate) = self_signed();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
         let seen: Arc<Mutex<Vec<Value>>> = Arc::default();
@@ -76,7 +67,7 @@ impl Hook {
             "metadata": {"name": name},
             "webhooks": [{
                 "name": format!("{name}.example.com"),
-                "clientConfig": {"url": url, "caBundle": STANDARD.encode(made.cert.pem())},
+                "clientConfig": {"url": url, "caBundle": STANDARD.encode(certificate)},
                 "rules": [rule], "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": "Fail",
             }],
         });

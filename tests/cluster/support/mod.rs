@@ -6,6 +6,7 @@ mod controller;
 mod hook;
 mod machine;
 mod objects;
+mod tls;
 mod wait;
 
 use std::{
@@ -37,6 +38,8 @@ pub(crate) use controller::Controller;
 pub(crate) use hook::Hook;
 #[allow(unused_imports, reason = "the bench does not need all of them")]
 pub(crate) use objects::{architectures_of, pod, pod_spec, taints};
+#[allow(unused_imports, reason = "the tests do not need all of them")]
+pub(crate) use tls::self_signed;
 #[allow(unused_imports, reason = "the bench does not need all of them")]
 pub(crate) use wait::{DEADLINE, eventually, never};
 
@@ -307,6 +310,13 @@ impl Bed {
 
     /// Runs kubectl as administrator; it has to succeed.
     pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
+        let (done, output, error) = self.try_kubectl(arguments);
+        assert!(done, "kubectl {arguments:?}: {error}");
+        output
+    }
+
+    /// Runs kubectl as administrator: whether it succeeded, stdout, stderr.
+    pub(crate) fn try_kubectl(&self, arguments: &[&str]) -> (bool, String, String) {
         let kubectl = std::env::var("ARCHAWARE_KUBECTL").expect("hack/test.sh sets it");
         let output = Command::new(kubectl)
             .arg("--kubeconfig")
@@ -314,9 +324,12 @@ impl Bed {
             .args(arguments)
             .output()
             .unwrap();
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "kubectl {arguments:?}: {error}");
-        String::from_utf8(output.stdout).unwrap()
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (
+            output.status.success(),
+            text(output.stdout),
+            text(output.stderr),
+        )
     }
 
     /// Runs archaware to its end: exit status, stdout, stderr.
@@ -366,6 +379,20 @@ impl Bed {
             accounts.get("default").await.ok()
         })
         .await;
+    }
+
+    /// A second namespace, which the webhook is not asked about.
+    #[allow(dead_code, reason = "the bench has its own")]
+    pub(crate) async fn opted_out(&self) -> String {
+        let name = format!("{}-out", self.namespace);
+        self.create_namespace(&name, json!({})).await;
+        self.kubectl(&[
+            "label",
+            "namespace",
+            &name,
+            "archaware.dev/admission=disabled",
+        ]);
+        name
     }
 
     /// A Ready node of an architecture.

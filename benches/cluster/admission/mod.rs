@@ -2,184 +2,31 @@
 //!
 //! The floor is a server of the same library that reads the question and answers "allowed".
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+mod client;
+
+use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use http_body_util::{BodyExt, Full};
-use hyper::{
-    Request, Response,
-    body::{Bytes, Incoming},
-    client::conn::{http1, http2},
-    service::service_fn,
-};
+use hyper::{Request, body::Bytes, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Secret};
 use kube::{Api, ResourceExt, api::ListParams};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject};
-use serde_json::{Value, json};
+use serde_json::json;
 use testimg::{FakeRegistry, Script};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream};
 
 use crate::{
     median, process, report,
     support::{Bed, Controller, DEADLINE, admission, eventually, free_port, pod_spec},
 };
 
+use client::{Target, floor, question};
+
 const SAMPLES: usize = 20_000;
 const WARM_UP: usize = 2000;
 const CONNECTIONS: usize = 16;
 const IMAGES: usize = 20_000;
 const REPLICAS: usize = 300;
-
-/// One connection.
-struct Connection(http1::SendRequest<Full<Bytes>>);
-
-/// Whom a client asks, and whom it trusts.
-#[derive(Clone)]
-struct Target {
-    port: u16,
-    tls: Arc<rustls::ClientConfig>,
-}
-
-impl Target {
-    fn new(port: u16, authorities: &[u8]) -> Self {
-        let mut roots = rustls::RootCertStore::empty();
-        for authority in CertificateDer::pem_slice_iter(authorities) {
-            roots.add(authority.unwrap()).unwrap();
-        }
-        let tls = rustls::ClientConfig::builder()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        Self {
-            port,
-            tls: Arc::new(tls),
-        }
-    }
-
-    async fn stream(&self, protocols: &[&[u8]]) -> TlsStream<TcpStream> {
-        let stream = TcpStream::connect(("127.0.0.1", self.port)).await.unwrap();
-        stream.set_nodelay(true).unwrap();
-        let name = ServerName::try_from("127.0.0.1").unwrap();
-        let mut tls = (*self.tls).clone();
-        tls.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
-        let tls = TlsConnector::from(Arc::new(tls));
-        tls.connect(name, stream).await.unwrap()
-    }
-
-    async fn connect(&self) -> Connection {
-        let stream = self.stream(&[b"http/1.1"]).await;
-        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
-        tokio::spawn(connection);
-        Connection(sender)
-    }
-}
-
-impl Connection {
-    /// Milliseconds to the answer, and the answer.
-    async fn ask(&mut self, question: &Bytes) -> (f64, Bytes) {
-        let request = Request::post("/pods")
-            .header("host", "127.0.0.1")
-            .header("content-type", "application/json")
-            .body(Full::new(question.clone()))
-            .unwrap();
-        let started = Instant::now();
-        let answer = self.0.send_request(request).await.unwrap();
-        assert_eq!(answer.status(), 200);
-        let body = answer.into_body().collect().await.unwrap().to_bytes();
-        (started.elapsed().as_secs_f64() * 1000.0, body)
-    }
-}
-
-/// A question about a pod of 8 KB: two containers with much environment, as the API server sends it.
-fn question(image: &str) -> Bytes {
-    let environment = |n: usize| json!({"name": format!("SETTING_{n}"), "value": format!("https://service-{n}.example.svc:8443/path")});
-    let environment: Vec<Value> = (0..41).map(environment).collect();
-    let container = |name: &str| {
-        json!({
-            "name": name, "image": image, "imagePullPolicy": "IfNotPresent", "env": environment,
-            "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}},
-            "readinessProbe": {"httpGet": {"path": "/ready", "port": 8080, "scheme": "HTTP"}, "periodSeconds": 10},
-            "volumeMounts": [{"name": "kube-api-access-abcde", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": true}],
-            "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File",
-        })
-    };
-    let pod = json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {
-            "generateName": "web-7d9c5b8f6d-", "namespace": "default", "labels": {"app": "web", "pod-template-hash": "7d9c5b8f6d"},
-            "annotations": {"prometheus.io/scrape": "true"},
-            "managedFields": [{"manager": "kube-controller-manager", "operation": "Update", "fieldsV1": {"f:metadata": {"f:labels": {}}}}],
-        },
-        "spec": {
-            "containers": [container("web"), container("side")], "schedulerName": "default-scheduler",
-            "serviceAccountName": "default", "terminationGracePeriodSeconds": 30, "dnsPolicy": "ClusterFirst",
-            "tolerations": [
-                {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
-                {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
-            ],
-        },
-    });
-    let size = pod.to_string().len();
-    assert!((7500..8700).contains(&size), "{size}");
-    let review = json!({
-        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-        "request": {
-            "uid": "6d4b1f3e-3b0c-4f63-9d3c-0d1f2d1e8a11", "operation": "CREATE", "namespace": "default", "dryRun": false,
-            "kind": {"group": "", "version": "v1", "kind": "Pod"}, "resource": {"group": "", "version": "v1", "resource": "pods"},
-            "userInfo": {"username": "system:serviceaccount:kube-system:replicaset-controller"},
-            "object": pod, "oldObject": null,
-        },
-    });
-    review.to_string().into()
-}
-
-/// The floor: reads everything, answers always the same.
-fn floor() -> Target {
-    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-    let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
-    let tls = rustls::ServerConfig::builder()
-        .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
-        .unwrap();
-    let tls = TlsAcceptor::from(Arc::new(tls));
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.set_nonblocking(true).unwrap();
-    let target = Target::new(
-        listener.local_addr().unwrap().port(),
-        made.cert.pem().as_bytes(),
-    );
-    let serve = async move {
-        let listener = TcpListener::from_std(listener).unwrap();
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            stream.set_nodelay(true).unwrap();
-            let tls = tls.clone();
-            tokio::spawn(async move {
-                let answer = service_fn(|request: Request<Incoming>| async move {
-                    request.into_body().collect().await?;
-                    let allowed = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{"uid":"6d4b1f3e-3b0c-4f63-9d3c-0d1f2d1e8a11","allowed":true}}"#;
-                    Ok::<_, hyper::Error>(Response::new(Full::new(Bytes::from(allowed))))
-                });
-                let stream = TokioIo::new(tls.accept(stream).await.unwrap());
-                let _ = hyper::server::conn::http1::Builder::new()
-                    .serve_connection(stream, answer)
-                    .await;
-            });
-        }
-    };
-    // A thread of its own, like the process that it stands for. It ends with this one.
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        runtime.unwrap().block_on(serve);
-    });
-    target
-}
 
 /// Milliseconds of each of many questions, on so many connections; and how many a second.
 async fn ask_all(target: &Target, connections: usize, question: &Bytes) -> (Vec<f64>, f64) {

@@ -1,0 +1,17 @@
+//! TLS servers of tests and benches.
+
+use std::sync::Arc;
+
+use rustls::pki_types::PrivateKeyDer;
+use tokio_rustls::TlsAcceptor;
+
+/// A server for 127.0.0.1, and its certificate, PEM: it is its own authority.
+pub(crate) fn self_signed() -> (TlsAcceptor, String) {
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+    let tls = rustls::ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .unwrap();
+    (TlsAcceptor::from(Arc::new(tls)), made.cert.pem())
+}
