@@ -2,7 +2,7 @@
 # The figures of the README, each beside its floor from the same run.   hack/bench.sh [cold restart warm cache hung memory latency admission rollout ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-hack/testbed/install.sh
+hack/install.sh
 . hack/testbed/lib.sh
 work=$(mktemp -d "${TMPDIR:-/tmp}/archaware-bench.XXXXXX")
 trap 'trap - EXIT; hack/testbed/down.sh "$work/bed"; rm -rf "$work"' EXIT

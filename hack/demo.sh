@@ -3,7 +3,7 @@
 # test images, archaware, then workloads. Prints where each pod landed and why. Ends everything that it started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-hack/testbed/install.sh
+hack/install.sh
 . hack/testbed/lib.sh
 work=$(mktemp -d "${TMPDIR:-/tmp}/archaware-demo.XXXXXX")
 bed=$work/bed

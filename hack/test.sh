@@ -7,7 +7,7 @@
 # ARCHAWARE_TEST_EXISTING_CLUSTER=yes uses the cluster of KUBECONFIG. Tests DELETE ITS NODES AND PODS: throw-away ones only
 set -euo pipefail
 cd "$(dirname "$0")/.."
-hack/testbed/install.sh
+hack/install.sh
 . hack/testbed/lib.sh
 work=$(mktemp -d "${TMPDIR:-/tmp}/archaware-test.XXXXXX")
 # Some processes run as nobody, and have to find their files.

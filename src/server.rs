@@ -1,4 +1,5 @@
-//! The HTTP side: `/metrics`, `/healthz`, `/readyz`. Nothing here takes input.
+//! The HTTP side: `/metrics`, `/healthz`, `/readyz`, and `/log-level`, the only one that takes input, and that from
+//! this machine (or pod) alone: whoever may `kubectl port-forward` comes from there.
 
 use std::{
     future::Future,
@@ -9,7 +10,7 @@ use std::{
 
 use axum::{
     Router,
-    extract::State,
+    extract::{ConnectInfo, DefaultBodyLimit, State},
     http::{StatusCode, header::CONTENT_TYPE},
     response::IntoResponse,
     routing::get,
@@ -17,7 +18,7 @@ use axum::{
 use kube::Client;
 use tokio::{net::TcpListener, sync::watch};
 
-use crate::{admission::Readiness, metrics::Metrics};
+use crate::{admission::Readiness, controller::Unread, metrics::Metrics, telemetry::LogLevel};
 
 /// A probe waits a second by default; the answer has to come before.
 const API_CHECK: Duration = Duration::from_millis(800);
@@ -27,13 +28,18 @@ const API_CHECK: Duration = Duration::from_millis(800);
 pub struct Health {
     /// Where metrics are.
     pub metrics: Metrics,
-    /// Whether every list has been read once.
-    pub synced: watch::Receiver<bool>,
+    /// Which lists have not been read yet.
+    pub unread: watch::Receiver<Unread>,
     /// Whether the webhook can serve; `None`: there is none.
     pub admission: Option<Readiness>,
     /// To see whether the API server answers.
     pub client: Client,
+    /// What is logged.
+    pub log_level: LogLevel,
 }
+
+/// A filter for every module of archaware and kube is shorter.
+const MAX_LEVEL: usize = 1024;
 
 /// Listens. Fails at once when the address is taken. Every address means those of IPv4 where a machine
 /// has no IPv6.
@@ -58,7 +64,10 @@ pub async fn serve(
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
-        .with_state(health);
+        .route("/log-level", get(log_level).put(set_log_level))
+        .layer(DefaultBodyLimit::max(MAX_LEVEL))
+        .with_state(health)
+        .into_make_service_with_connect_info::<SocketAddr>();
     axum::serve(listener, router)
         .with_graceful_shutdown(stop)
         .await
@@ -74,24 +83,52 @@ async fn metrics(State(health): State<Health>) -> impl IntoResponse {
     }
 }
 
-async fn ready(State(health): State<Health>) -> (StatusCode, &'static str) {
-    if !*health.synced.borrow() {
-        return (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "lists of namespaces, pods, DaemonSets and nodes not read yet\n",
-        );
+/// A line for each thing that has to be right, in the way of the API server's own `/readyz?verbose`.
+async fn ready(State(health): State<Health>) -> (StatusCode, String) {
+    let mut lines = Vec::new();
+    let unread = health.unread.borrow().clone();
+    lines.push(match unread.as_slice() {
+        [] => Ok("lists"),
+        unread => Err(format!("lists not read yet: {}", unread.join(", "))),
+    });
+    if let Some(ready) = &health.admission {
+        let why = "the admission webhook has no certificate that is good now";
+        lines.push(ready().then_some("webhook").ok_or(why.to_owned()));
     }
-    if health.admission.as_ref().is_some_and(|ready| !ready()) {
-        return (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the admission webhook has no certificate that is good now\n",
-        );
+    let asked = tokio::time::timeout(API_CHECK, health.client.apiserver_version()).await;
+    lines.push(match asked {
+        Ok(Ok(_)) => Ok("API server"),
+        Ok(Err(error)) => Err(format!("the API server: {}", crate::image::chain(&error))),
+        Err(_) => Err("the API server does not answer".to_owned()),
+    });
+    let all = lines.iter().all(Result::is_ok);
+    let body = lines.into_iter().map(|line| match line {
+        Ok(part) => format!("[+] {part} ok\n"),
+        Err(why) => format!("[-] {why}\n"),
+    });
+    let status = if all {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (status, body.collect())
+}
+
+async fn log_level(State(health): State<Health>) -> String {
+    health.log_level.get() + "\n"
+}
+
+async fn set_log_level(
+    State(health): State<Health>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    level: String,
+) -> (StatusCode, String) {
+    if !peer.ip().to_canonical().is_loopback() {
+        let why = "only from this machine; with kubectl port-forward, for instance\n";
+        return (StatusCode::FORBIDDEN, why.to_owned());
     }
-    match tokio::time::timeout(API_CHECK, health.client.apiserver_version()).await {
-        Ok(Ok(_)) => (StatusCode::OK, "ok\n"),
-        _ => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the API server does not answer\n",
-        ),
+    match health.log_level.set(level.trim()) {
+        Ok(()) => (StatusCode::OK, health.log_level.get() + "\n"),
+        Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")),
     }
 }

@@ -1,8 +1,11 @@
 //! Logs: text on a terminal, JSON otherwise, always on stderr.
 
-use std::io::IsTerminal;
+use std::{
+    io::IsTerminal,
+    sync::{Arc, Mutex, PoisonError},
+};
 
-use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan};
+use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan, reload};
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -23,27 +26,62 @@ pub enum LogFormat {
 )]
 pub struct LevelError(String);
 
-/// Starts logging. `level` is a level for archaware itself, or a filter for everything.
-pub fn init(level: &str, format: LogFormat) -> Result<(), LevelError> {
-    // Libraries are heard when something is wrong. kube's spans are made at INFO for every single
-    // reconciliation: below that they cost nothing.
+/// What is logged, which can be changed while the process runs. Cheap to clone.
+#[derive(Clone)]
+pub struct LogLevel {
+    current: Arc<Mutex<String>>,
+    replace: Arc<dyn Fn(EnvFilter) -> Result<(), reload::Error> + Send + Sync>,
+}
+
+impl LogLevel {
+    /// The level or filter that holds now.
+    pub fn get(&self) -> String {
+        let current = self.current.lock();
+        current.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Another one from now on.
+    pub fn set(&self, level: &str) -> Result<(), LevelError> {
+        let filter = filter(level)?;
+        (self.replace)(filter).map_err(|_| LevelError(level.to_owned()))?;
+        level.clone_into(&mut self.current.lock().unwrap_or_else(PoisonError::into_inner));
+        tracing::warn!(level, "log level changed");
+        Ok(())
+    }
+}
+
+/// A level is for archaware itself, a filter for everything. Libraries are heard when something is wrong.
+/// kube's spans are made at INFO for every single reconciliation: below that they cost nothing.
+fn filter(level: &str) -> Result<EnvFilter, LevelError> {
     let directives = match level {
         "error" | "warn" | "info" | "debug" | "trace" => format!("warn,archaware={level}"),
         filter => filter.to_owned(),
     };
-    let filter = EnvFilter::try_new(&directives).map_err(|_| LevelError(level.to_owned()))?;
+    EnvFilter::try_new(&directives).map_err(|_| LevelError(level.to_owned()))
+}
+
+/// Starts logging. `level` is a level for archaware itself, or a filter for everything.
+pub fn init(level: &str, format: LogFormat) -> Result<LogLevel, LevelError> {
     let terminal = std::io::stderr().is_terminal();
     let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(filter(level)?)
         .with_span_events(FmtSpan::NONE)
         .with_writer(std::io::stderr)
         .with_ansi(terminal);
     let text = format == LogFormat::Text || (format == LogFormat::Auto && terminal);
+    let current = Arc::new(Mutex::new(level.to_owned()));
     // A second initialisation (in tests) changes nothing.
-    let _ = if text {
-        builder.with_target(false).try_init()
+    Ok(if text {
+        let builder = builder.with_target(false).with_filter_reloading();
+        let handle = builder.reload_handle();
+        let _ = builder.try_init();
+        let replace = Arc::new(move |filter| handle.reload(filter));
+        LogLevel { current, replace }
     } else {
-        builder.json().flatten_event(true).try_init()
-    };
-    Ok(())
+        let builder = builder.json().flatten_event(true).with_filter_reloading();
+        let handle = builder.reload_handle();
+        let _ = builder.try_init();
+        let replace = Arc::new(move |filter| handle.reload(filter));
+        LogLevel { current, replace }
+    })
 }

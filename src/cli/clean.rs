@@ -84,7 +84,7 @@ impl Clean {
         let mut session = Session {
             writer: Writer::new(
                 AT_ONCE,
-                lease.leading.clone(),
+                &lease.leadership,
                 CancellationToken::new(),
                 metrics,
             ),

@@ -27,7 +27,7 @@ use crate::{
         credentials::{DockerConfigError, NodeCredentials, ProviderError, Providers},
     },
     metrics::Metrics,
-    telemetry::{self, LogFormat},
+    telemetry::{self, LogFormat, LogLevel},
 };
 
 /// Keeps pods off nodes whose CPU architecture their images cannot run on
@@ -133,10 +133,13 @@ const USAGE: u8 = 2;
 /// 3 refused.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Err(error) = telemetry::init(&cli.global.log_level, cli.global.log_format) {
-        eprintln!("error: {error}");
-        return ExitCode::from(USAGE);
-    }
+    let log_level = match telemetry::init(&cli.global.log_level, cli.global.log_format) {
+        Ok(log_level) => log_level,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::from(USAGE);
+        }
+    };
     // Two threads are enough: the work is waiting, and each thread costs an arena of memory. Those that may
     // block are made when they are needed: names are looked up there, and one that hangs outlives its request.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -145,7 +148,7 @@ pub fn main() -> ExitCode {
         .enable_all()
         .build();
     let result = match runtime {
-        Ok(runtime) => runtime.block_on(cli.execute()),
+        Ok(runtime) => runtime.block_on(cli.execute(log_level)),
         Err(error) => Err(error).context("cannot start the runtime"),
     };
     match result {
@@ -161,9 +164,9 @@ pub fn main() -> ExitCode {
 }
 
 impl Cli {
-    async fn execute(self) -> anyhow::Result<Status> {
+    async fn execute(self, log_level: LogLevel) -> anyhow::Result<Status> {
         match self.command {
-            Command::Run(command) => command.execute(self.global).await,
+            Command::Run(command) => command.execute(self.global, log_level).await,
             Command::Plan(command) => command.execute(self.global).await,
             Command::Clean(command) => command.execute(self.global).await,
             Command::Inspect(command) => command.execute(self.global).await,

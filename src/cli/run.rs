@@ -23,8 +23,9 @@ use crate::{
     controller::{self, RunError},
     image::Resolver,
     inspect::Inspector,
-    metrics::Metrics,
+    metrics::{MAX_HOSTS, Metrics},
     server::{self, Health},
+    telemetry::LogLevel,
 };
 
 use super::{Global, Keep, Status, resolver};
@@ -42,7 +43,11 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
+    pub(super) async fn execute(
+        self,
+        global: Global,
+        log_level: LogLevel,
+    ) -> anyhow::Result<Status> {
         let config = Arc::new(global.load_config()?);
         let metrics = Metrics::default();
         let client = global.client(&metrics).await?;
@@ -65,7 +70,7 @@ impl Run {
             policy: Arc::new((&*config).into()),
             config: config.clone(),
         };
-        let (synced, is_synced) = watch::channel(false);
+        let (unread, is_unread) = watch::channel(controller::LISTS.to_vec());
         let run = controller::Run {
             client: client.clone(),
             config,
@@ -74,15 +79,16 @@ impl Run {
             namespace,
             election,
             metrics: metrics.clone(),
-            synced,
+            unread,
         };
         let (ready, webhook) = webhook(&run, &stop).await?;
         let mut webhook = tokio::spawn(webhook);
         let health = Health {
             metrics,
-            synced: is_synced,
+            unread: is_unread,
             admission: ready.clone(),
             client,
+            log_level,
         };
         let stopped = stop.clone().cancelled_owned();
         let mut server = tokio::spawn(server::serve(listener, health, stopped));
@@ -126,7 +132,7 @@ async fn webhook(
     run: &controller::Run,
     stop: &CancellationToken,
 ) -> anyhow::Result<(Option<Readiness>, BoxFuture<'static, &'static str>)> {
-    let (config, leadership) = (&run.config, run.election.1.clone());
+    let (config, leadership) = (&run.config, run.election.1.leading.clone());
     if !config.admission.enabled {
         let withdraw = admission::withdraw(run.client.clone(), leadership);
         tokio::spawn(stop.clone().run_until_cancelled_owned(withdraw));
@@ -161,9 +167,6 @@ async fn listen(address: ListenAddress, setting: &str) -> anyhow::Result<TcpList
     listener.with_context(|| format!("cannot listen on {address} ({setting})"))
 }
 
-/// Registry hosts that are shown with their own limits. They are named by whoever creates pods.
-const MAX_QUOTAS: usize = 32;
-
 /// What the resolver knows of itself, read at scrape time.
 fn watch_resolver(metrics: &Metrics, resolver: &Resolver) {
     let own = resolver.clone();
@@ -180,7 +183,7 @@ fn watch_resolver(metrics: &Metrics, resolver: &Resolver) {
     let own = resolver.clone();
     let help = "Pulls that a registry says are left, for the first 32 that say so";
     metrics.register_gauges("registry_rate_limit_remaining", help, move || {
-        let quotas = own.quotas().into_iter().take(MAX_QUOTAS);
+        let quotas = own.quotas().into_iter().take(MAX_HOSTS);
         quotas
             .map(|(host, quota)| ([("registry", host)], number(quota.remaining)))
             .collect()
@@ -188,7 +191,7 @@ fn watch_resolver(metrics: &Metrics, resolver: &Resolver) {
     let own = resolver.clone();
     let help = "Pulls that a registry says are allowed in its window, for the first 32 that say so";
     metrics.register_gauges("registry_rate_limit", help, move || {
-        let quotas = own.quotas().into_iter().take(MAX_QUOTAS);
+        let quotas = own.quotas().into_iter().take(MAX_HOSTS);
         let limited =
             quotas.filter_map(|(host, quota)| Some(([("registry", host)], number(quota.limit?))));
         limited.collect()

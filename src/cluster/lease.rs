@@ -26,10 +26,38 @@ use super::{NAME, spread};
 const DURATION: Duration = Duration::from_secs(15);
 /// Renewed three times in its duration.
 const RENEW: Duration = Duration::from_secs(5);
-/// How often a candidate looks.
-const RETRY: Duration = Duration::from_secs(2);
+/// How often a candidate looks: after a release the next one leads within this time.
+const RETRY: Duration = Duration::from_secs(1);
 /// Of one call: short, so that a holder knows in time that it cannot renew.
 const TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Before a holder may be taken for dead, it starts no patch any more.
+const MARGIN: Duration = Duration::from_secs(1);
+
+/// Whether this process leads, for those who act when that changes, and for those who write. Cheap to
+/// clone.
+#[derive(Clone)]
+pub struct Leadership {
+    /// Whether it holds the lease, as far as the elector knows.
+    pub leading: watch::Receiver<bool>,
+    /// Until when it may write; anew with each renewal. A process that was stopped for a minute still
+    /// believes for a moment that it leads; the clock knows better.
+    pub until: watch::Receiver<Option<Instant>>,
+}
+
+impl Leadership {
+    /// Where nobody competes.
+    pub fn unquestioned() -> Self {
+        // The last value of a channel stays when its sender goes.
+        Self {
+            leading: watch::channel(true).1,
+            until: watch::channel(Instant::now().checked_add(FOR_EVER)).1,
+        }
+    }
+}
+
+/// Longer than anything that this program does.
+const FOR_EVER: Duration = Duration::from_hours(24 * 365);
 
 /// What a candidate saw of the lease, and since when.
 struct Observed {
@@ -42,6 +70,7 @@ pub struct Elector {
     api: Api<Lease>,
     identity: String,
     leading: watch::Sender<bool>,
+    until: watch::Sender<Option<Instant>>,
     metrics: Metrics,
 }
 
@@ -52,17 +81,21 @@ impl Elector {
         namespace: &str,
         identity: String,
         metrics: Metrics,
-    ) -> (Self, watch::Receiver<bool>) {
-        let (leading, receiver) = watch::channel(false);
-        (
-            Self {
-                api: Api::namespaced(client, namespace),
-                identity,
-                leading,
-                metrics,
-            },
-            receiver,
-        )
+    ) -> (Self, Leadership) {
+        let (leading, is_leading) = watch::channel(false);
+        let (until, is_until) = watch::channel(None);
+        let elector = Self {
+            api: Api::namespaced(client, namespace),
+            identity,
+            leading,
+            until,
+            metrics,
+        };
+        let leadership = Leadership {
+            leading: is_leading,
+            until: is_until,
+        };
+        (elector, leadership)
     }
 
     /// Runs until `stop`. Whoever writes has to be done by then.
@@ -84,6 +117,8 @@ impl Elector {
                         renewed = asked;
                         pause = RENEW;
                     }
+                    let until = leads.then(|| asked + DURATION.saturating_sub(MARGIN));
+                    self.until.send_replace(until);
                     self.set(leads);
                 }
                 Ok(Err(kube::Error::Api(status))) if status.code == 409 => {}
@@ -94,6 +129,7 @@ impl Elector {
             }
             // Given up when the next attempt could end after somebody else may take it.
             if renewed.elapsed() + 2 * pause.min(RETRY) + TIMEOUT >= DURATION {
+                self.until.send_replace(None);
                 self.set(false);
             }
             tokio::select! {
@@ -101,6 +137,7 @@ impl Elector {
                 () = tokio::time::sleep(pause + spread(pause) / 20) => {}
             }
         }
+        self.until.send_replace(None);
         if self.set(false) {
             match tokio::time::timeout(TIMEOUT, self.release()).await {
                 Ok(Ok(())) => tracing::info!("lease released"),

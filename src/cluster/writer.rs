@@ -1,6 +1,10 @@
 //! Sends patches: a bounded number at once, only while the Lease is held, each answer understood.
 
-use std::{fmt::Debug, sync::Arc, time::Duration};
+use std::{
+    fmt::Debug,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use kube::{
     Api, Resource,
@@ -12,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
 
-use super::{CALL_TIMEOUT, FIELD_MANAGER, patch::JsonPatch, spread};
+use super::{CALL_TIMEOUT, FIELD_MANAGER, lease::Leadership, patch::JsonPatch, spread};
 
 /// How soon a patch is tried again that the API server did not answer, at the earliest.
 const RETRY: Duration = Duration::from_secs(2);
@@ -23,7 +27,7 @@ pub const STALE_RETRY: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub struct Writer {
     slots: Arc<Semaphore>,
-    leadership: watch::Receiver<bool>,
+    until: watch::Receiver<Option<Instant>>,
     stop: CancellationToken,
     metrics: Metrics,
 }
@@ -81,16 +85,16 @@ impl WriteError {
 }
 
 impl Writer {
-    /// A writer with so many requests at once, which waits while `leadership` is false, until `stop`.
+    /// A writer with so many requests at once, which waits while the Lease is not held, until `stop`.
     pub fn new(
         writes: usize,
-        leadership: watch::Receiver<bool>,
+        leadership: &Leadership,
         stop: CancellationToken,
         metrics: Metrics,
     ) -> Self {
         Self {
             slots: Arc::new(Semaphore::new(writes)),
-            leadership,
+            until: leadership.until.clone(),
             stop,
             metrics,
         }
@@ -98,10 +102,11 @@ impl Writer {
 
     /// A slot for one request, while this process leads.
     async fn slot(&self) -> Result<SemaphorePermit<'_>, WriteError> {
-        let mut leadership = self.leadership.clone();
+        let mut until = self.until.clone();
+        let now_in = |until: &Option<Instant>| until.is_some_and(|until| Instant::now() < until);
         let slot = async {
             let slot = self.slots.acquire().await.ok()?;
-            leadership.wait_for(|leading| *leading).await.ok()?;
+            until.wait_for(now_in).await.ok()?;
             Some(slot)
         };
         let slot = self.stop.run_until_cancelled(slot).await.flatten();

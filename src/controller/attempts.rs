@@ -29,6 +29,8 @@ struct Attempt {
     changed: bool,
     /// These images have been resolved before.
     resolved: bool,
+    /// Nothing is left to be decided about these images.
+    decided: bool,
     /// When the failures in a row began, and how many there are.
     failing_since: Instant,
     failures: u32,
@@ -46,6 +48,7 @@ impl Attempt {
             subject,
             changed,
             resolved: false,
+            decided: false,
             failing_since: now,
             failures: 0,
             told: HashSet::new(),
@@ -74,6 +77,18 @@ impl Attempts {
             attempt.resolved = true;
             attempt.failures = 0;
         });
+    }
+
+    /// What is to be done about `subject` is decided, and done; whether that is new.
+    pub(super) fn decided(&self, uid: &str, subject: u64) -> bool {
+        self.with(uid, subject, |attempt| {
+            !std::mem::replace(&mut attempt.decided, true)
+        })
+    }
+
+    /// Whether anything is known of the object, and that is that it is decided.
+    pub(super) fn is_decided(&self, uid: &str) -> bool {
+        self.lock().get(uid).is_some_and(|attempt| attempt.decided)
     }
 
     /// Whether a decision on exactly these images stands. `recorded`: the object carries a decision; it

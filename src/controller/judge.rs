@@ -284,7 +284,7 @@ impl Judge {
         self.attempts.hold_back(&uid_of(object), images_of(spec))
     }
 
-    /// Tells that the failure policy has been carried out.
+    /// Counts and tells that the failure policy has been carried out.
     pub(super) fn told_policy<K: Resource<DynamicType = ()>>(
         &self,
         object: &K,
@@ -303,7 +303,18 @@ impl Judge {
                 ),
             ),
         };
+        self.metrics.decided(kind(object), "by_policy");
         self.events.publish(object, reason, note);
+    }
+
+    /// What was decided about the object has been done; whether that is new.
+    pub(super) fn decided<K: Resource>(&self, object: &K, spec: &PodSpec) -> bool {
+        self.attempts.decided(&uid_of(object), images_of(spec))
+    }
+
+    /// Whether nothing is left to be decided about the object.
+    pub(super) fn is_decided<K: Resource>(&self, object: &K) -> bool {
+        self.attempts.is_decided(&uid_of(object))
     }
 
     /// Whether `reason` has not been told about the object before.

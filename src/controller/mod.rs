@@ -22,7 +22,7 @@ use crate::{
     cluster::{
         access::{self, AccessError, Permission},
         events::{self, Events},
-        lease::Elector,
+        lease::{Elector, Leadership},
         namespaces::Namespaces,
         objects::{DaemonSet, Pod},
         watch::follow,
@@ -41,6 +41,12 @@ pub(crate) use pods::selection as pod_selection;
 /// Nodes that are tainted at once: a thousand are done in seconds, and each connection costs memory.
 const NODES_AT_ONCE: NonZeroU16 = NonZeroU16::MIN.saturating_add(7);
 
+/// Names of lists.
+pub type Unread = Vec<&'static str>;
+
+/// What is followed.
+pub const LISTS: [&str; 4] = ["namespaces", "pods", "DaemonSets", "nodes"];
+
 /// What `run` needs.
 pub struct Run {
     /// The cluster.
@@ -54,11 +60,11 @@ pub struct Run {
     /// archaware's own namespace.
     pub namespace: String,
     /// A candidate for the Lease, and whether it holds it.
-    pub election: (Elector, watch::Receiver<bool>),
+    pub election: (Elector, Leadership),
     /// Where to count.
     pub metrics: Metrics,
-    /// Whether every list has been read once.
-    pub synced: watch::Sender<bool>,
+    /// Which lists have not been read yet.
+    pub unread: watch::Sender<Unread>,
 }
 
 /// Why the controller ended by itself.
@@ -96,7 +102,7 @@ struct Parts {
     config: Arc<Config>,
     inspector: Inspector,
     namespaces: Namespaces,
-    leadership: watch::Receiver<bool>,
+    leadership: Leadership,
     writer: Writer,
     events: Events,
     metrics: Metrics,
@@ -115,7 +121,7 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
         namespace,
         election: (elector, leadership),
         metrics,
-        synced,
+        unread,
     } = run;
     let lacking = access::lacking(&client, access::needed(&namespace, &config)).await?;
     if !lacking.is_empty() {
@@ -135,7 +141,7 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
         inspector,
         config,
         namespaces,
-        writer: Writer::new(writes, leadership.clone(), stop.clone(), metrics.clone()),
+        writer: Writer::new(writes, &leadership, stop.clone(), metrics.clone()),
         leadership,
         events,
         metrics,
@@ -152,7 +158,8 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     let (daemon_sets, daemon_sets_ready) = parts.daemon_sets();
     let (open, nodes_ready) = parts.nodes();
     let namespaces_ready = parts.namespaces.ready();
-    let lists = vec![namespaces_ready, pods_ready, daemon_sets_ready, nodes_ready];
+    let lists = [namespaces_ready, pods_ready, daemon_sets_ready, nodes_ready];
+    let lists = LISTS.into_iter().zip(lists).collect();
     let timeout = parts.config.startup.timeout;
     let startup = startup::Startup {
         pods,
@@ -160,7 +167,7 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
         lists,
         timeout,
     };
-    let startup = startup.run(parts.leadership.clone(), synced, open);
+    let startup = startup.run(parts.leadership.leading.clone(), unread, open);
     parts.tasks.spawn({
         let stop = stop.clone();
         async move {
@@ -222,7 +229,7 @@ impl Parts {
         drive::Settings {
             name,
             concurrency: concurrency.get(),
-            gate: self.leadership.clone(),
+            gate: self.leadership.leading.clone(),
             ready: self.namespaces.ready(),
             metrics: self.metrics.clone(),
             listed: listed.clone(),
@@ -241,7 +248,6 @@ impl Parts {
         let (fields, same) = pods::selection(&self.config);
         let list = follow(Api::all(self.client.clone()), fields, same);
         let (client, store) = (self.client.clone(), list.store.clone());
-        startup::register_gauge(&self.metrics, store.clone());
         let pods = pods::Pods::new(
             client,
             &self.config,
@@ -249,6 +255,7 @@ impl Parts {
             self.sinks(),
             store.clone(),
         );
+        pods.register_gauges(&self.leadership.leading);
         let backlog = startup::Backlog::new(store.clone(), pods.seen());
         let driven = drive::drive(
             self.settings("pods", self.config.concurrency.pods, &list.ready),

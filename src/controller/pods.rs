@@ -7,6 +7,7 @@ use std::{
 
 use kube::{Api, Client, ResourceExt};
 use kube_runtime::{controller::Action, reflector::Store};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -61,6 +62,19 @@ fn same(old: &Pod, new: &Pod) -> bool {
         && old.metadata.annotations == new.metadata.annotations
         && old.spec == new.spec
         && old.status == new.status
+}
+
+/// Whether it carries a decision.
+fn is_recorded(pod: &Pod) -> bool {
+    annotations(&pod.metadata).contains_key(annotation::DECISION)
+}
+
+/// Since the API server created it, by this machine's clock.
+fn age(pod: &Pod) -> Duration {
+    let created = pod.metadata.creation_timestamp.as_ref();
+    let age = created.map(|time| jiff::Timestamp::now().duration_since(time.0));
+    age.and_then(|age| Duration::try_from(age).ok())
+        .unwrap_or_default()
 }
 
 impl Pods {
@@ -131,6 +145,9 @@ impl Pods {
             if judgement.release && pod.spec.gate().is_some() {
                 return self.release(pod, later).await;
             }
+            if !judgement.waiting {
+                self.decided(pod);
+            }
             // A taint with NoExecute would evict it: the start waits for what the failure policy says.
             return Attempt {
                 action: later,
@@ -140,6 +157,7 @@ impl Pods {
         let inspector = self.judge.inspector();
         let change = inspector.change(&decision, subject, &judgement.preferences);
         if change.is_empty() && pod.spec.gate().is_none() {
+            self.decided(pod);
             return Attempt::complete(later);
         }
         let patch = patch::pod::place(pod, change, &decision);
@@ -168,7 +186,52 @@ impl Pods {
         if by_policy {
             self.judge.told_policy(pod, &decision);
         }
+        self.decided(pod);
         Attempt::complete(later)
+    }
+
+    /// Counts how long the pod has waited for its decision, once.
+    fn decided(&self, pod: &Pod) {
+        let is_new = self.judge.decided(pod, &pod.spec);
+        if is_new && !pod.is_bound() && !is_recorded(pod) {
+            self.metrics.pod_decided(age(pod));
+        }
+    }
+
+    /// Pods that still wait for a decision, and the age of the oldest in seconds.
+    fn undecided(&self) -> (i64, i64) {
+        let (mut count, mut oldest) = (0, Duration::ZERO);
+        for pod in self.store.state() {
+            let waits = pod.is_in_scope() && !pod.is_bound();
+            if waits && !is_recorded(&pod) && !self.judge.is_decided(&*pod) {
+                count += 1;
+                oldest = oldest.max(age(&pod));
+            }
+        }
+        (count, i64::try_from(oldest.as_secs()).unwrap_or(i64::MAX))
+    }
+
+    /// What there is to do, counted when scraped; by the replica that does it.
+    pub(super) fn register_gauges(self: &Arc<Self>, leading: &watch::Receiver<bool>) {
+        let store = self.store.clone();
+        let help = "Pods in the selection of the watch";
+        self.metrics.register_gauges("pods_watched", help, move || {
+            vec![([], i64::try_from(store.len()).unwrap_or(i64::MAX))]
+        });
+        let (pods, leads) = (self.clone(), leading.clone());
+        let help = "Unbound pods that wait for a decision";
+        self.metrics
+            .register_gauges("pods_undecided", help, move || {
+                let sample = leads.borrow().then(|| ([], pods.undecided().0));
+                sample.into_iter().collect()
+            });
+        let (pods, leads) = (self.clone(), leading.clone());
+        let help = "Age of the oldest unbound pod that waits for a decision; 0 when there is none";
+        let name = "pods_undecided_oldest_seconds";
+        self.metrics.register_gauges(name, help, move || {
+            let sample = leads.borrow().then(|| ([], pods.undecided().1));
+            sample.into_iter().collect()
+        });
     }
 
     /// Takes archaware's scheduling gate away without any decision.

@@ -15,10 +15,9 @@ use kube::Resource;
 use kube_runtime::reflector::Store;
 use tokio::sync::watch;
 
-use crate::{
-    cluster::objects::{DaemonSet, Pod},
-    metrics::Metrics,
-};
+use crate::cluster::objects::{DaemonSet, Pod};
+
+use super::Unread;
 
 /// Which objects have had their first attempt, by uid; `None` once nobody waits any more.
 #[derive(Clone, Default)]
@@ -35,7 +34,7 @@ pub(super) struct Startup {
     pub(super) pods: Backlog<Pod>,
     pub(super) daemon_sets: Backlog<DaemonSet>,
     /// Which first lists are complete.
-    pub(super) lists: Vec<watch::Receiver<bool>>,
+    pub(super) lists: Vec<(&'static str, watch::Receiver<bool>)>,
     /// How long pods and DaemonSets may keep nodes from being tainted.
     pub(super) timeout: Duration,
 }
@@ -102,15 +101,21 @@ impl Startup {
     pub(super) async fn run(
         self,
         mut leadership: watch::Receiver<bool>,
-        synced: watch::Sender<bool>,
+        unread: watch::Sender<Unread>,
         open: watch::Sender<bool>,
     ) {
-        for mut list in self.lists {
-            if list.wait_for(|ready| *ready).await.is_err() {
-                return;
+        let reading = self.lists.into_iter().map(|(name, mut list)| {
+            let unread = &unread;
+            async move {
+                drop(list.wait_for(|ready| *ready).await.ok()?);
+                unread.send_modify(|unread| unread.retain(|other| *other != name));
+                Some(())
             }
+        });
+        let read = futures::future::join_all(reading).await;
+        if read.contains(&None) {
+            return;
         }
-        synced.send_replace(true);
         if leadership.wait_for(|leading| *leading).await.is_err() {
             return;
         }
@@ -141,13 +146,4 @@ impl Startup {
             }
         }
     }
-}
-
-/// Pods in the watch: with NoSchedule those that are not bound yet.
-pub(super) fn register_gauge(metrics: &Metrics, store: Store<Pod>) {
-    metrics.register_gauges(
-        "pods_watched",
-        "Pods in the selection of the watch",
-        move || vec![([], i64::try_from(store.len()).unwrap_or(i64::MAX))],
-    );
 }

@@ -14,6 +14,7 @@ mod clean;
 mod configuration;
 mod daemon_sets;
 mod failure;
+mod monitoring;
 mod nodes;
 mod permissions;
 mod placement;

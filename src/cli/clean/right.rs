@@ -6,13 +6,13 @@ use anyhow::Context;
 use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease};
 use kube::{Api, Client, api::Patch};
 use serde_json::json;
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
         NAME,
-        lease::{self, Elector},
+        lease::{self, Elector, Leadership},
         objects::Namespace,
         writer,
     },
@@ -61,17 +61,17 @@ pub(super) async fn right_to_write(
         EXPIRY
     };
     let identity = lease::identity("clean");
-    let (elector, mut leading) = Elector::new(client.clone(), namespace, identity, metrics.clone());
+    let (elector, leadership) = Elector::new(client.clone(), namespace, identity, metrics.clone());
     let stop = CancellationToken::new();
     let elector = tokio::spawn(elector.run(stop.clone()));
+    let mut leading = leadership.leading.clone();
     let acquired = tokio::time::timeout(patience, leading.wait_for(|leads| *leads))
         .await
         .is_ok();
     let lease = HeldLease {
-        leading,
+        leadership,
         held: Some((elector, stop)),
         was_there,
-        _always: None,
     };
     if acquired {
         return Ok(Some(lease));
@@ -92,21 +92,18 @@ fn refuse(holder: &str, namespace: &str) {
 
 /// The Lease, held while cleaning; or the knowledge that nobody competes for it.
 pub(super) struct HeldLease {
-    pub(super) leading: watch::Receiver<bool>,
+    pub(super) leadership: Leadership,
     held: Option<(JoinHandle<()>, CancellationToken)>,
     /// Before it was taken: one that was only made for this is not worth a word.
     pub(super) was_there: bool,
-    _always: Option<watch::Sender<bool>>,
 }
 
 impl HeldLease {
     fn not_needed() -> Self {
-        let (always, leading) = watch::channel(true);
         Self {
-            leading,
+            leadership: Leadership::unquestioned(),
             held: None,
             was_there: true,
-            _always: Some(always),
         }
     }
 

@@ -164,13 +164,14 @@ impl Resolver {
     /// request; give a whole attempt its own limit.
     pub async fn resolve(&self, request: Request<'_>) -> Result<Resolved, ImageError> {
         let timer = self.0.metrics.timer();
-        let result = self.resolve_inner(request).await;
-        timer.observe(
-            result
-                .as_ref()
-                .map(|resolved| resolved.source)
-                .map_err(ImageError::reason),
-        );
+        let reference = self.reference(request.image);
+        let named = reference.as_ref().ok().cloned();
+        let result = match reference {
+            Ok(reference) => self.resolve_inner(reference, request).await,
+            Err(error) => Err(error),
+        };
+        let outcome = result.as_ref().map(|resolved| resolved.source);
+        timer.observe(named.as_ref(), outcome.map_err(ImageError::reason));
         result
     }
 
@@ -195,8 +196,11 @@ impl Resolver {
         self.0.registry.quotas()
     }
 
-    async fn resolve_inner(&self, request: Request<'_>) -> Result<Resolved, ImageError> {
-        let reference = self.reference(request.image)?;
+    async fn resolve_inner(
+        &self,
+        reference: Reference,
+        request: Request<'_>,
+    ) -> Result<Resolved, ImageError> {
         let mut asker = Asker {
             reference,
             policy: request.policy,

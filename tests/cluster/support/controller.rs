@@ -127,6 +127,21 @@ impl Controller {
 
     /// What an HTTP path answers.
     pub(crate) async fn http(&self, path: &str) -> (u16, String) {
+        self.ask(path, |http, url| http.get(url)).await
+    }
+
+    /// What an HTTP path answers to a PUT.
+    #[allow(dead_code, reason = "the bench does not need it")]
+    pub(crate) async fn put(&self, path: &str, body: &str) -> (u16, String) {
+        let body = body.to_owned();
+        self.ask(path, |http, url| http.put(url).body(body)).await
+    }
+
+    async fn ask(
+        &self,
+        path: &str,
+        request: impl FnOnce(&reqwest::Client, String) -> reqwest::RequestBuilder,
+    ) -> (u16, String) {
         let address = eventually("an address in the log", DEADLINE, || async {
             let log = self.log();
             let line = log.lines().find(|line| line.contains("archaware starts"))?;
@@ -134,9 +149,12 @@ impl Controller {
             Some(line["address"].as_str()?.to_owned())
         })
         .await;
-        let response = reqwest::get(format!("http://{address}{path}"))
-            .await
+        let http = reqwest::Client::builder()
+            .tls_certs_only([])
+            .build()
             .unwrap();
+        let request = request(&http, format!("http://{address}{path}"));
+        let response = request.send().await.unwrap();
         (response.status().as_u16(), response.text().await.unwrap())
     }
 

@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# Builds archaware's image for linux/amd64 and linux/arm64 as an OCI image layout, and pushes it. No daemon: Debian's compilers
+# in a folder of their own (made with debootstrap, so root is needed), tar, and skopeo for the push.
+#   hack/build.sh [--out FOLDER] [--push REFERENCE] [--plain-http] [--check]
+#
+# --out FOLDER      where the layout goes (default: target/image)
+# --push REFERENCE  pushes it there too, with the credentials of `skopeo login` or `docker login`
+# --plain-http      that registry speaks no TLS
+# --check           builds everything a second time from nothing; both have to be the same, bit by bit
+#
+# Prints the digest of the image. The same commit with the same versions of Debian's packages gives the same digest.
+# DEBIAN_MIRROR=address    another mirror than debootstrap's own
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. hack/testbed/lib.sh
+. hack/image/platforms.sh
+out=target/image push='' plain=() check=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    --out) out=${2:?--out takes a folder}; shift ;;
+    --push) push=${2:?--push takes a reference}; shift ;;
+    --plain-http) plain=(--dest-tls-verify=false) ;;
+    --check) check=yes ;;
+    *) sed -n '2,12s/^# \?//p' "$0" >&2; exit 2 ;;
+  esac
+  shift
+done
+[ "$(id -u)" = 0 ] || die "root is needed, for debootstrap and chroot; with buildx or podman use the Containerfile"
+hack/install.sh debootstrap jq ${push:+skopeo}
+
+suite=trixie
+home=$cache/image/$(cat hack/image/toolchain.sh hack/image/platforms.sh | cat - <(echo $suite) | sha256sum | cut -c1-12)
+mkdir -p "$home"/{cargo,target} "$(dirname "$out")"
+# One build at a time: they share a folder.
+exec 9> "$home.lock"
+flock 9
+
+if [ ! -d "$home/debian" ]; then
+  say "installing Debian's compilers in a folder of their own"
+  rm -rf "$home/debian.new"
+  debootstrap --variant=minbase --include=ca-certificates $suite "$home/debian.new" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} \
+    > "$home/debootstrap.log" || { tail "$home/debootstrap.log" >&2; die "debootstrap failed"; }
+  mkdir -p "$home/debian.new"/{archaware,cargo,target,image}
+  cp -r hack "$home/debian.new/tmp/hack"
+  # How names are resolved is the machine's own matter.
+  cp /etc/resolv.conf /etc/hosts "$home/debian.new/etc/"
+  chroot "$home/debian.new" /tmp/hack/image/toolchain.sh > "$home/toolchain.log" 2>&1 \
+    || { tail "$home/toolchain.log" >&2; die "the compilers cannot be installed"; }
+  rm -rf "$home/debian.new/tmp/hack"
+  mv "$home/debian.new" "$home/debian"
+fi
+
+work=$(mktemp -d "$home/work.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/target"
+
+# inside TARGET COMMAND...: runs it in Debian, with the sources at a path that is the same everywhere. The mounts end with it.
+inside() {
+  local target=$1
+  shift
+  # cargo fetches through whatever this machine trusts; the image gets Debian's own bundle.
+  local trusted=/etc/ssl/certs/ca-certificates.crt
+  [ ! -e $trusted ] || cp $trusted "$home/cargo/trusted.crt"
+  # shellcheck disable=SC2016
+  unshare --mount --pid --fork --kill-child bash -euc '
+    home=$1 work=$2 target=$3
+    shift 3
+    root=$home/debian
+    mount --bind -o ro "$PWD" "$root/archaware"
+    mount --bind "$home/cargo" "$root/cargo"
+    mount --bind "$target" "$root/target"
+    mount --bind "$work" "$root/image"
+    mount -t proc proc "$root/proc"
+    mount --bind /dev "$root/dev"
+    [ ! -e "$home/cargo/trusted.crt" ] || export CARGO_HTTP_CAINFO=/cargo/trusted.crt
+    exec chroot "$root" env -i PATH=/usr/bin:/bin HOME=/root CARGO_HOME=/cargo CARGO_TARGET_DIR=/target \
+      ${CARGO_HTTP_CAINFO:+CARGO_HTTP_CAINFO="$CARGO_HTTP_CAINFO"} "$@"
+  ' inside "$home" "$work" "$target" "$@"
+}
+
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+revision=$(git rev-parse HEAD 2> /dev/null || echo unknown)
+created=$(git log -1 --format=%ct 2> /dev/null || echo 0)
+[ -z "$(git status --porcelain 2> /dev/null)" ] || revision=$revision-changed
+
+# build TARGET NAME: compiles for every platform; the layout is "$work/NAME", its digest goes to stdout.
+build() {
+  local target=$1 name=$2 images=()
+  for architecture in $(printf '%s\n' "${!triplets[@]}" | sort); do
+    inside "$target" /archaware/hack/image/compile.sh "$architecture" "/image/$name-$architecture" >&2
+    images+=("$architecture=/image/$name-$architecture")
+  done
+  inside "$target" env VERSION="$version" REVISION="$revision" CREATED="$created" \
+    /archaware/hack/image/layout.sh "/image/$name" "${images[@]}"
+}
+
+digest=$(build "$home/target" layout)
+for root in "$work"/layout-*; do
+  program=$(stat --format=%s "$root/archaware")
+  whole=$(find "$root" -type f -printf '%s\n' | awk '{ sum += $1 } END { print sum }')
+  say "$(basename "$root" | cut -d- -f2): $((whole / 1024)) KiB, of which the program $((program / 1024))"
+  [ "$program" -le $((15 << 20)) ] || die "the program may have 15 MiB"
+  [ "$whole" -le $((30 << 20)) ] || die "the image may have 30 MiB"
+done
+if [ -n "$check" ]; then
+  again=$(build "$work/target" again)
+  [ "$again" = "$digest" ] || die "a second build from nothing gave $again instead of $digest"
+  diff -r "$work/layout" "$work/again" || die "the second build differs"
+  say "a second build from nothing is the same, bit by bit"
+fi
+rm -rf "$out"
+mv "$work/layout" "$out"
+say "$out: archaware $version for $(cd "$out" && jq -r '.manifests[0].digest' index.json)"
+[ -z "$push" ] || skopeo copy --all --quiet "${plain[@]}" "oci:$out:$version" "docker://$push" >&2
+echo "$digest"

@@ -1,0 +1,104 @@
+//! What is counted of the Kubernetes API, of containerd, and of the webhook.
+
+use std::time::Duration;
+
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family, histogram::Histogram},
+    registry::Registry,
+};
+
+use super::{BUCKETS, Counters};
+
+/// Requests to the Kubernetes API by verb and result.
+#[derive(Clone, Default)]
+pub struct ApiRequests(Counters<2>);
+
+/// What was to be kept in containerd, by result.
+#[derive(Clone, Default)]
+pub struct ContentWrites(Counters<1>);
+
+/// Questions of the API server by resource and result, and how long the answers took.
+#[derive(Clone)]
+pub struct Admissions {
+    total: Counters<2>,
+    seconds: Histogram,
+    turned_away: Counter,
+}
+
+impl Default for Admissions {
+    fn default() -> Self {
+        Self {
+            total: Family::default(),
+            seconds: Histogram::new(BUCKETS),
+            turned_away: Counter::default(),
+        }
+    }
+}
+
+impl Admissions {
+    pub(super) fn register(self, registry: &mut Registry) {
+        registry.register(
+            "admission_requests",
+            "Questions of the API server by resource and result",
+            self.total,
+        );
+        registry.register(
+            "admission_duration_seconds",
+            "Time from a question of the API server to its answer",
+            self.seconds,
+        );
+        registry.register(
+            "admission_connections_refused",
+            "Connections to the webhook closed at once: there were too many",
+            self.turned_away,
+        );
+    }
+
+    /// A question about a `resource` has been answered.
+    pub fn answered(&self, resource: &'static str, result: &'static str, time: Duration) {
+        self.total
+            .get_or_create(&[("resource", resource), ("result", result)])
+            .inc();
+        self.seconds.observe(time.as_secs_f64());
+    }
+
+    /// A connection was closed at once.
+    pub fn turned_away(&self) {
+        self.turned_away.inc();
+    }
+}
+
+impl ContentWrites {
+    pub(super) fn register(self, registry: &mut Registry) {
+        let help = "Trees, tags and uses of images to be kept in containerd, by result";
+        registry.register("containerd_writes", help, self.0);
+    }
+
+    /// One of `stored`, `dropped`, `failed`.
+    pub fn count(&self, result: &'static str) {
+        self.0.get_or_create(&[("result", result)]).inc();
+    }
+}
+
+impl ApiRequests {
+    pub(super) fn register(self, registry: &mut Registry) {
+        registry.register("api_requests", "Requests to the Kubernetes API", self.0);
+    }
+
+    /// A request and its outcome; no status means that there was no answer.
+    pub fn count(&self, verb: &'static str, status: Option<http::StatusCode>) {
+        let result = match status.map(|status| status.as_u16()) {
+            None => "error",
+            Some(200..=299) => "2xx",
+            Some(404) => "404",
+            Some(409) => "409",
+            Some(422) => "422",
+            Some(429) => "429",
+            Some(400..=499) => "4xx",
+            Some(_) => "5xx",
+        };
+        self.0
+            .get_or_create(&[("verb", verb), ("result", result)])
+            .inc();
+    }
+}

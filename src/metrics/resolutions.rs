@@ -1,0 +1,145 @@
+//! What is counted of images.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, histogram::Histogram},
+    registry::Registry,
+};
+
+use crate::image::{Reason, Reference, Source};
+
+use super::{BUCKETS, Counters};
+
+/// Registry hosts that are counted by name; they are named by whoever creates pods. The rest is `other`.
+pub const MAX_HOSTS: usize = 32;
+
+/// Image resolutions by source and result, and how long they took.
+#[derive(Clone)]
+pub struct Resolutions {
+    total: Counters<2>,
+    by_registry: Family<OfRegistry, Counter>,
+    hosts: Arc<Mutex<HashSet<String>>>,
+    seconds: Histogram,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfRegistry {
+    registry: String,
+    result: &'static str,
+}
+
+/// The time of one resolution.
+pub struct Timer<'a> {
+    metrics: &'a Resolutions,
+    started: Instant,
+}
+
+impl Default for Resolutions {
+    fn default() -> Self {
+        Self {
+            total: Family::default(),
+            by_registry: Family::default(),
+            hosts: Arc::default(),
+            seconds: Histogram::new(BUCKETS),
+        }
+    }
+}
+
+impl Resolutions {
+    pub(super) fn register(self, registry: &mut Registry) {
+        registry.register(
+            "image_resolutions",
+            "Images resolved, by where the answer came from and the result",
+            self.total,
+        );
+        registry.register(
+            "registry_resolutions",
+            "Images resolved by asking a registry, or not at all, by the registry in their names and the result",
+            self.by_registry,
+        );
+        registry.register(
+            "image_resolution_duration_seconds",
+            "Time that it took to resolve an image",
+            self.seconds,
+        );
+    }
+
+    /// Starts the time of one resolution.
+    pub fn timer(&self) -> Timer<'_> {
+        Timer {
+            metrics: self,
+            started: Instant::now(),
+        }
+    }
+
+    /// The first hosts keep their names: a label's values are bounded.
+    fn host(&self, name: &str) -> String {
+        let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        if !hosts.contains(name) {
+            if hosts.len() >= MAX_HOSTS {
+                return "other".to_owned();
+            }
+            hosts.insert(name.to_owned());
+        }
+        name.to_owned()
+    }
+}
+
+impl Timer<'_> {
+    /// Ends it. `reference` is unknown where the image's name is none.
+    pub fn observe(self, reference: Option<&Reference>, result: Result<Source, Reason>) {
+        let metrics = self.metrics;
+        let (source, outcome) = match result {
+            Ok(source) => (source.as_str(), "Resolved"),
+            Err(reason) => ("none", reason.as_str()),
+        };
+        let labels = [("source", source), ("result", outcome)];
+        metrics.total.get_or_create(&labels).inc();
+        let asked = matches!(result, Ok(Source::Registry) | Err(_));
+        if let Some(reference) = reference.filter(|_| asked) {
+            let labels = OfRegistry {
+                registry: metrics.host(reference.registry()),
+                result: outcome,
+            };
+            metrics.by_registry.get_or_create(&labels).inc();
+        }
+        metrics
+            .seconds
+            .observe(self.started.elapsed().as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registries_beyond_the_first_are_one() {
+        let metrics = Resolutions::default();
+        let mut registry = Registry::default();
+        metrics.clone().register(&mut registry);
+        for n in 0..2 * MAX_HOSTS {
+            let reference = Reference::parse(&format!("r{n}.example/a")).unwrap();
+            metrics
+                .timer()
+                .observe(Some(&reference), Err(Reason::Denied));
+            metrics
+                .timer()
+                .observe(Some(&reference), Ok(Source::Memory));
+        }
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let lines = text
+            .lines()
+            .filter(|line| line.starts_with("registry_resolutions_total"));
+        assert_eq!(lines.count(), MAX_HOSTS + 1, "{text}");
+        let other = format!("registry=\"other\",result=\"Denied\"}} {MAX_HOSTS}");
+        assert!(text.contains(&other), "{text}");
+    }
+}

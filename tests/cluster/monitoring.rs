@@ -1,0 +1,242 @@
+//! What operators look at: the metrics are those of the docs, alerts and dashboard ask for nothing else, and Prometheus
+//! understands them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::Command,
+};
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Names of metrics with the names of their labels.
+type Known = BTreeMap<String, BTreeSet<String>>;
+
+/// The table in docs/operations.md.
+fn documented() -> Known {
+    let docs = std::fs::read_to_string("docs/operations.md").unwrap();
+    let rows = docs
+        .lines()
+        .filter(|line| line.starts_with("| `archaware_"));
+    let mut known = Known::new();
+    for row in rows {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let labels: BTreeSet<String> = cells[2]
+            .split(',')
+            .map(|label| label.trim().to_owned())
+            .filter(|label| !label.is_empty())
+            .collect();
+        for name in cells[1].split(',') {
+            known.insert(name.trim().trim_matches('`').to_owned(), labels.clone());
+        }
+    }
+    known
+}
+
+/// What a scrape holds; labels only of those that have values.
+fn scraped(text: &str) -> Known {
+    let mut known = Known::new();
+    let mut histograms = BTreeSet::new();
+    for line in text.lines() {
+        if let Some(declared) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = declared.split_once(' ').unwrap();
+            let name = if kind == "counter" {
+                format!("{name}_total")
+            } else {
+                name.to_owned()
+            };
+            if kind == "histogram" {
+                histograms.insert(name.clone());
+            }
+            known.insert(name, BTreeSet::new());
+        } else if !line.starts_with('#') {
+            let (name, rest) = line.split_once('{').unwrap_or((line, ""));
+            let name = name.split(' ').next().unwrap();
+            let base = ["_bucket", "_sum", "_count"]
+                .into_iter()
+                .find_map(|end| {
+                    name.strip_suffix(end)
+                        .filter(|base| histograms.contains(*base))
+                })
+                .unwrap_or(name);
+            let labels = rest.split_once('}').map_or("", |(labels, _)| labels);
+            let labels = labels.split("\",").filter_map(|one| one.split_once('='));
+            let labels = labels
+                .map(|(name, _)| name.to_owned())
+                .filter(|name| name != "le");
+            known
+                .get_mut(base)
+                .unwrap_or_else(|| panic!("{line} was not declared"))
+                .extend(labels);
+        }
+    }
+    known
+}
+
+#[tokio::test]
+async fn the_metrics_are_those_of_the_docs() {
+    let bed = Bed::take_with_node().await;
+    let config = format!("containerd: {{socket: {}}}\n", bed.socket());
+    let archaware = Controller::admitting(&bed, &config, "").await;
+    bed.tainted().await;
+    bed.create_pod("app", &["multi"]).await;
+    bed.bound("app").await;
+    bed.create_pod("absent", &["absent"]).await;
+    bed.event("absent", "ImageNotResolved").await;
+    eventually("a pod that waits", DEADLINE, || async {
+        (archaware.metric("archaware_pods_undecided{}").await > 0.5).then_some(())
+    })
+    .await;
+    let (_, text) = archaware.http("/metrics").await;
+    let (documented, scraped) = (documented(), scraped(&text));
+    let names = |known: &Known| known.keys().cloned().collect::<BTreeSet<_>>();
+    assert_eq!(names(&scraped), names(&documented));
+    for (name, labels) in &scraped {
+        assert!(
+            labels.is_empty() || *labels == documented[name],
+            "{name}: {labels:?}, documented {:?}",
+            documented[name]
+        );
+    }
+    let failed = format!(
+        "archaware_registry_resolutions_total{{registry=\"{}\",result=\"NotFound\"}}",
+        bed.registry()
+    );
+    assert!(archaware.metric(&failed).await > 0.5, "{text}");
+    assert_eq!(archaware.stop().await, 0);
+}
+
+/// Names of metrics in an expression of PromQL.
+fn asked(expression: &str) -> impl Iterator<Item = String> {
+    let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let names: Vec<String> = words
+        .filter(|word| word.starts_with("archaware_"))
+        .map(str::to_owned)
+        .collect();
+    names.into_iter()
+}
+
+fn rules() -> Value {
+    let file = std::fs::read_to_string("manifests/monitoring/alerts.yaml").unwrap();
+    serde_saphyr::from_str(&file).unwrap()
+}
+
+fn dashboard() -> Value {
+    let file = std::fs::read_to_string("manifests/monitoring/dashboard.json").unwrap();
+    serde_json::from_str(&file).unwrap()
+}
+
+/// Every expression of alerts and dashboard.
+fn expressions() -> Vec<String> {
+    let (rules, dashboard) = (rules(), dashboard());
+    let alerts = rules["spec"]["groups"][0]["rules"].as_array().unwrap();
+    let alerts = alerts.iter().map(|rule| rule["expr"].as_str().unwrap());
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap());
+    let targets = targets.map(|target| target["expr"].as_str().unwrap());
+    alerts.chain(targets).map(str::to_owned).collect()
+}
+
+#[test]
+fn alerts_and_dashboard_ask_for_what_is_there() {
+    let documented = documented();
+    for expression in expressions() {
+        for name in asked(&expression) {
+            let base = ["_bucket", "_sum", "_count"]
+                .into_iter()
+                .find_map(|end| name.strip_suffix(end))
+                .unwrap_or(&name);
+            assert!(documented.contains_key(base), "{name} in {expression}");
+        }
+    }
+    // What operators should look at is on the dashboard.
+    let shown: BTreeSet<String> = expressions().iter().flat_map(|one| asked(one)).collect();
+    for name in documented.keys() {
+        let here = shown.iter().any(|shown| shown.starts_with(name.as_str()));
+        let elsewhere = [
+            "archaware_events_dropped_total",
+            "archaware_pods_watched",
+            "archaware_registry_rate_limit",
+        ];
+        assert!(
+            here || elsewhere.contains(&name.as_str()),
+            "{name} is shown nowhere"
+        );
+    }
+}
+
+#[test]
+fn prometheus_understands_the_rules_and_each_fires_when_it_should() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let promtool = |arguments: &[&str]| {
+        let output = Command::new("promtool")
+            .args(arguments)
+            .current_dir(dir.path())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}");
+        text
+    };
+    std::fs::write(path("alerts.yaml"), rules()["spec"].to_string()).unwrap();
+    // JSON is YAML; Grafana's own variables are intervals.
+    let panels: Vec<Value> = expressions()
+        .iter()
+        .map(|one| json!({"record": "panel", "expr": one.replace("$__rate_interval", "5m")}))
+        .collect();
+    let panels = json!({"groups": [{"name": "panels", "rules": panels}]});
+    std::fs::write(path("panels.yaml"), panels.to_string()).unwrap();
+    promtool(&[
+        "check",
+        "rules",
+        "--lint=none",
+        "alerts.yaml",
+        "panels.yaml",
+    ]);
+    std::fs::copy("tests/cluster/alerts.yaml", path("tests.yaml")).unwrap();
+    promtool(&["test", "rules", "tests.yaml"]);
+    // Every alert is tested, and has its section in the docs.
+    let tests = std::fs::read_to_string("tests/cluster/alerts.yaml").unwrap();
+    let docs = std::fs::read_to_string("docs/operations.md").unwrap();
+    for rule in rules()["spec"]["groups"][0]["rules"].as_array().unwrap() {
+        let name = rule["alert"].as_str().unwrap();
+        assert!(
+            tests.contains(&format!("alertname=\"{name}\"")),
+            "{name} has no test"
+        );
+        assert!(
+            docs.contains(&format!("### {name}\n")),
+            "{name} has no runbook"
+        );
+        let url = rule["annotations"]["runbook_url"].as_str().unwrap();
+        assert!(
+            url.ends_with(&format!("operations.md#{}", name.to_lowercase())),
+            "{url}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_log_level_can_be_changed_while_it_runs() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let archaware = Controller::start_quiet(&bed, "");
+    bed.tainted().await;
+    assert_eq!(
+        archaware.http("/log-level").await.1,
+        "warn,archaware::cli=info\n"
+    );
+    assert!(!archaware.log().contains("node tainted"));
+    assert_eq!(archaware.put("/log-level", "info").await.0, 200);
+    bed.node("late", "arm64").await;
+    archaware.logged("node tainted").await;
+    let (status, says) = archaware.put("/log-level", "very=loud=indeed").await;
+    assert_eq!(status, 400, "{says}");
+    assert!(says.contains("is no log level"), "{says}");
+    assert_eq!(archaware.put("/log-level", &"x".repeat(2000)).await.0, 413);
+    assert_eq!(archaware.http("/log-level").await.1, "info\n");
+    assert_eq!(archaware.stop().await, 0);
+}
