@@ -5,7 +5,7 @@ set -euo pipefail
 declare -A packages=(
   [protoc]=protobuf-compiler [containerd]=containerd [runc]=runc [docker-registry]=docker-registry
   [gcc]=gcc [openssl]=openssl [curl]=curl [jq]=jq [python3]=python3 [shellcheck]=shellcheck
-  [promtool]=prometheus [loopback]=containernetworking-plugins [stdio.h]=libc6-dev
+  [promtool]=prometheus [faketime]=faketime [loopback]=containernetworking-plugins [stdio.h]=libc6-dev
 )
 # Of the image: hack/build.sh and hack/image/.
 declare -A others=([debootstrap]=debootstrap [skopeo]=skopeo [qemu-aarch64-static]=qemu-user-static)

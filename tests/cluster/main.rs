@@ -14,6 +14,7 @@ mod clean;
 mod configuration;
 mod daemon_sets;
 mod failure;
+mod faults;
 mod monitoring;
 mod nodes;
 mod permissions;
@@ -21,7 +22,7 @@ mod placement;
 mod property;
 mod pull_secrets;
 mod real_node;
-mod resilience;
+mod replicas;
 mod startup;
 mod support;
 

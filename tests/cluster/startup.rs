@@ -47,25 +47,3 @@ async fn no_node_is_tainted_before_the_backlog_is_decided() {
     .await;
     assert_eq!(undecided().await, 0);
 }
-
-#[tokio::test]
-async fn a_second_process_waits_for_the_lease_and_takes_over() {
-    let bed = Bed::take().await;
-    bed.node("first", "amd64").await;
-    let first = Controller::start(&bed, "");
-    first.logged("\"leading\"").await;
-    let second = Controller::start(&bed, "");
-    second.logged("archaware starts").await;
-    eventually("readiness of both", DEADLINE, || async {
-        let ready = first.http("/readyz").await.0 == 200 && second.http("/readyz").await.0 == 200;
-        ready.then_some(())
-    })
-    .await;
-    bed.tainted().await;
-    assert!(!second.log().contains("node tainted"));
-    assert_eq!(first.stop().await, 0);
-    bed.node("second", "arm64").await;
-    bed.tainted().await;
-    // The node shows its taint before the answer to the patch has come back and is logged.
-    second.logged("node tainted").await;
-}

@@ -37,7 +37,27 @@ impl Controller {
         Self::launch(kubeconfig, config, "debug")
     }
 
+    /// Starts with further environment.
+    #[allow(dead_code, reason = "the bench does not need it")]
+    pub(crate) fn start_with(bed: &Bed, config: &str, environment: &[(&str, &str)]) -> Self {
+        Self::launch_with(
+            &bed.service_account("archaware"),
+            config,
+            "debug",
+            environment,
+        )
+    }
+
     fn launch(kubeconfig: &Path, config: &str, log_level: &str) -> Self {
+        Self::launch_with(kubeconfig, config, log_level, &[])
+    }
+
+    fn launch_with(
+        kubeconfig: &Path,
+        config: &str,
+        log_level: &str,
+        environment: &[(&str, &str)],
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (file, log) = (dir.path().join("config.yaml"), dir.path().join("log"));
         let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
@@ -54,6 +74,7 @@ impl Controller {
             .arg(&file)
             .arg("--kubeconfig")
             .arg(kubeconfig)
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stderr(File::create(&log).unwrap())
             .spawn()
@@ -156,6 +177,17 @@ impl Controller {
         let request = request(&http, format!("http://{address}{path}"));
         let response = request.send().await.unwrap();
         (response.status().as_u16(), response.text().await.unwrap())
+    }
+
+    /// Patches that it has sent, whatever became of them.
+    pub(crate) async fn patches(&self) -> u64 {
+        let (_, body) = self.http("/metrics").await;
+        let lines = body
+            .lines()
+            .filter(|line| line.starts_with("archaware_writes_total"));
+        lines
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+            .sum()
     }
 
     /// The value of a metric, its name with labels as in the scrape; 0 when absent.

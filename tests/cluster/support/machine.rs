@@ -36,12 +36,38 @@ impl Bed {
             .to_owned()
     }
 
-    pub(crate) fn kill_api_server(&self) {
-        kill("-KILL", &self.pid("kube-apiserver"));
+    /// Sends a signal to a process of the control plane.
+    pub(crate) fn signal_component(&self, signal: &str, name: &str) {
+        kill(signal, &self.pid(name));
     }
 
-    pub(crate) fn restart_api_server(&self) {
+    /// Starts what has ended of the control plane.
+    pub(crate) fn restart_components(&self) {
         script("hack/testbed/up.sh", &[self.dir().to_str().unwrap()]);
+    }
+
+    /// Compacts etcd to its present revision: what a watch has missed until now is gone.
+    pub(crate) async fn compact(&self) {
+        let ports = std::fs::read_to_string(self.dir().join("ports")).unwrap();
+        let port = ports
+            .split_whitespace()
+            .find_map(|one| one.strip_prefix("ETCD="));
+        let url = format!("http://127.0.0.1:{}/v3/kv/", port.unwrap());
+        let http = reqwest::Client::builder()
+            .tls_certs_only([])
+            .build()
+            .unwrap();
+        let ask = async |path: &str, body: serde_json::Value| {
+            let request = http.post(format!("{url}{path}")).body(body.to_string());
+            let answer = request.send().await.unwrap().error_for_status().unwrap();
+            serde_json::from_str::<serde_json::Value>(&answer.text().await.unwrap()).unwrap()
+        };
+        let now = ask("range", json!({"key": "Zm9v"})).await;
+        ask(
+            "compaction",
+            json!({"revision": now["header"]["revision"], "physical": true}),
+        )
+        .await;
     }
 
     pub(crate) fn socket(&self) -> String {

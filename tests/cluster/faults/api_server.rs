@@ -1,0 +1,208 @@
+//! The API server, etcd, and what is between them and archaware.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use kube::ResourceExt;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use super::*;
+
+#[tokio::test]
+async fn api_server_killed_and_restarted() {
+    let Some(scene) = Scene::begin().await else {
+        return;
+    };
+    scene.bed.signal_component("-KILL", "kube-apiserver");
+    scene.archaware.logged("watch interrupted").await;
+    scene.bed.restart_components();
+    scene.is_well().await;
+}
+
+#[tokio::test]
+async fn api_server_stopped_for_a_minute() {
+    let Some(scene) = Scene::begin().await else {
+        return;
+    };
+    scene.bed.signal_component("-STOP", "kube-apiserver");
+    scene.archaware.logged("not leading").await;
+    let (status, says) = scene.archaware.http("/readyz").await;
+    assert_eq!(status, 503);
+    assert!(says.contains("[-] the API server"), "{says}");
+    // The fault itself lasts: nothing is waited for.
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    scene.bed.signal_component("-CONT", "kube-apiserver");
+    scene.is_well().await;
+}
+
+#[tokio::test]
+async fn etcd_killed_and_restarted() {
+    let Some(scene) = Scene::begin().await else {
+        return;
+    };
+    scene.bed.signal_component("-KILL", "etcd");
+    // Half a lease: renewals fail meanwhile.
+    scene.archaware.logged("cannot renew the lease").await;
+    scene.bed.restart_components();
+    // The API server gives up without etcd, on some versions; whatever has ended is started.
+    eventually("an API server", DEADLINE, || async {
+        scene.bed.restart_components();
+        scene.bed.nodes().get("amd64").await.ok()
+    })
+    .await;
+    scene.is_well().await;
+}
+
+/// The watch cannot go on where it was, and begins anew: everything is listed again, and nothing is patched.
+#[tokio::test]
+async fn watch_history_compacted() {
+    let Some(scene) = Scene::begin().await else {
+        return;
+    };
+    let Scene { bed, archaware, .. } = &scene;
+    let names: Vec<String> = (0..200).map(|n| format!("held-{n}")).collect();
+    for chunk in names.chunks(20) {
+        let create = chunk.iter().map(|name| bed.create_gated_pod(name, "arm64"));
+        futures::future::join_all(create).await;
+    }
+    eventually("decisions on all", DEADLINE, || async {
+        let pods = bed.pods().list(&Default::default()).await.ok()?;
+        let held = pods.iter().filter(|pod| pod.name_any().starts_with("held"));
+        let undecided = held.filter(|pod| architectures_of(pod).is_empty());
+        (undecided.count() == 0).then_some(())
+    })
+    .await;
+    archaware.signal("-STOP");
+    // While archaware sleeps: changes that it will never see one by one, and no trace of them.
+    bed.signal_component("-KILL", "kube-apiserver");
+    bed.restart_components();
+    for round in 0..3 {
+        for name in names.iter().take(50) {
+            let label = json!({"metadata": {"labels": {"round": round.to_string()}}});
+            let patch = kube::api::Patch::Merge(label);
+            bed.pods()
+                .patch(name, &Default::default(), &patch)
+                .await
+                .unwrap();
+        }
+    }
+    bed.compact().await;
+    // A new watch cache begins at the present.
+    bed.signal_component("-KILL", "kube-apiserver");
+    bed.restart_components();
+    let before = archaware_patches(archaware).await;
+    archaware.signal("-CONT");
+    archaware.logged("too old resource version").await;
+    bed.create_pod("witness", &["arm64"]).await;
+    assert_eq!(bed.bound("witness").await, "arm64");
+    assert_eq!(
+        archaware.patches().await,
+        before + 1,
+        "the witness, and nothing else"
+    );
+    scene.is_well().await;
+}
+
+/// Of a process that is stopped: asked before it answers again.
+async fn archaware_patches(archaware: &Controller) -> u64 {
+    archaware.signal("-CONT");
+    let patches = archaware.patches().await;
+    archaware.signal("-STOP");
+    patches
+}
+
+/// Passes connections on to the API server; each of the first `cuts` is reset after some of the answer.
+async fn cutting_proxy(server: String, cuts: Arc<AtomicUsize>) -> String {
+    const ENOUGH: usize = 40_000;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let (server, cuts) = (server.clone(), cuts.clone());
+            tokio::spawn(async move {
+                let upstream = TcpStream::connect(server).await.unwrap();
+                let (mut from_client, mut to_client) = client.into_split();
+                let (mut from_server, mut to_server) = upstream.into_split();
+                let up = tokio::spawn(async move {
+                    let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
+                });
+                let (mut buffer, mut passed) = (vec![0; 16 << 10], 0);
+                while let Ok(read) = from_server.read(&mut buffer).await {
+                    if read == 0 || to_client.write_all(&buffer[..read]).await.is_err() {
+                        break;
+                    }
+                    passed += read;
+                    let cut = |left: usize| left.checked_sub(1);
+                    if passed > ENOUGH
+                        && cuts
+                            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, cut)
+                            .is_ok()
+                    {
+                        break;
+                    }
+                }
+                // Both ends go with their tasks: in the middle of a record, which is an error to TLS.
+                up.abort();
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn connection_reset_in_mid_list() {
+    let bed = Bed::take().await;
+    let names: Vec<String> = (0..300).map(|n| format!("listed-{n}")).collect();
+    for chunk in names.chunks(20) {
+        let create = chunk.iter().map(|name| bed.create_gated_pod(name, "arm64"));
+        futures::future::join_all(create).await;
+    }
+    let kubeconfig = std::fs::read_to_string(bed.service_account("archaware")).unwrap();
+    let (_, rest) = kubeconfig.split_once("https://").unwrap();
+    let server = rest.split('"').next().unwrap().to_owned();
+    let cuts = Arc::new(AtomicUsize::new(3));
+    let proxy = cutting_proxy(server.clone(), cuts.clone()).await;
+    let path = bed.dir().join("kubeconfig/proxied");
+    std::fs::write(&path, kubeconfig.replace(&server, &proxy)).unwrap();
+    let scene = Scene::set(bed, |_| Controller::start_as(&path, "")).await;
+    assert_eq!(cuts.load(Ordering::SeqCst), 0, "the cuts were made");
+    scene.archaware.logged("eof in poll").await;
+    for name in &names {
+        let pod = scene.bed.pods().get(name).await.unwrap();
+        assert_eq!(
+            architectures_of(&pod),
+            ["arm64".to_owned()].into(),
+            "{name}"
+        );
+    }
+    scene.is_well().await;
+}
+
+#[tokio::test]
+async fn an_api_server_that_cannot_stream_lists_is_read_in_pages() {
+    let bed = Bed::start_with("API_ARGS", "--feature-gates=WatchList=false").await;
+    let names: Vec<String> = (0..300).map(|n| format!("paged-{n}")).collect();
+    for chunk in names.chunks(50) {
+        let create = chunk.iter().map(|name| bed.create_gated_pod(name, "arm64"));
+        futures::future::join_all(create).await;
+    }
+    let scene = Scene::set(bed, |bed| Controller::start(bed, "")).await;
+    assert!(scene.archaware.log().contains("reading them in pages"));
+    for name in &names {
+        let pod = scene.bed.pods().get(name).await.unwrap();
+        assert_eq!(
+            architectures_of(&pod),
+            ["arm64".to_owned()].into(),
+            "{name}"
+        );
+    }
+    scene.is_well().await;
+}

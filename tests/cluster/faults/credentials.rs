@@ -1,0 +1,55 @@
+//! archaware's own credentials for the API server.
+
+use super::*;
+
+/// The kubelet replaces a token long before it expires; what the file holds counts, not what it held at the start.
+#[tokio::test]
+async fn token_rotated() {
+    let bed = Bed::take().await;
+    // Two tokens that die with their Secrets.
+    let token = |name: &str| {
+        bed.kubectl(&[
+            "-n",
+            "archaware",
+            "delete",
+            "secret",
+            name,
+            "--ignore-not-found",
+        ]);
+        bed.kubectl(&["-n", "archaware", "create", "secret", "generic", name]);
+        let bound = [
+            "--bound-object-kind=Secret",
+            &format!("--bound-object-name={name}"),
+        ];
+        bed.kubectl(
+            &[
+                &["-n", "archaware", "create", "token", "archaware"],
+                &bound[..],
+            ]
+            .concat(),
+        )
+    };
+    let (first, second) = (token("token-one"), token("token-two"));
+    let file = bed.dir().join("token");
+    std::fs::write(&file, first.trim()).unwrap();
+    let kubeconfig = std::fs::read_to_string(bed.service_account("archaware")).unwrap();
+    let path = bed.dir().join("kubeconfig/rotated");
+    let (head, rest) = kubeconfig.split_once("user: {token: ").unwrap();
+    let (_, tail) = rest.split_once('}').unwrap();
+    let text = format!("{head}user: {{tokenFile: {}}}{tail}", file.display());
+    std::fs::write(&path, text).unwrap();
+    let scene = Scene::set(bed, |_| Controller::start_as(&path, "")).await;
+    std::fs::write(&file, second.trim()).unwrap();
+    let bed = &scene.bed;
+    bed.kubectl(&["-n", "archaware", "delete", "secret", "token-one"]);
+    // The API server refuses the first one; archaware reads the file again within a minute.
+    let refused = "archaware_api_requests_total{verb=\"get\",result=\"4xx\"}";
+    let file_again = std::time::Duration::from_secs(90);
+    let before = scene.archaware.metric(refused).await;
+    bed.create_pod("meanwhile", &["arm64"]).await;
+    let bound = async || bed.pods().get("meanwhile").await.ok()?.spec?.node_name;
+    assert_eq!(eventually("a bound pod", file_again, bound).await, "arm64");
+    let after = scene.archaware.metric(refused).await;
+    println!("requests refused meanwhile: {}", after - before);
+    scene.is_well().await;
+}

@@ -1,0 +1,110 @@
+//! What clusters do to controllers. Each test breaks one thing, and then the same holds: nothing is misplaced, nothing is
+//! starved, no foreign object is touched, archaware is back to work by itself, and its memory is bounded.
+//! docs/reliability.md has the table.
+
+mod api_server;
+mod credentials;
+mod objects;
+mod registry;
+mod time;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Of a debug build, which holds more than what is shipped. A tenth of it is what the tests hold at once.
+const MEMORY: f64 = 96.0;
+
+/// A cluster with nodes of three architectures, somebody else's things in it, and archaware at work.
+struct Scene {
+    bed: Bed,
+    archaware: Controller,
+    foreign: (Value, Value),
+}
+
+impl Scene {
+    /// Begins with a configuration; `start` starts archaware.
+    async fn set(bed: Bed, start: impl FnOnce(&Bed) -> Controller) -> Self {
+        let taint = json!([{"key": "foreign", "value": "taint", "effect": "PreferNoSchedule"}]);
+        let annotations = json!({"foreign.example/annotation": "stays"});
+        for architecture in ["amd64", "arm64", "s390x"] {
+            bed.node_with(
+                architecture,
+                architecture,
+                json!({"spec": {"taints": taint}, "metadata": {"annotations": annotations}}),
+            )
+            .await;
+        }
+        // Placed by its author, and kept from being bound: archaware has no business with it.
+        let mut spec = pod_spec(&[bed.image("arm64")]);
+        spec["schedulingGates"] = json!([{"name": "foreign/gate"}]);
+        spec["tolerations"] = json!([{"operator": "Exists"}]);
+        bed.create::<Pod>(pod("foreign", spec, annotations)).await;
+        let archaware = start(&bed);
+        bed.tainted().await;
+        let foreign = foreign(&bed).await;
+        let scene = Self {
+            bed,
+            archaware,
+            foreign,
+        };
+        scene.places("before").await;
+        scene
+    }
+
+    /// With archaware's defaults, on a control plane that may be broken; `None` (and a word) where it may not.
+    async fn begin() -> Option<Self> {
+        let bed = Bed::take().await;
+        if bed.is_existing() {
+            eprintln!("not run: the machinery of an existing cluster is not ours to break");
+            return None;
+        }
+        Some(Self::set(bed, |bed| Controller::start(bed, "")).await)
+    }
+
+    /// A pod of each architecture lands where it can run.
+    async fn places(&self, name: &str) {
+        for image in ["amd64", "arm64", "s390x"] {
+            self.bed
+                .create_pod(&format!("{name}-{image}"), &[image])
+                .await;
+        }
+        for image in ["amd64", "arm64", "s390x"] {
+            assert_eq!(self.bed.bound(&format!("{name}-{image}")).await, image);
+        }
+    }
+
+    /// What holds after every fault.
+    async fn is_well(self) {
+        self.places("after").await;
+        self.bed.node("late", "arm64").await;
+        self.bed.tainted().await;
+        eventually("readiness", DEADLINE, || async {
+            (self.archaware.http("/readyz").await.0 == 200).then_some(())
+        })
+        .await;
+        assert_eq!(foreign(&self.bed).await, self.foreign, "foreign objects");
+        let peak = self.archaware.peak_memory();
+        assert!(peak < MEMORY, "{peak} MiB");
+        assert_eq!(self.archaware.stop().await, 0);
+    }
+}
+
+/// What belongs to others: taints and annotations of nodes but for archaware's own, and a whole pod.
+async fn foreign(bed: &Bed) -> (Value, Value) {
+    let node: Node = bed.nodes().get("s390x").await.unwrap();
+    let taints = taints(&node)
+        .into_iter()
+        .filter(|taint| taint.contains("foreign"));
+    let annotations = node.metadata.annotations.unwrap_or_default();
+    let kept = annotations.get("foreign.example/annotation");
+    let pod = bed.pods().get("foreign").await.unwrap();
+    let version = pod.metadata.resource_version.clone();
+    let pod =
+        json!({"version": version, "spec": pod.spec, "annotations": pod.metadata.annotations});
+    (
+        json!({"taints": taints.collect::<Vec<_>>(), "annotation": kept}),
+        pod,
+    )
+}

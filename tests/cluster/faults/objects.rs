@@ -1,0 +1,129 @@
+//! Objects that go or change under archaware's hands.
+
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams},
+};
+
+use super::*;
+
+const NOW: DeleteParams = DeleteParams {
+    grace_period_seconds: Some(0),
+    dry_run: false,
+    propagation_policy: None,
+    preconditions: None,
+};
+
+/// A registry that takes its time, and a pod of its image being decided.
+async fn slow_registry() -> testimg::FakeRegistry {
+    let registry = testimg::FakeRegistry::start().await.unwrap();
+    let slow = testimg::Script::Slow(std::time::Duration::from_millis(500));
+    registry.script("/", slow);
+    registry.add("app", &testimg::find("arm64"));
+    registry
+}
+
+/// Nothing is worked on, nothing waits.
+async fn idle(archaware: &Controller) {
+    eventually("an idle queue", DEADLINE, || async {
+        let depth = archaware
+            .metric("archaware_queue_depth{controller=\"pods\"}")
+            .await;
+        let waiting = archaware.metric("archaware_pods_undecided{}").await;
+        (depth < 0.5 && waiting < 0.5).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_thousand_pods_deleted_while_being_decided() {
+    let Some(scene) = Scene::begin().await else {
+        return;
+    };
+    let (bed, registry) = (&scene.bed, slow_registry().await);
+    let pods = bed.pods();
+    let image = registry.image("app");
+    let names: Vec<String> = (0..1000).map(|n| format!("short-{n}")).collect();
+    for chunk in names.chunks(50) {
+        // Each has a tag of its own, so that each is asked for.
+        let create = chunk.iter().map(|name| {
+            let spec = pod_spec(&[format!("{image}:{name}")]);
+            bed.create::<Pod>(pod(name, spec, json!({})))
+        });
+        futures::future::join_all(create).await;
+        futures::future::join_all(chunk.iter().map(|name| pods.delete(name, &NOW))).await;
+    }
+    idle(&scene.archaware).await;
+    scene.is_well().await;
+}
+
+#[tokio::test]
+async fn a_namespace_deleted_in_the_middle() {
+    let Some(scene) = Scene::begin().await else {
+        return;
+    };
+    let (bed, registry) = (&scene.bed, slow_registry().await);
+    let name = format!("{}-gone", bed.namespace);
+    bed.create_namespace(&name, json!({"archaware.dev/mode": "inspect"}))
+        .await;
+    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), &name);
+    for n in 0..50 {
+        let spec = pod_spec(&[registry.image("app")]);
+        let pod = serde_json::from_value(pod(&format!("gone-{n}"), spec, json!({}))).unwrap();
+        pods.create(&Default::default(), &pod).await.unwrap();
+    }
+    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(bed.client.clone());
+    namespaces
+        .delete(&name, &DeleteParams::default())
+        .await
+        .unwrap();
+    // Pods without a node go at once; those that were bound meanwhile have nobody who ends them.
+    eventually("an empty namespace", DEADLINE, || async {
+        let _ = pods.delete_collection(&NOW, &ListParams::default()).await;
+        pods.list(&ListParams::default())
+            .await
+            .ok()?
+            .items
+            .is_empty()
+            .then_some(())
+    })
+    .await;
+    idle(&scene.archaware).await;
+    scene.is_well().await;
+}
+
+/// The same name, another machine: what was known of the old one says nothing about the new.
+#[tokio::test]
+async fn a_node_replaced_by_one_of_another_architecture() {
+    let Some(scene) = Scene::begin().await else {
+        return;
+    };
+    let bed = &scene.bed;
+    bed.node("machine", "amd64").await;
+    bed.tainted().await;
+    // The new one may come with the metadata of the old one, as a restored backup does.
+    let old = bed.nodes().get("machine").await.unwrap();
+    let annotations = json!({"metadata": {"annotations": old.metadata.annotations}, "spec": {"taints": old.spec.unwrap().taints}});
+    for more in [json!({}), annotations] {
+        bed.nodes()
+            .delete("machine", &DeleteParams::default())
+            .await
+            .unwrap();
+        bed.node_with("machine", "arm64", more).await;
+        eventually("the taint of the new machine", DEADLINE, || async {
+            let taints = taints(&bed.nodes().get("machine").await.ok()?);
+            let own: Vec<_> = taints
+                .iter()
+                .filter(|taint| taint.contains("kubernetes.io/arch"))
+                .collect();
+            (own == ["kubernetes.io/arch=arm64:NoSchedule"]).then_some(())
+        })
+        .await;
+    }
+    // Another arm64 machine than the one that the pods below are expected on.
+    bed.nodes()
+        .delete("machine", &DeleteParams::default())
+        .await
+        .unwrap();
+    scene.is_well().await;
+}

@@ -1,0 +1,75 @@
+//! Registries that are dead, slow or liars.
+
+use std::time::Duration;
+
+use testimg::{FakeRegistry, Script};
+
+use super::*;
+
+/// Whatever a registry does, pods of another one are placed meanwhile, and its own are when it is back; the failure
+/// policy holds, so nothing is guessed.
+#[tokio::test]
+async fn registry_dead_slow_or_lying() {
+    let bed = Bed::take().await;
+    let hold = "resolution: {timeout: 1s, failure: {action: hold}}\n";
+    let scene = Scene::set(bed, |bed| Controller::start(bed, hold)).await;
+    let bed = &scene.bed;
+    let other = testimg::find("amd64");
+    let faults = [
+        ("dead", Script::Status(503, Vec::new())),
+        ("hung", Script::Hang),
+        ("trickles", Script::Trickle(Duration::from_millis(100))),
+        ("lies", Script::OtherContent(other.blobs[0].bytes.clone())),
+        ("cut", Script::CutShort),
+        ("forbids", Script::Status(403, Vec::new())),
+        (
+            "limits",
+            Script::Status(429, vec![("retry-after".into(), "2".into())]),
+        ),
+    ];
+    let mut registries = Vec::new();
+    for (name, script) in faults {
+        let registry = FakeRegistry::start().await.unwrap();
+        registry.add("app", &testimg::find("arm64"));
+        registry.script("/", script);
+        let spec = pod_spec(&[registry.image("app")]);
+        bed.create::<Pod>(pod(name, spec, json!({}))).await;
+        registries.push((name, registry));
+    }
+    for (name, _) in &registries {
+        bed.event(name, "ImageNotResolved").await;
+    }
+    scene.places("meanwhile").await;
+    for (name, registry) in &registries {
+        let pod = bed.pods().get(name).await.unwrap();
+        assert!(architectures_of(&pod).is_empty(), "{name} is not known");
+        registry.unscript();
+    }
+    for (name, _) in &registries {
+        // What is forbidden is asked for again after 5 s, then 10 s, then 20 s.
+        let bound = async || bed.pods().get(name).await.ok()?.spec?.node_name;
+        let node = eventually(&format!("pod {name} bound"), Duration::from_secs(90), bound).await;
+        assert_eq!(node, "arm64", "{name}");
+    }
+    scene.is_well().await;
+}
+
+#[tokio::test]
+async fn sigterm_ends_at_once_even_while_a_registry_hangs() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let registry = FakeRegistry::start().await.unwrap();
+    registry.script("/", Script::Hang);
+    let archaware = Controller::start(&bed, "");
+    bed.tainted().await;
+    let spec = pod_spec(&[registry.image("app")]);
+    bed.create::<Pod>(pod("hung", spec, json!({}))).await;
+    eventually("a request to the registry", DEADLINE, || async {
+        (!registry.seen().is_empty()).then_some(())
+    })
+    .await;
+    let started = std::time::Instant::now();
+    assert_eq!(archaware.stop().await, 0);
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(3), "{took:?}");
+}

@@ -1,0 +1,71 @@
+//! A clock that jumps, as clocks do when a machine wakes up or is set right.
+
+use std::path::Path;
+
+use super::*;
+
+/// Where Debian's `faketime` keeps its library.
+fn library() -> String {
+    let folders = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+    ];
+    let paths = folders.map(|folder| format!("{folder}/faketime/libfaketimeMT.so.1"));
+    let found = paths.into_iter().find(|path| Path::new(path).exists());
+    found.expect("libfaketime: hack/install.sh installs it")
+}
+
+/// The time of day jumps by days in both directions; monotonic time goes on, as it does on real machines.
+#[tokio::test]
+async fn clock_jumped() {
+    let bed = Bed::take().await;
+    let offset = bed.dir().join("offset");
+    let jump = |by: &str| std::fs::write(&offset, by).unwrap();
+    jump("+0");
+    let (preload, file) = (library(), offset.to_str().unwrap().to_owned());
+    let environment = [
+        ("LD_PRELOAD", preload.as_str()),
+        ("FAKETIME_TIMESTAMP_FILE", file.as_str()),
+        ("FAKETIME_CACHE_DURATION", "1"),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+        ("DONT_FAKE_MONOTONIC", "1"),
+    ];
+    let webhook = admission(free_port(), "");
+    let scene = Scene::set(bed, |bed| {
+        Controller::start_with(bed, &webhook, &environment)
+    })
+    .await;
+    let bed = &scene.bed;
+    bed.asked().await;
+    // A second one with the right time: it does not think that the first one is dead.
+    let second = Controller::start(bed, "");
+    eventually("readiness", DEADLINE, || async {
+        (second.http("/readyz").await.0 == 200).then_some(())
+    })
+    .await;
+    // Never before today: the API server's certificate is as young as the test bed.
+    for (name, by) in [("ahead", "+3d"), ("back", "+1d"), ("right", "+0")] {
+        jump(by);
+        let expiry = scene
+            .archaware
+            .metric("archaware_admission_certificate_expiry_seconds{}")
+            .await;
+        assert!(expiry > 1.0);
+        // Three renewals of the Lease with that clock.
+        let renewals = "archaware_api_requests_total{verb=\"patch\",result=\"2xx\"}";
+        let before = scene.archaware.metric(renewals).await;
+        eventually("renewals", DEADLINE, || async {
+            (scene.archaware.metric(renewals).await > before + 2.5).then_some(())
+        })
+        .await;
+        scene.places(name).await;
+        assert!(
+            !second.log().contains("\"leading\""),
+            "the Lease is not lost"
+        );
+    }
+    assert_eq!(second.stop().await, 0);
+    scene.is_well().await;
+}

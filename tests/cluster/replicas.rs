@@ -1,0 +1,116 @@
+//! Two replicas: one writes, the other takes over, and never both for longer than one patch.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+
+/// Two that are ready: the one that leads, and the other.
+async fn pair(bed: &Bed) -> (Controller, Controller) {
+    let first = Controller::start(bed, "");
+    first.logged("\"leading\"").await;
+    let second = Controller::start(bed, "");
+    eventually("readiness of both", DEADLINE, || async {
+        let ready = first.http("/readyz").await.0 == 200 && second.http("/readyz").await.0 == 200;
+        ready.then_some(())
+    })
+    .await;
+    bed.tainted().await;
+    (first, second)
+}
+
+async fn leads(replica: &Controller) {
+    replica.logged("\"leading\"").await;
+}
+
+#[tokio::test]
+async fn sigterm_hands_over_within_two_seconds() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let (first, second) = pair(&bed).await;
+    assert!(!second.log().contains("node tainted"));
+    let told = Instant::now();
+    first.signal("-TERM");
+    leads(&second).await;
+    let took = told.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    bed.create_pod("after", &["arm64"]).await;
+    assert_eq!(bed.bound("after").await, "arm64");
+    bed.node("late", "arm64").await;
+    bed.tainted().await;
+    // The node shows its taint before the answer to the patch has come back and is logged.
+    second.logged("node tainted").await;
+    assert_eq!(first.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_crash_is_made_up_for_within_twenty_seconds() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let (first, second) = pair(&bed).await;
+    let killed = Instant::now();
+    first.signal("-KILL");
+    bed.create_pod("meanwhile", &["arm64"]).await;
+    assert_eq!(bed.bound("meanwhile").await, "arm64");
+    let took = killed.elapsed();
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    assert_eq!(second.stop().await, 0);
+}
+
+/// A process that was stopped wakes up in the belief that it leads; the clock says that it does not.
+#[tokio::test]
+async fn a_leader_that_was_stopped_writes_nothing_when_it_wakes_up() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let (first, second) = pair(&bed).await;
+    let before = first.patches().await;
+    first.signal("-STOP");
+    // What it is to find when it wakes up: plenty to do.
+    for n in 0..40 {
+        bed.create_pod(&format!("stopped-{n}"), &["s390x"]).await;
+    }
+    leads(&second).await;
+    first.signal("-CONT");
+    for n in 0..40 {
+        bed.create_pod(&format!("woken-{n}"), &["arm64"]).await;
+    }
+    first.logged("not leading").await;
+    for n in 0..40 {
+        assert_eq!(bed.bound(&format!("stopped-{n}")).await, "s390x");
+        assert_eq!(bed.bound(&format!("woken-{n}")).await, "arm64");
+    }
+    let after = first.patches().await;
+    assert_eq!(after, before, "patches of the one that was stopped");
+    assert_eq!(first.stop().await, 0);
+    assert_eq!(second.stop().await, 0);
+}
+
+/// New ones come before old ones go: somebody leads all the time, and pods that are created meanwhile are placed.
+#[tokio::test]
+async fn a_rolling_update_has_no_gap() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let (mut first, mut second) = pair(&bed).await;
+    let mut slowest = Duration::ZERO;
+    for round in 0..3 {
+        let next = Controller::start(&bed, "");
+        eventually("a new replica that is ready", DEADLINE, || async {
+            (next.http("/readyz").await.0 == 200).then_some(())
+        })
+        .await;
+        let old = std::mem::replace(&mut first, std::mem::replace(&mut second, next));
+        let (status, took) = futures::future::join(old.stop(), async {
+            let name = format!("round-{round}");
+            let created = Instant::now();
+            bed.create_pod(&name, &["arm64"]).await;
+            assert_eq!(bed.bound(&name).await, "arm64");
+            created.elapsed()
+        })
+        .await;
+        assert_eq!(status, 0);
+        slowest = slowest.max(took);
+    }
+    // The hand-over, and what the scheduler needs to look at a pod again that it could not place.
+    assert!(slowest < Duration::from_secs(5), "{slowest:?}");
+    assert_eq!(first.stop().await, 0);
+    assert_eq!(second.stop().await, 0);
+}
