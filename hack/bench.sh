@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The figures of the README, each beside its floor from the same run.   hack/bench.sh [cold restart warm cache hung memory latency admission rollout ...]
+# The figures of the README, each beside its floor from the same run.   hack/bench.sh [cold restart warm cache hung memory latency admission rollout scale ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 hack/install.sh

@@ -2,6 +2,7 @@
 # Every test: pure, in process, on real control planes with a real registry, on a real node with real containerd. Ends
 # everything that it started.      hack/test.sh [ARGUMENTS OF cargo test]
 #
+# IMAGE=yes                           builds archaware's image and tests it, as a run without arguments does
 # CLUSTERS=2                          control planes side by side: as many tests run at once
 # KUBEBUILDER_ASSETS=folder           these binaries of etcd and Kubernetes instead of building them
 # ARCHAWARE_TEST_EXISTING_CLUSTER=yes uses the cluster of KUBECONFIG. Tests DELETE ITS NODES AND PODS: throw-away ones only
@@ -12,9 +13,25 @@ hack/install.sh
 work=$(mktemp -d "${TMPDIR:-/tmp}/archaware-test.XXXXXX")
 # Some processes run as nobody, and have to find their files.
 chmod 711 "$work"
-trap 'trap - EXIT; for bed in "$work"/*/; do hack/testbed/down.sh "$bed"; done; rm -rf "$work"' EXIT
+image=''
+finish() {
+  trap - EXIT
+  [ -z "$image" ] || kill -- "-$image" 2> /dev/null || true
+  for bed in "$work"/*/; do hack/testbed/down.sh "$bed"; done
+  rm -rf "$work" "$work.image"
+}
+trap finish EXIT
 trap 'exit 130' INT TERM
 
+if [ $# -eq 0 ] || [ "${IMAGE:-}" = yes ]; then
+  # It takes minutes: beside everything else, and only the tests that need it wait for it.
+  export ARCHAWARE_TEST_IMAGE=$work.image
+  mkdir -p "$ARCHAWARE_TEST_IMAGE"
+  # shellcheck disable=SC2016
+  setsid nice bash -c 'hack/build.sh --out "$0/layout" > "$0/digest.new" 2> "$0/log" \
+    && mv "$0/digest.new" "$0/digest" || { touch "$0/failed"; cat "$0/log" >&2; }' "$ARCHAWARE_TEST_IMAGE" &
+  image=$!
+fi
 echo "== building" >&2
 hack/testbed/build.sh
 ARCHAWARE_TEST_CONTAINERDS=$(hack/testbed/containerd/build.sh)

@@ -19,6 +19,7 @@ mod admission;
 mod floor;
 mod process;
 mod registry;
+mod scale;
 mod speed;
 
 #[path = "../../tests/cluster/support/mod.rs"]
@@ -63,6 +64,10 @@ async fn main() {
     }
     if wanted("memory") || wanted("heartbeats") {
         process::large_cluster(&Bed::take().await).await;
+    }
+    // Minutes, and gigabytes for the control plane: only when it is asked for.
+    if only.iter().any(|one| one == "scale") {
+        scale::scale(&Bed::take().await).await;
     }
     Bed::take().await;
 }

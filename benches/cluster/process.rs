@@ -44,7 +44,7 @@ pub(crate) fn cpu(controller: &Controller) -> f64 {
     (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
 }
 
-async fn ready(controller: &Controller) {
+pub(crate) async fn ready(controller: &Controller) {
     eventually("readiness", DEADLINE, || async {
         (controller.http("/readyz").await.0 == 200).then_some(())
     })
@@ -100,12 +100,12 @@ pub(crate) async fn large_cluster(bed: &Bed) {
         "idle + 5",
     );
     report("  peak", memory(&archaware, "VmHWM"), None, "MiB", "");
-    heartbeats(bed, &archaware).await;
+    heartbeats(bed, &archaware, NODES).await;
     assert_eq!(archaware.stop().await, 0);
 }
 
 /// A thousand a second, or as many as the API server takes; the CPU is scaled to a thousand.
-async fn heartbeats(bed: &Bed, archaware: &Controller) {
+pub(crate) async fn heartbeats(bed: &Bed, archaware: &Controller, among: usize) {
     let requests = "archaware_writes_total{kind=\"Node\",result=\"applied\"}";
     let (before, patches) = (cpu(archaware), archaware.metric(requests).await);
     let (started, time) = (Instant::now(), Duration::from_secs(10));
@@ -114,7 +114,7 @@ async fn heartbeats(bed: &Bed, archaware: &Controller) {
         let beat = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "message": format!("beat {n}")}]}});
         let (nodes, patch) = (nodes.clone(), Patch::Strategic(beat));
         async move {
-            nodes.patch_status(&format!("node-{}", n % NODES), &PatchParams::default(), &patch).await.unwrap();
+            nodes.patch_status(&format!("node-{}", n % among), &PatchParams::default(), &patch).await.unwrap();
         }
     });
     let count = beats.buffer_unordered(AT_ONCE).count().await;

@@ -22,7 +22,7 @@ const BACKLOG: usize = 2000;
 const CONNECTIONS: usize = 32;
 
 /// A pod that no scheduler touches: the API server alone is measured.
-fn waiting_pod(bed: &Bed, name: &str, image: &str) -> Pod {
+pub(crate) fn waiting_pod(bed: &Bed, name: &str, image: &str) -> Pod {
     let mut spec = pod_spec(&[bed.image(image)]);
     spec["schedulerName"] = json!("none");
     serde_json::from_value(pod(name, spec, json!({}))).unwrap()
@@ -94,17 +94,19 @@ pub(crate) async fn latency(bed: &Bed) {
 }
 
 /// Creates waiting pods in a namespace whose pods archaware leaves alone.
-async fn backlog(bed: &Bed, name: &str) -> String {
+pub(crate) async fn backlog(
+    bed: &Bed,
+    name: &str,
+    count: usize,
+    image: impl Fn(usize) -> &'static str,
+) -> String {
     let namespace = format!("{}-{name}", bed.namespace);
     bed.create_namespace(&namespace, json!({"archaware.dev/mode": "ignore"}))
         .await;
     let api: Api<Pod> = Api::namespaced(bed.client.clone(), &namespace);
-    let create = futures::stream::iter(0..BACKLOG).map(|n| {
-        let image = ["arm64", "multi", "amd64"][n % 3];
-        let (api, pod) = (
-            api.clone(),
-            waiting_pod(bed, &format!("backlog-{n}"), image),
-        );
+    let create = futures::stream::iter(0..count).map(|n| {
+        let pod = waiting_pod(bed, &format!("backlog-{n}"), image(n));
+        let api = api.clone();
         async move { api.create(&PostParams::default(), &pod).await.unwrap() }
     });
     create
@@ -120,14 +122,15 @@ pub(crate) async fn throughput(bed: &Bed) {
     let archaware = Controller::start_quiet(bed, "");
     bed.tainted().await;
     let (mut floors, mut rates, mut cpus) = (Vec::new(), Vec::new(), Vec::new());
+    let images = |n: usize| ["arm64", "multi", "amd64"][n % 3];
     for round in 0..3 {
-        let bare = backlog(bed, &format!("bare-{round}")).await;
+        let bare = backlog(bed, &format!("bare-{round}"), BACKLOG, images).await;
         let started = Instant::now();
         floor::patch_all(&bed.client, &bare, CONNECTIONS).await;
         floors.push(BACKLOG as f64 / started.elapsed().as_secs_f64());
         bed.delete_pods(&bare).await;
 
-        let ours = backlog(bed, &format!("ours-{round}")).await;
+        let ours = backlog(bed, &format!("ours-{round}"), BACKLOG, images).await;
         let metric = "archaware_writes_total{kind=\"Pod\",result=\"applied\"}";
         let before = archaware.metric(metric).await as usize;
         let cpu = process::cpu(&archaware);

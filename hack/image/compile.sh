@@ -11,10 +11,9 @@ libraries=/usr/lib/$triplet
 export CARGO_HOME=${CARGO_HOME:-/usr/local/cargo} CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-/tmp/target}
 export "CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<< "$target")_LINKER=$triplet-gcc"
 # Messages of a panic name files: not those of the machine that it was built on.
-flags=("--remap-path-prefix=$PWD=archaware" "--remap-path-prefix=$CARGO_HOME/registry/src=")
-# A panic ends the process: nothing is ever unwound. Relocations are packed (DT_RELR, glibc 2.36). Together 1.5 MiB.
-flags+=(-Cforce-unwind-tables=no -Clink-arg=-Wl,-z,pack-relative-relocs)
-export RUSTFLAGS="${flags[*]}"
+export RUSTFLAGS="--remap-path-prefix=$PWD=archaware --remap-path-prefix=$CARGO_HOME/registry/src="
+# Packed relocations (DT_RELR, glibc 2.36): 0.7 MB less.
+RUSTFLAGS+=" -Clink-arg=-Wl,-z,pack-relative-relocs"
 cargo build --quiet --locked --release --target "$target" --bin archaware
 program=$CARGO_TARGET_DIR/$target/release/archaware
 

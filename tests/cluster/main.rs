@@ -15,6 +15,7 @@ mod configuration;
 mod daemon_sets;
 mod failure;
 mod faults;
+mod installed;
 mod monitoring;
 mod nodes;
 mod permissions;
@@ -23,6 +24,7 @@ mod property;
 mod pull_secrets;
 mod real_node;
 mod replicas;
+mod secrecy;
 mod startup;
 mod support;
 

@@ -5,7 +5,7 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -189,36 +189,105 @@ async fn every_way_to_deploy_is_valid_and_as_restricted_as_it_says() {
     }
 }
 
+/// The rules of a role with one verb on one resource less, for each of them; and how a user would say it.
+fn less_by_one(rules: &Value) -> Vec<(String, Value)> {
+    let mut less = Vec::new();
+    let strings = |list: &Value| -> Vec<String> { serde_json::from_value(list.clone()).unwrap() };
+    for (at, rule) in rules.as_array().unwrap().iter().enumerate() {
+        for resource in strings(&rule["resources"]) {
+            for verb in strings(&rule["verbs"]) {
+                let (mut others, mut kept) = (rule.clone(), rule.clone());
+                let other = |list: &Value, gone: &str| {
+                    strings(list)
+                        .into_iter()
+                        .filter(|one| one != gone)
+                        .collect::<Vec<_>>()
+                };
+                others["resources"] = json!(other(&rule["resources"], &resource));
+                kept["resources"] = json!([resource]);
+                kept["verbs"] = json!(other(&rule["verbs"], &verb));
+                let mut all = rules.as_array().unwrap().clone();
+                all.splice(at..=at, [others, kept]);
+                let lists = |rule: &Value| {
+                    ["resources", "verbs"]
+                        .iter()
+                        .all(|list| rule[list] != json!([]))
+                };
+                all.retain(lists);
+                let group = rule["apiGroups"][0].as_str().unwrap();
+                let dot = if group.is_empty() { "" } else { "." };
+                less.push((format!("{verb} {resource}{dot}{group}"), json!(all)));
+            }
+        }
+    }
+    less
+}
+
+/// Each verb on each resource that the manifests grant is needed: without it archaware says so, and does not start.
 #[tokio::test]
-async fn one_missing_permission_is_named_and_the_others_are_not() {
+async fn nothing_is_granted_that_is_not_needed() {
     let bed = Bed::take().await;
-    bed.kubectl(&["-n", "archaware", "delete", "rolebinding", "archaware"]);
-    bed.kubectl(&[
-        "-n",
-        "archaware",
-        "create",
-        "role",
-        "less",
-        "--verb=create,get",
-        "--resource=leases.coordination.k8s.io",
-    ]);
-    bed.kubectl(&[
-        "-n",
-        "archaware",
-        "create",
-        "rolebinding",
-        "less",
-        "--role=less",
-        "--serviceaccount=archaware:archaware",
-    ]);
-    let mut archaware = Controller::start(&bed, "");
-    let status = archaware.exited().await;
-    bed.kubectl(&["-n", "archaware", "delete", "role,rolebinding", "less"]);
-    assert_eq!(status, 1);
-    let log = archaware.log();
-    assert!(
-        log.contains("patch leases.coordination.k8s.io in archaware"),
-        "{log}"
-    );
-    assert_eq!(log.matches("\n  ").count(), 1, "{log}");
+    bed.three_nodes().await;
+    let webhook = admission(free_port(), "");
+    // It grants reading every Secret, the webhook's own too.
+    bed.kubectl(&["delete", "clusterrolebinding", "archaware-pull-secrets"]);
+    let mut tried = 0;
+    for role in [
+        "clusterrole/archaware",
+        "role/archaware",
+        "clusterrole/archaware-webhook",
+        "role/archaware-webhook",
+    ] {
+        let shipped: Value =
+            serde_json::from_str(&bed.kubectl(&["-n", "archaware", "get", role, "-o", "json"]))
+                .unwrap();
+        let patch = |rules: &Value| {
+            let rules = json!({"rules": rules}).to_string();
+            bed.kubectl(&[
+                "-n",
+                "archaware",
+                "patch",
+                role,
+                "--type=merge",
+                "-p",
+                &rules,
+            ]);
+        };
+        for (permission, rules) in less_by_one(&shipped["rules"]) {
+            patch(&rules);
+            // The authoriser hears of it a moment later.
+            eventually(
+                &format!("a start that fails without {permission}"),
+                DEADLINE,
+                || async {
+                    let mut archaware = Controller::start(&bed, &webhook);
+                    let asked = async {
+                        archaware.logged("\"leading\"").await;
+                    };
+                    let ended = tokio::time::timeout(DEADLINE, archaware_ends(&archaware));
+                    tokio::select! {
+                        () = asked => return None,
+                        ended = ended => ended.unwrap(),
+                    }
+                    assert_eq!(archaware.exited().await, 1);
+                    let log = archaware.log();
+                    assert!(
+                        log.contains(&format!("  {permission}")),
+                        "{permission}: {log}"
+                    );
+                    assert_eq!(log.matches("\n  ").count(), 1, "{permission}: {log}");
+                    Some(())
+                },
+            )
+            .await;
+            tried += 1;
+            patch(&shipped["rules"]);
+        }
+    }
+    assert!(tried > 20, "{tried}");
+}
+
+/// The log has the reason for which it ends.
+async fn archaware_ends(archaware: &Controller) {
+    archaware.logged("archaware lacks permissions").await;
 }

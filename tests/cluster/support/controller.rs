@@ -37,6 +37,13 @@ impl Controller {
         Self::launch(kubeconfig, config, "debug")
     }
 
+    /// Starts with every library at its most talkative.
+    #[allow(dead_code, reason = "the bench does not need it")]
+    pub(crate) fn start_loud(bed: &Bed, config: &str) -> Self {
+        let account = bed.service_account("archaware");
+        Self::launch(&account, config, "archaware=trace,trace")
+    }
+
     /// Starts with further environment.
     #[allow(dead_code, reason = "the bench does not need it")]
     pub(crate) fn start_with(bed: &Bed, config: &str, environment: &[(&str, &str)]) -> Self {

@@ -1,0 +1,170 @@
+//! A cluster of 5,000 nodes with 50,000 pods, and then 10,000 pods at once.
+
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, api::PostParams};
+use serde_json::json;
+
+use crate::{
+    floor, process, report, speed,
+    support::{Bed, Controller, eventually, pod, pod_spec},
+};
+
+const NODES: usize = 5000;
+const PODS: usize = 50_000;
+const ARRIVING: usize = 10_000;
+/// Of these, so many have an image that is not there, and are tried again and again.
+const FAILING: usize = 500;
+const AT_ONCE: usize = 32;
+/// Nothing here takes this long; a hang is a failure.
+const LONG: Duration = Duration::from_mins(10);
+
+pub(crate) async fn scale(bed: &Bed) {
+    fill(bed).await;
+    let archaware = start(bed).await;
+    process::heartbeats(bed, &archaware, NODES).await;
+    relist(bed, &archaware).await;
+    arrivals(bed, &archaware).await;
+    let peak = process::memory(&archaware, "VmHWM");
+    report("  peak memory of all that", peak, None, "MiB", "<= 60");
+    assert_eq!(archaware.stop().await, 0);
+}
+
+async fn fill(bed: &Bed) {
+    futures::stream::iter(0..NODES)
+        .map(|n| async move {
+            let architecture = ["amd64", "arm64"][n % 2];
+            bed.node(&format!("node-{n}"), architecture).await;
+        })
+        .buffer_unordered(AT_ONCE)
+        .for_each(|()| async {})
+        .await;
+    let api: Api<Pod> = bed.pods();
+    futures::stream::iter(0..PODS)
+        .map(|n| {
+            let mut spec = pod_spec(&[bed.image("multi")]);
+            spec["nodeName"] = json!(format!("node-{}", n % NODES));
+            let pod = pod(&format!("bound-{n}"), spec, json!({}));
+            let (api, pod) = (api.clone(), serde_json::from_value(pod).unwrap());
+            async move { api.create(&PostParams::default(), &pod).await.unwrap() }
+        })
+        .buffer_unordered(AT_ONCE)
+        .for_each(|_| async {})
+        .await;
+}
+
+async fn tainted(archaware: &Controller) {
+    eventually("taints on all nodes", LONG, || async {
+        let mut tainted = 0.0;
+        for architecture in ["amd64", "arm64"] {
+            let of = format!("archaware_nodes{{architecture=\"{architecture}\",tainted=\"true\"}}");
+            tainted += archaware.metric(&of).await;
+        }
+        (tainted as usize >= NODES).then_some(())
+    })
+    .await;
+}
+
+async fn start(bed: &Bed) -> Controller {
+    let started = Instant::now();
+    let archaware = Controller::start_quiet(bed, "");
+    process::ready(&archaware).await;
+    let ready = started.elapsed().as_secs_f64();
+    report(
+        "5,000 nodes, 50,000 pods: from start to ready",
+        ready,
+        None,
+        "s",
+        "",
+    );
+    tainted(&archaware).await;
+    let rate = NODES as f64 / started.elapsed().as_secs_f64();
+    report("  nodes tainted, per second", rate, None, "", "");
+    let memory = |field| process::memory(&archaware, field);
+    report("  peak memory", memory("VmHWM"), None, "MiB", "<= 60");
+    report("  steady memory", memory("VmRSS"), None, "MiB", "<= 40");
+    archaware
+}
+
+/// The API server comes back without its history: everything is listed again.
+async fn relist(bed: &Bed, archaware: &Controller) {
+    let before = archaware.patches().await;
+    bed.signal_component("-KILL", "kube-apiserver");
+    bed.restart_components();
+    eventually("readiness", LONG, || async {
+        let ready = archaware.http("/readyz").await.0 == 200;
+        (ready && archaware.metric("archaware_leader{}").await > 0.5).then_some(())
+    })
+    .await;
+    let pod = speed::waiting_pod(bed, "witness", "arm64");
+    bed.pods()
+        .create(&PostParams::default(), &pod)
+        .await
+        .unwrap();
+    eventually("a pod that is placed after it", LONG, || async {
+        let pod = bed.pods().get("witness").await.ok()?;
+        (!crate::support::architectures_of(&pod).is_empty()).then_some(())
+    })
+    .await;
+    let patches = archaware.patches().await - before - 1;
+    report(
+        "  patches after a restart of the API server",
+        patches as f64,
+        None,
+        "",
+        "0",
+    );
+    let memory = process::memory(archaware, "VmHWM");
+    report("  peak memory with that", memory, None, "MiB", "<= 60");
+}
+
+/// As many pods at once, beside what a bare client patches in the same cluster.
+async fn arrivals(bed: &Bed, archaware: &Controller) {
+    let images = |n: usize| ["arm64", "multi", "amd64"][n % 3];
+    let bare = speed::backlog(bed, "bare", ARRIVING, images).await;
+    let started = Instant::now();
+    floor::patch_all(&bed.client, &bare, AT_ONCE).await;
+    let floor = ARRIVING as f64 / started.elapsed().as_secs_f64();
+    bed.delete_pods(&bare).await;
+
+    let every = ARRIVING / FAILING;
+    let images = |n: usize| {
+        if n.is_multiple_of(every) {
+            "absent"
+        } else {
+            images(n)
+        }
+    };
+    let ours = speed::backlog(bed, "ours", ARRIVING, images).await;
+    let metric = "archaware_writes_total{kind=\"Pod\",result=\"applied\"}";
+    let before = archaware.metric(metric).await as usize;
+    let cpu = process::cpu(archaware);
+    bed.kubectl(&["annotate", "namespace", &ours, "archaware.dev/mode-"]);
+    let started = Instant::now();
+    let placed = ARRIVING - FAILING;
+    eventually("all pods placed", LONG, || async {
+        (archaware.metric(metric).await as usize >= before + placed).then_some(())
+    })
+    .await;
+    let took = started.elapsed().as_secs_f64();
+    let rate = placed as f64 / took;
+    report(
+        "10,000 pods at once, decided per second",
+        rate,
+        Some(floor),
+        "",
+        ">= 0.8x",
+    );
+    report(
+        "  the last one, 500 failing ones beside it",
+        took,
+        None,
+        "s",
+        "",
+    );
+    let cpu = (process::cpu(archaware) - cpu) / placed as f64 * 1e6;
+    report("  CPU for one of them", cpu, None, "us", "");
+    bed.delete_pods(&ours).await;
+}

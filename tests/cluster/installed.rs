@@ -1,0 +1,267 @@
+//! archaware as users install it: its own image, the shipped manifests, a real kubelet and a real containerd.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Both are built beside the tests, which may have to wait.
+const BUILD: Duration = Duration::from_mins(40);
+/// Where this one listens: the node of the test bed is this machine, and its pods have its network.
+const PORT: u16 = 18_080;
+
+/// The folder that `hack/build.sh` made, and the digest that it printed.
+async fn built() -> (PathBuf, String) {
+    let folder = std::env::var("ARCHAWARE_TEST_IMAGE").expect(
+        "hack/test.sh builds the image when it is called without a filter, or with IMAGE=yes",
+    );
+    let folder = PathBuf::from(folder);
+    let digest = eventually("the image", BUILD, || async {
+        assert!(!folder.join("failed").exists(), "hack/build.sh has failed");
+        std::fs::read_to_string(folder.join("digest")).ok()
+    })
+    .await;
+    (folder.join("layout"), digest.trim().to_owned())
+}
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn document(layout: &Path, digest: &Value) -> Value {
+    let (algorithm, hash) = digest.as_str().unwrap().split_once(':').unwrap();
+    let blob = std::fs::read(layout.join("blobs").join(algorithm).join(hash)).unwrap();
+    serde_json::from_slice(&blob).unwrap()
+}
+
+#[tokio::test]
+async fn the_image_holds_what_it_needs_and_starts_on_every_platform() {
+    let bed = Bed::take_with_node().await;
+    let (layout, digest) = built().await;
+    let index = document(&layout, &json!(digest));
+    let mut platforms = Vec::new();
+    for entry in index["manifests"].as_array().unwrap() {
+        let architecture = entry["platform"]["architecture"].as_str().unwrap();
+        platforms.push(architecture.to_owned());
+        let manifest = document(&layout, &entry["digest"]);
+        let config = document(&layout, &manifest["config"]["digest"]);
+        assert_eq!(config["architecture"], architecture);
+        assert_eq!(config["config"]["User"], "65532:65532");
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().to_str().unwrap();
+        let layer = manifest["layers"][0]["digest"].as_str().unwrap();
+        let blob = layout.join("blobs").join(layer.replace(':', "/"));
+        run("tar", &["-xzf", blob.to_str().unwrap(), "-C", root]);
+        // Nothing but the program can be run, and nothing belongs to the user that runs it.
+        let programs = run(
+            "find",
+            &[root, "-type", "f", "-perm", "/111", "-printf", "%P\n"],
+        );
+        let programs = programs.lines().filter(|path| !path.contains("ld-linux"));
+        assert_eq!(programs.collect::<Vec<_>>(), ["archaware"]);
+        assert_eq!(run("find", &[root, "-user", "65532"]), "");
+        // It finds its libraries, speaks HTTP, and understands an image: on this machine's architecture
+        // itself, on others by emulation.
+        let image = bed.image("multi");
+        let inspect = ["inspect", "-o", "json", image.as_str()];
+        let native = std::env::consts::ARCH == run_name(architecture);
+        let out = if native {
+            run("chroot", &[&[root, "/archaware"], &inspect[..]].concat())
+        } else {
+            let emulator = format!("qemu-{}-static", run_name(architecture));
+            let program = format!("{root}/archaware");
+            run(
+                &emulator,
+                &[&["-L", root, program.as_str()], &inspect[..]].concat(),
+            )
+        };
+        let lines: Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(
+            lines[0]["architectures"],
+            json!(["amd64", "arm64", "s390x"]),
+            "{architecture}: {out}"
+        );
+    }
+    assert_eq!(platforms, ["amd64", "arm64"]);
+}
+
+/// What Rust, Linux and QEMU call a GOARCH.
+fn run_name(architecture: &str) -> &str {
+    match architecture {
+        "amd64" => "x86_64",
+        "arm64" => "aarch64",
+        other => other,
+    }
+}
+
+/// An overlay of the shipped manifests that sets addresses, because this node has no pod network: pods share
+/// the machine's, two of them would want the same ports, and the API server is on loopback.
+fn overlay(bed: &Bed, digest: &str) -> PathBuf {
+    let folder = bed.dir().join("overlay");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir(&folder).unwrap();
+    let project = std::env::current_dir().unwrap();
+    let up = "../".repeat(folder.components().count() - 1);
+    let base = format!(
+        "{up}{}",
+        project
+            .join("manifests")
+            .strip_prefix("/")
+            .unwrap()
+            .display()
+    );
+    let kubeconfig = std::fs::read_to_string(bed.kubeconfig("admin")).unwrap();
+    let (_, rest) = kubeconfig.split_once("https://127.0.0.1:").unwrap();
+    let api = rest.split('"').next().unwrap();
+    let probe = |path: &str| json!({"httpGet": {"path": path, "port": PORT, "host": "127.0.0.1"}});
+    let deployment = json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "archaware", "namespace": "archaware"},
+        "spec": {"replicas": 1, "template": {"spec": {
+            "hostNetwork": true,
+            "containers": [{
+                "name": "archaware",
+                "args": ["run", "--config=/etc/archaware/config.yaml", format!("--listen=127.0.0.1:{PORT}")],
+                "env": [
+                    {"name": "KUBERNETES_SERVICE_HOST", "value": "127.0.0.1"},
+                    {"name": "KUBERNETES_SERVICE_PORT", "value": api},
+                ],
+                "livenessProbe": probe("/healthz"),
+                "readinessProbe": probe("/readyz"),
+            }],
+            "volumes": [{"name": "containerd", "hostPath": {"path": bed.node_dir("containerd")}}],
+        }}},
+    });
+    let kustomization = json!({
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [base],
+        "images": [{
+            "name": "ghcr.io/archaware/archaware",
+            "newName": format!("{}/archaware/archaware", bed.registry()),
+            "digest": digest,
+        }],
+        "patches": [{"patch": deployment.to_string()}],
+    });
+    std::fs::write(folder.join("kustomization.yaml"), kustomization.to_string()).unwrap();
+    folder
+}
+
+async fn metrics() -> Option<String> {
+    let http = reqwest::Client::builder()
+        .tls_certs_only([])
+        .build()
+        .unwrap();
+    let answer = http
+        .get(format!("http://127.0.0.1:{PORT}/metrics"))
+        .send()
+        .await
+        .ok()?;
+    answer.text().await.ok()
+}
+
+#[tokio::test]
+async fn kubectl_apply_runs_archaware_from_its_own_image() {
+    let bed = Bed::take_with_node().await;
+    let (layout, digest) = built().await;
+    let to = format!("docker://{}/archaware/archaware:test", bed.registry());
+    let from = format!("oci:{}", layout.display());
+    run(
+        "skopeo",
+        &[
+            "copy",
+            "--all",
+            "--quiet",
+            "--dest-tls-verify=false",
+            &from,
+            &to,
+        ],
+    );
+    let folder = overlay(&bed, &digest);
+    let folder = folder.to_str().unwrap();
+    bed.kubectl(&["apply", "-k", folder]);
+    let rolled_out = [
+        "-n",
+        "archaware",
+        "rollout",
+        "status",
+        "deployment/archaware",
+        "--timeout=180s",
+    ];
+    let (done, out, error) = bed.try_kubectl(&rolled_out);
+    let state = || bed.kubectl(&["-n", "archaware", "describe", "pods"]);
+    assert!(done, "{out}{error}{}", state());
+    bed.tainted().await;
+
+    // It places a pod, which the kubelet then starts.
+    let mut spec = pod_spec(&[bed.image("multi")]);
+    spec["hostNetwork"] = json!(true);
+    bed.create::<k8s_openapi::api::core::v1::Pod>(pod("app", spec, json!({})))
+        .await;
+    eventually("a running pod", DEADLINE, || async {
+        let pod = bed.pods().get("app").await.ok()?;
+        let running = pod.status?.phase? == "Running";
+        (running && pod.metadata.annotations?["archaware.dev/decision"] == "amd64,arm64,s390x")
+            .then_some(())
+    })
+    .await;
+    // Through the neighbour that holds the node's socket.
+    let up = metrics().await.unwrap();
+    assert!(
+        up.contains("archaware_containerd_up 1") || up.contains("archaware_containerd_up{} 1"),
+        "{up}"
+    );
+
+    // Its own next pod lands on the node that it has tainted, and the last one ends in time.
+    let own = [
+        "-n",
+        "archaware",
+        "delete",
+        "pod",
+        "-l",
+        "app.kubernetes.io/name=archaware",
+        "--wait=true",
+    ];
+    let told = Instant::now();
+    bed.kubectl(&own);
+    let took = told.elapsed();
+    assert!(took < Duration::from_secs(10), "SIGTERM took {took:?}");
+    let (done, out, error) = bed.try_kubectl(&rolled_out);
+    assert!(done, "{out}{error}{}", state());
+    let log = bed.kubectl(&[
+        "-n",
+        "archaware",
+        "logs",
+        "deployment/archaware",
+        "-c",
+        "archaware",
+    ]);
+    assert!(log.contains("\"leading\""), "{log}");
+
+    // Away without a trace.
+    let (status, _, error) = bed.archaware(&["clean", "--stop-controller"]);
+    assert_eq!(status, 0, "{error}");
+    let node = bed.nodes().get("localhost").await.unwrap();
+    assert!(
+        !taints(&node)
+            .iter()
+            .any(|taint| taint.contains("kubernetes.io/arch"))
+    );
+    bed.kubectl(&[
+        "delete",
+        "-k",
+        folder,
+        "--wait=false",
+        "-l",
+        "app.kubernetes.io/component!=access",
+    ]);
+}
