@@ -11,13 +11,18 @@
 # Prints the digest of the image. The same commit with the same versions of Debian's packages gives the same digest.
 # DEBIAN_MIRROR=address    another mirror than debootstrap's own
 set -euo pipefail
+# Or a step that fails inside $(…) would be passed over.
+shopt -s inherit_errexit
+# Modes of files go into the image.
+umask 022
+from=$PWD
 cd "$(dirname "$0")/.."
 . hack/testbed/lib.sh
 . hack/image/platforms.sh
 out=target/image push='' plain=() check=''
 while [ $# -gt 0 ]; do
   case $1 in
-    --out) out=${2:?--out takes a folder}; shift ;;
+    --out) out=$(cd "$from" && realpath -m "${2:?--out takes a folder}"); shift ;;
     --push) push=${2:?--push takes a reference}; shift ;;
     --plain-http) plain=(--dest-tls-verify=false) ;;
     --check) check=yes ;;
@@ -25,8 +30,10 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
+# What is there goes: only what this script has made.
+[ ! -e "$out" ] || [ -e "$out/oci-layout" ] || die "$out is there and holds no image"
 [ "$(id -u)" = 0 ] || die "root is needed, for debootstrap and chroot; with buildx or podman use the Containerfile"
-hack/install.sh debootstrap jq ${push:+skopeo}
+hack/install.sh debootstrap debian-archive-keyring jq ${push:+skopeo}
 
 suite=trixie
 home=$cache/image/$(cat hack/image/toolchain.sh hack/image/platforms.sh | cat - <(echo $suite) | sha256sum | cut -c1-12)
@@ -38,21 +45,32 @@ flock 9
 if [ ! -d "$home/debian" ]; then
   say "installing Debian's compilers in a folder of their own"
   rm -rf "$home/debian.new"
-  debootstrap --variant=minbase --include=ca-certificates $suite "$home/debian.new" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} \
+  debootstrap --force-check-gpg --keyring=/usr/share/keyrings/debian-archive-keyring.gpg --variant=minbase \
+    --include=ca-certificates $suite "$home/debian.new" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} \
     > "$home/debootstrap.log" || { tail "$home/debootstrap.log" >&2; die "debootstrap failed"; }
   mkdir -p "$home/debian.new"/{archaware,cargo,target,image}
   cp -r hack "$home/debian.new/tmp/hack"
-  # How names are resolved is the machine's own matter.
   cp /etc/resolv.conf /etc/hosts "$home/debian.new/etc/"
   chroot "$home/debian.new" /tmp/hack/image/toolchain.sh > "$home/toolchain.log" 2>&1 \
     || { tail "$home/toolchain.log" >&2; die "the compilers cannot be installed"; }
   rm -rf "$home/debian.new/tmp/hack"
   mv "$home/debian.new" "$home/debian"
+elif [ -n "$(find "$home/toolchain.log" -mtime +0)" ]; then
+  say "updating Debian's packages"
+  cp /etc/resolv.conf /etc/hosts "$home/debian/etc/"
+  chroot "$home/debian" sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get upgrade -y -qq' \
+    > "$home/toolchain.log" 2>&1 || { tail "$home/toolchain.log" >&2; die "Debian's packages cannot be updated"; }
 fi
 
+# Root may build in the checkout of somebody else.
+git() { command git -c safe.directory="$PWD" "$@"; }
 work=$(mktemp -d "$home/work.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-mkdir "$work/target"
+mkdir "$work"/{target,sources}
+# What is compiled is one state of the sources, whatever happens to them meanwhile; cargo goes by the times of files, and
+# these are new.
+git ls-files -z --cached --others --exclude-standard | tar --create --null --files-from=- --ignore-failed-read 2> /dev/null \
+  | tar --extract --touch --directory="$work/sources"
 
 # inside TARGET COMMAND...: runs it in Debian, with the sources at a path that is the same everywhere. The mounts end with it.
 inside() {
@@ -61,27 +79,28 @@ inside() {
   # cargo fetches through whatever this machine trusts; the image gets Debian's own bundle.
   local trusted=/etc/ssl/certs/ca-certificates.crt
   [ ! -e $trusted ] || cp $trusted "$home/cargo/trusted.crt"
+  cp /etc/resolv.conf /etc/hosts "$home/debian/etc/"
   # shellcheck disable=SC2016
   unshare --mount --pid --fork --kill-child bash -euc '
     home=$1 work=$2 target=$3
     shift 3
     root=$home/debian
-    mount --bind -o ro "$PWD" "$root/archaware"
+    mount --bind -o ro "$work/sources" "$root/archaware"
     mount --bind "$home/cargo" "$root/cargo"
     mount --bind "$target" "$root/target"
     mount --bind "$work" "$root/image"
     mount -t proc proc "$root/proc"
     mount --bind /dev "$root/dev"
-    [ ! -e "$home/cargo/trusted.crt" ] || export CARGO_HTTP_CAINFO=/cargo/trusted.crt
+    [ ! -e "$home/cargo/trusted.crt" ] || trusted=CARGO_HTTP_CAINFO=/cargo/trusted.crt
     exec chroot "$root" env -i PATH=/usr/bin:/bin HOME=/root CARGO_HOME=/cargo CARGO_TARGET_DIR=/target \
-      ${CARGO_HTTP_CAINFO:+CARGO_HTTP_CAINFO="$CARGO_HTTP_CAINFO"} "$@"
-  ' inside "$home" "$work" "$target" "$@"
+      ${trusted:+"$trusted"} ${https_proxy:+https_proxy="$https_proxy"} "$@"
+  ' inside "$home" "$work" "$target" "$@" 9>&-
 }
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
-revision=$(git rev-parse HEAD 2> /dev/null || echo unknown)
-created=$(git log -1 --format=%ct 2> /dev/null || echo 0)
-[ -z "$(git status --porcelain 2> /dev/null)" ] || revision=$revision-changed
+revision=$(git rev-parse HEAD)
+created=$(git log -1 --format=%ct)
+[ -z "$(git status --porcelain)" ] || revision=$revision-changed
 
 # build TARGET NAME: compiles for every platform; the layout is "$work/NAME", its digest goes to stdout.
 build() {

@@ -6,13 +6,15 @@ declare -A packages=(
   [protoc]=protobuf-compiler [containerd]=containerd [runc]=runc [docker-registry]=docker-registry
   [gcc]=gcc [openssl]=openssl [curl]=curl [jq]=jq [python3]=python3 [shellcheck]=shellcheck
   [promtool]=prometheus [faketime]=faketime [loopback]=containernetworking-plugins [stdio.h]=libc6-dev
+  [skopeo]=skopeo [qemu-aarch64-static]=qemu-user-static
 )
-# Of the image: hack/build.sh and hack/image/.
-declare -A others=([debootstrap]=debootstrap [skopeo]=skopeo [qemu-aarch64-static]=qemu-user-static)
+# Of hack/build.sh.
+declare -A others=([debootstrap]=debootstrap)
 has() {
   case $1 in
     loopback) [ -x /usr/lib/cni/loopback ] ;;
     stdio.h) [ -e /usr/include/stdio.h ] ;;
+    debian-archive-keyring) [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] ;;
     *) command -v "$1" > /dev/null ;;
   esac
 }
@@ -23,6 +25,13 @@ for tool; do
 done
 [ ${#missing[@]} -gt 0 ] || exit 0
 echo "installing ${missing[*]}" >&2
-apt-get update -qq
-# Services are started by the test bed itself, where and when it needs them.
-DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null
+# Services are started by the test bed itself, where and when it needs them (invoke-rc.d(8)).
+policy=/usr/sbin/policy-rc.d
+if [ ! -e $policy ]; then
+  trap 'rm -f $policy' EXIT
+  printf '#!/bin/sh\nexit 101\n' > $policy
+  chmod +x $policy
+fi
+apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$@"; }
+apt update
+apt install -y --no-install-recommends "${missing[@]}" > /dev/null

@@ -132,3 +132,46 @@ async fn set_log_level(
         Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{controller::LISTS, telemetry};
+
+    /// Of a process that has only just started, and whose API server is not there.
+    fn starting() -> Health {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        Health {
+            metrics: Metrics::default(),
+            unread: watch::channel(LISTS.to_vec()).1,
+            admission: Some(Arc::new(|| false)),
+            client: Client::try_from(nowhere).unwrap(),
+            log_level: telemetry::init("info", telemetry::LogFormat::Text).unwrap(),
+        }
+    }
+
+    #[tokio::test]
+    async fn who_is_not_ready_says_why() {
+        let (status, says) = ready(State(starting())).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        for part in [
+            "[-] lists not read yet: namespaces, pods, DaemonSets, nodes\n",
+            "[-] the admission webhook",
+            "[-] the API server",
+        ] {
+            assert!(says.contains(part), "{says}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_log_level_is_nobody_else_s_business() {
+        for peer in ["192.0.2.1:1000", "[2001:db8::1]:1000"] {
+            let peer = ConnectInfo(peer.parse().unwrap());
+            let answer = set_log_level(State(starting()), peer, "warn".to_owned()).await;
+            assert_eq!(answer.0, StatusCode::FORBIDDEN);
+        }
+    }
+}

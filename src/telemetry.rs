@@ -53,9 +53,20 @@ impl LogLevel {
 /// A level is for archaware itself, a filter for everything. Libraries are heard when something is wrong.
 /// kube's spans are made at INFO for every single reconciliation: below that they cost nothing.
 fn filter(level: &str) -> Result<EnvFilter, LevelError> {
-    let directives = match level {
-        "error" | "warn" | "info" | "debug" | "trace" => format!("warn,archaware={level}"),
-        filter => filter.to_owned(),
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let lower = level.trim().to_ascii_lowercase();
+    // A word alone would be the name of a module, and silence everything else.
+    let known = |part: &str| part.contains('=') || LEVELS.contains(&part);
+    if !lower.split(',').all(known) {
+        return Err(LevelError(level.to_owned()));
+    }
+    let directives = if LEVELS.contains(&lower.as_str()) {
+        format!(
+            "{},archaware={lower}",
+            if lower == "off" { "off" } else { "warn" }
+        )
+    } else {
+        lower
     };
     EnvFilter::try_new(&directives).map_err(|_| LevelError(level.to_owned()))
 }
@@ -84,4 +95,32 @@ pub fn init(level: &str, format: LogFormat) -> Result<LogLevel, LevelError> {
         let replace = Arc::new(move |filter| handle.reload(filter));
         LogLevel { current, replace }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_of_the_pen_does_not_silence_the_log() {
+        for good in [
+            "info",
+            "INFO",
+            "off",
+            "archaware::image=trace,warn",
+            "archaware=debug",
+        ] {
+            assert!(filter(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "debgu",
+            "debgu,kube=info",
+            "very=loud=indeed",
+            "archaware=noisy",
+        ] {
+            assert!(filter(bad).is_err(), "{bad}");
+        }
+        assert_eq!(filter("Debug").unwrap().to_string(), "archaware=debug,warn");
+    }
 }

@@ -1,5 +1,7 @@
 //! A bare client: it patches a fixed toleration into every pod as soon as it sees it, and decides nothing.
 
+use std::time::Instant;
+
 use archaware::cluster::objects::Pod;
 use futures::{StreamExt, TryStreamExt};
 use kube::{
@@ -44,10 +46,11 @@ pub(crate) fn watch_and_patch(client: Client, namespace: &str) -> tokio::task::J
     })
 }
 
-/// Patches pods that it knows already, so many at once.
-pub(crate) async fn patch_all(client: &Client, namespace: &str, at_once: usize) {
+/// Patches pods that it knows already, so many at once; how many a second.
+pub(crate) async fn patch_all(client: &Client, namespace: &str, at_once: usize) -> f64 {
     let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let pods = api.list(&Default::default()).await.unwrap().items;
+    let (count, started) = (pods.len() as f64, Instant::now());
     futures::stream::iter(pods)
         .map(|pod| {
             let api = api.clone();
@@ -56,4 +59,5 @@ pub(crate) async fn patch_all(client: &Client, namespace: &str, at_once: usize) 
         .buffer_unordered(at_once)
         .for_each(|()| async {})
         .await;
+    count / started.elapsed().as_secs_f64()
 }

@@ -68,6 +68,7 @@ async fn main() {
     // Minutes, and gigabytes for the control plane: only when it is asked for.
     if only.iter().any(|one| one == "scale") {
         scale::scale(&Bed::take().await).await;
+        return;
     }
     Bed::take().await;
 }

@@ -44,7 +44,7 @@ pub(crate) fn cpu(controller: &Controller) -> f64 {
     (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
 }
 
-pub(crate) async fn ready(controller: &Controller) {
+async fn ready(controller: &Controller) {
     eventually("readiness", DEADLINE, || async {
         (controller.http("/readyz").await.0 == 200).then_some(())
     })

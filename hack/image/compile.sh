@@ -3,6 +3,7 @@
 #   hack/image/compile.sh ARCHITECTURE FOLDER
 # The same sources at the same path with the same packages of Debian give the same bits.
 set -euo pipefail
+umask 022
 cd "$(dirname "$0")/../.."
 . hack/image/platforms.sh
 architecture=${1:?usage: compile.sh ARCHITECTURE FOLDER} root=${2:?usage: compile.sh ARCHITECTURE FOLDER}
@@ -36,6 +37,7 @@ while [ ${#queue[@]} -gt 0 ]; do
     queue+=("$libraries/$name")
   done
 done
+[ -s /etc/ssl/certs/ca-certificates.crt ]
 install -m 644 /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
 echo 'archaware:x:65532:65532::/:/sbin/nologin' > "$root/etc/passwd"
 echo 'archaware:x:65532:' > "$root/etc/group"

@@ -3,6 +3,7 @@
 #   VERSION=… REVISION=… CREATED=SECONDS hack/image/layout.sh LAYOUT ARCHITECTURE=FOLDER...
 # Everything that differs from machine to machine is left out: order, times and owners of files, the time of packing.
 set -euo pipefail
+shopt -s inherit_errexit
 layout=${1:?usage: layout.sh LAYOUT ARCHITECTURE=FOLDER...}
 shift
 rm -rf "$layout"

@@ -8,9 +8,12 @@ export DEBIAN_FRONTEND=noninteractive
 # The compiler of stable is too old; its backport is built for the same C library.
 . /etc/os-release
 suite=${VERSION_CODENAME:?not Debian}-backports
+# Which mirror it is, only the lists say.
+apt-get update -qq
 # shellcheck disable=SC2016
 mirror=$(apt-get indextargets --format '$(SITE)' "Codename: $VERSION_CODENAME" | head -1)
 mirror=${mirror%/}
+[ -n "$mirror" ]
 echo "deb $mirror $suite main" > /etc/apt/sources.list.d/backports.list
 # What debootstrap makes has no security updates yet. Mirrors keep them beside the archive.
 if ! grep -rqs "$VERSION_CODENAME-security" /etc/apt/sources.list /etc/apt/sources.list.d; then

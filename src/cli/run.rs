@@ -53,6 +53,7 @@ impl Run {
         let client = global.client(&metrics).await?;
         let resolver = resolver(&global, &config, &metrics, Keep::Yes)?;
         watch_resolver(&metrics, &resolver);
+        let probe = probe_containerd(resolver.clone());
         let listener = listen(self.listen, "--listen").await?;
         let address = listener.local_addr()?;
         tracing::info!(version = env!("CARGO_PKG_VERSION"), %address, "archaware starts");
@@ -60,6 +61,7 @@ impl Run {
         // What a signal asks for, and what ends everything for whatever reason, are two things.
         let asked = CancellationToken::new();
         let stop = asked.child_token();
+        tokio::spawn(stop.clone().run_until_cancelled_owned(probe));
         let signals = tokio::spawn(stop_on_signal(asked.clone())?);
         let namespace = global.namespace();
         let identity = lease::identity("archaware");
@@ -165,6 +167,17 @@ enum Ended {
 async fn listen(address: ListenAddress, setting: &str) -> anyhow::Result<TcpListener> {
     let listener = server::bind(address.0).await;
     listener.with_context(|| format!("cannot listen on {address} ({setting})"))
+}
+
+/// How often containerd is asked when nobody else asks it: as long as it is left alone after failures.
+const PROBE: Duration = Duration::from_secs(30);
+
+/// Without it, what the metrics say of containerd is as old as the last new image.
+async fn probe_containerd(resolver: Resolver) {
+    loop {
+        resolver.probe_containerd().await;
+        tokio::time::sleep(PROBE).await;
+    }
 }
 
 /// What the resolver knows of itself, read at scrape time.

@@ -20,6 +20,9 @@ use super::{CALL_TIMEOUT, FIELD_MANAGER, lease::Leadership, patch::JsonPatch, sp
 
 /// How soon a patch is tried again that the API server did not answer, at the earliest.
 const RETRY: Duration = Duration::from_secs(2);
+/// How long a patch under way may take once this process has been told to end: with what comes after it, less
+/// than the kubelet waits.
+const FINISH: Duration = Duration::from_secs(4);
 /// How long to wait after a stale patch for the watch to bring what changed.
 pub const STALE_RETRY: Duration = Duration::from_secs(2);
 
@@ -130,9 +133,17 @@ impl Writer {
         };
         let parameters = parameters();
         let call = api.patch(name, &parameters, &patch);
-        let outcome = match tokio::time::timeout(CALL_TIMEOUT, call).await {
-            Ok(answer) => classify(answer.map(drop)),
-            Err(_) => Err(WriteError::TimedOut),
+        let finish = async {
+            self.stop.cancelled().await;
+            tokio::time::sleep(FINISH).await;
+        };
+        let call = tokio::time::timeout(CALL_TIMEOUT, call);
+        let outcome = tokio::select! {
+            answer = call => match answer {
+                Ok(answer) => classify(answer.map(drop)),
+                Err(_) => Err(WriteError::TimedOut),
+            },
+            () = finish => Err(WriteError::Stopping),
         };
         let result = match &outcome {
             Ok(Outcome::Applied) => "applied",

@@ -211,26 +211,27 @@ impl Pods {
         (count, i64::try_from(oldest.as_secs()).unwrap_or(i64::MAX))
     }
 
-    /// What there is to do, counted when scraped; by the replica that does it.
+    /// What there is to do, counted when scraped; by the replica that does it. The metrics, which this holds, do
+    /// not hold it: whoever waits for the last one of `Events` would wait for ever.
     pub(super) fn register_gauges(self: &Arc<Self>, leading: &watch::Receiver<bool>) {
         let store = self.store.clone();
         let help = "Pods in the selection of the watch";
         self.metrics.register_gauges("pods_watched", help, move || {
             vec![([], i64::try_from(store.len()).unwrap_or(i64::MAX))]
         });
-        let (pods, leads) = (self.clone(), leading.clone());
+        let (pods, leads) = (Arc::downgrade(self), leading.clone());
         let help = "Unbound pods that wait for a decision";
         self.metrics
             .register_gauges("pods_undecided", help, move || {
-                let sample = leads.borrow().then(|| ([], pods.undecided().0));
-                sample.into_iter().collect()
+                let pods = pods.upgrade().filter(|_| *leads.borrow());
+                pods.iter().map(|pods| ([], pods.undecided().0)).collect()
             });
-        let (pods, leads) = (self.clone(), leading.clone());
+        let (pods, leads) = (Arc::downgrade(self), leading.clone());
         let help = "Age of the oldest unbound pod that waits for a decision; 0 when there is none";
         let name = "pods_undecided_oldest_seconds";
         self.metrics.register_gauges(name, help, move || {
-            let sample = leads.borrow().then(|| ([], pods.undecided().1));
-            sample.into_iter().collect()
+            let pods = pods.upgrade().filter(|_| *leads.borrow());
+            pods.iter().map(|pods| ([], pods.undecided().1)).collect()
         });
     }
 

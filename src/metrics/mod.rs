@@ -29,8 +29,8 @@ type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
 
 /// From a warm cache (microseconds) to a registry that takes the whole time-out.
-const BUCKETS: [f64; 12] = [
-    0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0,
+const BUCKETS: [f64; 13] = [
+    0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0,
 ];
 
 /// From at once to the failure policy and beyond.
@@ -82,6 +82,7 @@ impl Default for Metrics {
             leading_since: Arc::default(),
             registry: Arc::default(),
         };
+        metrics.begin_at_zero();
         let m = metrics.clone();
         registry.register(
             "decisions",
@@ -133,6 +134,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Metrics {
+    /// What alerts watch is there from the start: a counter that appears with its first count has not increased, to
+    /// Prometheus.
+    fn begin_at_zero(&self) {
+        for kind in ["Pod", "DaemonSet"] {
+            for result in ["by_policy", "none"] {
+                drop(
+                    self.decisions
+                        .get_or_create(&[("kind", kind), ("result", result)]),
+                );
+            }
+        }
+        for kind in ["Pod", "DaemonSet", "Node"] {
+            for result in ["refused", "forbidden", "unavailable"] {
+                drop(
+                    self.writes
+                        .get_or_create(&[("kind", kind), ("result", result)]),
+                );
+            }
+        }
+    }
+
     /// Registers gauges that are computed at scrape time: what can be derived is not kept twice.
     pub fn register_gauges<const N: usize, F>(
         &self,

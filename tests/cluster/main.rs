@@ -15,7 +15,6 @@ mod configuration;
 mod daemon_sets;
 mod failure;
 mod faults;
-mod installed;
 mod monitoring;
 mod nodes;
 mod permissions;

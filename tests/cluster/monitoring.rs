@@ -6,6 +6,8 @@ use std::{
     process::Command,
 };
 
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
 use serde_json::{Value, json};
 
 use super::*;
@@ -82,10 +84,23 @@ async fn the_metrics_are_those_of_the_docs() {
     bed.tainted().await;
     bed.create_pod("app", &["multi"]).await;
     bed.bound("app").await;
+    // One that the webhook does not see, so that the controller decides.
+    let out = bed.opted_out().await;
+    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), &out);
+    let unseen = pod("unseen", pod_spec(&[bed.image("multi")]), json!({}));
+    let unseen = serde_json::from_value(unseen).unwrap();
+    pods.create(&Default::default(), &unseen).await.unwrap();
     bed.create_pod("absent", &["absent"]).await;
     bed.event("absent", "ImageNotResolved").await;
     eventually("a pod that waits", DEADLINE, || async {
-        (archaware.metric("archaware_pods_undecided{}").await > 0.5).then_some(())
+        let waits = archaware.metric("archaware_pods_undecided{}").await > 0.5;
+        let oldest = archaware
+            .metric("archaware_pods_undecided_oldest_seconds{}")
+            .await;
+        let decided = archaware
+            .metric("archaware_pod_creation_to_decision_seconds_count")
+            .await;
+        (waits && oldest > 0.5 && decided > 0.5).then_some(())
     })
     .await;
     let (_, text) = archaware.http("/metrics").await;
@@ -99,6 +114,20 @@ async fn the_metrics_are_those_of_the_docs() {
             documented[name]
         );
     }
+    assert!(text.ends_with("# EOF\n"), "OpenMetrics ends with a mark");
+    for metric in [
+        "archaware_decision_duration_seconds_count",
+        "archaware_image_resolution_duration_seconds_count",
+        "archaware_admission_duration_seconds_count",
+        "archaware_admission_certificate_expiry_seconds{}",
+        "archaware_leader",
+        "archaware_containerd_up{}",
+        "archaware_build_info{version=\"0.1.0\"}",
+    ] {
+        assert!(archaware.metric(metric).await > 0.5, "{metric}: {text}");
+    }
+    // There from the start, for the alerts.
+    assert!(text.contains("archaware_decisions_total{kind=\"Pod\",result=\"by_policy\"} 0"));
     let failed = format!(
         "archaware_registry_resolutions_total{{registry=\"{}\",result=\"NotFound\"}}",
         bed.registry()
@@ -163,6 +192,15 @@ fn alerts_and_dashboard_ask_for_what_is_there() {
             here || elsewhere.contains(&name.as_str()),
             "{name} is shown nowhere"
         );
+    }
+}
+
+#[tokio::test]
+async fn the_monitoring_manifests_are_built() {
+    let bed = Bed::take().await;
+    let built = bed.kubectl(&["kustomize", "manifests/monitoring"]);
+    for kind in ["PrometheusRule", "PodMonitor", "ConfigMap"] {
+        assert!(built.contains(&format!("kind: {kind}\n")), "{built}");
     }
 }
 

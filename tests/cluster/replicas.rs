@@ -1,6 +1,13 @@
 //! Two replicas: one writes, the other takes over, and never both for longer than one patch.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
+use kube::{Api, api::ListParams};
+use serde_json::json;
 
 use super::*;
 
@@ -113,4 +120,68 @@ async fn a_rolling_update_has_no_gap() {
     assert!(slowest < Duration::from_secs(5), "{slowest:?}");
     assert_eq!(first.stop().await, 0);
     assert_eq!(second.stop().await, 0);
+}
+
+/// Two installations that do not know of each other: both write, and nothing is done twice.
+#[tokio::test]
+async fn two_that_write_at_once_do_no_harm() {
+    let bed = Bed::take().await;
+    bed.three_nodes().await;
+    let elsewhere = format!("{}-elsewhere", bed.namespace);
+    bed.create_namespace(&elsewhere, json!({})).await;
+    let admin = bed.kubeconfig("admin");
+    let first = Controller::start_as(&admin, "");
+    let second = Controller::start_elsewhere(&admin, &elsewhere);
+    leads(&first).await;
+    leads(&second).await;
+    for n in 0..60 {
+        bed.create_pod(&format!("pod-{n}"), &["arm64"]).await;
+    }
+    for n in 0..60 {
+        assert_eq!(bed.bound(&format!("pod-{n}")).await, "arm64");
+    }
+    bed.tainted().await;
+    for pod in bed.pods().list(&ListParams::default()).await.unwrap() {
+        let tolerations = pod.spec.unwrap().tolerations.unwrap();
+        let key = |one: &&k8s_openapi::api::core::v1::Toleration| {
+            one.key.as_deref() == Some("kubernetes.io/arch")
+        };
+        assert_eq!(tolerations.iter().filter(key).count(), 1, "{tolerations:?}");
+    }
+    for node in bed.nodes().list(&ListParams::default()).await.unwrap() {
+        assert_eq!(node.spec.unwrap().taints.unwrap().len(), 1);
+    }
+    assert_eq!(first.stop().await, 0);
+    assert_eq!(second.stop().await, 0);
+}
+
+/// What is shipped, as the scheduler and the controllers of a cluster see it; no kubelet starts it here.
+#[tokio::test]
+async fn the_shipped_deployment_is_spread_and_protected() {
+    let bed = Bed::take().await;
+    bed.node("one", "amd64").await;
+    bed.node("two", "arm64").await;
+    bed.node("three", "s390x").await;
+    bed.kubectl(&["apply", "-f", "manifests/archaware.yaml"]);
+    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), "archaware");
+    let (placed, nodes) = eventually("two pods that have nodes", DEADLINE, || async {
+        let pods = pods.list(&ListParams::default()).await.ok()?.items;
+        let node = |pod: &Pod| pod.spec.as_ref()?.node_name.clone();
+        let nodes: BTreeSet<String> = pods.iter().filter_map(node).collect();
+        (nodes.len() == 2).then_some((pods, nodes))
+    })
+    .await;
+    // Its image is for amd64 and arm64, and nobody has tainted anything yet.
+    assert_eq!(nodes, ["one".to_owned(), "two".to_owned()].into());
+    for pod in placed {
+        assert_eq!(pod.spec.unwrap().priority, Some(2_000_000_000));
+    }
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(bed.client.clone(), "archaware");
+    eventually("a budget that knows its pods", DEADLINE, || async {
+        let status = budgets.get("archaware").await.ok()?.status?;
+        (status.expected_pods == Some(2) && status.desired_healthy == Some(1)).then_some(())
+    })
+    .await;
+    let all = ["deployment/archaware", "pdb/archaware", "quota/archaware"];
+    bed.kubectl(&[&["-n", "archaware", "delete"], &all[..]].concat());
 }

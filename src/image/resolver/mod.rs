@@ -16,7 +16,7 @@ use crate::{
 
 use super::{
     cache::{Caches, Remembered},
-    containerd::{Containerd, Store},
+    containerd::{Containerd, Patience, Store},
     credentials::{Fingerprint, Keys, NodeCredentials},
     digest::Digest,
     error::ImageError,
@@ -184,6 +184,15 @@ impl Resolver {
     /// Whether containerd is configured and answers; `None` when it is not configured.
     pub fn containerd_is_up(&self) -> Option<bool> {
         self.0.containerd.as_ref().map(Containerd::is_up)
+    }
+
+    /// Asks containerd for content that nobody has, so that it is known whether it answers.
+    pub async fn probe_containerd(&self) {
+        if let Some(containerd) = &self.0.containerd {
+            let nothing = Digest::of(b"archaware asks whether containerd answers");
+            // The outcome is what `containerd_is_up` tells.
+            let _ = containerd.read(Patience::new(), &nothing).await;
+        }
     }
 
     /// Registry hosts that are left alone at the moment.

@@ -14,6 +14,8 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
+use testimg::{FakeRegistry, Script};
+
 use super::*;
 
 #[tokio::test]
@@ -101,6 +103,8 @@ async fn watch_history_compacted() {
     let before = archaware_patches(archaware).await;
     archaware.signal("-CONT");
     archaware.logged("too old resource version").await;
+    let paged = archaware.log().contains("reading them in pages");
+    assert!(!paged, "this API server streams lists");
     bed.create_pod("witness", &["arm64"]).await;
     assert_eq!(bed.bound("witness").await, "arm64");
     assert_eq!(
@@ -205,4 +209,57 @@ async fn an_api_server_that_cannot_stream_lists_is_read_in_pages() {
         );
     }
     scene.is_well().await;
+}
+
+/// A pod whose image takes a while, so that its patch comes when the API server has stopped.
+async fn patch_under_way(scene: &Scene) -> FakeRegistry {
+    let registry = FakeRegistry::start().await.unwrap();
+    registry.add("app", &testimg::find("arm64"));
+    registry.script("/", Script::Slow(Duration::from_millis(700)));
+    let known = "archaware_image_resolutions_total{source=\"registry\",result=\"Resolved\"}";
+    let before = scene.archaware.metric(known).await;
+    let spec = pod_spec(&[registry.image("app")]);
+    let pod = pod("under-way", spec, json!({}));
+    scene.bed.create::<Pod>(pod).await;
+    eventually("a question to the registry", DEADLINE, || async {
+        (!registry.seen().is_empty()).then_some(())
+    })
+    .await;
+    scene.bed.signal_component("-STOP", "kube-apiserver");
+    eventually("the image", DEADLINE, || async {
+        (scene.archaware.metric(known).await > before + 0.5).then_some(())
+    })
+    .await;
+    registry
+}
+
+#[tokio::test]
+async fn sigterm_waits_for_a_patch_under_way() {
+    let Some(scene) = Scene::begin().await else {
+        return;
+    };
+    let _registry = patch_under_way(&scene).await;
+    scene.archaware.signal("-TERM");
+    scene.archaware.logged("finishing what is under way").await;
+    scene.bed.signal_component("-CONT", "kube-apiserver");
+    let Scene {
+        bed, mut archaware, ..
+    } = scene;
+    assert_eq!(archaware.exited().await, 0);
+    assert_eq!(bed.bound("under-way").await, "arm64");
+}
+
+#[tokio::test]
+async fn sigterm_does_not_wait_for_an_api_server_that_hangs() {
+    let Some(scene) = Scene::begin().await else {
+        return;
+    };
+    let _registry = patch_under_way(&scene).await;
+    let Scene { bed, archaware, .. } = scene;
+    let told = std::time::Instant::now();
+    let status = archaware.stop().await;
+    let took = told.elapsed();
+    bed.signal_component("-CONT", "kube-apiserver");
+    assert_eq!(status, 0);
+    assert!(took < Duration::from_secs(10), "{took:?}");
 }

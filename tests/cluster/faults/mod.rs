@@ -8,7 +8,10 @@ mod objects;
 mod registry;
 mod time;
 
+use std::time::Instant;
+
 use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{ResourceExt, api::ListParams};
 use serde_json::{Value, json};
 
 use super::*;
@@ -77,7 +80,9 @@ impl Scene {
 
     /// What holds after every fault.
     async fn is_well(self) {
+        let since = Instant::now();
         self.places("after").await;
+        let took = since.elapsed();
         self.bed.node("late", "arm64").await;
         self.bed.tainted().await;
         eventually("readiness", DEADLINE, || async {
@@ -85,8 +90,18 @@ impl Scene {
         })
         .await;
         assert_eq!(foreign(&self.bed).await, self.foreign, "foreign objects");
+        for pod in self.bed.pods().list(&ListParams::default()).await.unwrap() {
+            let (name, tolerated) = (pod.name_any(), architectures_of(&pod));
+            let Some(node) = pod.spec.and_then(|spec| spec.node_name) else {
+                continue;
+            };
+            let node = self.bed.nodes().get(&node).await.unwrap();
+            let architecture = node.status.unwrap().node_info.unwrap().architecture;
+            assert!(tolerated.contains(&architecture), "{name} is misplaced");
+        }
         let peak = self.archaware.peak_memory();
         assert!(peak < MEMORY, "{peak} MiB");
+        println!("placed again after {took:.1?}; at most {peak:.0} MiB");
         assert_eq!(self.archaware.stop().await, 0);
     }
 }

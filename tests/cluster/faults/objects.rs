@@ -17,7 +17,7 @@ const NOW: DeleteParams = DeleteParams {
 /// A registry that takes its time, and a pod of its image being decided.
 async fn slow_registry() -> testimg::FakeRegistry {
     let registry = testimg::FakeRegistry::start().await.unwrap();
-    let slow = testimg::Script::Slow(std::time::Duration::from_millis(500));
+    let slow = testimg::Script::Slow(std::time::Duration::from_secs(1));
     registry.script("/", slow);
     registry.add("app", &testimg::find("arm64"));
     registry
@@ -26,11 +26,12 @@ async fn slow_registry() -> testimg::FakeRegistry {
 /// Nothing is worked on, nothing waits.
 async fn idle(archaware: &Controller) {
     eventually("an idle queue", DEADLINE, || async {
+        let leads = archaware.metric("archaware_leader").await > 0.5;
         let depth = archaware
             .metric("archaware_queue_depth{controller=\"pods\"}")
             .await;
         let waiting = archaware.metric("archaware_pods_undecided{}").await;
-        (depth < 0.5 && waiting < 0.5).then_some(())
+        (leads && depth < 0.5 && waiting < 0.5).then_some(())
     })
     .await;
 }
@@ -51,6 +52,13 @@ async fn a_thousand_pods_deleted_while_being_decided() {
             bed.create::<Pod>(pod(name, spec, json!({})))
         });
         futures::future::join_all(create).await;
+    }
+    eventually("many that are being decided", DEADLINE, || async {
+        let waiting = scene.archaware.metric("archaware_pods_undecided{}").await;
+        (waiting > 500.0).then_some(())
+    })
+    .await;
+    for chunk in names.chunks(50) {
         futures::future::join_all(chunk.iter().map(|name| pods.delete(name, &NOW))).await;
     }
     idle(&scene.archaware).await;
@@ -72,6 +80,10 @@ async fn a_namespace_deleted_in_the_middle() {
         let pod = serde_json::from_value(pod(&format!("gone-{n}"), spec, json!({}))).unwrap();
         pods.create(&Default::default(), &pod).await.unwrap();
     }
+    eventually("a question to the registry", DEADLINE, || async {
+        (!registry.seen().is_empty()).then_some(())
+    })
+    .await;
     let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(bed.client.clone());
     namespaces
         .delete(&name, &DeleteParams::default())
@@ -120,6 +132,11 @@ async fn a_node_replaced_by_one_of_another_architecture() {
         })
         .await;
     }
+    let mut spec = pod_spec(&[bed.image("arm64")]);
+    spec["nodeSelector"] = json!({"kubernetes.io/hostname": "machine"});
+    bed.create::<Pod>(pod("there", spec, json!({}))).await;
+    assert_eq!(bed.bound("there").await, "machine");
+    bed.pods().delete("there", &NOW).await.unwrap();
     // Another arm64 machine than the one that the pods below are expected on.
     bed.nodes()
         .delete("machine", &DeleteParams::default())

@@ -71,5 +71,6 @@ async fn sigterm_ends_at_once_even_while_a_registry_hangs() {
     let started = std::time::Instant::now();
     assert_eq!(archaware.stop().await, 0);
     let took = started.elapsed();
-    assert!(took < Duration::from_secs(3), "{took:?}");
+    // Nothing waits for somebody who does not come; the queue of events neither, whose time is 2 s.
+    assert!(took < Duration::from_millis(1500), "{took:?}");
 }

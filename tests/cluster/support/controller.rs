@@ -44,6 +44,13 @@ impl Controller {
         Self::launch(&account, config, "archaware=trace,trace")
     }
 
+    /// Starts one whose own namespace is another.
+    #[allow(dead_code, reason = "the bench does not need it")]
+    pub(crate) fn start_elsewhere(kubeconfig: &Path, namespace: &str) -> Self {
+        let environment = [("ARCHAWARE_NAMESPACE", namespace)];
+        Self::launch_with(kubeconfig, "", "debug", &environment)
+    }
+
     /// Starts with further environment.
     #[allow(dead_code, reason = "the bench does not need it")]
     pub(crate) fn start_with(bed: &Bed, config: &str, environment: &[(&str, &str)]) -> Self {

@@ -1,5 +1,18 @@
 //! archaware as users install it: its own image, the shipped manifests, a real kubelet and a real containerd.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::default_trait_access,
+    dead_code,
+    reason = "a test that cannot go on has failed; it shares its helpers with the others"
+)]
+
+#[path = "../cluster/support/mod.rs"]
+mod support;
+
 use std::{
     path::{Path, PathBuf},
     process::Command,
@@ -8,7 +21,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::*;
+use support::{Bed, DEADLINE, eventually, pod, pod_spec, taints};
 
 /// Both are built beside the tests, which may have to wait.
 const BUILD: Duration = Duration::from_mins(40);
@@ -44,8 +57,8 @@ fn document(layout: &Path, digest: &Value) -> Value {
 
 #[tokio::test]
 async fn the_image_holds_what_it_needs_and_starts_on_every_platform() {
-    let bed = Bed::take_with_node().await;
     let (layout, digest) = built().await;
+    let bed = Bed::take_with_node().await;
     let index = document(&layout, &json!(digest));
     let mut platforms = Vec::new();
     for entry in index["manifests"].as_array().unwrap() {
@@ -171,8 +184,8 @@ async fn metrics() -> Option<String> {
 
 #[tokio::test]
 async fn kubectl_apply_runs_archaware_from_its_own_image() {
-    let bed = Bed::take_with_node().await;
     let (layout, digest) = built().await;
+    let bed = Bed::take_with_node().await;
     let to = format!("docker://{}/archaware/archaware:test", bed.registry());
     let from = format!("oci:{}", layout.display());
     run(
