@@ -41,6 +41,8 @@ mkdir -p "$home"/{cargo,target} "$(dirname "$out")"
 # One build at a time: they share a folder.
 exec 9> "$home.lock"
 flock 9
+# Of one that was killed.
+rm -rf "$home"/work.*
 
 if [ ! -d "$home/debian" ]; then
   say "installing Debian's compilers in a folder of their own"

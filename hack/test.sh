@@ -16,7 +16,8 @@ chmod 711 "$work"
 image=''
 finish() {
   trap - EXIT
-  [ -z "$image" ] || kill -- "-$image" 2> /dev/null || true
+  # What runs in namespaces of its own hears of nothing less.
+  [ -z "$image" ] || kill -KILL -- "-$image" 2> /dev/null || true
   for bed in "$work"/*/; do hack/testbed/down.sh "$bed"; done
   rm -rf "$work" "$work.image"
 }

@@ -136,7 +136,7 @@ async fn the_metrics_are_those_of_the_docs() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// Names of metrics in an expression of PromQL.
+/// Names of metrics in an expression of Prometheus.
 fn asked(expression: &str) -> impl Iterator<Item = String> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let names: Vec<String> = words

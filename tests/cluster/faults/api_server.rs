@@ -26,7 +26,7 @@ async fn api_server_killed_and_restarted() {
     scene.bed.signal_component("-KILL", "kube-apiserver");
     scene.archaware.logged("watch interrupted").await;
     scene.bed.restart_components();
-    scene.is_well().await;
+    scene.ends_well().await;
 }
 
 #[tokio::test]
@@ -42,7 +42,7 @@ async fn api_server_stopped_for_a_minute() {
     // The fault itself lasts: nothing is waited for.
     tokio::time::sleep(Duration::from_mins(1)).await;
     scene.bed.signal_component("-CONT", "kube-apiserver");
-    scene.is_well().await;
+    scene.ends_well().await;
 }
 
 #[tokio::test]
@@ -60,7 +60,7 @@ async fn etcd_killed_and_restarted() {
         scene.bed.nodes().get("amd64").await.ok()
     })
     .await;
-    scene.is_well().await;
+    scene.ends_well().await;
 }
 
 /// The watch cannot go on where it was, and begins anew: everything is listed again, and nothing is patched.
@@ -112,7 +112,7 @@ async fn watch_history_compacted() {
         before + 1,
         "the witness, and nothing else"
     );
-    scene.is_well().await;
+    scene.ends_well().await;
 }
 
 /// Of a process that is stopped: asked before it answers again.
@@ -187,7 +187,7 @@ async fn connection_reset_in_mid_list() {
             "{name}"
         );
     }
-    scene.is_well().await;
+    scene.ends_well().await;
 }
 
 #[tokio::test]
@@ -208,7 +208,7 @@ async fn an_api_server_that_cannot_stream_lists_is_read_in_pages() {
             "{name}"
         );
     }
-    scene.is_well().await;
+    scene.ends_well().await;
 }
 
 /// A pod whose image takes a while, so that its patch comes when the API server has stopped.

@@ -53,5 +53,5 @@ async fn token_rotated() {
     bed.create_pod("meanwhile", &["arm64"]).await;
     let bound = async || bed.pods().get("meanwhile").await.ok()?.spec?.node_name;
     assert_eq!(eventually("a bound pod", file_again, bound).await, "arm64");
-    scene.is_well().await;
+    scene.ends_well().await;
 }

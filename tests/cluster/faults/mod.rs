@@ -79,7 +79,7 @@ impl Scene {
     }
 
     /// What holds after every fault.
-    async fn is_well(self) {
+    async fn ends_well(self) {
         let since = Instant::now();
         self.places("after").await;
         let took = since.elapsed();
@@ -101,7 +101,9 @@ impl Scene {
         }
         let peak = self.archaware.peak_memory();
         assert!(peak < MEMORY, "{peak} MiB");
-        println!("placed again after {took:.1?}; at most {peak:.0} MiB");
+        let test = std::thread::current();
+        let name = test.name().unwrap_or_default();
+        println!("{name}: placed again after {took:.1?}; at most {peak:.0} MiB");
         assert_eq!(self.archaware.stop().await, 0);
     }
 }

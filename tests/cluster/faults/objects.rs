@@ -62,7 +62,7 @@ async fn a_thousand_pods_deleted_while_being_decided() {
         futures::future::join_all(chunk.iter().map(|name| pods.delete(name, &NOW))).await;
     }
     idle(&scene.archaware).await;
-    scene.is_well().await;
+    scene.ends_well().await;
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn a_namespace_deleted_in_the_middle() {
     })
     .await;
     idle(&scene.archaware).await;
-    scene.is_well().await;
+    scene.ends_well().await;
 }
 
 /// The same name, another machine: what was known of the old one says nothing about the new.
@@ -142,5 +142,5 @@ async fn a_node_replaced_by_one_of_another_architecture() {
         .delete("machine", &DeleteParams::default())
         .await
         .unwrap();
-    scene.is_well().await;
+    scene.ends_well().await;
 }

@@ -51,7 +51,7 @@ async fn registry_dead_slow_or_lying() {
         let node = eventually(&format!("pod {name} bound"), Duration::from_secs(90), bound).await;
         assert_eq!(node, "arm64", "{name}");
     }
-    scene.is_well().await;
+    scene.ends_well().await;
 }
 
 #[tokio::test]

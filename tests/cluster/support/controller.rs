@@ -162,7 +162,7 @@ impl Controller {
 
     /// What an HTTP path answers.
     pub(crate) async fn http(&self, path: &str) -> (u16, String) {
-        self.ask(path, |http, url| http.get(url)).await
+        self.ask(path, reqwest::Client::get).await
     }
 
     /// What an HTTP path answers to a PUT.
