@@ -1,6 +1,10 @@
 //! What tests do to the machinery of a bed: kill, stop, corrupt.
 
-use std::process::Command;
+use std::{
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use serde_json::json;
 
@@ -36,9 +40,16 @@ impl Bed {
             .to_owned()
     }
 
-    /// Sends a signal to a process of the control plane.
+    /// Sends a signal to a process of the control plane. One that is killed is gone afterwards: a large one takes a
+    /// while to give its memory, and its port, back.
     pub(crate) fn signal_component(&self, signal: &str, name: &str) {
-        kill(signal, &self.pid(name));
+        let pid = self.pid(name);
+        kill(signal, &pid);
+        let gone = Instant::now() + Duration::from_secs(30);
+        while signal == "-KILL" && Path::new("/proc").join(&pid).exists() {
+            assert!(Instant::now() < gone, "{name} does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Starts what has ended of the control plane.
