@@ -101,7 +101,7 @@ async fn relist(bed: &Bed, archaware: &Controller) {
     bed.restart_components();
     eventually("readiness", LONG, || async {
         let ready = archaware.http("/readyz").await.0 == 200;
-        (ready && archaware.metric("archaware_leader{}").await > 0.5).then_some(())
+        (ready && archaware.metric("archaware_leader").await > 0.5).then_some(())
     })
     .await;
     let pod = speed::waiting_pod(bed, "witness", "arm64");
