@@ -18,6 +18,8 @@ const ARRIVING: usize = 10_000;
 /// Of these, so many have an image that is not there, and are tried again and again.
 const FAILING: usize = 500;
 const AT_ONCE: usize = 32;
+/// Between two looks at the metrics.
+const LOOK: Duration = Duration::from_millis(500);
 /// Nothing here takes this long; a hang is a failure.
 const LONG: Duration = Duration::from_mins(10);
 
@@ -157,6 +159,8 @@ async fn arrivals(bed: &Bed, archaware: &Controller) {
     let started = Instant::now();
     let placed = ARRIVING - FAILING;
     eventually("all pods placed", LONG, || async {
+        // Each question makes it look through 15,000 objects, as a scrape does that comes every half minute.
+        tokio::time::sleep(LOOK).await;
         (archaware.metric(metric).await as usize >= before + placed).then_some(())
     })
     .await;
