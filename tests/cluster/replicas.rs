@@ -134,13 +134,13 @@ async fn two_that_write_at_once_do_no_harm() {
     let second = Controller::start_elsewhere(&admin, &elsewhere);
     leads(&first).await;
     leads(&second).await;
+    bed.tainted().await;
     for n in 0..60 {
         bed.create_pod(&format!("pod-{n}"), &["arm64"]).await;
     }
     for n in 0..60 {
         assert_eq!(bed.bound(&format!("pod-{n}")).await, "arm64");
     }
-    bed.tainted().await;
     for pod in bed.pods().list(&ListParams::default()).await.unwrap() {
         let tolerations = pod.spec.unwrap().tolerations.unwrap();
         let key = |one: &&k8s_openapi::api::core::v1::Toleration| {
