@@ -36,7 +36,7 @@ done
 hack/install.sh debootstrap debian-archive-keyring jq ${push:+skopeo}
 
 suite=trixie
-home=$cache/image/$(cat hack/image/toolchain.sh hack/image/platforms.sh | cat - <(echo $suite) | sha256sum | cut -c1-12)
+home=$cache/image/$({ cat hack/image/toolchain.sh hack/image/platforms.sh; echo $suite; } | sha256sum | cut -c1-12)
 mkdir -p "$home"/{cargo,target} "$(dirname "$out")"
 # One build at a time: they share a folder.
 exec 9> "$home.lock"
@@ -44,6 +44,8 @@ flock 9
 # Of one that was killed.
 rm -rf "$home"/work.*
 
+# How names are resolved is the machine's matter, today's.
+network() { cp /etc/resolv.conf /etc/hosts "$1/etc/"; }
 if [ ! -d "$home/debian" ]; then
   say "installing Debian's compilers in a folder of their own"
   rm -rf "$home/debian.new"
@@ -52,14 +54,14 @@ if [ ! -d "$home/debian" ]; then
     > "$home/debootstrap.log" || { tail "$home/debootstrap.log" >&2; die "debootstrap failed"; }
   mkdir -p "$home/debian.new"/{archaware,cargo,target,image}
   cp -r hack "$home/debian.new/tmp/hack"
-  cp /etc/resolv.conf /etc/hosts "$home/debian.new/etc/"
+  network "$home/debian.new"
   chroot "$home/debian.new" /tmp/hack/image/toolchain.sh > "$home/toolchain.log" 2>&1 \
     || { tail "$home/toolchain.log" >&2; die "the compilers cannot be installed"; }
   rm -rf "$home/debian.new/tmp/hack"
   mv "$home/debian.new" "$home/debian"
 elif [ -n "$(find "$home/toolchain.log" -mtime +0)" ]; then
   say "updating Debian's packages"
-  cp /etc/resolv.conf /etc/hosts "$home/debian/etc/"
+  network "$home/debian"
   chroot "$home/debian" sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get upgrade -y -qq' \
     > "$home/toolchain.log" 2>&1 || { tail "$home/toolchain.log" >&2; die "Debian's packages cannot be updated"; }
 fi
@@ -81,7 +83,7 @@ inside() {
   # cargo fetches through whatever this machine trusts; the image gets Debian's own bundle.
   local trusted=/etc/ssl/certs/ca-certificates.crt
   [ ! -e $trusted ] || cp $trusted "$home/cargo/trusted.crt"
-  cp /etc/resolv.conf /etc/hosts "$home/debian/etc/"
+  network "$home/debian"
   # shellcheck disable=SC2016
   unshare --mount --pid --fork --kill-child bash -euc '
     home=$1 work=$2 target=$3
@@ -131,6 +133,6 @@ if [ -n "$check" ]; then
 fi
 rm -rf "$out"
 mv "$work/layout" "$out"
-say "$out: archaware $version for $(cd "$out" && jq -r '.manifests[0].digest' index.json)"
+say "archaware $version is in $out"
 [ -z "$push" ] || skopeo copy --all --quiet "${plain[@]}" "oci:$out:$version" "docker://$push" >&2
 echo "$digest"

@@ -77,14 +77,16 @@ impl Admission {
         let admissions = self.metrics.admissions.clone();
         let shown = served.clone();
         let help = "When the certificate of the webhook expires, in seconds since 1970";
-        self.metrics
-            .register_gauges("admission_certificate_expiry_seconds", help, move || {
+        self.metrics.register_gauges(
+            [("admission_certificate_expiry_seconds", help)],
+            move || {
                 let expires = shown
                     .expires()
                     .and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
                 let seconds = expires.and_then(|expires| i64::try_from(expires.as_secs()).ok());
-                seconds.map(|seconds| ([], seconds)).into_iter().collect()
-            });
+                [seconds.map(|seconds| ([], seconds)).into_iter().collect()]
+            },
+        );
 
         let (connections, background) = (TaskTracker::new(), TaskTracker::new());
         let webhook = Webhook::new(

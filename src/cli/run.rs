@@ -183,31 +183,37 @@ async fn probe_containerd(resolver: Resolver) {
 /// What the resolver knows of itself, read at scrape time.
 fn watch_resolver(metrics: &Metrics, resolver: &Resolver) {
     let own = resolver.clone();
-    metrics.register_gauges("containerd_up", "1 while containerd answers", move || {
+    let gauge = [("containerd_up", "1 while containerd answers")];
+    metrics.register_gauges(gauge, move || {
         let up = own.containerd_is_up().map(|up| ([], i64::from(up)));
-        up.into_iter().collect()
-    });
-    let own = resolver.clone();
-    let help = "Registry hosts that are left alone at the moment";
-    metrics.register_gauges("registries_gated", help, move || {
-        vec![([], i64::try_from(own.gated_hosts()).unwrap_or(i64::MAX))]
+        [up.into_iter().collect()]
     });
     let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let own = resolver.clone();
-    let help = "Pulls that a registry says are left, for the first 32 that say so";
-    metrics.register_gauges("registry_rate_limit_remaining", help, move || {
-        let quotas = own.quotas().into_iter().take(MAX_HOSTS);
-        quotas
-            .map(|(host, quota)| ([("registry", host)], number(quota.remaining)))
-            .collect()
+    let help = "Registry hosts that are left alone at the moment";
+    metrics.register_gauges([("registries_gated", help)], move || {
+        [vec![([], number(own.gated_hosts() as u64))]]
     });
     let own = resolver.clone();
-    let help = "Pulls that a registry says are allowed in its window, for the first 32 that say so";
-    metrics.register_gauges("registry_rate_limit", help, move || {
-        let quotas = own.quotas().into_iter().take(MAX_HOSTS);
-        let limited =
-            quotas.filter_map(|(host, quota)| Some(([("registry", host)], number(quota.limit?))));
-        limited.collect()
+    let limits = [
+        (
+            "registry_rate_limit",
+            "Pulls that a registry says are allowed in its window, for the first 32 that say so",
+        ),
+        (
+            "registry_rate_limit_remaining",
+            "Pulls that a registry says are left, for the first 32 that say so",
+        ),
+    ];
+    metrics.register_gauges(limits, move || {
+        let (mut allowed, mut left) = (Vec::new(), Vec::new());
+        for (host, quota) in own.quotas().into_iter().take(MAX_HOSTS) {
+            let labels = [("registry", host)];
+            let limit = quota.limit.map(|limit| (labels.clone(), number(limit)));
+            allowed.extend(limit);
+            left.push((labels, number(quota.remaining)));
+        }
+        [allowed, left]
     });
 }
 

@@ -114,8 +114,10 @@ pub(crate) fn describe(problem: &Problem) -> (EventReason, String) {
 /// Nodes by architecture and whether they carry archaware's taint, counted when scraped.
 pub(super) fn register_gauge(metrics: &Metrics, store: Store<Node>) {
     metrics.register_gauges(
-        "nodes",
-        "Nodes by architecture, and whether they carry a taint of archaware's",
+        [(
+            "nodes",
+            "Nodes by architecture, and whether they carry a taint of archaware's",
+        )],
         move || {
             let mut counts: BTreeMap<(String, bool), i64> = BTreeMap::new();
             for node in store.state() {
@@ -133,7 +135,7 @@ pub(super) fn register_gauge(metrics: &Metrics, store: Store<Node>) {
                 ];
                 (labels, count)
             };
-            counts.into_iter().map(sample).collect()
+            [counts.into_iter().map(sample).collect()]
         },
     );
 }

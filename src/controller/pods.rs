@@ -215,23 +215,26 @@ impl Pods {
     /// not hold it: whoever waits for the last one of `Events` would wait for ever.
     pub(super) fn register_gauges(self: &Arc<Self>, leading: &watch::Receiver<bool>) {
         let store = self.store.clone();
-        let help = "Pods in the selection of the watch";
-        self.metrics.register_gauges("pods_watched", help, move || {
-            vec![([], i64::try_from(store.len()).unwrap_or(i64::MAX))]
+        let watched = [("pods_watched", "Pods in the selection of the watch")];
+        self.metrics.register_gauges(watched, move || {
+            let count = i64::try_from(store.len()).unwrap_or(i64::MAX);
+            [vec![([], count)]]
         });
+        let undecided = [
+            ("pods_undecided", "Unbound pods that wait for a decision"),
+            (
+                "pods_undecided_oldest_seconds",
+                "Age of the oldest unbound pod that waits for a decision; 0 when there is none",
+            ),
+        ];
         let (pods, leads) = (Arc::downgrade(self), leading.clone());
-        let help = "Unbound pods that wait for a decision";
-        self.metrics
-            .register_gauges("pods_undecided", help, move || {
-                let pods = pods.upgrade().filter(|_| *leads.borrow());
-                pods.iter().map(|pods| ([], pods.undecided().0)).collect()
-            });
-        let (pods, leads) = (Arc::downgrade(self), leading.clone());
-        let help = "Age of the oldest unbound pod that waits for a decision; 0 when there is none";
-        let name = "pods_undecided_oldest_seconds";
-        self.metrics.register_gauges(name, help, move || {
+        self.metrics.register_gauges(undecided, move || {
             let pods = pods.upgrade().filter(|_| *leads.borrow());
-            pods.iter().map(|pods| ([], pods.undecided().1)).collect()
+            let found = pods.map(|pods| pods.undecided());
+            let sample = |value| vec![([], value)];
+            found.map_or_else(Default::default, |(count, oldest)| {
+                [sample(count), sample(oldest)]
+            })
         });
     }
 

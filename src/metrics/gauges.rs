@@ -10,39 +10,41 @@ use prometheus_client::{
 /// Values of a gauge, each with its labels.
 pub type Samples<const N: usize> = Vec<([(&'static str, String); N], i64)>;
 
-pub(super) fn register<const N: usize, F>(
+/// Names and help texts of gauges that are read together.
+pub type Named<const M: usize> = [(&'static str, &'static str); M];
+
+pub(super) fn register<const M: usize, const N: usize, F>(
     registry: &mut Registry,
-    name: &'static str,
-    help: &'static str,
+    gauges: Named<M>,
     read: F,
 ) where
-    F: Fn() -> Samples<N> + Send + Sync + 'static,
+    F: Fn() -> [Samples<N>; M] + Send + Sync + 'static,
 {
-    registry.register_collector(Box::new(Computed { name, help, read }));
+    registry.register_collector(Box::new(Computed { gauges, read }));
 }
 
 /// Gauges read from their source when they are scraped.
-struct Computed<F> {
-    name: &'static str,
-    help: &'static str,
+struct Computed<const M: usize, F> {
+    gauges: Named<M>,
     read: F,
 }
 
-impl<F> std::fmt::Debug for Computed<F> {
+impl<const M: usize, F> std::fmt::Debug for Computed<M, F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name)
+        self.gauges.fmt(f)
     }
 }
 
-impl<const N: usize, F> Collector for Computed<F>
+impl<const M: usize, const N: usize, F> Collector for Computed<M, F>
 where
-    F: Fn() -> Samples<N> + Send + Sync + 'static,
+    F: Fn() -> [Samples<N>; M] + Send + Sync + 'static,
 {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let kind = MetricType::Gauge;
-        let mut metric = encoder.encode_descriptor(self.name, self.help, None, kind)?;
-        for (labels, value) in (self.read)() {
-            ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
+        for ((name, help), samples) in self.gauges.into_iter().zip((self.read)()) {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (labels, value) in samples {
+                ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
+            }
         }
         Ok(())
     }

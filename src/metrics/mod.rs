@@ -21,7 +21,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-pub use gauges::Samples;
+pub use gauges::{Named, Samples};
 pub use requests::{Admissions, ApiRequests, ContentWrites};
 pub use resolutions::{MAX_HOSTS, Resolutions, Timer};
 
@@ -155,17 +155,13 @@ impl Metrics {
         }
     }
 
-    /// Registers gauges that are computed at scrape time: what can be derived is not kept twice.
-    pub fn register_gauges<const N: usize, F>(
-        &self,
-        name: &'static str,
-        help: &'static str,
-        read: F,
-    ) where
-        F: Fn() -> Samples<N> + Send + Sync + 'static,
+    /// Registers gauges that are computed at scrape time, those of one source together: what can be derived is
+    /// not kept twice.
+    pub fn register_gauges<const M: usize, const N: usize, F>(&self, gauges: Named<M>, read: F)
+    where
+        F: Fn() -> [Samples<N>; M] + Send + Sync + 'static,
     {
-        let mut registry = lock(&self.registry);
-        gauges::register(&mut registry, name, help, read);
+        gauges::register(&mut lock(&self.registry), gauges, read);
     }
 
     /// The text for a scrape (OpenMetrics).

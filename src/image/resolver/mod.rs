@@ -164,14 +164,15 @@ impl Resolver {
     /// request; give a whole attempt its own limit.
     pub async fn resolve(&self, request: Request<'_>) -> Result<Resolved, ImageError> {
         let timer = self.0.metrics.timer();
-        let reference = self.reference(request.image);
-        let named = reference.as_ref().ok().cloned();
-        let result = match reference {
-            Ok(reference) => self.resolve_inner(reference, request).await,
-            Err(error) => Err(error),
-        };
-        let outcome = result.as_ref().map(|resolved| resolved.source);
-        timer.observe(named.as_ref(), outcome.map_err(ImageError::reason));
+        let result = self.resolve_inner(request).await;
+        match &result {
+            Ok(resolved) => timer.observe(Some(&resolved.reference), Ok(resolved.source)),
+            // Parsed again: that costs less than keeping a copy for every answer.
+            Err(error) => {
+                let reference = self.reference(request.image).ok();
+                timer.observe(reference.as_ref(), Err(error.reason()));
+            }
+        }
         result
     }
 
@@ -205,13 +206,9 @@ impl Resolver {
         self.0.registry.quotas()
     }
 
-    async fn resolve_inner(
-        &self,
-        reference: Reference,
-        request: Request<'_>,
-    ) -> Result<Resolved, ImageError> {
+    async fn resolve_inner(&self, request: Request<'_>) -> Result<Resolved, ImageError> {
         let mut asker = Asker {
-            reference,
+            reference: self.reference(request.image)?,
             policy: request.policy,
             credentials: [].into(),
             alone: None,

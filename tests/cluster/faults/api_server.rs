@@ -8,7 +8,6 @@ use std::{
     time::Duration,
 };
 
-use kube::ResourceExt;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -17,6 +16,27 @@ use tokio::{
 use testimg::{FakeRegistry, Script};
 
 use super::*;
+
+/// So many pods that no scheduler looks at.
+async fn held_pods(bed: &Bed, count: usize) -> Vec<String> {
+    let names: Vec<String> = (0..count).map(|n| format!("held-{n}")).collect();
+    for chunk in names.chunks(20) {
+        let create = chunk.iter().map(|name| bed.create_gated_pod(name, "arm64"));
+        futures::future::join_all(create).await;
+    }
+    names
+}
+
+/// Whether each of them has the toleration for its image, and no other.
+async fn are_decided(bed: &Bed, names: &[String]) -> bool {
+    for name in names {
+        let pod = bed.pods().get(name).await.unwrap();
+        if architectures_of(&pod) != ["arm64".to_owned()].into() {
+            return false;
+        }
+    }
+    true
+}
 
 #[tokio::test]
 async fn api_server_killed_and_restarted() {
@@ -70,18 +90,12 @@ async fn watch_history_compacted() {
         return;
     };
     let Scene { bed, archaware, .. } = &scene;
-    let names: Vec<String> = (0..200).map(|n| format!("held-{n}")).collect();
-    for chunk in names.chunks(20) {
-        let create = chunk.iter().map(|name| bed.create_gated_pod(name, "arm64"));
-        futures::future::join_all(create).await;
-    }
+    let names = held_pods(bed, 200).await;
     eventually("decisions on all", DEADLINE, || async {
-        let pods = bed.pods().list(&Default::default()).await.ok()?;
-        let held = pods.iter().filter(|pod| pod.name_any().starts_with("held"));
-        let undecided = held.filter(|pod| architectures_of(pod).is_empty());
-        (undecided.count() == 0).then_some(())
+        are_decided(bed, &names).await.then_some(())
     })
     .await;
+    let before = archaware.patches().await;
     archaware.signal("-STOP");
     // While archaware sleeps: changes that it will never see one by one, and no trace of them.
     bed.signal_component("-KILL", "kube-apiserver");
@@ -100,7 +114,6 @@ async fn watch_history_compacted() {
     // A new watch cache begins at the present.
     bed.signal_component("-KILL", "kube-apiserver");
     bed.restart_components();
-    let before = archaware_patches(archaware).await;
     archaware.signal("-CONT");
     archaware.logged("too old resource version").await;
     let paged = archaware.log().contains("reading them in pages");
@@ -113,14 +126,6 @@ async fn watch_history_compacted() {
         "the witness, and nothing else"
     );
     scene.ends_well().await;
-}
-
-/// Of a process that is stopped: asked before it answers again.
-async fn archaware_patches(archaware: &Controller) -> u64 {
-    archaware.signal("-CONT");
-    let patches = archaware.patches().await;
-    archaware.signal("-STOP");
-    patches
 }
 
 /// Passes connections on to the API server; each of the first `cuts` is reset after some of the answer.
@@ -164,11 +169,7 @@ async fn cutting_proxy(server: String, cuts: Arc<AtomicUsize>) -> String {
 #[tokio::test]
 async fn connection_reset_in_mid_list() {
     let bed = Bed::take().await;
-    let names: Vec<String> = (0..300).map(|n| format!("listed-{n}")).collect();
-    for chunk in names.chunks(20) {
-        let create = chunk.iter().map(|name| bed.create_gated_pod(name, "arm64"));
-        futures::future::join_all(create).await;
-    }
+    let names = held_pods(&bed, 300).await;
     let kubeconfig = std::fs::read_to_string(bed.service_account("archaware")).unwrap();
     let (_, rest) = kubeconfig.split_once("https://").unwrap();
     let server = rest.split('"').next().unwrap().to_owned();
@@ -179,35 +180,23 @@ async fn connection_reset_in_mid_list() {
     let scene = Scene::set(bed, |_| Controller::start_as(&path, "")).await;
     assert_eq!(cuts.load(Ordering::SeqCst), 0, "the cuts were made");
     scene.archaware.logged("eof in poll").await;
-    for name in &names {
-        let pod = scene.bed.pods().get(name).await.unwrap();
-        assert_eq!(
-            architectures_of(&pod),
-            ["arm64".to_owned()].into(),
-            "{name}"
-        );
-    }
+    assert!(
+        are_decided(&scene.bed, &names).await,
+        "before nodes are tainted"
+    );
     scene.ends_well().await;
 }
 
 #[tokio::test]
 async fn an_api_server_that_cannot_stream_lists_is_read_in_pages() {
     let bed = Bed::start_with("API_ARGS", "--feature-gates=WatchList=false").await;
-    let names: Vec<String> = (0..300).map(|n| format!("paged-{n}")).collect();
-    for chunk in names.chunks(50) {
-        let create = chunk.iter().map(|name| bed.create_gated_pod(name, "arm64"));
-        futures::future::join_all(create).await;
-    }
+    let names = held_pods(&bed, 300).await;
     let scene = Scene::set(bed, |bed| Controller::start(bed, "")).await;
     assert!(scene.archaware.log().contains("reading them in pages"));
-    for name in &names {
-        let pod = scene.bed.pods().get(name).await.unwrap();
-        assert_eq!(
-            architectures_of(&pod),
-            ["arm64".to_owned()].into(),
-            "{name}"
-        );
-    }
+    assert!(
+        are_decided(&scene.bed, &names).await,
+        "before nodes are tainted"
+    );
     scene.ends_well().await;
 }
 

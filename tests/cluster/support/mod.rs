@@ -5,6 +5,7 @@ mod admission;
 mod controller;
 mod hook;
 mod machine;
+mod making;
 mod objects;
 mod tls;
 mod wait;
@@ -26,10 +27,10 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api, Client, Config, Resource, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 #[allow(unused_imports, reason = "the bench does not need all of them")]
 pub(crate) use admission::{admission, client, free_port};
@@ -358,135 +359,5 @@ impl Bed {
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
     {
         Api::namespaced(self.client.clone(), &self.namespace)
-    }
-
-    pub(crate) async fn create_namespace(&self, name: &str, annotations: Value) {
-        let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let namespace = json!({"metadata": {"name": name, "annotations": annotations}});
-        let namespace = serde_json::from_value(namespace).unwrap();
-        namespaces
-            .create(&PostParams::default(), &namespace)
-            .await
-            .unwrap();
-        // Without it, pods are refused.
-        let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
-            Api::namespaced(self.client.clone(), name);
-        eventually("a ServiceAccount", DEADLINE, || async {
-            accounts.get("default").await.ok()
-        })
-        .await;
-    }
-
-    /// A second namespace, which the webhook is not asked about.
-    #[allow(dead_code, reason = "the bench has its own")]
-    pub(crate) async fn opted_out(&self) -> String {
-        let name = format!("{}-out", self.namespace);
-        self.create_namespace(&name, json!({})).await;
-        self.kubectl(&[
-            "label",
-            "namespace",
-            &name,
-            "archaware.dev/admission=disabled",
-        ]);
-        name
-    }
-
-    /// A Ready node of an architecture.
-    pub(crate) async fn node(&self, name: &str, architecture: &str) -> Node {
-        let node = serde_json::from_value(objects::node(name, architecture)).unwrap();
-        self.nodes()
-            .create(&PostParams::default(), &node)
-            .await
-            .unwrap()
-    }
-
-    /// The same with further fields, which replace those of their name.
-    pub(crate) async fn node_with(&self, name: &str, architecture: &str, more: Value) -> Node {
-        let mut node = objects::node(name, architecture);
-        for (part, fields) in more.as_object().into_iter().flatten() {
-            for (field, value) in fields.as_object().into_iter().flatten() {
-                node[part][field] = value.clone();
-            }
-        }
-        let node = serde_json::from_value(node).unwrap();
-        let (nodes, parameters) = (self.nodes(), PostParams::default());
-        nodes.create(&parameters, &node).await.unwrap()
-    }
-
-    /// The same, but nothing is scheduled there.
-    pub(crate) async fn cordoned_node(&self, name: &str, architecture: &str) {
-        let cordoned = json!({"spec": {"unschedulable": true}});
-        self.node_with(name, architecture, cordoned).await;
-    }
-
-    /// The three that most tests use: `amd64`, `arm64`, `s390x`.
-    pub(crate) async fn three_nodes(&self) {
-        for architecture in ["amd64", "arm64", "s390x"] {
-            self.node(architecture, architecture).await;
-        }
-    }
-
-    /// A pod with these images, all of them containers.
-    pub(crate) async fn create_pod(&self, name: &str, images: &[&str]) -> Pod {
-        let images: Vec<String> = images.iter().map(|image| self.image(image)).collect();
-        self.create(pod(name, pod_spec(&images), json!({}))).await
-    }
-
-    /// A pod that no scheduler looks at yet.
-    pub(crate) async fn create_gated_pod(&self, name: &str, image: &str) -> Pod {
-        let mut spec = pod_spec(&[self.image(image)]);
-        spec["schedulingGates"] = json!([{"name": "test/wait"}]);
-        self.create(pod(name, spec, json!({}))).await
-    }
-
-    /// Any object of a kind in the test's namespace.
-    pub(crate) async fn create<K>(&self, object: Value) -> K
-    where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
-            + Clone
-            + serde::de::DeserializeOwned
-            + serde::Serialize
-            + std::fmt::Debug,
-    {
-        let object: K = serde_json::from_value(object).unwrap();
-        self.api::<K>()
-            .create(&PostParams::default(), &object)
-            .await
-            .unwrap()
-    }
-
-    /// Waits until every node carries archaware's own taint.
-    pub(crate) async fn tainted(&self) {
-        eventually("taints on all nodes", DEADLINE, || async {
-            let nodes = self.nodes().list(&ListParams::default()).await.ok()?;
-            nodes
-                .iter()
-                .all(|node| node.annotations().contains_key("archaware.dev/taint"))
-                .then_some(())
-        })
-        .await;
-    }
-
-    /// Waits until a pod is bound; the name of its node.
-    pub(crate) async fn bound(&self, name: &str) -> String {
-        eventually(&format!("pod {name} bound"), DEADLINE, || async {
-            self.pods().get(name).await.ok()?.spec?.node_name
-        })
-        .await
-    }
-
-    /// Waits until an event of this reason is on an object of that name; its note.
-    pub(crate) async fn event(&self, object: &str, reason: &str) -> String {
-        let events: Api<k8s_openapi::api::events::v1::Event> = Api::all(self.client.clone());
-        let selector = ListParams::default().fields(&format!("reason={reason}"));
-        eventually(&format!("event {reason} on {object}"), DEADLINE, || async {
-            let all = events.list(&selector).await.ok()?;
-            all.into_iter().find_map(|event| {
-                let on = event.regarding.as_ref()?;
-                let here = on.namespace.as_ref().is_none_or(|n| *n == self.namespace);
-                (on.name.as_deref() == Some(object) && here).then_some(event.note)?
-            })
-        })
-        .await
     }
 }
