@@ -1,6 +1,9 @@
 //! Files that people write: small ones.
 
-use std::{io, path::Path};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 /// Larger files hold no configuration, no credential and no certificate.
 const MAX_SIZE: u64 = 1024 * 1024;
@@ -16,4 +19,10 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// The same, as text.
 pub(crate) fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(read(path)?).map_err(|_| io::Error::other("it is not UTF-8"))
+}
+
+/// The same off the runtime's workers: a file system may hang.
+pub(crate) async fn read_text_async(path: PathBuf) -> io::Result<String> {
+    let read = tokio::task::spawn_blocking(move || read_text(&path)).await;
+    read.unwrap_or_else(|failed| Err(io::Error::other(failed)))
 }

@@ -15,16 +15,23 @@
 //! `platform`.
 
 pub mod admission;
+pub mod backoff;
 pub mod cli;
 pub mod cluster;
 pub mod config;
 pub mod content_proxy;
 pub mod controller;
+mod duration;
+pub mod error;
+pub mod evaluate;
 mod files;
 pub mod image;
-pub mod inspect;
 pub mod metrics;
+mod names;
 pub mod placement;
+mod plan;
 pub mod platform;
+#[cfg(test)]
+mod scripted_api;
 pub mod server;
 pub mod telemetry;

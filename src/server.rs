@@ -15,10 +15,12 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
-use kube::Client;
 use tokio::{net::TcpListener, sync::watch};
 
-use crate::{admission::Readiness, controller::Unread, metrics::Metrics, telemetry::LogLevel};
+use crate::{
+    admission::Readiness, cluster::api::ApiClient, controller::PendingSyncs, metrics::Metrics,
+    telemetry::LogLevel,
+};
 
 /// A probe waits a second by default; the answer has to come before.
 const API_CHECK: Duration = Duration::from_millis(800);
@@ -29,11 +31,11 @@ pub struct Health {
     /// Where metrics are.
     pub metrics: Metrics,
     /// Which lists have not been read yet.
-    pub unread: watch::Receiver<Unread>,
+    pub pending: watch::Receiver<PendingSyncs>,
     /// Whether the webhook can serve; `None`: there is none.
     pub admission: Option<Readiness>,
     /// To see whether the API server answers.
-    pub client: Client,
+    pub api: ApiClient,
     /// What is logged.
     pub log_level: LogLevel,
 }
@@ -86,20 +88,19 @@ async fn metrics(State(health): State<Health>) -> impl IntoResponse {
 /// A line for each thing that has to be right, in the way of the API server's own `/readyz?verbose`.
 async fn ready(State(health): State<Health>) -> (StatusCode, String) {
     let mut lines = Vec::new();
-    let unread = health.unread.borrow().clone();
-    lines.push(match unread.as_slice() {
+    let pending = health.pending.borrow().clone();
+    lines.push(match pending.as_slice() {
         [] => Ok("lists"),
-        unread => Err(format!("lists not read yet: {}", unread.join(", "))),
+        pending => Err(format!("lists not read yet: {}", pending.join(", "))),
     });
     if let Some(ready) = &health.admission {
         let why = "the admission webhook has no certificate that is good now";
         lines.push(ready().then_some("webhook").ok_or(why.to_owned()));
     }
-    let asked = tokio::time::timeout(API_CHECK, health.client.apiserver_version()).await;
-    lines.push(match asked {
-        Ok(Ok(_)) => Ok("API server"),
-        Ok(Err(error)) => Err(format!("the API server: {}", crate::image::chain(&error))),
-        Err(_) => Err("the API server does not answer".to_owned()),
+    let version = health.api.with_timeout(API_CHECK).version().await;
+    lines.push(match version {
+        Ok(()) => Ok("API server"),
+        Err(error) => Err(error.to_string()),
     });
     let all = lines.iter().all(Result::is_ok);
     let body = lines.into_iter().map(|line| match line {
@@ -138,7 +139,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{controller::LISTS, telemetry};
+    use crate::{controller::WATCHES, telemetry};
 
     /// Of a process that has only just started, and whose API server is not there.
     fn starting() -> Health {
@@ -146,9 +147,9 @@ mod tests {
         let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         Health {
             metrics: Metrics::default(),
-            unread: watch::channel(LISTS.to_vec()).1,
+            pending: watch::channel(WATCHES.to_vec()).1,
             admission: Some(Arc::new(|| false)),
-            client: Client::try_from(nowhere).unwrap(),
+            api: ApiClient::new(kube::Client::try_from(nowhere).unwrap()),
             log_level: telemetry::init("info", telemetry::LogFormat::Text).unwrap(),
         }
     }
@@ -160,7 +161,7 @@ mod tests {
         for part in [
             "[-] lists not read yet: namespaces, pods, DaemonSets, nodes\n",
             "[-] the admission webhook",
-            "[-] the API server",
+            "[-] the API server cannot be reached",
         ] {
             assert!(says.contains(part), "{says}");
         }

@@ -1,10 +1,8 @@
 //! Logs: text on a terminal, JSON otherwise, always on stderr.
 
-use std::{
-    io::IsTerminal,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{io::IsTerminal, sync::Arc};
 
+use parking_lot::Mutex;
 use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan, reload};
 
 /// How log lines look.
@@ -37,14 +35,14 @@ impl LogLevel {
     /// The level or filter that holds now.
     pub fn get(&self) -> String {
         let current = self.current.lock();
-        current.unwrap_or_else(PoisonError::into_inner).clone()
+        current.clone()
     }
 
     /// Another one from now on.
     pub fn set(&self, level: &str) -> Result<(), LevelError> {
         let filter = filter(level)?;
         (self.replace)(filter).map_err(|_| LevelError(level.to_owned()))?;
-        level.clone_into(&mut self.current.lock().unwrap_or_else(PoisonError::into_inner));
+        level.clone_into(&mut self.current.lock());
         tracing::warn!(level, "log level changed");
         Ok(())
     }
@@ -95,6 +93,15 @@ pub fn init(level: &str, format: LogFormat) -> Result<LogLevel, LevelError> {
         let replace = Arc::new(move |filter| handle.reload(filter));
         LogLevel { current, replace }
     })
+}
+
+/// Logs panics like everything else, one line for each.
+pub fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let location = panic.location().map(ToString::to_string);
+        let message = panic.payload_as_str().unwrap_or_default();
+        tracing::error!(location, message, "panic: a bug in archaware");
+    }));
 }
 
 #[cfg(test)]

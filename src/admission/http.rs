@@ -1,11 +1,13 @@
 //! From an HTTP request to an answer. What is no question of the API server's is a 4xx that says why.
 
 use std::{
+    panic::AssertUnwindSafe,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
+use futures::FutureExt;
 use http::{
     HeaderMap, Method, Request, Response, StatusCode,
     header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue},
@@ -17,7 +19,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::{
     cluster::objects::{DaemonSet, Node, Pod},
-    metrics::Admissions,
+    metrics::{Admissions, Panics},
 };
 
 use super::{
@@ -42,6 +44,7 @@ pub(super) struct Handler {
     webhook: Webhook,
     bodies: Semaphore,
     metrics: Admissions,
+    panics: Panics,
 }
 
 /// A request that is not answered.
@@ -112,9 +115,10 @@ impl Path {
 }
 
 impl Handler {
-    pub(super) fn new(webhook: Webhook, metrics: Admissions) -> Self {
+    pub(super) fn new(webhook: Webhook, metrics: Admissions, panics: Panics) -> Self {
         Self {
             webhook,
+            panics,
             bodies: Semaphore::new(MAX_BODIES),
             metrics,
         }
@@ -129,7 +133,8 @@ impl Handler {
         let answer = self.answer(request).await;
         match answer {
             Ok((resource, outcome, body)) => {
-                self.metrics.answered(resource, outcome, started.elapsed());
+                self.metrics
+                    .answered(resource, outcome.as_str(), started.elapsed());
                 let mut response = Response::new(Full::new(body.into()));
                 let json = HeaderValue::from_static("application/json");
                 response.headers_mut().insert(CONTENT_TYPE, json);
@@ -169,27 +174,34 @@ impl Handler {
         let body = read(request.into_body()).await?;
         let expected = path.expected();
         let may_go_on = body.len() <= MAX_BACKGROUND;
-        let (answer, outcome, uid) = match path {
+        let (uid, (answer, outcome)) = match path {
             Path::Pods => {
                 let (request, pod) = parse::<Pod>(body, &expected)?;
-                let (answer, outcome) = self.webhook.pod(pod, request.namespace, may_go_on).await;
-                (answer, outcome, request.uid)
+                let answer = self.webhook.pod(pod, request.namespace, may_go_on);
+                (request.uid, self.contain(answer).await)
             }
             Path::Nodes => {
                 let (request, node) = parse::<Node>(body, &expected)?;
-                let (answer, outcome): (Answer, _) = self.webhook.node(&node);
-                (answer, outcome, request.uid)
+                let answer = async { self.webhook.node(&node) };
+                (request.uid, self.contain(answer).await)
             }
             Path::DaemonSets => {
                 let (request, set) = parse::<DaemonSet>(body, &expected)?;
-                let (answer, outcome) = self
-                    .webhook
-                    .daemon_set(set, request.namespace, may_go_on)
-                    .await;
-                (answer, outcome, request.uid)
+                let answer = self.webhook.daemon_set(set, request.namespace, may_go_on);
+                (request.uid, self.contain(answer).await)
             }
         };
         Ok((expected.resource, outcome, answer.into_body(&uid)))
+    }
+
+    /// The answer, or none where working it out panics: the object passes as it is, and the controller completes
+    /// it.
+    async fn contain(&self, answer: impl Future<Output = (Answer, Outcome)>) -> (Answer, Outcome) {
+        let caught = AssertUnwindSafe(answer).catch_unwind().await;
+        caught.unwrap_or_else(|_| {
+            self.panics.count("admission");
+            (Answer::default(), Outcome::Panicked)
+        })
     }
 
     /// Room for a body; as much as it says, or as much as it may have.

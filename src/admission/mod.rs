@@ -12,13 +12,12 @@ mod webhook;
 use std::{collections::BTreeMap, future::Future, sync::Arc, time::SystemTime};
 
 use futures::FutureExt;
-use kube::Client;
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    cluster::{NAME, namespaces::Namespaces},
-    inspect::Inspector,
+    cluster::{NAME, api::ApiClient, namespaces::Namespaces},
+    evaluate::Evaluator,
     metrics::Metrics,
 };
 
@@ -32,10 +31,10 @@ pub use configuration::{Whose, remove as remove_configuration, withdraw};
 
 /// What the webhook needs.
 pub struct Admission {
-    /// The cluster.
-    pub client: Client,
+    /// The API server.
+    pub api: ApiClient,
     /// Decides.
-    pub inspector: Inspector,
+    pub evaluator: Evaluator,
     /// A view of all namespaces, which the controller follows.
     pub namespaces: Namespaces,
     /// archaware's own namespace.
@@ -70,7 +69,7 @@ impl Admission {
         self,
         stop: CancellationToken,
     ) -> (Readiness, impl Future<Output = &'static str> + Send) {
-        let config = self.inspector.config.clone();
+        let config = self.evaluator.config.clone();
         let served = Arc::new(Served::default());
         let (authorities, told) = watch::channel(Authorities::None);
         let (published, is_published) = watch::channel(Published::default());
@@ -90,7 +89,7 @@ impl Admission {
 
         let (connections, background) = (TaskTracker::new(), TaskTracker::new());
         let webhook = Webhook::new(
-            self.inspector,
+            self.evaluator,
             self.namespaces,
             background.clone(),
             stop.clone(),
@@ -98,13 +97,17 @@ impl Admission {
         let server = Server {
             listener: self.listener,
             served: served.clone(),
-            handler: Arc::new(Handler::new(webhook, admissions.clone())),
+            handler: Arc::new(Handler::new(
+                webhook,
+                admissions.clone(),
+                self.metrics.panics.clone(),
+            )),
             metrics: admissions,
             budget: config.admission.budget,
             tasks: connections,
         };
         let keeper = Keeper {
-            client: self.client.clone(),
+            api: self.api.clone(),
             config: config.clone(),
             namespace: self.namespace.clone(),
             leadership: self.leadership.clone(),
@@ -120,7 +123,7 @@ impl Admission {
         let name = names.last().cloned().unwrap_or_default();
         let keeping = if files.certificate.as_os_str().is_empty() {
             let own = Own {
-                client: self.client,
+                api: self.api,
                 names,
                 namespace: self.namespace,
                 lifetime: files.lifetime,

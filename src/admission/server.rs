@@ -26,7 +26,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, rustls};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{cluster::spread, metrics::Admissions};
+use crate::{backoff::jitter, metrics::Admissions};
 
 use super::{certificate::Served, http::Handler};
 
@@ -148,7 +148,7 @@ async fn connection(
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let (asked, until) = (
         Arc::new(AtomicBool::new(false)),
-        Instant::now() + spread(LIFETIME),
+        Instant::now() + jitter(LIFETIME),
     );
     let seen = asked.clone();
     let service = service_fn(move |request| {

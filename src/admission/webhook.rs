@@ -9,35 +9,76 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     cluster::{
         namespaces::Namespaces,
-        objects::{DaemonSet, Node, Pod},
+        objects::{DaemonSet, Node, Pod, annotations},
         patch,
     },
     config::{AdmissionConfig, DaemonSets, OnMiss, OnNoCommonArchitecture},
-    inspect::{self, Inspection, Inspector, Stage, Subject, Verdict},
-    placement::{
-        added, annotation, mode, node,
-        pod::{Change, Decision},
-    },
+    evaluate::{Evaluation, Evaluator, Stage, Subject, Verdict, template::Template},
+    placement::{Decision, added, annotation, daemon_set, mode, node, pod::Change},
+    plan,
 };
 
 use super::review::Answer;
 
-/// Inspections that nobody waits for. The controller comes by anyway; more would only hold memory.
+/// Evaluations that nobody waits for. The controller comes by anyway; more would only hold memory.
 const BACKGROUND: usize = 512;
 
 /// What is known is known at once; but whether a private image is known to this pod takes its pull secret,
 /// and that is a call to the API server.
 const GLANCE: Duration = Duration::from_millis(25);
 
-/// What became of a question, for metrics.
-pub(super) type Outcome = &'static str;
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It is no business of archaware's.
+    Skipped,
+    /// It holds more than any object that could ever be stored.
+    Oversized,
+    /// Its images were not known in time.
+    Missed,
+    /// Its images cannot be resolved.
+    Unresolved,
+    /// It is left alone, by the rule that applies to it.
+    Ignored,
+    /// Its images share no architecture.
+    NoCommonArchitecture,
+    /// The same, and it is refused.
+    Denied,
+    /// It waits behind archaware's gate.
+    Gated,
+    /// It is changed.
+    Changed,
+    /// It is as it should be.
+    Unchanged,
+    /// A bug: it passes as it is.
+    Panicked,
+}
+
+impl Outcome {
+    /// Its name in metrics.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Skipped => "skipped",
+            Self::Oversized => "oversized",
+            Self::Missed => "missed",
+            Self::Unresolved => "unresolved",
+            Self::Ignored => "ignored",
+            Self::NoCommonArchitecture => "none",
+            Self::Denied => "denied",
+            Self::Gated => "gated",
+            Self::Changed => "changed",
+            Self::Unchanged => "unchanged",
+            Self::Panicked => "panicked",
+        }
+    }
+}
 
 /// Decides about objects on their way into the API.
 pub(super) struct Webhook {
-    inspector: Inspector,
+    evaluator: Evaluator,
     namespaces: Namespaces,
     nodes: node::Policy,
-    /// Inspections that go on although nobody waits any more: the next pod of a rollout finds their result.
+    /// Evaluations that go on although nobody waits any more: the next pod of a rollout finds their result.
     /// Each holds what was read of a pod.
     background: Arc<Semaphore>,
     tasks: TaskTracker,
@@ -55,15 +96,15 @@ struct Case {
 
 impl Webhook {
     pub(super) fn new(
-        inspector: Inspector,
+        evaluator: Evaluator,
         namespaces: Namespaces,
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
         Self {
-            nodes: node::Policy::from(&*inspector.config),
+            nodes: node::Policy::from(&*evaluator.config),
             background: Arc::new(Semaphore::new(BACKGROUND)),
-            inspector,
+            evaluator,
             namespaces,
             tasks,
             stop,
@@ -71,7 +112,7 @@ impl Webhook {
     }
 
     fn config(&self) -> &AdmissionConfig {
-        &self.inspector.config.admission
+        &self.evaluator.config.admission
     }
 
     /// A pod that is being created. Unless it `may_go_on`, its images are looked up only while it is waited
@@ -83,79 +124,71 @@ impl Webhook {
         may_go_on: bool,
     ) -> (Answer, Outcome) {
         if pod.is_bound() || pod.is_mirror() {
-            return (Answer::default(), "skipped");
+            return (Answer::default(), Outcome::Skipped);
         }
         if pod.spec.is_oversized() {
-            return (Answer::default(), "oversized");
+            return (Answer::default(), Outcome::Oversized);
         }
         let case = Arc::new(Case::new(pod, namespace));
-        let inspection = {
-            let (case, inspector, namespaces) = (
+        let evaluation = {
+            let (case, evaluator, namespaces) = (
                 case.clone(),
-                self.inspector.clone(),
+                self.evaluator.clone(),
                 self.namespaces.clone(),
             );
             self.within_budget(may_go_on, async move {
                 // The pod's own word needs no namespace that may not be known yet.
-                let own = patch::annotations(&case.authored.metadata);
+                let own = annotations(&case.authored.metadata);
                 let of_namespace = if mode::is_own(own) && namespaces.get(&case.namespace).is_none()
                 {
                     BTreeMap::new()
                 } else {
                     of_namespace(&namespaces, &case.namespace).await
                 };
-                inspector.inspect(case.subject(), &of_namespace).await
+                evaluator.evaluate(case.subject(), &of_namespace).await
             })
             .await
         };
         let mut answer = Answer::default();
-        let invalid = inspection.iter().flat_map(|inspection| &inspection.invalid);
+        let invalid = evaluation.iter().flat_map(|evaluation| &evaluation.invalid);
         for invalid in invalid {
             answer.warn(&invalid.to_string());
         }
-        let mut outcome = "decided";
-        let (decision, outcome) = match inspection {
-            None => (None, "missed"),
-            Some(Inspection {
-                verdict: Verdict::Unresolved(_),
-                ..
-            }) => (None, "unresolved"),
-            Some(Inspection {
-                verdict: Verdict::Leave,
-                ..
-            }) => (None, "ignored"),
-            Some(Inspection {
-                verdict: Verdict::Decided(decision),
-                preferences,
-                images,
-                ..
-            }) => {
-                if decision == Decision::NoCommonArchitecture {
-                    let why = self.inspector.why_nowhere(&images);
-                    if self.config().on_no_common_architecture == OnNoCommonArchitecture::Deny {
-                        tracing::info!(namespace = case.namespace, why, "pod refused");
-                        answer.refused = Some(format!("archaware: {why}"));
-                        return (answer, "denied");
+        let policy = &self.evaluator.policy;
+        // What is decided, and the outcome unless that is told by the patch.
+        let (decided, outcome) = match &evaluation {
+            None => (None, Some(Outcome::Missed)),
+            Some(evaluation) => match &evaluation.verdict {
+                Verdict::Unresolved(_) => (None, Some(Outcome::Unresolved)),
+                Verdict::Skip => (None, Some(Outcome::Ignored)),
+                Verdict::Decided(decision) => {
+                    let mut outcome = None;
+                    if *decision == Decision::NoCommonArchitecture {
+                        let why = evaluation.explain_no_common_architecture(policy);
+                        if self.config().on_no_common_architecture == OnNoCommonArchitecture::Deny {
+                            tracing::info!(namespace = case.namespace, why, "pod refused");
+                            answer.refused = Some(format!("archaware: {why}"));
+                            return (answer, Outcome::Denied);
+                        }
+                        answer.warn(&why);
+                        outcome = Some(Outcome::NoCommonArchitecture);
                     }
-                    answer.warn(&why);
-                    outcome = "none";
+                    let preferences = &evaluation.preferences;
+                    let change = case.subject().change(policy, decision, preferences);
+                    (Some((decision.clone(), change)), outcome)
                 }
-                let change = self
-                    .inspector
-                    .change(&decision, case.subject(), &preferences);
-                (Some((decision, change)), outcome)
-            }
+            },
         };
         // The cluster's own pods never wait for a controller.
         let gate = self.config().on_miss == OnMiss::Gate
-            && matches!(outcome, "missed" | "unresolved")
+            && matches!(outcome, Some(Outcome::Missed | Outcome::Unresolved))
             && !case.pod.spec.is_system_critical();
-        answer.patch = case.patch(decision, gate);
-        let outcome = match (outcome, &answer.patch) {
-            _ if gate => "gated",
-            ("decided", Some(_)) => "changed",
-            ("decided", None) => "unchanged",
-            (other, _) => other,
+        answer.patch = case.patch(decided, gate);
+        let outcome = match outcome {
+            _ if gate => Outcome::Gated,
+            Some(outcome) => outcome,
+            None if answer.patch.is_some() => Outcome::Changed,
+            None => Outcome::Unchanged,
         };
         (answer, outcome)
     }
@@ -167,9 +200,9 @@ impl Webhook {
         let patch = change.map(|change| patch::node(node, change).unguarded());
         let outcome = if patch.is_some() {
             tracing::info!(node = node.name_any(), "node tainted as it registers");
-            "changed"
+            Outcome::Changed
         } else {
-            "unchanged"
+            Outcome::Unchanged
         };
         (
             Answer {
@@ -187,39 +220,54 @@ impl Webhook {
         namespace: String,
         may_go_on: bool,
     ) -> (Answer, Outcome) {
-        let manage = self.inspector.config.daemon_sets == DaemonSets::Manage;
+        let manage = self.evaluator.config.daemon_sets == DaemonSets::Manage;
         if !manage || set.metadata.deletion_timestamp.is_some() {
-            return (Answer::default(), "skipped");
+            return (Answer::default(), Outcome::Skipped);
         }
         if set.spec.template.spec.is_oversized() {
-            return (Answer::default(), "oversized");
+            return (Answer::default(), Outcome::Oversized);
         }
         set.metadata.namespace = Some(namespace.clone());
         let set = Arc::new(set);
-        let (template, inspector, namespaces) =
-            (set.clone(), self.inspector.clone(), self.namespaces.clone());
-        let planned = self.within_budget(may_go_on, async move {
+        let (own, evaluator, namespaces) =
+            (set.clone(), self.evaluator.clone(), self.namespaces.clone());
+        let evaluation = self.within_budget(may_go_on, async move {
             let of_namespace = of_namespace(&namespaces, &namespace).await;
-            inspect::daemon_set::plan(&template, &inspector, &of_namespace).await
+            let template = Template::of(&own);
+            evaluator.evaluate_template(&template, &of_namespace).await
         });
-        let (change, outcome) = match planned.await {
-            None => (None, "missed"),
-            Some(Err(inspection)) => match inspection.verdict {
-                Verdict::Unresolved(_) => (None, "unresolved"),
-                _ => (None, "ignored"),
-            },
-            Some(Ok((change, Decision::NoCommonArchitecture))) => (change, "none"),
-            Some(Ok((Some(change), _))) => (Some(change), "changed"),
-            Some(Ok((None, _))) => (None, "unchanged"),
+        let (change, outcome) = match evaluation.await {
+            None => (None, Outcome::Missed),
+            Some(evaluation) => self.template_change(&Template::of(&set), &evaluation),
         };
         let mut answer = Answer {
             patch: change.map(|change| patch::daemon_set(&set, change).unguarded()),
             ..Answer::default()
         };
-        if outcome == "none" {
+        if outcome == Outcome::NoCommonArchitecture {
             answer.warn("the images of its template share no architecture: it will run nowhere");
         }
         (answer, outcome)
+    }
+
+    fn template_change(
+        &self,
+        template: &Template<'_>,
+        evaluation: &Evaluation,
+    ) -> (Option<daemon_set::Change>, Outcome) {
+        let decision = match &evaluation.verdict {
+            Verdict::Unresolved(_) => return (None, Outcome::Unresolved),
+            Verdict::Skip => return (None, Outcome::Ignored),
+            Verdict::Decided(decision) => decision,
+        };
+        let (policy, by_policy) = (&self.evaluator.policy, evaluation.by_policy);
+        let change = plan::daemon_set::change(policy, template, decision, by_policy);
+        let outcome = match (decision, &change) {
+            (Decision::NoCommonArchitecture, _) => Outcome::NoCommonArchitecture,
+            (_, Some(_)) => Outcome::Changed,
+            (_, None) => Outcome::Unchanged,
+        };
+        (change, outcome)
     }
 
     /// The result of `work`, if it is there in time. What takes longer goes on in the background, within the
@@ -257,7 +305,7 @@ async fn of_namespace(namespaces: &Namespaces, name: &str) -> BTreeMap<String, S
 
 impl Case {
     fn new(pod: Pod, namespace: String) -> Self {
-        let recorded = added::recorded(patch::annotations(&pod.metadata));
+        let recorded = added::recorded(annotations(&pod.metadata));
         let mut authored = pod.clone();
         let undo = added::undo(
             &recorded,
@@ -282,7 +330,7 @@ impl Case {
     fn subject(&self) -> Subject<'_> {
         Subject {
             spec: &self.authored.spec,
-            annotations: patch::annotations(&self.authored.metadata),
+            annotations: annotations(&self.authored.metadata),
             namespace: &self.namespace,
             stage: Stage::Creation,
         }
@@ -293,7 +341,7 @@ impl Case {
         let (decision, change) = decision.unzip();
         let change = change.unwrap_or_default();
         let decision = decision.filter(|_| !change.is_empty());
-        let annotations = patch::annotations(&self.pod.metadata);
+        let annotations = annotations(&self.pod.metadata);
         let was = annotations.get(annotation::DECISION).cloned();
         // A gate is archaware's alone, so it goes as soon as there is nothing to wait for.
         let gated = self.pod.spec.gate().is_some();

@@ -1,48 +1,46 @@
 //! `archaware clean`: takes away what is archaware's, and nothing else.
 
-mod evict;
+mod lease;
 mod own;
-mod right;
+#[cfg(test)]
+mod tests;
 
-use std::{
-    fmt::Debug,
-    time::{Duration, Instant},
-};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::NamespaceResourceScope;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::Resource;
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
-        list::{self, ListError},
-        objects::{DaemonSet, Node, Pod},
-        patch::{self, JsonPatch, annotations},
-        writer::{Outcome, Writer},
+        api::{ApiClient, ApiError, Kind},
+        name::NamespacedName,
+        objects::{DaemonSet, Node, Pod, annotations},
+        patch::{self, JsonPatch},
+        writer::{Writer, Written},
     },
-    image::chain,
-    inspect,
+    error::chain,
+    evaluate::template,
     metrics::Metrics,
     placement::{GATE, annotation, daemon_set, node},
 };
 
-use evict::evict;
-use right::right_to_write;
+use lease::acquire;
 
 use super::{Global, Status, progress::Progress};
 
 /// Patches at once.
 const AT_ONCE: usize = 16;
 /// How long a pod may be on its way into the API, and an API server go by a configuration that is gone.
-const ON_THE_WAY: Duration = Duration::from_secs(5);
-/// Tries per object when others change it at the same time.
+const IN_FLIGHT: Duration = Duration::from_secs(5);
+/// Tries per object when others change it at the same time, or the API server does not answer.
 const TRIES: usize = 5;
 
-#[derive(Debug, Args)]
+#[derive(Clone, Copy, Debug, Args)]
 pub(super) struct Clean {
     /// Say what would be removed, and change nothing
     #[arg(long)]
@@ -62,56 +60,52 @@ struct Item {
 }
 
 struct Session {
-    client: Client,
+    api: ApiClient,
     writer: Writer,
     namespace: String,
     dry_run: bool,
     progress: Progress,
     done: usize,
     remaining: Vec<String>,
+    /// Nodes that are among the remaining.
+    failed_nodes: Vec<NamespacedName>,
     /// When the webhook's configuration was removed, if it was there.
-    unasked_since: Option<Instant>,
+    unregistered: Option<Instant>,
 }
 
 impl Clean {
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
         let metrics = Metrics::default();
-        let client = global.client(&metrics).await?;
-        let namespace = global.namespace();
-        let Some(lease) = right_to_write(&self, &client, &namespace, &metrics).await? else {
+        let api = global.api(&metrics).await?;
+        self.run(api, global.namespace(), metrics).await
+    }
+
+    async fn run(
+        self,
+        api: ApiClient,
+        namespace: String,
+        metrics: Metrics,
+    ) -> anyhow::Result<Status> {
+        let Some(lease) = acquire(self, &api, &namespace, &metrics).await? else {
             return Ok(Status::Refused);
         };
+        let stop = CancellationToken::new();
         let mut session = Session {
-            writer: Writer::new(
-                AT_ONCE,
-                &lease.leadership,
-                CancellationToken::new(),
-                metrics,
-            ),
-            client,
+            writer: Writer::new(api.clone(), AT_ONCE, &lease.leadership, stop, metrics),
+            api,
             namespace,
             dry_run: self.dry_run,
             progress: Progress::new(),
             done: 0,
             remaining: Vec::new(),
-            unasked_since: None,
+            failed_nodes: Vec::new(),
+            unregistered: None,
         };
-        // First: it would put back what is removed below.
-        session.admission().await;
-        session.gates().await.context("cannot list pods")?;
-        session.nodes().await.context("cannot list nodes")?;
-        session
-            .daemon_sets()
-            .await
-            .context("cannot list DaemonSets")?;
-        if self.recreate_pods {
-            session.pods().await.context("cannot list pods")?;
-        }
-        if !self.dry_run {
-            session.verify().await.context("cannot look again")?;
-        }
+        let cleaned = session.objects(self.recreate_pods).await;
         let was_there = lease.was_there;
-        lease.give_back().await;
+        // Given back whatever happened: the next try need not wait until it expires.
+        lease.release().await;
+        cleaned?;
         session.secret().await;
         session.lease(was_there).await;
         Ok(session.summary())
@@ -119,10 +113,26 @@ impl Clean {
 }
 
 impl Session {
-    async fn nodes(&mut self) -> Result<(), ListError> {
-        let api: Api<Node> = Api::all(self.client.clone());
-        let found: Vec<Node> = list::all(api.clone(), None)
-            .try_filter(|node| std::future::ready(node::clean(&node.view()).is_some()))
+    async fn objects(&mut self, recreate_pods: bool) -> anyhow::Result<()> {
+        // First: it would put back what is removed below.
+        self.admission().await;
+        self.gates().await.context("cannot list pods")?;
+        self.nodes().await.context("cannot list nodes")?;
+        self.daemon_sets().await.context("cannot list DaemonSets")?;
+        if recreate_pods {
+            self.pods().await.context("cannot list pods")?;
+        }
+        if !self.dry_run {
+            self.verify().await.context("cannot look again")?;
+        }
+        Ok(())
+    }
+
+    async fn nodes(&mut self) -> Result<(), ApiError> {
+        let found: Vec<Node> = self
+            .api
+            .list(None)
+            .try_filter(|node: &Node| std::future::ready(node::clean(&node.view()).is_some()))
             .try_collect()
             .await?;
         let describe = |node: &Node| {
@@ -133,106 +143,103 @@ impl Session {
             };
             Some((what, patch::node(node, change)))
         };
-        self.patch(found, |_| api.clone(), describe).await;
+        self.failed_nodes = self.patch(found, describe).await;
         Ok(())
     }
 
-    async fn daemon_sets(&mut self) -> Result<(), ListError> {
-        let found: Vec<DaemonSet> = list::all(Api::<DaemonSet>::all(self.client.clone()), None)
-            .try_filter(|set| {
-                let owned = annotations(&set.metadata).contains_key(annotation::TOLERATIONS);
-                std::future::ready(owned)
-            })
+    async fn daemon_sets(&mut self) -> Result<(), ApiError> {
+        let is_owned =
+            |set: &DaemonSet| annotations(&set.metadata).contains_key(annotation::TOLERATIONS);
+        let found: Vec<DaemonSet> = self
+            .api
+            .list(None)
+            .try_filter(|set| std::future::ready(is_owned(set)))
             .try_collect()
             .await?;
-        let client = self.client.clone();
         let describe = |set: &DaemonSet| {
-            annotations(&set.metadata).get(annotation::TOLERATIONS)?;
-            let existing = set
-                .spec
-                .template
-                .spec
-                .tolerations
-                .as_deref()
-                .unwrap_or_default();
-            let change = daemon_set::clean(existing, &inspect::daemon_set::record(set));
-            Some((
-                match change.remove.len() {
-                    1 => "1 toleration".to_owned(),
-                    number => format!("{number} tolerations"),
-                },
-                patch::daemon_set(set, change),
-            ))
+            if !is_owned(set) {
+                return None;
+            }
+            let existing = set.spec.template.spec.tolerations.as_deref();
+            let record = template::record(set);
+            let change = daemon_set::clean(existing.unwrap_or_default(), &record);
+            let what = match change.remove.len() {
+                1 => "1 toleration".to_owned(),
+                number => format!("{number} tolerations"),
+            };
+            Some((what, patch::daemon_set(set, change)))
         };
-        self.patch(found, |set| namespaced(&client, set), describe)
-            .await;
+        self.patch(found, describe).await;
         Ok(())
     }
 
     /// Looks again: what is back was put there by a controller that holds another Lease.
-    async fn verify(&mut self) -> Result<(), ListError> {
+    async fn verify(&mut self) -> Result<(), ApiError> {
         // A pod may have been on its way with a gate when the configuration went.
-        if let Some(since) = self.unasked_since {
-            tokio::time::sleep(ON_THE_WAY.saturating_sub(since.elapsed())).await;
+        if let Some(since) = self.unregistered {
+            tokio::time::sleep(IN_FLIGHT.saturating_sub(since.elapsed())).await;
             self.gates().await?;
         }
-        let nodes = list::all(Api::<Node>::all(self.client.clone()), None);
-        let nodes: Vec<String> = nodes
-            .try_filter_map(|node| {
+        let nodes: Vec<NamespacedName> = self
+            .api
+            .list(None)
+            .try_filter_map(|node: Node| {
                 let owned = annotations(&node.metadata).contains_key(annotation::TAINT);
-                std::future::ready(Ok(owned.then(|| name_of(&node))))
+                std::future::ready(Ok(owned.then(|| NamespacedName::of(&node))))
             })
             .try_collect()
             .await?;
         for name in nodes {
-            if !self.remaining.iter().any(|item| item.starts_with(&name)) {
+            if !self.failed_nodes.contains(&name) {
                 let why =
                     "its taint came back: does archaware run in another namespace (--namespace)?";
-                self.remaining.push(format!("{name} ({why})"));
+                self.remaining.push(format!("Node {name} ({why})"));
             }
         }
         Ok(())
     }
 
     /// Gates are taken off: nobody else would do it, and the pods behind them wait for ever.
-    async fn gates(&mut self) -> Result<(), ListError> {
-        let unbound = list::all(Api::<Pod>::all(self.client.clone()), Some("spec.nodeName="));
-        let found: Vec<Pod> = unbound
-            .try_filter(|pod| std::future::ready(pod.spec.gate().is_some()))
+    async fn gates(&mut self) -> Result<(), ApiError> {
+        let found: Vec<Pod> = self
+            .api
+            .list(Some("spec.nodeName="))
+            .try_filter(|pod: &Pod| std::future::ready(pod.spec.gate().is_some()))
             .try_collect()
             .await?;
         let describe = |pod: &Pod| {
             let gated = pod.spec.gate().is_some();
             gated.then(|| (format!("scheduling gate {GATE}"), patch::pod::release(pod)))
         };
-        let client = self.client.clone();
-        self.patch(found, |pod| namespaced(&client, pod), describe)
-            .await;
+        self.patch(found, describe).await;
         Ok(())
     }
 
-    /// Patches objects; `describe` says what and how, or `None` when nothing is left to do.
+    /// Patches objects; `describe` says what and how, or `None` when nothing is left to do. Gives those that
+    /// could not be patched.
     async fn patch<K>(
         &mut self,
         found: Vec<K>,
-        api: impl Fn(&K) -> Api<K>,
         describe: impl Fn(&K) -> Option<(String, JsonPatch)>,
-    ) where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    ) -> Vec<NamespacedName>
+    where
+        K: Kind + DeserializeOwned,
     {
-        let (writer, api, describe) = (self.writer.clone(), &api, &describe);
+        let (api, writer, describe) = (self.api.clone(), self.writer.clone(), &describe);
         let what = |object: &K| describe(object).map(|(what, _)| what).unwrap_or_default();
         let act = |object: K| {
-            let writer = writer.clone();
-            async move { patch_until_done(&writer, &api(&object), object, describe).await }
+            let (api, writer) = (api.clone(), writer.clone());
+            async move { patch_until_done(&api, &writer, object, describe).await }
         };
-        self.each(found, what, act).await;
+        self.each(found, what, act).await
     }
 
     /// Pods keep their tolerations for life: only new ones are without.
-    async fn pods(&mut self) -> Result<(), ListError> {
-        let found: Vec<Pod> = list::all(Api::<Pod>::all(self.client.clone()), None)
-            .try_filter(|pod| {
+    async fn pods(&mut self) -> Result<(), ApiError> {
+        let found: Vec<Pod> = self
+            .api
+            .list(None)
+            .try_filter(|pod: &Pod| {
                 let decided = annotations(&pod.metadata).contains_key(annotation::DECISION);
                 let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
                 let controlled = owners.iter().any(|owner| owner.controller == Some(true));
@@ -240,17 +247,27 @@ impl Session {
             })
             .try_collect()
             .await?;
-        let client = self.client.clone();
+        let api = self.api.clone();
         let act = |pod: Pod| {
-            let client = client.clone();
-            async move { evict(&client, &pod).await }
+            let api = api.clone();
+            async move {
+                match api.evict(&pod).await {
+                    Ok(()) | Err(ApiError::NotFound(_) | ApiError::Conflict(_)) => Ok(()),
+                    Err(error) => Err(error.to_string()),
+                }
+            }
         };
         self.each(found, |_| "evicted".to_owned(), act).await;
         Ok(())
     }
 
-    /// Does something to objects, some at once, and tells what became of it.
-    async fn each<K, F>(&mut self, found: Vec<K>, what: impl Fn(&K) -> String, act: impl Fn(K) -> F)
+    /// Does something to objects, some at once, and tells what became of it. Gives those where it failed.
+    async fn each<K, F>(
+        &mut self,
+        found: Vec<K>,
+        what: impl Fn(&K) -> String,
+        act: impl Fn(K) -> F,
+    ) -> Vec<NamespacedName>
     where
         K: Resource<DynamicType = ()>,
         F: Future<Output = Result<(), String>>,
@@ -258,26 +275,32 @@ impl Session {
         self.progress.expect(found.len());
         let (dry_run, act) = (self.dry_run, &act);
         let items = futures::stream::iter(found).map(|object| {
-            let what = format!("{}: {}", name_of(&object), what(&object));
+            let name = NamespacedName::of(&object);
+            let what = format!("{} {name}: {}", K::kind(&()), what(&object));
             async move {
                 let outcome = if dry_run { Ok(()) } else { act(object).await };
-                Item { what, outcome }
+                (name, Item { what, outcome })
             }
         });
-        let items: Vec<Item> = items
+        let items: Vec<(NamespacedName, Item)> = items
             .buffer_unordered(AT_ONCE)
-            .inspect(|item| self.progress.report(&item.what, &item.outcome, dry_run))
+            .inspect(|(_, item)| self.progress.report(&item.what, &item.outcome, dry_run))
             .collect()
             .await;
-        self.count(items);
+        let mut failed = Vec::new();
+        for (name, item) in items {
+            if item.outcome.is_err() {
+                failed.push(name);
+            }
+            self.count(item);
+        }
+        failed
     }
 
-    fn count(&mut self, items: Vec<Item>) {
-        for item in items {
-            match item.outcome {
-                Ok(()) => self.done += 1,
-                Err(why) => self.remaining.push(format!("{} ({why})", item.what)),
-            }
+    fn count(&mut self, item: Item) {
+        match item.outcome {
+            Ok(()) => self.done += 1,
+            Err(why) => self.remaining.push(format!("{} ({why})", item.what)),
         }
     }
 
@@ -300,46 +323,27 @@ impl Session {
     }
 }
 
-fn namespaced<K>(client: &Client, object: &K) -> Api<K>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-{
-    let namespace = object.meta().namespace.as_deref().unwrap_or_default();
-    Api::namespaced(client.clone(), namespace)
-}
-
-/// `Node a`, `DaemonSet ns/b`
-fn name_of<K: Resource<DynamicType = ()>>(object: &K) -> String {
-    let name = object.name_any();
-    let name = object
-        .namespace()
-        .map_or(name.clone(), |namespace| format!("{namespace}/{name}"));
-    format!("{} {name}", K::kind(&()))
-}
-
 /// Others may edit the object at the same time: then it is read again and decided anew.
-async fn patch_until_done<K>(
+async fn patch_until_done<K: Kind + DeserializeOwned>(
+    api: &ApiClient,
     writer: &Writer,
-    api: &Api<K>,
     mut object: K,
     describe: &impl Fn(&K) -> Option<(String, JsonPatch)>,
-) -> Result<(), String>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
-{
-    let name = object.name_any();
+) -> Result<(), String> {
+    let name = NamespacedName::of(&object);
     for _ in 0..TRIES {
         let Some((_, patch)) = describe(&object) else {
             return Ok(());
         };
-        match writer.patch(api, &name, patch).await {
-            Ok(Outcome::Applied | Outcome::Gone) => return Ok(()),
-            Ok(Outcome::Stale) => match api.get_opt(&name).await {
+        match writer.patch::<K>(&name, patch).await {
+            Written::Applied | Written::Gone => return Ok(()),
+            Written::Stale => match api.find(&name).await {
                 Ok(Some(now)) => object = now,
                 Ok(None) => return Ok(()),
                 Err(error) => return Err(chain(&error)),
             },
-            Err(error) => return Err(chain(&error)),
+            Written::Failed(error) => return Err(chain(&error)),
+            Written::Stopping => return Err("archaware is stopping".to_owned()),
         }
     }
     Err(format!("changed by others {TRIES} times in a row"))

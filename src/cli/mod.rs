@@ -16,13 +16,16 @@ use std::{
 
 use anyhow::Context;
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use kube::Client;
 
 use crate::{
-    cluster::{self, client},
+    cluster::{
+        self,
+        api::{self, ApiClient},
+    },
     config::{Config, ConfigError, ContainerdConfig, RegistriesConfig, RewriteConfig},
+    error::chain,
     image::{
-        Resolver, Rewrite, Settings, chain,
+        Resolver, Rewrite, Settings,
         containerd::Containerd,
         credentials::{DockerConfigError, NodeCredentials, ProviderError, Providers},
     },
@@ -140,6 +143,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
+    telemetry::log_panics();
     // Two threads are enough: the work is waiting, and each thread costs an arena of memory. Those that may
     // block are made when they are needed: names are looked up there, and one that hangs outlives its request.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -201,9 +205,9 @@ impl Global {
         given.unwrap_or_else(|| cluster::NAME.to_owned())
     }
 
-    async fn client(&self, metrics: &Metrics) -> anyhow::Result<Client> {
+    async fn api(&self, metrics: &Metrics) -> anyhow::Result<ApiClient> {
         let (kubeconfig, context) = (self.kubeconfig.as_deref(), self.context.as_deref());
-        Ok(client::connect(kubeconfig, context, metrics.api.clone()).await?)
+        Ok(api::connect(kubeconfig, context, metrics.api.clone()).await?)
     }
 
     /// What the operator knows.

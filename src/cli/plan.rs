@@ -7,25 +7,21 @@ use std::{
 
 use clap::Args;
 use futures::{StreamExt, TryStreamExt, stream};
-use kube::{Api, Client, ResourceExt};
+use kube::ResourceExt;
 use serde::Serialize;
 
 use crate::{
     cluster::{
-        list,
-        objects::{DaemonSet, Namespace, Node, Pod},
-        patch::annotations,
-        pull_secrets::PullSecrets,
+        api::ApiClient,
+        name::NamespacedName,
+        objects::{DaemonSet, Namespace, Node, Pod, annotations},
     },
     config::{Config, DaemonSets},
     controller,
-    inspect::{self, Inspection, Inspector, Stage, Subject, Verdict},
+    evaluate::{Evaluation, Evaluator, Verdict, pull_secrets::PullSecrets, template::Template},
     metrics::Metrics,
-    placement::{
-        Effect, Taint, node,
-        pod::{Decision, join},
-        tolerates,
-    },
+    placement::{Decision, Effect, Taint, decision::join, node, tolerates},
+    plan,
 };
 
 use super::{
@@ -62,14 +58,14 @@ impl Plan {
         let metrics = Metrics::default();
         // What is wrong with the configuration is said before a cluster is looked for.
         let resolver = resolver(&global, &config, &metrics, Keep::No)?;
-        let client = global.client(&metrics).await?;
-        let inspector = Inspector {
+        let api = global.api(&metrics).await?;
+        let evaluator = Evaluator {
             resolver,
-            pull_secrets: PullSecrets::new(client.clone()),
+            pull_secrets: PullSecrets::new(api.clone()),
             policy: Arc::new((&*config).into()),
             config: config.clone(),
         };
-        let mut steps = steps(&client, &config, &inspector).await?;
+        let mut steps = steps(&api, &config, &evaluator).await?;
         steps.sort();
         match self.output {
             Output::Json => print!("{}", output::json(&steps)?),
@@ -81,12 +77,13 @@ impl Plan {
 }
 
 async fn steps(
-    client: &Client,
+    api: &ApiClient,
     config: &Config,
-    inspector: &Inspector,
+    evaluator: &Evaluator,
 ) -> anyhow::Result<Vec<Step>> {
-    let namespaces: Namespaces = list::all(Api::<Namespace>::all(client.clone()), None)
-        .map_ok(|namespace| {
+    let namespaces: Namespaces = api
+        .list(None)
+        .map_ok(|namespace: Namespace| {
             (
                 namespace.name_any(),
                 annotations(&namespace.metadata).clone(),
@@ -98,7 +95,7 @@ async fn steps(
     let mut steps = Vec::new();
     // The taint that each node will have, for the pods that it would evict.
     let mut taints: HashMap<String, Taint> = HashMap::new();
-    let mut nodes = Box::pin(list::all(Api::<Node>::all(client.clone()), None));
+    let mut nodes = Box::pin(api.list::<Node>(None));
     while let Some(node) = nodes.try_next().await? {
         let (change, problem) = node::decide(&policy, &node.view());
         let corrected = |change: &node::Change| change.correct.as_ref().map(|(_, t)| t.clone());
@@ -111,24 +108,23 @@ async fn steps(
         }
         steps.extend(change.map(|change| of_node(&node, &change)));
         if let Some(problem) = problem {
-            let (reason, detail) = controller::describe_node_problem(&problem);
-            steps.push(Step::of("Node", &node, reason.as_str(), detail));
+            let event = plan::node::describe(&problem);
+            steps.push(Step::of("Node", &node, event.reason.as_str(), event.note));
         }
     }
     // Lists are read to their end first: a page's token does not wait for registries.
-    let sets: Vec<DaemonSet> = list::all(Api::<DaemonSet>::all(client.clone()), None)
-        .try_collect()
-        .await?;
+    let sets: Vec<DaemonSet> = api.list(None).try_collect().await?;
     let sets = stream::iter(sets).filter(|_| std::future::ready(!config.leaves_daemon_sets()));
-    let sets = sets.map(|set| of_daemon_set(set, inspector, &namespaces));
+    let sets = sets.map(|set| of_daemon_set(set, evaluator, &namespaces));
     let sets: Vec<Option<Step>> = sets.buffer_unordered(AT_ONCE).collect().await;
     steps.extend(sets.into_iter().flatten());
     let (fields, _) = controller::pod_selection(config);
-    let pods: Vec<Pod> = list::all(Api::<Pod>::all(client.clone()), fields)
-        .try_filter(|pod| std::future::ready(pod.is_in_scope()))
+    let pods: Vec<Pod> = api
+        .list(fields)
+        .try_filter(|pod: &Pod| std::future::ready(pod.is_in_scope()))
         .try_collect()
         .await?;
-    let pods = stream::iter(pods).map(|pod| of_pod(pod, inspector, &namespaces, &taints));
+    let pods = stream::iter(pods).map(|pod| of_pod(pod, evaluator, &namespaces, &taints));
     let pods: Vec<Vec<Step>> = pods.buffer_unordered(AT_ONCE).collect().await;
     steps.extend(pods.into_iter().flatten());
     Ok(steps)
@@ -151,54 +147,50 @@ fn of_node(node: &Node, change: &node::Change) -> Step {
 
 async fn of_daemon_set(
     set: DaemonSet,
-    inspector: &Inspector,
+    evaluator: &Evaluator,
     namespaces: &Namespaces,
 ) -> Option<Step> {
-    let plan = inspect::daemon_set::plan(&set, inspector, of_namespace(&set, namespaces)).await;
-    match plan {
-        Err(inspection) => {
-            wait(&inspection).map(|(action, detail)| Step::of("DaemonSet", &set, action, detail))
+    let template = Template::of(&set);
+    let of_namespace = of_namespace(&set, namespaces);
+    let evaluation = evaluator.evaluate_template(&template, of_namespace).await;
+    let Verdict::Decided(decision) = &evaluation.verdict else {
+        return wait(&evaluation)
+            .map(|(action, detail)| Step::of("DaemonSet", &set, action, detail));
+    };
+    let by_policy = evaluation.by_policy;
+    plan::daemon_set::change(&evaluator.policy, &template, decision, by_policy)?;
+    let tolerated = decision.annotation();
+    Some(match evaluator.config.daemon_sets {
+        DaemonSets::Manage => {
+            let detail = format!("template tolerates {tolerated}; this rolls it");
+            Step::of("DaemonSet", &set, "changeTemplate", detail)
         }
-        Ok((Some(_), decision)) => {
-            let tolerated = decision.annotation();
-            Some(match inspector.config.daemon_sets {
-                DaemonSets::Manage => {
-                    let detail = format!("template tolerates {tolerated}; this rolls it");
-                    Step::of("DaemonSet", &set, "changeTemplate", detail)
-                }
-                DaemonSets::Report => {
-                    let detail = format!("template should tolerate {tolerated}");
-                    Step::of("DaemonSet", &set, "report", detail)
-                }
-            })
+        DaemonSets::Report => {
+            let detail = format!("template should tolerate {tolerated}");
+            Step::of("DaemonSet", &set, "report", detail)
         }
-        Ok((None, _)) => None,
-    }
+    })
 }
 
 async fn of_pod(
     pod: Pod,
-    inspector: &Inspector,
+    evaluator: &Evaluator,
     namespaces: &Namespaces,
     taints: &HashMap<String, Taint>,
 ) -> Vec<Step> {
-    let namespace = pod.namespace().unwrap_or_default();
-    let subject = Subject {
-        spec: &pod.spec,
-        annotations: annotations(&pod.metadata),
-        namespace: &namespace,
-        stage: Stage::Pod,
-    };
+    let subject = plan::pod::subject(&pod);
     let of_namespace = of_namespace(&pod, namespaces);
-    let inspection = inspector.inspect(subject, of_namespace).await;
+    let evaluation = evaluator.evaluate(subject, of_namespace).await;
     let existing = pod.spec.tolerations.clone().unwrap_or_default();
-    let (missing, step) = match &inspection.verdict {
+    let (missing, step) = match &evaluation.verdict {
         Verdict::Decided(decision) => {
-            let change = inspector.change(decision, subject, &inspection.preferences);
+            let policy = &evaluator.policy;
+            let change = subject.change(policy, decision, &evaluation.preferences);
             let nothing = change.is_empty() && pod.spec.gate().is_none();
             let step = match decision {
                 Decision::NoCommonArchitecture => {
-                    Some(("none", inspector.why_nowhere(&inspection.images)))
+                    let why = evaluation.explain_no_common_architecture(policy);
+                    Some(("none", why))
                 }
                 _ if nothing => None,
                 Decision::StepAside => {
@@ -210,7 +202,7 @@ async fn of_pod(
             };
             (change.tolerations, step)
         }
-        Verdict::Leave => {
+        Verdict::Skip => {
             let gate = pod
                 .spec
                 .gate()
@@ -218,7 +210,7 @@ async fn of_pod(
             let step = gate.map(|detail| ("release", detail.to_owned()));
             (Vec::new(), step)
         }
-        Verdict::Unresolved(_) => (Vec::new(), wait(&inspection)),
+        Verdict::Unresolved(_) => (Vec::new(), wait(&evaluation)),
     };
     let mut steps: Vec<Step> = step
         .map(|(action, detail)| Step::of("Pod", &pod, action, detail))
@@ -247,8 +239,8 @@ async fn of_pod(
 }
 
 /// What stands in the way of a decision.
-fn wait(inspection: &Inspection) -> Option<(&'static str, String)> {
-    let Verdict::Unresolved(unresolved) = &inspection.verdict else {
+fn wait(evaluation: &Evaluation) -> Option<(&'static str, String)> {
+    let Verdict::Unresolved(unresolved) = &evaluation.verdict else {
         return None;
     };
     let one = |(image, error): &(String, crate::image::ImageError)| {
@@ -290,13 +282,13 @@ impl Step {
 
 fn table(steps: &[Step]) -> String {
     let rows = steps.iter().map(|step| {
-        let name = match &step.namespace {
-            Some(namespace) => format!("{namespace}/{}", step.name),
-            None => step.name.clone(),
+        let name = NamespacedName {
+            namespace: step.namespace.clone(),
+            name: step.name.clone(),
         };
         vec![
             step.kind.to_owned(),
-            name,
+            name.to_string(),
             step.action.to_owned(),
             step.detail.clone(),
         ]

@@ -17,12 +17,11 @@ use crate::{
     cluster::{
         lease::{self, Elector},
         namespaces::Namespaces,
-        pull_secrets::PullSecrets,
     },
     config::{AffinityConfig, ListenAddress},
     controller::{self, RunError},
+    evaluate::{Evaluator, pull_secrets::PullSecrets},
     image::Resolver,
-    inspect::Inspector,
     metrics::{MAX_HOSTS, Metrics},
     server::{self, Health},
     telemetry::LogLevel,
@@ -50,7 +49,7 @@ impl Run {
     ) -> anyhow::Result<Status> {
         let config = Arc::new(global.load_config()?);
         let metrics = Metrics::default();
-        let client = global.client(&metrics).await?;
+        let api = global.api(&metrics).await?;
         let resolver = resolver(&global, &config, &metrics, Keep::Yes)?;
         watch_resolver(&metrics, &resolver);
         let probe = probe_containerd(resolver.clone());
@@ -65,31 +64,31 @@ impl Run {
         let signals = tokio::spawn(stop_on_signal(asked.clone())?);
         let namespace = global.namespace();
         let identity = lease::identity("archaware");
-        let election = Elector::new(client.clone(), &namespace, identity, metrics.clone());
-        let inspector = Inspector {
+        let election = Elector::new(&api, &namespace, identity, metrics.clone());
+        let evaluator = Evaluator {
             resolver,
-            pull_secrets: PullSecrets::new(client.clone()),
+            pull_secrets: PullSecrets::new(api.clone()),
             policy: Arc::new((&*config).into()),
             config: config.clone(),
         };
-        let (unread, is_unread) = watch::channel(controller::LISTS.to_vec());
+        let (pending, is_pending) = watch::channel(controller::WATCHES.to_vec());
         let run = controller::Run {
-            client: client.clone(),
+            api: api.clone(),
             config,
-            inspector,
+            evaluator,
             namespaces: Namespaces::default(),
             namespace,
             election,
             metrics: metrics.clone(),
-            unread,
+            pending,
         };
         let (ready, webhook) = webhook(&run, &stop).await?;
         let mut webhook = tokio::spawn(webhook);
         let health = Health {
             metrics,
-            unread: is_unread,
+            pending: is_pending,
             admission: ready.clone(),
-            client,
+            api,
             log_level,
         };
         let stopped = stop.clone().cancelled_owned();
@@ -136,7 +135,7 @@ async fn webhook(
 ) -> anyhow::Result<(Option<Readiness>, BoxFuture<'static, &'static str>)> {
     let (config, leadership) = (&run.config, run.election.1.leading.clone());
     if !config.admission.enabled {
-        let withdraw = admission::withdraw(run.client.clone(), leadership);
+        let withdraw = admission::withdraw(run.api.clone(), leadership);
         tokio::spawn(stop.clone().run_until_cancelled_owned(withdraw));
         if config.affinity != AffinityConfig::default() {
             tracing::warn!("affinity is set on gated pods only: it needs admission.enabled");
@@ -144,8 +143,8 @@ async fn webhook(
         return Ok((None, std::future::pending().boxed()));
     }
     let admission = Admission {
-        client: run.client.clone(),
-        inspector: run.inspector.clone(),
+        api: run.api.clone(),
+        evaluator: run.evaluator.clone(),
         namespaces: run.namespaces.clone(),
         namespace: run.namespace.clone(),
         leadership,

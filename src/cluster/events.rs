@@ -10,13 +10,17 @@ use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
-use kube::{Api, Client, Resource, api::PostParams};
+
 use quick_cache::sync::Cache;
+use serde::de::IgnoredAny;
 use tokio::sync::mpsc;
 
 use crate::metrics::Metrics;
 
-use super::{CALL_TIMEOUT, NAME};
+use super::{
+    NAME,
+    api::{ApiClient, Kind},
+};
 
 /// Words that are remembered as told: eight bytes each.
 const REMEMBERED: usize = 8192;
@@ -99,11 +103,11 @@ pub struct Events {
 /// Where they are written. Ends when every [`Events`] is gone.
 pub struct EventWriter {
     queue: mpsc::Receiver<Queued>,
-    client: Client,
+    api: ApiClient,
 }
 
 /// The two ends.
-pub fn channel(client: Client, metrics: Metrics) -> (Events, EventWriter) {
+pub fn channel(api: ApiClient, metrics: Metrics) -> (Events, EventWriter) {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let told = Arc::new(Cache::new(REMEMBERED));
     (
@@ -114,19 +118,14 @@ pub fn channel(client: Client, metrics: Metrics) -> (Events, EventWriter) {
         },
         EventWriter {
             queue: receiver,
-            client,
+            api,
         },
     )
 }
 
 impl Events {
     /// Hands in an event on an object. The same words on the same object are written once.
-    pub fn publish<K: Resource<DynamicType = ()>>(
-        &self,
-        on: &K,
-        reason: EventReason,
-        mut note: String,
-    ) {
+    pub fn publish<K: Kind>(&self, on: &K, reason: EventReason, mut note: String) {
         let regarding = on.object_ref(&());
         note.truncate(note.floor_char_boundary(MAX_NOTE));
         let mut hasher = DefaultHasher::new();
@@ -156,15 +155,12 @@ impl EventWriter {
             // Events on what has no namespace are kept in `default`.
             let namespace = queued.regarding.namespace.clone();
             let namespace = namespace.unwrap_or_else(|| "default".to_owned());
-            let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
-            let (event, parameters) = (event(queued, namespace), PostParams::default());
-            let write = api.create(&parameters, &event);
-            match tokio::time::timeout(CALL_TIMEOUT, write).await {
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => {
-                    tracing::debug!(error = %crate::image::chain(&error), reason, "event not written");
-                }
-                Err(_) => tracing::debug!(reason, "event not written in time"),
+            let event = event(queued, namespace.clone());
+            let written = self
+                .api
+                .create::<Event, IgnoredAny>(Some(&namespace), &event);
+            if let Err(error) = written.await {
+                tracing::debug!(%error, reason, "event not written");
             }
         }
     }

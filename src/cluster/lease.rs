@@ -4,23 +4,24 @@
 //! record has not changed for its duration *as observed here*; the holder's clock is never compared
 //! with ours (client-go's rule, `k8s.io/client-go/tools/leaderelection`).
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
-use kube::{
-    Api, Client,
-    api::{Patch, PatchParams, PostParams},
-};
-use serde_json::json;
-use tokio::sync::watch;
+use serde::de::IgnoredAny;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::metrics::Metrics;
+use crate::{backoff::jitter, metrics::Metrics};
 
-use super::{NAME, spread};
+use super::{
+    NAME,
+    api::{ApiClient, ApiError},
+    name::NamespacedName,
+    patch,
+};
 
 /// How long a holder that does not renew is believed to be alive.
 const DURATION: Duration = Duration::from_secs(15);
@@ -67,7 +68,8 @@ struct Observed {
 
 /// Holds the lease, or tries to, until it is cancelled; then gives it back.
 pub struct Elector {
-    api: Api<Lease>,
+    api: ApiClient,
+    name: NamespacedName,
     identity: String,
     leading: watch::Sender<bool>,
     until: watch::Sender<Option<Instant>>,
@@ -77,7 +79,7 @@ pub struct Elector {
 impl Elector {
     /// A candidate called `identity` in `namespace`, and where to see whether it leads.
     pub fn new(
-        client: Client,
+        api: &ApiClient,
         namespace: &str,
         identity: String,
         metrics: Metrics,
@@ -85,7 +87,8 @@ impl Elector {
         let (leading, is_leading) = watch::channel(false);
         let (until, is_until) = watch::channel(None);
         let elector = Self {
-            api: Api::namespaced(client, namespace),
+            api: api.with_timeout(TIMEOUT),
+            name: NamespacedName::new(namespace, NAME),
             identity,
             leading,
             until,
@@ -105,14 +108,14 @@ impl Elector {
         loop {
             // A renewal counts from when it was asked for, not from when the answer came.
             let asked = Instant::now();
-            let attempt = tokio::time::timeout(TIMEOUT, self.attempt(&mut observed));
+            let attempt = self.attempt(&mut observed);
             let result = tokio::select! {
                 () = stop.cancelled() => break,
                 result = attempt => result,
             };
             let mut pause = RETRY;
             match result {
-                Ok(Ok(leads)) => {
+                Ok(leads) => {
                     if leads {
                         renewed = asked;
                         pause = RENEW;
@@ -121,11 +124,8 @@ impl Elector {
                     self.until.send_replace(until);
                     self.set(leads);
                 }
-                Ok(Err(kube::Error::Api(status))) if status.code == 409 => {}
-                Ok(Err(error)) => {
-                    tracing::warn!(error = %crate::image::chain(&error), "cannot renew the lease");
-                }
-                Err(_) => tracing::warn!("cannot renew the lease: the API server does not answer"),
+                Err(ApiError::Conflict(_)) => {}
+                Err(error) => tracing::warn!(%error, "cannot renew the lease"),
             }
             // Given up when the next attempt could end after somebody else may take it.
             if renewed.elapsed() + 2 * pause.min(RETRY) + TIMEOUT >= DURATION {
@@ -134,7 +134,7 @@ impl Elector {
             }
             tokio::select! {
                 () = stop.cancelled() => break,
-                () = tokio::time::sleep(pause + spread(pause) / 20) => {}
+                () = tokio::time::sleep(pause + jitter(pause) / 20) => {}
             }
         }
         self.until.send_replace(None);
@@ -143,24 +143,19 @@ impl Elector {
         // between the two calls of the release.
         let mut result = Ok(false);
         for _ in 0..2 {
-            result = tokio::time::timeout(TIMEOUT, self.release())
-                .await
-                .unwrap_or(Err(kube::Error::Service("no answer in time".into())));
-            if !matches!(&result, Err(kube::Error::Api(status)) if status.code == 409) {
+            result = self.release().await;
+            if !matches!(result, Err(ApiError::Conflict(_))) {
                 break;
             }
         }
         match result {
             Ok(true) => tracing::info!("lease released"),
             Ok(false) => {}
-            Err(error) => {
-                tracing::warn!(error = %crate::image::chain(&error), "lease not released");
-            }
+            Err(error) => tracing::warn!(%error, "lease not released"),
         }
     }
 
-    /// Returns the previous value.
-    fn set(&self, leading: bool) -> bool {
+    fn set(&self, leading: bool) {
         let before = self.leading.send_replace(leading);
         if before != leading {
             self.metrics.set_leader(leading);
@@ -170,12 +165,11 @@ impl Elector {
             );
             tracing::info!(identity, "{state}");
         }
-        before
     }
 
     /// Creates, takes or renews the lease; `false` while somebody else holds it.
-    async fn attempt(&self, observed: &mut Option<Observed>) -> Result<bool, kube::Error> {
-        let Some(lease) = self.api.get_opt(NAME).await? else {
+    async fn attempt(&self, observed: &mut Option<Observed>) -> Result<bool, ApiError> {
+        let Some(lease) = self.api.find::<Lease>(&self.name).await? else {
             let metadata = ObjectMeta {
                 name: Some(NAME.to_owned()),
                 ..ObjectMeta::default()
@@ -184,8 +178,9 @@ impl Elector {
                 metadata,
                 spec: Some(self.record(None)),
             };
-            self.api.create(&PostParams::default(), &lease).await?;
-            return Ok(true);
+            let namespace = self.name.namespace.as_deref();
+            let created = self.api.create::<Lease, IgnoredAny>(namespace, &lease);
+            return created.await.map(|_| true);
         };
         let record = lease.spec.clone().unwrap_or_default();
         let holder = record.holder_identity.clone().unwrap_or_default();
@@ -201,18 +196,9 @@ impl Elector {
                 return Ok(false);
             }
         }
-        self.write(&lease, &self.record(Some(&record))).await?;
+        let patch = patch::lease(&lease, &self.record(Some(&record)));
+        self.api.patch::<Lease>(&self.name, patch).await?;
         Ok(true)
-    }
-
-    /// The resourceVersion that came with the lease guards against another candidate.
-    async fn write(&self, lease: &Lease, record: &LeaseSpec) -> Result<(), kube::Error> {
-        let version = &lease.metadata.resource_version;
-        let patch = json!({ "metadata": { "resourceVersion": version }, "spec": record });
-        self.api
-            .patch(NAME, &PatchParams::default(), &Patch::Merge(patch))
-            .await
-            .map(drop)
     }
 
     fn record(&self, before: Option<&LeaseSpec>) -> LeaseSpec {
@@ -231,28 +217,26 @@ impl Elector {
             } else {
                 transitions + 1
             }),
-            ..LeaseSpec::default()
+            ..before.cloned().unwrap_or_default()
         }
     }
 
     /// Gives it back, if it is ours.
-    async fn release(&self) -> Result<bool, kube::Error> {
-        let Some(lease) = self.api.get_opt(NAME).await? else {
+    async fn release(&self) -> Result<bool, ApiError> {
+        let Some(lease) = self.api.find::<Lease>(&self.name).await? else {
             return Ok(false);
         };
-        let holder = lease
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.holder_identity.as_ref());
-        if holder != Some(&self.identity) {
+        let record = lease.spec.clone().unwrap_or_default();
+        if record.holder_identity.as_ref() != Some(&self.identity) {
             return Ok(false);
         }
-        let version = &lease.metadata.resource_version;
-        let released = json!({ "holderIdentity": null, "renewTime": null });
-        let patch = json!({ "metadata": { "resourceVersion": version }, "spec": released });
-        self.api
-            .patch(NAME, &PatchParams::default(), &Patch::Merge(patch))
-            .await?;
+        let released = LeaseSpec {
+            holder_identity: None,
+            renew_time: None,
+            ..record
+        };
+        let patch = patch::lease(&lease, &released);
+        self.api.patch::<Lease>(&self.name, patch).await?;
         Ok(true)
     }
 }
@@ -266,31 +250,23 @@ fn duration_of(record: &LeaseSpec) -> Duration {
 
 /// Who holds the lease and has renewed it lately, by the holder's own time: good enough to refuse at
 /// once. Who is not fresh by that may be alive all the same, with another clock: a candidate finds out.
-pub async fn fresh_holder(api: &Api<Lease>) -> Result<Option<String>, kube::Error> {
-    let record = api
-        .get_opt(NAME)
-        .await?
-        .and_then(|lease| lease.spec)
-        .unwrap_or_default();
+pub fn fresh_holder(lease: &Lease) -> Option<String> {
+    let record = lease.spec.clone().unwrap_or_default();
     let fresh = record.renew_time.as_ref().is_some_and(|time| {
         jiff::Timestamp::now().duration_since(time.0).unsigned_abs() < duration_of(&record)
     });
-    Ok(record
+    record
         .holder_identity
-        .filter(|holder| fresh && !holder.is_empty()))
+        .filter(|holder| fresh && !holder.is_empty())
 }
 
 /// The name of a candidate: the pod's, or the machine's, and something random, because two processes on
 /// one machine are two candidates.
 pub fn identity(fallback: &str) -> String {
-    use std::hash::{BuildHasher, RandomState};
     let host = std::env::var("HOSTNAME")
         .ok()
         .filter(|name| !name.is_empty());
     let host = host.or_else(|| std::fs::read_to_string("/etc/hostname").ok());
     let host = host.as_deref().map_or(fallback, str::trim);
-    format!(
-        "{host}_{:016x}",
-        RandomState::new().hash_one(std::process::id())
-    )
+    format!("{host}_{:016x}", rand::random::<u64>())
 }

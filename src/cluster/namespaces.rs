@@ -2,20 +2,20 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use futures::{Stream, StreamExt, stream};
-use kube::Api;
 use kube_runtime::reflector::{ObjectRef, Store};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    objects::Namespace,
-    patch::annotations,
-    watch::{Followed, follow},
+    api::ApiClient,
+    objects::{Namespace, annotations},
+    watch::{Watched, follow},
 };
 
 /// How long a pod waits for the watch to bring its brand-new namespace.
@@ -47,16 +47,16 @@ impl Namespaces {
     /// Follows the cluster until `stop`.
     pub fn follow(
         &self,
-        api: Api<Namespace>,
+        api: &ApiClient,
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send + use<> {
         let same = |a: &Namespace, b: &Namespace| a.metadata.annotations == b.metadata.annotations;
-        let Followed {
+        let Watched {
             store,
-            news,
+            changes,
             ready: mut synced,
-        } = follow(api, None, same);
-        *self.store.lock().unwrap_or_else(PoisonError::into_inner) = Some(store);
+        } = follow(api, None, same, |_| {});
+        *self.store.lock() = Some(store);
         let (arrivals, changed, ready) = (
             self.arrivals.clone(),
             self.changes.clone(),
@@ -70,7 +70,7 @@ impl Namespaces {
             };
             // A namespace without annotations of ours says the same as none.
             let mut known: HashMap<String, BTreeMap<String, String>> = HashMap::new();
-            let changes = news.for_each(move |event| {
+            let changes = changes.for_each(move |event| {
                 if let Ok(namespace) = event {
                     let new = annotations(&namespace.metadata).clone();
                     let name = namespace.metadata.name.unwrap_or_default();
@@ -124,11 +124,7 @@ impl Namespaces {
 
     /// A namespace that the watch has brought.
     pub fn get(&self, name: &str) -> Option<Arc<Namespace>> {
-        let store = self
-            .store
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()?;
+        let store = self.store.lock().clone()?;
         store.get(&ObjectRef::new(name))
     }
 }

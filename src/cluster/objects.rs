@@ -17,8 +17,6 @@ use serde_json::Value;
 
 use crate::placement::{GATE, affinity::Affinity, annotation, node};
 
-use super::patch::annotations;
-
 /// A pod.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -193,6 +191,24 @@ pub struct Namespace {
     pub metadata: ObjectMeta,
 }
 
+/// A webhook configuration. Its webhooks are as the API holds them: a typed round trip would drop fields that
+/// are not known here.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct MutatingWebhookConfiguration {
+    /// The part of its metadata that is read.
+    #[serde(deserialize_with = "metadata")]
+    pub metadata: ObjectMeta,
+    /// Its webhooks.
+    pub webhooks: Option<Vec<Value>>,
+}
+
+/// The annotations of an object; an absent map is an empty one.
+pub fn annotations(metadata: &ObjectMeta) -> &BTreeMap<String, String> {
+    static EMPTY: BTreeMap<String, String> = BTreeMap::new();
+    metadata.annotations.as_ref().unwrap_or(&EMPTY)
+}
+
 /// An object's metadata without what archaware does not read: `managedFields` is often the largest
 /// part, and annotations of others can hold whole manifests. An empty map says that there are only
 /// annotations of others; `None` that there are none, which a patch that adds one has to know.
@@ -347,6 +363,12 @@ resource!(Pod, NamespaceResourceScope, "", "pods");
 resource!(Node, ClusterResourceScope, "", "nodes");
 resource!(DaemonSet, NamespaceResourceScope, "apps", "daemonsets");
 resource!(Namespace, ClusterResourceScope, "", "namespaces");
+resource!(
+    MutatingWebhookConfiguration,
+    ClusterResourceScope,
+    "admissionregistration.k8s.io",
+    "mutatingwebhookconfigurations"
+);
 
 #[cfg(test)]
 mod tests {

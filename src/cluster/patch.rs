@@ -10,9 +10,13 @@ pub mod pod;
 use std::collections::BTreeMap;
 
 use k8s_openapi::{
-    ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    ByteString,
+    api::{
+        coordination::v1::{Lease, LeaseSpec},
+        core::v1::Secret,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::placement::{
@@ -20,7 +24,7 @@ use crate::placement::{
     node::{self, Ownership},
 };
 
-use super::objects::{DaemonSet, Node};
+use super::objects::{DaemonSet, MutatingWebhookConfiguration, Node};
 
 /// The operations of one patch, in order.
 #[derive(Clone, Debug, PartialEq)]
@@ -232,7 +236,7 @@ fn bytes(text: &str) -> ByteString {
 
 /// Replaces the webhooks of a configuration that is as it was seen: all of them are archaware's.
 pub fn webhooks(
-    found: &DynamicObject,
+    found: &MutatingWebhookConfiguration,
     wanted: Value,
     labels: &BTreeMap<String, String>,
 ) -> JsonPatch {
@@ -254,10 +258,9 @@ pub fn webhooks(
 }
 
 /// Writes the `caBundle` (base64) of a configuration's webhooks, where it is another one.
-pub fn authorities(found: &DynamicObject, bundle: &str) -> JsonPatch {
+pub fn authorities(found: &MutatingWebhookConfiguration, bundle: &str) -> JsonPatch {
     let mut patch = JsonPatch::of(&found.metadata);
-    let webhooks = found.data.get("webhooks").and_then(Value::as_array);
-    for (index, webhook) in webhooks.into_iter().flatten().enumerate() {
+    for (index, webhook) in found.webhooks.iter().flatten().enumerate() {
         let has = webhook
             .pointer("/clientConfig/caBundle")
             .and_then(Value::as_str);
@@ -275,10 +278,21 @@ pub fn authorities(found: &DynamicObject, bundle: &str) -> JsonPatch {
     patch
 }
 
-/// The annotations of an object; an absent map is an empty one.
-pub fn annotations(metadata: &ObjectMeta) -> &BTreeMap<String, String> {
-    static EMPTY: BTreeMap<String, String> = BTreeMap::new();
-    metadata.annotations.as_ref().unwrap_or(&EMPTY)
+/// Writes the record of a Lease that is as it was seen: only its holders write it, so its version is a good
+/// guard.
+pub fn lease(seen: &Lease, record: &LeaseSpec) -> JsonPatch {
+    let mut patch = JsonPatch::of(&seen.metadata);
+    let version = &seen.metadata.resource_version;
+    patch.test("/metadata/resourceVersion", json!(version));
+    patch.add("/spec", json!(record));
+    patch
+}
+
+/// Scales a Deployment.
+pub fn replicas(count: u32) -> JsonPatch {
+    let mut patch = JsonPatch(Vec::new());
+    patch.add("/spec/replicas", json!(count));
+    patch
 }
 
 #[cfg(test)]

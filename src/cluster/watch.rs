@@ -1,12 +1,12 @@
 //! Watches that take the least memory the API server allows.
 
-use std::fmt::Debug;
+use std::{collections::HashSet, fmt::Debug};
 
 use futures::{
     Stream, StreamExt,
     stream::{self, BoxStream},
 };
-use kube::{Api, Resource};
+use kube::Api;
 use kube_runtime::{
     WatchStreamExt,
     reflector::{self, ObjectRef, Store},
@@ -15,7 +15,7 @@ use kube_runtime::{
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-use super::PAGE;
+use super::api::{ApiClient, Kind, PAGE};
 
 /// How long one watch lasts, in seconds. kube notices a dead connection five seconds after.
 const WATCH_SECONDS: u32 = 240;
@@ -27,7 +27,7 @@ fn events<K>(
     fields: Option<&str>,
 ) -> impl Stream<Item = watcher::Result<Event<K>>> + Send + use<K>
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+    K: Kind + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let mut paged = watcher::Config::default()
         .timeout(WATCH_SECONDS)
@@ -70,54 +70,68 @@ fn cannot_stream(error: &watcher::Error) -> bool {
             .any(|cause| cause.field == "sendInitialEvents")
 }
 
-/// A part of the cluster that is followed.
-pub struct Followed<K>
+/// The objects of one kind that are watched.
+pub struct Watched<K>
 where
-    K: Resource<DynamicType = ()> + Clone + 'static,
+    K: Kind + Clone + 'static,
 {
     /// What is there now.
     pub store: Store<K>,
-    /// Objects that changed in a way that matters; the store follows only while this is polled.
-    pub news: BoxStream<'static, watcher::Result<K>>,
+    /// Objects that changed in a way that matters; the store is kept up to date only while this is polled.
+    pub changes: BoxStream<'static, watcher::Result<K>>,
     /// Whether the first list is complete. Not the store's own `wait_until_ready`: of several who wait
     /// there, kube wakes only the last.
     pub ready: watch::Receiver<bool>,
 }
 
+/// What has left the store.
+pub enum Removed<'a, K> {
+    /// This object.
+    One(&'a K),
+    /// Everything but the objects with these uids: the list was read anew.
+    Relisted(&'a HashSet<String>),
+}
+
 /// Follows the objects of a kind. Events after which `same` holds between the stored object and the
 /// new one end here: a node's heartbeat costs no more than reading it.
 pub fn follow<K>(
-    api: Api<K>,
+    api: &ApiClient,
     fields: Option<&str>,
     same: impl Fn(&K, &K) -> bool + Send + 'static,
-) -> Followed<K>
+    removed: impl Fn(Removed<'_, K>) + Send + 'static,
+) -> Watched<K>
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K: Kind + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     let (store, writer) = reflector::store::<K>();
     let (done, ready) = watch::channel(false);
-    let known = store.clone();
-    let is_news = move |event: &watcher::Result<Event<K>>| match event {
-        Ok(Event::Apply(new)) => known
+    let (stored, known) = (store.clone(), store.clone());
+    let is_change = move |event: &watcher::Result<Event<K>>| match event {
+        Ok(Event::Apply(new)) => stored
             .get(&ObjectRef::from_obj(new))
             .is_none_or(|old| !same(&old, new)),
         Ok(_) => true,
         Err(error) => {
-            let error = crate::image::chain(error);
+            let error = crate::error::chain(error);
             tracing::warn!(kind = %K::kind(&()), error, "watch interrupted; it goes on with back-off");
             true
         }
     };
     let listed = store.clone();
-    let news = events(api, fields)
-        .filter(move |event| std::future::ready(is_news(event)))
+    let changes = events(api.watched(), fields)
+        .filter(move |event| std::future::ready(is_change(event)))
         .reflect(writer)
-        .inspect(move |event| {
-            if matches!(event, Ok(Event::InitDone)) {
+        .inspect(move |event| match event {
+            Ok(Event::Delete(object)) => removed(Removed::One(object)),
+            Ok(Event::InitDone) => {
+                let all = known.state();
+                let uids = all.iter().filter_map(|object| object.meta().uid.clone());
+                removed(Removed::Relisted(&uids.collect()));
                 done.send_replace(true);
             }
+            _ => {}
         })
-        // The store takes over a list when it is complete, so that is when its objects are news: until
+        // The store takes over a list when it is complete, so that is when its objects have changed: until
         // then, who looks one up finds what was there before, or nothing.
         .flat_map(move |event| match event {
             Ok(Event::Apply(object)) => stream::iter(Some(Ok(object))).left_stream(),
@@ -131,9 +145,12 @@ where
             }
             Ok(_) => stream::iter(None).left_stream(),
         });
-    Followed {
+    Watched {
         store,
-        news: Box::pin(news),
+        changes: Box::pin(changes),
         ready,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,14 +8,16 @@ use std::{
     time::Duration,
 };
 
-use crate::{placement::Effect, platform::Architecture};
+use crate::{
+    placement::{Effect, LabelSelector, TaintKey, failure::FailureAction},
+    platform::Architecture,
+};
 
 use super::{
     AdmissionConfig, AffinityConfig, ApiVersion, CacheConfig, CertificatesConfig,
     ConcurrencyConfig, Config, ContainerdConfig, CredentialProvidersConfig, DaemonSets,
-    FailureAction, FailureConfig, Kind, LabelSelector, ListenAddress, OnMiss,
-    OnNoCommonArchitecture, PodsConfig, RegistriesConfig, ResolutionConfig, StartupConfig,
-    TaintConfig, TaintKey,
+    FailureConfig, Kind, ListenAddress, OnMiss, OnNoCommonArchitecture, PodsConfig,
+    RegistriesConfig, ResolutionConfig, StartupConfig, TaintConfig,
 };
 
 /// What a node of an architecture runs besides its own.
@@ -54,8 +56,7 @@ impl Default for TaintConfig {
     fn default() -> Self {
         Self {
             manage: true,
-            // What managed clusters put on their Arm nodes, so existing manifests keep working.
-            key: TaintKey("kubernetes.io/arch".to_owned()),
+            key: TaintKey::default(),
             effect: Effect::NoSchedule,
             architectures: Vec::new(),
             node_selector: LabelSelector::default(),

@@ -1,4 +1,4 @@
-//! Durations as text: `500ms`, `5s`, `2m`, `1h30m`.
+//! Durations in the configuration.
 
 use std::time::Duration;
 
@@ -17,8 +17,7 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(
 ) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
     let malformed = || D::Error::custom(format!("{text:?} is not a duration like 500ms, 5s or 2m"));
-    let signed: jiff::SignedDuration = text.parse().map_err(|_| malformed())?;
-    let time = Duration::try_from(signed).map_err(|_| malformed())?;
+    let time = crate::duration::parse(&text).ok_or_else(malformed)?;
     if time.is_zero() || time > MAX {
         return Err(D::Error::custom(format!(
             "{text:?} is not between 1ns and 30 days"

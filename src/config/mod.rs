@@ -6,8 +6,7 @@ mod affinity;
 mod defaults;
 mod duration;
 mod file;
-mod selector;
-mod toleration;
+mod policy;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +19,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    placement::{Effect, Mode, TaintKind},
+    placement::{
+        Effect, LabelSelector, Mode, TaintKey, TaintKind, TolerationRule, failure::FailureAction,
+    },
     platform::Architecture,
 };
 
@@ -29,11 +30,6 @@ pub use admission::{
 };
 pub use affinity::{AffinityConfig, PreferenceConfig, Weight};
 pub use file::{ConfigError, load, parse, schema};
-pub use selector::{LabelSelector, SelectorError};
-pub(crate) use toleration::ARCH;
-pub use toleration::{
-    RulePlatform, TolerationConfig, TolerationEffect, TolerationOperator, TolerationRule,
-};
 
 /// `apiVersion` of the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -201,19 +197,6 @@ pub struct FailureConfig {
     pub architectures: Vec<Architecture>,
 }
 
-/// What to do with a pod whose images could not be looked up in time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum FailureAction {
-    /// Step aside: tolerate every architecture.
-    #[default]
-    TolerateAll,
-    /// Tolerate the architectures in `failure.architectures`.
-    Tolerate,
-    /// Let it wait.
-    Hold,
-}
-
 /// How registries are spoken to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -276,12 +259,6 @@ pub struct ConcurrencyConfig {
     pub per_registry: NonZeroU16,
 }
 
-/// A qualified name, as taint keys have to be: `[prefix/]name`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "String", into = "String")]
-#[schemars(with = "String")]
-pub struct TaintKey(String);
-
 impl Config {
     /// Whether DaemonSets are left to the webhook: there is no taint that their pods would need a toleration
     /// for, so none is rolled.
@@ -292,48 +269,8 @@ impl Config {
     /// Key and effect of the taint.
     pub fn taint_kind(&self) -> TaintKind {
         TaintKind {
-            key: self.taint.key.0.clone(),
+            key: self.taint.key.clone().into(),
             effect: self.taint.effect,
         }
-    }
-}
-
-impl TryFrom<String> for TaintKey {
-    type Error = String;
-
-    /// Kubernetes' rule for qualified names (`IsQualifiedName` of `k8s.io/apimachinery`).
-    fn try_from(text: String) -> Result<Self, String> {
-        let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-        let name_ok = |name: &str| {
-            (1..=63).contains(&name.len())
-                && edge(name.chars().next())
-                && edge(name.chars().next_back())
-                && name
-                    .chars()
-                    .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-        };
-        let label_ok = |label: &str| {
-            let lower = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-            label.starts_with(lower)
-                && label.ends_with(lower)
-                && label.chars().all(|c| lower(c) || c == '-')
-        };
-        let ok = match text.split_once('/') {
-            Some((prefix, name)) => {
-                prefix.len() <= 253 && prefix.split('.').all(label_ok) && name_ok(name)
-            }
-            None => name_ok(&text),
-        };
-        if ok {
-            Ok(Self(text))
-        } else {
-            Err(format!("{text:?} cannot be the key of a taint"))
-        }
-    }
-}
-
-impl From<TaintKey> for String {
-    fn from(key: TaintKey) -> Self {
-        key.0
     }
 }

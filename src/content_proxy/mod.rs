@@ -252,7 +252,7 @@ impl Proxy {
         *request.headers_mut() = passing.headers;
         let passed = self.containerd.clone().oneshot(request).await;
         passed.map_err(|error| {
-            Status::unavailable(format!("containerd: {}", crate::image::chain(&error)))
+            Status::unavailable(format!("containerd: {}", crate::error::chain(&error)))
         })
     }
 

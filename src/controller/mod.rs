@@ -2,59 +2,64 @@
 //! nodes get their taint. Nodes come last: until what was there at the start has been looked at, a
 //! taint would only keep pods waiting.
 
-mod attempt;
-mod attempts;
 mod daemon_sets;
-mod drive;
-mod judge;
+mod initial;
 mod nodes;
+mod object_state;
+mod permissions;
 mod pods;
+mod reconcile;
+mod run_controller;
 mod startup;
 
 use std::{num::NonZeroU16, sync::Arc, time::Duration};
 
-use futures::FutureExt;
-use kube::{Api, Client};
+use futures::{FutureExt, Stream};
+use kube::Resource;
+use kube_runtime::reflector::Store;
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
-        access::{self, AccessError, Permission},
-        events::{self, Events},
+        access::{self, Permission},
+        api::{ApiClient, ApiError},
+        events,
         lease::{Elector, Leadership},
         namespaces::Namespaces,
         objects::{DaemonSet, Pod},
-        watch::follow,
+        watch::{Removed, Watched, follow},
         writer::Writer,
     },
     config::Config,
-    inspect::Inspector,
+    evaluate::Evaluator,
     metrics::Metrics,
 };
 
-use judge::Judge;
+use initial::InitialObjects;
+use object_state::ObjectStates;
+use reconcile::{Reconcile, Reconciler, Sinks};
+use run_controller::{Settings, run_controller};
 
-pub(crate) use nodes::describe as describe_node_problem;
 pub(crate) use pods::selection as pod_selection;
 
 /// Nodes that are tainted at once: a thousand are done in seconds, and each connection costs memory.
 const NODES_AT_ONCE: NonZeroU16 = NonZeroU16::MIN.saturating_add(7);
 
-/// Names of lists.
-pub type Unread = Vec<&'static str>;
+/// Names of lists that have not been read yet.
+pub type PendingSyncs = Vec<&'static str>;
 
-/// What is followed.
-pub const LISTS: [&str; 4] = ["namespaces", "pods", "DaemonSets", "nodes"];
+/// What is watched.
+pub const WATCHES: [&str; 4] = ["namespaces", "pods", "DaemonSets", "nodes"];
 
 /// What `run` needs.
 pub struct Run {
-    /// The cluster.
-    pub client: Client,
+    /// The API server.
+    pub api: ApiClient,
     /// Settings.
     pub config: Arc<Config>,
     /// Decides.
-    pub inspector: Inspector,
+    pub evaluator: Evaluator,
     /// A view of all namespaces, which is followed from here.
     pub namespaces: Namespaces,
     /// archaware's own namespace.
@@ -64,15 +69,15 @@ pub struct Run {
     /// Where to count.
     pub metrics: Metrics,
     /// Which lists have not been read yet.
-    pub unread: watch::Sender<Unread>,
+    pub pending: watch::Sender<PendingSyncs>,
 }
 
 /// Why the controller ended by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The API server cannot be asked for permissions.
-    #[error(transparent)]
-    Access(#[from] AccessError),
+    #[error("cannot ask the API server for archaware's own permissions")]
+    Access(#[from] ApiError),
     /// Permissions are missing.
     #[error(
         "archaware lacks permissions; apply manifests/archaware.yaml again, and with admission on \
@@ -96,55 +101,61 @@ fn list(permissions: &[Permission]) -> String {
         .join("\n")
 }
 
-/// What every part is made from.
-struct Parts {
-    client: Client,
+/// What the controllers are made from.
+struct Components {
+    api: ApiClient,
     config: Arc<Config>,
-    inspector: Inspector,
-    namespaces: Namespaces,
+    evaluator: Evaluator,
     leadership: Leadership,
-    writer: Writer,
-    events: Events,
-    metrics: Metrics,
+    sinks: Sinks,
     stop: CancellationToken,
-    /// The parts that have to run, each giving its name when it ends.
+    /// The tasks that have to run, each giving its name when it ends.
     tasks: JoinSet<&'static str>,
 }
 
 /// Runs until `stop`, then ends cleanly: no new work, patches under way finish, the Lease is released.
 pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     let Run {
-        client,
+        api,
         config,
-        inspector,
+        evaluator,
         namespaces,
         namespace,
         election: (elector, leadership),
         metrics,
-        unread,
+        pending,
     } = run;
-    let lacking = access::lacking(&client, access::needed(&namespace, &config)).await?;
+    let lacking = access::lacking(&api, permissions::needed(&namespace, &config)).await?;
     if !lacking.is_empty() {
         return Err(RunError::Lacking(lacking));
     }
-    if !access::lacking(&client, access::pull_secrets())
+    if !access::lacking(&api, permissions::pull_secrets())
         .await?
         .is_empty()
     {
         tracing::info!("pull secrets can be read only where a RoleBinding allows it");
     }
 
-    let (events, event_writer) = events::channel(client.clone(), metrics.clone());
+    let (events, event_writer) = events::channel(api.clone(), metrics.clone());
     let writes = config.concurrency.writes.get().into();
-    let mut parts = Parts {
-        client: client.clone(),
-        inspector,
+    let writer = Writer::new(
+        api.clone(),
+        writes,
+        &leadership,
+        stop.clone(),
+        metrics.clone(),
+    );
+    let mut components = Components {
+        api,
+        evaluator,
         config,
-        namespaces,
-        writer: Writer::new(writes, &leadership, stop.clone(), metrics.clone()),
         leadership,
-        events,
-        metrics,
+        sinks: Sinks {
+            writer,
+            events,
+            metrics,
+            namespaces,
+        },
         stop: stop.clone(),
         tasks: JoinSet::new(),
     };
@@ -153,32 +164,11 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     let mut elector = tokio::spawn(elector.run(writers_done.clone()));
     let mut event_writer = tokio::spawn(event_writer.run());
 
-    parts.namespaces();
-    let (pods, pods_ready) = parts.pods();
-    let (daemon_sets, daemon_sets_ready) = parts.daemon_sets();
-    let (open, nodes_ready) = parts.nodes();
-    let namespaces_ready = parts.namespaces.ready();
-    let lists = [namespaces_ready, pods_ready, daemon_sets_ready, nodes_ready];
-    let lists = LISTS.into_iter().zip(lists).collect();
-    let timeout = parts.config.startup.timeout;
-    let startup = startup::Startup {
-        pods,
-        daemon_sets,
-        lists,
-        timeout,
-    };
-    let startup = startup.run(parts.leadership.leading.clone(), unread, open);
-    parts.tasks.spawn({
-        let stop = stop.clone();
-        async move {
-            stop.run_until_cancelled(startup).await;
-            "the order at start"
-        }
-    });
+    components.start(pending);
 
     // None of them ends before it is told to.
     let ended = tokio::select! {
-        ended = parts.tasks.join_next() => ended.unwrap_or(Ok("everything")),
+        ended = components.tasks.join_next() => ended.unwrap_or(Ok("everything")),
         ended = &mut elector => ended.map(|()| "the elector"),
         ended = &mut event_writer => ended.map(|()| "the writer of events"),
     };
@@ -188,117 +178,199 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
         Err(error) => Err(error.into()),
     };
     stop.cancel();
-    while parts.tasks.join_next().await.is_some() {}
+    while components.tasks.join_next().await.is_some() {}
     writers_done.cancel();
     if !elector.is_finished() {
         let _ = elector.await;
     }
     // With the last handle gone the queue ends; what is in it is written, if that is quick.
-    drop(parts);
+    drop(components);
     if !event_writer.is_finished() {
         let _ = tokio::time::timeout(Duration::from_secs(2), event_writer).await;
     }
     result
 }
 
-impl Parts {
-    fn judge(&self) -> Judge {
-        let (events, metrics) = (self.events.clone(), self.metrics.clone());
-        Judge::new(
-            self.inspector.clone(),
-            self.namespaces.clone(),
-            events,
-            metrics,
-        )
+impl Components {
+    /// Starts every task: the watches, a controller for each kind, and the order at start.
+    fn start(&mut self, pending: watch::Sender<PendingSyncs>) {
+        let namespaces = &self.sinks.namespaces;
+        let following = namespaces.follow(&self.api, self.stop.clone());
+        let namespaces_ready = namespaces.ready();
+        self.tasks
+            .spawn(following.map(|()| "the watch of namespaces"));
+        let (pods, pods_ready) = self.pods();
+        let (daemon_sets, daemon_sets_ready) = self.daemon_sets();
+        let (may_taint, nodes_ready) = self.nodes();
+        let lists = [namespaces_ready, pods_ready, daemon_sets_ready, nodes_ready];
+        let startup = startup::Startup {
+            pods,
+            daemon_sets,
+            lists: WATCHES.into_iter().zip(lists).collect(),
+            timeout: self.config.startup.timeout,
+        };
+        let startup = startup.run(self.leadership.leading.clone(), pending, may_taint);
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            stop.run_until_cancelled(startup).await;
+            "the order at start"
+        });
     }
 
-    fn sinks(&self) -> (Writer, Events, Metrics) {
-        (
-            self.writer.clone(),
-            self.events.clone(),
-            self.metrics.clone(),
-        )
+    fn pods(&mut self) -> (Initial<Pod>, watch::Receiver<bool>) {
+        let (fields, same) = pods::selection(&self.config);
+        let (states, initial) = (ObjectStates::default(), InitialObjects::new());
+        let watched = follow(&self.api, fields, same, forget(&states, Some(&initial)));
+        let leading = self.leadership.leading.clone();
+        let (store, metrics) = (watched.store.clone(), &self.sinks.metrics);
+        pods::register_gauges(metrics, store.clone(), states.clone(), leading.clone());
+        let kind = pods::Pods {
+            evaluator: self.evaluator.clone(),
+            namespaces: self.sinks.namespaces.clone(),
+            failure: (&self.config.resolution.failure).into(),
+            metrics: metrics.clone(),
+        };
+        let reconciler = self.reconciler(kind, store.clone(), states, Some(initial.clone()));
+        let (again, ready) = (self.sinks.namespaces.changes(), watched.ready.clone());
+        let concurrency = self.config.concurrency.pods;
+        let settings = self.settings("pods", concurrency, leading, &ready);
+        self.spawn(
+            settings,
+            watched,
+            again,
+            reconciler,
+            "the controller of pods",
+        );
+        ((initial, store), ready)
+    }
+
+    fn daemon_sets(&mut self) -> (Initial<DaemonSet>, watch::Receiver<bool>) {
+        let (states, initial) = (ObjectStates::default(), InitialObjects::new());
+        let forget = forget(&states, Some(&initial));
+        let watched = follow(&self.api, None, daemon_sets::same, forget);
+        let kind = daemon_sets::DaemonSets {
+            evaluator: self.evaluator.clone(),
+            namespaces: self.sinks.namespaces.clone(),
+            failure: (&self.config.resolution.failure).into(),
+        };
+        let store = watched.store.clone();
+        let reconciler = self.reconciler(kind, store.clone(), states, Some(initial.clone()));
+        let (again, ready) = (self.sinks.namespaces.changes(), watched.ready.clone());
+        let (concurrency, leading) = (
+            self.config.concurrency.pods,
+            self.leadership.leading.clone(),
+        );
+        let settings = self.settings("daemonsets", concurrency, leading, &ready);
+        let name = "the controller of DaemonSets";
+        self.spawn(settings, watched, again, reconciler, name);
+        ((initial, store), ready)
+    }
+
+    /// The sender says when nodes may be tainted.
+    fn nodes(&mut self) -> (watch::Sender<bool>, watch::Receiver<bool>) {
+        let states = ObjectStates::default();
+        let watched = follow(&self.api, None, nodes::same, forget(&states, None));
+        nodes::register_gauge(&self.sinks.metrics, watched.store.clone());
+        let kind = nodes::Nodes {
+            policy: (&*self.config).into(),
+        };
+        let reconciler = self.reconciler(kind, watched.store.clone(), states, None);
+        let (may_taint, is_active) = watch::channel(false);
+        let ready = watched.ready.clone();
+        let settings = self.settings("nodes", NODES_AT_ONCE, is_active, &ready);
+        let again = futures::stream::pending();
+        self.spawn(
+            settings,
+            watched,
+            again,
+            reconciler,
+            "the controller of nodes",
+        );
+        (may_taint, ready)
+    }
+
+    fn reconciler<R: Reconcile>(
+        &self,
+        kind: R,
+        store: Store<R::Object>,
+        states: ObjectStates,
+        initial: Option<InitialObjects>,
+    ) -> Arc<Reconciler<R>> {
+        Arc::new(Reconciler {
+            kind,
+            sinks: self.sinks.clone(),
+            store,
+            states,
+            initial,
+        })
     }
 
     fn settings(
         &self,
         name: &'static str,
         concurrency: NonZeroU16,
+        is_active: watch::Receiver<bool>,
         listed: &watch::Receiver<bool>,
-    ) -> drive::Settings {
-        drive::Settings {
+    ) -> Settings {
+        Settings {
             name,
             concurrency: concurrency.get(),
-            gate: self.leadership.leading.clone(),
-            ready: self.namespaces.ready(),
-            metrics: self.metrics.clone(),
+            is_active,
+            ready: self.sinks.namespaces.ready(),
+            metrics: self.sinks.metrics.clone(),
             listed: listed.clone(),
             stop: self.stop.clone(),
         }
     }
 
-    fn namespaces(&mut self) {
-        let api = Api::all(self.client.clone());
-        let following = self.namespaces.follow(api, self.stop.clone());
-        self.tasks
-            .spawn(following.map(|()| "the watch of namespaces"));
-    }
-
-    fn pods(&mut self) -> (startup::Backlog<Pod>, watch::Receiver<bool>) {
-        let (fields, same) = pods::selection(&self.config);
-        let list = follow(Api::all(self.client.clone()), fields, same);
-        let (client, store) = (self.client.clone(), list.store.clone());
-        let pods = pods::Pods::new(
-            client,
-            &self.config,
-            self.judge(),
-            self.sinks(),
-            store.clone(),
+    /// Runs the controller of one kind as a task of this name.
+    fn spawn<R: Reconcile>(
+        &mut self,
+        settings: Settings,
+        watched: Watched<R::Object>,
+        again: impl Stream<Item = ()> + Send + 'static,
+        reconciler: Arc<Reconciler<R>>,
+        name: &'static str,
+    ) {
+        let (stop, initial) = (self.stop.clone(), reconciler.initial.clone());
+        let controller = run_controller(
+            settings,
+            (watched.store, watched.changes),
+            again,
+            move |object| reconciler.clone().reconcile(object, stop.clone()),
+            move |object| {
+                if let Some(initial) = &initial {
+                    initial.attempted(object);
+                }
+            },
         );
-        pods.register_gauges(&self.leadership.leading);
-        let backlog = startup::Backlog::new(store.clone(), pods.seen());
-        let driven = drive::drive(
-            self.settings("pods", self.config.concurrency.pods, &list.ready),
-            (store, list.news),
-            self.namespaces.changes(),
-            move |pod, stop| pods.clone().reconcile(pod, stop),
-        );
-        self.tasks.spawn(driven.map(|()| "the controller of pods"));
-        (backlog, list.ready)
-    }
-
-    fn daemon_sets(&mut self) -> (startup::Backlog<DaemonSet>, watch::Receiver<bool>) {
-        let list = follow(Api::all(self.client.clone()), None, daemon_sets::same);
-        let (client, store) = (self.client.clone(), list.store.clone());
-        let (judge, sinks) = (self.judge(), self.sinks());
-        let sets = daemon_sets::DaemonSets::new(client, &self.config, judge, sinks, store.clone());
-        let backlog = startup::Backlog::new(store.clone(), sets.seen());
-        let driven = drive::drive(
-            self.settings("daemonsets", self.config.concurrency.pods, &list.ready),
-            (store, list.news),
-            self.namespaces.changes(),
-            move |set, stop| sets.clone().reconcile(set, stop),
-        );
-        self.tasks
-            .spawn(driven.map(|()| "the controller of DaemonSets"));
-        (backlog, list.ready)
-    }
-
-    /// The sender opens the gate that keeps nodes from being tainted too early.
-    fn nodes(&mut self) -> (watch::Sender<bool>, watch::Receiver<bool>) {
-        let list = follow(Api::all(self.client.clone()), None, nodes::same);
-        nodes::register_gauge(&self.metrics, list.store.clone());
-        let (open, gate) = watch::channel(false);
-        let (writer, events, _) = self.sinks();
-        let nodes = nodes::Nodes::new(self.client.clone(), &self.config, writer, events);
-        let settings = self.settings("nodes", NODES_AT_ONCE, &list.ready);
-        let driven = drive::drive(
-            drive::Settings { gate, ..settings },
-            (list.store, list.news),
-            futures::stream::pending(),
-            move |node, _| nodes.clone().reconcile(node),
-        );
-        self.tasks.spawn(driven.map(|()| "the controller of nodes"));
-        (open, list.ready)
+        self.tasks.spawn(controller.map(move |()| name));
     }
 }
+
+/// Objects that the start waits for, and where they are.
+type Initial<K> = (InitialObjects, Store<K>);
+
+/// Forgets what has left the store.
+fn forget<K: Resource<DynamicType = ()> + Clone + 'static>(
+    states: &ObjectStates,
+    initial: Option<&InitialObjects>,
+) -> impl Fn(Removed<'_, K>) + Send + 'static {
+    let (states, initial) = (states.clone(), initial.cloned());
+    move |removed| {
+        states.removed(&removed);
+        if let Some(initial) = &initial {
+            initial.removed(&removed);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
+mod tests;

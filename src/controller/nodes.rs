@@ -1,30 +1,22 @@
 //! Taints nodes with their architecture.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, time::Instant};
 
-use kube::{Api, Client, ResourceExt};
-use kube_runtime::{controller::Action, reflector::Store};
+use kube_runtime::reflector::Store;
 
 use crate::{
-    cluster::{
-        events::{EventReason, Events},
-        objects::Node,
-        patch,
-        writer::Writer,
-    },
-    config::Config,
+    cluster::objects::Node,
     metrics::Metrics,
-    placement::node::{self, Policy, Problem},
+    placement::node::{self, Policy},
+    plan::{self, ObjectState, Plan},
+    platform::Architecture,
 };
 
-use super::attempt::Attempt;
+use super::reconcile::Reconcile;
 
-/// The reconciler of nodes.
+/// What differs for nodes.
 pub(super) struct Nodes {
-    client: Client,
-    policy: Policy,
-    writer: Writer,
-    events: Events,
+    pub(super) policy: Policy,
 }
 
 /// A heartbeat changes none of this.
@@ -36,78 +28,17 @@ pub(super) fn same(old: &Node, new: &Node) -> bool {
         && old.status == new.status
 }
 
-impl Nodes {
-    pub(super) fn new(
-        client: Client,
-        config: &Config,
-        writer: Writer,
-        events: Events,
-    ) -> Arc<Self> {
-        Arc::new(Self {
-            client,
-            policy: Policy::from(config),
-            writer,
-            events,
-        })
+impl Reconcile for Nodes {
+    type Object = Node;
+    /// A node says everything itself.
+    type Evaluation = ();
+
+    async fn evaluate(&self, node: &Node) -> Option<()> {
+        node.metadata.deletion_timestamp.is_none().then_some(())
     }
 
-    pub(super) async fn reconcile(self: Arc<Self>, node: Arc<Node>) -> Action {
-        if node.metadata.deletion_timestamp.is_some() {
-            return Action::await_change();
-        }
-        let (change, problem) = node::decide(&self.policy, &node.view());
-        if let Some(problem) = problem {
-            self.report(&node, &problem);
-        }
-        let Some(change) = change else {
-            return Action::await_change();
-        };
-        let name = node.name_any();
-        let removed = change.remove.is_some();
-        let taint = change
-            .add
-            .as_ref()
-            .or(change.correct.as_ref().map(|(_, taint)| taint));
-        let taint = taint.map(ToString::to_string);
-        let api: Api<Node> = Api::all(self.client.clone());
-        let written = self
-            .writer
-            .patch(&api, &name, patch::node(&node, change))
-            .await;
-        if let Some(attempt) = Attempt::unless_applied(&*node, &written, &self.events) {
-            return attempt.action;
-        }
-        if let Some(taint) = taint {
-            tracing::info!(node = name, taint, removed, "node tainted");
-        } else {
-            tracing::info!(node = name, removed, "node released");
-        }
-        Action::await_change()
-    }
-
-    fn report(&self, node: &Node, problem: &Problem) {
-        let (reason, note) = describe(problem);
-        tracing::warn!(node = node.name_any(), "{note}");
-        self.events.publish(node, reason, note);
-    }
-}
-
-/// What people are told about a node's problem.
-pub(crate) fn describe(problem: &Problem) -> (EventReason, String) {
-    match problem {
-        Problem::Conflict { wanted, value } => (
-            EventReason::TaintConflict,
-            format!(
-                "its taint {}={value}:{} is not archaware's and not {wanted}; it is left alone",
-                wanted.kind.key,
-                wanted.kind.effect.as_str()
-            ),
-        ),
-        Problem::UnknownArchitecture => (
-            EventReason::UnknownArchitecture,
-            "status.nodeInfo.architecture names no architecture; the node is not tainted"
-                .to_owned(),
-        ),
+    fn plan(&self, node: &Node, (): (), _: Option<ObjectState>, _: Instant) -> Plan {
+        plan::node::plan(node, &self.policy)
     }
 }
 
@@ -123,7 +54,7 @@ pub(super) fn register_gauge(metrics: &Metrics, store: Store<Node>) {
             for node in store.state() {
                 let view = node.view();
                 // A closed set: what is no architecture is counted as one thing.
-                let parsed = view.architecture.parse::<crate::platform::Architecture>();
+                let parsed = view.architecture.parse::<Architecture>();
                 let name = parsed.map_or_else(|_| "unknown".to_owned(), |a| a.to_string());
                 let tainted = node::owned(view.annotations).is_some();
                 *counts.entry((name, tainted)).or_default() += 1;

@@ -1,48 +1,30 @@
 //! Gives pods the tolerations that their images allow.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use kube::{Api, Client, ResourceExt};
-use kube_runtime::{controller::Action, reflector::Store};
+use kube_runtime::reflector::Store;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
-        events::Events,
-        objects::Pod,
-        patch::{self, JsonPatch, annotations},
-        writer::{Outcome, WriteError, Writer},
+        namespaces::Namespaces,
+        objects::{Pod, annotations},
     },
     config::Config,
-    inspect::{Stage, Subject},
+    evaluate::{Evaluation, Evaluator},
     metrics::Metrics,
-    placement::{Effect, annotation},
+    placement::{Effect, annotation, failure::FailurePolicy},
+    plan::{self, ObjectState, Plan, Policies},
 };
 
-use super::{
-    attempt::Attempt,
-    judge::{Judge, Prior},
-    startup::Seen,
-};
+use super::{object_state::ObjectStates, reconcile::Reconcile};
 
-/// How long until a gate is tried again that could not be removed.
-const RELEASE_RETRY: Duration = Duration::from_secs(15);
-
-/// The reconciler of pods.
+/// What differs for pods.
 pub(super) struct Pods {
-    client: Client,
-    judge: Judge,
-    writer: Writer,
-    events: Events,
-    metrics: Metrics,
-    store: Store<Pod>,
-    seen: Seen,
-    /// With `NoExecute` bound pods matter, too: they would be evicted.
-    bound_too: bool,
+    pub(super) evaluator: Evaluator,
+    pub(super) namespaces: Namespaces,
+    pub(super) failure: FailurePolicy,
+    pub(super) metrics: Metrics,
 }
 
 /// A field selector, and whether two states of a pod are the same to archaware.
@@ -77,186 +59,81 @@ fn age(pod: &Pod) -> Duration {
         .unwrap_or_default()
 }
 
-impl Pods {
-    pub(super) fn new(
-        client: Client,
-        config: &Config,
-        judge: Judge,
-        (writer, events, metrics): (Writer, Events, Metrics),
-        store: Store<Pod>,
-    ) -> Arc<Self> {
-        let bound_too = config.taint.effect == Effect::NoExecute;
-        let seen = Seen::default();
-        Arc::new(Self {
-            client,
-            judge,
-            writer,
-            events,
-            metrics,
-            store,
-            seen,
-            bound_too,
-        })
-    }
+impl Reconcile for Pods {
+    type Object = Pod;
+    type Evaluation = Evaluation;
 
-    /// Which pods have had their first attempt.
-    pub(super) fn seen(&self) -> Seen {
-        self.seen.clone()
-    }
-
-    pub(super) async fn reconcile(
-        self: Arc<Self>,
-        pod: Arc<Pod>,
-        stop: CancellationToken,
-    ) -> Action {
-        let started = Instant::now();
-        let attempt = self.place(&pod, &stop).await;
-        self.metrics.attempt_took(started.elapsed());
-        if attempt.complete {
-            self.seen.mark(&*pod);
+    async fn evaluate(&self, pod: &Pod) -> Option<Evaluation> {
+        // With NoExecute bound pods matter, too: they would be evicted.
+        let bound_too = self.evaluator.config.taint.effect == Effect::NoExecute;
+        if !pod.is_in_scope() || (pod.is_bound() && !bound_too) {
+            return None;
         }
-        attempt.action
+        let subject = plan::pod::subject(pod);
+        let of_namespace = self.namespaces.annotations(subject.namespace).await;
+        Some(self.evaluator.evaluate(subject, &of_namespace).await)
     }
 
-    async fn place(&self, pod: &Pod, stop: &CancellationToken) -> Attempt {
-        let bound = pod.is_bound();
-        if !pod.is_in_scope() || (bound && !self.bound_too) {
-            self.judge.forget(pod);
-            return Attempt::complete(Action::await_change());
-        }
-        self.judge.sweep(&self.store);
-        let own = annotations(&pod.metadata);
-        let prior = match own.get(annotation::DECISION).map(String::as_str) {
-            None | Some("any" | "none") => Prior::Nothing,
-            Some(_) => Prior::Decided,
+    fn plan(
+        &self,
+        pod: &Pod,
+        evaluation: Evaluation,
+        remembered: Option<ObjectState>,
+        now: Instant,
+    ) -> Plan {
+        let policies = Policies {
+            placement: &self.evaluator.policy,
+            failure: &self.failure,
         };
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let subject = Subject {
-            spec: &pod.spec,
-            annotations: own,
-            namespace,
-            stage: Stage::Pod,
-        };
-        let judgement = self.judge.judge(pod, subject, prior, stop).await;
-        let later = judgement
-            .retry
-            .map_or_else(Action::await_change, Action::requeue);
-        let Some(decision) = judgement.decision else {
-            if judgement.release && pod.spec.gate().is_some() {
-                return self.release(pod, later).await;
-            }
-            if !judgement.waiting {
-                self.decided(pod);
-            }
-            // A taint with NoExecute would evict it: the start waits for what the failure policy says.
-            return Attempt {
-                action: later,
-                complete: !(bound && judgement.waiting),
-            };
-        };
-        let inspector = self.judge.inspector();
-        let change = inspector.change(&decision, subject, &judgement.preferences);
-        if change.is_empty() && pod.spec.gate().is_none() {
-            self.decided(pod);
-            return Attempt::complete(later);
-        }
-        let patch = patch::pod::place(pod, change, &decision);
-        let written = self.write(pod, patch).await;
-        // Whoever refuses the change may have a reason; the gate is archaware's, and goes all the same.
-        let refused = matches!(
-            written,
-            Err(WriteError::Refused(_) | WriteError::Forbidden(_))
-        );
-        if let Some(attempt) = Attempt::unless_applied(pod, &written, &self.events) {
-            if refused && pod.spec.gate().is_some() {
-                return self.release(pod, attempt.action).await;
-            }
-            return attempt;
-        }
-        let (name, by_policy) = (
-            format!("{namespace}/{}", pod.name_any()),
-            judgement.by_policy,
-        );
-        tracing::info!(
-            pod = name,
-            decision = decision.annotation(),
-            by_policy,
-            "pod placed"
-        );
-        if by_policy {
-            self.judge.told_policy(pod, &decision);
-        }
-        self.decided(pod);
-        Attempt::complete(later)
+        plan::pod::plan(pod, &evaluation, policies, remembered, now)
     }
 
-    /// Counts how long the pod has waited for its decision, once.
+    /// Counts how long the pod has waited for its decision.
     fn decided(&self, pod: &Pod) {
-        let is_new = self.judge.decided(pod, &pod.spec);
-        if is_new && !pod.is_bound() && !is_recorded(pod) {
+        if !pod.is_bound() && !is_recorded(pod) {
             self.metrics.pod_decided(age(pod));
         }
     }
+}
 
-    /// Pods that still wait for a decision, and the age of the oldest in seconds.
-    fn undecided(&self) -> (i64, i64) {
-        let (mut count, mut oldest) = (0, Duration::ZERO);
-        for pod in self.store.state() {
-            let waits = pod.is_in_scope() && !pod.is_bound();
-            if waits && !is_recorded(&pod) && !self.judge.is_decided(&*pod) {
-                count += 1;
-                oldest = oldest.max(age(&pod));
-            }
+/// Pods that still wait for a decision, and the age of the oldest in seconds.
+fn undecided(store: &Store<Pod>, states: &ObjectStates) -> (i64, i64) {
+    let (mut count, mut oldest) = (0, Duration::ZERO);
+    for pod in store.state() {
+        let waits = pod.is_in_scope() && !pod.is_bound();
+        if waits && !is_recorded(&pod) && !states.is_decided(&*pod) {
+            count += 1;
+            oldest = oldest.max(age(&pod));
         }
-        (count, i64::try_from(oldest.as_secs()).unwrap_or(i64::MAX))
     }
+    (count, i64::try_from(oldest.as_secs()).unwrap_or(i64::MAX))
+}
 
-    /// What there is to do, counted when scraped; by the replica that does it. The metrics, which this holds, do
-    /// not hold it: whoever waits for the last one of `Events` would wait for ever.
-    pub(super) fn register_gauges(self: &Arc<Self>, leading: &watch::Receiver<bool>) {
-        let store = self.store.clone();
-        let watched = [("pods_watched", "Pods in the selection of the watch")];
-        self.metrics.register_gauges(watched, move || {
-            let count = i64::try_from(store.len()).unwrap_or(i64::MAX);
-            [vec![([], count)]]
-        });
-        let undecided = [
-            ("pods_undecided", "Unbound pods that wait for a decision"),
-            (
-                "pods_undecided_oldest_seconds",
-                "Age of the oldest unbound pod that waits for a decision; 0 when there is none",
-            ),
-        ];
-        let (pods, leads) = (Arc::downgrade(self), leading.clone());
-        self.metrics.register_gauges(undecided, move || {
-            let pods = pods.upgrade().filter(|_| *leads.borrow());
-            let found = pods.map(|pods| pods.undecided());
-            let sample = |value| vec![([], value)];
-            found.map_or_else(Default::default, |(count, oldest)| {
-                [sample(count), sample(oldest)]
-            })
-        });
-    }
-
-    /// Takes archaware's scheduling gate away without any decision.
-    async fn release(&self, pod: &Pod, then: Action) -> Attempt {
-        let written = self.write(pod, patch::pod::release(pod)).await;
-        let attempt = Attempt::unless_applied(pod, &written, &self.events);
-        // Whatever is in the way, the pod must not wait for its next change.
-        if attempt.is_some() && !matches!(written, Ok(Outcome::Gone)) {
-            return Attempt::complete(Action::requeue(RELEASE_RETRY));
+/// What there is to do, counted when scraped; by the replica that does it.
+pub(super) fn register_gauges(
+    metrics: &Metrics,
+    store: Store<Pod>,
+    states: ObjectStates,
+    leading: watch::Receiver<bool>,
+) {
+    let all = store.clone();
+    let watched = [("pods_watched", "Pods in the selection of the watch")];
+    metrics.register_gauges(watched, move || {
+        let count = i64::try_from(all.len()).unwrap_or(i64::MAX);
+        [vec![([], count)]]
+    });
+    let names = [
+        ("pods_undecided", "Unbound pods that wait for a decision"),
+        (
+            "pods_undecided_oldest_seconds",
+            "Age of the oldest unbound pod that waits for a decision; 0 when there is none",
+        ),
+    ];
+    metrics.register_gauges(names, move || {
+        if !*leading.borrow() {
+            return Default::default();
         }
-        if attempt.is_none() {
-            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            let name = format!("{namespace}/{}", pod.name_any());
-            tracing::info!(pod = name, "gate removed without a decision");
-        }
-        attempt.unwrap_or_else(|| Attempt::complete(then))
-    }
-
-    async fn write(&self, pod: &Pod, patch: JsonPatch) -> Result<Outcome, WriteError> {
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        self.writer.patch(&api, &pod.name_any(), patch).await
-    }
+        let (count, oldest) = undecided(&store, &states);
+        [count, oldest].map(|value| vec![([], value)])
+    });
 }

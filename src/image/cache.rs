@@ -3,18 +3,14 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 
-use super::{
-    credentials::Fingerprint,
-    digest::Digest,
-    error::{ImageError, Reason},
-    tree::Tree,
-};
+use super::{credentials::Fingerprint, digest::Digest, error::ImageError, tree::Tree};
 
 /// A tag is believed for this long when the registry cannot be asked again.
 pub(crate) const STALE_IF_ERROR: Duration = Duration::from_hours(24);
@@ -88,7 +84,7 @@ impl Caches {
 
     /// The one copy of a tree.
     pub(crate) fn share(&self, tree: Tree) -> Arc<Tree> {
-        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = self.shared.lock();
         if let Some(same) = shared.get(&tree) {
             return same.clone();
         }
@@ -148,7 +144,11 @@ impl Caches {
 
     /// Remembers a failure for a time that doubles with each repetition.
     pub(crate) fn keep_failure(&self, subject: &str, rights: &[Fingerprint], error: &ImageError) {
-        let Some((first, most)) = quiet_time(error) else {
+        // The limiter of its host keeps this one from being asked.
+        if matches!(error, ImageError::Gated { .. }) {
+            return;
+        }
+        let Some(backoff) = error.reason().backoff() else {
             return;
         };
         let key = failure_key(subject, rights);
@@ -156,11 +156,11 @@ impl Caches {
         let delay = match self.failures.get(&key) {
             // One of long ago says nothing of today's.
             Some(before)
-                if before.error.reason() == error.reason() && now < before.until + most =>
+                if before.error.reason() == error.reason() && now < before.until + backoff.max =>
             {
-                (before.delay * 2).min(most)
+                backoff.next(before.delay)
             }
-            _ => first,
+            _ => backoff.first,
         };
         let until = now + delay;
         let error = error.clone();
@@ -198,23 +198,6 @@ impl Audience {
         match self {
             Self::Everybody => &[],
             Self::Holder(fingerprint) => fingerprint.bytes(),
-        }
-    }
-}
-
-/// How long the registry is not asked again, first and at most. `None`: a host's gate does it better.
-fn quiet_time(error: &ImageError) -> Option<(Duration, Duration)> {
-    let seconds = Duration::from_secs;
-    match error.reason() {
-        Reason::RateLimited | Reason::InvalidReference => None,
-        Reason::Unavailable => match error {
-            ImageError::Gated { .. } => None,
-            _ => Some((seconds(1), seconds(60))),
-        },
-        Reason::NotFound | Reason::Denied => Some((seconds(5), seconds(600))),
-        // A tag may be pushed again with better content.
-        Reason::TooLarge | Reason::Corrupt | Reason::Unsupported => {
-            Some((seconds(60), seconds(600)))
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::platform::DocumentError;
+use crate::{backoff::Backoff, platform::DocumentError};
 
 use super::{digest::DigestError, reference::ReferenceError};
 
@@ -51,6 +51,20 @@ impl Reason {
             Self::TooLarge => "TooLarge",
             Self::Corrupt => "Corrupt",
             Self::Unsupported => "Unsupported",
+        }
+    }
+}
+
+impl Reason {
+    /// How soon it is worth to ask again; `None` when repeating the same request is not what helps.
+    pub fn backoff(self) -> Option<Backoff> {
+        match self {
+            // The registry says when. A reference does not get better.
+            Self::RateLimited | Self::InvalidReference => None,
+            Self::Unavailable => Some(Backoff::seconds(1, 60)),
+            Self::NotFound | Self::Denied => Some(Backoff::seconds(5, 600)),
+            // A tag may be pushed again with better content.
+            Self::TooLarge | Self::Corrupt | Self::Unsupported => Some(Backoff::seconds(60, 600)),
         }
     }
 }
@@ -178,22 +192,6 @@ impl ImageError {
 
     /// The message with its causes, on one line.
     pub fn chain(&self) -> String {
-        chain(self)
+        crate::error::chain(self)
     }
-}
-
-/// An error and its causes, joined by colons.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // Some libraries repeat their source in their own message.
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
 }

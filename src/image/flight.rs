@@ -1,10 +1,6 @@
 //! Single flight: callers who ask for the same thing at the same time share one answer.
 
-use std::{
-    collections::HashMap,
-    hash::Hash,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::HashMap, hash::Hash};
 
 use futures::{
     FutureExt,
@@ -12,6 +8,7 @@ use futures::{
 };
 
 type Flight<V> = WeakShared<BoxFuture<'static, V>>;
+use parking_lot::Mutex;
 
 /// The work in progress, by key. It holds no result and nothing that nobody waits for: when the last
 /// waiter goes away, the work is cancelled. Its size is bounded by the number of waiting callers.
@@ -34,7 +31,7 @@ impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
             key: key.clone(),
         };
         let flight = {
-            let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut running = self.running.lock();
             if let Some(flight) = running.get(&key).and_then(WeakShared::upgrade) {
                 flight
             } else {
@@ -56,11 +53,7 @@ struct Landing<'a, K: Hash + Eq, V> {
 
 impl<K: Hash + Eq, V> Drop for Landing<'_, K, V> {
     fn drop(&mut self) {
-        let mut running = self
-            .flights
-            .running
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.flights.running.lock();
         if running
             .get(&self.key)
             .is_some_and(|flight| flight.upgrade().is_none())
@@ -96,7 +89,7 @@ mod tests {
         let answers = futures::future::join_all(callers).await;
         assert_eq!(answers, vec![0; 64]);
         assert_eq!(runs.load(Ordering::SeqCst), 1);
-        assert!(flights.running.lock().unwrap().is_empty());
+        assert!(flights.running.lock().is_empty());
     }
 
     #[tokio::test]
@@ -107,7 +100,7 @@ mod tests {
             futures::pin_mut!(waiting);
             assert!(futures::poll!(&mut waiting).is_pending());
         }
-        assert!(flights.running.lock().unwrap().is_empty());
+        assert!(flights.running.lock().is_empty());
         flights
             .run("key", || futures::future::ready(()).boxed())
             .await;

@@ -13,7 +13,7 @@ mod resolver;
 mod rewrite;
 mod tree;
 
-pub use error::{ImageError, Reason, chain};
+pub use error::{ImageError, Reason};
 pub use reference::Reference;
 pub use resolver::{PullPolicy, Request, Resolved, Resolver, Settings, Source};
 pub use rewrite::Rewrite;

@@ -6,7 +6,7 @@ mod requests;
 mod resolutions;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -22,11 +22,12 @@ use prometheus_client::{
 };
 
 pub use gauges::{Named, Samples};
-pub use requests::{Admissions, ApiRequests, ContentWrites};
+pub use requests::{Admissions, ApiRequests, ContentWrites, Panics};
 pub use resolutions::{MAX_HOSTS, Resolutions, Timer};
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
+use parking_lot::Mutex;
 
 /// From a warm cache (microseconds) to a registry that takes the whole time-out.
 const BUCKETS: [f64; 13] = [
@@ -56,6 +57,8 @@ pub struct Metrics {
     writes: Counters<2>,
     in_progress: Family<Labels<1>, Gauge>,
     events_dropped: Counter,
+    /// Of everything that a panic must not end.
+    pub panics: Panics,
     leader: Gauge,
     /// When this process began to lead.
     leading_since: Arc<Mutex<Option<Instant>>>,
@@ -78,6 +81,7 @@ impl Default for Metrics {
             writes: Family::default(),
             in_progress: Family::default(),
             events_dropped: Counter::default(),
+            panics: Panics::default(),
             leader: Gauge::default(),
             leading_since: Arc::default(),
             registry: Arc::default(),
@@ -118,6 +122,7 @@ impl Default for Metrics {
             "Events not written: the queue was full",
             m.events_dropped,
         );
+        m.panics.register(&mut registry);
         registry.register("leader", "1 while this process holds the Lease", m.leader);
         let build = Family::<Labels<1>, ConstGauge>::new_with_constructor(|| ConstGauge::new(1));
         drop(build.get_or_create(&[("version", env!("CARGO_PKG_VERSION"))]));
@@ -127,10 +132,6 @@ impl Default for Metrics {
             ..metrics
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Metrics {
@@ -161,12 +162,12 @@ impl Metrics {
     where
         F: Fn() -> [Samples<N>; M] + Send + Sync + 'static,
     {
-        gauges::register(&mut lock(&self.registry), gauges, read);
+        gauges::register(&mut self.registry.lock(), gauges, read);
     }
 
     /// The text for a scrape (OpenMetrics).
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
-        let registry = lock(&self.registry);
+        let registry = self.registry.lock();
         let mut body = String::new();
         text::encode(&mut body, &registry)?;
         Ok(body)
@@ -187,7 +188,7 @@ impl Metrics {
     /// A pod that was created so long ago has been decided. Those that are older than the leadership of this
     /// process may have been decided before by another, and are not counted.
     pub fn pod_decided(&self, age: Duration) {
-        let since = *lock(&self.leading_since);
+        let since = *self.leading_since.lock();
         // Timestamps of objects are cut to seconds.
         if since.is_some_and(|since| age < since.elapsed() + Duration::from_secs(1)) {
             self.pod_seconds.observe(age.as_secs_f64());
@@ -218,7 +219,7 @@ impl Metrics {
     /// Whether this process holds the Lease.
     pub fn set_leader(&self, leader: bool) {
         self.leader.set(i64::from(leader));
-        *lock(&self.leading_since) = leader.then(Instant::now);
+        *self.leading_since.lock() = leader.then(Instant::now);
     }
 }
 

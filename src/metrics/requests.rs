@@ -25,6 +25,36 @@ pub struct Admissions {
     turned_away: Counter,
 }
 
+/// Panics that ended one reconcile or one admission request, by where.
+#[derive(Clone)]
+pub struct Panics(Counters<1>);
+
+impl Default for Panics {
+    fn default() -> Self {
+        let counters = Counters::default();
+        // There from the start: an alert has to see the first one.
+        for place in ["pods", "daemonsets", "nodes", "admission"] {
+            drop(counters.get_or_create(&[("where", place)]));
+        }
+        Self(counters)
+    }
+}
+
+impl Panics {
+    pub(super) fn register(self, registry: &mut Registry) {
+        registry.register(
+            "panics",
+            "Panics that ended one reconcile or one admission request, by where; each is a bug",
+            self.0,
+        );
+    }
+
+    /// One has been caught.
+    pub fn count(&self, place: &'static str) {
+        self.0.get_or_create(&[("where", place)]).inc();
+    }
+}
+
 impl Default for Admissions {
     fn default() -> Self {
         Self {

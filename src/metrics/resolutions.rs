@@ -1,18 +1,13 @@
 //! What is counted of images.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
-    time::Instant,
-};
+use std::{collections::HashSet, sync::Arc, time::Instant};
 
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, histogram::Histogram},
     registry::Registry,
 };
-
-use crate::image::{Reason, Reference, Source};
 
 use super::{BUCKETS, Counters};
 
@@ -80,7 +75,7 @@ impl Resolutions {
 
     /// The first hosts keep their names: a label's values are bounded.
     fn host(&self, name: &str) -> String {
-        let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hosts = self.hosts.lock();
         if !hosts.contains(name) {
             if hosts.len() >= MAX_HOSTS {
                 return "other".to_owned();
@@ -92,19 +87,19 @@ impl Resolutions {
 }
 
 impl Timer<'_> {
-    /// Ends it. `reference` is unknown where the image's name is none.
-    pub fn observe(self, reference: Option<&Reference>, result: Result<Source, Reason>) {
+    /// Ends it: the source of the answer, or the reason why there is none. `registry` is the one that was asked, if
+    /// any was.
+    pub fn observe(self, registry: Option<&str>, result: Result<&'static str, &'static str>) {
         let metrics = self.metrics;
         let (source, outcome) = match result {
-            Ok(source) => (source.as_str(), "Resolved"),
-            Err(reason) => ("none", reason.as_str()),
+            Ok(source) => (source, "Resolved"),
+            Err(reason) => ("none", reason),
         };
         let labels = [("source", source), ("result", outcome)];
         metrics.total.get_or_create(&labels).inc();
-        let asked = matches!(result, Ok(Source::Registry) | Err(_));
-        if let Some(reference) = reference.filter(|_| asked) {
+        if let Some(registry) = registry {
             let labels = OfRegistry {
-                registry: metrics.host(reference.registry()),
+                registry: metrics.host(registry),
                 result: outcome,
             };
             metrics.by_registry.get_or_create(&labels).inc();
@@ -125,13 +120,9 @@ mod tests {
         let mut registry = Registry::default();
         metrics.clone().register(&mut registry);
         for n in 0..2 * MAX_HOSTS {
-            let reference = Reference::parse(&format!("r{n}.example/a")).unwrap();
-            metrics
-                .timer()
-                .observe(Some(&reference), Err(Reason::Denied));
-            metrics
-                .timer()
-                .observe(Some(&reference), Ok(Source::Memory));
+            let registry = format!("r{n}.example");
+            metrics.timer().observe(Some(&registry), Err("Denied"));
+            metrics.timer().observe(None, Ok("memory"));
         }
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::platform::Architecture;
 
-use super::pod::Decision;
+use super::decision::Decision;
 
 /// The label that carries a node's architecture, and its older name.
 const LABEL: &str = "kubernetes.io/arch";

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::platform::Os;
 
-use super::pod::{Decision, Policy};
+use super::{decision::Decision, pod::Policy};
 
 /// The value of `archaware.dev/tolerations`: what in the template is archaware's, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,15 +60,35 @@ impl Record {
     }
 }
 
-/// The change that brings a template with these images to `decision`, if it is not there yet.
+/// A template, as far as what it gets depends on what it has.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// Its pods' OS.
+    pub os: &'a Os,
+    /// Its tolerations, as the API holds them.
+    pub tolerations: &'a [Value],
+    /// Its images.
+    pub images: &'a BTreeSet<String>,
+    /// What of it is archaware's.
+    pub record: &'a Record,
+}
+
+/// The change that brings a template to `decision`, if it is not there yet. `by_policy`: the failure policy
+/// decided instead of the images.
 pub fn decide(
     policy: &Policy,
     decision: &Decision,
-    (os, existing): (&Os, &[Value]),
-    record: &Record,
-    images: &BTreeSet<String>,
-    stepped_aside: bool,
+    template: View<'_>,
+    by_policy: bool,
 ) -> Option<Change> {
+    let View {
+        os,
+        tolerations: existing,
+        images,
+        record,
+    } = template;
+    // Only this is kept until the images change; what the policy limits may be widened by the images.
+    let stepped_aside = by_policy && *decision == Decision::StepAside;
     let owned = |toleration: &&Value| record.tolerations.contains(toleration);
     let foreign: Vec<Value> = existing.iter().filter(|t| !owned(t)).cloned().collect();
     let wanted = policy.missing_tolerations(decision, os, &foreign);
@@ -121,6 +141,8 @@ pub fn clean(existing: &[Value], record: &Record) -> Change {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use serde_json::json;
 
     use super::*;
@@ -136,6 +158,20 @@ mod tests {
 
     fn images(name: &str) -> BTreeSet<String> {
         BTreeSet::from([name.to_owned()])
+    }
+
+    fn view<'a>(
+        tolerations: &'a [Value],
+        images: &'a BTreeSet<String>,
+        record: &'a Record,
+    ) -> View<'a> {
+        static LINUX: LazyLock<Os> = LazyLock::new(Os::linux);
+        View {
+            os: &LINUX,
+            tolerations,
+            images,
+            record,
+        }
     }
 
     fn record(tolerations: &[Value]) -> Record {
@@ -192,9 +228,7 @@ mod tests {
             let change = decide(
                 &policy,
                 &decision,
-                (&Os::linux(), &existing),
-                &record(&owned),
-                &images("a"),
+                view(&existing, &images("a"), &record(&owned)),
                 false,
             )
             .unwrap();
@@ -214,9 +248,7 @@ mod tests {
                 decide(
                     &policy,
                     &decision,
-                    (&Os::linux(), &existing),
-                    &record(&owned),
-                    &images("a"),
+                    view(&existing, &images("a"), &record(&owned)),
                     false
                 ),
                 None
@@ -235,29 +267,14 @@ mod tests {
         };
         assert!(old.is_for(&images("old")) && !old.is_for(&images("new")));
         let (aside, existing) = (Decision::StepAside, [any]);
-        let change = decide(
-            &policy,
-            &aside,
-            (&Os::linux(), &existing),
-            &old,
-            &images("new"),
-            true,
-        )
-        .unwrap();
+        let change = decide(&policy, &aside, view(&existing, &images("new"), &old), true).unwrap();
         assert!(
             change.remove.is_empty() && change.add.is_empty(),
             "no rollout"
         );
         assert_eq!(change.record.unwrap().images, images("new"));
         assert_eq!(
-            decide(
-                &policy,
-                &aside,
-                (&Os::linux(), &existing),
-                &old,
-                &images("old"),
-                true
-            ),
+            decide(&policy, &aside, view(&existing, &images("old"), &old), true),
             None
         );
     }

@@ -3,16 +3,25 @@
 pub mod added;
 pub mod affinity;
 pub mod daemon_set;
+pub mod decision;
 pub mod failure;
 pub mod mode;
 pub mod node;
 pub mod pod;
 pub mod preference;
+mod selector;
 mod taint;
 mod toleration;
+mod toleration_rule;
 
+pub use decision::Decision;
 pub use mode::Mode;
-pub use taint::{Effect, Taint, TaintKind, tolerates};
+pub use pod::Policy;
+pub use selector::{LabelSelector, SelectorError};
+pub use taint::{Effect, Taint, TaintKey, TaintKind, tolerates};
+pub use toleration_rule::{
+    RulePlatform, TolerationConfig, TolerationEffect, TolerationOperator, TolerationRule,
+};
 
 /// Prefix of every label and annotation of archaware.
 pub mod annotation {

@@ -8,7 +8,7 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{config::PodsConfig, platform::Architecture};
+use crate::platform::Architecture;
 
 use super::annotation;
 
@@ -86,12 +86,12 @@ pub fn is_own(pod: &Annotations) -> bool {
     mode.is_some() || architectures.is_some_and(|text| parse_architectures(text).is_some())
 }
 
-/// The rule for a pod (or a template) with these annotations in a namespace with those.
+/// The rule for a pod (or a template) with these annotations in a namespace with those, and the mode where they
+/// say nothing.
 pub fn rule(
     pod: &Annotations,
-    namespace_name: &str,
     namespace: &Annotations,
-    config: &PodsConfig,
+    default: Mode,
 ) -> (Rule, Vec<InvalidAnnotation>) {
     let mut invalid = Vec::new();
     let pod_mode = read(pod, annotation::MODE, false, Mode::parse, &mut invalid);
@@ -103,16 +103,11 @@ pub fn rule(
         &mut invalid,
     );
     let namespace_mode = read(namespace, annotation::MODE, true, Mode::parse, &mut invalid);
-    let exempt = config
-        .exempt_namespaces
-        .contains(namespace_name)
-        .then_some(Mode::Any);
     let rule = pod_mode
         .map(Rule::Mode)
         .or(architectures.map(Rule::Architectures))
         .or(namespace_mode.map(Rule::Mode))
-        .or(exempt.map(Rule::Mode))
-        .unwrap_or(Rule::Mode(config.mode));
+        .unwrap_or(Rule::Mode(default));
     (rule, invalid)
 }
 
@@ -159,64 +154,67 @@ mod tests {
         let set = |names: &[&str]| {
             Rule::Architectures(names.iter().map(|n| n.parse().unwrap()).collect())
         };
-        for (pod, namespace_name, namespace, expected, invalid) in [
-            (&[][..], "ns", &[][..], Rule::Mode(Mode::Inspect), 0),
-            (&[], "exempt", &[], Rule::Mode(Mode::Any), 0),
+        for (pod, default, namespace, expected, invalid) in [
+            (
+                &[][..],
+                Mode::Inspect,
+                &[][..],
+                Rule::Mode(Mode::Inspect),
+                0,
+            ),
+            (&[], Mode::Any, &[], Rule::Mode(Mode::Any), 0),
             (
                 &[],
-                "exempt",
+                Mode::Any,
                 &[(mode, "ignore")],
                 Rule::Mode(Mode::Ignore),
                 0,
             ),
             (
                 &[(architectures, "amd64, arm64")],
-                "ns",
+                Mode::Inspect,
                 &[(mode, "any")],
                 set(&["amd64", "arm64"]),
                 0,
             ),
             (
                 &[(architectures, "amd64"), (mode, "ignore")],
-                "ns",
+                Mode::Inspect,
                 &[],
                 Rule::Mode(Mode::Ignore),
                 0,
             ),
             (
                 &[(mode, "inspect")],
-                "exempt",
+                Mode::Any,
                 &[],
                 Rule::Mode(Mode::Inspect),
                 0,
             ),
-            (&[(mode, "never")], "exempt", &[], Rule::Mode(Mode::Any), 1),
+            (&[(mode, "never")], Mode::Any, &[], Rule::Mode(Mode::Any), 1),
             (
                 &[(architectures, "amd64,,")],
-                "ns",
+                Mode::Inspect,
                 &[(mode, "x")],
                 Rule::Mode(Mode::Inspect),
                 2,
             ),
             (
                 &[(architectures, "")],
-                "ns",
+                Mode::Inspect,
                 &[],
                 Rule::Mode(Mode::Inspect),
                 1,
             ),
-            (&[(architectures, "x86_64")], "ns", &[], set(&["amd64"]), 0),
+            (
+                &[(architectures, "x86_64")],
+                Mode::Inspect,
+                &[],
+                set(&["amd64"]),
+                0,
+            ),
         ] {
-            let config = PodsConfig {
-                mode: Mode::Inspect,
-                exempt_namespaces: ["exempt".to_owned()].into(),
-            };
-            let (rule, bad) = rule(
-                &annotations(pod),
-                namespace_name,
-                &annotations(namespace),
-                &config,
-            );
+            let (rule, bad) = rule(&annotations(pod), &annotations(namespace), default);
             assert_eq!(
                 (rule, bad.len()),
                 (expected, invalid),

@@ -4,18 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::{config::Config, platform::Architecture};
+use crate::platform::Architecture;
 
-use super::{Taint, TaintKind, annotation};
+use super::{LabelSelector, Taint, TaintKind, annotation};
 
 /// Which nodes get which taint.
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// Key and effect; `None` when no node is to be tainted.
-    kind: Option<TaintKind>,
+    pub kind: Option<TaintKind>,
     /// Only these architectures; empty means all.
-    architectures: BTreeSet<Architecture>,
-    selector: crate::config::LabelSelector,
+    pub architectures: BTreeSet<Architecture>,
+    /// Only nodes with these labels.
+    pub selector: LabelSelector,
 }
 
 /// A node, as far as it matters here.
@@ -65,16 +66,6 @@ pub enum Problem {
     },
     /// The node reports no usable architecture.
     UnknownArchitecture,
-}
-
-impl From<&Config> for Policy {
-    fn from(config: &Config) -> Self {
-        Self {
-            kind: config.taint.manage.then(|| config.taint_kind()),
-            architectures: config.taint.architectures.iter().cloned().collect(),
-            selector: config.taint.node_selector.clone(),
-        }
-    }
 }
 
 /// The taint that archaware owns on a node with these annotations.

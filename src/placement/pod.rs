@@ -5,16 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{
-    config::{Config, TolerationRule},
-    platform::{Architecture, Os, PlatformSet},
-};
+use crate::platform::{Architecture, Os, PlatformSet};
 
 use super::{
     TaintKind,
     affinity::{self, Affinity},
+    decision::Decision,
     preference::Preferences,
     toleration::{by_rules, covers},
+    toleration_rule::TolerationRule,
 };
 
 /// Go knows about twenty. An image that names more than this makes them up, and its pod would become too
@@ -75,57 +74,6 @@ impl Change {
     /// Whether the pod has everything already.
     pub fn is_empty(&self) -> bool {
         self.tolerations.is_empty() && self.affinity.is_empty()
-    }
-}
-
-/// Where a pod may run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// On these architectures; never empty.
-    Architectures(BTreeSet<Architecture>),
-    /// Wherever the scheduler likes.
-    StepAside,
-    /// Nowhere: its images share no architecture.
-    NoCommonArchitecture,
-}
-
-impl Decision {
-    /// The value of the annotation `archaware.dev/decision`.
-    pub fn annotation(&self) -> String {
-        match self {
-            Self::Architectures(set) => join(set, ","),
-            Self::StepAside => "any".to_owned(),
-            Self::NoCommonArchitecture => "none".to_owned(),
-        }
-    }
-
-    /// Its name in metrics.
-    pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::Architectures(_) => "architectures",
-            Self::StepAside => "any",
-            Self::NoCommonArchitecture => "none",
-        }
-    }
-}
-
-/// Names of architectures, sorted.
-pub fn join(set: &BTreeSet<Architecture>, separator: &str) -> String {
-    set.iter()
-        .map(Architecture::as_str)
-        .collect::<Vec<_>>()
-        .join(separator)
-}
-
-impl From<&Config> for Policy {
-    fn from(config: &Config) -> Self {
-        Self {
-            taint: config.taint_kind(),
-            compatibility: config.compatibility.clone(),
-            schedulable: config.schedulable_architectures.iter().cloned().collect(),
-            rules: config.tolerations.clone(),
-            requires_affinity: config.affinity.required,
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{config::PreferenceConfig, platform::Architecture};
+use crate::platform::Architecture;
 
 use super::{
     annotation,
@@ -13,18 +13,15 @@ type Annotations = BTreeMap<String, String>;
 /// Weights by architecture, from 0 (no preference) to 100.
 pub type Preferences = BTreeMap<Architecture, u8>;
 
-/// What holds for a pod with these annotations in a namespace with those. What means nothing is told in
+/// What holds for a pod with these annotations in a namespace with those, on top of `default`. What means nothing is told in
 /// `invalid` and taken as absent.
 pub fn nearest(
     pod: &Annotations,
     namespace: &Annotations,
-    config: &[PreferenceConfig],
+    default: Preferences,
     invalid: &mut Vec<InvalidAnnotation>,
 ) -> Preferences {
-    let mut preferences: Preferences = config
-        .iter()
-        .map(|one| (one.architecture.clone(), one.weight.get()))
-        .collect();
+    let mut preferences = default;
     for (annotations, on_namespace) in [(namespace, true), (pod, false)] {
         let name = annotation::PREFERRED_ARCHITECTURES;
         preferences.extend(
@@ -94,7 +91,7 @@ mod tests {
             (&annotated(""), &none, "arm64=80 s390x=5", 1),
         ] {
             let mut invalid = Vec::new();
-            let found = nearest(pod, namespace, &config.affinity.preferred, &mut invalid);
+            let found = nearest(pod, namespace, config.affinity.preferences(), &mut invalid);
             let found: Vec<String> = found.iter().map(|(a, w)| format!("{a}={w}")).collect();
             assert_eq!(
                 (found.join(" "), invalid.len()),

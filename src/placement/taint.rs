@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::platform::Architecture;
+use crate::{names::is_qualified_name, platform::Architecture};
 
 /// What a taint does. `PreferNoSchedule` keeps no pod away, so it is of no use here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -39,6 +39,37 @@ pub struct Taint {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a taint like key=value:NoSchedule")]
 pub struct MalformedTaint(String);
+
+/// A qualified name, as taint keys have to be: `[prefix/]name`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct TaintKey(String);
+
+impl TryFrom<String> for TaintKey {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        if is_qualified_name(&text) {
+            Ok(Self(text))
+        } else {
+            Err(format!("{text:?} cannot be the key of a taint"))
+        }
+    }
+}
+
+impl From<TaintKey> for String {
+    fn from(key: TaintKey) -> Self {
+        key.0
+    }
+}
+
+impl Default for TaintKey {
+    /// What managed clusters put on their Arm nodes, so existing manifests keep working.
+    fn default() -> Self {
+        Self("kubernetes.io/arch".to_owned())
+    }
+}
 
 impl Effect {
     /// As the API spells it.

@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::{
-    config::{ARCH, TolerationRule},
+    names::is_label_value,
     platform::{Architecture, Os},
 };
 
-use super::taint::text;
-
-/// Of the value of a label, which those of taints follow (`IsValidLabelValue` of `k8s.io/apimachinery`).
-const MAX_VALUE: usize = 63;
+use super::{
+    taint::text,
+    toleration_rule::{ARCH, TolerationRule},
+};
 
 /// What pods of `os` that run on these architectures tolerate by the rules, each once.
 pub(super) fn by_rules(
@@ -31,7 +31,7 @@ pub(super) fn by_rules(
             }
             // An image may name an architecture of any length; the API refuses a longer value.
             let toleration = toleration(rule, architecture);
-            if text(&toleration, "value").len() <= MAX_VALUE && !all.contains(&toleration) {
+            if is_label_value(text(&toleration, "value")) && !all.contains(&toleration) {
                 all.push(toleration);
             }
         }

@@ -1,11 +1,6 @@
 //! A registry in this process, on loopback, that answers as scripted and counts what it was asked.
 
-use std::{
-    collections::HashMap,
-    net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -16,6 +11,7 @@ use axum::{
 use bytes::Bytes;
 use futures::stream;
 use http::{HeaderMap, Method, StatusCode, header};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::net::TcpListener;
 
 use crate::blob::{Blob, Image};
@@ -197,7 +193,7 @@ impl Drop for FakeRegistry {
 }
 
 fn lock(content: &Mutex<Content>) -> MutexGuard<'_, Content> {
-    content.lock().unwrap_or_else(PoisonError::into_inner)
+    content.lock()
 }
 
 async fn answer(State((content, address)): State<Shared>, request: Request) -> Response {

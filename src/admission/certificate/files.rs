@@ -10,7 +10,7 @@ use std::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{config::CertificatesConfig, files, image::chain};
+use crate::{config::CertificatesConfig, error::RepeatedError, files};
 
 use super::{super::configuration::Published, Authorities, CertificateError, Pair, Served, bundle};
 
@@ -56,17 +56,17 @@ impl Files {
 
     /// Reads the files again and again, until `stop`. While they are not usable, what was served before is.
     pub(in crate::admission) async fn run(self, stop: CancellationToken) {
-        let (mut shown, mut told, mut since) = (None, None, Instant::now());
+        let (mut shown, mut since) = (None, Instant::now());
+        let mut failing = RepeatedError::default();
         loop {
-            if let Err(error) = self.turn(&mut shown, &mut since) {
-                let error = chain(&error);
-                // Between two files that are replaced one after the other they do not fit: said once.
-                if told.as_ref() != Some(&error) {
-                    tracing::warn!(error, "admission certificate not usable; looking again");
-                    told = Some(error);
+            match self.turn(&mut shown, &mut since).await {
+                Ok(()) => failing.clear(),
+                // Between two files that are replaced one after the other they do not fit.
+                Err(error) => {
+                    if let Some(error) = failing.changed(&error) {
+                        tracing::warn!(error, "admission certificate not usable; looking again");
+                    }
                 }
-            } else {
-                told = None;
             }
             let pause = tokio::time::sleep(PERIOD);
             if stop.run_until_cancelled(pause).await.is_none() {
@@ -75,14 +75,18 @@ impl Files {
         }
     }
 
-    fn turn(&self, shown: &mut Option<Pair>, since: &mut Instant) -> Result<(), CertificateError> {
+    async fn turn(
+        &self,
+        shown: &mut Option<Pair>,
+        since: &mut Instant,
+    ) -> Result<(), CertificateError> {
         let pair = Pair {
-            certificate: read(&self.certificate)?,
-            key: read(&self.key)?,
+            certificate: read(&self.certificate).await?,
+            key: read(&self.key).await?,
         };
         pair.load()?;
         if let Some(authority) = self.authority.as_deref() {
-            let authority = read(authority)?;
+            let authority = read(authority).await?;
             if bundle::with(&authority, "").is_empty() {
                 return Err(CertificateError::NoAuthority);
             }
@@ -126,8 +130,9 @@ impl Files {
     }
 }
 
-fn read(path: &Path) -> Result<String, CertificateError> {
-    files::read_text(path).map_err(|source| CertificateError::Read {
+async fn read(path: &Path) -> Result<String, CertificateError> {
+    let read = files::read_text_async(path.to_owned()).await;
+    read.map_err(|source| CertificateError::Read {
         path: path.to_owned(),
         source,
     })

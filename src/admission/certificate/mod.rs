@@ -6,10 +6,7 @@ mod issue;
 mod own;
 mod stored;
 
-use std::{
-    sync::{Arc, PoisonError, RwLock},
-    time::SystemTime,
-};
+use std::{sync::Arc, time::SystemTime};
 
 use tokio::sync::watch;
 use tokio_rustls::rustls::{
@@ -26,6 +23,7 @@ use x509_cert::{
 
 pub(super) use files::Files;
 pub(super) use own::Own;
+use parking_lot::RwLock;
 
 /// Authorities for the API server's `caBundle`, PEM. `None`: they are somebody else's business.
 pub(super) type Authorities = Option<Arc<str>>;
@@ -102,7 +100,7 @@ impl Served {
 
     /// When it expires.
     pub(super) fn expires(&self) -> Option<SystemTime> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        let current = self.current.read();
         current.as_ref().map(|shown| shown.expires)
     }
 
@@ -112,7 +110,7 @@ impl Served {
             key: Arc::new(pair.load()?),
             expires: pair.expires().ok_or(CertificateError::NoCertificate)?,
         };
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(shown);
+        *self.current.write() = Some(shown);
         self.is_there.send_replace(true);
         Ok(())
     }
@@ -120,7 +118,7 @@ impl Served {
 
 impl ResolvesServerCert for Served {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        let current = self.current.read();
         current.as_ref().map(|shown| shown.key.clone())
     }
 }

@@ -11,13 +11,18 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::Secret;
-use kube::Client;
+use serde::de::IgnoredAny;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{
-    ADMISSION_SECRET as NAME, patch,
-    secrets::{self, SecretError},
+use crate::{
+    cluster::{
+        ADMISSION_SECRET as NAME,
+        api::{ApiClient, ApiError},
+        name::NamespacedName,
+        patch,
+    },
+    error::RepeatedError,
 };
 
 use super::{
@@ -32,7 +37,8 @@ const MAX_CONFLICTS: u32 = 5;
 
 /// Keeps the certificate of all replicas.
 pub(in crate::admission) struct Own {
-    pub(in crate::admission) client: Client,
+    pub(in crate::admission) api: ApiClient,
+    /// Where the Secret is.
     pub(in crate::admission) namespace: String,
     /// What the API server calls the webhook.
     pub(in crate::admission) names: Vec<String>,
@@ -49,7 +55,7 @@ pub(in crate::admission) struct Own {
 #[derive(Debug, thiserror::Error)]
 enum OwnError {
     #[error("Secret {NAME}: {0}")]
-    Secret(#[from] SecretError),
+    Secret(#[from] ApiError),
     #[error(transparent)]
     Certificate(#[from] CertificateError),
 }
@@ -77,7 +83,7 @@ impl Own {
 
     /// Runs until `stop`.
     pub(in crate::admission) async fn run(self, stop: CancellationToken) {
-        let (mut memory, mut told) = (Memory::default(), None);
+        let (mut memory, mut failing) = (Memory::default(), RepeatedError::default());
         let (mut conflicts, mut leadership) = (0, self.leadership.clone());
         loop {
             let turn = self.turn(&mut memory);
@@ -86,19 +92,18 @@ impl Own {
             };
             let changed = match result {
                 Ok(changed) => {
-                    (told, conflicts) = (None, 0);
+                    failing.clear();
+                    conflicts = 0;
                     changed
                 }
                 // Another replica was quicker: what it wrote is read now.
-                Err(OwnError::Secret(SecretError::Conflict)) if conflicts < MAX_CONFLICTS => {
+                Err(OwnError::Secret(ApiError::Conflict(_))) if conflicts < MAX_CONFLICTS => {
                     conflicts += 1;
                     true
                 }
                 Err(error) => {
-                    let error = crate::image::chain(&error);
-                    if told.as_ref() != Some(&error) {
+                    if let Some(error) = failing.changed(&error) {
                         tracing::warn!(error, "admission certificate not kept; trying again");
-                        told = Some(error);
                     }
                     false
                 }
@@ -119,17 +124,13 @@ impl Own {
 
     /// Reads the Secret, serves what it holds, and changes it if that is due: then `true`.
     async fn turn(&self, memory: &mut Memory) -> Result<bool, OwnError> {
-        let read = secrets::get::<Secret>(self.client.clone(), &self.namespace, NAME).await;
-        let secret = match read {
-            Ok(secret) => secret,
-            Err(SecretError::NotFound) => {
-                let fresh = self.fresh(memory.stored.as_ref())?;
-                let secret = fresh.to_secret();
-                secrets::create(self.client.clone(), &self.namespace, &secret).await?;
-                tracing::info!(secret = NAME, "admission certificate made");
-                return Ok(true);
-            }
-            Err(error) => return Err(error.into()),
+        let Some(secret) = self.api.find::<Secret>(&self.name()).await? else {
+            let secret = self.fresh(memory.stored.as_ref())?.to_secret();
+            let namespace = Some(self.namespace.as_str());
+            let created = self.api.create::<Secret, IgnoredAny>(namespace, &secret);
+            created.await?;
+            tracing::info!(secret = NAME, "admission certificate made");
+            return Ok(true);
         };
         let stored = Stored::parse(&secret);
         let leads = *self.leadership.borrow();
@@ -235,8 +236,12 @@ impl Own {
         })
     }
 
-    async fn write(&self, seen: &Secret, after: &Stored) -> Result<(), SecretError> {
+    fn name(&self) -> NamespacedName {
+        NamespacedName::new(&self.namespace, NAME)
+    }
+
+    async fn write(&self, seen: &Secret, after: &Stored) -> Result<(), ApiError> {
         let patch = patch::secret(seen, &after.fields());
-        secrets::patch::<Secret>(self.client.clone(), &self.namespace, NAME, patch).await
+        self.api.patch::<Secret>(&self.name(), patch).await
     }
 }

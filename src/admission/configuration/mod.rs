@@ -6,18 +6,23 @@ mod webhooks;
 use std::{sync::Arc, time::Duration};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration};
-use kube::{
-    Api, Client, ResourceExt,
-    api::{ApiResource, DeleteParams, DynamicObject, Patch, PostParams, Preconditions},
-};
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhook;
+use kube::ResourceExt;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cluster::{CALL_TIMEOUT, NAME, patch, writer},
+    cluster::{
+        NAME,
+        api::{ApiClient, ApiError},
+        name::NamespacedName,
+        objects::MutatingWebhookConfiguration,
+        patch,
+    },
     config::Config,
+    error::RepeatedError,
 };
 
 use super::certificate::{Authorities, bundle};
@@ -39,7 +44,7 @@ pub(super) enum Published {
 
 /// Keeps the configuration while this process leads.
 pub(super) struct Keeper {
-    pub(super) client: Client,
+    pub(super) api: ApiClient,
     pub(super) config: Arc<Config>,
     pub(super) namespace: String,
     pub(super) leadership: watch::Receiver<bool>,
@@ -49,17 +54,15 @@ pub(super) struct Keeper {
     pub(super) is_served: watch::Receiver<bool>,
 }
 
-fn api(client: Client) -> Api<DynamicObject> {
-    // As the API holds it: the guard has to match fields that are not known here, too.
-    let resource = ApiResource::erase::<MutatingWebhookConfiguration>(&());
-    Api::all_with(client, &resource)
+fn name() -> NamespacedName {
+    NamespacedName::cluster(NAME)
 }
 
 impl Keeper {
     /// Runs until `stop`.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         let keeping = async {
-            let (mut told, mut warned) = (None, false);
+            let (mut failing, mut warned) = (RepeatedError::default(), false);
             loop {
                 if self.leadership.wait_for(|leading| *leading).await.is_err()
                     || self.is_served.wait_for(|served| *served).await.is_err()
@@ -82,19 +85,17 @@ impl Keeper {
                             *old = published;
                             changed
                         });
-                        told = None;
+                        failing.clear();
                     }
                     Err(error) => {
-                        let error = words(&error);
-                        if told.as_ref() != Some(&error) {
+                        if let Some(error) = failing.changed(&error) {
                             tracing::warn!(error, "webhook configuration not kept; trying again");
-                            told = Some(error);
                         }
                     }
                 }
                 tokio::select! {
                     _ = self.authorities.changed() => {}
-                    () = tokio::time::sleep(if told.is_some() { PERIOD / 10 } else { PERIOD }) => {}
+                    () = tokio::time::sleep(if failing.is_set() { PERIOD / 10 } else { PERIOD }) => {}
                 }
             }
         };
@@ -108,13 +109,12 @@ impl Keeper {
         own && !admission.manage_configuration
     }
 
-    async fn keep(&self, authorities: Authorities) -> Result<Published, kube::Error> {
+    async fn keep(&self, authorities: Authorities) -> Result<Published, ApiError> {
         let manages = self.config.admission.manage_configuration;
         if !manages && authorities.is_none() {
             return Ok(Published::Nowhere);
         }
-        let api = api(self.client.clone());
-        let found = call(api.get_opt(NAME)).await?;
+        let found: Option<MutatingWebhookConfiguration> = self.api.find(&name()).await?;
         // The Secret remembers archaware's own authorities; those of files are remembered here.
         let from_files = !self
             .config
@@ -136,31 +136,32 @@ impl Keeper {
                 return Ok(Published::Nowhere);
             };
             if let Some(authorities) = &authorities {
-                self.tell_authorities(&api, &found, authorities).await?;
+                self.tell_authorities(&found, authorities).await?;
             }
             return Ok(published);
         }
         let wanted = webhooks::wanted(&self.config, &self.namespace, authorities.as_deref());
         let Some(found) = found else {
-            let mut object = DynamicObject::new(
-                NAME,
-                &ApiResource::erase::<MutatingWebhookConfiguration>(&()),
-            );
-            object.metadata.labels = Some(super::labels());
-            object.data = json!({ "webhooks": wanted });
-            call(api.create(&PostParams::default(), &object)).await?;
+            let object = json!({
+                "apiVersion": "admissionregistration.k8s.io/v1",
+                "kind": "MutatingWebhookConfiguration",
+                "metadata": { "name": NAME, "labels": super::labels() },
+                "webhooks": wanted,
+            });
+            self.api
+                .create::<MutatingWebhookConfiguration, IgnoredAny>(None, &object)
+                .await?;
             tracing::info!(name = NAME, "webhook configuration created");
             return Ok(published);
         };
         // What cannot be read is not right.
-        let existing = found.data.get("webhooks").cloned().unwrap_or_default();
+        let existing = Value::Array(found.webhooks.clone().unwrap_or_default());
         let existing: Vec<MutatingWebhook> = serde_json::from_value(existing).unwrap_or_default();
         if let Some(wanted) = webhooks::correct(&existing, wanted) {
-            self.write(
-                &api,
-                patch::webhooks(&found, json!(wanted), &super::labels()),
-            )
-            .await?;
+            let patch = patch::webhooks(&found, json!(wanted), &super::labels());
+            self.api
+                .patch::<MutatingWebhookConfiguration>(&name(), patch)
+                .await?;
             tracing::info!(name = NAME, "webhook configuration corrected");
         }
         Ok(published)
@@ -169,13 +170,14 @@ impl Keeper {
     /// The configuration is the user's; the authorities of a certificate that archaware makes are not.
     async fn tell_authorities(
         &self,
-        api: &Api<DynamicObject>,
-        found: &DynamicObject,
+        found: &MutatingWebhookConfiguration,
         authorities: &str,
-    ) -> Result<(), kube::Error> {
+    ) -> Result<(), ApiError> {
         let patch = patch::authorities(found, &STANDARD.encode(authorities));
         if !patch.is_empty() {
-            self.write(api, patch).await?;
+            self.api
+                .patch::<MutatingWebhookConfiguration>(&name(), patch)
+                .await?;
             tracing::info!(
                 name = NAME,
                 "caBundle written into the webhook configuration"
@@ -183,42 +185,17 @@ impl Keeper {
         }
         Ok(())
     }
-
-    async fn write(
-        &self,
-        api: &Api<DynamicObject>,
-        patch: patch::JsonPatch,
-    ) -> Result<(), kube::Error> {
-        let operations = serde_json::from_value(patch.into_operations());
-        let patch = Patch::<()>::Json(operations.map_err(kube::Error::SerdeError)?);
-        call(api.patch(NAME, &writer::parameters(), &patch))
-            .await
-            .map(drop)
-    }
-}
-
-/// What the API server says, without kube's picture of the whole answer.
-fn words(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => crate::image::chain(other),
-    }
 }
 
 /// An authority, and those that are published already and have not expired: another replica may still serve
 /// what they have signed.
-fn merged(authority: &str, found: &DynamicObject) -> Arc<str> {
-    let published = found.data.pointer("/webhooks/0/clientConfig/caBundle");
-    let published = published
-        .and_then(Value::as_str)
+fn merged(authority: &str, found: &MutatingWebhookConfiguration) -> Arc<str> {
+    let webhook = found.webhooks.as_ref().and_then(|all| all.first());
+    let published = webhook
+        .and_then(|webhook| webhook.pointer("/clientConfig/caBundle")?.as_str())
         .and_then(|text| STANDARD.decode(text).ok());
     let published = published.and_then(|bytes| String::from_utf8(bytes).ok());
     bundle::with(authority, &published.unwrap_or_default()).into()
-}
-
-async fn call<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
-    let answer = tokio::time::timeout(CALL_TIMEOUT, request).await;
-    answer.unwrap_or_else(|_| Err(kube::Error::Service("no answer in time".into())))
 }
 
 /// Whose configuration is removed.
@@ -230,33 +207,30 @@ pub enum Whose {
     Shipped,
 }
 
-/// Whether the configuration is there; its removal.
-pub async fn remove(client: Client, whose: Whose, dry_run: bool) -> Result<bool, kube::Error> {
-    let api = api(client);
-    let found = call(api.get_opt(NAME)).await?;
-    // Somebody else's of that name is somebody else's.
+/// The configuration, if it is archaware's.
+async fn find(
+    api: &ApiClient,
+    whose: Whose,
+) -> Result<Option<MutatingWebhookConfiguration>, ApiError> {
+    let found = api.find::<MutatingWebhookConfiguration>(&name()).await?;
+    // One of that name may be somebody else's.
     let label = match whose {
         Whose::Made => "app.kubernetes.io/managed-by",
         Whose::Shipped => "app.kubernetes.io/name",
     };
-    let ours = |found: &DynamicObject| found.labels().get(label).is_some_and(|name| name == NAME);
-    let Some(found) = found.filter(ours) else {
-        return Ok(false);
-    };
-    if dry_run {
-        return Ok(true);
-    }
-    let parameters = DeleteParams {
-        preconditions: Some(Preconditions {
-            uid: found.metadata.uid,
-            resource_version: None,
-        }),
-        ..DeleteParams::default()
-    };
-    match call(api.delete(NAME, &parameters)).await {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-        Err(error) => Err(error),
+    Ok(found.filter(|found| found.labels().get(label).is_some_and(|name| name == NAME)))
+}
+
+async fn delete(api: &ApiClient, found: MutatingWebhookConfiguration) -> Result<bool, ApiError> {
+    api.delete::<MutatingWebhookConfiguration>(&name(), found.metadata.uid)
+        .await
+}
+
+/// Removes the configuration; whether it was there. A dry run only looks.
+pub async fn remove(api: &ApiClient, whose: Whose, dry_run: bool) -> Result<bool, ApiError> {
+    match find(api, whose).await? {
+        Some(found) if !dry_run => delete(api, found).await,
+        found => Ok(found.is_some()),
     }
 }
 
@@ -264,40 +238,39 @@ pub async fn remove(client: Client, whose: Whose, dry_run: bool) -> Result<bool,
 const WITHDRAWALS: usize = 10;
 
 /// Admission is switched off: what archaware has made before must not send the API server to a closed door.
-pub async fn withdraw(client: Client, mut leadership: watch::Receiver<bool>) {
+pub async fn withdraw(api: ApiClient, mut leadership: watch::Receiver<bool>) {
     for _ in 0..WITHDRAWALS {
         if leadership.wait_for(|leading| *leading).await.is_err() {
             return;
         }
-        match remove(client.clone(), Whose::Made, false).await {
-            Ok(true) => {
-                tracing::info!(
+        match find(&api, Whose::Made).await {
+            Ok(None) => {}
+            Ok(Some(found)) => match delete(&api, found).await {
+                Ok(_) => tracing::info!(
                     name = NAME,
                     "admission is off: webhook configuration removed"
-                );
-            }
-            Ok(false) => {}
-            Err(kube::Error::Api(status)) if status.code == 403 => {
-                // Nobody who has never had a webhook needs the permission.
-                if status.message.contains("cannot delete") {
+                ),
+                Err(ApiError::Forbidden(_)) => {
                     tracing::warn!(
                         "admission is off, and its configuration may not be removed: \
                          kubectl delete mutatingwebhookconfiguration {NAME}"
                     );
-                } else {
-                    tracing::info!(
-                        "admission is off; whether it is still registered cannot be seen"
-                    );
+                    return;
                 }
+                Err(error) => tracing::warn!(
+                    %error,
+                    "admission is off, and its configuration cannot be removed"
+                ),
+            },
+            // An installation that never had a webhook does not need the permission.
+            Err(ApiError::Forbidden(_)) => {
+                tracing::info!("admission is off; whether it is still registered cannot be seen");
                 return;
             }
-            Err(error) => {
-                let error = crate::image::chain(&error);
-                tracing::warn!(
-                    error,
-                    "admission is off, and its configuration cannot be looked for"
-                );
-            }
+            Err(error) => tracing::warn!(
+                %error,
+                "admission is off, and its configuration cannot be looked for"
+            ),
         }
         tokio::time::sleep(PERIOD).await;
     }

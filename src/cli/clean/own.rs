@@ -1,18 +1,15 @@
 //! archaware's own objects: the webhook configuration, the Secret of its certificate, the Lease.
 
-use std::{collections::BTreeMap, time::Instant};
-
-use k8s_openapi::{
-    NamespaceResourceScope,
-    api::{coordination::v1::Lease, core::v1::Secret},
-};
-use kube::{Api, Resource, ResourceExt, api::DeleteParams};
-use serde::de::DeserializeOwned;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
+use tokio::time::Instant;
 
 use crate::{
     admission,
-    cluster::{ADMISSION_SECRET, NAME},
-    image::chain,
+    cluster::{
+        ADMISSION_SECRET, NAME,
+        api::{ApiError, Kind},
+        name::NamespacedName,
+    },
 };
 
 use super::{Item, Session};
@@ -20,70 +17,57 @@ use super::{Item, Session};
 impl Session {
     /// So that the API server asks nobody any more.
     pub(super) async fn admission(&mut self) {
-        let removed = {
-            let (client, whose) = (self.client.clone(), admission::Whose::Shipped);
-            admission::remove_configuration(client, whose, self.dry_run).await
-        };
-        if matches!(removed, Ok(true)) && !self.dry_run {
-            self.unasked_since = Some(Instant::now());
+        let whose = admission::Whose::Shipped;
+        let removed = admission::remove_configuration(&self.api, whose, self.dry_run).await;
+        if removed == Ok(true) && !self.dry_run {
+            self.unregistered = Some(Instant::now());
         }
-        self.told(format!("MutatingWebhookConfiguration {NAME}"), removed);
+        self.report(format!("MutatingWebhookConfiguration {NAME}"), removed);
     }
 
     /// One that archaware has made: of that name there may be somebody else's.
     pub(super) async fn secret(&mut self) {
-        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        let made = |labels: &BTreeMap<String, String>| {
-            let by = labels.get("app.kubernetes.io/managed-by");
-            by.is_some_and(|name| name == NAME)
-        };
-        let removed = match api.get_metadata_opt(ADMISSION_SECRET).await {
-            Ok(Some(found)) if made(found.labels()) => {
-                self.delete::<Secret>(ADMISSION_SECRET).await
+        let name = NamespacedName::new(&self.namespace, ADMISSION_SECRET);
+        let removed = match self.api.find_metadata::<Secret>(&name).await {
+            Ok(Some(found)) => {
+                let labels = found.labels.unwrap_or_default();
+                let by = labels.get("app.kubernetes.io/managed-by");
+                if by.is_some_and(|by| by == NAME) {
+                    self.delete::<Secret>(&name).await
+                } else {
+                    Ok(false)
+                }
             }
-            Ok(_) => Ok(false),
+            Ok(None) => Ok(false),
             Err(error) => Err(error),
         };
-        self.told(
-            format!("Secret {}/{ADMISSION_SECRET}", self.namespace),
-            removed,
-        );
+        self.report(format!("Secret {name}"), removed);
     }
 
     /// One that was only made for this is not worth a word.
     pub(super) async fn lease(&mut self, was_there: bool) {
-        let removed = self.delete::<Lease>(NAME).await;
+        let name = NamespacedName::new(&self.namespace, NAME);
+        let removed = self.delete::<Lease>(&name).await;
         let removed = removed.map(|removed| removed && was_there);
-        self.told(format!("Lease {}/{NAME}", self.namespace), removed);
+        self.report(format!("Lease {name}"), removed);
     }
 
     /// Whether it was there.
-    async fn delete<K>(&self, name: &str) -> Result<bool, kube::Error>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Clone
-            + DeserializeOwned
-            + std::fmt::Debug,
-    {
-        let api: Api<K> = Api::namespaced(self.client.clone(), &self.namespace);
+    async fn delete<K: Kind>(&self, name: &NamespacedName) -> Result<bool, ApiError> {
         if self.dry_run {
-            return Ok(api.get_metadata_opt(name).await?.is_some());
+            return Ok(self.api.find_metadata::<K>(name).await?.is_some());
         }
-        match api.delete(name, &DeleteParams::default()).await {
-            Ok(_) => Ok(true),
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-            Err(error) => Err(error),
-        }
+        self.api.delete::<K>(name, None).await
     }
 
-    fn told(&mut self, what: String, removed: Result<bool, kube::Error>) {
+    fn report(&mut self, what: String, removed: Result<bool, ApiError>) {
         let outcome = match removed {
             Ok(false) => return,
             Ok(true) => Ok(()),
-            Err(error) => Err(chain(&error)),
+            Err(error) => Err(error.to_string()),
         };
         self.progress.expect(1);
         self.progress.report(&what, &outcome, self.dry_run);
-        self.count(vec![Item { what, outcome }]);
+        self.count(Item { what, outcome });
     }
 }

@@ -6,10 +6,14 @@ use crate::placement::{
     GATE, added,
     affinity::{self, Affinity, NodeSelectorTerm, PreferredTerm, Requirement},
     annotation,
-    pod::{Change, Decision},
+    decision::Decision,
+    pod::Change,
 };
 
-use super::{super::objects::Pod, JsonPatch, annotations};
+use super::{
+    super::objects::{Pod, annotations},
+    JsonPatch,
+};
 
 const TOLERATIONS: &str = "/spec/tolerations";
 const GATES: &str = "/spec/schedulingGates";

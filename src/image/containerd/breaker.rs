@@ -1,9 +1,7 @@
 //! Keeps a broken containerd from costing every resolution its time-out.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 /// Failures in a row that open the breaker.
 const MAX_FAILURES: u32 = 3;
@@ -60,7 +58,7 @@ impl Breaker {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

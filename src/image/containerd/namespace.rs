@@ -4,7 +4,6 @@
 use std::{
     collections::HashMap,
     future::Future,
-    hash::{BuildHasher, RandomState},
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::{Duration, SystemTime},
 };
@@ -66,7 +65,7 @@ impl Namespace {
             name: name.to_owned(),
             leased: AtomicU32::new(0),
             writes: AtomicU64::new(0),
-            process: RandomState::new().hash_one(name),
+            process: rand::random(),
         }
     }
 

@@ -79,7 +79,7 @@ impl Store {
         let worker = Worker {
             namespace: namespace.clone(),
             breaker: Breaker::new(),
-            budget: std::sync::Mutex::new((today(), MAX_PER_DAY)),
+            budget: parking_lot::Mutex::new((today(), MAX_PER_DAY)),
             writes: writes.clone(),
         };
         Self {
@@ -181,7 +181,7 @@ struct Worker {
     /// A full disk fails writes only; reads have a breaker of their own.
     breaker: Breaker,
     /// A day, and the bytes that may still be written in it.
-    budget: std::sync::Mutex<(u32, usize)>,
+    budget: parking_lot::Mutex<(u32, usize)>,
     writes: ContentWrites,
 }
 
@@ -259,10 +259,7 @@ impl Worker {
     }
 
     fn spend(&self, size: usize) -> bool {
-        let mut budget = self
-            .budget
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut budget = self.budget.lock();
         if budget.0 != today() {
             *budget = (today(), MAX_PER_DAY);
         }

@@ -120,11 +120,9 @@ impl Fingerprint {
     }
 
     pub(crate) fn of(parts: &[&[u8]]) -> Self {
-        use std::hash::{BuildHasher, RandomState};
-        static KEY: LazyLock<[u64; 4]> =
-            LazyLock::new(|| [0_u8, 1, 2, 3].map(|i| RandomState::new().hash_one(i)));
+        static KEY: LazyLock<[u8; 32]> = LazyLock::new(rand::random);
         let mut hash = Sha256::new();
-        KEY.iter().for_each(|word| hash.update(word.to_le_bytes()));
+        hash.update(*KEY);
         for part in parts {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);

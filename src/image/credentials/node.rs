@@ -3,17 +3,21 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
 use futures::FutureExt;
+use parking_lot::{Mutex, MutexGuard};
 use quick_cache::sync::Cache;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 
-use crate::image::{chain, flight::Flights, reference::Reference};
+use crate::{
+    error::chain,
+    image::{flight::Flights, reference::Reference},
+};
 
 use super::{
     Credential,
@@ -135,7 +139,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
 }
 
 fn lock(file: &Mutex<File>) -> MutexGuard<'_, File> {
-    file.lock().unwrap_or_else(PoisonError::into_inner)
+    file.lock()
 }
 
 /// Docker's own name for a registry: that of Docker Hub is older than the others.

@@ -3,15 +3,19 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use http::HeaderMap;
+use parking_lot::{Mutex, MutexGuard};
 use quick_cache::sync::Cache;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::image::{credentials::Fingerprint, error::ImageError};
+use crate::{
+    backoff::Backoff,
+    image::{credentials::Fingerprint, error::ImageError},
+};
 
 /// Hosts are named by whoever creates pods: the state of the least used ones is dropped.
 const MAX_HOSTS: usize = 1024;
@@ -19,8 +23,8 @@ const MAX_HOSTS: usize = 1024;
 const MAX_CLOSED: usize = 256;
 /// Timeouts in a row that close the gate.
 const MAX_TIMEOUTS: u32 = 3;
-const FIRST_PAUSE: Duration = Duration::from_secs(10);
-const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+/// How long it stays closed.
+const PAUSE: Backoff = Backoff::seconds(10, 60);
 /// A registry may ask for this much quiet, not more.
 pub(super) const LONGEST_RETRY_AFTER: Duration = Duration::from_hours(1);
 /// When a registry limits its rate without saying for how long.
@@ -166,7 +170,7 @@ impl Gate {
             .silent_until
             .is_some_and(|until| until > Instant::now());
         if state.timeouts >= MAX_TIMEOUTS && !closed {
-            state.pause = (state.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+            state.pause = PAUSE.next(state.pause);
             state.silent_until = Some(Instant::now() + state.pause);
         }
     }
@@ -201,7 +205,7 @@ impl Gate {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -235,7 +239,7 @@ mod tests {
         assert!(
             error
                 .retry_after()
-                .is_some_and(|after| after <= FIRST_PAUSE)
+                .is_some_and(|after| after <= PAUSE.first)
         );
         gate.answered(&HeaderMap::new());
         assert!(gate.enter(None).await.is_ok());

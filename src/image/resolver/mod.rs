@@ -166,11 +166,16 @@ impl Resolver {
         let timer = self.0.metrics.timer();
         let result = self.resolve_inner(request).await;
         match &result {
-            Ok(resolved) => timer.observe(Some(&resolved.reference), Ok(resolved.source)),
+            Ok(resolved) => {
+                let asked = resolved.source == Source::Registry;
+                let registry = asked.then(|| resolved.reference.registry());
+                timer.observe(registry, Ok(resolved.source.as_str()));
+            }
             // Parsed again: that costs less than keeping a copy for every answer.
             Err(error) => {
                 let reference = self.reference(request.image).ok();
-                timer.observe(reference.as_ref(), Err(error.reason()));
+                let registry = reference.as_ref().map(Reference::registry);
+                timer.observe(registry, Err(error.reason().as_str()));
             }
         }
         result

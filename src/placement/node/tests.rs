@@ -1,5 +1,7 @@
 use serde_json::json;
 
+use crate::config::Config;
+
 use super::*;
 
 fn taint(text: &str) -> Taint {

@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 use serde_json::json;
 
+use crate::config::Config;
+
 use super::*;
 use crate::platform::{Note, Platform};
 

@@ -137,7 +137,7 @@ impl Provider {
             .default_cache_duration
             .as_deref()
             .ok_or("has no defaultCacheDuration")?;
-        self.life = duration(life).ok_or("has a malformed defaultCacheDuration")?;
+        self.life = crate::duration::parse(life).ok_or("has a malformed defaultCacheDuration")?;
         self.keys = self
             .match_images
             .iter()
@@ -215,18 +215,4 @@ fn read(path: &Path) -> Result<Vec<Provider>, ProviderError> {
         providers.push(provider);
     }
     Ok(providers)
-}
-
-/// Go's format, not negative: `12h`, `0s`.
-pub(super) fn duration(text: &str) -> Option<Duration> {
-    let signed: jiff::SignedDuration = match text {
-        "0" => jiff::SignedDuration::ZERO,
-        text => text.parse().ok()?,
-    };
-    // Longer than a year is as good as for ever, and an Instant can hold it.
-    Some(
-        Duration::try_from(signed)
-            .ok()?
-            .min(Duration::from_hours(24 * 365)),
-    )
 }

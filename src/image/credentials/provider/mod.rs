@@ -13,7 +13,10 @@ use std::{
 use futures::FutureExt;
 use quick_cache::sync::Cache;
 
-use crate::image::{chain, flight::Flights, reference::Reference};
+use crate::{
+    error::chain,
+    image::{flight::Flights, reference::Reference},
+};
 
 use super::{Credential, Keyring, command::PATIENCE};
 

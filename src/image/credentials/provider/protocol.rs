@@ -10,7 +10,7 @@ use crate::image::credentials::{
     command::{self, CommandError},
 };
 
-use super::config::{Provider, duration};
+use super::config::Provider;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -90,7 +90,7 @@ impl Provider {
         let life = match answer.cache_duration {
             // Less than nothing is used and not kept.
             Some(text) if text.starts_with('-') => Duration::ZERO,
-            Some(text) => duration(&text).ok_or(AnswerError::Duration)?,
+            Some(text) => crate::duration::parse(&text).ok_or(AnswerError::Duration)?,
             None => self.life,
         };
         let entries = answer.auth.into_iter().flatten();

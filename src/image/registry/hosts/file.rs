@@ -118,7 +118,11 @@ fn entry(folder: &Path, address: Option<&str>, fields: &Table) -> Result<Entry, 
             .transpose()?
             .unwrap_or_default(),
         dial_timeout: text_of(fields, "dial_timeout")?
-            .map(|text| duration(text).ok_or_else(|| wrong("dial_timeout")))
+            .map(|text| {
+                // containerd takes an empty text for none.
+                let text = if text.is_empty() { "0" } else { text };
+                crate::duration::parse(text).ok_or_else(|| wrong("dial_timeout"))
+            })
             .transpose()?
             .filter(|time| !time.is_zero()),
     })
@@ -188,15 +192,6 @@ fn headers(value: &Value) -> Result<HeaderMap, FileError> {
         }
     }
     Ok(headers)
-}
-
-/// Go's format: `3s`, `1m30s`. Nothing is as good as zero.
-fn duration(text: &str) -> Option<Duration> {
-    if matches!(text, "" | "0") {
-        return Some(Duration::ZERO);
-    }
-    let signed: jiff::SignedDuration = text.parse().ok()?;
-    Duration::try_from(signed).ok()
 }
 
 /// A string, or a list of strings.

@@ -4,17 +4,16 @@ use std::time::Duration;
 
 use anyhow::Context;
 use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease};
-use kube::{Api, Client, api::Patch};
-use serde_json::json;
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     cluster::{
         NAME,
+        api::{ApiClient, ApiError},
         lease::{self, Elector, Leadership},
+        name::NamespacedName,
         objects::Namespace,
-        writer,
+        patch,
     },
     metrics::Metrics,
 };
@@ -27,43 +26,37 @@ const STOP_TIMEOUT: Duration = Duration::from_mins(1);
 const EXPIRY: Duration = Duration::from_secs(25);
 
 /// The right to write: a running controller would put everything back. `None`: refused.
-pub(super) async fn right_to_write(
-    clean: &Clean,
-    client: &Client,
+pub(super) async fn acquire(
+    clean: Clean,
+    api: &ApiClient,
     namespace: &str,
     metrics: &Metrics,
 ) -> anyhow::Result<Option<HeldLease>> {
-    let namespaces: Api<Namespace> = Api::all(client.clone());
-    let installed = namespaces
-        .get_opt(namespace)
+    let installed = api
+        .find::<Namespace>(&NamespacedName::cluster(namespace))
         .await
         .context("cannot read namespaces")?;
     if clean.dry_run || installed.is_none() {
         return Ok(Some(HeldLease::not_needed()));
     }
-    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
-    let was_there = leases
-        .get_opt(NAME)
-        .await
-        .context("cannot read the Lease")?
-        .is_some();
+    let name = NamespacedName::new(namespace, NAME);
+    let found = api.find::<Lease>(&name).await;
+    let found = found.context("cannot read the Lease")?;
     let patience = if clean.stop_controller {
-        stop_controller(client, namespace).await?;
+        stop_controller(api, &name).await?;
         STOP_TIMEOUT
     } else {
-        let holder = lease::fresh_holder(&leases)
-            .await
-            .context("cannot read the Lease")?;
+        let holder = found.as_ref().and_then(lease::fresh_holder);
         if let Some(holder) = holder {
-            refuse(&holder, namespace);
+            refuse(&holder, &name);
             return Ok(None);
         }
         EXPIRY
     };
     let identity = lease::identity("clean");
-    let (elector, leadership) = Elector::new(client.clone(), namespace, identity, metrics.clone());
+    let (elector, leadership) = Elector::new(api, namespace, identity, metrics.clone());
     let stop = CancellationToken::new();
-    let elector = tokio::spawn(elector.run(stop.clone()));
+    let elector = AbortOnDropHandle::new(tokio::spawn(elector.run(stop.clone())));
     let mut leading = leadership.leading.clone();
     let acquired = tokio::time::timeout(patience, leading.wait_for(|leads| *leads))
         .await
@@ -71,19 +64,20 @@ pub(super) async fn right_to_write(
     let lease = HeldLease {
         leadership,
         held: Some((elector, stop)),
-        was_there,
+        was_there: found.is_some(),
     };
     if acquired {
         return Ok(Some(lease));
     }
-    lease.give_back().await;
-    refuse("somebody", namespace);
+    lease.release().await;
+    refuse("somebody", &name);
     Ok(None)
 }
 
-fn refuse(holder: &str, namespace: &str) {
+fn refuse(holder: &str, lease: &NamespacedName) {
+    let namespace = lease.namespace.as_deref().unwrap_or_default();
     eprintln!(
-        "error: archaware is running: {holder} holds the Lease {namespace}/{NAME} and would put\n\
+        "error: archaware is running: {holder} holds the Lease {lease} and would put\n\
          everything back. Stop it first, or let clean do that:\n\
          \n    kubectl -n {namespace} scale deployment {NAME} --replicas=0\n\
          \n    archaware clean --stop-controller"
@@ -93,7 +87,7 @@ fn refuse(holder: &str, namespace: &str) {
 /// The Lease, held while cleaning; or the knowledge that nobody competes for it.
 pub(super) struct HeldLease {
     pub(super) leadership: Leadership,
-    held: Option<(JoinHandle<()>, CancellationToken)>,
+    held: Option<(AbortOnDropHandle<()>, CancellationToken)>,
     /// Before it was taken: one that was only made for this is not worth a word.
     pub(super) was_there: bool,
 }
@@ -107,7 +101,7 @@ impl HeldLease {
         }
     }
 
-    pub(super) async fn give_back(self) {
+    pub(super) async fn release(self) {
         if let Some((elector, stop)) = self.held {
             stop.cancel();
             let _ = elector.await;
@@ -115,19 +109,11 @@ impl HeldLease {
     }
 }
 
-async fn stop_controller(client: &Client, namespace: &str) -> anyhow::Result<()> {
-    let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
-    let operations = json!([{ "op": "add", "path": "/spec/replicas", "value": 0 }]);
-    let patch: Patch<()> = Patch::Json(serde_json::from_value(operations)?);
-    match deployments.patch(NAME, &writer::parameters(), &patch).await {
-        Ok(_) => {
-            eprintln!("scaled Deployment {namespace}/{NAME} to 0");
-            Ok(())
-        }
-        Err(kube::Error::Api(status)) if status.code == 404 => {
-            eprintln!("there is no Deployment {namespace}/{NAME}");
-            Ok(())
-        }
-        Err(error) => Err(error).context("cannot scale the Deployment"),
+async fn stop_controller(api: &ApiClient, name: &NamespacedName) -> anyhow::Result<()> {
+    match api.patch::<Deployment>(name, patch::replicas(0)).await {
+        Ok(()) => eprintln!("scaled Deployment {name} to 0"),
+        Err(ApiError::NotFound(_)) => eprintln!("there is no Deployment {name}"),
+        Err(error) => return Err(error).context("cannot scale the Deployment"),
     }
+    Ok(())
 }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::{image::PullPolicy, placement::affinity::NodeSelectorTerm, platform::Os};
-
-use super::objects::PodSpec;
+use crate::{
+    cluster::objects::PodSpec, image::PullPolicy, placement::affinity::NodeSelectorTerm,
+    platform::Os,
+};
 
 const OS_LABELS: [&str; 2] = ["kubernetes.io/os", "beta.kubernetes.io/os"];
 

@@ -6,6 +6,8 @@ use kube::core::{Expression, Selector, SelectorExt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::names::{is_label_value, is_qualified_name};
+
 /// A parsed selector that remembers its text. The empty one matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
@@ -101,28 +103,16 @@ fn expression(text: &str) -> Result<Expression, &'static str> {
 
 fn key_of(text: &str) -> Result<String, &'static str> {
     let text = text.trim();
-    let ok = !text.is_empty()
-        && text
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
-    if ok {
-        Ok(text.to_owned())
-    } else {
-        Err("a malformed key")
-    }
+    is_qualified_name(text)
+        .then(|| text.to_owned())
+        .ok_or("a malformed key")
 }
 
 fn value_of(text: &str) -> Result<String, &'static str> {
     let text = text.trim();
-    let ok = text.len() <= 63
-        && text
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
-    if ok {
-        Ok(text.to_owned())
-    } else {
-        Err("a malformed value")
-    }
+    is_label_value(text)
+        .then(|| text.to_owned())
+        .ok_or("a malformed value")
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -12,15 +12,18 @@ use k8s_openapi::{
     ByteString, NamespaceResourceScope,
     api::core::v1::{LocalObjectReference, Secret, ServiceAccount},
 };
-use kube::{Client, Resource};
+use kube::Resource;
+use parking_lot::Mutex;
 use quick_cache::sync::Cache;
+use serde::de::DeserializeOwned;
 
-use crate::image::{
-    credentials::{Entries, Keyring, Keys, docker_cfg, docker_config_json},
-    flight::Flights,
+use crate::{
+    cluster::{api::ApiClient, name::NamespacedName, objects::PodSpec},
+    image::{
+        credentials::{Entries, Keyring, Keys, docker_cfg, docker_config_json},
+        flight::Flights,
+    },
 };
-
-use super::{objects::PodSpec, secrets};
 
 /// How long a Secret is used without being read again. A rollout makes many pods with the same one.
 const USED: Duration = Duration::from_mins(1);
@@ -39,20 +42,17 @@ const MAX_OF_POD: usize = 32;
 pub struct PullSecrets(Arc<Inner>);
 
 struct Inner {
-    client: Client,
+    api: ApiClient,
     secrets: Held<Entries>,
     accounts: Held<Vec<String>>,
 }
-
-/// Namespace and name.
-type Name = (String, String);
 
 /// What was read lately, or why it cannot be used.
 type Read<T> = Result<Arc<T>, Arc<str>>;
 
 struct Held<T> {
-    known: Cache<Name, (Read<T>, Instant)>,
-    flights: Flights<Name, Read<T>>,
+    known: Cache<NamespacedName, (Read<T>, Instant)>,
+    flights: Flights<NamespacedName, Read<T>>,
 }
 
 /// A pull secret that was passed over.
@@ -75,15 +75,15 @@ pub struct PodKeys {
 impl PodKeys {
     /// The secrets that could not be used, if they were needed.
     pub fn unusable(&self) -> BTreeSet<Unusable> {
-        lock(&self.unusable).clone()
+        self.unusable.lock().clone()
     }
 }
 
 impl PullSecrets {
     /// Reads nothing yet.
-    pub fn new(client: Client) -> Self {
+    pub fn new(api: ApiClient) -> Self {
         Self(Arc::new(Inner {
-            client,
+            api,
             secrets: Held::new(),
             accounts: Held::new(),
         }))
@@ -113,7 +113,7 @@ impl PullSecrets {
                     Ok(read) => entries.extend(read.iter().cloned()),
                     Err(why) => {
                         let why = why.as_ref().to_owned();
-                        lock(&told).insert(Unusable { secret: name, why });
+                        told.lock().insert(Unusable { secret: name, why });
                     }
                 }
             }
@@ -124,10 +124,6 @@ impl PullSecrets {
             unusable,
         }
     }
-}
-
-fn lock(unusable: &Mutex<BTreeSet<Unusable>>) -> MutexGuard<'_, BTreeSet<Unusable>> {
-    unusable.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn names(references: &[LocalObjectReference]) -> Vec<String> {
@@ -145,9 +141,9 @@ fn names(references: &[LocalObjectReference]) -> Vec<String> {
 
 impl Inner {
     async fn secret(self: &Arc<Self>, namespace: &str, name: String) -> Read<Entries> {
-        let (name, client) = ((namespace.to_owned(), name), self.client.clone());
-        let read = |(namespace, name): Name| async move {
-            let secret: Secret = get(client, &namespace, &name).await?;
+        let (name, api) = (NamespacedName::new(namespace, &name), self.api.clone());
+        let read = |name: NamespacedName| async move {
+            let secret: Secret = get(&api, &name).await?;
             let data = secret.data.unwrap_or_default();
             if data
                 .values()
@@ -171,9 +167,9 @@ impl Inner {
 
     /// The names of a ServiceAccount's pull secrets; none when it cannot be read.
     async fn account(self: &Arc<Self>, namespace: &str, name: String) -> Vec<String> {
-        let (name, client) = ((namespace.to_owned(), name), self.client.clone());
-        let read = |(namespace, name): Name| async move {
-            let account: ServiceAccount = get(client, &namespace, &name).await?;
+        let (name, api) = (NamespacedName::new(namespace, &name), self.api.clone());
+        let read = |name: NamespacedName| async move {
+            let account: ServiceAccount = get(&api, &name).await?;
             Ok(Arc::new(names(
                 &account.image_pull_secrets.unwrap_or_default(),
             )))
@@ -192,7 +188,7 @@ impl<T: Send + Sync + 'static> Held<T> {
     }
 
     /// What is known of an object, or what `read` finds out now.
-    async fn read<F>(&self, name: Name, read: impl FnOnce(Name) -> F) -> Read<T>
+    async fn read<F>(&self, name: NamespacedName, read: impl FnOnce(NamespacedName) -> F) -> Read<T>
     where
         F: Future<Output = Read<T>> + Send + 'static,
     {
@@ -216,11 +212,14 @@ fn is_fresh<T>(held: &Read<T>, at: Instant) -> bool {
     at.elapsed() < if held.is_ok() { USED } else { UNUSABLE }
 }
 
-/// In words for the events of the pods that name it.
-async fn get<K>(client: Client, namespace: &str, name: &str) -> Result<K, Arc<str>>
+/// What is wrong goes into the events of the pods that name it.
+async fn get<K>(api: &ApiClient, name: &NamespacedName) -> Result<K, Arc<str>>
 where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + serde::de::DeserializeOwned,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned,
 {
-    let read = secrets::get(client, namespace, name).await;
-    read.map_err(|error| error.to_string().into())
+    match api.find(name).await {
+        Ok(Some(object)) => Ok(object),
+        Ok(None) => Err("it does not exist".into()),
+        Err(error) => Err(error.to_string().into()),
+    }
 }

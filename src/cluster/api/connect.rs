@@ -9,7 +9,7 @@ use std::{
 use futures::future::BoxFuture;
 use http::{Method, Request, Response};
 use kube::{
-    Client, Config,
+    Config,
     client::ClientBuilder,
     config::{KubeConfigOptions, Kubeconfig},
 };
@@ -17,9 +17,11 @@ use tower::{Layer, Service};
 
 use crate::metrics::ApiRequests;
 
+use super::ApiClient;
+
 /// Why there is no connection to a cluster.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
+pub enum ConnectError {
     /// Neither a kubeconfig nor a service account.
     #[error("no cluster: set KUBECONFIG, --kubeconfig or run inside of one")]
     NoCluster(#[source] kube::config::InferConfigError),
@@ -36,7 +38,7 @@ pub async fn connect(
     kubeconfig: Option<&Path>,
     context: Option<&str>,
     metrics: ApiRequests,
-) -> Result<Client, ClientError> {
+) -> Result<ApiClient, ConnectError> {
     let options = KubeConfigOptions {
         context: context.map(str::to_owned),
         ..KubeConfigOptions::default()
@@ -46,14 +48,15 @@ pub async fn connect(
             Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await?
         }
         None if context.is_some() => Config::from_kubeconfig(&options).await?,
-        None => Config::infer().await.map_err(ClientError::NoCluster)?,
+        None => Config::infer().await.map_err(ConnectError::NoCluster)?,
     };
     // Its retries go on for minutes, up to a thousand seconds apart: ours are bounded instead.
     config.default_retry = false;
     config.connect_timeout = Some(Duration::from_secs(5));
-    Ok(ClientBuilder::try_from(config)?
+    let client = ClientBuilder::try_from(config)?
         .with_layer(&Count(metrics))
-        .build())
+        .build();
+    Ok(ApiClient::new(client))
 }
 
 /// Counts requests by verb and result.

@@ -1,9 +1,11 @@
 //! Runs one `kube_runtime::Controller` the way all of archaware's are run.
 
-use std::{convert::Infallible, fmt::Debug, future::Future, sync::Arc};
+use std::{
+    convert::Infallible, fmt::Debug, future::Future, panic::AssertUnwindSafe, sync::Arc,
+    time::Duration,
+};
 
-use futures::{Stream, StreamExt, stream};
-use kube::Resource;
+use futures::{FutureExt, Stream, StreamExt, stream};
 use kube_runtime::{
     Controller,
     controller::{Action, Config, Error},
@@ -14,7 +16,14 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::metrics::Metrics;
+use crate::{
+    cluster::{api::Kind, name::NamespacedName},
+    metrics::Metrics,
+};
+
+/// How long until an object is looked at again whose reconcile panicked: a bug in archaware, which repeating
+/// does not mend, but the object may change what it meets.
+const PANIC_RETRY: Duration = Duration::from_mins(1);
 
 /// How a controller is run.
 pub(super) struct Settings {
@@ -23,8 +32,8 @@ pub(super) struct Settings {
     /// Reconciliations at once; never zero, which would mean no limit.
     pub(super) concurrency: u16,
     /// While false, nothing is reconciled: replicas that do not lead only follow the cluster.
-    pub(super) gate: watch::Receiver<bool>,
-    /// What has to be true before the gate counts.
+    pub(super) is_active: watch::Receiver<bool>,
+    /// What has to be true before `is_active` counts.
     pub(super) ready: watch::Receiver<bool>,
     /// Where to count.
     pub(super) metrics: Metrics,
@@ -34,40 +43,51 @@ pub(super) struct Settings {
     pub(super) stop: CancellationToken,
 }
 
-/// Reconciles every object of the stream, and all of them on each item of `again`, until told to stop.
-pub(super) async fn drive<K, F, Fut>(
+/// Reconciles every object of the stream, and all of them on each item of `again`, until told to stop. A panic
+/// ends one reconcile, which counts as an attempt: `panicked` is told of it.
+pub(super) async fn run_controller<K, F, Fut>(
     settings: Settings,
-    (store, news): (
+    (store, changes): (
         Store<K>,
         impl Stream<Item = watcher::Result<K>> + Send + 'static,
     ),
     again: impl Stream<Item = ()> + Send + 'static,
     reconcile: F,
+    panicked: impl Fn(&K) + Clone + Send + Sync + 'static,
 ) where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
-    F: Fn(Arc<K>, CancellationToken) -> Fut + Clone + Send + Sync + 'static,
+    K: Kind + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    F: Fn(Arc<K>) -> Fut + Clone + Send + Sync + 'static,
     Fut: Future<Output = Action> + Send + 'static,
 {
     let Settings {
         name,
         concurrency,
-        gate,
+        is_active,
         ready,
         metrics,
         listed,
         stop,
     } = settings;
-    let (opened, token) = (opened(gate.clone(), ready.clone()), stop.clone());
+    let activated = activations(is_active.clone(), ready.clone());
     let step = move |object: Arc<K>, _: Arc<()>| {
-        let (reconcile, stop, metrics) = (reconcile.clone(), token.clone(), metrics.clone());
-        let open = *gate.borrow() && *ready.borrow();
+        let (reconcile, panicked, metrics) = (reconcile.clone(), panicked.clone(), metrics.clone());
+        let is_active = *is_active.borrow() && *ready.borrow();
         async move {
-            // Nothing waits here: when the gate opens, everything in the store is looked at.
-            if !open {
+            // Nothing waits here: on activation, everything in the store is looked at.
+            if !is_active {
                 return Ok(Action::await_change());
             }
             let _counted = metrics.work(name);
-            Ok::<_, Infallible>(reconcile(object, stop).await)
+            let action = AssertUnwindSafe(reconcile(object.clone()))
+                .catch_unwind()
+                .await;
+            Ok::<_, Infallible>(action.unwrap_or_else(|_| {
+                // The panic hook has logged where it happened.
+                metrics.panics.count(name);
+                tracing::error!(controller = name, object = %NamespacedName::of(&*object), "reconcile panicked");
+                panicked(&object);
+                Action::requeue(PANIC_RETRY)
+            }))
         }
     };
     let unlisted = {
@@ -79,9 +99,9 @@ pub(super) async fn drive<K, F, Fut>(
             }
         }
     };
-    let controller = Controller::for_stream(news, store)
+    let controller = Controller::for_stream(changes, store)
         .with_config(Config::default().concurrency(concurrency))
-        .reconcile_all_on(stream::select(again, opened))
+        .reconcile_all_on(stream::select(again, activated))
         .graceful_shutdown_on(stop.cancelled_owned())
         .run(step, |_, never, _| match *never {}, Arc::new(()))
         .for_each(|result| async move {
@@ -97,20 +117,23 @@ pub(super) async fn drive<K, F, Fut>(
     }
 }
 
-/// An item each time that the gate opens, the first one once everything is ready.
-fn opened(
-    gate: watch::Receiver<bool>,
+/// An item each time that the controller becomes active, the first one once everything is ready.
+fn activations(
+    is_active: watch::Receiver<bool>,
     ready: watch::Receiver<bool>,
 ) -> impl Stream<Item = ()> + Send + 'static {
     stream::unfold(
-        (gate, ready, false),
-        |(mut gate, mut ready, was_open)| async move {
+        (is_active, ready, false),
+        |(mut is_active, mut ready, was_active)| async move {
             drop(ready.wait_for(|ready| *ready).await.ok()?);
-            if was_open {
-                drop(gate.wait_for(|open| !*open).await.ok()?);
+            if was_active {
+                drop(is_active.wait_for(|active| !*active).await.ok()?);
             }
-            drop(gate.wait_for(|open| *open).await.ok()?);
-            Some(((), (gate, ready, true)))
+            drop(is_active.wait_for(|active| *active).await.ok()?);
+            Some(((), (is_active, ready, true)))
         },
     )
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,12 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::platform::{Architecture, Os};
+use crate::{
+    names::is_label_value,
+    platform::{Architecture, Os},
+};
+
+use super::TaintKey;
 
 /// One rule of `tolerations`: pods for one of the platforms get the toleration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -33,7 +38,7 @@ pub struct RulePlatform {
 #[schemars(with = "Fields")]
 pub struct TolerationConfig {
     /// Key of the taint.
-    pub key: String,
+    pub key: TaintKey,
     /// Whether any value will do.
     pub operator: TolerationOperator,
     /// Value of the taint; empty with `Exists`.
@@ -47,7 +52,7 @@ pub struct TolerationConfig {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Fields {
     /// Key of the taint.
-    key: super::TaintKey,
+    key: TaintKey,
     /// `Equal` or `Exists`.
     #[serde(default)]
     operator: TolerationOperator,
@@ -81,7 +86,7 @@ pub enum TolerationEffect {
 }
 
 /// In a value it stands for the architecture.
-pub(crate) const ARCH: &str = "{arch}";
+pub(super) const ARCH: &str = "{arch}";
 
 impl TryFrom<String> for RulePlatform {
     type Error = String;
@@ -114,16 +119,13 @@ impl TryFrom<Fields> for TolerationConfig {
             return Err("{arch} stands once in the value of a toleration");
         }
         let value = fields.value.replacen(ARCH, "a", 1);
-        let edge = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
-        let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        let fits = value.len() <= 50 && value.chars().all(inner);
-        if !fits || !edge(value.chars().next()) || !edge(value.chars().next_back()) {
+        if value.len() > 50 || !is_label_value(&value) {
             return Err(
                 "the value of a toleration has letters, digits, '-', '_' and '.', at most 50, and {arch}",
             );
         }
         Ok(Self {
-            key: fields.key.into(),
+            key: fields.key,
             operator: fields.operator,
             value: fields.value,
             effect: fields.effect,
@@ -134,7 +136,7 @@ impl TryFrom<Fields> for TolerationConfig {
 impl From<TolerationConfig> for Fields {
     fn from(toleration: TolerationConfig) -> Self {
         Self {
-            key: super::TaintKey(toleration.key),
+            key: toleration.key,
             operator: toleration.operator,
             value: toleration.value,
             effect: toleration.effect,

@@ -1,7 +1,9 @@
-//! From a pod's spec and annotations to a decision: the rule that applies, the images, the intersection.
-//! Reads only.
+//! The first step of three (evaluate, plan, apply): reads what decides about a pod or a template. That is the
+//! rule that applies to it, its pull secrets, and the platforms of its images. Nothing is changed here.
 
-pub mod daemon_set;
+pub mod pull_secrets;
+mod spec;
+pub mod template;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,27 +13,27 @@ use std::{
 use futures::future::join_all;
 
 use crate::{
-    cluster::{
-        objects::PodSpec,
-        pull_secrets::{PodKeys, PullSecrets, Unusable},
-    },
+    cluster::objects::PodSpec,
     config::Config,
     image::{ImageError, Request, Resolver},
     placement::{
         Mode, annotation,
+        decision::{Decision, join},
         mode::{self, InvalidAnnotation, Rule},
-        pod::{Change, Decision, Policy, View},
+        pod::{Change, Policy, View},
         preference::{self, Preferences},
     },
     platform::{Architecture, PlatformSet},
 };
+
+use pull_secrets::{PodKeys, PullSecrets, Unusable};
 
 /// Of one pod: many times what the largest pods have. Beyond, archaware steps aside.
 const MAX_IMAGES: usize = 256;
 
 /// Decides about pods and templates.
 #[derive(Clone)]
-pub struct Inspector {
+pub struct Evaluator {
     /// Images.
     pub resolver: Resolver,
     /// Credentials of pods.
@@ -46,7 +48,7 @@ pub struct Inspector {
 #[derive(Clone, Debug)]
 pub enum Verdict {
     /// Left alone, by the rule that applies to it or because it tolerates every architecture already.
-    Leave,
+    Skip,
     /// Placed.
     Decided(Decision),
     /// Tried again: these images could not be resolved.
@@ -55,9 +57,11 @@ pub enum Verdict {
 
 /// A verdict and what led to it.
 #[derive(Clone, Debug)]
-pub struct Inspection {
+pub struct Evaluation {
     /// What is to be done.
     pub verdict: Verdict,
+    /// Whether the failure policy decided this earlier, for the same images.
+    pub by_policy: bool,
     /// Architectures that the pod prefers.
     pub preferences: Preferences,
     /// Annotations that mean nothing.
@@ -103,47 +107,52 @@ impl Subject<'_> {
     }
 }
 
-impl Inspector {
-    /// Whether images decide about a pod with these annotations in that namespace.
-    pub fn inspects(&self, subject: Subject<'_>, of_namespace: &BTreeMap<String, String>) -> bool {
-        let (annotations, namespace) = (subject.annotations, subject.namespace);
-        let (rule, _) = mode::rule(annotations, namespace, of_namespace, &self.config.pods);
-        rule == Rule::Mode(Mode::Inspect)
-    }
-
-    /// Looks at a pod's or a template's spec, within the budget of one attempt.
-    pub async fn inspect(
+impl Evaluator {
+    /// The rule that applies to a pod or a template.
+    fn rule(
         &self,
         subject: Subject<'_>,
         of_namespace: &BTreeMap<String, String>,
-    ) -> Inspection {
-        let (annotations, namespace) = (subject.annotations, subject.namespace);
-        let (rule, mut invalid) =
-            mode::rule(annotations, namespace, of_namespace, &self.config.pods);
-        let preferred = &self.config.affinity.preferred;
-        let preferences = preference::nearest(annotations, of_namespace, preferred, &mut invalid);
-        let mut inspection = Inspection {
-            verdict: Verdict::Leave,
+    ) -> (Rule, Vec<InvalidAnnotation>) {
+        let default = self.config.pods.mode_in(subject.namespace);
+        mode::rule(subject.annotations, of_namespace, default)
+    }
+
+    /// Looks at a pod's or a template's spec, within the budget of one attempt.
+    pub async fn evaluate(
+        &self,
+        subject: Subject<'_>,
+        of_namespace: &BTreeMap<String, String>,
+    ) -> Evaluation {
+        let (rule, mut invalid) = self.rule(subject, of_namespace);
+        let default = self.config.affinity.preferences();
+        let preferences =
+            preference::nearest(subject.annotations, of_namespace, default, &mut invalid);
+        let mut evaluation = Evaluation {
+            verdict: Verdict::Skip,
+            by_policy: false,
             preferences,
             invalid,
             images: Vec::new(),
             unusable: BTreeSet::new(),
         };
-        inspection.verdict = match rule {
-            _ if self.has_everything(subject, &inspection.preferences) => Verdict::Leave,
-            Rule::Mode(Mode::Ignore) => Verdict::Leave,
+        evaluation.verdict = match rule {
+            _ if self.has_everything(subject, &evaluation.preferences) => Verdict::Skip,
+            Rule::Mode(Mode::Ignore) => Verdict::Skip,
             Rule::Mode(Mode::Any) => Verdict::Decided(Decision::StepAside),
             Rule::Architectures(set) => Verdict::Decided(self.policy.limit(set)),
             Rule::Mode(Mode::Inspect) => {
                 let is_template = subject.stage == Stage::Template;
-                let keys = self.pull_secrets.of(namespace, subject.spec, is_template);
-                let (verdict, images) = self.look_at_images(subject.spec, &keys).await;
-                inspection.images = images;
-                inspection.unusable = keys.unusable();
+                let keys = self
+                    .pull_secrets
+                    .of(subject.namespace, subject.spec, is_template);
+                let (verdict, images) = self.resolve_images(subject.spec, &keys).await;
+                evaluation.images = images;
+                evaluation.unusable = keys.unusable();
                 verdict
             }
         };
-        inspection
+        evaluation
     }
 
     /// Who tolerates every architecture needs nothing, unless there is more to give than tolerations for
@@ -158,25 +167,7 @@ impl Inspector {
         tolerates_all && (!more || decided.is_some_and(|decision| decision == "any"))
     }
 
-    /// What a pod or a template gets by a decision.
-    pub fn change(
-        &self,
-        decision: &Decision,
-        subject: Subject<'_>,
-        preferences: &Preferences,
-    ) -> Change {
-        let spec = subject.spec;
-        let view = View {
-            os: &spec.os(),
-            tolerations: spec.tolerations.as_deref().unwrap_or_default(),
-            node_selector: &spec.node_selector,
-            affinity: spec.affinity.as_ref(),
-        };
-        let open = subject.affinity_is_open();
-        self.policy.change(decision, view, preferences, open)
-    }
-
-    async fn look_at_images(
+    async fn resolve_images(
         &self,
         spec: &PodSpec,
         keys: &PodKeys,
@@ -195,12 +186,8 @@ impl Inspector {
             };
             let answer = tokio::time::timeout_at(deadline, self.resolver.resolve(request)).await;
             let answer = answer.unwrap_or_else(|_| {
-                let why = "not resolved within resolution.budget".to_owned();
-                Err(ImageError::Unavailable {
-                    what: image.to_owned(),
-                    why,
-                    source: None,
-                })
+                let why = "not resolved within resolution.budget";
+                Err(ImageError::unavailable(image, why))
             });
             (image.to_owned(), answer)
         }))
@@ -227,32 +214,45 @@ impl Inspector {
     }
 }
 
-impl Inspector {
+impl Subject<'_> {
+    /// What it gets by a decision.
+    pub fn change(self, policy: &Policy, decision: &Decision, preferences: &Preferences) -> Change {
+        let spec = self.spec;
+        let view = View {
+            os: &spec.os(),
+            tolerations: spec.tolerations.as_deref().unwrap_or_default(),
+            node_selector: &spec.node_selector,
+            affinity: spec.affinity.as_ref(),
+        };
+        policy.change(decision, view, preferences, self.affinity_is_open())
+    }
+}
+
+impl Evaluation {
     /// Why a pod with these images may run nowhere.
-    pub fn why_nowhere(&self, images: &[(String, Option<BTreeSet<Architecture>>)]) -> String {
-        let mut why = if images.is_empty() {
+    pub fn explain_no_common_architecture(&self, policy: &Policy) -> String {
+        let mut why = if self.images.is_empty() {
             "none of the architectures in its annotation is schedulable".to_owned()
         } else {
-            format!("its images share no architecture: {}", describe(images))
+            format!("its images share no architecture: {}", self.describe())
         };
-        let schedulable = &self.policy.schedulable;
-        if !schedulable.is_empty() {
-            let names = crate::placement::pod::join(schedulable, ", ");
+        if !policy.schedulable.is_empty() {
+            let names = join(&policy.schedulable, ", ");
             why = format!("{why}; schedulableArchitectures are {names}");
         }
         why
     }
-}
 
-/// `a (amd64, arm64), b (s390x)`: what a person needs to see why images share nothing.
-fn describe(images: &[(String, Option<BTreeSet<Architecture>>)]) -> String {
-    let one = |(image, set): &(String, Option<BTreeSet<Architecture>>)| {
-        let architectures = match set {
-            None => "any".to_owned(),
-            Some(set) if set.is_empty() => "none for this OS".to_owned(),
-            Some(set) => crate::placement::pod::join(set, ", "),
+    /// `a (amd64, arm64), b (s390x)`: what a person needs to see why images share nothing.
+    fn describe(&self) -> String {
+        let one = |(image, set): &(String, Option<BTreeSet<Architecture>>)| {
+            let architectures = match set {
+                None => "any".to_owned(),
+                Some(set) if set.is_empty() => "none for this OS".to_owned(),
+                Some(set) => join(set, ", "),
+            };
+            format!("{image} ({architectures})")
         };
-        format!("{image} ({architectures})")
-    };
-    images.iter().map(one).collect::<Vec<_>>().join(", ")
+        self.images.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
 }

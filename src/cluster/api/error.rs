@@ -1,0 +1,300 @@
+//! Why a call to the API server did not do what was asked. Every answer is classified here and nowhere
+//! else.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+
+use crate::backoff::jitter;
+
+/// Until a call is repeated that the API server did not answer, at the least.
+const RETRY: Duration = Duration::from_secs(2);
+/// Until a call is repeated that RBAC forbids: somebody has to change a role first.
+const FORBIDDEN_RETRY: Duration = Duration::from_secs(30);
+/// The longest `Retry-After` that is obeyed. The API server's own are of seconds.
+const MAX_RETRY_AFTER: Duration = Duration::from_mins(5);
+/// Bytes of an answer that is not a `Status` that are shown.
+const MAX_TEXT: usize = 256;
+
+/// Why a call failed. The text is the API server's own.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ApiError {
+    /// 404: there is no such object, or no such kind.
+    #[error("it does not exist: {0}")]
+    NotFound(String),
+    /// 409, or 422 because a `test` of a JSON patch failed: the object is not as it was seen, or one of that
+    /// name exists already.
+    #[error("it has been changed by others: {0}")]
+    Conflict(String),
+    /// 400, 413, 415 or 422: the API server does not accept the change, and will not until the object changes.
+    #[error("the API server refuses the change: {0}")]
+    Invalid(String),
+    /// An admission webhook or a `ValidatingAdmissionPolicy` denied the change, with whatever code.
+    #[error("an admission policy refuses the change: {0}")]
+    Denied(String),
+    /// 401 or 403.
+    #[error("it is forbidden; does the ClusterRole of archaware match its manifests?: {0}")]
+    Forbidden(String),
+    /// 429 for an eviction that a `PodDisruptionBudget` does not allow now.
+    #[error("a PodDisruptionBudget does not allow it now: {0}")]
+    DisruptionBudget(String),
+    /// 429: the API server is overloaded, or limits the rate.
+    #[error("the API server limits the rate of requests: {message}")]
+    TooManyRequests {
+        /// What it says.
+        message: String,
+        /// How long it wants to be left alone.
+        retry_after: Option<Duration>,
+    },
+    /// 5xx or any other code.
+    #[error("the API server answered {code}: {message}")]
+    Unavailable {
+        /// The status code.
+        code: u16,
+        /// What it says.
+        message: String,
+        /// How long it wants to be left alone.
+        retry_after: Option<Duration>,
+    },
+    /// No connection, or an answer that is cut short.
+    #[error("the API server cannot be reached: {0}")]
+    Unreachable(String),
+    /// No answer in time.
+    #[error("the API server did not answer within {} s", .0.as_secs_f32())]
+    TimedOut(Duration),
+    /// The answer is larger than any object can be.
+    #[error("the answer of the API server is larger than {0} bytes")]
+    TooLarge(usize),
+    /// The answer cannot be read.
+    #[error("the answer of the API server is malformed: {0}")]
+    Malformed(String),
+    /// No object can have such a name; names become part of a path.
+    #[error("{0:?} cannot be the name of an object")]
+    Name(String),
+}
+
+impl ApiError {
+    /// The class of an answer with a status code that is not 2xx.
+    pub(super) fn classify(code: u16, retry_after: Option<Duration>, body: &[u8]) -> Self {
+        // What is in front of the API server, and its own limit of requests in flight, answer with plain text.
+        let status = serde_json::from_slice::<Status>(body).unwrap_or_default();
+        let message = status.message.unwrap_or_else(|| {
+            let text = String::from_utf8_lossy(body.get(..MAX_TEXT).unwrap_or(body));
+            text.trim().to_owned()
+        });
+        let details = status.details.unwrap_or_default();
+        let causes = details.causes.unwrap_or_default();
+        let has_cause = |reason: &str| {
+            let mut reasons = causes.iter().filter_map(|cause| cause.reason.as_deref());
+            reasons.any(|own| own == reason)
+        };
+        let retry_after = retry_after.or_else(|| {
+            let seconds = u64::try_from(details.retry_after_seconds?).ok()?;
+            (seconds > 0).then(|| Duration::from_secs(seconds))
+        });
+        // A webhook may deny with any code, and only the message says that it was one (`ToStatusErr` of
+        // `k8s.io/apiserver/pkg/admission/plugin/webhook/errors`; the policies' plugin does the same).
+        let denied = ["admission webhook \"", "ValidatingAdmissionPolicy '"];
+        if denied.iter().any(|by| message.contains(by)) {
+            return Self::Denied(message);
+        }
+        match code {
+            404 => Self::NotFound(message),
+            409 => Self::Conflict(message),
+            // A failed `test` and a refusal by validation are both 422; only the refusal has details.
+            422 if causes.is_empty() && details.kind.unwrap_or_default().is_empty() => {
+                Self::Conflict(message)
+            }
+            400 | 413 | 415 | 422 => Self::Invalid(message),
+            401 | 403 => Self::Forbidden(message),
+            429 if has_cause("DisruptionBudget") => Self::DisruptionBudget(message),
+            429 => Self::TooManyRequests {
+                message,
+                retry_after,
+            },
+            code => Self::Unavailable {
+                code,
+                message,
+                retry_after,
+            },
+        }
+    }
+
+    /// The same without any text that may repeat the content of an object.
+    pub(super) fn without_content(self) -> Self {
+        let hidden = || "(not shown: it may repeat what is secret)".to_owned();
+        match self {
+            Self::Conflict(_) => Self::Conflict(hidden()),
+            Self::Invalid(_) => Self::Invalid(hidden()),
+            Self::Denied(_) => Self::Denied(hidden()),
+            Self::Malformed(_) => Self::Malformed(hidden()),
+            Self::Unavailable {
+                code, retry_after, ..
+            } => Self::Unavailable {
+                code,
+                message: hidden(),
+                retry_after,
+            },
+            other => other,
+        }
+    }
+
+    /// How long the API server wants to be left alone, if it says so.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::TooManyRequests { retry_after, .. } | Self::Unavailable { retry_after, .. } => {
+                retry_after.map(|after| after.min(MAX_RETRY_AFTER))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the API server understood the change and does not want it: it will not until the object, a role
+    /// or a policy changes.
+    pub fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Invalid(_) | Self::Denied(_) | Self::Forbidden(_) | Self::Name(_)
+        )
+    }
+
+    /// When to try again; `None` when only a change of the object can help.
+    pub fn retry(&self) -> Option<Duration> {
+        match self {
+            Self::NotFound(_) | Self::Invalid(_) | Self::Denied(_) | Self::Name(_) => None,
+            Self::Forbidden(_) => Some(FORBIDDEN_RETRY),
+            // Thousands of pods may wait for an API server that restarts: they do not come back at once.
+            _ => Some(jitter(RETRY).max(self.retry_after().unwrap_or_default())),
+        }
+    }
+
+    /// Its class in the metric of writes.
+    pub(crate) fn result(&self) -> &'static str {
+        match self {
+            Self::NotFound(_) => "gone",
+            Self::Conflict(_) => "stale",
+            Self::Invalid(_) | Self::Denied(_) | Self::Name(_) => "refused",
+            Self::Forbidden(_) => "forbidden",
+            _ => "unavailable",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn classify(code: u16, body: &Value) -> ApiError {
+        ApiError::classify(code, None, body.to_string().as_bytes())
+    }
+
+    fn status(message: &str, details: Value) -> Value {
+        json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "details": details})
+    }
+
+    /// What real API servers (1.36) answer, and what stands in front of them.
+    #[test]
+    fn every_answer_has_one_class() {
+        let none = json!({});
+        let text = || "m".to_owned();
+        let field =
+            json!({"kind": "Pod", "causes": [{"reason": "FieldValueInvalid", "field": "spec"}]});
+        let unavailable = |code| ApiError::Unavailable {
+            code,
+            message: text(),
+            retry_after: None,
+        };
+        let limited = |seconds: Option<u64>| ApiError::TooManyRequests {
+            message: text(),
+            retry_after: seconds.map(Duration::from_secs),
+        };
+        for (code, details, expected) in [
+            (404, &none, ApiError::NotFound(text())),
+            (409, &none, ApiError::Conflict(text())),
+            // The test of a patch failed.
+            (422, &none, ApiError::Conflict(text())),
+            (422, &Value::Null, ApiError::Conflict(text())),
+            // Validation refuses.
+            (422, &field, ApiError::Invalid(text())),
+            (422, &json!({"kind": "Node"}), ApiError::Invalid(text())),
+            (400, &none, ApiError::Invalid(text())),
+            (413, &none, ApiError::Invalid(text())),
+            (415, &none, ApiError::Invalid(text())),
+            (401, &none, ApiError::Forbidden(text())),
+            (403, &none, ApiError::Forbidden(text())),
+            (429, &none, limited(None)),
+            (429, &json!({"retryAfterSeconds": 7}), limited(Some(7))),
+            (
+                429,
+                &json!({"causes": [{"reason": "DisruptionBudget", "message": "needs 1"}]}),
+                ApiError::DisruptionBudget(text()),
+            ),
+            (500, &none, unavailable(500)),
+            (503, &none, unavailable(503)),
+            (418, &none, unavailable(418)),
+            (302, &none, unavailable(302)),
+        ] {
+            assert_eq!(
+                classify(code, &status("m", details.clone())),
+                expected,
+                "{code} {details}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_denial_is_one_with_any_code() {
+        for (code, message) in [
+            (
+                403,
+                "admission webhook \"a.example\" denied the request: no",
+            ),
+            (
+                400,
+                "admission webhook \"a.example\" denied the request without explanation",
+            ),
+            (
+                429,
+                "admission webhook \"a.example\" denied the request: later",
+            ),
+            (
+                422,
+                "pods \"p\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no",
+            ),
+        ] {
+            let error = classify(code, &status(message, json!({})));
+            assert_eq!(error, ApiError::Denied(message.to_owned()), "{code}");
+            assert!(error.is_refusal() && error.retry().is_none());
+        }
+    }
+
+    #[test]
+    fn the_header_counts_before_the_body_and_plain_text_is_shown_shortly() {
+        let after = Some(Duration::from_secs(3));
+        let text = "Too many requests, please try again later.\n";
+        let error = ApiError::classify(429, after, text.as_bytes());
+        assert_eq!(error.retry_after(), after);
+        assert!(error.retry().is_some_and(|retry| Some(retry) >= after));
+        assert!(error.to_string().ends_with("please try again later."));
+        let page = ApiError::classify(502, None, "<html>".repeat(1000).as_bytes());
+        assert!(page.to_string().len() < 2 * MAX_TEXT);
+        let long = ApiError::classify(429, Some(Duration::from_hours(9)), b"");
+        assert_eq!(long.retry_after(), Some(MAX_RETRY_AFTER));
+    }
+
+    #[test]
+    fn what_may_be_secret_is_in_no_text() {
+        let details = json!({"kind": "Secret", "causes": [{"field": "data"}]});
+        for code in [400, 409, 422, 500] {
+            let error = classify(
+                code,
+                &status("data: Invalid value: hunter2", details.clone()),
+            );
+            assert!(error.to_string().contains("hunter2"), "{code}");
+            let error = error.without_content();
+            assert!(!error.to_string().contains("hunter2"), "{code}");
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! The one way to the API server. Every read and write goes through [`ApiClient`], which sets the timeout
+//! and the field manager, obeys `Retry-After`, bounds the answer and classifies it. Only watches are
+//! kube-runtime's own.
+
+mod connect;
+mod error;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::{Stream, TryStreamExt, stream};
+use http_body_util::{BodyExt, Limited};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{
+    Api, Client, Resource,
+    api::{
+        DeleteParams, GetParams, ListParams, ObjectList, PartialObjectMeta, Patch, PatchParams,
+        PostParams, Preconditions,
+    },
+    client::Body,
+    core::{Request, request},
+};
+use serde::{
+    Serialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::{error::chain, names::is_dns_subdomain};
+
+use super::{name::NamespacedName, objects::Pod, patch::JsonPatch};
+
+pub use connect::{ConnectError, connect};
+pub use error::ApiError;
+
+/// The time that one call may take, repetitions after a `Retry-After` included. The API server's own limit for
+/// a request is a minute; what takes longer than this is better tried again later.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same for a page of a list: an API server that serves lists slowly still does so page by page.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The field manager of every write.
+const FIELD_MANAGER: &str = "archaware";
+/// Objects per page of a list: a page of large pods is a few MiB.
+pub(super) const PAGE: u32 = 250;
+/// The largest answer about one object, in bytes. etcd takes no request above 1.5 MiB (`--max-request-bytes`).
+const MAX_OBJECT: usize = 4 << 20;
+/// The largest page: no object in it can be larger than etcd allows.
+const MAX_PAGE: usize = PAGE as usize * (2 << 20);
+
+/// What every kind is that archaware reads or writes.
+pub trait Kind: Resource<DynamicType = ()> {}
+impl<K: Resource<DynamicType = ()>> Kind for K {}
+
+/// Calls the API server. Cheap to clone.
+#[derive(Clone)]
+pub struct ApiClient {
+    client: Client,
+    timeout: Duration,
+}
+
+impl ApiClient {
+    /// With the usual timeout for each call.
+    pub fn new(client: Client) -> Self {
+        Self {
+            client,
+            timeout: CALL_TIMEOUT,
+        }
+    }
+
+    /// The same client with another timeout for each call.
+    #[must_use]
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        Self {
+            client: self.client.clone(),
+            timeout,
+        }
+    }
+
+    /// All objects of a kind, for kube-runtime's watches.
+    pub(super) fn watched<K: Kind>(&self) -> Api<K> {
+        Api::all(self.client.clone())
+    }
+
+    /// Asks for the version of the API server, which takes no permission.
+    pub async fn version(&self) -> Result<(), ApiError> {
+        let request = http::Request::get("/version").body(Vec::new());
+        let request = request.map_err(request::Error::BuildRequest);
+        let _: IgnoredAny = self.send(request, MAX_OBJECT).await?;
+        Ok(())
+    }
+
+    /// Reads an object; `None` when there is none.
+    pub async fn find<K>(&self, name: &NamespacedName) -> Result<Option<K>, ApiError>
+    where
+        K: Kind + DeserializeOwned,
+    {
+        let request = collection::<K>(name)?.get(&name.name, &GetParams::default());
+        found(self.call::<K, K>(request).await)
+    }
+
+    /// Reads the metadata of an object without its content; `None` when there is none.
+    pub async fn find_metadata<K: Kind>(
+        &self,
+        name: &NamespacedName,
+    ) -> Result<Option<ObjectMeta>, ApiError> {
+        let request = collection::<K>(name)?.get_metadata(&name.name, &GetParams::default());
+        let object = self.call::<K, PartialObjectMeta>(request).await;
+        Ok(found(object)?.map(|object| object.metadata))
+    }
+
+    /// Every object of a kind, a page in memory at a time.
+    pub fn list<K>(
+        &self,
+        fields: Option<&'static str>,
+    ) -> impl Stream<Item = Result<K, ApiError>> + Send + use<K>
+    where
+        K: Kind + Clone + DeserializeOwned + Send + 'static,
+    {
+        let api = self.with_timeout(PAGE_TIMEOUT);
+        let pages = stream::try_unfold(Some(None), move |next: Option<Option<String>>| {
+            let api = api.clone();
+            async move {
+                let Some(token) = next else {
+                    return Ok::<_, ApiError>(None);
+                };
+                let mut parameters = ListParams::default().limit(PAGE);
+                parameters.field_selector = fields.map(str::to_owned);
+                parameters.continue_token = token;
+                let request = Request::new(K::url_path(&(), None)).list(&parameters);
+                let page: ObjectList<K> = api.send(request, MAX_PAGE).await?;
+                let token = page.metadata.continue_;
+                let next = token.filter(|token| !token.is_empty()).map(Some);
+                Ok(Some((stream::iter(page.items.into_iter().map(Ok)), next)))
+            }
+        });
+        pages.try_flatten()
+    }
+
+    /// Creates an object of kind `K`, written as `object`; gives the API server's answer.
+    pub async fn create<K, T>(
+        &self,
+        namespace: Option<&str>,
+        object: &impl Serialize,
+    ) -> Result<T, ApiError>
+    where
+        K: Kind,
+        T: DeserializeOwned,
+    {
+        if let Some(namespace) = namespace {
+            check(namespace)?;
+        }
+        let body = serde_json::to_vec(object).map_err(|error| ApiError::Invalid(chain(&error)))?;
+        let request = Request::new(K::url_path(&(), namespace)).create(&post(), body);
+        self.call::<K, T>(request).await
+    }
+
+    /// Patches an object.
+    pub async fn patch<K: Kind>(
+        &self,
+        name: &NamespacedName,
+        patch: JsonPatch,
+    ) -> Result<(), ApiError> {
+        let operations = serde_json::from_value(patch.into_operations());
+        let operations = operations.map_err(|error| ApiError::Invalid(chain(&error)))?;
+        let parameters = PatchParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        let patch = Patch::<()>::Json(operations);
+        let request = collection::<K>(name)?.patch(&name.name, &parameters, &patch);
+        self.call::<K, IgnoredAny>(request).await.map(drop)
+    }
+
+    /// Deletes an object, with `uid` only the one that was seen; `false` when there is none.
+    pub async fn delete<K: Kind>(
+        &self,
+        name: &NamespacedName,
+        uid: Option<String>,
+    ) -> Result<bool, ApiError> {
+        let request = collection::<K>(name)?.delete(&name.name, &delete(uid));
+        let deleted = self.call::<K, IgnoredAny>(request).await;
+        Ok(found(deleted)?.is_some())
+    }
+
+    /// Evicts a pod through the Eviction API, which respects budgets. The uid keeps a successor of the same name
+    /// (a `StatefulSet`'s) from being evicted in its place.
+    pub async fn evict(&self, pod: &Pod) -> Result<(), ApiError> {
+        let name = NamespacedName::of(pod);
+        let eviction = json!({
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": { "name": name.name, "namespace": name.namespace },
+            "deleteOptions": delete(pod.metadata.uid.clone()),
+        });
+        let body = eviction.to_string().into_bytes();
+        let request =
+            collection::<Pod>(&name)?.create_subresource("eviction", &name.name, &post(), body);
+        self.call::<Pod, IgnoredAny>(request).await.map(drop)
+    }
+
+    /// A call about one object of kind `K`. What the API server says of a Secret may repeat its content.
+    async fn call<K: Kind, T: DeserializeOwned>(
+        &self,
+        request: Result<http::Request<Vec<u8>>, request::Error>,
+    ) -> Result<T, ApiError> {
+        let answer = self.send(request, MAX_OBJECT).await;
+        if K::plural(&()) == "secrets" {
+            answer.map_err(ApiError::without_content)
+        } else {
+            answer
+        }
+    }
+
+    /// Sends a request until there is an answer or the time is up. As client-go does, it waits and repeats the
+    /// request when the API server asks for that (`k8s.io/client-go/rest`, `with_retry.go`).
+    async fn send<T: DeserializeOwned>(
+        &self,
+        request: Result<http::Request<Vec<u8>>, request::Error>,
+        max_body: usize,
+    ) -> Result<T, ApiError> {
+        let request = request.map_err(|error| ApiError::Invalid(chain(&error)))?;
+        let request = request.map(Bytes::from);
+        let deadline = Instant::now() + self.timeout;
+        loop {
+            let exchange = self.exchange(request.clone(), max_body);
+            let answer = tokio::time::timeout_at(deadline, exchange).await;
+            let answer = answer.unwrap_or(Err(ApiError::TimedOut(self.timeout)));
+            let after = answer.as_ref().err().and_then(ApiError::retry_after);
+            match after.map(|after| Instant::now() + after.max(Duration::from_secs(1))) {
+                Some(next) if next < deadline => tokio::time::sleep_until(next).await,
+                _ => return answer,
+            }
+        }
+    }
+
+    /// One request and its answer. kube's own way logs a body that it cannot read, which may be a Secret.
+    async fn exchange<T: DeserializeOwned>(
+        &self,
+        request: http::Request<Bytes>,
+        max_body: usize,
+    ) -> Result<T, ApiError> {
+        let unreachable = |error: kube::Error| ApiError::Unreachable(chain(&error));
+        let answer = self.client.send(request.map(Body::from)).await;
+        let (head, body) = answer.map_err(unreachable)?.into_parts();
+        let body = Limited::new(body, max_body).collect().await;
+        let body = body.map_err(|error| {
+            if error.is::<http_body_util::LengthLimitError>() {
+                ApiError::TooLarge(max_body)
+            } else {
+                ApiError::Unreachable(chain(error.as_ref()))
+            }
+        })?;
+        let body = body.to_bytes();
+        if head.status.is_success() {
+            return serde_json::from_slice(&body)
+                .map_err(|error| ApiError::Malformed(error.to_string()));
+        }
+        let after = head.headers.get(http::header::RETRY_AFTER);
+        let after = after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        let after = after.map(Duration::from_secs);
+        Err(ApiError::classify(head.status.as_u16(), after, &body))
+    }
+}
+
+/// Where objects of kind `K` are, beside the one of this name.
+fn collection<K: Kind>(name: &NamespacedName) -> Result<Request, ApiError> {
+    if let Some(namespace) = &name.namespace {
+        check(namespace)?;
+    }
+    check(&name.name)?;
+    Ok(Request::new(K::url_path(&(), name.namespace.as_deref())))
+}
+
+/// Names become part of a path, and may come from pods that nothing has validated yet.
+fn check(name: &str) -> Result<(), ApiError> {
+    if is_dns_subdomain(name) {
+        Ok(())
+    } else {
+        Err(ApiError::Name(name.to_owned()))
+    }
+}
+
+fn found<T>(answer: Result<T, ApiError>) -> Result<Option<T>, ApiError> {
+    match answer {
+        Ok(object) => Ok(Some(object)),
+        Err(ApiError::NotFound(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn post() -> PostParams {
+    PostParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PostParams::default()
+    }
+}
+
+fn delete(uid: Option<String>) -> DeleteParams {
+    let preconditions = uid.map(|uid| Preconditions {
+        uid: Some(uid),
+        resource_version: None,
+    });
+    DeleteParams {
+        preconditions,
+        ..DeleteParams::default()
+    }
+}

@@ -1,0 +1,58 @@
+//! What the decisions go by, made from the configuration.
+
+use crate::placement::{Mode, failure::FailurePolicy, node, pod::Policy, preference::Preferences};
+
+use super::{AffinityConfig, Config, FailureConfig, PodsConfig};
+
+impl From<&Config> for Policy {
+    fn from(config: &Config) -> Self {
+        Self {
+            taint: config.taint_kind(),
+            compatibility: config.compatibility.clone(),
+            schedulable: config.schedulable_architectures.iter().cloned().collect(),
+            rules: config.tolerations.clone(),
+            requires_affinity: config.affinity.required,
+        }
+    }
+}
+
+impl From<&Config> for node::Policy {
+    fn from(config: &Config) -> Self {
+        Self {
+            kind: config.taint.manage.then(|| config.taint_kind()),
+            architectures: config.taint.architectures.iter().cloned().collect(),
+            selector: config.taint.node_selector.clone(),
+        }
+    }
+}
+
+impl From<&FailureConfig> for FailurePolicy {
+    fn from(config: &FailureConfig) -> Self {
+        Self {
+            after: config.after,
+            action: config.action,
+            architectures: config.architectures.iter().cloned().collect(),
+        }
+    }
+}
+
+impl PodsConfig {
+    /// The mode of pods in a namespace, unless annotations say otherwise.
+    pub fn mode_in(&self, namespace: &str) -> Mode {
+        if self.exempt_namespaces.contains(namespace) {
+            Mode::Any
+        } else {
+            self.mode
+        }
+    }
+}
+
+impl AffinityConfig {
+    /// Weights by architecture.
+    pub fn preferences(&self) -> Preferences {
+        let weights = self.preferred.iter();
+        weights
+            .map(|one| (one.architecture.clone(), one.weight.get()))
+            .collect()
+    }
+}

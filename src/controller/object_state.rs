@@ -1,0 +1,103 @@
+//! What is remembered of each object, by uid. An entry goes with its object.
+
+use std::{collections::HashMap, sync::Arc};
+
+use kube::Resource;
+use kube_runtime::reflector::{ObjectRef, Store};
+use parking_lot::Mutex;
+
+use crate::{
+    cluster::{api::Kind, watch::Removed},
+    plan::ObjectState,
+};
+
+/// The states of all objects of a kind. Cheap to clone.
+#[derive(Clone, Default)]
+pub(super) struct ObjectStates(Arc<Mutex<HashMap<String, ObjectState>>>);
+
+impl ObjectStates {
+    /// What is remembered of an object.
+    pub(super) fn get<K: Resource>(&self, object: &K) -> Option<ObjectState> {
+        let states = self.0.lock();
+        states.get(object.meta().uid.as_deref()?).cloned()
+    }
+
+    /// Whether nothing is left to be decided about an object.
+    pub(super) fn is_decided<K: Resource>(&self, object: &K) -> bool {
+        let uid = object.meta().uid.as_deref().unwrap_or_default();
+        self.0.lock().get(uid).is_some_and(ObjectState::is_decided)
+    }
+
+    /// Remembers the state of an object, or forgets it. An object that is gone by now is not remembered: it left
+    /// the store before `removed` was called for it.
+    pub(super) fn set<K>(&self, object: &K, state: Option<ObjectState>, store: &Store<K>)
+    where
+        K: Kind + Clone + 'static,
+    {
+        let Some(uid) = &object.meta().uid else {
+            return;
+        };
+        let mut states = self.0.lock();
+        let stored = store.get(&ObjectRef::from_obj(object));
+        let is_there = stored.is_some_and(|stored| stored.meta().uid.as_ref() == Some(uid));
+        match state.filter(|_| is_there) {
+            Some(state) => states.insert(uid.clone(), state),
+            None => states.remove(uid),
+        };
+    }
+
+    /// Forgets what has left the store.
+    pub(super) fn removed<K: Resource + Clone + 'static>(&self, removed: &Removed<'_, K>)
+    where
+        K::DynamicType: Eq + std::hash::Hash + Clone,
+    {
+        let mut states = self.0.lock();
+        match removed {
+            Removed::One(object) => {
+                if let Some(uid) = &object.meta().uid {
+                    states.remove(uid);
+                }
+            }
+            Removed::Relisted(uids) => states.retain(|uid, _| uids.contains(uid)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashSet, time::Instant};
+
+    use kube_runtime::{reflector, watcher::Event};
+
+    use super::*;
+    use crate::cluster::objects::Pod;
+
+    fn pod(name: &str, uid: &str) -> Pod {
+        let mut pod = Pod::default();
+        pod.metadata.name = Some(name.to_owned());
+        pod.metadata.uid = Some(uid.to_owned());
+        pod
+    }
+
+    #[test]
+    fn a_state_goes_with_its_object() {
+        let (store, mut writer) = reflector::store::<Pod>();
+        let states = ObjectStates::default();
+        let state = || Some(ObjectState::resume(None, 1, Instant::now()));
+        let (a, b) = (pod("a", "1"), pod("b", "2"));
+        for pod in [&a, &b] {
+            writer.apply_watcher_event(&Event::Apply(pod.clone()));
+            states.set(pod, state(), &store);
+        }
+        assert!(states.get(&a).is_some());
+        states.removed(&Removed::One(&a));
+        assert!(states.get(&a).is_none());
+        // A reconcile that was under way while its pod was deleted, or replaced under the same name.
+        writer.apply_watcher_event(&Event::Delete(a.clone()));
+        states.set(&a, state(), &store);
+        states.set(&pod("b", "3"), state(), &store);
+        assert_eq!(states.0.lock().len(), 1);
+        states.removed(&Removed::<Pod>::Relisted(&HashSet::new()));
+        assert_eq!(states.0.lock().len(), 0);
+    }
+}

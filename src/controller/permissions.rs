@@ -1,0 +1,95 @@
+//! Which permissions `run` needs.
+
+use crate::{
+    cluster::{ADMISSION_SECRET, NAME, access::Permission},
+    config::{Config, DaemonSets},
+};
+
+/// What `run` needs with this configuration.
+pub(super) fn needed(namespace: &str, config: &Config) -> Vec<Permission> {
+    let everywhere = |group, resource, verbs: &[&'static str]| {
+        verbs
+            .iter()
+            .map(move |verb| Permission {
+                group,
+                resource,
+                verb,
+                namespace: None,
+                name: None,
+            })
+            .collect::<Vec<_>>()
+    };
+    let daemon_sets: &[_] = if config.daemon_sets == DaemonSets::Manage {
+        &["list", "watch", "patch"]
+    } else {
+        &["list", "watch"]
+    };
+    let lease = |verb, name| Permission {
+        group: "coordination.k8s.io",
+        resource: "leases",
+        verb,
+        namespace: Some(namespace.to_owned()),
+        name,
+    };
+    let admission = admission(namespace, config);
+    [
+        everywhere("", "nodes", &["list", "watch", "patch"]),
+        everywhere("", "pods", &["list", "watch", "patch"]),
+        everywhere("", "namespaces", &["list", "watch"]),
+        everywhere("apps", "daemonsets", daemon_sets),
+        everywhere("events.k8s.io", "events", &["create"]),
+        // The name of an object is not known to the authoriser when it is created.
+        vec![
+            lease("create", None),
+            lease("get", Some(NAME)),
+            lease("patch", Some(NAME)),
+        ],
+        admission,
+    ]
+    .concat()
+}
+
+/// What the webhook needs besides.
+fn admission(namespace: &str, config: &Config) -> Vec<Permission> {
+    let admission = &config.admission;
+    let files = &admission.certificates;
+    let own_certificate = files.certificate.as_os_str().is_empty();
+    let tells = own_certificate || !files.authority.as_os_str().is_empty();
+    // The name of an object is not known to the authoriser when it is created.
+    let configuration = |verb| Permission {
+        group: "admissionregistration.k8s.io",
+        resource: "mutatingwebhookconfigurations",
+        verb,
+        namespace: None,
+        name: (verb != "create").then_some(NAME),
+    };
+    let secret = |verb| Permission {
+        group: "",
+        resource: "secrets",
+        verb,
+        namespace: Some(namespace.to_owned()),
+        name: (verb != "create").then_some(ADMISSION_SECRET),
+    };
+    let (mut needed, all) = (Vec::new(), ["create", "get", "patch"]);
+    if admission.enabled && admission.manage_configuration {
+        needed.extend(["create", "get", "patch", "delete"].map(configuration));
+    } else if admission.enabled && tells {
+        needed.extend(["get", "patch"].map(configuration));
+    }
+    if admission.enabled && own_certificate {
+        needed.extend(all.map(secret));
+    }
+    needed
+}
+
+/// What makes every pod's pull secrets readable. Without it, only those in namespaces whose owners allow
+/// it are.
+pub(super) fn pull_secrets() -> Vec<Permission> {
+    vec![Permission {
+        group: "",
+        resource: "secrets",
+        verb: "get",
+        namespace: None,
+        name: None,
+    }]
+}

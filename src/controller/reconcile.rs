@@ -1,0 +1,239 @@
+//! One reconcile in three steps, the same for pods, DaemonSets and nodes: evaluate, plan, apply.
+
+use std::{
+    fmt::Debug,
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use kube::Resource;
+use kube_runtime::{controller::Action, reflector::Store};
+use serde::de::DeserializeOwned;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cluster::{
+        api::Kind,
+        events::Events,
+        name::NamespacedName,
+        namespaces::Namespaces,
+        writer::{Writer, Written},
+    },
+    error::chain,
+    metrics::Metrics,
+    plan::{Change, EventDraft, Follow, ObjectState, Plan, Write, after_release, after_write},
+};
+
+use super::{initial::InitialObjects, object_state::ObjectStates};
+
+/// The two steps that differ between kinds.
+pub(super) trait Reconcile: Send + Sync + 'static {
+    /// What is reconciled.
+    type Object: Kind + Clone + DeserializeOwned + Debug + Send + Sync + 'static;
+    /// What is read about it.
+    type Evaluation: Send;
+
+    /// Reads what the plan needs; `None` when the object is not archaware's business.
+    fn evaluate(
+        &self,
+        object: &Self::Object,
+    ) -> impl Future<Output = Option<Self::Evaluation>> + Send;
+
+    /// What is to be done. Pure.
+    fn plan(
+        &self,
+        object: &Self::Object,
+        evaluation: Self::Evaluation,
+        remembered: Option<ObjectState>,
+        now: Instant,
+    ) -> Plan;
+
+    /// Nothing is left to be decided about an object for which that is new.
+    fn decided(&self, _object: &Self::Object) {}
+}
+
+/// Where plans are applied.
+#[derive(Clone)]
+pub(super) struct Sinks {
+    pub(super) writer: Writer,
+    pub(super) events: Events,
+    pub(super) metrics: Metrics,
+    pub(super) namespaces: Namespaces,
+}
+
+/// Reconciles the objects of one kind.
+pub(super) struct Reconciler<R: Reconcile> {
+    pub(super) kind: R,
+    pub(super) sinks: Sinks,
+    pub(super) store: Store<R::Object>,
+    pub(super) states: ObjectStates,
+    /// Which objects of the start have had their first attempt; `None`: the start does not wait for this kind.
+    pub(super) initial: Option<InitialObjects>,
+}
+
+impl<R: Reconcile> Reconciler<R> {
+    /// One attempt at an object, until `stop`.
+    pub(super) async fn reconcile(
+        self: Arc<Self>,
+        object: Arc<R::Object>,
+        stop: CancellationToken,
+    ) -> Action {
+        let started = Instant::now();
+        let follow = self.attempt(&object, &stop).await;
+        if let Some(initial) = &self.initial {
+            self.sinks.metrics.attempt_took(started.elapsed());
+            if follow.is_complete {
+                initial.attempted(&*object);
+            }
+        }
+        follow
+            .requeue
+            .map_or_else(Action::await_change, Action::requeue)
+    }
+
+    async fn attempt(&self, object: &R::Object, stop: &CancellationToken) -> Follow {
+        // A registry may take its time; a process that is told to stop may not.
+        let evaluated = stop.run_until_cancelled(self.kind.evaluate(object)).await;
+        let Some(evaluated) = evaluated else {
+            return follow(None, false);
+        };
+        let Some(evaluation) = evaluated else {
+            self.states.set(object, None, &self.store);
+            return follow(None, true);
+        };
+        let remembered = self.states.get(object);
+        let now = tokio::time::Instant::now().into_std();
+        let plan = self.kind.plan(object, evaluation, remembered, now);
+        self.apply(object, plan).await
+    }
+
+    /// Sends the patch, and does what follows from its outcome.
+    async fn apply(&self, object: &R::Object, plan: Plan) -> Follow {
+        let Plan {
+            events,
+            counts,
+            write,
+            requeue,
+            is_complete,
+            decides,
+            state,
+        } = plan;
+        self.publish(object, events);
+        self.count(counts);
+        // Remembered before the patch: what has been reported stays reported whatever becomes of it.
+        self.states.set(object, state.clone(), &self.store);
+        if let Some(write) = write
+            && let Some(failed) = self.write(object, write, requeue).await
+        {
+            return failed;
+        }
+        if let Some(mut state) = state.filter(|_| decides)
+            && state.decide()
+        {
+            self.states.set(object, Some(state), &self.store);
+            self.kind.decided(object);
+        }
+        follow(requeue, is_complete)
+    }
+
+    /// `None` once the patch is applied.
+    async fn write(
+        &self,
+        object: &R::Object,
+        write: Write,
+        requeue: Option<Duration>,
+    ) -> Option<Follow> {
+        let name = NamespacedName::of(object);
+        let written = self
+            .sinks
+            .writer
+            .patch::<R::Object>(&name, write.patch)
+            .await;
+        let follows = match write.change {
+            Change::GateRemoved => after_release(&written),
+            _ => after_write(&written),
+        };
+        let Some(follows) = follows else {
+            log(&write.change, &name);
+            self.publish(object, write.events);
+            self.count(write.counts);
+            return None;
+        };
+        let refused = matches!(&written, Written::Failed(error) if error.is_refusal());
+        let failed = self.failed(object, &written, follows);
+        let Some(release) = write.release.filter(|_| refused) else {
+            return Some(failed);
+        };
+        let written = self.sinks.writer.patch::<R::Object>(&name, release).await;
+        let Some(follows) = after_release(&written) else {
+            log(&Change::GateRemoved, &name);
+            return Some(follow(failed.requeue.or(requeue), true));
+        };
+        Some(self.failed(object, &written, follows))
+    }
+
+    fn failed(&self, object: &R::Object, written: &Written, mut follows: Follow) -> Follow {
+        if let Written::Failed(error) = written {
+            let name = NamespacedName::of(object);
+            tracing::warn!(kind = %R::Object::kind(&()), %name, error = chain(error), "not patched");
+        }
+        self.publish(object, follows.event.take());
+        follows
+    }
+
+    fn publish(&self, object: &R::Object, drafts: impl IntoIterator<Item = EventDraft>) {
+        for draft in drafts {
+            let EventDraft {
+                on_namespace,
+                reason,
+                note,
+            } = draft;
+            if !on_namespace {
+                self.sinks.events.publish(object, reason, note);
+            } else if let Some(namespace) = &object.meta().namespace
+                && let Some(carrier) = self.sinks.namespaces.get(namespace)
+            {
+                self.sinks.events.publish(&*carrier, reason, note);
+            }
+        }
+    }
+
+    fn count(&self, results: Vec<&'static str>) {
+        let kind = match &*R::Object::kind(&()) {
+            "Pod" => "Pod",
+            _ => "DaemonSet",
+        };
+        for result in results {
+            self.sinks.metrics.decided(kind, result);
+        }
+    }
+}
+
+fn follow(requeue: Option<Duration>, is_complete: bool) -> Follow {
+    Follow {
+        requeue,
+        is_complete,
+        event: None,
+    }
+}
+
+/// One line for each change that was made.
+fn log(change: &Change, name: &NamespacedName) {
+    match change {
+        Change::PodPlaced {
+            decision,
+            by_policy,
+        } => tracing::info!(pod = %name, decision, by_policy, "pod placed"),
+        Change::GateRemoved => tracing::info!(pod = %name, "gate removed without a decision"),
+        Change::TemplateChanged {
+            decision,
+            by_policy,
+        } => tracing::info!(daemonset = %name, decision, by_policy, "template changed"),
+        Change::RecordChanged => {}
+        Change::NodeTainted { taint, removed } => {
+            tracing::info!(node = %name, taint, removed, "node tainted");
+        }
+        Change::NodeReleased { removed } => tracing::info!(node = %name, removed, "node released"),
+    }
+}

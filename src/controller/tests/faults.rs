@@ -1,0 +1,175 @@
+//! Every answer that a call can get, for each kind of object.
+
+use super::*;
+use tokio::time::Instant;
+
+use crate::scripted_api::Answer;
+
+/// What is seen of a patch that gets an answer once.
+struct Case {
+    answer: Answer,
+    /// When it is repeated, in seconds with their jitter.
+    repeated: Option<std::ops::RangeInclusive<u64>>,
+    /// Whether an event tells of it.
+    event: bool,
+}
+
+fn cases() -> Vec<Case> {
+    let status = |code, message| Answer::Status(code, message, Value::Null);
+    let field = json!({ "reason": "FieldValueInvalid", "field": "spec" });
+    let field = json!({ "kind": "Pod", "causes": [field] });
+    let denied = "admission webhook \"a\" denied the request: no";
+    let case = |answer, repeated, event| Case {
+        answer,
+        repeated,
+        event,
+    };
+    vec![
+        case(status(409, "has been modified"), Some(2..=2), false),
+        case(status(422, "testing value failed"), Some(2..=2), false),
+        case(Answer::Status(422, "Invalid value", field), None, true),
+        case(status(403, "cannot patch"), Some(30..=30), true),
+        case(status(403, denied), None, true),
+        case(status(404, "not found"), None, false),
+        // Obeyed within the time of the call.
+        case(Answer::RetryAfter(429, 3), Some(3..=3), false),
+        // Longer than a call may take: the object comes back when the API server says.
+        case(Answer::RetryAfter(429, 20), Some(20..=20), false),
+        case(Answer::RetryAfter(503, 2), Some(2..=2), false),
+        case(status(429, "slow down"), Some(2..=4), false),
+        case(status(500, "etcd: leader changed"), Some(2..=4), false),
+        case(Answer::Broken, Some(2..=4), false),
+        // The answer is waited for ten seconds.
+        case(Answer::Silence, Some(12..=14), false),
+    ]
+}
+
+async fn run_cases(path: &str, object: Option<Value>) {
+    for Case {
+        answer,
+        repeated,
+        event,
+    } in cases()
+    {
+        let api = cluster();
+        if let Some(object) = &object {
+            api.put(path, object.clone());
+        }
+        let call = format!("PATCH {path}");
+        api.script(&call, [answer.clone()]);
+        let controller = Controller::start(&api, "");
+        api.wait_for(&call, 1).await;
+        tokio::time::sleep(Duration::from_mins(30)).await;
+        let times: Vec<Instant> = api.calls(&[&call]).iter().map(|call| call.at).collect();
+        match (&repeated, times.as_slice()) {
+            (None, [_]) => {}
+            (Some(range), [first, second]) => {
+                let pause = (*second - *first).as_secs();
+                assert!(range.contains(&pause), "{path} {answer:?}: after {pause} s");
+                let object = api.get(path).unwrap().to_string();
+                assert!(
+                    object.contains("archaware.dev/"),
+                    "{path} {answer:?}: {object}"
+                );
+            }
+            (_, times) => panic!(
+                "{path} {answer:?}: patched {} times, first at {:?}",
+                times.len(),
+                times.get(..3)
+            ),
+        }
+        let is_refusal = |(reason, _): &&(String, String)| reason == "ChangeRefused";
+        let refused = events(&api).iter().filter(is_refusal).count();
+        assert_eq!(refused, usize::from(event), "{path} {answer:?}");
+        // Whatever becomes of a pod or a DaemonSet, nodes are tainted.
+        let nodes = api.calls(&[&format!("PATCH {NODE}")]);
+        assert!(!nodes.is_empty(), "{path} {answer:?}");
+        controller.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_answer_to_the_patch_of_a_pod() {
+    run_cases(POD, Some(pod())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_answer_to_the_patch_of_a_daemon_set() {
+    run_cases(DAEMON_SET, Some(daemon_set())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_answer_to_the_patch_of_a_node() {
+    run_cases(NODE, None).await;
+}
+
+/// The change is refused, and the pod must not wait behind archaware's gate for it: the gate goes alone.
+#[tokio::test(start_paused = true)]
+async fn a_refused_pod_loses_its_gate() {
+    let api = cluster();
+    let mut gated = pod();
+    gated["spec"]["schedulingGates"] = json!([{ "name": "archaware.dev/inspect" }]);
+    api.put(POD, gated);
+    let call = format!("PATCH {POD}");
+    let denied = "admission webhook \"a\" denied the request";
+    let denied = Answer::Status(400, denied, Value::Null);
+    // The release meets a restart of the API server once.
+    let restart = Answer::Status(500, "shutting down", Value::Null);
+    api.script(&call, [denied.clone(), restart, denied]);
+    let controller = Controller::start(&api, "");
+    let calls = api.wait_for(&call, 4).await;
+    let gate = json!([
+        { "op": "test", "path": "/metadata/uid", "value": "pod" },
+        { "op": "test", "path": "/spec/schedulingGates/0/name", "value": "archaware.dev/inspect" },
+        { "op": "remove", "path": "/spec/schedulingGates/0" },
+    ]);
+    assert_eq!((&calls[1].body, &calls[3].body), (&gate, &gate));
+    assert_eq!((calls[2].at - calls[1].at).as_secs(), 15);
+    let released = api.get(POD).unwrap();
+    assert_eq!(released["spec"]["schedulingGates"], json!([]));
+    controller.stop().await;
+}
+
+/// An event that cannot be written holds nothing up, and is not tried again.
+#[tokio::test(start_paused = true)]
+async fn events_are_best_effort() {
+    for answer in [
+        Answer::Silence,
+        Answer::Broken,
+        Answer::Status(403, "cannot create", Value::Null),
+        Answer::Status(404, "namespace not found", Value::Null),
+    ] {
+        let api = cluster();
+        api.put(DAEMON_SET, daemon_set());
+        let call = "POST /apis/events.k8s.io/v1/namespaces/ns/events";
+        api.script(call, [answer]);
+        let controller = Controller::start(&api, "");
+        api.wait_for(call, 1).await;
+        api.wait_for(&format!("PATCH {NODE}"), 1).await;
+        tokio::time::sleep(Duration::from_mins(5)).await;
+        assert_eq!(api.calls(&[call]).len(), 1);
+        controller.stop().await;
+    }
+}
+
+/// Permissions that cannot be asked for, and those that are lacking, end the start.
+#[tokio::test(start_paused = true)]
+async fn the_start_ends_without_permissions() {
+    let call = "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let denied = json!({ "spec": {}, "status": { "allowed": false } });
+    let down = Answer::Status(500, "down", Value::Null);
+    for (answer, expected) in [
+        (Answer::Body(denied), "archaware lacks permissions"),
+        (Answer::Silence, "cannot ask the API server"),
+        (Answer::Broken, "cannot ask the API server"),
+        (down, "cannot ask the API server"),
+    ] {
+        let api = cluster();
+        api.script(call, [answer]);
+        let controller = Controller::start(&api, "");
+        let ended = tokio::time::timeout(Duration::from_mins(1), controller.running);
+        let error = ended.await.unwrap().unwrap().unwrap_err();
+        assert!(error.to_string().starts_with(expected), "{error}");
+        assert_eq!(writes(&api).len(), 0);
+    }
+}

@@ -1,0 +1,122 @@
+//! The Lease is lost and won while objects are being worked on.
+
+use super::*;
+use tokio::time::Instant;
+
+use crate::scripted_api::Answer;
+
+fn held_by(holder: &str, transitions: u32) -> Value {
+    json!({
+        "metadata": { "name": "archaware", "namespace": "archaware", "uid": "lease" },
+        "spec": { "holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": transitions },
+    })
+}
+
+/// Another process takes the Lease while a pod waits for its namespace to be known. What was read by then is not
+/// written until this process leads again.
+#[tokio::test(start_paused = true)]
+async fn leadership_is_lost_between_read_and_write() {
+    let api = cluster();
+    let controller = Controller::start(&api, "");
+    api.wait_for(&format!("PATCH {NODE}"), 1).await;
+    // The holder renews every five seconds or a little more, and a pod waits for its namespace for one.
+    let renewed = api.wait_for(&format!("PATCH {LEASE}"), 1).await[0].at;
+    let elsewhere = POD.replace("/ns/", "/unknown/");
+    let mut pod = pod();
+    pod["metadata"]["namespace"] = json!("unknown");
+    tokio::time::sleep(Duration::from_millis(4600)).await;
+    api.put(LEASE, held_by("other", 7));
+    api.put(&elsewhere, pod);
+    let mut beat = 8;
+    let ends = renewed + Duration::from_mins(2);
+    while Instant::now() < ends {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        api.put(LEASE, held_by("other", beat));
+        beat += 1;
+    }
+    let call = format!("PATCH {elsewhere}");
+    assert_eq!(api.calls(&[&call]).len(), 0, "it was read, and not written");
+    // The other one dies: its Lease is waited out, and the pod is written once.
+    let patched = api.wait_for(&call, 1).await[0].at;
+    let dead = patched - ends;
+    assert!((12..=22).contains(&dead.as_secs()), "{dead:?}");
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    assert_eq!(api.calls(&[&call]).len(), 1);
+    controller.stop().await;
+}
+
+/// A replica that does not lead follows the cluster, and writes nothing.
+#[tokio::test(start_paused = true)]
+async fn a_follower_writes_nothing_and_takes_over_after_a_release() {
+    let api = cluster();
+    api.put(LEASE, held_by("other", 1));
+    api.put(POD, pod());
+    let controller = Controller::start(&api, "");
+    for beat in 2..40 {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        api.put(LEASE, held_by("other", beat));
+    }
+    assert_eq!(writes(&api).len(), 0);
+    let before = Instant::now();
+    api.put(LEASE, held_by("", 40));
+    let tainted = api.wait_for(&format!("PATCH {NODE}"), 1).await[0].at;
+    assert!(tainted - before < Duration::from_secs(3), "{tainted:?}");
+    controller.stop().await;
+}
+
+/// Renewals that fail are repeated each second; before another process may take the Lease, this one stops writing.
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_cannot_renew_stops_in_time() {
+    for answer in [
+        Answer::Silence,
+        Answer::Broken,
+        Answer::Status(403, "forbidden", Value::Null),
+        Answer::Status(500, "down", Value::Null),
+        Answer::RetryAfter(429, 1),
+    ] {
+        let api = cluster();
+        let controller = Controller::start(&api, "");
+        api.wait_for(&format!("PATCH {NODE}"), 1).await;
+        let renewed = api.wait_for(&format!("PATCH {LEASE}"), 1).await[0].at;
+        let answers = std::iter::repeat_n(answer.clone(), 200);
+        api.script(&format!("GET {LEASE}"), answers);
+        let leads = || controller.metric("archaware_leader");
+        let given_up = api.until("leadership given up", || {
+            (leads().as_deref() == Some("0")).then(Instant::now)
+        });
+        let held = given_up.await - renewed;
+        assert!((5..15).contains(&held.as_secs()), "{answer:?}: {held:?}");
+        api.put(POD, pod());
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let patches = api.calls(&[&format!("PATCH {POD}")]);
+        assert!(patches.is_empty(), "{answer:?}");
+        controller.stop().await;
+    }
+}
+
+/// A renewal that conflicts is tried again: it was another process, or this one's renewal that was cut off.
+#[tokio::test(start_paused = true)]
+async fn a_conflicting_renewal_costs_no_leadership() {
+    let api = cluster();
+    let controller = Controller::start(&api, "");
+    api.wait_for(&format!("PATCH {NODE}"), 1).await;
+    let conflict = |code| Answer::Status(code, "testing value failed", Value::Null);
+    api.script(&format!("PATCH {LEASE}"), [conflict(409), conflict(422)]);
+    api.wait_for(&format!("PATCH {LEASE}"), 4).await;
+    let leads = controller.metric("archaware_leader");
+    assert_eq!(leads.as_deref(), Some("1"));
+    controller.stop().await;
+    assert_eq!(api.get(LEASE).unwrap()["spec"].get("holderIdentity"), None);
+}
+
+/// The release meets a renewal that was cut off and arrives late.
+#[tokio::test(start_paused = true)]
+async fn the_release_is_tried_twice() {
+    let api = cluster();
+    let controller = Controller::start(&api, "");
+    api.wait_for(&format!("PATCH {NODE}"), 1).await;
+    let conflict = Answer::Status(409, "the object has been modified", Value::Null);
+    api.script(&format!("PATCH {LEASE}"), [conflict]);
+    controller.stop().await;
+    assert_eq!(api.get(LEASE).unwrap()["spec"].get("holderIdentity"), None);
+}

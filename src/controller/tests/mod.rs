@@ -1,0 +1,164 @@
+//! The controller against a scripted API server: which calls it makes, in which order, and what follows from each
+//! answer. The clock is virtual.
+
+mod faults;
+mod leadership;
+mod order;
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+use tokio::{sync::watch, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+use super::{Run, RunError, WATCHES, run};
+use crate::{
+    cluster::{lease::Elector, namespaces::Namespaces},
+    config::Config,
+    evaluate::{Evaluator, pull_secrets::PullSecrets},
+    image::{self, Resolver, credentials::NodeCredentials},
+    metrics::{Metrics, Resolutions},
+    scripted_api::{Call, ScriptedApi},
+};
+
+const NODE: &str = "/api/v1/nodes/a";
+const POD: &str = "/api/v1/namespaces/ns/pods/p";
+const DAEMON_SET: &str = "/apis/apps/v1/namespaces/ns/daemonsets/d";
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/archaware/leases/archaware";
+const EVENTS: &str = "POST /apis/events.k8s.io/v1";
+
+/// A running controller.
+struct Controller {
+    stop: CancellationToken,
+    running: JoinHandle<Result<(), RunError>>,
+    metrics: Metrics,
+}
+
+impl Controller {
+    /// Starts with this configuration after its two first lines.
+    fn start(api: &ScriptedApi, config: &str) -> Self {
+        let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+        let config = crate::config::parse("c", &format!("{head}{config}\n")).unwrap();
+        let (config, client): (Arc<Config>, _) = (Arc::new(config), api.client());
+        let metrics = Metrics::default();
+        let evaluator = Evaluator {
+            resolver: resolver(),
+            pull_secrets: PullSecrets::new(client.clone()),
+            policy: Arc::new((&*config).into()),
+            config: config.clone(),
+        };
+        let election = Elector::new(&client, "archaware", "me".to_owned(), metrics.clone());
+        let stop = CancellationToken::new();
+        let run = run(
+            Run {
+                api: client,
+                config,
+                evaluator,
+                namespaces: Namespaces::default(),
+                namespace: "archaware".to_owned(),
+                election,
+                metrics: metrics.clone(),
+                pending: watch::channel(WATCHES.to_vec()).0,
+            },
+            stop.clone(),
+        );
+        Self {
+            stop,
+            running: tokio::spawn(run),
+            metrics,
+        }
+    }
+
+    /// Ends it; it has to end soon and without an error.
+    async fn stop(self) {
+        self.stop.cancel();
+        let ended = tokio::time::timeout(Duration::from_secs(10), self.running);
+        ended.await.expect("it ends").unwrap().unwrap();
+    }
+
+    /// The value of a metric, by the beginning of its line.
+    fn metric(&self, line: &str) -> Option<String> {
+        let text = self.metrics.encode().unwrap();
+        let found = text.lines().find_map(|one| one.strip_prefix(line));
+        found.map(|value| value.trim().to_owned())
+    }
+}
+
+/// No test here asks a registry.
+fn resolver() -> Resolver {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let settings = image::Settings {
+        registry: image::registry::Settings::default(),
+        rewrites: Vec::new(),
+        images: 16,
+        tag_ttl: Duration::from_mins(1),
+        latest_ttl: Duration::from_mins(1),
+        per_credential: false,
+    };
+    let credentials = NodeCredentials::default();
+    Resolver::new(settings, None, credentials, Resolutions::default())
+}
+
+/// A namespace, a node, and nothing else.
+fn cluster() -> ScriptedApi {
+    let api = ScriptedApi::default();
+    api.put(
+        "/api/v1/namespaces/ns",
+        json!({ "metadata": { "name": "ns", "uid": "n" } }),
+    );
+    api.put(
+        NODE,
+        json!({
+            "metadata": { "name": "a", "uid": "node" },
+            "spec": {},
+            "status": { "nodeInfo": { "architecture": "arm64" } },
+        }),
+    );
+    api
+}
+
+/// A pod whose author vouches for architectures: no image is looked at.
+fn pod() -> Value {
+    json!({
+        "metadata": { "name": "p", "namespace": "ns", "uid": "pod",
+            "annotations": { "archaware.dev/architectures": "arm64" } },
+        "spec": { "containers": [{ "image": "a" }] },
+    })
+}
+
+fn daemon_set() -> Value {
+    json!({
+        "metadata": { "name": "d", "namespace": "ns", "uid": "set" },
+        "spec": { "template": {
+            "metadata": { "annotations": { "archaware.dev/architectures": "amd64" } },
+            "spec": { "containers": [{ "image": "a" }] },
+        }},
+    })
+}
+
+fn toleration(architecture: &str) -> Value {
+    json!({ "key": "kubernetes.io/arch", "operator": "Equal", "value": architecture,
+        "effect": "NoSchedule" })
+}
+
+/// Everything that changes an object, and events.
+fn writes(api: &ScriptedApi) -> Vec<Call> {
+    let all = api.calls(&["PATCH", "POST", "DELETE", "PUT"]);
+    let is_other = |call: &Call| {
+        call.path.contains("/leases") || call.path.ends_with("/selfsubjectaccessreviews")
+    };
+    all.into_iter().filter(|call| !is_other(call)).collect()
+}
+
+/// Reason and object of the events that were written.
+fn events(api: &ScriptedApi) -> Vec<(String, String)> {
+    let calls = api.calls(&[EVENTS]);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    calls
+        .iter()
+        .map(|call| {
+            let event = &call.body;
+            (text(&event["reason"]), text(&event["regarding"]["name"]))
+        })
+        .collect()
+}

@@ -1,0 +1,209 @@
+//! What pods and templates have in common: the decision by annotations and images, or by the failure policy
+//! while images cannot be resolved, and what is reported about it.
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    cluster::{events::EventReason, objects::PodSpec},
+    evaluate::{Evaluation, Verdict, pull_secrets::Unusable},
+    image::ImageError,
+    placement::{
+        Decision,
+        failure::{self, Failure, FailureAction, FailurePolicy},
+        mode::InvalidAnnotation,
+    },
+};
+
+use super::{EventDraft, ObjectState, Plan, Policies};
+
+/// How long until a pod without a common architecture is looked at again: an image may have been pushed anew.
+const LOOK_AGAIN: Duration = Duration::from_mins(10);
+
+/// What is decided now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Decided {
+    /// `None`: nothing.
+    pub(super) decision: Option<Decision>,
+    /// The failure policy decided in place of the images.
+    pub(super) by_policy: bool,
+    /// Nothing is decided because images cannot be resolved yet.
+    pub(super) waiting: bool,
+    /// Whether the pod need not wait behind archaware's scheduling gate any longer: there is nothing to decide, or
+    /// the failure policy is due, if only to hold the pod.
+    pub(super) releases: bool,
+    /// When to look again, besides on each change.
+    pub(super) requeue: Option<Duration>,
+}
+
+impl Default for Decided {
+    /// Nothing is to be done.
+    fn default() -> Self {
+        Self {
+            decision: None,
+            by_policy: false,
+            waiting: false,
+            releases: true,
+            requeue: None,
+        }
+    }
+}
+
+/// What is planned about one object, while the plan is being made.
+pub(super) struct Draft<'a> {
+    pub(super) plan: Plan,
+    pub(super) state: ObjectState,
+    pub(super) policies: Policies<'a>,
+    pub(super) now: Instant,
+}
+
+impl<'a> Draft<'a> {
+    /// An empty plan for an object with this spec.
+    pub(super) fn new(
+        spec: &PodSpec,
+        remembered: Option<ObjectState>,
+        policies: Policies<'a>,
+        now: Instant,
+    ) -> Self {
+        Self {
+            plan: Plan::nothing(),
+            state: ObjectState::resume(remembered, hash(&spec.images()), now),
+            policies,
+            now,
+        }
+    }
+
+    /// The plan, with what is to be remembered.
+    pub(super) fn finish(self) -> Plan {
+        Plan {
+            state: Some(self.state),
+            ..self.plan
+        }
+    }
+
+    /// The decision on a pod or a template. `recorded`: the object carries one that its images made.
+    pub(super) fn decide(
+        &mut self,
+        spec: &PodSpec,
+        evaluation: &Evaluation,
+        recorded: bool,
+    ) -> Decided {
+        for invalid in &evaluation.invalid {
+            self.report_invalid(invalid);
+        }
+        for unusable in &evaluation.unusable {
+            let Unusable { secret, why } = unusable;
+            let note = format!("pull secret {secret} is passed over: {why}");
+            self.report_once(EventReason::PullSecretUnusable, hash(unusable), note);
+        }
+        match &evaluation.verdict {
+            Verdict::Skip => {
+                self.count_once("ignored");
+                Decided::default()
+            }
+            // What the failure policy decided earlier has been counted and reported.
+            Verdict::Decided(decision) if evaluation.by_policy => Decided {
+                decision: Some(decision.clone()),
+                by_policy: true,
+                ..Decided::default()
+            },
+            Verdict::Decided(decision) => {
+                self.count_once(decision.as_str());
+                self.state.succeeded();
+                let is_none = *decision == Decision::NoCommonArchitecture;
+                if is_none {
+                    let note = evaluation.explain_no_common_architecture(self.policies.placement);
+                    self.report_once(EventReason::NoCommonArchitecture, 0, note);
+                }
+                Decided {
+                    decision: Some(decision.clone()),
+                    requeue: is_none.then_some(LOOK_AGAIN),
+                    ..Decided::default()
+                }
+            }
+            Verdict::Unresolved(unresolved) => self.failed(spec, unresolved, recorded),
+        }
+    }
+
+    fn failed(
+        &mut self,
+        spec: &PodSpec,
+        unresolved: &[(String, ImageError)],
+        recorded: bool,
+    ) -> Decided {
+        self.count_once("unresolved");
+        for (image, error) in unresolved {
+            let reason = error.reason();
+            let note = format!("{}: {image}: {}", reason.as_str(), error.chain());
+            self.report_once(EventReason::ImageNotResolved, hash(&(reason, image)), note);
+        }
+        let attempts = self.state.failed(self.now);
+        let failures: Vec<_> = unresolved
+            .iter()
+            .map(|(_, error)| Failure {
+                backoff: error.reason().backoff(),
+                retry_after: error.retry_after(),
+            })
+            .collect();
+        // A decision that its images have made is better than one that is made without them.
+        let is_valid = self.state.decision_is_valid(recorded);
+        let held = FailurePolicy {
+            action: FailureAction::Hold,
+            ..self.policies.failure.clone()
+        };
+        let policy = if is_valid {
+            &held
+        } else {
+            self.policies.failure
+        };
+        let critical = spec.is_system_critical() && !is_valid;
+        let placement = self.policies.placement;
+        let next = failure::next(policy, placement, &failures, attempts, critical);
+        Decided {
+            by_policy: next.decision.is_some(),
+            waiting: next.decision.is_none() && !is_valid,
+            releases: next.due,
+            decision: next.decision,
+            requeue: next.retry,
+        }
+    }
+
+    fn count_once(&mut self, result: &'static str) {
+        if self.state.count_once(result) {
+            self.plan.counts.push(result);
+        }
+    }
+
+    fn report_once(&mut self, reason: EventReason, about: u64, note: impl Into<String>) {
+        if self.state.report_once(reason, about) {
+            self.plan.events.push(EventDraft::new(reason, note));
+        }
+    }
+
+    /// The event belongs on the object that carries the annotation.
+    fn report_invalid(&mut self, invalid: &InvalidAnnotation) {
+        let (reason, note) = (EventReason::InvalidAnnotation, invalid.to_string());
+        if invalid.on_namespace {
+            let event = EventDraft::new(reason, note);
+            self.plan.events.push(EventDraft {
+                on_namespace: true,
+                ..event
+            });
+        } else {
+            self.report_once(reason, hash(&(invalid.name, &invalid.value)), note);
+        }
+    }
+
+    /// Reports something once, with no further distinction.
+    pub(super) fn report(&mut self, reason: EventReason, note: String) {
+        self.report_once(reason, 0, note);
+    }
+}
+
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,75 @@
+//! What is to be done about a pod.
+
+use std::time::Instant;
+
+use crate::{
+    cluster::{
+        objects::{Pod, annotations},
+        patch,
+    },
+    evaluate::{Evaluation, Stage, Subject},
+    placement::annotation,
+};
+
+use super::{Change, ObjectState, Plan, Policies, Write, images::Draft};
+
+/// What of a pod is evaluated.
+pub(crate) fn subject(pod: &Pod) -> Subject<'_> {
+    Subject {
+        spec: &pod.spec,
+        annotations: annotations(&pod.metadata),
+        namespace: pod.metadata.namespace.as_deref().unwrap_or_default(),
+        stage: Stage::Pod,
+    }
+}
+
+/// Whether the pod carries a decision that its images made.
+fn is_decided_by_images(pod: &Pod) -> bool {
+    let decision = annotations(&pod.metadata).get(annotation::DECISION);
+    decision.is_some_and(|decision| !matches!(decision.as_str(), "any" | "none"))
+}
+
+/// The plan for a pod in scope.
+pub(crate) fn plan(
+    pod: &Pod,
+    evaluation: &Evaluation,
+    policies: Policies<'_>,
+    remembered: Option<ObjectState>,
+    now: Instant,
+) -> Plan {
+    let mut draft = Draft::new(&pod.spec, remembered, policies, now);
+    let decided = draft.decide(&pod.spec, evaluation, is_decided_by_images(pod));
+    let gate = pod.spec.gate();
+    let release = gate.map(|_| patch::pod::release(pod));
+    let plan = &mut draft.plan;
+    plan.requeue = decided.requeue;
+    let Some(decision) = decided.decision else {
+        plan.write = release
+            .filter(|_| decided.releases)
+            .map(|patch| Write::new(patch, Change::GateRemoved));
+        plan.decides = plan.write.is_none() && !decided.waiting;
+        // A taint with NoExecute would evict a bound pod: the start waits for what the failure policy says.
+        plan.is_complete = plan.write.is_some() || !(pod.is_bound() && decided.waiting);
+        return draft.finish();
+    };
+    plan.decides = true;
+    let subject = subject(pod);
+    let change = subject.change(policies.placement, &decision, &evaluation.preferences);
+    if !change.is_empty() || gate.is_some() {
+        let done = Change::PodPlaced {
+            decision: decision.annotation(),
+            by_policy: decided.by_policy,
+        };
+        let mut write = Write::new(patch::pod::place(pod, change, &decision), done);
+        // The change may be refused for a reason; the gate is archaware's, and goes all the same.
+        write.release = release;
+        if decided.by_policy {
+            write.by_policy(&decision);
+        }
+        plan.write = Some(write);
+    }
+    draft.finish()
+}
+
+#[cfg(test)]
+mod tests;

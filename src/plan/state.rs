@@ -1,0 +1,165 @@
+//! What is remembered of an object from one reconcile to the next.
+
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
+
+use crate::{backoff::Backoff, cluster::events::EventReason, placement::failure::Attempts};
+
+/// How long a template that others changed back stays as it is.
+const REVERT_BACKOFF: Backoff = Backoff::seconds(30, 600);
+
+/// Identifies something that is reported once per object: an event's reason, and a hash of what it is about.
+type EventKey = (EventReason, u64);
+
+/// The state of one object. Other images start anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ObjectState {
+    /// A hash of the images.
+    images: u64,
+    /// The images changed while this process knew the object.
+    images_changed: bool,
+    /// These images have been resolved before.
+    resolved: bool,
+    /// Nothing is left to be decided about these images.
+    decided: bool,
+    /// The number of failures in a row.
+    failures: u32,
+    /// When the first of them was.
+    failing_since: Instant,
+    reported: HashSet<EventKey>,
+    counted: HashSet<&'static str>,
+    /// How often others took a change back.
+    reverts: u32,
+    /// When the next change may be made after that.
+    next_change: Instant,
+}
+
+impl ObjectState {
+    /// What is remembered of an object with these images, or the beginning.
+    pub(crate) fn resume(remembered: Option<Self>, images: u64, now: Instant) -> Self {
+        let images_changed = match remembered {
+            Some(state) if state.images == images => return state,
+            other => other.is_some(),
+        };
+        Self {
+            images,
+            images_changed,
+            resolved: false,
+            decided: false,
+            failures: 0,
+            failing_since: now,
+            reported: HashSet::new(),
+            counted: HashSet::new(),
+            reverts: 0,
+            next_change: now,
+        }
+    }
+
+    /// Counts a failed attempt.
+    pub(super) fn failed(&mut self, now: Instant) -> Attempts {
+        if self.failures == 0 {
+            self.failing_since = now;
+        }
+        self.failures = self.failures.saturating_add(1);
+        Attempts {
+            failures: self.failures,
+            failing_for: now.saturating_duration_since(self.failing_since),
+        }
+    }
+
+    /// The images have been resolved.
+    pub(super) fn succeeded(&mut self) {
+        self.resolved = true;
+        self.failures = 0;
+    }
+
+    /// Whether a decision on exactly these images stands. `recorded`: the object carries one; it is believed
+    /// unless the images are known to have changed since.
+    pub(super) fn decision_is_valid(&self, recorded: bool) -> bool {
+        self.resolved || (recorded && !self.images_changed)
+    }
+
+    /// Whether nothing is left to be decided.
+    pub(crate) fn is_decided(&self) -> bool {
+        self.decided
+    }
+
+    /// Nothing is left to be decided; whether that is new.
+    pub(crate) fn decide(&mut self) -> bool {
+        !std::mem::replace(&mut self.decided, true)
+    }
+
+    /// Whether this is the first report of its kind.
+    pub(super) fn report_once(&mut self, reason: EventReason, about: u64) -> bool {
+        self.reported.insert((reason, about))
+    }
+
+    /// Whether this is the first time that `result` is counted.
+    pub(super) fn count_once(&mut self, result: &'static str) -> bool {
+        self.counted.insert(result)
+    }
+
+    /// Others took a change back: `None` when it may be made again now, else how long to wait.
+    pub(super) fn revert_backoff(&mut self, now: Instant) -> Option<Duration> {
+        let left = self.next_change.saturating_duration_since(now);
+        if !left.is_zero() {
+            return Some(left);
+        }
+        self.reverts = self.reverts.saturating_add(1);
+        self.next_change = now + REVERT_BACKOFF.delay(self.reverts);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_images_start_anew() {
+        let now = Instant::now();
+        let reason = EventReason::ImageNotResolved;
+        let mut state = ObjectState::resume(None, 1, now);
+        assert_eq!(state.failed(now).failures, 1);
+        let second = state.failed(now + Duration::from_secs(3));
+        assert_eq!(
+            (second.failures, second.failing_for),
+            (2, Duration::from_secs(3))
+        );
+        assert!(state.report_once(reason, 7) && !state.report_once(reason, 7));
+        assert!(state.decide() && !state.decide());
+        let same = ObjectState::resume(Some(state.clone()), 1, now);
+        assert_eq!(same, state);
+        let mut other = ObjectState::resume(Some(state), 2, now);
+        assert!(other.report_once(reason, 7) && !other.is_decided());
+        assert_eq!(other.failed(now).failures, 1);
+    }
+
+    #[test]
+    fn success_ends_a_row_of_failures_and_the_decision_is_valid() {
+        let now = Instant::now();
+        let mut state = ObjectState::resume(None, 1, now);
+        state.failed(now);
+        assert!(!state.decision_is_valid(false));
+        assert!(state.decision_is_valid(true), "recorded before a restart");
+        state.succeeded();
+        assert!(state.decision_is_valid(false));
+        assert_eq!(state.failed(now).failures, 1);
+        let other = ObjectState::resume(Some(state), 2, now);
+        assert!(!other.decision_is_valid(true), "recorded for other images");
+    }
+
+    #[test]
+    fn reverts_are_repaired_at_once_and_then_with_growing_pauses() {
+        let now = Instant::now();
+        let mut state = ObjectState::resume(None, 1, now);
+        assert_eq!(state.revert_backoff(now), None);
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!(state.revert_backoff(now), seconds(30));
+        let later = now + Duration::from_secs(31);
+        assert_eq!(state.revert_backoff(later), None);
+        assert_eq!(state.revert_backoff(later), seconds(60));
+    }
+}

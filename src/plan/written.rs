@@ -1,0 +1,118 @@
+//! What follows from the outcome of a patch.
+
+use std::time::Duration;
+
+use crate::cluster::{events::EventReason, writer::Written};
+
+use super::EventDraft;
+
+/// How long to wait after a stale patch for the watch to bring what changed.
+const STALE_RETRY: Duration = Duration::from_secs(2);
+/// How long until a scheduling gate is tried again that could not be removed.
+const RELEASE_RETRY: Duration = Duration::from_secs(15);
+
+/// What follows from a patch that was not applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Follow {
+    /// When to look at the object again; `None`: when it changes.
+    pub(crate) requeue: Option<Duration>,
+    /// Whether the attempt counts: a patch that did not get through has decided nothing.
+    pub(crate) is_complete: bool,
+    /// What its owner should know.
+    pub(crate) event: Option<EventDraft>,
+}
+
+/// What follows from a patch; `None` when it was applied.
+pub(crate) fn after_write(written: &Written) -> Option<Follow> {
+    let (requeue, is_complete, event) = match written {
+        Written::Applied => return None,
+        Written::Gone => (None, true, None),
+        // The watch brings what changed; the retry is for a watch that is down just now.
+        Written::Stale => (Some(STALE_RETRY), false, None),
+        Written::Stopping => (None, false, None),
+        Written::Failed(error) => {
+            // RBAC, validation or an admission plugin: its owner should know.
+            let refused = error.is_refusal();
+            let note = || EventDraft::new(EventReason::ChangeRefused, error.to_string());
+            (error.retry(), refused, refused.then(note))
+        }
+    };
+    Some(Follow {
+        requeue,
+        is_complete,
+        event,
+    })
+}
+
+/// The same for a patch that only removes archaware's scheduling gate. Whatever is in the way, the pod must not
+/// wait for its next change.
+pub(crate) fn after_release(written: &Written) -> Option<Follow> {
+    let mut follow = after_write(written)?;
+    follow.is_complete = true;
+    if *written != Written::Gone {
+        follow.requeue = Some(RELEASE_RETRY);
+    }
+    Some(follow)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::api::ApiError;
+
+    /// For each outcome: when to look again (in whole seconds, jitter left out), whether the attempt counts, and
+    /// whether there is an event.
+    #[test]
+    fn every_outcome_has_its_consequence() {
+        let text = || "m".to_owned();
+        let limited = |seconds| ApiError::TooManyRequests {
+            message: text(),
+            retry_after: Some(Duration::from_secs(seconds)),
+        };
+        for (written, requeue, is_complete, event) in [
+            (Written::Gone, None, true, false),
+            (Written::Stale, Some(2..=2), false, false),
+            (Written::Stopping, None, false, false),
+            (Written::Failed(ApiError::Invalid(text())), None, true, true),
+            (Written::Failed(ApiError::Denied(text())), None, true, true),
+            (
+                Written::Failed(ApiError::Forbidden(text())),
+                Some(30..=30),
+                true,
+                true,
+            ),
+            (Written::Failed(limited(9)), Some(9..=9), false, false),
+            (Written::Failed(limited(1)), Some(2..=4), false, false),
+            (
+                Written::Failed(ApiError::TimedOut(Duration::from_secs(10))),
+                Some(2..=4),
+                false,
+                false,
+            ),
+            (
+                Written::Failed(ApiError::Unreachable(text())),
+                Some(2..=4),
+                false,
+                false,
+            ),
+        ] {
+            let follow = after_write(&written).unwrap();
+            let seconds = follow.requeue.map(|time| time.as_secs());
+            let fits = match (&requeue, seconds) {
+                (Some(range), Some(seconds)) => range.contains(&seconds),
+                (expected, found) => expected.is_none() && found.is_none(),
+            };
+            assert!(fits, "{written:?}: {seconds:?}");
+            assert_eq!(
+                (follow.is_complete, follow.event.is_some()),
+                (is_complete, event),
+                "{written:?}"
+            );
+            let release = after_release(&written).unwrap();
+            let retry = (written != Written::Gone).then_some(RELEASE_RETRY);
+            assert_eq!((release.requeue, release.is_complete), (retry, true));
+        }
+        assert_eq!(after_write(&Written::Applied), None);
+        assert_eq!(after_release(&Written::Applied), None);
+    }
+}
