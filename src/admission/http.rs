@@ -259,6 +259,6 @@ async fn discard(mut body: Incoming) {
 fn parse<K: DeserializeOwned>(
     body: Bytes,
     expected: &Expected,
-) -> Result<(super::review::Request<()>, K), ReviewError> {
+) -> Result<(super::review::Request<K>, K), ReviewError> {
     serde_json::from_slice::<Review<K>>(&body)?.open(expected)
 }

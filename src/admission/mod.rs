@@ -2,6 +2,7 @@
 //! resolver and the same decisions as the reconcilers, which stay as the safety net: every failure here
 //! lets the object pass, and they complete it.
 
+mod ca_bundle;
 mod certificate;
 mod configuration;
 mod http;
@@ -21,8 +22,9 @@ use crate::{
     metrics::Metrics,
 };
 
-use certificate::{Authorities, Files, Own, Served};
-use configuration::{Keeper, Published};
+use ca_bundle::{Authorities, Published};
+use certificate::{Files, Own, Served};
+use configuration::Keeper;
 use http::Handler;
 use server::Server;
 use webhook::Webhook;
@@ -113,7 +115,7 @@ impl Admission {
             leadership: self.leadership.clone(),
             authorities: told,
             published,
-            is_served: served.is_there(),
+            served: served.clone(),
         };
         let shown = served.clone();
         let ready: Readiness =
@@ -134,9 +136,14 @@ impl Admission {
             };
             own.run(stop.clone()).left_future()
         } else {
-            Files::new(files, name, is_published, served, authorities)
-                .run(stop.clone())
-                .right_future()
+            let files = Files {
+                config: files.clone(),
+                name,
+                published: is_published,
+                served,
+                authorities,
+            };
+            files.run(stop.clone()).right_future()
         };
         let running = async move {
             let mut tasks = JoinSet::new();

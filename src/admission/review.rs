@@ -5,10 +5,10 @@ use std::{fmt, marker::PhantomData};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{
-    Deserialize, Deserializer, Serialize,
+    Deserialize, Deserializer,
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::cluster::patch::JsonPatch;
 
@@ -118,12 +118,12 @@ pub(super) struct Answer {
 
 impl<K> Review<K> {
     /// The request and its object, if it is what this path is for.
-    pub(super) fn open(self, expected: &Expected) -> Result<(Request<()>, K), ReviewError> {
+    pub(super) fn open(self, expected: &Expected) -> Result<(Request<K>, K), ReviewError> {
         if self.api_version != API_VERSION || self.kind != KIND {
             let (kind, version) = (short(self.kind), short(self.api_version));
             return Err(ReviewError::Kind { kind, version });
         }
-        let request = self.request.ok_or(ReviewError::NoRequest)?;
+        let mut request = self.request.ok_or(ReviewError::NoRequest)?;
         if request.uid.is_empty() {
             return Err(ReviewError::NoUid);
         }
@@ -139,15 +139,7 @@ impl<K> Review<K> {
             let what = format!("{operation} of {group}/{version} {plural}/{sub}");
             return Err(ReviewError::Unexpected(short(what)));
         }
-        let Object(object) = request.object.ok_or(ReviewError::NoObject)?;
-        let request = Request {
-            uid: request.uid,
-            resource: request.resource,
-            sub_resource: request.sub_resource,
-            operation: request.operation,
-            namespace: request.namespace,
-            object: None,
-        };
+        let Object(object) = request.object.take().ok_or(ReviewError::NoObject)?;
         Ok((request, object))
     }
 }
@@ -181,45 +173,24 @@ impl Answer {
 
     /// As the API server expects it.
     pub(super) fn into_body(self, uid: &str) -> Vec<u8> {
-        #[derive(Serialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Response<'a> {
-            uid: &'a str,
-            allowed: bool,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            status: Option<Value>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            patch_type: Option<&'static str>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            patch: Option<String>,
-            #[serde(skip_serializing_if = "Vec::is_empty")]
-            warnings: Vec<String>,
+        let mut response = Map::new();
+        let mut set = |field: &str, value: Value| response.insert(field.to_owned(), value);
+        set("uid", json!(uid));
+        set("allowed", json!(self.refused.is_none()));
+        if let Some(message) = self.refused {
+            let status = json!({ "code": 403, "reason": "Forbidden", "message": message });
+            set("status", status);
         }
-        #[derive(Serialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Body<'a> {
-            api_version: &'static str,
-            kind: &'static str,
-            response: Response<'a>,
+        if let Some(patch) = self.patch {
+            let patch = STANDARD.encode(patch.into_operations().to_string());
+            set("patchType", json!("JSONPatch"));
+            set("patch", json!(patch));
         }
-        let patch = self
-            .patch
-            .map(|patch| STANDARD.encode(patch.into_operations().to_string()));
-        let body = Body {
-            api_version: API_VERSION,
-            kind: KIND,
-            response: Response {
-                uid,
-                allowed: self.refused.is_none(),
-                status: self.refused.map(
-                    |message| json!({ "code": 403, "reason": "Forbidden", "message": message }),
-                ),
-                patch_type: patch.as_ref().map(|_| "JSONPatch"),
-                patch,
-                warnings: self.warnings,
-            },
-        };
-        serde_json::to_vec(&body).unwrap_or_default()
+        if !self.warnings.is_empty() {
+            set("warnings", json!(self.warnings));
+        }
+        let review = json!({ "apiVersion": API_VERSION, "kind": KIND, "response": response });
+        review.to_string().into_bytes()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::content_proxy::{self, Rules};
 
@@ -28,9 +28,8 @@ impl ContentProxy {
             own: Some(containerd.cache_namespace).filter(|name| !name.is_empty()),
         };
         let stop = CancellationToken::new();
-        let signals = tokio::spawn(stop_on_signal(stop.clone())?);
+        let _signals = AbortOnDropHandle::new(tokio::spawn(stop_on_signal(stop.clone())?));
         content_proxy::run(&self.from.to_string_lossy(), &self.listen, rules, stop).await?;
-        signals.abort();
         Ok(Status::Done)
     }
 }

@@ -58,7 +58,7 @@ impl Inspect {
         let config = global.load_config()?;
         let keys = credentials::ready(Keyring::default());
         let resolver = resolver(&global, &config, &Metrics::default(), Keep::No)?;
-        let budget = config.resolution.budget;
+        let deadline = tokio::time::Instant::now() + config.resolution.budget;
         let lines = join_all(self.images.iter().map(|image| {
             let (resolver, keys, os) = (resolver.clone(), &keys, &self.os);
             async move {
@@ -67,18 +67,7 @@ impl Inspect {
                     policy: PullPolicy::IfNotPresent,
                     keys,
                 };
-                let answer = tokio::time::timeout(budget, resolver.resolve(request)).await;
-                let answer = answer.unwrap_or_else(|_| {
-                    let (what, why) = (
-                        image.clone(),
-                        "not resolved within resolution.budget".to_owned(),
-                    );
-                    Err(ImageError::Unavailable {
-                        what,
-                        why,
-                        source: None,
-                    })
-                });
+                let answer = resolver.resolve_by(request, deadline).await;
                 Line::new(image, resolver.reference(image), answer, os)
             }
         }))

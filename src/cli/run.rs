@@ -9,6 +9,7 @@ use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::watch,
+    task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -53,6 +54,7 @@ impl Run {
         let resolver = resolver(&global, &config, &metrics, Keep::Yes)?;
         watch_resolver(&metrics, &resolver);
         let probe = probe_containerd(resolver.clone());
+        let mut side_tasks = JoinSet::new();
         let listener = listen(self.listen, "--listen").await?;
         let address = listener.local_addr()?;
         tracing::info!(version = env!("CARGO_PKG_VERSION"), %address, "archaware starts");
@@ -60,8 +62,9 @@ impl Run {
         // What a signal asks for, and what ends everything for whatever reason, are two things.
         let asked = CancellationToken::new();
         let stop = asked.child_token();
-        tokio::spawn(stop.clone().run_until_cancelled_owned(probe));
-        let signals = tokio::spawn(stop_on_signal(asked.clone())?);
+        side_tasks.spawn(stop.clone().run_until_cancelled_owned(probe));
+        let signals = stop_on_signal(asked.clone())?;
+        side_tasks.spawn(stop.clone().run_until_cancelled_owned(signals));
         let namespace = global.namespace();
         let identity = lease::identity("archaware");
         let election = Elector::new(&api, &namespace, identity, metrics.clone());
@@ -82,7 +85,7 @@ impl Run {
             metrics: metrics.clone(),
             pending,
         };
-        let (ready, webhook) = webhook(&run, &stop).await?;
+        let (ready, webhook) = webhook(&run, &stop, &mut side_tasks).await?;
         let mut webhook = tokio::spawn(webhook);
         let health = Health {
             metrics,
@@ -110,7 +113,6 @@ impl Run {
                 running.await
             }
         };
-        signals.abort();
         // A scrape that is under way may finish; one that hangs may not.
         if !server.is_finished() {
             let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
@@ -118,6 +120,7 @@ impl Run {
         if ready.is_some() && !webhook.is_finished() {
             other = other.or(webhook.await.ok());
         }
+        while side_tasks.join_next().await.is_some() {}
         if !asked.is_cancelled() && result.is_ok() {
             result = Err(RunError::Ended(other.unwrap_or("the controller")));
         }
@@ -132,11 +135,12 @@ impl Run {
 async fn webhook(
     run: &controller::Run,
     stop: &CancellationToken,
+    side_tasks: &mut JoinSet<Option<()>>,
 ) -> anyhow::Result<(Option<Readiness>, BoxFuture<'static, &'static str>)> {
     let (config, leadership) = (&run.config, run.election.1.leading.clone());
     if !config.admission.enabled {
         let withdraw = admission::withdraw(run.api.clone(), leadership);
-        tokio::spawn(stop.clone().run_until_cancelled_owned(withdraw));
+        side_tasks.spawn(stop.clone().run_until_cancelled_owned(withdraw));
         if config.affinity != AffinityConfig::default() {
             tracing::warn!("affinity is set on gated pods only: it needs admission.enabled");
         }

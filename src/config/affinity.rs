@@ -28,7 +28,7 @@ pub struct PreferenceConfig {
 
 /// The weight of a preference, from 1 to 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "u8", into = "u8")]
+#[serde(try_from = "u8")]
 #[schemars(with = "u8", extend("minimum" = 1, "maximum" = 100))]
 pub struct Weight(u8);
 
@@ -48,11 +48,5 @@ impl TryFrom<u8> for Weight {
         } else {
             Err("a weight is a number from 1 to 100")
         }
-    }
-}
-
-impl From<Weight> for u8 {
-    fn from(weight: Weight) -> Self {
-        weight.0
     }
 }

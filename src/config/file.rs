@@ -5,7 +5,10 @@ use std::{
     time::Duration,
 };
 
-use crate::{files, image::Reference};
+use crate::{
+    files::{self, FileError},
+    image::Reference,
+};
 
 use super::{Config, FailureAction, admission::is_webhook_url};
 
@@ -13,14 +16,8 @@ use super::{Config, FailureAction, admission::is_webhook_url};
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read the configuration {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] FileError),
     /// Not YAML, or not of the right shape.
     #[error("{path}:{line}:{column}: {problem}")]
     Malformed {
@@ -48,11 +45,7 @@ pub fn load(path: Option<&Path>) -> Result<Config, ConfigError> {
     let Some(path) = path else {
         return Ok(Config::default());
     };
-    let read = |source| ConfigError::Read {
-        path: path.to_owned(),
-        source,
-    };
-    let text = files::read_text(path).map_err(read)?;
+    let text = files::read_text("the configuration ", path)?;
     parse(&path.display().to_string(), &text)
 }
 

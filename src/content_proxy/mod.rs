@@ -28,7 +28,7 @@ use tokio::{
     sync::Semaphore,
     task::JoinSet,
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::{Code, Status, body::Body, transport::Channel};
 use tower::ServiceExt;
 
@@ -94,7 +94,8 @@ pub async fn run(
     let containerd = connect(from, ANSWER_TIMEOUT)?;
     let listener = bind(listen).await?;
     tracing::info!(from, listen = %listen.display(), "passing on what resolution needs");
-    let namespace = tokio::spawn(make_namespace(containerd.clone(), rules.own.clone()));
+    let making = make_namespace(containerd.clone(), rules.own.clone());
+    let _namespace = AbortOnDropHandle::new(tokio::spawn(making));
     let proxy = Arc::new(Proxy {
         rules,
         containerd,
@@ -118,7 +119,6 @@ pub async fn run(
             connections.spawn(proxy.clone().serve(stream, stop.clone()));
         }
     }
-    namespace.abort();
     let _ = tokio::time::timeout(DRAIN, async {
         while connections.join_next().await.is_some() {}
     })

@@ -184,11 +184,7 @@ impl Evaluator {
                 policy,
                 keys: &keys.keys,
             };
-            let answer = tokio::time::timeout_at(deadline, self.resolver.resolve(request)).await;
-            let answer = answer.unwrap_or_else(|_| {
-                let why = "not resolved within resolution.budget";
-                Err(ImageError::unavailable(image, why))
-            });
+            let answer = self.resolver.resolve_by(request, deadline).await;
             (image.to_owned(), answer)
         }))
         .await;

@@ -18,7 +18,11 @@ use quick_cache::sync::Cache;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    cluster::{api::ApiClient, name::NamespacedName, objects::PodSpec},
+    cluster::{
+        api::{ApiClient, ApiError},
+        name::NamespacedName,
+        objects::PodSpec,
+    },
     image::{
         credentials::{Entries, Keyring, Keys, docker_cfg, docker_config_json},
         flight::Flights,
@@ -220,6 +224,8 @@ where
     match api.find(name).await {
         Ok(Some(object)) => Ok(object),
         Ok(None) => Err("it does not exist".into()),
+        // Where secrets are allowed namespace by namespace, this is no mistake in the ClusterRole.
+        Err(ApiError::Forbidden(_)) => Err("archaware may not read it".into()),
         Err(error) => Err(error.to_string().into()),
     }
 }

@@ -28,18 +28,6 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Every reason.
-    pub const ALL: [Self; 8] = [
-        Self::InvalidReference,
-        Self::NotFound,
-        Self::Denied,
-        Self::RateLimited,
-        Self::Unavailable,
-        Self::TooLarge,
-        Self::Corrupt,
-        Self::Unsupported,
-    ];
-
     /// Its name.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -103,6 +91,12 @@ pub enum ImageError {
         /// How long the registry wants to be left alone.
         retry_after: Duration,
     },
+    /// The registry does not answer this method; a HEAD is then followed by a GET.
+    #[error("{what} unavailable: it does not answer HEAD")]
+    MethodRefused {
+        /// What was asked for.
+        what: String,
+    },
     /// No usable answer.
     #[error("{what} unavailable: {why}")]
     Unavailable {
@@ -110,6 +104,8 @@ pub enum ImageError {
         what: String,
         /// What happened.
         why: String,
+        /// Whether the registry answered at all.
+        answered: bool,
         /// The cause, where there is one.
         #[source]
         source: Option<Source>,
@@ -156,7 +152,9 @@ impl ImageError {
             Self::NotFound { .. } => Reason::NotFound,
             Self::Denied { .. } => Reason::Denied,
             Self::RateLimited { .. } => Reason::RateLimited,
-            Self::Unavailable { .. } | Self::Gated { .. } => Reason::Unavailable,
+            Self::Unavailable { .. } | Self::MethodRefused { .. } | Self::Gated { .. } => {
+                Reason::Unavailable
+            }
             Self::Document { source, .. } => match source {
                 DocumentError::TooLarge(_) => Reason::TooLarge,
                 DocumentError::Malformed(_) | DocumentError::Ambiguous(_) => Reason::Corrupt,
@@ -179,7 +177,31 @@ impl ImageError {
         Self::Unavailable {
             what: what.into(),
             why: why.into(),
+            answered: true,
             source: None,
+        }
+    }
+
+    /// Nothing came back.
+    pub(crate) fn unanswered(
+        what: impl Into<String>,
+        why: impl Into<String>,
+        source: Option<Source>,
+    ) -> Self {
+        Self::Unavailable {
+            what: what.into(),
+            why: why.into(),
+            answered: false,
+            source,
+        }
+    }
+
+    /// Whether the registry answered, whatever it was.
+    pub(crate) fn is_answer(&self) -> bool {
+        match self {
+            Self::Unavailable { answered, .. } => *answered,
+            Self::Gated { .. } => false,
+            _ => true,
         }
     }
 

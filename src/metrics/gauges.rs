@@ -4,7 +4,6 @@ use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
     metrics::{MetricType, gauge::ConstGauge},
-    registry::Registry,
 };
 
 /// Values of a gauge, each with its labels.
@@ -13,20 +12,10 @@ pub type Samples<const N: usize> = Vec<([(&'static str, String); N], i64)>;
 /// Names and help texts of gauges that are read together.
 pub type Named<const M: usize> = [(&'static str, &'static str); M];
 
-pub(super) fn register<const M: usize, const N: usize, F>(
-    registry: &mut Registry,
-    gauges: Named<M>,
-    read: F,
-) where
-    F: Fn() -> [Samples<N>; M] + Send + Sync + 'static,
-{
-    registry.register_collector(Box::new(Computed { gauges, read }));
-}
-
 /// Gauges read from their source when they are scraped.
-struct Computed<const M: usize, F> {
-    gauges: Named<M>,
-    read: F,
+pub(super) struct Computed<const M: usize, F> {
+    pub(super) gauges: Named<M>,
+    pub(super) read: F,
 }
 
 impl<const M: usize, F> std::fmt::Debug for Computed<M, F> {

@@ -23,7 +23,7 @@ use prometheus_client::{
 
 pub use gauges::{Named, Samples};
 pub use requests::{Admissions, ApiRequests, ContentWrites, Panics};
-pub use resolutions::{MAX_HOSTS, Resolutions, Timer};
+pub use resolutions::{MAX_HOSTS, Resolutions};
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
@@ -162,7 +162,8 @@ impl Metrics {
     where
         F: Fn() -> [Samples<N>; M] + Send + Sync + 'static,
     {
-        gauges::register(&mut self.registry.lock(), gauges, read);
+        let computed = Box::new(gauges::Computed { gauges, read });
+        self.registry.lock().register_collector(computed);
     }
 
     /// The text for a scrape (OpenMetrics).

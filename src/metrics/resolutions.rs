@@ -29,12 +29,6 @@ struct OfRegistry {
     result: &'static str,
 }
 
-/// The time of one resolution.
-pub struct Timer<'a> {
-    metrics: &'a Resolutions,
-    started: Instant,
-}
-
 impl Default for Resolutions {
     fn default() -> Self {
         Self {
@@ -65,14 +59,6 @@ impl Resolutions {
         );
     }
 
-    /// Starts the time of one resolution.
-    pub fn timer(&self) -> Timer<'_> {
-        Timer {
-            metrics: self,
-            started: Instant::now(),
-        }
-    }
-
     /// The first hosts keep their names: a label's values are bounded.
     fn host(&self, name: &str) -> String {
         let mut hosts = self.hosts.lock();
@@ -84,29 +70,29 @@ impl Resolutions {
         }
         name.to_owned()
     }
-}
 
-impl Timer<'_> {
-    /// Ends it: the source of the answer, or the reason why there is none. `registry` is the one that was asked, if
-    /// any was.
-    pub fn observe(self, registry: Option<&str>, result: Result<&'static str, &'static str>) {
-        let metrics = self.metrics;
+    /// A resolution that began at `started`: the source of the answer, or the reason why there is none. `registry`
+    /// is the one that was asked, if any was.
+    pub fn observe(
+        &self,
+        started: Instant,
+        registry: Option<&str>,
+        result: Result<&'static str, &'static str>,
+    ) {
         let (source, outcome) = match result {
             Ok(source) => (source, "Resolved"),
             Err(reason) => ("none", reason),
         };
         let labels = [("source", source), ("result", outcome)];
-        metrics.total.get_or_create(&labels).inc();
+        self.total.get_or_create(&labels).inc();
         if let Some(registry) = registry {
             let labels = OfRegistry {
-                registry: metrics.host(registry),
+                registry: self.host(registry),
                 result: outcome,
             };
-            metrics.by_registry.get_or_create(&labels).inc();
+            self.by_registry.get_or_create(&labels).inc();
         }
-        metrics
-            .seconds
-            .observe(self.started.elapsed().as_secs_f64());
+        self.seconds.observe(started.elapsed().as_secs_f64());
     }
 }
 
@@ -121,8 +107,8 @@ mod tests {
         metrics.clone().register(&mut registry);
         for n in 0..2 * MAX_HOSTS {
             let registry = format!("r{n}.example");
-            metrics.timer().observe(Some(&registry), Err("Denied"));
-            metrics.timer().observe(None, Ok("memory"));
+            metrics.observe(Instant::now(), Some(&registry), Err("Denied"));
+            metrics.observe(Instant::now(), None, Ok("memory"));
         }
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();

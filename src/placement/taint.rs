@@ -42,7 +42,7 @@ pub struct MalformedTaint(String);
 
 /// A qualified name, as taint keys have to be: `[prefix/]name`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "String")]
 #[schemars(with = "String")]
 pub struct TaintKey(String);
 

@@ -34,7 +34,7 @@ pub struct RulePlatform {
 
 /// A toleration; `{arch}` in its value stands for the architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "Fields", into = "Fields")]
+#[serde(rename_all = "camelCase", try_from = "Fields")]
 #[schemars(with = "Fields")]
 pub struct TolerationConfig {
     /// Key of the taint.
@@ -42,13 +42,15 @@ pub struct TolerationConfig {
     /// Whether any value will do.
     pub operator: TolerationOperator,
     /// Value of the taint; empty with `Exists`.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub value: String,
     /// Effect of the taint; `None` means every effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub effect: Option<TolerationEffect>,
 }
 
 /// As it is written.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Fields {
     /// Key of the taint.
@@ -57,10 +59,9 @@ struct Fields {
     #[serde(default)]
     operator: TolerationOperator,
     /// Value of the taint, with `Equal`; `{arch}` stands for the architecture.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(default)]
     value: String,
     /// Effect of the taint; every effect when left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     effect: Option<TolerationEffect>,
 }
 
@@ -130,16 +131,5 @@ impl TryFrom<Fields> for TolerationConfig {
             value: fields.value,
             effect: fields.effect,
         })
-    }
-}
-
-impl From<TolerationConfig> for Fields {
-    fn from(toleration: TolerationConfig) -> Self {
-        Self {
-            key: toleration.key,
-            operator: toleration.operator,
-            value: toleration.value,
-            effect: toleration.effect,
-        }
     }
 }

@@ -3,13 +3,15 @@
 
 use std::{fmt, str::FromStr};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use super::name::Name;
+use crate::names::is_label_value;
+
+use super::name::{Name, name};
 
 /// A CPU architecture by its GOARCH name: `amd64`, `arm64`, `386`, … Always usable as the value of a
 /// label, a taint or a toleration.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 pub struct Architecture(Name);
 
 /// An operating system by its GOOS name: `linux`, `windows`, …
@@ -32,7 +34,7 @@ pub struct UnknownName(String);
 impl Architecture {
     /// The GOARCH name.
     pub fn as_str(&self) -> &str {
-        self.0.as_str()
+        &self.0
     }
 }
 
@@ -51,12 +53,12 @@ impl FromStr for Architecture {
 impl Os {
     /// The GOOS name.
     pub fn as_str(&self) -> &str {
-        self.0.as_str()
+        &self.0
     }
 
     /// `linux`: what a pod without any word about its OS runs on.
     pub fn linux() -> Self {
-        Self(Name::new("linux"))
+        Self(name("linux"))
     }
 }
 
@@ -105,14 +107,8 @@ impl Platform {
 /// Names are used as label values, so they have to be ones (at most 63 of `[A-Za-z0-9_.-]`, the ends
 /// alphanumeric). `unknown` is what BuildKit writes into attestation entries.
 fn named(text: &str) -> Option<Name> {
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    let label_value = text.len() <= 63
-        && edge(text.chars().next())
-        && edge(text.chars().next_back())
-        && text
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'));
-    (label_value && text != "unknown").then(|| Name::new(text))
+    let is_usable = !text.is_empty() && is_label_value(text) && text != "unknown";
+    is_usable.then(|| name(text))
 }
 
 fn normalise_architecture(architecture: &str, variant: &str) -> (String, String) {
@@ -170,13 +166,7 @@ impl fmt::Display for Platform {
         )?;
         self.variant
             .as_ref()
-            .map_or(Ok(()), |variant| write!(f, "/{}", variant.as_str()))
-    }
-}
-
-impl Serialize for Architecture {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
+            .map_or(Ok(()), |variant| write!(f, "/{variant}"))
     }
 }
 

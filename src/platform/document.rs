@@ -116,15 +116,10 @@ pub struct Config(pub PlatformSet);
 #[serde(rename_all = "camelCase")]
 struct RawDocument {
     schema_version: Option<serde_json::Number>,
-    #[serde(default)]
     media_type: Option<String>,
-    #[serde(default)]
     manifests: Option<RawIndex>,
-    #[serde(default)]
     config: Option<RawDescriptor>,
-    #[serde(default)]
     fs_layers: Option<serde::de::IgnoredAny>,
-    #[serde(default)]
     artifact_type: Option<String>,
 }
 

@@ -20,7 +20,10 @@ async fn every_kind_of_image_is_understood() {
             (Expected::Note(note), Ok(resolved)) => {
                 assert!(platforms(&resolved).is_empty(), "{name}");
                 assert_eq!(
-                    resolved.note().map(archaware::platform::Note::as_str),
+                    resolved
+                        .platforms
+                        .note()
+                        .map(archaware::platform::Note::as_str),
                     Some(note),
                     "{name}"
                 );

@@ -2,7 +2,7 @@
 //! change by the swap of a link, so the bytes are looked at, not the file system's notices.
 
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -12,7 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{config::CertificatesConfig, error::RepeatedError, files};
 
-use super::{super::configuration::Published, Authorities, CertificateError, Pair, Served, bundle};
+use super::{
+    super::ca_bundle::{self, Authorities, Published},
+    CertificateError, Pair, Served,
+};
 
 /// How often the files are read. The kubelet takes a minute to bring a changed Secret.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -23,37 +26,16 @@ const LAG: Duration = Duration::from_mins(2);
 
 /// Certificate, key, and perhaps the authority.
 pub(in crate::admission) struct Files {
-    certificate: PathBuf,
-    key: PathBuf,
-    authority: Option<PathBuf>,
+    pub(in crate::admission) config: CertificatesConfig,
     /// What the API server calls the webhook.
-    name: String,
+    pub(in crate::admission) name: String,
     /// What the API server has been told to trust, if this replica tells it.
-    published: watch::Receiver<Published>,
-    served: Arc<Served>,
-    authorities: watch::Sender<Authorities>,
+    pub(in crate::admission) published: watch::Receiver<Published>,
+    pub(in crate::admission) served: Arc<Served>,
+    pub(in crate::admission) authorities: watch::Sender<Authorities>,
 }
 
 impl Files {
-    pub(in crate::admission) fn new(
-        config: &CertificatesConfig,
-        name: String,
-        published: watch::Receiver<Published>,
-        served: Arc<Served>,
-        authorities: watch::Sender<Authorities>,
-    ) -> Self {
-        let authority = Some(config.authority.clone()).filter(|path| !path.as_os_str().is_empty());
-        Self {
-            certificate: config.certificate.clone(),
-            key: config.key.clone(),
-            authority,
-            name,
-            published,
-            served,
-            authorities,
-        }
-    }
-
     /// Reads the files again and again, until `stop`. While they are not usable, what was served before is.
     pub(in crate::admission) async fn run(self, stop: CancellationToken) {
         let (mut shown, mut since) = (None, Instant::now());
@@ -81,17 +63,17 @@ impl Files {
         since: &mut Instant,
     ) -> Result<(), CertificateError> {
         let pair = Pair {
-            certificate: read(&self.certificate).await?,
-            key: read(&self.key).await?,
+            certificate: read(&self.config.certificate).await?,
+            key: read(&self.config.key).await?,
         };
         pair.load()?;
-        if let Some(authority) = self.authority.as_deref() {
-            let authority = read(authority).await?;
-            if bundle::with(&authority, "").is_empty() {
+        if !self.config.authority.as_os_str().is_empty() {
+            let authority = read(&self.config.authority).await?;
+            if ca_bundle::with(&authority, "").is_empty() {
                 return Err(CertificateError::NoAuthority);
             }
             let news = self.authorities.send_if_modified(|old| {
-                let new = bundle::with(&authority, old.as_deref().unwrap_or_default());
+                let new = ca_bundle::with(&authority, old.as_deref().unwrap_or_default());
                 let changed = old.as_deref() != Some(&*new);
                 *old = Some(new.into());
                 changed
@@ -102,7 +84,7 @@ impl Files {
                 *since = Instant::now();
             }
             let is_known = match &*self.published.borrow() {
-                Published::Bundle(bundle) => bundle::holds(bundle, &authority),
+                Published::Bundle(bundle) => ca_bundle::holds(bundle, &authority),
                 Published::Unknown | Published::Nowhere => false,
             };
             let wait = if is_known { PERIOD } else { LAG };
@@ -123,17 +105,17 @@ impl Files {
                     "the admission certificate is not for what the API server calls us"
                 );
             }
-            tracing::info!(certificate = %self.certificate.display(), "certificate read");
+            tracing::info!(certificate = %self.config.certificate.display(), "certificate read");
             *shown = Some(pair);
         }
         Ok(())
     }
 }
 
+/// Off the runtime's workers: a file system may hang.
 async fn read(path: &Path) -> Result<String, CertificateError> {
-    let read = files::read_text_async(path.to_owned()).await;
-    read.map_err(|source| CertificateError::Read {
-        path: path.to_owned(),
-        source,
-    })
+    let path = path.to_owned();
+    let failed = files::failed("", &path);
+    let read = tokio::task::spawn_blocking(move || files::read_text("", &path)).await;
+    Ok(read.unwrap_or_else(|panic| Err(failed(std::io::Error::other(panic))))?)
 }

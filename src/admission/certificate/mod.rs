@@ -1,6 +1,5 @@
 //! The certificate that the webhook shows, and the authorities that the API server has to trust.
 
-pub(super) mod bundle;
 mod files;
 mod issue;
 mod own;
@@ -21,19 +20,16 @@ use x509_cert::{
     ext::pkix::{SubjectAltName, name::GeneralName},
 };
 
+use crate::files::FileError;
+
+use super::ca_bundle::{expires, first};
+
 pub(super) use files::Files;
 pub(super) use own::Own;
-use parking_lot::RwLock;
-
-/// Authorities for the API server's `caBundle`, PEM. `None`: they are somebody else's business.
-pub(super) type Authorities = Option<Arc<str>>;
 
 /// The certificate that is served now; replaced without ending any connection.
-#[derive(Debug)]
-pub(super) struct Served {
-    current: RwLock<Option<Shown>>,
-    is_there: watch::Sender<bool>,
-}
+#[derive(Debug, Default)]
+pub(super) struct Served(watch::Sender<Option<Shown>>);
 
 #[derive(Debug)]
 struct Shown {
@@ -45,14 +41,8 @@ struct Shown {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CertificateError {
     /// A file cannot be read.
-    #[error("cannot read {path}")]
-    Read {
-        /// Which.
-        path: std::path::PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] FileError),
     /// No certificate in it.
     #[error("the certificate is not PEM")]
     NoCertificate,
@@ -83,25 +73,16 @@ impl std::fmt::Debug for Pair {
     }
 }
 
-impl Default for Served {
-    fn default() -> Self {
-        Self {
-            current: RwLock::new(None),
-            is_there: watch::Sender::new(false),
-        }
-    }
-}
-
 impl Served {
-    /// Whether there is one.
-    pub(super) fn is_there(&self) -> watch::Receiver<bool> {
-        self.is_there.subscribe()
+    /// Waits until there is one.
+    pub(super) async fn is_there(&self) {
+        // The sender lives as long as this.
+        let _ = self.0.subscribe().wait_for(Option::is_some).await;
     }
 
     /// When it expires.
     pub(super) fn expires(&self) -> Option<SystemTime> {
-        let current = self.current.read();
-        current.as_ref().map(|shown| shown.expires)
+        self.0.borrow().as_ref().map(|shown| shown.expires)
     }
 
     /// Serves another one from now on.
@@ -110,16 +91,14 @@ impl Served {
             key: Arc::new(pair.load()?),
             expires: pair.expires().ok_or(CertificateError::NoCertificate)?,
         };
-        *self.current.write() = Some(shown);
-        self.is_there.send_replace(true);
+        self.0.send_replace(Some(shown));
         Ok(())
     }
 }
 
 impl ResolvesServerCert for Served {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let current = self.current.read();
-        current.as_ref().map(|shown| shown.key.clone())
+        self.0.borrow().as_ref().map(|shown| shown.key.clone())
     }
 }
 
@@ -177,21 +156,4 @@ fn text(name: &GeneralName) -> Option<String> {
         }
         _ => None,
     }
-}
-
-/// The first certificate of a PEM text.
-fn first(pem: &str) -> Option<Certificate> {
-    let chain = Certificate::load_pem_chain(pem.as_bytes()).ok()?;
-    chain.into_iter().next()
-}
-
-/// When the first certificate of a PEM text expires.
-fn expires(pem: &str) -> Option<SystemTime> {
-    Some(
-        first(pem)?
-            .tbs_certificate
-            .validity
-            .not_after
-            .to_system_time(),
-    )
 }

@@ -26,8 +26,8 @@ use crate::{
 };
 
 use super::{
-    super::configuration::Published,
-    Authorities, CertificateError, Served, bundle,
+    super::ca_bundle::{self, Authorities, Published},
+    CertificateError, Served,
     issue::issue,
     stored::{Step, Stored, step},
 };
@@ -178,7 +178,7 @@ impl Own {
                 let made =
                     issue(&self.names, now, self.lifetime).map_err(CertificateError::from)?;
                 Stored {
-                    authorities: bundle::with(&made.authority, &stored.authorities),
+                    authorities: ca_bundle::with(&made.authority, &stored.authorities),
                     next: Some(made.pair),
                     ..stored
                 }
@@ -192,7 +192,7 @@ impl Own {
                 }
             }
             Step::Prune => Stored {
-                authorities: bundle::pruned(&stored.authorities),
+                authorities: ca_bundle::pruned(&stored.authorities),
                 ..stored
             },
         };
@@ -229,7 +229,7 @@ impl Own {
                 next: None,
             },
             Some(before) => Stored {
-                authorities: bundle::with(&made.authority, &before.authorities),
+                authorities: ca_bundle::with(&made.authority, &before.authorities),
                 current: before.current.clone(),
                 next: Some(made.pair),
             },

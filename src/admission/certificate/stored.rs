@@ -11,7 +11,7 @@ use k8s_openapi::{
 
 use crate::cluster::ADMISSION_SECRET as NAME;
 
-use super::{Pair, bundle};
+use super::{super::ca_bundle, Pair};
 
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
@@ -61,7 +61,7 @@ pub(super) fn step(
     // One that lasts much longer was made when more was allowed.
     if left < lifetime / 3 || left > lifetime * 2 || !stored.current.is_for(names) {
         Step::Prepare
-    } else if bundle::pruned(&stored.authorities) != stored.authorities {
+    } else if ca_bundle::pruned(&stored.authorities) != stored.authorities {
         Step::Prune
     } else {
         Step::Nothing
@@ -89,7 +89,7 @@ impl Stored {
         let now = SystemTime::now();
         self.current.expires().is_some_and(|at| at > now)
             && self.current.load().is_ok()
-            && self.current.is_of(&bundle::pruned(&self.authorities))
+            && self.current.is_of(&ca_bundle::pruned(&self.authorities))
     }
 
     pub(super) fn fields(&self) -> BTreeMap<&'static str, Option<&str>> {

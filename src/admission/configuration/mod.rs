@@ -25,23 +25,14 @@ use crate::{
     error::RepeatedError,
 };
 
-use super::certificate::{Authorities, bundle};
+use super::{
+    ca_bundle::{self, Authorities, Published},
+    certificate::Served,
+};
 
 /// How often the configuration is looked at. Until somebody's change of it is put right, pods go unasked:
 /// the controller completes them.
 const PERIOD: Duration = Duration::from_secs(30);
-/// What the API server has been told to trust.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Published {
-    /// Nobody has looked yet.
-    #[default]
-    Unknown,
-    /// Nothing: there is no configuration.
-    Nowhere,
-    /// These authorities.
-    Bundle(Arc<str>),
-}
-
 /// Keeps the configuration while this process leads.
 pub(super) struct Keeper {
     pub(super) api: ApiClient,
@@ -50,8 +41,8 @@ pub(super) struct Keeper {
     pub(super) leadership: watch::Receiver<bool>,
     pub(super) authorities: watch::Receiver<Authorities>,
     pub(super) published: watch::Sender<Published>,
-    /// Whether there is a certificate to serve: before that, nobody is to be sent here.
-    pub(super) is_served: watch::Receiver<bool>,
+    /// The certificate: before there is one, no request is to be sent here.
+    pub(super) served: Arc<Served>,
 }
 
 fn name() -> NamespacedName {
@@ -64,11 +55,10 @@ impl Keeper {
         let keeping = async {
             let (mut failing, mut warned) = (RepeatedError::default(), false);
             loop {
-                if self.leadership.wait_for(|leading| *leading).await.is_err()
-                    || self.is_served.wait_for(|served| *served).await.is_err()
-                {
+                if self.leadership.wait_for(|leading| *leading).await.is_err() {
                     return;
                 }
+                self.served.is_there().await;
                 let authorities = self.authorities.borrow_and_update().clone();
                 match self.keep(authorities).await {
                     Ok(published) => {
@@ -195,7 +185,7 @@ fn merged(authority: &str, found: &MutatingWebhookConfiguration) -> Arc<str> {
         .and_then(|webhook| webhook.pointer("/clientConfig/caBundle")?.as_str())
         .and_then(|text| STANDARD.decode(text).ok());
     let published = published.and_then(|bytes| String::from_utf8(bytes).ok());
-    bundle::with(authority, &published.unwrap_or_default()).into()
+    ca_bundle::with(authority, &published.unwrap_or_default()).into()
 }
 
 /// Whose configuration is removed.

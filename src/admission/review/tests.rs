@@ -7,7 +7,7 @@ const PODS: Expected = Expected {
     operations: &["CREATE"],
 };
 
-fn open(value: &Value) -> Result<(Request<()>, Pod), ReviewError> {
+fn open(value: &Value) -> Result<(Request<Pod>, Pod), ReviewError> {
     serde_json::from_value::<Review<Pod>>(value.clone())?.open(&PODS)
 }
 

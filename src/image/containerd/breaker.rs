@@ -1,6 +1,6 @@
 //! Keeps a broken containerd from costing every resolution its time-out.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
 /// Failures in a row that open the breaker.
@@ -8,9 +8,9 @@ const MAX_FAILURES: u32 = 3;
 /// How long no call is made before one probe is let through.
 const OPEN: Duration = Duration::from_secs(30);
 
+#[derive(Default)]
 pub(super) struct Breaker {
     state: Mutex<State>,
-    open_for: Duration,
 }
 
 #[derive(Default)]
@@ -29,21 +29,14 @@ pub(super) struct Permit<'a> {
 }
 
 impl Breaker {
-    pub(super) fn new() -> Self {
-        Self {
-            state: Mutex::default(),
-            open_for: OPEN,
-        }
-    }
-
     /// `None` while open. One caller at a time gets to probe once the time is up.
     pub(super) fn enter(&self) -> Option<Permit<'_>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let probe = match state.probe_at {
             None => false,
             Some(at) if Instant::now() < at => return None,
             Some(_) => {
-                state.probe_at = Some(Instant::now() + self.open_for);
+                state.probe_at = Some(Instant::now() + OPEN);
                 true
             }
         };
@@ -54,11 +47,7 @@ impl Breaker {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.state().probe_at.is_none()
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+        self.state.lock().probe_at.is_none()
     }
 }
 
@@ -69,7 +58,7 @@ impl Permit<'_> {
 
     /// Returns whether this closed the breaker.
     pub(super) fn succeeded(self) -> bool {
-        let mut state = self.breaker.state();
+        let mut state = self.breaker.state.lock();
         state.failures = 0;
         state.probe_at.take().is_some()
     }
@@ -78,10 +67,10 @@ impl Permit<'_> {
     /// be open.
     pub(super) fn failed(self) -> bool {
         let now = Instant::now();
-        let mut state = self.breaker.state();
+        let mut state = self.breaker.state.lock();
         state.failures += 1;
         if state.probe_at.is_none() && state.failures >= MAX_FAILURES {
-            state.probe_at = Some(now + self.breaker.open_for);
+            state.probe_at = Some(now + OPEN);
         }
         let told = state.told.is_some_and(|told| now < told + OPEN);
         if !told {
@@ -97,19 +86,19 @@ mod tests {
 
     #[test]
     fn opens_after_three_failures_and_closes_after_a_probe() {
-        let breaker = Breaker {
-            state: Mutex::default(),
-            open_for: Duration::ZERO,
-        };
+        let breaker = Breaker::default();
         for told in [true, false, false] {
             assert!(breaker.is_closed());
             assert_eq!(breaker.enter().unwrap().failed(), told);
         }
         assert!(!breaker.is_closed());
+        let time_is_up = || breaker.state.lock().probe_at = Some(Instant::now());
+        time_is_up();
         let probe = breaker.enter().unwrap();
         assert!(probe.is_probe());
         assert!(!probe.failed());
         assert!(!breaker.is_closed());
+        time_is_up();
         assert!(breaker.enter().unwrap().succeeded());
         assert!(breaker.is_closed());
         assert!(!breaker.enter().unwrap().is_probe());
@@ -117,7 +106,7 @@ mod tests {
 
     #[test]
     fn while_open_no_call_is_made() {
-        let breaker = Breaker::new();
+        let breaker = Breaker::default();
         for _ in 0..3 {
             breaker.enter().unwrap().failed();
         }

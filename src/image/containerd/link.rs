@@ -70,7 +70,7 @@ impl Link {
         Ok(Self {
             // Each call sets a shorter limit of its own.
             channel: connect(path, Duration::from_secs(10))?,
-            breaker: Breaker::new(),
+            breaker: Breaker::default(),
             slots: Semaphore::new(MAX_CALLS),
             socket: path.to_owned(),
         })

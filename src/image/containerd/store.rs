@@ -78,7 +78,7 @@ impl Store {
         let namespace = Arc::new(Namespace::new(link.channel.clone(), namespace));
         let worker = Worker {
             namespace: namespace.clone(),
-            breaker: Breaker::new(),
+            breaker: Breaker::default(),
             budget: parking_lot::Mutex::new((today(), MAX_PER_DAY)),
             writes: writes.clone(),
         };

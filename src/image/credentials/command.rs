@@ -2,15 +2,16 @@
 
 use std::{
     io,
-    path::Path,
     process::{ExitStatus, Stdio},
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     process::Command,
-    sync::Semaphore,
+    sync::{Semaphore, oneshot},
+    task::JoinSet,
 };
 
 /// As the kubelet does.
@@ -37,19 +38,43 @@ pub(super) enum CommandError {
 /// How long a pod waits for a program. One that takes longer goes on, and its answer serves the next attempt.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Runs `program` to its end; it is killed when it takes too long, or nobody waits for it any more.
+/// Programs that run although no pod waits for them any more. They end with this.
+#[derive(Default)]
+pub(super) struct Programs(Mutex<JoinSet<()>>);
+
+impl Programs {
+    /// What `work`, which runs the program of this name, gives; `None` when that takes too long.
+    pub(super) async fn wait_for<T: Send + 'static>(
+        &self,
+        program: &str,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        let (sender, answer) = oneshot::channel();
+        {
+            let mut running = self.0.lock();
+            while running.try_join_next().is_some() {}
+            running.spawn(async move {
+                // The pod may have gone.
+                let _ = sender.send(work.await);
+            });
+        }
+        let answer = tokio::time::timeout(PATIENCE, answer).await;
+        if answer.is_err() {
+            tracing::warn!(program, "no answer in 5 s; it serves the next attempt");
+        }
+        answer.ok()?.ok()
+    }
+}
+
+/// Runs a program to its end; it is killed when it takes too long, or is not waited for any more.
 pub(super) async fn run(
-    program: &Path,
-    arguments: &[String],
-    environment: &[(String, String)],
+    mut program: Command,
     question: &[u8],
     slots: &Semaphore,
 ) -> Result<Vec<u8>, CommandError> {
     let running = async {
         let _slot = slots.acquire().await;
-        let mut child = Command::new(program)
-            .args(arguments)
-            .envs(environment.iter().map(|(name, value)| (name, value)))
+        let mut child = program
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

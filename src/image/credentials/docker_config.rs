@@ -10,7 +10,7 @@ use base64::{
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
-use crate::files;
+use crate::files::{self, FileError};
 
 use super::{Credential, Keyring};
 
@@ -18,14 +18,8 @@ use super::{Credential, Keyring};
 #[derive(Debug, thiserror::Error)]
 pub enum DockerConfigError {
     /// The file cannot be read.
-    #[error("cannot read the docker configuration {path}")]
-    Read {
-        /// The file.
-        path: String,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] FileError),
     /// Not JSON of the right shape.
     #[error("the docker configuration {path} is malformed at line {line}, column {column}")]
     Malformed {
@@ -159,11 +153,7 @@ pub(super) struct DockerConfig {
 impl DockerConfig {
     pub(super) fn load(path: &Path) -> Result<Self, DockerConfigError> {
         let name = path.display().to_string();
-        let read = |source| DockerConfigError::Read {
-            path: path.display().to_string(),
-            source,
-        };
-        Self::parse(&name, &files::read(path).map_err(read)?)
+        Self::parse(&name, &files::read("the docker configuration ", path)?)
     }
 
     fn parse(name: &str, bytes: &[u8]) -> Result<Self, DockerConfigError> {

@@ -2,26 +2,26 @@
 //! kubelet's provider plugins.
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use futures::FutureExt;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
-use tokio::sync::Semaphore;
+use tokio::{process::Command, sync::Semaphore};
 
 use crate::{
-    error::chain,
+    error::{RepeatedError, chain},
     image::{flight::Flights, reference::Reference},
 };
 
 use super::{
     Credential,
-    command::{self, AT_ONCE, CommandError, PATIENCE},
+    command::{self, AT_ONCE, CommandError, Programs},
     docker_config::{DockerConfig, DockerConfigError},
     provider::Providers,
 };
@@ -36,22 +36,23 @@ const MAX_ANSWERS: usize = 1024;
 /// What the operator knows.
 #[derive(Default)]
 pub struct NodeCredentials {
-    file: Option<Mutex<File>>,
+    file: Option<File>,
     helpers: Option<Arc<Helpers>>,
     providers: Option<Providers>,
+    programs: Programs,
 }
 
 struct File {
     path: PathBuf,
-    config: Arc<DockerConfig>,
-    stamp: Option<Stamp>,
-    looked: Instant,
-    /// What is wrong with it, said once.
-    told: Option<String>,
+    content: Mutex<Content>,
 }
 
-/// Tells versions of a file apart without reading it.
-type Stamp = (SystemTime, u64);
+struct Content {
+    config: Arc<DockerConfig>,
+    /// When the file was last read, or that was begun.
+    read: Instant,
+    failing: RepeatedError,
+}
 
 struct Helpers {
     answers: Cache<String, (Option<Credential>, Instant)>,
@@ -73,9 +74,10 @@ impl NodeCredentials {
         };
         let helpers = file.as_ref().map(|_| Arc::new(helpers));
         Ok(Self {
-            file: file.map(Mutex::new),
+            file,
             helpers,
             providers,
+            programs: Programs::default(),
         })
     }
 
@@ -83,9 +85,10 @@ impl NodeCredentials {
     pub(crate) async fn lookup(&self, reference: &Reference) -> Vec<Credential> {
         let mut found = Vec::new();
         if let (Some(file), Some(helpers)) = (&self.file, &self.helpers) {
-            let config = lock(file).current();
+            let config = file.current().await;
             if let Some(helper) = config.helper(reference) {
-                found.extend(helpers.ask(&helper, server(reference)).await);
+                let answer = helpers.ask(&self.programs, &helper, server(reference));
+                found.extend(answer.await);
             }
             found.extend(config.keyring.lookup(reference));
         }
@@ -98,48 +101,45 @@ impl NodeCredentials {
 
 impl File {
     fn open(path: PathBuf) -> Result<Self, DockerConfigError> {
-        let stamp = stamp(&path);
-        let config = Arc::new(DockerConfig::load(&path)?);
+        let content = Content {
+            config: Arc::new(DockerConfig::load(&path)?),
+            read: Instant::now(),
+            failing: RepeatedError::default(),
+        };
         Ok(Self {
             path,
-            config,
-            stamp,
-            looked: Instant::now(),
-            told: None,
+            content: Mutex::new(content),
         })
     }
 
-    /// What the file says now; what it said before while it cannot be read.
-    fn current(&mut self) -> Arc<DockerConfig> {
-        if self.looked.elapsed() >= READ_AGAIN {
-            self.looked = Instant::now();
-            let stamp = stamp(&self.path);
-            if stamp != self.stamp {
-                match DockerConfig::load(&self.path) {
-                    Ok(config) => {
-                        (self.config, self.stamp, self.told) = (Arc::new(config), stamp, None);
-                    }
-                    Err(error) => {
-                        let error = chain(&error);
-                        if self.told.as_ref() != Some(&error) {
-                            tracing::warn!(error, "the docker configuration of before is used");
-                        }
-                        self.told = Some(error);
-                    }
+    /// What the file says now; what it said before while it cannot be read, or another look-up reads it.
+    async fn current(&self) -> Arc<DockerConfig> {
+        {
+            let mut content = self.content.lock();
+            if content.read.elapsed() < READ_AGAIN {
+                return content.config.clone();
+            }
+            content.read = Instant::now();
+        }
+        // Off the runtime's workers: a file system may hang.
+        let path = self.path.clone();
+        let read = tokio::task::spawn_blocking(move || DockerConfig::load(&path)).await;
+        let mut content = self.content.lock();
+        match read {
+            Ok(Ok(config)) => {
+                content.config = Arc::new(config);
+                content.failing.clear();
+            }
+            Ok(Err(error)) => {
+                if let Some(error) = content.failing.changed(&error) {
+                    tracing::warn!(error, "the docker configuration of before is used");
                 }
             }
+            // The runtime is ending.
+            Err(_) => {}
         }
-        self.config.clone()
+        content.config.clone()
     }
-}
-
-fn stamp(path: &Path) -> Option<Stamp> {
-    let metadata = std::fs::metadata(path).ok()?;
-    Some((metadata.modified().ok()?, metadata.len()))
-}
-
-fn lock(file: &Mutex<File>) -> MutexGuard<'_, File> {
-    file.lock()
 }
 
 /// Docker's own name for a registry: that of Docker Hub is older than the others.
@@ -170,7 +170,12 @@ struct Answer {
 }
 
 impl Helpers {
-    async fn ask(self: &Arc<Self>, helper: &str, server: &str) -> Option<Credential> {
+    async fn ask(
+        self: &Arc<Self>,
+        programs: &Programs,
+        helper: &str,
+        server: &str,
+    ) -> Option<Credential> {
         let key = format!("{helper} {server}");
         if let Some((answer, at)) = self.answers.get(&key)
             && at.elapsed() < ANSWER
@@ -194,14 +199,9 @@ impl Helpers {
             this.answers.insert(kept, (answer.clone(), Instant::now()));
             answer
         };
-        // A task of its own, so that a slow helper ends its work although the pod cannot wait for it.
         let this = self.clone();
-        let flight = tokio::spawn(async move { this.flights.run(key, || run.boxed()).await });
-        let answer = tokio::time::timeout(PATIENCE, flight).await;
-        if answer.is_err() {
-            tracing::warn!(helper, "no answer in 5 s; it serves the next attempt");
-        }
-        answer.ok()?.ok()?
+        let flight = async move { this.flights.run(key, || run.boxed()).await };
+        programs.wait_for(helper, flight).await?
     }
 }
 
@@ -214,15 +214,9 @@ async fn get(
     server: &str,
     slots: &Semaphore,
 ) -> Result<Option<Credential>, CommandError> {
-    let arguments = ["get".to_owned()];
-    let answer = command::run(
-        Path::new(program),
-        &arguments,
-        &[],
-        server.as_bytes(),
-        slots,
-    )
-    .await;
+    let mut command = Command::new(program);
+    command.arg("get");
+    let answer = command::run(command, server.as_bytes(), slots).await;
     let answer = match answer {
         // It says so when it has nothing for a server, with a status of failure.
         Err(CommandError::Failed(_, said)) if said.starts_with(NOTHING) => return Ok(None),
@@ -244,8 +238,8 @@ async fn get(
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_file_is_read_again_when_it_changes_and_kept_while_it_is_broken() {
+    #[tokio::test]
+    async fn the_file_is_read_again_when_it_changes_and_kept_while_it_is_broken() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.json");
         let write = |user: &str| {
@@ -255,28 +249,25 @@ mod tests {
         };
         let image = Reference::parse("r.io/x").unwrap();
         write("a");
-        let mut file = File::open(path.clone()).unwrap();
-        let before = file.current().keyring.lookup(&image)[0].fingerprint();
+        let file = File::open(path.clone()).unwrap();
+        let before = file.current().await.keyring.lookup(&image)[0].fingerprint();
         write("longer");
-        let now = file.current().keyring.lookup(&image)[0].fingerprint();
+        let now = file.current().await.keyring.lookup(&image)[0].fingerprint();
         assert_eq!(now, before, "within its time");
         for (broken, changed) in [(false, true), (true, true)] {
             if broken {
                 std::fs::write(&path, "hunter2").unwrap();
             }
-            file.looked = Instant::now().checked_sub(READ_AGAIN).unwrap();
-            let now = file.current().keyring.lookup(&image)[0].fingerprint();
+            file.content.lock().read = Instant::now().checked_sub(READ_AGAIN).unwrap();
+            let now = file.current().await.keyring.lookup(&image)[0].fingerprint();
             assert_eq!(now != before, changed);
         }
-        assert!(
-            file.told
-                .as_ref()
-                .is_some_and(|told| !told.contains("hunter2"))
-        );
+        let content = format!("{:?}", file.content.lock().failing);
+        assert!(content.contains("malformed") && !content.contains("hunter2"));
         write("a");
-        file.looked = Instant::now().checked_sub(READ_AGAIN).unwrap();
+        file.content.lock().read = Instant::now().checked_sub(READ_AGAIN).unwrap();
         assert_eq!(
-            file.current().keyring.lookup(&image)[0].fingerprint(),
+            file.current().await.keyring.lookup(&image)[0].fingerprint(),
             before
         );
     }

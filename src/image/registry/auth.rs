@@ -210,9 +210,7 @@ fn scopes(asked: Option<&str>, repository: &str) -> Vec<String> {
 
 #[derive(Deserialize)]
 struct TokenResponse {
-    #[serde(default)]
     token: Option<SecretString>,
-    #[serde(default)]
     access_token: Option<SecretString>,
     /// Seconds; some write them as text or as a negative number, which means nothing.
     #[serde(default)]

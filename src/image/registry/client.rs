@@ -23,7 +23,7 @@ use super::{
     exchange::{Clients, exchange, read_body},
     gate::{Gates, Quota},
     hosts::{Host, Hosts, Role},
-    question::{METHOD_REFUSED, Question, answered, refusal},
+    question::{Question, refusal},
 };
 
 /// Further tries of a request that the registry answered with 5xx.
@@ -117,7 +117,7 @@ impl Registry {
         let hosts = self.hosts.of(reference).await?;
         let mut failed = None;
         for host in hosts.iter().filter(|host| host.pulls && host.resolves) {
-            if host.role == Role::Fallback && failed.as_ref().is_some_and(answered) {
+            if host.role == Role::Fallback && failed.as_ref().is_some_and(ImageError::is_answer) {
                 continue;
             }
             let credentials = self.shown(host, credentials);
@@ -150,7 +150,7 @@ impl Registry {
         let hosts = self.hosts.of(reference).await?;
         let mut failed = None;
         for host in hosts.iter().filter(|host| host.pulls) {
-            if host.role == Role::Fallback && failed.as_ref().is_some_and(answered) {
+            if host.role == Role::Fallback && failed.as_ref().is_some_and(ImageError::is_answer) {
                 continue;
             }
             let credentials = self.shown(host, credentials);
@@ -192,7 +192,7 @@ impl Registry {
             manifest: true,
         };
         match self.ask(host, &question, credentials).await {
-            Err(ImageError::Unavailable { why, .. }) if why == METHOD_REFUSED => {}
+            Err(ImageError::MethodRefused { .. }) => {}
             Err(error) => return Err(error),
             Ok(answer) => {
                 if let Some(Ok(digest)) = answer.digest() {
@@ -222,7 +222,7 @@ impl Registry {
         for credential in credentials {
             match self.ask_as(host, question, credential.shown()).await {
                 // An account that is limited, refused or unknown says nothing of the next one.
-                Err(error) if answered(&error) => {
+                Err(error) if error.is_answer() => {
                     failed = Some(failed.map_or(error.clone(), |before| telling(before, error)));
                 }
                 other => return other,
@@ -360,9 +360,23 @@ fn failed_at(host: &Host, before: Option<ImageError>, error: ImageError) -> Imag
     }
     match (before, error) {
         // Who looks for the reason has to know what the mirrors said, too.
-        (Some(before), ImageError::Unavailable { what, why, source }) if answered(&before) => {
+        (
+            Some(before),
+            ImageError::Unavailable {
+                what,
+                why,
+                answered,
+                source,
+            },
+        ) if before.is_answer() => {
             let why = format!("{why}; before that: {}", before.chain());
-            telling(before, ImageError::Unavailable { what, why, source })
+            let error = ImageError::Unavailable {
+                what,
+                why,
+                answered,
+                source,
+            };
+            telling(before, error)
         }
         (Some(before), error) => telling(before, error),
         (None, error) => error,

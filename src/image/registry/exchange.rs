@@ -27,8 +27,6 @@ use super::{
 /// As containerd and Go's client do.
 const MAX_REDIRECTS: usize = 10;
 const USER_AGENT: &str = concat!("archaware/", env!("CARGO_PKG_VERSION"));
-/// Why there is no answer when the time is over.
-pub(super) const NO_ANSWER: &str = "no answer in time";
 
 /// The TLS client could not be set up.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -133,11 +131,9 @@ impl Clients {
             .made
             .get_or_insert_with(&key, || self.make(transport, kind));
         made.map_err(|error| {
-            Broken::Other(ImageError::Unavailable {
-                what: url.host_str().unwrap_or_default().to_owned(),
-                why: "no TLS".to_owned(),
-                source: Some(Arc::new(TlsError(Arc::new(error)))),
-            })
+            let host = url.host_str().unwrap_or_default();
+            let source = Arc::new(TlsError(Arc::new(error)));
+            Broken::Other(ImageError::unanswered(host, "no TLS", Some(source)))
         })
     }
 
@@ -215,7 +211,7 @@ pub(super) async fn exchange<T>(
         Ok(Err(Broken::Other(error))) => return Err(error),
         Err(_) => {
             gate.timed_out();
-            return Err(ImageError::unavailable(what, NO_ANSWER));
+            return Err(ImageError::unanswered(what, "no answer in time", None));
         }
     };
     gate.answered(&answer.1);
@@ -263,11 +259,7 @@ fn transport(what: &str, error: reqwest::Error) -> ImageError {
         let _ = write!(why, " in time");
     }
     let source = Some(Arc::new(error.without_url()) as _);
-    ImageError::Unavailable {
-        what: what.to_owned(),
-        why,
-        source,
-    }
+    ImageError::unanswered(what, why, source)
 }
 
 /// Seconds or a date (RFC 9110, 10.2.3).

@@ -3,12 +3,13 @@
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use http::HeaderMap;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -80,16 +81,14 @@ impl Gates {
 
     pub(super) fn host(&self, name: &str) -> Arc<Gate> {
         let fresh = || {
-            Ok::<_, std::convert::Infallible>(Arc::new(Gate {
+            Ok::<_, Infallible>(Arc::new(Gate {
                 name: name.to_owned(),
                 slots: Arc::new(Semaphore::new(self.per_host)),
                 state: Mutex::default(),
             }))
         };
-        match self.hosts.get_or_insert_with(name, fresh) {
-            Ok(gate) => gate,
-            Err(never) => match never {},
-        }
+        let Ok(gate) = self.hosts.get_or_insert_with(name, fresh);
+        gate
     }
 
     /// Hosts that somebody is kept from asking at the moment.
@@ -102,7 +101,7 @@ impl Gates {
 
     /// What hosts said of their limits.
     pub(super) fn quotas(&self) -> Vec<(String, Quota)> {
-        let said = |(name, gate): (String, Arc<Gate>)| Some((name, gate.state().quota?));
+        let said = |(name, gate): (String, Arc<Gate>)| Some((name, gate.state.lock().quota?));
         let mut quotas: Vec<_> = self.hosts.iter().filter_map(said).collect();
         quotas.sort_by(|(a, _), (b, _)| a.cmp(b));
         quotas
@@ -121,7 +120,7 @@ impl Gate {
     }
 
     fn check(&self, asker: Asker) -> Result<(), ImageError> {
-        let state = self.state();
+        let state = self.state.lock();
         let now = Instant::now();
         if let Some(until) = state.silent_until.filter(|until| *until > now) {
             return Err(self.error(until - now, false));
@@ -133,7 +132,7 @@ impl Gate {
     }
 
     fn is_closed(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         let now = Instant::now();
         state.silent_until.is_some_and(|until| until > now)
             || state.closed.values().any(|closed| closed.until > now)
@@ -150,7 +149,7 @@ impl Gate {
 
     /// The host answered, whatever it said.
     pub(super) fn answered(&self, headers: &HeaderMap) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.timeouts = 0;
         state.pause = Duration::ZERO;
         state.silent_until = None;
@@ -163,7 +162,7 @@ impl Gate {
     /// The host did not answer in time. The third time in a row closes the gate; after that each
     /// further timeout closes it for twice as long.
     pub(super) fn timed_out(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.timeouts += 1;
         // Requests that were under way when the gate closed tell nothing new.
         let closed = state
@@ -183,7 +182,7 @@ impl Gate {
         retry_after: Duration,
         rate_limited: bool,
     ) -> ImageError {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = Instant::now();
         state.closed.retain(|_, closed| closed.until > now);
         let until = now + retry_after;
@@ -202,10 +201,6 @@ impl Gate {
             );
         }
         self.error(retry_after, rate_limited)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 

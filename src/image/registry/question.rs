@@ -8,11 +8,7 @@ use reqwest::Url;
 
 use crate::{image::error::ImageError, platform::media_type};
 
-use super::{
-    auth::Authorization,
-    exchange::{Call, NO_ANSWER},
-    hosts::Host,
-};
+use super::{auth::Authorization, exchange::Call, hosts::Host};
 
 /// What is asked for in a repository.
 pub(super) struct Question<'a> {
@@ -58,20 +54,6 @@ impl Question<'_> {
     }
 }
 
-/// Whether somebody answered, whatever it was.
-pub(super) fn answered(error: &ImageError) -> bool {
-    match error {
-        ImageError::Unavailable { source, why, .. } => {
-            source.is_none() && !why.starts_with(NO_ANSWER)
-        }
-        ImageError::Gated { .. } => false,
-        _ => true,
-    }
-}
-
-/// Why a HEAD is followed by a GET.
-pub(super) const METHOD_REFUSED: &str = "it does not answer HEAD";
-
 /// What a status that is no success means.
 pub(super) fn refusal(status: StatusCode, what: impl Into<String>) -> ImageError {
     let what = what.into();
@@ -82,7 +64,7 @@ pub(super) fn refusal(status: StatusCode, what: impl Into<String>) -> ImageError
             why: format!("the registry answered {status}"),
         },
         StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => {
-            ImageError::unavailable(what, METHOD_REFUSED)
+            ImageError::MethodRefused { what }
         }
         status => ImageError::unavailable(what, format!("the registry answered {status}")),
     }

@@ -5,14 +5,14 @@ mod asker;
 mod document;
 mod tag;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::FutureExt;
 
-use crate::{
-    metrics::Resolutions,
-    platform::{Note, PlatformSet},
-};
+use crate::{metrics::Resolutions, platform::PlatformSet};
 
 use super::{
     cache::{Caches, Remembered},
@@ -163,19 +163,19 @@ impl Resolver {
     /// The platforms of an image. Takes as long as its registry does, bounded by the timeout of each
     /// request; give a whole attempt its own limit.
     pub async fn resolve(&self, request: Request<'_>) -> Result<Resolved, ImageError> {
-        let timer = self.0.metrics.timer();
+        let (started, metrics) = (Instant::now(), &self.0.metrics);
         let result = self.resolve_inner(request).await;
         match &result {
             Ok(resolved) => {
                 let asked = resolved.source == Source::Registry;
                 let registry = asked.then(|| resolved.reference.registry());
-                timer.observe(registry, Ok(resolved.source.as_str()));
+                metrics.observe(started, registry, Ok(resolved.source.as_str()));
             }
             // Parsed again: that costs less than keeping a copy for every answer.
             Err(error) => {
                 let reference = self.reference(request.image).ok();
                 let registry = reference.as_ref().map(Reference::registry);
-                timer.observe(registry, Err(error.reason().as_str()));
+                metrics.observe(started, registry, Err(error.reason().as_str()));
             }
         }
         result
@@ -209,6 +209,17 @@ impl Resolver {
     /// What registries last said of their rate limits, by host.
     pub fn quotas(&self) -> Vec<(String, Quota)> {
         self.0.registry.quotas()
+    }
+
+    /// The same, given up at a deadline.
+    pub async fn resolve_by(
+        &self,
+        request: Request<'_>,
+        deadline: tokio::time::Instant,
+    ) -> Result<Resolved, ImageError> {
+        let answer = tokio::time::timeout_at(deadline, self.resolve(request)).await;
+        let why = "not resolved within resolution.budget";
+        answer.unwrap_or_else(|_| Err(ImageError::unanswered(request.image, why, None)))
     }
 
     async fn resolve_inner(&self, request: Request<'_>) -> Result<Resolved, ImageError> {
@@ -345,12 +356,5 @@ impl Inner {
             self.caches.keep_tree(digest, asker.owner(), known.clone());
         }
         Some(known.tree)
-    }
-}
-
-impl Resolved {
-    /// Why it has no opinion, if so.
-    pub fn note(&self) -> Option<Note> {
-        self.platforms.note()
     }
 }

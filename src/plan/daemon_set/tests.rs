@@ -105,7 +105,11 @@ fn templates_are_changed_once_and_tell_of_their_rollout() {
 fn no_second_rollout() {
     let late = Instant::now() + Duration::from_mins(10);
     let amd = arch("amd64");
-    let decided = set(std::slice::from_ref(&amd), &[amd.clone()], false);
+    let decided = set(
+        std::slice::from_ref(&amd),
+        std::slice::from_ref(&amd),
+        false,
+    );
     let verdict = || (unresolved(), false);
     let first = plan_of(
         &decided,
@@ -117,7 +121,7 @@ fn no_second_rollout() {
     let second = plan_of(&decided, verdict(), DaemonSets::Manage, first.state, late);
     assert_eq!(second.write, None);
     let any = Policy::from(&Config::default()).taint.toleration_of_all();
-    let aside = set(std::slice::from_ref(&any), &[any.clone()], true);
+    let aside = set(std::slice::from_ref(&any), std::slice::from_ref(&any), true);
     let kept = (Verdict::Decided(Decision::StepAside), true);
     let plan = plan_of(&aside, kept, DaemonSets::Manage, None, Instant::now());
     assert_eq!(

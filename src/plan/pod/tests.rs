@@ -89,11 +89,11 @@ fn tolerating() -> Value {
         "value": "arm64", "effect": "NoSchedule" }] })
 }
 
-fn placed(decision: &str, by_policy: bool) -> Option<Change> {
-    Some(Change::PodPlaced {
+fn placed(decision: &str, by_policy: bool) -> Change {
+    Change::PodPlaced {
         decision: decision.to_owned(),
         by_policy,
-    })
+    }
 }
 
 /// What is done, whether the attempt counts, and whether anything is left to decide.
@@ -108,7 +108,7 @@ fn every_verdict_has_its_plan() {
         (
             json!({}),
             on(&["arm64"]),
-            placed("arm64", false),
+            Some(placed("arm64", false)),
             true,
             true,
             None,
@@ -117,13 +117,20 @@ fn every_verdict_has_its_plan() {
         (
             gated(),
             on(&["arm64"]),
-            placed("arm64", false),
+            Some(placed("arm64", false)),
             true,
             true,
             None,
         ),
         (json!({}), none(), None, true, true, looks),
-        (gated(), none(), placed("none", false), true, true, looks),
+        (
+            gated(),
+            none(),
+            Some(placed("none", false)),
+            true,
+            true,
+            looks,
+        ),
         (json!({}), Verdict::Skip, None, true, true, None),
         (
             gated(),
@@ -141,7 +148,7 @@ fn every_verdict_has_its_plan() {
         (
             critical,
             unresolved(),
-            placed("any", true),
+            Some(placed("any", true)),
             true,
             true,
             None,
@@ -172,12 +179,12 @@ fn the_failure_policy_is_carried_out_when_it_is_due() {
     for (action, expected, event) in [
         (
             "tolerateAll",
-            placed("any", true),
+            Some(placed("any", true)),
             EventReason::SteppedAside,
         ),
         (
             "tolerate",
-            placed("amd64", true),
+            Some(placed("amd64", true)),
             EventReason::ToleratedByPolicy,
         ),
     ] {

@@ -6,7 +6,7 @@ const HOUR: Duration = Duration::from_hours(1);
 fn made(names: &[String], at: SystemTime) -> Stored {
     let made = issue(names, at, 3 * HOUR).unwrap();
     Stored {
-        authorities: bundle::with(&made.authority, ""),
+        authorities: ca_bundle::with(&made.authority, ""),
         current: made.pair,
         next: None,
     }

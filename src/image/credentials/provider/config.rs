@@ -10,7 +10,7 @@ use serde::Deserialize;
 use tokio::sync::Semaphore;
 
 use crate::{
-    files,
+    files::{self, FileError},
     image::{
         credentials::{command::AT_ONCE, keyring::Key},
         reference::Reference,
@@ -21,14 +21,8 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum ProviderError {
     /// A file cannot be read.
-    #[error("cannot read credentialProviders.config {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] FileError),
     /// Not YAML or JSON of the right shape.
     #[error("credentialProviders.config {path}: {problem}")]
     Malformed {
@@ -149,18 +143,18 @@ impl Provider {
 
 const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v1alpha1"];
 
+/// What the files hold.
+const WHAT: &str = "credentialProviders.config ";
+
 /// The file itself, or those of a folder (`*.json`, `*.yaml`, `*.yml`) by name.
 fn paths(config: &Path) -> Result<Vec<PathBuf>, ProviderError> {
-    let failed = |source| ProviderError::Read {
-        path: config.to_owned(),
-        source,
-    };
-    if !std::fs::metadata(config).map_err(failed)?.is_dir() {
+    let failed = files::failed(WHAT, config);
+    if !std::fs::metadata(config).map_err(&failed)?.is_dir() {
         return Ok(vec![config.to_owned()]);
     }
     let mut files = Vec::new();
-    for file in std::fs::read_dir(config).map_err(failed)? {
-        let path = file.map_err(failed)?.path();
+    for file in std::fs::read_dir(config).map_err(&failed)? {
+        let path = file.map_err(&failed)?.path();
         let extension = path.extension().and_then(|extension| extension.to_str());
         if matches!(extension, Some("json" | "yaml" | "yml")) && path.is_file() {
             files.push(path);
@@ -174,11 +168,7 @@ fn paths(config: &Path) -> Result<Vec<PathBuf>, ProviderError> {
 }
 
 fn read(path: &Path) -> Result<Vec<Provider>, ProviderError> {
-    let failed = |source| ProviderError::Read {
-        path: path.to_owned(),
-        source,
-    };
-    let text = files::read_text(path).map_err(failed)?;
+    let text = files::read_text(WHAT, path)?;
     let malformed = |problem| ProviderError::Malformed {
         path: path.to_owned(),
         problem,

@@ -18,7 +18,7 @@ use crate::{
     image::{flight::Flights, reference::Reference},
 };
 
-use super::{Credential, Keyring, command::PATIENCE};
+use super::{Credential, Keyring, command::Programs};
 
 use config::Provider;
 pub use config::ProviderError;
@@ -36,6 +36,7 @@ pub struct Providers {
     list: Vec<Arc<Provider>>,
     folder: PathBuf,
     shared: Arc<Shared>,
+    programs: Programs,
 }
 
 struct Shared {
@@ -60,6 +61,7 @@ impl Providers {
                 answers: Cache::new(MAX_ANSWERS),
                 flights: Flights::new(),
             }),
+            programs: Programs::default(),
         })
     }
 
@@ -115,13 +117,11 @@ impl Providers {
             }
             keyring
         };
-        // A task of its own, so that a slow plugin ends its work although the pod cannot wait for it.
-        let flight = tokio::spawn(async move { shared.flights.run(key, || run.boxed()).await });
-        let Ok(answer) = tokio::time::timeout(PATIENCE, flight).await else {
-            tracing::warn!(plugin, "no answer in 5 s; it serves the next attempt");
-            return Arc::default();
-        };
-        answer.unwrap_or_default()
+        let flight = async move { shared.flights.run(key, || run.boxed()).await };
+        self.programs
+            .wait_for(&plugin, flight)
+            .await
+            .unwrap_or_default()
     }
 }
 

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
+use tokio::process::Command;
 
 use crate::image::credentials::{
     Credential, Keyring,
@@ -26,9 +27,7 @@ struct Response {
     api_version: String,
     kind: String,
     cache_key_type: CacheKey,
-    #[serde(default)]
     cache_duration: Option<String>,
-    #[serde(default)]
     auth: Option<BTreeMap<String, Entry>>,
 }
 
@@ -74,14 +73,11 @@ impl Provider {
             image,
         };
         let question = serde_json::to_vec(&request).map_err(|_| AnswerError::Malformed)?;
-        let environment: Vec<_> = self
-            .env
-            .iter()
-            .flatten()
-            .map(|variable| (variable.name.clone(), variable.value.clone()))
-            .collect();
-        let arguments = self.args.as_deref().unwrap_or_default();
-        let answer = command::run(program, arguments, &environment, &question, &self.slots).await?;
+        let mut command = Command::new(program);
+        command.args(self.args.iter().flatten());
+        let environment = self.env.iter().flatten();
+        command.envs(environment.map(|variable| (&variable.name, &variable.value)));
+        let answer = command::run(command, &question, &self.slots).await?;
         let answer: Response =
             serde_json::from_slice(&answer).map_err(|_| AnswerError::Malformed)?;
         if answer.api_version != self.api_version || answer.kind != "CredentialProviderResponse" {

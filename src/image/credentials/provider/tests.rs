@@ -3,7 +3,10 @@ use std::{fs, os::unix::fs::PermissionsExt};
 use secrecy::ExposeSecret;
 use tempfile::TempDir;
 
-use super::{super::Secret, *};
+use super::{
+    super::{Secret, command::PATIENCE},
+    *,
+};
 
 const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
 

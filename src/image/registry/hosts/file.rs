@@ -143,16 +143,8 @@ fn address_of(text: &str, override_path: bool) -> Result<Url, FileError> {
     url.set_query(None);
     url.set_fragment(None);
     // `Url` has resolved `.` and `..`; what is left of Go's `path.Clean` is doubled and last slashes.
-    let parts: Vec<_> = url
-        .path()
-        .split('/')
-        .filter(|part| !part.is_empty())
-        .collect();
-    let mut path = String::new();
-    for part in parts {
-        path.push('/');
-        path.push_str(part);
-    }
+    let parts = url.path().split('/').filter(|part| !part.is_empty());
+    let mut path: String = parts.flat_map(|part| ["/", part]).collect();
     if !override_path && !path.ends_with("/v2") {
         path.push_str("/v2");
     }

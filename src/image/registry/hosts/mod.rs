@@ -4,7 +4,6 @@ mod file;
 mod read;
 
 use std::{
-    fmt,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -160,7 +159,11 @@ impl Hosts {
                 read: Instant::now(),
                 ..before
             },
-            (None, None) => return Err(hung()),
+            (None, None) => {
+                let what = "registries.hostsDirectories";
+                let why = "its files cannot be read in time";
+                return Err(ImageError::unavailable(what, why));
+            }
         };
         self.known.insert(name.to_owned(), known.clone());
         Ok(known.hosts)
@@ -198,13 +201,6 @@ impl Hosts {
             }),
         }
     }
-}
-
-fn hung() -> ImageError {
-    ImageError::unavailable(
-        "registries.hostsDirectories",
-        "its files cannot be read in time",
-    )
 }
 
 impl Known {
@@ -270,14 +266,6 @@ pub(super) fn is_loopback(registry: &str) -> bool {
         || host
             .parse::<std::net::IpAddr>()
             .is_ok_and(|ip| ip.is_loopback())
-}
-
-impl fmt::Debug for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Transport")
-            .field("skip_verify", &self.skip_verify)
-            .finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]

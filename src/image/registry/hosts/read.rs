@@ -10,7 +10,7 @@ use rustls::{
     pki_types::{CertificateDer, pem::PemObject},
 };
 
-use crate::{files, image::reference::host_and_port};
+use crate::{error::chain, files, image::reference::host_and_port};
 
 use super::{
     Endpoint, Host, Known, Role, Transport,
@@ -211,5 +211,5 @@ fn keep<T>(read: Result<T, String>, problems: &mut Vec<String>) -> Option<T> {
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, String> {
-    files::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+    files::read("", path).map_err(|error| chain(&error))
 }

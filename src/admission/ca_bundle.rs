@@ -1,9 +1,26 @@
 //! Authorities that the API server trusts, one PEM text after the other, the newest first. An old one stays
 //! until it has expired: until then some replica may serve what it has signed.
 
+use std::sync::Arc;
+
 use std::time::SystemTime;
 
-use super::expires;
+/// Authorities for the API server's `caBundle`, PEM. `None`: the user publishes them.
+pub(super) type Authorities = Option<Arc<str>>;
+
+/// What the API server has been told to trust.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Published {
+    /// Nobody has looked yet.
+    #[default]
+    Unknown,
+    /// Nothing: there is no configuration.
+    Nowhere,
+    /// These authorities.
+    Bundle(Arc<str>),
+}
+
+use x509_cert::Certificate;
 
 /// More are left by nothing but mischief; the oldest go.
 const MAX: usize = 8;
@@ -46,6 +63,23 @@ fn parts(bundle: &str) -> Vec<&str> {
         .filter(|text| text.ends_with(END))
         .filter_map(|text| text.get(part(text)?..))
         .collect()
+}
+
+/// The first certificate of a PEM text.
+pub(super) fn first(pem: &str) -> Option<Certificate> {
+    let chain = Certificate::load_pem_chain(pem.as_bytes()).ok()?;
+    chain.into_iter().next()
+}
+
+/// When the first certificate of a PEM text expires.
+pub(super) fn expires(pem: &str) -> Option<SystemTime> {
+    Some(
+        first(pem)?
+            .tbs_certificate
+            .validity
+            .not_after
+            .to_system_time(),
+    )
 }
 
 #[cfg(test)]

@@ -1,0 +1,119 @@
+//! The modules of the library form layers: each uses only those above it in this list. A cycle would make two of them
+//! one.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on has failed"
+)]
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// From those that know nothing to the command line.
+const LAYERS: [&str; 20] = [
+    "backoff",
+    "duration",
+    "error",
+    "files",
+    "names",
+    "telemetry",
+    "metrics",
+    "platform",
+    "placement",
+    "image",
+    "config",
+    "cluster",
+    "content_proxy",
+    "evaluate",
+    "plan",
+    "controller",
+    "admission",
+    "server",
+    "cli",
+    "main",
+];
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        if path.is_dir() && name != "tests" {
+            sources(&path, found);
+        } else if name.ends_with(".rs") && name != "tests.rs" {
+            found.push(path);
+        }
+    }
+}
+
+/// The modules that a source text names behind `crate::`, its own tests left out.
+fn used(text: &str) -> BTreeSet<String> {
+    let code = text.lines().map(|line| line.split("//").next().unwrap());
+    let code: Vec<&str> = code
+        .take_while(|line| line.trim() != "mod tests {")
+        .collect();
+    let code = code.join(" ");
+    let mut used = BTreeSet::new();
+    for rest in code.split("crate::").skip(1) {
+        let name = |text: &str| -> String {
+            let is_name = |c: &char| c.is_ascii_alphanumeric() || *c == '_';
+            text.trim_start().chars().take_while(is_name).collect()
+        };
+        let Some(tree) = rest.strip_prefix('{') else {
+            used.insert(name(rest));
+            continue;
+        };
+        let (mut depth, mut starts) = (1, true);
+        for (at, c) in tree.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 {
+                break;
+            }
+            if starts && !c.is_whitespace() {
+                used.insert(name(&tree[at..]));
+                starts = false;
+            }
+            starts |= depth == 1 && c == ',';
+        }
+    }
+    used.retain(|name| !name.is_empty());
+    used
+}
+
+#[test]
+fn every_module_uses_only_layers_above_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&root, &mut files);
+    let layer = |name: &str| LAYERS.iter().position(|layer| *layer == name);
+    let mut wrong = Vec::new();
+    for file in files {
+        let relative = file.strip_prefix(&root).unwrap();
+        let first = relative.iter().next().unwrap().to_str().unwrap();
+        let own = first.trim_end_matches(".rs");
+        if own == "lib" || own == "scripted_api" {
+            continue;
+        }
+        let own_layer = layer(own).unwrap_or_else(|| panic!("{own} is in no layer: add it"));
+        for other in used(&fs::read_to_string(&file).unwrap()) {
+            if layer(&other).is_some_and(|layer| layer > own_layer) {
+                wrong.push(format!("{} uses {other}", relative.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn uses_are_found() {
+    let text = "use crate::{a::b, c::{d, e}, f};\nlet x = crate::g::h(); // crate::i\nmod tests {\nuse crate::j;";
+    let expected = ["a", "c", "f", "g"].map(str::to_owned);
+    assert_eq!(used(text), expected.into());
+}
