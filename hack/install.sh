@@ -3,7 +3,7 @@
 #   hack/install.sh [TOOL...]       without a name: what the test bed and its tests need
 set -euo pipefail
 declare -A packages=(
-  [protoc]=protobuf-compiler [containerd]=containerd [runc]=runc [docker-registry]=docker-registry
+  [containerd]=containerd [runc]=runc [docker-registry]=docker-registry
   [gcc]=gcc [openssl]=openssl [curl]=curl [jq]=jq [python3]=python3 [shellcheck]=shellcheck
   [promtool]=prometheus [faketime]=faketime [loopback]=containernetworking-plugins [stdio.h]=libc6-dev
   [skopeo]=skopeo [qemu-aarch64-static]=qemu-user-static

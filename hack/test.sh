@@ -36,7 +36,7 @@ fi
 echo "== building" >&2
 hack/testbed/build.sh
 ARCHAWARE_TEST_CONTAINERDS=$(hack/testbed/containerd/build.sh)
-cargo build --locked --workspace --all-targets
+cargo build --locked --workspace --all-targets --all-features
 beds=()
 if [ -n "${ARCHAWARE_TEST_EXISTING_CLUSTER:-}" ]; then
   [ "$ARCHAWARE_TEST_EXISTING_CLUSTER" = yes ] || die "ARCHAWARE_TEST_EXISTING_CLUSTER has to be yes or empty"
@@ -70,4 +70,6 @@ export ARCHAWARE_TEST_BEDS ARCHAWARE_TEST_CONTAINERDS ARCHAWARE_KUBECTL=$bin/kub
 ARCHAWARE_TEST_BEDS=$(IFS=:; echo "${beds[*]}")
 # A test takes a free control plane and waits while there is none.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((${#beds[@]} + 1))}
-cargo test --locked --workspace "$@"
+# Without arguments nothing may be left out: tests/tiers.rs sees to it.
+[ $# -gt 0 ] || export ARCHAWARE_TEST_TIERS=all
+cargo test --locked --workspace --all-features "$@"

@@ -1,18 +1,18 @@
 //! archaware keeps pods off nodes whose CPU architecture their images cannot run on.
 //!
 //! ```text
-//!  kube API ──watch──▶ controller::pods ──images──▶ image::Resolver ──▶ containerd / registry
-//!     ▲                     │    ▲                        │
-//!     │                     │    └──── PlatformSets ◀─────┘
-//!     │                     ▼
-//!     │              placement::pod (pure) ──▶ cluster::patch ──guarded JSON patch──▶ kube API
-//!     └── nodes ──▶ controller::nodes ──▶ placement::node (pure) ──▲
+//!               evaluate (reads)              plan (pure)              apply
+//!  kube API ──watch──▶ evaluate::Evaluator ──▶ plan::pod ──▶ controller::reconcile ──▶ cluster::api ──▶ kube API
+//!                          │       ▲
+//!                          ▼       │ PlatformSets
+//!                      image::Resolver ──▶ containerd / registry
 //! ```
 //!
-//! `admission` does the same to objects on their way into the API, with the same `inspect`.
+//! DaemonSets and nodes go the same way. `admission` uses the first two steps for objects on their way into the API,
+//! and `archaware plan` to say what would change.
 //!
-//! A dependency points one way: `cli` → `controller`, `admission` → `inspect` → `image`, `placement`, `cluster` →
-//! `platform`.
+//! A dependency points one way: `cli` → `controller`, `admission` → `plan` → `evaluate` → `image`, `placement`,
+//! `cluster` → `platform`.
 
 pub mod admission;
 pub mod backoff;

@@ -22,10 +22,7 @@ mod registry;
 mod scale;
 mod speed;
 
-#[path = "../../tests/cluster/support/mod.rs"]
-mod support;
-
-use support::Bed;
+use testsupport::cluster::Bed;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {

@@ -10,10 +10,9 @@ use kube::{
 };
 use serde_json::json;
 
-use crate::{
-    report,
-    support::{Bed, Controller, DEADLINE, eventually, pod, pod_spec},
-};
+use testsupport::cluster::{Bed, Controller, DEADLINE, eventually, pod, pod_spec};
+
+use crate::report;
 
 const NODES: usize = 1000;
 const PODS: usize = 20_000;

@@ -7,10 +7,11 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use testimg::{FakeRegistry, Script};
 
-use crate::{
-    median, report,
-    support::{Bed, Controller, DEADLINE, architectures_of, eventually, pod, pod_spec},
+use testsupport::cluster::{
+    Bed, Controller, DEADLINE, architectures_of, eventually, pod, pod_spec,
 };
+
+use crate::{median, report};
 
 /// Milliseconds from creation to toleration, of pods whose image is new each time.
 async fn decide(bed: &Bed, registry: &FakeRegistry, names: &str) -> f64 {

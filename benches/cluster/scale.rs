@@ -7,10 +7,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::PostParams};
 use serde_json::json;
 
-use crate::{
-    floor, process, report, speed,
-    support::{Bed, Controller, eventually, pod, pod_spec},
-};
+use testsupport::cluster::{Bed, Controller, eventually, pod, pod_spec};
+
+use crate::{floor, process, report, speed};
 
 const NODES: usize = 5000;
 const PODS: usize = 50_000;
@@ -113,7 +112,7 @@ async fn relist(bed: &Bed, archaware: &Controller) {
         .unwrap();
     eventually("a pod that is placed after it", LONG, || async {
         let pod = bed.pods().get("witness").await.ok()?;
-        (!crate::support::architectures_of(&pod).is_empty()).then_some(())
+        (!testsupport::cluster::architectures_of(&pod).is_empty()).then_some(())
     })
     .await;
     let anew = archaware.log().matches("too old resource version").count();

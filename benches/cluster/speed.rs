@@ -9,10 +9,9 @@ use kube::{Api, ResourceExt, api::PostParams};
 use kube_runtime::{WatchStreamExt, watcher};
 use serde_json::json;
 
-use crate::{
-    floor, median, process, report,
-    support::{Bed, Controller, eventually, pod, pod_spec},
-};
+use testsupport::cluster::{Bed, Controller, eventually, pod, pod_spec};
+
+use crate::{floor, median, process, report};
 
 /// Of each, in turns of [`TURN`].
 const SAMPLES: usize = 200;

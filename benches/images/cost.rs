@@ -8,10 +8,9 @@ use archaware::image::{
 };
 use testimg::FakeRegistry;
 
-use super::{
-    median, report,
-    support::{Containerd, resolve, resolver, settings},
-};
+use testsupport::servers::{Containerd, resolve, resolver, settings};
+
+use super::{median, report};
 
 const ROUNDS: usize = 200_000;
 

@@ -16,9 +16,6 @@ mod cost;
 mod memory;
 mod requests;
 
-#[path = "../../tests/servers/support/mod.rs"]
-mod support;
-
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -6,10 +6,9 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 
 use archaware::image::credentials::Keyring;
 
-use super::{
-    report,
-    support::{resolve, resolver, settings},
-};
+use testsupport::servers::{resolve, resolver, settings};
+
+use super::report;
 
 const IMAGES: usize = 20_000;
 /// Before the first of those is looked up, everything else is there.

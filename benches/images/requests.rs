@@ -5,10 +5,9 @@ use testimg::{Auth, FakeRegistry};
 
 use archaware::image::credentials::Keyring;
 
-use super::{
-    report,
-    support::{Containerd, eventually, keyring, resolve, resolver, settings},
-};
+use testsupport::servers::{Containerd, eventually, keyring, resolve, resolver, settings};
+
+use super::report;
 
 /// `HEAD + GET + tokens` so far. A request that was only refused with a challenge is not counted.
 fn counts(registry: &FakeRegistry) -> String {

@@ -5,7 +5,7 @@
 //! write without content attaches what any other namespace holds (`content_sharing_policy = "shared"`), which
 //! would open the namespaces that are closed.
 
-use containerd_client::services::v1::{
+use crate::image::containerd::api::{
     AddResourceRequest, CreateImageRequest, DeleteResourceRequest, UpdateImageRequest,
     UpdateRequest, WriteAction, WriteContentRequest,
 };
@@ -59,7 +59,7 @@ fn decode<M: Message + Default>(body: &[u8]) -> Option<M> {
 mod tests {
     use std::collections::HashMap;
 
-    use containerd_client::services::v1::Info;
+    use crate::image::containerd::api::Info;
     use proptest::prelude::*;
 
     use super::*;

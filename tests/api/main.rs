@@ -40,7 +40,7 @@ async fn sigterm_ends_a_start_that_hangs() {
         "apiVersion: v1\nkind: Config\nclusters: [{{name: a, cluster: {{server: \"http://{address}\"}}}}]\nusers: [{{name: a, user: {{}}}}]\ncontexts: [{{name: a, context: {{cluster: a, user: a}}}}]\ncurrent-context: a\n"
     );
     std::fs::write(&kubeconfig, text).unwrap();
-    let mut child = tokio::process::Command::new(env!("CARGO_BIN_EXE_archaware"))
+    let mut child = tokio::process::Command::new(testsupport::program())
         .args(["run", "--listen", "127.0.0.1:0", "--kubeconfig"])
         .arg(&kubeconfig)
         .kill_on_drop(true)

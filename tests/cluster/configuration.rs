@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::*;
 
 fn run(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_archaware"))
+    Command::new(testsupport::program())
         .env_remove("KUBECONFIG")
         .args(arguments)
         .output()

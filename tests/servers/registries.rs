@@ -8,7 +8,9 @@ use archaware::image::{
 };
 use serde_json::Value;
 
-use super::support::{Pki, Registry, Tokens, keyring, platforms, resolve, resolver, settings};
+use testsupport::servers::{
+    Pki, Registry, Tokens, keyring, platforms, resolve, resolver, settings,
+};
 
 const MULTI: [&str; 3] = ["linux/amd64", "linux/arm64", "linux/s390x"];
 
@@ -386,7 +388,7 @@ async fn through_a_proxy_from_the_environment() {
     let text = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\nregistries: {plainHttp: [reg.test]}\n";
     fs::write(&config, text).unwrap();
     let inspect = |image: &str, no_proxy: &str| -> Value {
-        let output = Command::new(env!("CARGO_BIN_EXE_archaware"))
+        let output = Command::new(testsupport::program())
             .args([
                 "inspect",
                 "-o",

@@ -9,7 +9,7 @@ use archaware::{
 };
 use testimg::{Auth, FakeRegistry, Script};
 
-use super::support::{Containerd, eventually, keyring, platforms, resolve, settings};
+use testsupport::servers::{Containerd, eventually, keyring, platforms, resolve, settings};
 
 pub(crate) const MULTI: [&str; 3] = ["linux/amd64", "linux/arm64", "linux/s390x"];
 

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use crate::support::self_signed;
+use testsupport::cluster::self_signed;
 
 /// One connection.
 pub(super) struct Connection(http1::SendRequest<Full<Bytes>>);

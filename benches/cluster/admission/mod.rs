@@ -15,10 +15,9 @@ use kube::{Api, ResourceExt, api::ListParams};
 use serde_json::json;
 use testimg::{FakeRegistry, Script};
 
-use crate::{
-    median, process, report,
-    support::{Bed, Controller, DEADLINE, admission, eventually, free_port, pod_spec},
-};
+use testsupport::cluster::{Bed, Controller, DEADLINE, admission, eventually, free_port, pod_spec};
+
+use crate::{median, process, report};
 
 use client::{Target, floor, question};
 

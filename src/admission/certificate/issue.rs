@@ -14,16 +14,16 @@ use super::Pair;
 const BACKDATED: Duration = Duration::from_hours(1);
 
 /// What was made.
-pub(super) struct Issued {
+pub(in crate::admission) struct Issued {
     /// The authority, PEM.
-    pub(super) authority: String,
+    pub(in crate::admission) authority: String,
     /// The certificate and its key.
-    pub(super) pair: Pair,
+    pub(in crate::admission) pair: Pair,
 }
 
 /// Makes an authority and a certificate for these names (DNS names or addresses), good for `lifetime` from
 /// `now`.
-pub(super) fn issue(
+pub(in crate::admission) fn issue(
     names: &[String],
     now: SystemTime,
     lifetime: Duration,

@@ -1,7 +1,7 @@
 //! The certificate that the webhook shows, and the authorities that the API server has to trust.
 
 mod files;
-mod issue;
+pub(super) mod issue;
 mod own;
 mod stored;
 

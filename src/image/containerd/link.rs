@@ -11,7 +11,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use containerd_client::services::v1::version_client::VersionClient;
+use super::api::version_client::VersionClient;
 
 use super::breaker::Breaker;
 

@@ -3,6 +3,7 @@
 //! Nothing here can fail a resolution: an image that containerd does not have, and a containerd that
 //! is down, absent or forbidden, both mean "ask the registry".
 
+pub mod api;
 mod breaker;
 mod link;
 mod namespace;
@@ -13,11 +14,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use bytes::{Bytes, BytesMut};
-use containerd_client::services::v1::{
+use api::{
     GetImageRequest, InfoRequest, ReadContentRequest, content_client::ContentClient,
     images_client::ImagesClient,
 };
+use bytes::{Bytes, BytesMut};
 use tonic::Status;
 
 use crate::{image::digest::Digest, metrics::ContentWrites, platform::MAX_DOCUMENT};

@@ -60,7 +60,8 @@ async fn sigterm_ends_at_once_even_while_a_registry_hangs() {
     bed.three_nodes().await;
     let registry = FakeRegistry::start().await.unwrap();
     registry.script("/", Script::Hang);
-    let archaware = Controller::start(&bed, "");
+    // Longer than `stop` waits: it would not end in time if anything waited for the registry.
+    let archaware = Controller::start(&bed, "resolution: {timeout: 10m, budget: 10m}\n");
     bed.tainted().await;
     let spec = pod_spec(&[registry.image("app")]);
     bed.create::<Pod>(pod("hung", spec, json!({}))).await;
@@ -68,9 +69,5 @@ async fn sigterm_ends_at_once_even_while_a_registry_hangs() {
         (!registry.seen().is_empty()).then_some(())
     })
     .await;
-    let started = std::time::Instant::now();
     assert_eq!(archaware.stop().await, 0);
-    let took = started.elapsed();
-    // Nothing waits for somebody who does not come; the queue of events neither, whose time is 2 s.
-    assert!(took < Duration::from_millis(1500), "{took:?}");
 }

@@ -9,13 +9,13 @@ use serde_json::json;
 use super::{Bed, Controller, DEADLINE, eventually, pod, pod_spec};
 
 /// A port that nobody listens on.
-pub(crate) fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }
 
 /// `admission:` of a configuration whose webhook is at this port; `more` are further keys.
-pub(crate) fn admission(port: u16, more: &str) -> String {
+pub fn admission(port: u16, more: &str) -> String {
     format!(
         "admission: {{enabled: true, listen: \"127.0.0.1:{port}\", url: \"https://127.0.0.1:{port}\", {more}}}\n"
     )
@@ -23,7 +23,7 @@ pub(crate) fn admission(port: u16, more: &str) -> String {
 
 impl Controller {
     /// Starts with a webhook that the API server asks.
-    pub(crate) async fn admitting(bed: &Bed, config: &str, more: &str) -> Self {
+    pub async fn admitting(bed: &Bed, config: &str, more: &str) -> Self {
         let controller = Self::start(bed, &format!("{config}{}", admission(free_port(), more)));
         bed.asked().await;
         controller
@@ -32,7 +32,7 @@ impl Controller {
 
 impl Bed {
     /// Whether the API server asks the webhook, and gets an answer.
-    pub(crate) async fn is_asked(&self) -> bool {
+    pub async fn is_asked(&self) -> bool {
         let any = json!({"archaware.dev/mode": "any"});
         let probe = pod("probe", pod_spec(&["probe".to_owned()]), any);
         let dry_run = PostParams {
@@ -48,7 +48,7 @@ impl Bed {
     }
 
     /// Waits until it does.
-    pub(crate) async fn asked(&self) {
+    pub async fn asked(&self) {
         eventually("a webhook that is asked", DEADLINE, || async {
             self.is_asked().await.then_some(())
         })
@@ -56,7 +56,7 @@ impl Bed {
     }
 
     /// Whom the API server trusts.
-    pub(crate) async fn webhook_authorities(&self) -> Vec<u8> {
+    pub async fn webhook_authorities(&self) -> Vec<u8> {
         let configurations: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         eventually("a registered webhook", DEADLINE, || async {
             let found = configurations.get("archaware").await.ok()?;
@@ -68,7 +68,7 @@ impl Bed {
 }
 
 /// A client that trusts these authorities only, and speaks HTTP/1.1, as API servers do to Services.
-pub(crate) fn client(authorities: &[u8]) -> reqwest::Client {
+pub fn client(authorities: &[u8]) -> reqwest::Client {
     reqwest::Client::builder()
         .tls_certs_only(reqwest::Certificate::from_pem_bundle(authorities).unwrap())
         .http1_only()

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use super::{Pki, Process, Tokens, eventually, free_port};
 
 /// A running registry with test images. Its data is written by an open one first.
-pub(crate) struct Registry {
+pub struct Registry {
     address: String,
     scheme: &'static str,
     dir: TempDir,
@@ -19,14 +19,14 @@ const HTPASSWD: &str = "user:$2b$05$k79l2cQfEm9PrZPuQrDTreokb8anr1hvPqTgzrc1D34U
 
 impl Registry {
     /// Open to everybody.
-    pub(crate) async fn open(images: &[&str]) -> Self {
+    pub async fn open(images: &[&str]) -> Self {
         let registry = Self::start("", "http", |_| String::new()).await;
         registry.push(images).await;
         registry
     }
 
     /// Wants a user name and password.
-    pub(crate) async fn with_password(images: &[&str]) -> Self {
+    pub async fn with_password(images: &[&str]) -> Self {
         let auth = |dir: &std::path::Path| {
             let file = dir.join("htpasswd");
             fs::write(&file, HTPASSWD).unwrap();
@@ -39,7 +39,7 @@ impl Registry {
     }
 
     /// Wants a token of this server.
-    pub(crate) async fn with_tokens(images: &[&str], tokens: &Tokens) -> Self {
+    pub async fn with_tokens(images: &[&str], tokens: &Tokens) -> Self {
         let auth = |_: &std::path::Path| {
             let (realm, bundle) = (tokens.realm(), tokens.certificate());
             format!(
@@ -50,7 +50,7 @@ impl Registry {
     }
 
     /// Speaks TLS with the leaf `server` of an authority; asks clients for a certificate, too, if wanted.
-    pub(crate) async fn with_tls(images: &[&str], pki: &Pki, clients: bool) -> Self {
+    pub async fn with_tls(images: &[&str], pki: &Pki, clients: bool) -> Self {
         let authority = pki.path("ca.crt");
         let clients = if clients {
             format!(", clientcas: [{authority}]")
@@ -141,20 +141,20 @@ impl Registry {
     }
 
     /// `127.0.0.1:PORT`
-    pub(crate) fn address(&self) -> &str {
+    pub fn address(&self) -> &str {
         &self.address
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("{}://{}", self.scheme, self.address)
     }
 
-    pub(crate) fn image(&self, name: &str) -> String {
+    pub fn image(&self, name: &str) -> String {
         format!("{}/{name}", self.address)
     }
 
     /// How many requests of this method it has answered, by its own access log.
-    pub(crate) fn count(&self, method: &str) -> usize {
+    pub fn count(&self, method: &str) -> usize {
         let log = fs::read_to_string(self.dir.path().join("log")).unwrap();
         log.matches(&format!("\"{method} /v2/")).count()
     }

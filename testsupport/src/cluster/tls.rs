@@ -6,7 +6,7 @@ use rustls::pki_types::PrivateKeyDer;
 use tokio_rustls::TlsAcceptor;
 
 /// A server for 127.0.0.1, and its certificate, PEM: it is its own authority.
-pub(crate) fn self_signed() -> (TlsAcceptor, String) {
+pub fn self_signed() -> (TlsAcceptor, String) {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
     let tls = rustls::ServerConfig::builder()

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Bed, DEADLINE, eventually, objects, pod, pod_spec};
 
 impl Bed {
-    pub(crate) async fn create_namespace(&self, name: &str, annotations: Value) {
+    pub async fn create_namespace(&self, name: &str, annotations: Value) {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let namespace = json!({"metadata": {"name": name, "annotations": annotations}});
         let namespace = serde_json::from_value(namespace).unwrap();
@@ -28,8 +28,7 @@ impl Bed {
     }
 
     /// A second namespace, which the webhook is not asked about.
-    #[allow(dead_code, reason = "the bench has its own")]
-    pub(crate) async fn opted_out(&self) -> String {
+    pub async fn opted_out(&self) -> String {
         let name = format!("{}-out", self.namespace);
         self.create_namespace(&name, json!({})).await;
         self.kubectl(&[
@@ -42,7 +41,7 @@ impl Bed {
     }
 
     /// A Ready node of an architecture.
-    pub(crate) async fn node(&self, name: &str, architecture: &str) -> Node {
+    pub async fn node(&self, name: &str, architecture: &str) -> Node {
         let node = serde_json::from_value(objects::node(name, architecture)).unwrap();
         self.nodes()
             .create(&PostParams::default(), &node)
@@ -51,7 +50,7 @@ impl Bed {
     }
 
     /// The same with further fields, which replace those of their name.
-    pub(crate) async fn node_with(&self, name: &str, architecture: &str, more: Value) -> Node {
+    pub async fn node_with(&self, name: &str, architecture: &str, more: Value) -> Node {
         let mut node = objects::node(name, architecture);
         for (part, fields) in more.as_object().into_iter().flatten() {
             for (field, value) in fields.as_object().into_iter().flatten() {
@@ -64,33 +63,33 @@ impl Bed {
     }
 
     /// The same, but nothing is scheduled there.
-    pub(crate) async fn cordoned_node(&self, name: &str, architecture: &str) {
+    pub async fn cordoned_node(&self, name: &str, architecture: &str) {
         let cordoned = json!({"spec": {"unschedulable": true}});
         self.node_with(name, architecture, cordoned).await;
     }
 
     /// The three that most tests use: `amd64`, `arm64`, `s390x`.
-    pub(crate) async fn three_nodes(&self) {
+    pub async fn three_nodes(&self) {
         for architecture in ["amd64", "arm64", "s390x"] {
             self.node(architecture, architecture).await;
         }
     }
 
     /// A pod with these images, all of them containers.
-    pub(crate) async fn create_pod(&self, name: &str, images: &[&str]) -> Pod {
+    pub async fn create_pod(&self, name: &str, images: &[&str]) -> Pod {
         let images: Vec<String> = images.iter().map(|image| self.image(image)).collect();
         self.create(pod(name, pod_spec(&images), json!({}))).await
     }
 
     /// A pod that no scheduler looks at yet.
-    pub(crate) async fn create_gated_pod(&self, name: &str, image: &str) -> Pod {
+    pub async fn create_gated_pod(&self, name: &str, image: &str) -> Pod {
         let mut spec = pod_spec(&[self.image(image)]);
         spec["schedulingGates"] = json!([{"name": "test/wait"}]);
         self.create(pod(name, spec, json!({}))).await
     }
 
     /// Any object of a kind in the test's namespace.
-    pub(crate) async fn create<K>(&self, object: Value) -> K
+    pub async fn create<K>(&self, object: Value) -> K
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
             + Clone
@@ -106,7 +105,7 @@ impl Bed {
     }
 
     /// Waits until every node carries archaware's own taint.
-    pub(crate) async fn tainted(&self) {
+    pub async fn tainted(&self) {
         eventually("taints on all nodes", DEADLINE, || async {
             let nodes = self.nodes().list(&ListParams::default()).await.ok()?;
             nodes
@@ -118,7 +117,7 @@ impl Bed {
     }
 
     /// Waits until a pod is bound; the name of its node.
-    pub(crate) async fn bound(&self, name: &str) -> String {
+    pub async fn bound(&self, name: &str) -> String {
         eventually(&format!("pod {name} bound"), DEADLINE, || async {
             self.pods().get(name).await.ok()?.spec?.node_name
         })
@@ -126,7 +125,7 @@ impl Bed {
     }
 
     /// Waits until an event of this reason is on an object of that name; its note.
-    pub(crate) async fn event(&self, object: &str, reason: &str) -> String {
+    pub async fn event(&self, object: &str, reason: &str) -> String {
         let events: Api<k8s_openapi::api::events::v1::Event> = Api::all(self.client.clone());
         let selector = ListParams::default().fields(&format!("reason={reason}"));
         eventually(&format!("event {reason} on {object}"), DEADLINE, || async {

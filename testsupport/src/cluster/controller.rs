@@ -10,7 +10,7 @@ use std::{
 use super::{Bed, DEADLINE, eventually};
 
 /// Ends, at the latest, when it is dropped.
-pub(crate) struct Controller {
+pub struct Controller {
     child: Child,
     log: PathBuf,
     _dir: tempfile::TempDir,
@@ -18,13 +18,12 @@ pub(crate) struct Controller {
 
 impl Controller {
     /// Starts with the shipped permissions, and this configuration after its two first lines.
-    pub(crate) fn start(bed: &Bed, config: &str) -> Self {
+    pub fn start(bed: &Bed, config: &str) -> Self {
         Self::start_as(&bed.service_account("archaware"), config)
     }
 
     /// Starts with other log level than the talkative one of tests.
-    #[allow(dead_code, reason = "for the bench")]
-    pub(crate) fn start_quiet(bed: &Bed, config: &str) -> Self {
+    pub fn start_quiet(bed: &Bed, config: &str) -> Self {
         Self::launch(
             &bed.service_account("archaware"),
             config,
@@ -33,27 +32,24 @@ impl Controller {
     }
 
     /// Starts with another kubeconfig.
-    pub(crate) fn start_as(kubeconfig: &Path, config: &str) -> Self {
+    pub fn start_as(kubeconfig: &Path, config: &str) -> Self {
         Self::launch(kubeconfig, config, "debug")
     }
 
     /// Starts with every library at its most talkative.
-    #[allow(dead_code, reason = "the bench does not need it")]
-    pub(crate) fn start_loud(bed: &Bed, config: &str) -> Self {
+    pub fn start_loud(bed: &Bed, config: &str) -> Self {
         let account = bed.service_account("archaware");
         Self::launch(&account, config, "archaware=trace,trace")
     }
 
     /// Starts one whose own namespace is another.
-    #[allow(dead_code, reason = "the bench does not need it")]
-    pub(crate) fn start_elsewhere(kubeconfig: &Path, namespace: &str) -> Self {
+    pub fn start_elsewhere(kubeconfig: &Path, namespace: &str) -> Self {
         let environment = [("ARCHAWARE_NAMESPACE", namespace)];
         Self::launch_with(kubeconfig, "", "debug", &environment)
     }
 
     /// Starts with further environment.
-    #[allow(dead_code, reason = "the bench does not need it")]
-    pub(crate) fn start_with(bed: &Bed, config: &str, environment: &[(&str, &str)]) -> Self {
+    pub fn start_with(bed: &Bed, config: &str, environment: &[(&str, &str)]) -> Self {
         Self::launch_with(
             &bed.service_account("archaware"),
             config,
@@ -76,7 +72,7 @@ impl Controller {
         let (file, log) = (dir.path().join("config.yaml"), dir.path().join("log"));
         let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
         std::fs::write(&file, format!("{head}{config}")).unwrap();
-        let child = Command::new(program())
+        let child = Command::new(crate::program())
             .args([
                 "run",
                 "--listen",
@@ -101,13 +97,12 @@ impl Controller {
     }
 
     /// Of its process.
-    #[allow(dead_code, reason = "for the bench")]
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// The most memory that it has ever held, in MiB.
-    pub(crate) fn peak_memory(&self) -> f64 {
+    pub fn peak_memory(&self) -> f64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status
             .lines()
@@ -118,19 +113,19 @@ impl Controller {
     }
 
     /// Everything it has logged.
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
     /// Waits until a line of the log contains `part`.
-    pub(crate) async fn logged(&self, part: &str) {
+    pub async fn logged(&self, part: &str) {
         eventually(&format!("{part:?} in the log"), DEADLINE, || async {
             self.log().contains(part).then_some(())
         })
         .await;
     }
 
-    pub(crate) fn signal(&self, signal: &str) {
+    pub fn signal(&self, signal: &str) {
         let status = Command::new("kill")
             .args([signal, &self.child.id().to_string()])
             .status();
@@ -138,13 +133,13 @@ impl Controller {
     }
 
     /// SIGTERM; its exit status.
-    pub(crate) async fn stop(mut self) -> i32 {
+    pub async fn stop(mut self) -> i32 {
         self.signal("-TERM");
         self.exited().await
     }
 
     /// Waits until it ends by itself; its exit status.
-    pub(crate) async fn exited(&mut self) -> i32 {
+    pub async fn exited(&mut self) -> i32 {
         let mut status = None;
         let deadline = Duration::from_secs(20);
         let end = std::time::Instant::now() + deadline;
@@ -161,13 +156,12 @@ impl Controller {
     }
 
     /// What an HTTP path answers.
-    pub(crate) async fn http(&self, path: &str) -> (u16, String) {
+    pub async fn http(&self, path: &str) -> (u16, String) {
         self.ask(path, reqwest::Client::get).await
     }
 
     /// What an HTTP path answers to a PUT.
-    #[allow(dead_code, reason = "the bench does not need it")]
-    pub(crate) async fn put(&self, path: &str, body: &str) -> (u16, String) {
+    pub async fn put(&self, path: &str, body: &str) -> (u16, String) {
         let body = body.to_owned();
         self.ask(path, |http, url| http.put(url).body(body)).await
     }
@@ -194,7 +188,7 @@ impl Controller {
     }
 
     /// Patches that it has sent, whatever became of them.
-    pub(crate) async fn patches(&self) -> u64 {
+    pub async fn patches(&self) -> u64 {
         let (_, body) = self.http("/metrics").await;
         let lines = body
             .lines()
@@ -205,7 +199,7 @@ impl Controller {
     }
 
     /// The value of a metric, its name with labels as in the scrape; 0 when absent.
-    pub(crate) async fn metric(&self, name: &str) -> f64 {
+    pub async fn metric(&self, name: &str) -> f64 {
         let (_, body) = self.http("/metrics").await;
         let value = body
             .lines()
@@ -222,10 +216,4 @@ impl Drop for Controller {
             eprintln!("--- log of archaware ---\n{}", self.log());
         }
     }
-}
-
-/// The program under test; a bench names its release build.
-pub(crate) fn program() -> PathBuf {
-    std::env::var_os("ARCHAWARE_BIN")
-        .map_or_else(|| env!("CARGO_BIN_EXE_archaware").into(), PathBuf::from)
 }

@@ -29,7 +29,7 @@ fn kill(signal: &str, pid: &str) {
 
 impl Bed {
     /// Whether this cluster was there before the tests.
-    pub(crate) fn is_existing(&self) -> bool {
+    pub fn is_existing(&self) -> bool {
         self.dir().join("existing").exists()
     }
 
@@ -42,7 +42,7 @@ impl Bed {
 
     /// Sends a signal to a process of the control plane. One that is killed is gone afterwards: a large one takes a
     /// while to give its memory, and its port, back.
-    pub(crate) fn signal_component(&self, signal: &str, name: &str) {
+    pub fn signal_component(&self, signal: &str, name: &str) {
         let pid = self.pid(name);
         kill(signal, &pid);
         let gone = Instant::now() + Duration::from_secs(30);
@@ -53,12 +53,12 @@ impl Bed {
     }
 
     /// Starts what has ended of the control plane.
-    pub(crate) fn restart_components(&self) {
+    pub fn restart_components(&self) {
         script("hack/testbed/up.sh", &[self.dir().to_str().unwrap()]);
     }
 
     /// Compacts etcd to its present revision: what a watch has missed until now is gone.
-    pub(crate) async fn compact(&self) {
+    pub async fn compact(&self) {
         let ports = std::fs::read_to_string(self.dir().join("ports")).unwrap();
         let port = ports
             .split_whitespace()
@@ -81,11 +81,11 @@ impl Bed {
         .await;
     }
 
-    pub(crate) fn socket(&self) -> String {
+    pub fn socket(&self) -> String {
         self.node_dir("containerd/containerd.sock")
     }
 
-    pub(crate) fn node_dir(&self, path: &str) -> String {
+    pub fn node_dir(&self, path: &str) -> String {
         self.dir()
             .join("node")
             .join(path)
@@ -96,7 +96,7 @@ impl Bed {
 
     /// A content proxy in front of the node's containerd, with the rights of the shipped manifests; its socket
     /// is in a folder of its own.
-    pub(crate) fn door(&self) -> (String, std::process::Child) {
+    pub fn door(&self) -> (String, std::process::Child) {
         let folder = self.dir().join("door");
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir(&folder).unwrap();
@@ -104,7 +104,7 @@ impl Bed {
         let socket = folder.join("containerd.sock").to_str().unwrap().to_owned();
         // Its user may not look into the folders of whoever built it.
         let program = folder.join("archaware");
-        std::fs::copy(super::controller::program(), &program).unwrap();
+        std::fs::copy(crate::program(), &program).unwrap();
         let child = Command::new("setpriv")
             .args([
                 "--pdeathsig",
@@ -130,12 +130,12 @@ impl Bed {
     }
 
     /// Runs ctr in the namespace of the kubelet.
-    pub(crate) fn ctr(&self, arguments: &[&str]) {
+    pub fn ctr(&self, arguments: &[&str]) {
         self.ctr_in("k8s.io", arguments);
     }
 
     /// What ctr prints in a namespace.
-    pub(crate) fn ctr_in(&self, namespace: &str, arguments: &[&str]) -> String {
+    pub fn ctr_in(&self, namespace: &str, arguments: &[&str]) -> String {
         let socket = self.socket();
         script(
             "ctr",
@@ -144,7 +144,7 @@ impl Bed {
     }
 
     /// Side-loads an image of one platform, as `kind load` and the like do.
-    pub(crate) fn import(&self, name: &str, architecture: &str) {
+    pub fn import(&self, name: &str, architecture: &str) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path();
         let image = testimg::find(architecture);
@@ -180,7 +180,7 @@ impl Bed {
     }
 
     /// Changes a blob on containerd's disk without changing its size.
-    pub(crate) fn corrupt(&self, digest: &str) {
+    pub fn corrupt(&self, digest: &str) {
         let blob = format!(
             "containerd/root/io.containerd.content.v1.content/blobs/{}",
             digest.replace(':', "/")
@@ -193,15 +193,15 @@ impl Bed {
         std::fs::write(&path, bytes).unwrap();
     }
 
-    pub(crate) fn signal_containerd(&self, signal: &str) {
+    pub fn signal_containerd(&self, signal: &str) {
         kill(signal, &self.pid("containerd"));
     }
 
-    pub(crate) fn kill_containerd(&self) {
+    pub fn kill_containerd(&self) {
         self.signal_containerd("-KILL");
     }
 
-    pub(crate) fn restart_containerd(&self) {
+    pub fn restart_containerd(&self) {
         let registry = self.registry();
         script(
             "hack/testbed/node/up.sh",

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use super::run;
 
 /// An authority that nobody else trusts.
-pub(crate) struct Pki {
+pub struct Pki {
     dir: PathBuf,
 }
 
 impl Pki {
-    pub(crate) fn new(dir: &Path) -> Self {
+    pub fn new(dir: &Path) -> Self {
         let pki = Self {
             dir: dir.to_owned(),
         };
@@ -49,7 +49,7 @@ impl Pki {
     }
 
     /// Makes `NAME.crt` and `NAME.key`, for 127.0.0.1 and as a client.
-    pub(crate) fn leaf(&self, name: &str) {
+    pub fn leaf(&self, name: &str) {
         let file = |extension: &str| self.path(&format!("{name}.{extension}"));
         let extensions = "basicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth,clientAuth\nsubjectAltName=IP:127.0.0.1\n";
         std::fs::write(self.dir.join(format!("{name}.ext")), extensions).unwrap();
@@ -100,7 +100,7 @@ impl Pki {
         );
     }
 
-    pub(crate) fn path(&self, file: &str) -> String {
+    pub fn path(&self, file: &str) -> String {
         self.dir.join(file).to_str().unwrap().to_owned()
     }
 }

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 /// Long enough for a machine that is busy with something else.
-pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
+pub const DEADLINE: Duration = Duration::from_mins(1);
 
 /// Asks until there is an answer.
-pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
+pub async fn eventually<T, F: Future<Output = Option<T>>>(
     what: &str,
     deadline: Duration,
     mut ask: impl FnMut() -> F,
@@ -25,7 +25,7 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
 }
 
 /// For what must not happen: true from now until `until` has happened.
-pub(crate) async fn never<F: Future<Output = bool>, U: Future>(
+pub async fn never<F: Future<Output = bool>, U: Future>(
     what: &str,
     until: U,
     mut ask: impl FnMut() -> F,

@@ -14,14 +14,14 @@ use tokio::{net::TcpListener, task::JoinHandle};
 use super::{Bed, tls::self_signed};
 
 /// Ends when it is dropped; its configuration is deleted with the next test.
-pub(crate) struct Hook {
+pub struct Hook {
     seen: Arc<Mutex<Vec<Value>>>,
     task: JoinHandle<()>,
 }
 
 impl Hook {
     /// Registers under `name` for what `rule` says; `patch` gives the operations for an object.
-    pub(crate) async fn start(
+    pub async fn start(
         bed: &Bed,
         name: &str,
         rule: Value,
@@ -81,7 +81,7 @@ impl Hook {
     }
 
     /// What it was asked so far.
-    pub(crate) fn seen(&self) -> Vec<Value> {
+    pub fn seen(&self) -> Vec<Value> {
         self.seen.lock().unwrap().clone()
     }
 }

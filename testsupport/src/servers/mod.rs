@@ -23,21 +23,25 @@ use archaware::{
     metrics::Resolutions,
 };
 
-pub(crate) use containerd::Containerd;
-pub(crate) use pki::Pki;
-#[allow(unused_imports, reason = "the bench does not need all of them")]
-pub(crate) use registry::Registry;
-pub(crate) use tokens::Tokens;
+pub use containerd::Containerd;
+pub use pki::Pki;
+pub use registry::Registry;
+pub use tokens::Tokens;
 
 /// For what a healthy machine does in a second.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A server. It is killed when it is dropped, and by the kernel when this process dies.
-pub(crate) struct Process(Child);
+pub struct Process(Child);
 
 impl Process {
     /// Starts a program with its output in `log`, without any privilege when `plain` says so.
-    pub(crate) fn start(program: &str, arguments: &[&str], log: &Path, plain: bool) -> Self {
+    pub fn start(
+        program: impl AsRef<std::ffi::OsStr>,
+        arguments: &[&str],
+        log: &Path,
+        plain: bool,
+    ) -> Self {
         let log = File::create(log).unwrap();
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]);
@@ -58,12 +62,12 @@ impl Process {
         Self(child)
     }
 
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.0.id()
     }
 
     /// Waits until it has ended by itself; its exit status.
-    pub(crate) async fn exited(&mut self) -> i32 {
+    pub async fn exited(&mut self) -> i32 {
         let end = Instant::now() + DEADLINE;
         loop {
             if let Some(status) = self.0.try_wait().unwrap() {
@@ -74,7 +78,7 @@ impl Process {
         }
     }
 
-    pub(crate) fn signal(&self, signal: &str) {
+    pub fn signal(&self, signal: &str) {
         let status = Command::new("kill")
             .args([signal, &self.0.id().to_string()])
             .status();
@@ -90,22 +94,22 @@ impl Drop for Process {
 }
 
 /// The user of the shipped manifests.
-pub(crate) const NOBODY: &str = "65532";
+pub const NOBODY: &str = "65532";
 
-pub(crate) fn is_root() -> bool {
+pub fn is_root() -> bool {
     let id = Command::new("id").arg("-u").output().unwrap();
     id.stdout.starts_with(b"0\n")
 }
 
 /// Runs a program to its end; it has to succeed.
-pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
+pub fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {error}");
     String::from_utf8(output.stdout).unwrap()
 }
 
-pub(crate) fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -114,7 +118,7 @@ pub(crate) fn free_port() -> u16 {
 }
 
 /// Asks again and again until there is an answer.
-pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
+pub async fn eventually<T, F: Future<Output = Option<T>>>(
     what: &str,
     mut ask: impl FnMut() -> F,
 ) -> T {
@@ -128,7 +132,7 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     }
 }
 
-pub(crate) fn settings() -> Settings {
+pub fn settings() -> Settings {
     // Shown for tests that fail.
     let filter = tracing_subscriber::EnvFilter::new("archaware=debug");
     let _ = tracing_subscriber::fmt()
@@ -151,7 +155,7 @@ pub(crate) fn settings() -> Settings {
 }
 
 /// A resolver without containerd.
-pub(crate) fn resolver(settings: Settings) -> Resolver {
+pub fn resolver(settings: Settings) -> Resolver {
     Resolver::new(
         settings,
         None,
@@ -160,7 +164,7 @@ pub(crate) fn resolver(settings: Settings) -> Resolver {
     )
 }
 
-pub(crate) async fn resolve(
+pub async fn resolve(
     resolver: &Resolver,
     image: &str,
     keyring: &Keyring,
@@ -173,12 +177,12 @@ pub(crate) async fn resolve(
     resolver.resolve(request).await
 }
 
-pub(crate) fn keyring(registry: &str, user: &str, password: &str) -> Keyring {
+pub fn keyring(registry: &str, user: &str, password: &str) -> Keyring {
     let credential = Credential::password(user.to_owned(), password.to_owned().into());
     Keyring::new([(registry.to_owned(), credential)])
 }
 
-pub(crate) fn platforms(resolved: &Resolved) -> Vec<String> {
+pub fn platforms(resolved: &Resolved) -> Vec<String> {
     resolved
         .platforms
         .platforms()

@@ -27,12 +27,12 @@ pub(crate) fn node(name: &str, architecture: &str) -> Value {
     })
 }
 
-pub(crate) fn pod(name: &str, spec: Value, annotations: Value) -> Value {
+pub fn pod(name: &str, spec: Value, annotations: Value) -> Value {
     json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec})
 }
 
 /// A spec whose containers have these images.
-pub(crate) fn pod_spec(images: &[String]) -> Value {
+pub fn pod_spec(images: &[String]) -> Value {
     let container =
         |(number, image): (usize, &String)| json!({"name": format!("c{number}"), "image": image});
     json!({
@@ -42,7 +42,7 @@ pub(crate) fn pod_spec(images: &[String]) -> Value {
 }
 
 /// The architectures that a pod tolerates by name.
-pub(crate) fn architectures_of(pod: &Pod) -> BTreeSet<String> {
+pub fn architectures_of(pod: &Pod) -> BTreeSet<String> {
     let tolerations = pod
         .spec
         .as_ref()
@@ -56,7 +56,7 @@ pub(crate) fn architectures_of(pod: &Pod) -> BTreeSet<String> {
 }
 
 /// `key=value:effect` of a node's taints.
-pub(crate) fn taints(node: &Node) -> BTreeSet<String> {
+pub fn taints(node: &Node) -> BTreeSet<String> {
     let taints = node
         .spec
         .as_ref()

@@ -24,7 +24,7 @@ use tempfile::TempDir;
 use super::{Pki, run};
 
 /// A running token server; ends when it is dropped.
-pub(crate) struct Tokens {
+pub struct Tokens {
     address: std::net::SocketAddr,
     shared: Arc<Shared>,
     server: tokio::task::JoinHandle<()>,
@@ -49,7 +49,7 @@ struct Asked {
 
 impl Tokens {
     /// Knows these users: name, password, and the repository they may pull.
-    pub(crate) async fn start(users: &[(&str, &str, &str)]) -> Self {
+    pub async fn start(users: &[(&str, &str, &str)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let pki = Pki::new(dir.path());
         pki.leaf("signer");
@@ -79,16 +79,16 @@ impl Tokens {
         }
     }
 
-    pub(crate) fn realm(&self) -> String {
+    pub fn realm(&self) -> String {
         format!("http://{}/token", self.address)
     }
 
-    pub(crate) fn certificate(&self) -> String {
+    pub fn certificate(&self) -> String {
         self.shared.pki.path("signer.crt")
     }
 
     /// Each request so far: the user, and the scope.
-    pub(crate) fn seen(&self) -> Vec<(Option<String>, String)> {
+    pub fn seen(&self) -> Vec<(Option<String>, String)> {
         self.shared.seen.lock().unwrap().clone()
     }
 }

@@ -32,22 +32,17 @@ use kube::{
 };
 use serde_json::json;
 
-#[allow(unused_imports, reason = "the bench does not need all of them")]
-pub(crate) use admission::{admission, client, free_port};
-pub(crate) use controller::Controller;
-#[allow(unused_imports, reason = "the bench does not need all of them")]
-pub(crate) use hook::Hook;
-#[allow(unused_imports, reason = "the bench does not need all of them")]
-pub(crate) use objects::{architectures_of, pod, pod_spec, taints};
-#[allow(unused_imports, reason = "the tests do not need all of them")]
-pub(crate) use tls::self_signed;
-#[allow(unused_imports, reason = "the bench does not need all of them")]
-pub(crate) use wait::{DEADLINE, eventually, never};
+pub use admission::{admission, client, free_port};
+pub use controller::Controller;
+pub use hook::Hook;
+pub use objects::{architectures_of, pod, pod_spec, taints};
+pub use tls::self_signed;
+pub use wait::{DEADLINE, eventually, never};
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// A control plane, with a registry that holds the test images.
-pub(crate) struct Bed {
+pub struct Bed {
     dir: PathBuf,
     /// As administrator.
     pub client: Client,
@@ -59,12 +54,12 @@ pub(crate) struct Bed {
 
 impl Bed {
     /// Any free one that has only the nodes that the test makes.
-    pub(crate) async fn take() -> Self {
+    pub async fn take() -> Self {
         Self::take_one(|dir| !dir.join("node").exists()).await
     }
 
     /// The one that has a real node beside it.
-    pub(crate) async fn take_with_node() -> Self {
+    pub async fn take_with_node() -> Self {
         Self::take_one(|dir| dir.join("node").exists()).await
     }
 
@@ -90,7 +85,7 @@ impl Bed {
     }
 
     /// One of this test's own, with further flags for a component; it ends with this process.
-    pub(crate) async fn start_with(variable: &str, flags: &str) -> Self {
+    pub async fn start_with(variable: &str, flags: &str) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let beds = std::env::var("ARCHAWARE_TEST_BEDS").expect("run tests with hack/test.sh");
         let shared = PathBuf::from(beds.split(':').next().unwrap());
@@ -207,13 +202,12 @@ impl Bed {
     }
 
     /// Deletes the nodes and pods of a finished round.
-    pub(crate) async fn clear(&self) {
+    pub async fn clear(&self) {
         self.empty_objects().await;
     }
 
     /// Deletes the pods of a namespace at once.
-    #[allow(dead_code, reason = "for the bench")]
-    pub(crate) async fn delete_pods(&self, namespace: &str) {
+    pub async fn delete_pods(&self, namespace: &str) {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let now = DeleteParams {
             grace_period_seconds: Some(0),
@@ -230,7 +224,7 @@ impl Bed {
     }
 
     /// Pushes a test image under another name.
-    pub(crate) async fn push(&self, name: &str, image: &str) {
+    pub async fn push(&self, name: &str, image: &str) {
         let http = reqwest::Client::builder()
             .tls_certs_only([])
             .build()
@@ -266,12 +260,12 @@ impl Bed {
     }
 
     /// The name of a test image in the bed's registry.
-    pub(crate) fn image(&self, name: &str) -> String {
+    pub fn image(&self, name: &str) -> String {
         format!("{}/testimg/{name}", self.registry())
     }
 
     /// `127.0.0.1:PORT`
-    pub(crate) fn registry(&self) -> String {
+    pub fn registry(&self) -> String {
         std::fs::read_to_string(self.dir.join("registry/address"))
             .unwrap()
             .trim()
@@ -279,17 +273,17 @@ impl Bed {
     }
 
     /// Where the bed keeps its files.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// A kubeconfig of this bed: `admin`, …
-    pub(crate) fn kubeconfig(&self, name: &str) -> PathBuf {
+    pub fn kubeconfig(&self, name: &str) -> PathBuf {
         self.dir.join("kubeconfig").join(name)
     }
 
     /// A kubeconfig with a token of a ServiceAccount, which has the permissions of the manifests.
-    pub(crate) fn service_account(&self, name: &str) -> PathBuf {
+    pub fn service_account(&self, name: &str) -> PathBuf {
         let token = self.kubectl(&["-n", "archaware", "create", "token", name]);
         let admin = std::fs::read_to_string(self.kubeconfig("admin")).unwrap();
         let users = admin
@@ -306,14 +300,14 @@ impl Bed {
     }
 
     /// Runs kubectl as administrator; it has to succeed.
-    pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
+    pub fn kubectl(&self, arguments: &[&str]) -> String {
         let (done, output, error) = self.try_kubectl(arguments);
         assert!(done, "kubectl {arguments:?}: {error}");
         output
     }
 
     /// Runs kubectl as administrator: whether it succeeded, stdout, stderr.
-    pub(crate) fn try_kubectl(&self, arguments: &[&str]) -> (bool, String, String) {
+    pub fn try_kubectl(&self, arguments: &[&str]) -> (bool, String, String) {
         let kubectl = std::env::var("ARCHAWARE_KUBECTL").expect("hack/test.sh sets it");
         let output = Command::new(kubectl)
             .arg("--kubeconfig")
@@ -330,8 +324,8 @@ impl Bed {
     }
 
     /// Runs archaware to its end: exit status, stdout, stderr.
-    pub(crate) fn archaware(&self, arguments: &[&str]) -> (i32, String, String) {
-        let output = Command::new(controller::program())
+    pub fn archaware(&self, arguments: &[&str]) -> (i32, String, String) {
+        let output = Command::new(crate::program())
             .arg("--kubeconfig")
             .arg(self.kubeconfig("admin"))
             .args(arguments)
@@ -345,16 +339,16 @@ impl Bed {
         )
     }
 
-    pub(crate) fn pods(&self) -> Api<Pod> {
+    pub fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    pub(crate) fn nodes(&self) -> Api<Node> {
+    pub fn nodes(&self) -> Api<Node> {
         Api::all(self.client.clone())
     }
 
     /// Objects of a kind in the test's namespace.
-    pub(crate) fn api<K>(&self) -> Api<K>
+    pub fn api<K>(&self) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
     {

@@ -3,19 +3,22 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 use archaware::{
-    image::{Resolver, Settings, containerd, credentials::NodeCredentials},
+    image::{
+        Resolver, Settings,
+        containerd::{
+            self,
+            api::{CreateImageRequest, Descriptor, Image, images_client::ImagesClient},
+        },
+        credentials::NodeCredentials,
+    },
     metrics::Metrics,
-};
-use containerd_client::{
-    services::v1::{CreateImageRequest, Image, images_client::ImagesClient},
-    types::Descriptor,
 };
 use tempfile::TempDir;
 
 use super::{NOBODY, Process, eventually, is_root, run};
 
 /// A running containerd.
-pub(crate) struct Containerd {
+pub struct Containerd {
     binary: PathBuf,
     dir: TempDir,
     process: Option<Process>,
@@ -23,7 +26,7 @@ pub(crate) struct Containerd {
 
 impl Containerd {
     /// The binaries that tests run against: every supported version.
-    pub(crate) fn binaries() -> Vec<PathBuf> {
+    pub fn binaries() -> Vec<PathBuf> {
         let list = std::env::var("ARCHAWARE_TEST_CONTAINERDS")
             .expect("run tests with hack/test.sh: it builds the containerds");
         let binaries: Vec<PathBuf> = list.split(':').map(PathBuf::from).collect();
@@ -32,7 +35,7 @@ impl Containerd {
     }
 
     /// With the shipped configuration, in a folder of its own.
-    pub(crate) async fn start(binary: &std::path::Path) -> Self {
+    pub async fn start(binary: &std::path::Path) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let shipped = fs::read_to_string("manifests/sidecar/containerd.toml").unwrap();
@@ -56,7 +59,7 @@ impl Containerd {
     }
 
     /// Ends it, if it runs, and starts it again with what it had.
-    pub(crate) async fn restart(&mut self) {
+    pub async fn restart(&mut self) {
         self.kill();
         let config = self.dir.path().join("config.toml");
         let arguments = ["--config", config.to_str().unwrap()];
@@ -73,24 +76,24 @@ impl Containerd {
         .await;
     }
 
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.process = None;
         let _ = fs::remove_file(self.socket());
     }
 
     /// Ends it and everything that it kept.
-    pub(crate) fn wipe(&mut self) {
+    pub fn wipe(&mut self) {
         self.kill();
         fs::remove_dir_all(self.dir.path().join("root")).unwrap();
     }
 
-    pub(crate) fn signal(&self, signal: &str) {
+    pub fn signal(&self, signal: &str) {
         self.process.as_ref().unwrap().signal(signal);
     }
 
     /// Runs a program as somebody who may do nothing; it has to succeed.
     #[allow(clippy::unused_self, reason = "a stranger to this containerd")]
-    pub(crate) fn as_stranger(&self, command: &[&str]) -> String {
+    pub fn as_stranger(&self, command: &[&str]) -> String {
         if is_root() {
             let stranger = ["--reuid", "65533", "--regid", "65533", "--clear-groups"];
             run("setpriv", &[&stranger, command].concat())
@@ -100,7 +103,7 @@ impl Containerd {
     }
 
     /// Lets its files grow to this many bytes only: what a full disk is to it.
-    pub(crate) fn limit_files(&self, bytes: &str) {
+    pub fn limit_files(&self, bytes: &str) {
         let pid = self.process.as_ref().unwrap().id().to_string();
         let limit = format!("--fsize={bytes}:unlimited");
         let prlimit = ["prlimit", "--pid", &pid, &limit];
@@ -119,7 +122,7 @@ impl Containerd {
         }
     }
 
-    pub(crate) fn socket(&self) -> String {
+    pub fn socket(&self) -> String {
         self.dir
             .path()
             .join("containerd.sock")
@@ -129,12 +132,12 @@ impl Containerd {
     }
 
     /// A folder where its user may write.
-    pub(crate) fn dir(&self) -> &std::path::Path {
+    pub fn dir(&self) -> &std::path::Path {
         self.dir.path()
     }
 
     /// What ctr prints in a namespace.
-    pub(crate) fn ctr(&self, namespace: &str, arguments: &[&str]) -> String {
+    pub fn ctr(&self, namespace: &str, arguments: &[&str]) -> String {
         let socket = self.socket();
         run(
             "ctr",
@@ -143,7 +146,7 @@ impl Containerd {
     }
 
     /// Puts a document into a namespace.
-    pub(crate) fn ingest(&self, namespace: &str, blob: &testimg::Blob) {
+    pub fn ingest(&self, namespace: &str, blob: &testimg::Blob) {
         let file = self.dir.path().join("blob");
         fs::write(&file, &blob.bytes).unwrap();
         let (socket, digest) = (self.socket(), &blob.digest);
@@ -153,7 +156,7 @@ impl Containerd {
     }
 
     /// A record of an image, as a pull leaves it.
-    pub(crate) async fn image_record(&self, namespace: &str, name: &str, root: &testimg::Blob) {
+    pub async fn image_record(&self, namespace: &str, name: &str, root: &testimg::Blob) {
         let channel = containerd::connect(&self.socket(), super::DEADLINE).unwrap();
         let mut images = ImagesClient::new(channel);
         let target = Descriptor {
@@ -179,30 +182,30 @@ impl Containerd {
     }
 
     /// Collects garbage now.
-    pub(crate) fn collect(&self) {
+    pub fn collect(&self) {
         self.ctr("archaware", &["content", "prune", "references"]);
     }
 
     /// Whether archaware's namespace holds a digest.
-    pub(crate) fn holds(&self, digest: &str) -> bool {
+    pub fn holds(&self, digest: &str) -> bool {
         self.ctr("archaware", &["content", "ls", "-q"])
             .lines()
             .any(|line| line == digest)
     }
 
     /// A process of archaware that keeps what it fetches here.
-    pub(crate) fn resolver(&self, settings: Settings) -> Resolver {
+    pub fn resolver(&self, settings: Settings) -> Resolver {
         self.resolver_at(&self.socket(), settings)
     }
 
     /// The same, counting what it does.
-    pub(crate) fn counting(&self, settings: Settings, metrics: &Metrics) -> Resolver {
+    pub fn counting(&self, settings: Settings, metrics: &Metrics) -> Resolver {
         Self::made(&self.socket(), settings, metrics)
     }
 
     /// The same through another socket.
     #[allow(clippy::unused_self, reason = "it keeps its content here")]
-    pub(crate) fn resolver_at(&self, socket: &str, settings: Settings) -> Resolver {
+    pub fn resolver_at(&self, socket: &str, settings: Settings) -> Resolver {
         Self::made(socket, settings, &Metrics::default())
     }
 

@@ -1,0 +1,34 @@
+//! What archaware's tests and benches share: control planes that `hack/test.sh` has started, and real registries and
+//! containerds for one test each.
+
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::missing_panics_doc,
+    clippy::default_trait_access,
+    reason = "for tests: what cannot go on has failed"
+)]
+
+pub mod cluster;
+pub mod servers;
+
+use std::path::PathBuf;
+
+/// The program under test: the one that cargo has built beside this test, or that `ARCHAWARE_BIN` names (a bench's
+/// release build).
+pub fn program() -> PathBuf {
+    std::env::var_os("ARCHAWARE_BIN").map_or_else(
+        || {
+            // target/debug/deps/TEST-HASH
+            let test = std::env::current_exe().unwrap();
+            let folder = test.parent().and_then(|deps| deps.parent()).unwrap();
+            let program = folder.join("archaware");
+            assert!(program.is_file(), "cargo build has to come first");
+            program
+        },
+        PathBuf::from,
+    )
+}
