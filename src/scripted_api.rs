@@ -64,6 +64,8 @@ pub(crate) enum Answer {
     Unwatched,
     /// No answer, nothing is done.
     Silence,
+    /// The call is carried out this late.
+    Slow(Duration),
     /// The connection breaks.
     Broken,
 }
@@ -225,6 +227,10 @@ impl ScriptedApi {
             Some(Answer::Lost) => {
                 let _ = self.carry_out(&call, true);
                 std::future::pending().await
+            }
+            Some(Answer::Slow(time)) => {
+                tokio::time::sleep(time).await;
+                Ok(self.carry_out(&call, true))
             }
             Some(Answer::Silence) => std::future::pending().await,
             Some(Answer::Broken) => Err(std::io::Error::other("connection reset")),

@@ -108,7 +108,7 @@ impl Elector {
         loop {
             // A renewal counts from when it was asked for, not from when the answer came.
             let asked = Instant::now();
-            let attempt = self.attempt(&mut observed);
+            let attempt = in_time(self.attempt(&mut observed));
             let result = tokio::select! {
                 () = stop.cancelled() => break,
                 result = attempt => result,
@@ -143,7 +143,7 @@ impl Elector {
         // between the two calls of the release.
         let mut result = Ok(false);
         for _ in 0..2 {
-            result = self.release().await;
+            result = in_time(self.release()).await;
             if !matches!(result, Err(ApiError::Conflict(_))) {
                 break;
             }
@@ -239,6 +239,12 @@ impl Elector {
         self.api.patch::<Lease>(&self.name, patch).await?;
         Ok(true)
     }
+}
+
+/// A read and a write together take no longer than one call may.
+async fn in_time(work: impl Future<Output = Result<bool, ApiError>>) -> Result<bool, ApiError> {
+    let result = tokio::time::timeout(TIMEOUT, work).await;
+    result.unwrap_or(Err(ApiError::TimedOut(TIMEOUT)))
 }
 
 fn duration_of(record: &LeaseSpec) -> Duration {

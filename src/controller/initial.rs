@@ -17,6 +17,19 @@ pub(super) struct InitialObjects {
     left: watch::Sender<usize>,
 }
 
+/// Objects that the start waits for, and where they are.
+pub(super) struct Initial<K: Kind + Clone + 'static> {
+    pub(super) objects: InitialObjects,
+    pub(super) store: Store<K>,
+}
+
+impl<K: Kind + Clone + 'static> Initial<K> {
+    /// Waits until every object that is in the store now has been attempted or is gone.
+    pub(super) async fn wait(&self) {
+        self.objects.wait(&self.store).await;
+    }
+}
+
 enum Phase {
     /// These have been attempted before anything waits for them.
     Before(HashSet<String>),
@@ -64,7 +77,7 @@ impl InitialObjects {
     }
 
     /// Waits until every object that is in the store now has been attempted or is gone.
-    pub(super) async fn wait<K: Kind + Clone + 'static>(&self, store: &Store<K>) {
+    async fn wait<K: Kind + Clone + 'static>(&self, store: &Store<K>) {
         let mut is_left = self.left.subscribe();
         self.update(|phase| {
             // Taken while attempts are held back, so that none is missed.

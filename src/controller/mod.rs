@@ -36,7 +36,7 @@ use crate::{
     metrics::Metrics,
 };
 
-use initial::InitialObjects;
+use initial::{Initial, InitialObjects};
 use object_state::ObjectStates;
 use reconcile::{Reconcile, Reconciler, Sinks};
 use run_controller::{Settings, run_controller};
@@ -241,7 +241,13 @@ impl Components {
             reconciler,
             "the controller of pods",
         );
-        ((initial, store), ready)
+        (
+            Initial {
+                objects: initial,
+                store,
+            },
+            ready,
+        )
     }
 
     fn daemon_sets(&mut self) -> (Initial<DaemonSet>, watch::Receiver<bool>) {
@@ -263,7 +269,13 @@ impl Components {
         let settings = self.settings("daemonsets", concurrency, leading, &ready);
         let name = "the controller of DaemonSets";
         self.spawn(settings, watched, again, reconciler, name);
-        ((initial, store), ready)
+        (
+            Initial {
+                objects: initial,
+                store,
+            },
+            ready,
+        )
     }
 
     /// The sender says when nodes may be tainted.
@@ -335,7 +347,7 @@ impl Components {
         let (stop, initial) = (self.stop.clone(), reconciler.initial.clone());
         let controller = run_controller(
             settings,
-            (watched.store, watched.changes),
+            watched,
             again,
             move |object| reconciler.clone().reconcile(object, stop.clone()),
             move |object| {
@@ -347,9 +359,6 @@ impl Components {
         self.tasks.spawn(controller.map(move |()| name));
     }
 }
-
-/// Objects that the start waits for, and where they are.
-type Initial<K> = (InitialObjects, Store<K>);
 
 /// Forgets what has left the store.
 fn forget<K: Resource<DynamicType = ()> + Clone + 'static>(

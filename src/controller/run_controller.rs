@@ -9,15 +9,13 @@ use futures::{FutureExt, Stream, StreamExt, stream};
 use kube_runtime::{
     Controller,
     controller::{Action, Config, Error},
-    reflector::Store,
-    watcher,
 };
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cluster::{api::Kind, name::NamespacedName},
+    cluster::{api::Kind, name::NamespacedName, watch::Watched},
     metrics::Metrics,
 };
 
@@ -47,10 +45,7 @@ pub(super) struct Settings {
 /// ends one reconcile, which counts as an attempt: `panicked` is told of it.
 pub(super) async fn run_controller<K, F, Fut>(
     settings: Settings,
-    (store, changes): (
-        Store<K>,
-        impl Stream<Item = watcher::Result<K>> + Send + 'static,
-    ),
+    watched: Watched<K>,
     again: impl Stream<Item = ()> + Send + 'static,
     reconcile: F,
     panicked: impl Fn(&K) + Clone + Send + Sync + 'static,
@@ -99,7 +94,7 @@ pub(super) async fn run_controller<K, F, Fut>(
             }
         }
     };
-    let controller = Controller::for_stream(changes, store)
+    let controller = Controller::for_stream(watched.changes, watched.store)
         .with_config(Config::default().concurrency(concurrency))
         .reconcile_all_on(stream::select(again, activated))
         .graceful_shutdown_on(stop.cancelled_owned())

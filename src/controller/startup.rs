@@ -3,17 +3,16 @@
 
 use std::time::Duration;
 
-use kube_runtime::reflector::Store;
 use tokio::{sync::watch, time::Instant};
 
 use crate::cluster::objects::{DaemonSet, Pod};
 
-use super::{PendingSyncs, initial::InitialObjects};
+use super::{PendingSyncs, initial::Initial};
 
 /// Everything that the start waits for.
 pub(super) struct Startup {
-    pub(super) pods: (InitialObjects, Store<Pod>),
-    pub(super) daemon_sets: (InitialObjects, Store<DaemonSet>),
+    pub(super) pods: Initial<Pod>,
+    pub(super) daemon_sets: Initial<DaemonSet>,
     /// Which first lists are complete.
     pub(super) lists: Vec<(&'static str, watch::Receiver<bool>)>,
     /// How long pods and DaemonSets may keep nodes from being tainted.
@@ -44,10 +43,10 @@ impl Startup {
             return;
         }
         let started = Instant::now();
-        let ((pods, pod_store), (sets, set_store)) = (self.pods, self.daemon_sets);
-        let both = futures::future::join(pods.wait(&pod_store), sets.wait(&set_store));
+        let both = futures::future::join(self.pods.wait(), self.daemon_sets.wait());
         let in_time = tokio::time::timeout(self.timeout, both).await.is_ok();
-        let (pods, daemon_sets) = (pods.finish(), sets.finish());
+        let pods = self.pods.objects.finish();
+        let daemon_sets = self.daemon_sets.objects.finish();
         if in_time {
             let seconds = started.elapsed().as_secs_f64();
             tracing::info!(

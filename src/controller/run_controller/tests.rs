@@ -34,7 +34,7 @@ async fn a_panic_is_kept_to_its_reconcile() {
     let (reconciled, told) = (seen.clone(), panics.clone());
     let running = tokio::spawn(run_controller(
         settings,
-        (watched.store, watched.changes),
+        watched,
         stream::pending(),
         move |pod: Arc<Pod>| {
             let reconciled = reconciled.clone();

@@ -94,6 +94,26 @@ async fn a_holder_that_cannot_renew_stops_in_time() {
     }
 }
 
+/// The read of a renewal is slow and its write hangs: together they take no longer than one call may.
+#[tokio::test(start_paused = true)]
+async fn a_slow_renewal_is_given_up_in_time() {
+    let api = cluster();
+    let controller = Controller::start(&api, "");
+    api.wait_for(&format!("PATCH {NODE}"), 1).await;
+    let renewed = api.wait_for(&format!("PATCH {LEASE}"), 1).await[0].at;
+    let slow = Answer::Slow(Duration::from_millis(1900));
+    api.script(&format!("GET {LEASE}"), std::iter::repeat_n(slow, 200));
+    let silent = std::iter::repeat_n(Answer::Silence, 200);
+    api.script(&format!("PATCH {LEASE}"), silent);
+    let given_up = api.until("leadership given up", || {
+        let leads = controller.metric("archaware_leader");
+        (leads.as_deref() == Some("0")).then(Instant::now)
+    });
+    let held = given_up.await - renewed;
+    assert!(held < Duration::from_secs(15), "{held:?}");
+    controller.stop().await;
+}
+
 /// A renewal that conflicts is tried again: it was another process, or this one's renewal that was cut off.
 #[tokio::test(start_paused = true)]
 async fn a_conflicting_renewal_costs_no_leadership() {
