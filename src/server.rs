@@ -100,7 +100,7 @@ async fn ready(State(health): State<Health>) -> (StatusCode, String) {
     let version = health.api.with_timeout(API_CHECK).version().await;
     lines.push(match version {
         Ok(()) => Ok("API server"),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(format!("API server: {error}")),
     });
     let all = lines.iter().all(Result::is_ok);
     let body = lines.into_iter().map(|line| match line {
@@ -161,7 +161,7 @@ mod tests {
         for part in [
             "[-] lists not read yet: namespaces, pods, DaemonSets, nodes\n",
             "[-] the admission webhook",
-            "[-] the API server cannot be reached",
+            "[-] API server: the API server cannot be reached",
         ] {
             assert!(says.contains(part), "{says}");
         }

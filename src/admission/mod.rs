@@ -95,6 +95,7 @@ impl Admission {
             self.namespaces,
             background.clone(),
             stop.clone(),
+            self.metrics.panics.clone(),
         );
         let server = Server {
             listener: self.listener,

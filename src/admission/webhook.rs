@@ -1,7 +1,11 @@
 //! Answers to questions about pods, nodes and DaemonSets. Nothing here writes to the API server.
 
-use std::{collections::BTreeMap, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap, future::Future, panic::AssertUnwindSafe, pin::Pin, sync::Arc,
+    time::Duration,
+};
 
+use futures::FutureExt;
 use kube::ResourceExt;
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -14,6 +18,7 @@ use crate::{
     },
     config::{AdmissionConfig, DaemonSets, OnMiss, OnNoCommonArchitecture},
     evaluate::{Evaluation, Evaluator, Stage, Subject, Verdict, template::Template},
+    metrics::Panics,
     placement::{Decision, added, annotation, daemon_set, mode, node, pod::Change},
     plan,
 };
@@ -83,6 +88,7 @@ pub(super) struct Webhook {
     background: Arc<Semaphore>,
     tasks: TaskTracker,
     stop: CancellationToken,
+    panics: Panics,
 }
 
 /// A pod, and the same without what an earlier call has added to it.
@@ -100,6 +106,7 @@ impl Webhook {
         namespaces: Namespaces,
         tasks: TaskTracker,
         stop: CancellationToken,
+        panics: Panics,
     ) -> Self {
         Self {
             nodes: node::Policy::from(&*evaluator.config),
@@ -108,6 +115,7 @@ impl Webhook {
             namespaces,
             tasks,
             stop,
+            panics,
         }
     }
 
@@ -287,9 +295,12 @@ impl Webhook {
             && may_go_on
             && let Ok(slot) = self.background.clone().try_acquire_owned()
         {
-            let stop = self.stop.clone();
+            let (stop, panics) = (self.stop.clone(), self.panics.clone());
             self.tasks.spawn(async move {
-                stop.run_until_cancelled(work).await;
+                let work = AssertUnwindSafe(stop.run_until_cancelled(work)).catch_unwind();
+                if work.await.is_err() {
+                    panics.count("admission");
+                }
                 drop(slot);
             });
         }

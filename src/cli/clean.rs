@@ -37,7 +37,7 @@ use super::{Global, Status, progress::Progress};
 const AT_ONCE: usize = 16;
 /// How long a pod may be on its way into the API, and an API server go by a configuration that is gone.
 const IN_FLIGHT: Duration = Duration::from_secs(5);
-/// Tries per object when others change it at the same time, or the API server does not answer.
+/// Tries per object when others change it at the same time.
 const TRIES: usize = 5;
 
 #[derive(Clone, Copy, Debug, Args)]

@@ -152,7 +152,12 @@ pub fn main() -> ExitCode {
         .enable_all()
         .build();
     let result = match runtime {
-        Ok(runtime) => runtime.block_on(cli.execute(log_level)),
+        Ok(runtime) => {
+            let result = runtime.block_on(cli.execute(log_level));
+            // What may block is not waited for: a file system that hangs.
+            runtime.shutdown_background();
+            result
+        }
         Err(error) => Err(error).context("cannot start the runtime"),
     };
     match result {

@@ -97,6 +97,7 @@ impl Writer {
             self.stop.cancelled().await;
             tokio::time::sleep(FINISH).await;
         };
+        let mut until = self.until.clone();
         let written = tokio::select! {
             answer = self.api.patch::<K>(name, patch) => match answer {
                 Ok(()) => Written::Applied,
@@ -105,6 +106,8 @@ impl Writer {
                 Err(error) => Written::Failed(error),
             },
             () = finish => Written::Stopping,
+            // Another process may write from now on; whether this patch has arrived is seen in the object.
+            Ok(_) = until.wait_for(Option::is_none) => Written::Stale,
         };
         self.metrics.wrote(kind::<K>(), written.result());
         written

@@ -29,6 +29,7 @@ pub(super) fn same(old: &DaemonSet, new: &DaemonSet) -> bool {
 impl Reconcile for DaemonSets {
     type Object = DaemonSet;
     type Evaluation = Evaluation;
+    const NAME: &'static str = "daemonsets";
 
     async fn evaluate(&self, set: &DaemonSet) -> Option<Evaluation> {
         // Where the webhook sees every change of a template and no node is tainted, that is enough.

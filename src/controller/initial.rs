@@ -77,7 +77,7 @@ impl InitialObjects {
     }
 
     /// Waits until every object that is in the store now has been attempted or is gone.
-    async fn wait<K: Kind + Clone + 'static>(&self, store: &Store<K>) {
+    pub(super) async fn wait<K: Kind + Clone + 'static>(&self, store: &Store<K>) {
         let mut is_left = self.left.subscribe();
         self.update(|phase| {
             // Taken while attempts are held back, so that none is missed.

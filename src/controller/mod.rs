@@ -233,7 +233,7 @@ impl Components {
         let reconciler = self.reconciler(kind, store.clone(), states, Some(initial.clone()));
         let (again, ready) = (self.sinks.namespaces.changes(), watched.ready.clone());
         let concurrency = self.config.concurrency.pods;
-        let settings = self.settings("pods", concurrency, leading, &ready);
+        let settings = self.settings(pods::Pods::NAME, concurrency, leading, &ready);
         self.spawn(
             settings,
             watched,
@@ -266,7 +266,7 @@ impl Components {
             self.config.concurrency.pods,
             self.leadership.leading.clone(),
         );
-        let settings = self.settings("daemonsets", concurrency, leading, &ready);
+        let settings = self.settings(daemon_sets::DaemonSets::NAME, concurrency, leading, &ready);
         let name = "the controller of DaemonSets";
         self.spawn(settings, watched, again, reconciler, name);
         (
@@ -289,7 +289,7 @@ impl Components {
         let reconciler = self.reconciler(kind, watched.store.clone(), states, None);
         let (may_taint, is_active) = watch::channel(false);
         let ready = watched.ready.clone();
-        let settings = self.settings("nodes", NODES_AT_ONCE, is_active, &ready);
+        let settings = self.settings(nodes::Nodes::NAME, NODES_AT_ONCE, is_active, &ready);
         let again = futures::stream::pending();
         self.spawn(
             settings,
@@ -344,18 +344,10 @@ impl Components {
         reconciler: Arc<Reconciler<R>>,
         name: &'static str,
     ) {
-        let (stop, initial) = (self.stop.clone(), reconciler.initial.clone());
-        let controller = run_controller(
-            settings,
-            watched,
-            again,
-            move |object| reconciler.clone().reconcile(object, stop.clone()),
-            move |object| {
-                if let Some(initial) = &initial {
-                    initial.attempted(object);
-                }
-            },
-        );
+        let stop = self.stop.clone();
+        let controller = run_controller(settings, watched, again, move |object| {
+            reconciler.clone().reconcile(object, stop.clone())
+        });
         self.tasks.spawn(controller.map(move |()| name));
     }
 }

@@ -32,6 +32,7 @@ impl Reconcile for Nodes {
     type Object = Node;
     /// A node says everything itself.
     type Evaluation = ();
+    const NAME: &'static str = "nodes";
 
     async fn evaluate(&self, node: &Node) -> Option<()> {
         node.metadata.deletion_timestamp.is_none().then_some(())

@@ -62,6 +62,7 @@ fn age(pod: &Pod) -> Duration {
 impl Reconcile for Pods {
     type Object = Pod;
     type Evaluation = Evaluation;
+    const NAME: &'static str = "pods";
 
     async fn evaluate(&self, pod: &Pod) -> Option<Evaluation> {
         // With NoExecute bound pods matter, too: they would be evicted.

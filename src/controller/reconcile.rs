@@ -3,10 +3,12 @@
 use std::{
     fmt::Debug,
     future::Future,
+    panic::AssertUnwindSafe,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use futures::FutureExt;
 use kube::Resource;
 use kube_runtime::{controller::Action, reflector::Store};
 use serde::de::DeserializeOwned;
@@ -15,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cluster::{
         api::Kind,
-        events::Events,
+        events::{EventReason, Events},
         name::NamespacedName,
         namespaces::Namespaces,
         writer::{Writer, Written},
@@ -27,12 +29,18 @@ use crate::{
 
 use super::{initial::InitialObjects, object_state::ObjectStates};
 
+/// How long until an object is looked at again whose reconcile panicked: a bug in archaware, which repeating does
+/// not mend, but the object may change what it meets.
+const PANIC_RETRY: Duration = Duration::from_mins(1);
+
 /// The two steps that differ between kinds.
 pub(super) trait Reconcile: Send + Sync + 'static {
     /// What is reconciled.
     type Object: Kind + Clone + DeserializeOwned + Debug + Send + Sync + 'static;
     /// What is read about it.
     type Evaluation: Send;
+    /// Of the controller, in logs and metrics.
+    const NAME: &'static str;
 
     /// Reads what the plan needs; `None` when the object is not archaware's business.
     fn evaluate(
@@ -80,7 +88,12 @@ impl<R: Reconcile> Reconciler<R> {
         stop: CancellationToken,
     ) -> Action {
         let started = Instant::now();
-        let follow = self.attempt(&object, &stop).await;
+        let attempt = AssertUnwindSafe(self.attempt(&object, &stop)).catch_unwind();
+        // A panic ends this reconcile and no other; it counts as an attempt. Where it happened has been logged.
+        let follow = attempt.await.unwrap_or_else(|_| {
+            self.sinks.metrics.panics.count(R::NAME);
+            follow(Some(PANIC_RETRY), true)
+        });
         if let Some(initial) = &self.initial {
             self.sinks.metrics.attempt_took(started.elapsed());
             if follow.is_complete {
@@ -124,7 +137,7 @@ impl<R: Reconcile> Reconciler<R> {
         // Remembered before the patch: what has been reported stays reported whatever becomes of it.
         self.states.set(object, state.clone(), &self.store);
         if let Some(write) = write
-            && let Some(failed) = self.write(object, write, requeue).await
+            && let Some(failed) = self.write(object, write).await
         {
             return failed;
         }
@@ -138,12 +151,7 @@ impl<R: Reconcile> Reconciler<R> {
     }
 
     /// `None` once the patch is applied.
-    async fn write(
-        &self,
-        object: &R::Object,
-        write: Write,
-        requeue: Option<Duration>,
-    ) -> Option<Follow> {
+    async fn write(&self, object: &R::Object, write: Write) -> Option<Follow> {
         let name = NamespacedName::of(object);
         let written = self
             .sinks
@@ -168,7 +176,7 @@ impl<R: Reconcile> Reconciler<R> {
         let written = self.sinks.writer.patch::<R::Object>(&name, release).await;
         let Some(follows) = after_release(&written) else {
             log(&Change::GateRemoved, &name);
-            return Some(follow(failed.requeue.or(requeue), true));
+            return Some(follow(failed.requeue, true));
         };
         Some(self.failed(object, &written, follows))
     }
@@ -189,6 +197,13 @@ impl<R: Reconcile> Reconciler<R> {
                 reason,
                 note,
             } = draft;
+            // Events are kept for an hour: what is wrong with a node is in the log, too.
+            if matches!(
+                reason,
+                EventReason::TaintConflict | EventReason::UnknownArchitecture
+            ) {
+                tracing::warn!(node = %NamespacedName::of(object), "{note}");
+            }
             if !on_namespace {
                 self.sinks.events.publish(object, reason, note);
             } else if let Some(namespace) = &object.meta().namespace
@@ -237,3 +252,6 @@ fn log(change: &Change, name: &NamespacedName) {
         Change::NodeReleased { removed } => tracing::info!(node = %name, removed, "node released"),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,11 +1,8 @@
 //! Runs one `kube_runtime::Controller` the way all of archaware's are run.
 
-use std::{
-    convert::Infallible, fmt::Debug, future::Future, panic::AssertUnwindSafe, sync::Arc,
-    time::Duration,
-};
+use std::{convert::Infallible, fmt::Debug, future::Future, sync::Arc};
 
-use futures::{FutureExt, Stream, StreamExt, stream};
+use futures::{Stream, StreamExt, stream};
 use kube_runtime::{
     Controller,
     controller::{Action, Config, Error},
@@ -15,13 +12,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cluster::{api::Kind, name::NamespacedName, watch::Watched},
+    cluster::{api::Kind, watch::Watched},
     metrics::Metrics,
 };
-
-/// How long until an object is looked at again whose reconcile panicked: a bug in archaware, which repeating
-/// does not mend, but the object may change what it meets.
-const PANIC_RETRY: Duration = Duration::from_mins(1);
 
 /// How a controller is run.
 pub(super) struct Settings {
@@ -41,14 +34,12 @@ pub(super) struct Settings {
     pub(super) stop: CancellationToken,
 }
 
-/// Reconciles every object of the stream, and all of them on each item of `again`, until told to stop. A panic
-/// ends one reconcile, which counts as an attempt: `panicked` is told of it.
+/// Reconciles every object of the stream, and all of them on each item of `again`, until told to stop.
 pub(super) async fn run_controller<K, F, Fut>(
     settings: Settings,
     watched: Watched<K>,
     again: impl Stream<Item = ()> + Send + 'static,
     reconcile: F,
-    panicked: impl Fn(&K) + Clone + Send + Sync + 'static,
 ) where
     K: Kind + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     F: Fn(Arc<K>) -> Fut + Clone + Send + Sync + 'static,
@@ -65,7 +56,7 @@ pub(super) async fn run_controller<K, F, Fut>(
     } = settings;
     let activated = activations(is_active.clone(), ready.clone());
     let step = move |object: Arc<K>, _: Arc<()>| {
-        let (reconcile, panicked, metrics) = (reconcile.clone(), panicked.clone(), metrics.clone());
+        let (reconcile, metrics) = (reconcile.clone(), metrics.clone());
         let is_active = *is_active.borrow() && *ready.borrow();
         async move {
             // Nothing waits here: on activation, everything in the store is looked at.
@@ -73,16 +64,7 @@ pub(super) async fn run_controller<K, F, Fut>(
                 return Ok(Action::await_change());
             }
             let _counted = metrics.work(name);
-            let action = AssertUnwindSafe(reconcile(object.clone()))
-                .catch_unwind()
-                .await;
-            Ok::<_, Infallible>(action.unwrap_or_else(|_| {
-                // The panic hook has logged where it happened.
-                metrics.panics.count(name);
-                tracing::error!(controller = name, object = %NamespacedName::of(&*object), "reconcile panicked");
-                panicked(&object);
-                Action::requeue(PANIC_RETRY)
-            }))
+            Ok::<_, Infallible>(reconcile(object).await)
         }
     };
     let unlisted = {
@@ -129,6 +111,3 @@ fn activations(
         },
     )
 }
-
-#[cfg(test)]
-mod tests;

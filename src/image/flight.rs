@@ -1,13 +1,18 @@
 //! Single flight: callers who ask for the same thing at the same time share one answer.
 
-use std::{collections::HashMap, hash::Hash};
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    panic::{AssertUnwindSafe, resume_unwind},
+};
 
 use futures::{
     FutureExt,
     future::{BoxFuture, WeakShared},
 };
 
-type Flight<V> = WeakShared<BoxFuture<'static, V>>;
+/// `None`: the work panicked.
+type Flight<V> = WeakShared<BoxFuture<'static, Option<V>>>;
 use parking_lot::Mutex;
 
 /// The work in progress, by key. It holds no result and nothing that nobody waits for: when the last
@@ -16,7 +21,7 @@ pub(crate) struct Flights<K: Hash + Eq, V> {
     running: Mutex<HashMap<K, Flight<V>>>,
 }
 
-impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
+impl<K: Hash + Eq + Clone, V: Clone + 'static> Flights<K, V> {
     pub(crate) fn new() -> Self {
         Self {
             running: Mutex::new(HashMap::new()),
@@ -35,14 +40,20 @@ impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
             if let Some(flight) = running.get(&key).and_then(WeakShared::upgrade) {
                 flight
             } else {
-                let flight = work().shared();
+                // A panic would leave the others who wait with nothing to wake them.
+                let flight = AssertUnwindSafe(work()).catch_unwind().map(Result::ok);
+                let flight = flight.boxed().shared();
                 if let Some(weak) = flight.downgrade() {
                     running.insert(key, weak);
                 }
                 flight
             }
         };
-        flight.await
+        match flight.await {
+            Some(value) => value,
+            // The panic of the work is the panic of each who waits for it.
+            None => resume_unwind(Box::new("shared work panicked")),
+        }
     }
 }
 
@@ -89,6 +100,28 @@ mod tests {
         let answers = futures::future::join_all(callers).await;
         assert_eq!(answers, vec![0; 64]);
         assert_eq!(runs.load(Ordering::SeqCst), 1);
+        assert!(flights.running.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_the_work_reaches_all_who_wait() {
+        let flights = Arc::new(Flights::<&str, ()>::new());
+        let callers: Vec<_> = (0..8)
+            .map(|_| {
+                let flights = flights.clone();
+                let work = || {
+                    async {
+                        tokio::task::yield_now().await;
+                        panic!("this panic is part of the test")
+                    }
+                    .boxed()
+                };
+                tokio::spawn(async move { flights.run("key", work).await })
+            })
+            .collect();
+        let all = futures::future::join_all(callers);
+        let ended = tokio::time::timeout(std::time::Duration::from_secs(30), all).await;
+        assert!(ended.unwrap().iter().all(Result::is_err));
         assert!(flights.running.lock().is_empty());
     }
 

@@ -32,7 +32,7 @@ pub struct Panics(Counters<1>);
 impl Default for Panics {
     fn default() -> Self {
         let counters = Counters::default();
-        // There from the start: an alert has to see the first one.
+        // There from the start: a counter that appears with its first count has not increased, to Prometheus.
         for place in ["pods", "daemonsets", "nodes", "admission"] {
             drop(counters.get_or_create(&[("where", place)]));
         }

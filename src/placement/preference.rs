@@ -13,8 +13,8 @@ type Annotations = BTreeMap<String, String>;
 /// Weights by architecture, from 0 (no preference) to 100.
 pub type Preferences = BTreeMap<Architecture, u8>;
 
-/// What holds for a pod with these annotations in a namespace with those, on top of `default`. What means nothing is told in
-/// `invalid` and taken as absent.
+/// What holds for a pod with these annotations in a namespace with those, on top of `default`. What means nothing
+/// is told in `invalid` and taken as absent.
 pub fn nearest(
     pod: &Annotations,
     namespace: &Annotations,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::cluster::{events::EventReason, writer::Written};
+use crate::cluster::{api::ApiError, events::EventReason, writer::Written};
 
 use super::EventDraft;
 
@@ -33,7 +33,13 @@ pub(crate) fn after_write(written: &Written) -> Option<Follow> {
         Written::Failed(error) => {
             // RBAC, validation or an admission plugin: its owner should know.
             let refused = error.is_refusal();
-            let note = || EventDraft::new(EventReason::ChangeRefused, error.to_string());
+            let hint = match error {
+                ApiError::Forbidden(_) => {
+                    "; does the ClusterRole of archaware match its manifests?"
+                }
+                _ => "",
+            };
+            let note = || EventDraft::new(EventReason::ChangeRefused, format!("{error}{hint}"));
             (error.retry(), refused, refused.then(note))
         }
     };
@@ -58,7 +64,6 @@ pub(crate) fn after_release(written: &Written) -> Option<Follow> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::api::ApiError;
 
     /// For each outcome: when to look again (in whole seconds, jitter left out), whether the attempt counts, and
     /// whether there is an event.
@@ -81,8 +86,8 @@ mod tests {
                 true,
                 true,
             ),
-            (Written::Failed(limited(9)), Some(9..=9), false, false),
-            (Written::Failed(limited(1)), Some(2..=4), false, false),
+            (Written::Failed(limited(9)), Some(11..=13), false, false),
+            (Written::Failed(limited(1)), Some(3..=5), false, false),
             (
                 Written::Failed(ApiError::TimedOut(Duration::from_secs(10))),
                 Some(2..=4),

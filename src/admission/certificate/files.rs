@@ -41,7 +41,12 @@ impl Files {
         let (mut shown, mut since) = (None, Instant::now());
         let mut failing = RepeatedError::default();
         loop {
-            match self.turn(&mut shown, &mut since).await {
+            // A file system may hang; a process that is told to stop may not.
+            let turn = self.turn(&mut shown, &mut since);
+            let Some(result) = stop.run_until_cancelled(turn).await else {
+                return;
+            };
+            match result {
                 Ok(()) => failing.clear(),
                 // Between two files that are replaced one after the other they do not fit.
                 Err(error) => {

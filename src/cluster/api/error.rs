@@ -11,8 +11,9 @@ use crate::backoff::jitter;
 const RETRY: Duration = Duration::from_secs(2);
 /// Until a call is repeated that RBAC forbids: somebody has to change a role first.
 const FORBIDDEN_RETRY: Duration = Duration::from_secs(30);
-/// The longest `Retry-After` that is obeyed. The API server's own are of seconds.
-const MAX_RETRY_AFTER: Duration = Duration::from_mins(5);
+/// The longest `Retry-After` that is obeyed. The API server's own are of seconds; a load balancer in front of it may
+/// say an hour during a restart of ten seconds.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(30);
 /// Bytes of an answer that is not a `Status` that are shown.
 const MAX_TEXT: usize = 256;
 
@@ -32,8 +33,11 @@ pub enum ApiError {
     /// An admission webhook or a `ValidatingAdmissionPolicy` denied the change, with whatever code.
     #[error("an admission policy refuses the change: {0}")]
     Denied(String),
-    /// 401 or 403.
-    #[error("it is forbidden; does the ClusterRole of archaware match its manifests?: {0}")]
+    /// 401: the credentials are not accepted, perhaps not at the moment.
+    #[error("the API server does not accept the credentials: {0}")]
+    Unauthorized(String),
+    /// 403.
+    #[error("it is forbidden: {0}")]
     Forbidden(String),
     /// 429 for an eviction that a `PodDisruptionBudget` does not allow now.
     #[error("a PodDisruptionBudget does not allow it now: {0}")]
@@ -106,7 +110,8 @@ impl ApiError {
                 Self::Conflict(message)
             }
             400 | 413 | 415 | 422 => Self::Invalid(message),
-            401 | 403 => Self::Forbidden(message),
+            401 => Self::Unauthorized(message),
+            403 => Self::Forbidden(message),
             429 if has_cause("DisruptionBudget") => Self::DisruptionBudget(message),
             429 => Self::TooManyRequests {
                 message,
@@ -125,7 +130,7 @@ impl ApiError {
         let hidden = || "(not shown: it may repeat what is secret)".to_owned();
         match self {
             Self::Conflict(_) => Self::Conflict(hidden()),
-            Self::Invalid(_) => Self::Invalid(hidden()),
+            Self::Invalid(_) => Self::Invalid("is it immutable?".to_owned()),
             Self::Denied(_) => Self::Denied(hidden()),
             Self::Malformed(_) => Self::Malformed(hidden()),
             Self::Unavailable {
@@ -154,7 +159,11 @@ impl ApiError {
     pub fn is_refusal(&self) -> bool {
         matches!(
             self,
-            Self::Invalid(_) | Self::Denied(_) | Self::Forbidden(_) | Self::Name(_)
+            Self::Invalid(_)
+                | Self::Denied(_)
+                | Self::Unauthorized(_)
+                | Self::Forbidden(_)
+                | Self::Name(_)
         )
     }
 
@@ -162,9 +171,9 @@ impl ApiError {
     pub fn retry(&self) -> Option<Duration> {
         match self {
             Self::NotFound(_) | Self::Invalid(_) | Self::Denied(_) | Self::Name(_) => None,
-            Self::Forbidden(_) => Some(FORBIDDEN_RETRY),
+            Self::Unauthorized(_) | Self::Forbidden(_) => Some(FORBIDDEN_RETRY),
             // Thousands of pods may wait for an API server that restarts: they do not come back at once.
-            _ => Some(jitter(RETRY).max(self.retry_after().unwrap_or_default())),
+            _ => Some(jitter(RETRY) + self.retry_after().unwrap_or_default()),
         }
     }
 
@@ -174,7 +183,7 @@ impl ApiError {
             Self::NotFound(_) => "gone",
             Self::Conflict(_) => "stale",
             Self::Invalid(_) | Self::Denied(_) | Self::Name(_) => "refused",
-            Self::Forbidden(_) => "forbidden",
+            Self::Unauthorized(_) | Self::Forbidden(_) => "forbidden",
             _ => "unavailable",
         }
     }
@@ -222,7 +231,7 @@ mod tests {
             (400, &none, ApiError::Invalid(text())),
             (413, &none, ApiError::Invalid(text())),
             (415, &none, ApiError::Invalid(text())),
-            (401, &none, ApiError::Forbidden(text())),
+            (401, &none, ApiError::Unauthorized(text())),
             (403, &none, ApiError::Forbidden(text())),
             (429, &none, limited(None)),
             (429, &json!({"retryAfterSeconds": 7}), limited(Some(7))),

@@ -27,7 +27,7 @@ use serde::{
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::{error::chain, names::is_dns_subdomain};
+use crate::{backoff::jitter, error::chain, names::is_dns_subdomain};
 
 use super::{name::NamespacedName, objects::Pod, patch::JsonPatch};
 
@@ -227,7 +227,9 @@ impl ApiClient {
             let answer = tokio::time::timeout_at(deadline, exchange).await;
             let answer = answer.unwrap_or(Err(ApiError::TimedOut(self.timeout)));
             let after = answer.as_ref().err().and_then(ApiError::retry_after);
-            match after.map(|after| Instant::now() + after.max(Duration::from_secs(1))) {
+            let pause = after.map(|after| after.max(Duration::from_secs(1)));
+            // Those that were turned away together do not come back together.
+            match pause.map(|pause| Instant::now() + pause + jitter(pause) / 20) {
                 Some(next) if next < deadline => tokio::time::sleep_until(next).await,
                 _ => return answer,
             }

@@ -44,13 +44,14 @@ pub struct NodeCredentials {
 
 struct File {
     path: PathBuf,
-    content: Mutex<Content>,
+    content: Arc<Mutex<Content>>,
 }
 
 struct Content {
     config: Arc<DockerConfig>,
-    /// When the file was last read, or that was begun.
+    /// When the file was last read.
     read: Instant,
+    is_reading: bool,
     failing: RepeatedError,
 }
 
@@ -104,11 +105,12 @@ impl File {
         let content = Content {
             config: Arc::new(DockerConfig::load(&path)?),
             read: Instant::now(),
+            is_reading: false,
             failing: RepeatedError::default(),
         };
         Ok(Self {
             path,
-            content: Mutex::new(content),
+            content: Arc::new(Mutex::new(content)),
         })
     }
 
@@ -116,29 +118,33 @@ impl File {
     async fn current(&self) -> Arc<DockerConfig> {
         {
             let mut content = self.content.lock();
-            if content.read.elapsed() < READ_AGAIN {
+            // One read at a time: each that hangs holds a thread.
+            if content.is_reading || content.read.elapsed() < READ_AGAIN {
                 return content.config.clone();
             }
-            content.read = Instant::now();
+            content.is_reading = true;
         }
         // Off the runtime's workers: a file system may hang.
-        let path = self.path.clone();
-        let read = tokio::task::spawn_blocking(move || DockerConfig::load(&path)).await;
-        let mut content = self.content.lock();
-        match read {
-            Ok(Ok(config)) => {
-                content.config = Arc::new(config);
-                content.failing.clear();
-            }
-            Ok(Err(error)) => {
-                if let Some(error) = content.failing.changed(&error) {
-                    tracing::warn!(error, "the docker configuration of before is used");
+        let (path, content) = (self.path.clone(), self.content.clone());
+        let read = move || {
+            let read = DockerConfig::load(&path);
+            let mut content = content.lock();
+            (content.read, content.is_reading) = (Instant::now(), false);
+            match read {
+                Ok(config) => {
+                    content.config = Arc::new(config);
+                    content.failing.clear();
+                }
+                Err(error) => {
+                    if let Some(error) = content.failing.changed(&error) {
+                        tracing::warn!(error, "the docker configuration of before is used");
+                    }
                 }
             }
-            // The runtime is ending.
-            Err(_) => {}
-        }
-        content.config.clone()
+        };
+        // It fails only when the runtime is ending.
+        let _ = tokio::task::spawn_blocking(read).await;
+        self.content.lock().config.clone()
     }
 }
 
