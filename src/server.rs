@@ -18,7 +18,10 @@ use axum::{
 use tokio::{net::TcpListener, sync::watch};
 
 use crate::{
-    admission::Readiness, cluster::api::ApiClient, controller::PendingSyncs, metrics::Metrics,
+    admission::Readiness,
+    cluster::api::{ApiClient, ApiError},
+    controller::PendingSyncs,
+    metrics::Metrics,
     telemetry::LogLevel,
 };
 
@@ -100,7 +103,8 @@ async fn ready(State(health): State<Health>) -> (StatusCode, String) {
     let version = health.api.with_timeout(API_CHECK).version().await;
     lines.push(match version {
         Ok(()) => Ok("API server"),
-        Err(error) => Err(format!("API server: {error}")),
+        Err(ApiError::TimedOut(_)) => Err("the API server does not answer".to_owned()),
+        Err(error) => Err(format!("the API server: {error}")),
     });
     let all = lines.iter().all(Result::is_ok);
     let body = lines.into_iter().map(|line| match line {
@@ -161,7 +165,7 @@ mod tests {
         for part in [
             "[-] lists not read yet: namespaces, pods, DaemonSets, nodes\n",
             "[-] the admission webhook",
-            "[-] API server: the API server cannot be reached",
+            "[-] the API server",
         ] {
             assert!(says.contains(part), "{says}");
         }

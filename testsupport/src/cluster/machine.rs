@@ -52,6 +52,18 @@ impl Bed {
         }
     }
 
+    /// Lets every process of the control plane run that a test has stopped and failed before it let it go on.
+    pub fn resume_components(&self) {
+        for file in std::fs::read_dir(self.dir().join("pid"))
+            .into_iter()
+            .flatten()
+        {
+            let pid = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            // It may have been killed.
+            let _ = Command::new("kill").args(["-CONT", pid.trim()]).status();
+        }
+    }
+
     /// Starts what has ended of the control plane.
     pub fn restart_components(&self) {
         script("hack/testbed/up.sh", &[self.dir().to_str().unwrap()]);

@@ -125,6 +125,7 @@ impl Bed {
             namespace,
             _lock: lock,
         };
+        bed.resume_components();
         bed.empty().await;
         bed.create_namespace(&bed.namespace, json!({})).await;
         bed.kubectl(&[
