@@ -28,8 +28,8 @@ pub use pki::Pki;
 pub use registry::Registry;
 pub use tokens::Tokens;
 
-/// For what a healthy machine does in a second.
-pub const DEADLINE: Duration = Duration::from_secs(30);
+/// For what a healthy machine does in a second, and one that builds an image meanwhile in half a minute.
+pub const DEADLINE: Duration = Duration::from_mins(1);
 
 /// A server. It is killed when it is dropped, and by the kernel when this process dies.
 pub struct Process(Child);
