@@ -8,6 +8,10 @@ use archaware::{
     metrics::Metrics,
 };
 use testimg::{Auth, FakeRegistry, Script};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, copy},
+    net::{UnixListener, UnixStream},
+};
 
 use testsupport::servers::{Containerd, eventually, keyring, platforms, resolve, settings};
 
@@ -92,6 +96,51 @@ async fn many_pods_of_one_image_cost_one_tree_and_one_tag() {
         metrics.encode().unwrap().contains(stored).then_some(())
     })
     .await;
+}
+
+/// Forwards to containerd's socket; each document on its way there takes as long as on a slow disk.
+fn slow_disk(containerd: &Containerd) -> String {
+    const WRITE: Duration = Duration::from_millis(300);
+    let (target, socket) = (
+        containerd.socket(),
+        containerd.dir().join("slow.sock").display().to_string(),
+    );
+    let listener = UnixListener::bind(&socket).unwrap();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let server = UnixStream::connect(&target).await.unwrap();
+            let (mut from_client, mut to_client) = client.into_split();
+            let (mut from_server, mut to_server) = server.into_split();
+            tokio::spawn(async move { copy(&mut from_server, &mut to_client).await });
+            tokio::spawn(async move {
+                let mut buffer = [0; 16 * 1024];
+                while let Ok(read @ 1..) = from_client.read(&mut buffer).await {
+                    // Documents are JSON; nothing else that archaware sends to containerd is.
+                    if buffer[..read].windows(2).any(|two| two == b"{\"") {
+                        tokio::time::sleep(WRITE).await;
+                    }
+                    if to_server.write_all(&buffer[..read]).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    socket
+}
+
+#[tokio::test]
+async fn a_tag_is_kept_when_its_tree_takes_long_to_write() {
+    let containerd = Containerd::start(&Containerd::binaries()[2]).await;
+    let registry = registry().await;
+    let resolver = containerd.resolver_at(&slow_disk(&containerd), settings());
+    let image = registry.image("unnamed");
+    assert!(
+        resolve(&resolver, &image, &Keyring::default())
+            .await
+            .is_ok()
+    );
+    kept(&containerd, "unnamed").await;
 }
 
 #[tokio::test]
@@ -201,15 +250,17 @@ async fn content_lives_as_long_as_its_lease_and_longer_while_it_is_used() {
         // The bucket of another day is used by a new process: one image only.
         let name = lease.split_whitespace().next().unwrap();
         containerd.ctr("archaware", &["leases", "delete", name]);
-        let later = containerd.resolver(settings());
+        let metrics = Metrics::default();
+        let later = containerd.counting(settings(), &metrics);
         assert!(
             resolve(&later, &registry.image("unnamed"), &Keyring::default())
                 .await
                 .is_ok()
         );
+        // The lease is there before it holds the image: two calls.
+        let stored = "archaware_containerd_writes_total{result=\"stored\"} 1\n";
         eventually("a lease that holds it", || async {
-            let leases = containerd.ctr("archaware", &["leases", "ls"]);
-            leases.contains("archaware-").then_some(())
+            metrics.encode().unwrap().contains(stored).then_some(())
         })
         .await;
         let multi = testimg::find("multi").root.digest;

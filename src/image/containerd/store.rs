@@ -2,11 +2,11 @@
 //! request for it.
 
 use std::{
+    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
-use futures::StreamExt;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
     time::timeout_at,
@@ -29,24 +29,23 @@ use super::{
     namespace::{Namespace, references, today},
 };
 
-/// Jobs that wait; each is small without its bytes.
-const QUEUE: usize = 4096;
+/// Jobs that wait for one worker; each is small without its bytes.
+const QUEUE: usize = 2048;
 /// Bytes that wait to be written. What does not fit is fetched again after a restart.
 const MAX_WAITING: usize = 8 * 1024 * 1024;
 /// Bytes written in a day: whoever can push images must not fill the node's disk.
 const MAX_PER_DAY: usize = 64 * 1024 * 1024;
-/// Each write waits for the disk; more at once would take it from the node's own pulls.
-const AT_ONCE: usize = 2;
+/// Each writes one job at a time and waits for the disk; more would take it from the node's own pulls.
+const WORKERS: usize = 2;
 /// How long an answer may wait for what an earlier process knew, once that is coming.
 const RECALL: Duration = Duration::from_secs(5);
-/// How long a tree that is being written may take before its tag is tried again.
-const TAG_AGAIN: Duration = Duration::from_millis(500);
 /// Between attempts to read it.
 const RECALL_AGAIN: Duration = Duration::from_secs(30);
 
 /// The way into archaware's namespace. What it is given is written in the background or dropped.
 pub(crate) struct Store {
-    jobs: mpsc::Sender<Job>,
+    /// One queue for each worker. Jobs of one root share a queue, so a tag is written after its tree.
+    queues: Vec<mpsc::Sender<Job>>,
     waiting: Arc<Semaphore>,
     namespace: Arc<Namespace>,
     link: Arc<Link>,
@@ -54,7 +53,7 @@ pub(crate) struct Store {
     started: Instant,
     stage: watch::Sender<Stage>,
     /// Ended with this. Every write is one message, committed or not, so nothing is left half done.
-    _writer: AbortOnDropHandle<()>,
+    _workers: Vec<AbortOnDropHandle<()>>,
     recall: OnceLock<AbortOnDropHandle<()>>,
 }
 
@@ -74,23 +73,29 @@ enum Stage {
 
 impl Store {
     pub(super) fn start(link: Arc<Link>, namespace: &str, writes: ContentWrites) -> Self {
-        let (jobs, queue) = mpsc::channel(QUEUE);
         let namespace = Arc::new(Namespace::new(link.channel.clone(), namespace));
-        let worker = Worker {
+        let worker = Arc::new(Worker {
             namespace: namespace.clone(),
             breaker: Breaker::default(),
             budget: parking_lot::Mutex::new((today(), MAX_PER_DAY)),
             writes: writes.clone(),
-        };
+        });
+        let (queues, workers): (Vec<_>, Vec<_>) = (0..WORKERS)
+            .map(|_| {
+                let (queue, jobs) = mpsc::channel(QUEUE);
+                let running = tokio::spawn(worker.clone().run(jobs));
+                (queue, AbortOnDropHandle::new(running))
+            })
+            .unzip();
         Self {
-            jobs,
+            queues,
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
             namespace,
             link,
             writes,
             started: Instant::now(),
             stage: watch::Sender::new(Stage::Waiting),
-            _writer: AbortOnDropHandle::new(tokio::spawn(worker.run(queue))),
+            _workers: workers,
             recall: OnceLock::new(),
         }
     }
@@ -101,30 +106,32 @@ impl Store {
     }
 
     /// Keeps a tree, the root first. One that is empty was too large.
-    pub(crate) fn keep(&self, leaves: Vec<Leaf>) {
+    pub(crate) fn keep(&self, root: &Digest, leaves: Vec<Leaf>) {
         let size: usize = leaves.iter().map(|leaf| leaf.bytes.len()).sum();
         let place = u32::try_from(size)
             .ok()
             .filter(|size| *size > 0)
             .and_then(|size| self.waiting.clone().try_acquire_many_owned(size).ok());
         match place {
-            Some(place) => self.push(Job::Keep(leaves, place)),
+            Some(place) => self.push(root, Job::Keep(leaves, place)),
             None => self.writes.count("dropped"),
         }
     }
 
     /// Content is in use: it is to live on.
     pub(crate) fn touch(&self, digest: &Digest) {
-        self.push(Job::Touch(digest.clone()));
+        self.push(digest, Job::Touch(digest.clone()));
     }
 
     /// A public tag points at a root that is held.
-    pub(crate) fn tag(&self, name: &str, digest: &Digest) {
-        self.push(Job::Tag(name.to_owned(), digest.clone()));
+    pub(crate) fn tag(&self, name: &str, root: &Digest) {
+        self.push(root, Job::Tag(name.to_owned(), root.clone()));
     }
 
-    fn push(&self, job: Job) {
-        if !self.link.is_up() || self.jobs.try_send(job).is_err() {
+    fn push(&self, root: &Digest, job: Job) {
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(root);
+        let queue = &self.queues[hash as usize % WORKERS];
+        if !self.link.is_up() || queue.try_send(job).is_err() {
             self.writes.count("dropped");
         }
     }
@@ -186,12 +193,10 @@ struct Worker {
 }
 
 impl Worker {
-    async fn run(self, queue: mpsc::Receiver<Job>) {
-        let jobs = futures::stream::unfold(queue, async |mut queue| {
-            queue.recv().await.map(|job| (job, queue))
-        });
-        jobs.for_each_concurrent(AT_ONCE, |job| self.work(job))
-            .await;
+    async fn run(self: Arc<Self>, mut jobs: mpsc::Receiver<Job>) {
+        while let Some(job) = jobs.recv().await {
+            self.work(job).await;
+        }
     }
 
     async fn work(&self, job: Job) {
@@ -201,7 +206,7 @@ impl Worker {
         let done = match job {
             Job::Keep(leaves, _place) => self.keep(&leaves).await,
             Job::Touch(digest) => self.namespace.touch(&digest).await.map(|()| true),
-            Job::Tag(name, digest) => self.tag(&name, &digest).await.map(|()| true),
+            Job::Tag(name, root) => self.namespace.tag(&name, &root).await.map(|()| true),
         };
         match done {
             Ok(kept) => {
@@ -245,17 +250,6 @@ impl Worker {
                 .await?;
         }
         Ok(true)
-    }
-
-    /// The tree of a tag may still be on its way, beside this.
-    async fn tag(&self, name: &str, digest: &Digest) -> Result<(), Status> {
-        match self.namespace.tag(name, digest).await {
-            Err(status) if status.code() == Code::NotFound => {
-                tokio::time::sleep(TAG_AGAIN).await;
-                self.namespace.tag(name, digest).await
-            }
-            other => other,
-        }
     }
 
     fn spend(&self, size: usize) -> bool {

@@ -65,7 +65,7 @@ impl Inner {
         if let Some(store) = self.store(asker) {
             known.told = Store::today();
             if asked {
-                store.keep(leaves);
+                store.keep(&found.digest, leaves);
             } else {
                 store.touch(&found.digest);
             }
