@@ -242,7 +242,7 @@ impl Webhook {
         let evaluation = self.within_budget(may_go_on, async move {
             let of_namespace = of_namespace(&namespaces, &namespace).await;
             let template = Template::of(&own);
-            evaluator.evaluate_template(&template, &of_namespace).await
+            evaluator.evaluate(template.subject(), &of_namespace).await
         });
         let (change, outcome) = match evaluation.await {
             None => (None, Outcome::Missed),
@@ -344,6 +344,7 @@ impl Case {
             annotations: annotations(&self.authored.metadata),
             namespace: &self.namespace,
             stage: Stage::Creation,
+            tolerated_all_by_policy: false,
         }
     }
 

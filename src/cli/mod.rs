@@ -22,10 +22,10 @@ use crate::{
         self,
         api::{self, ApiClient},
     },
-    config::{Config, ConfigError, ContainerdConfig, RegistriesConfig, RewriteConfig},
+    config::{Config, ConfigError, ContainerdConfig, RegistriesConfig},
     error::chain,
     image::{
-        Resolver, Rewrite, Settings,
+        Resolver, Settings,
         containerd::Containerd,
         credentials::{DockerConfigError, NodeCredentials, ProviderError, Providers},
     },
@@ -256,12 +256,16 @@ fn resolver(
         cache_namespace,
     } = &config.containerd;
     let own = Some(cache_namespace.as_str()).filter(|name| !name.is_empty());
-    let mut containerd = given(socket)
-        .map(|socket| Containerd::new(&socket.to_string_lossy(), read_namespaces.clone(), own))
-        .transpose()?;
-    if keep == Keep::Yes {
-        containerd = containerd.map(|containerd| containerd.keeping(&metrics.content_writes));
-    }
+    let writes = (keep == Keep::Yes).then_some(&metrics.content_writes);
+    let connect = |socket: PathBuf| {
+        Containerd::new(
+            &socket.to_string_lossy(),
+            read_namespaces.clone(),
+            own,
+            writes,
+        )
+    };
+    let containerd = given(socket).map(connect).transpose()?;
     let RegistriesConfig {
         ca_bundle,
         plain_http,
@@ -279,7 +283,7 @@ fn resolver(
             ca_bundle: given(ca_bundle),
             mirror_credentials: *mirror_credentials,
         },
-        rewrites: rewrites.iter().map(Rewrite::from).collect(),
+        rewrites: rewrites.clone(),
         images: config.resolution.cache.images.get(),
         tag_ttl: config.resolution.cache.tag_ttl,
         latest_ttl: config.resolution.cache.latest_ttl,
@@ -295,33 +299,9 @@ fn resolver(
     ))
 }
 
-impl From<&RewriteConfig> for Rewrite {
-    fn from(rule: &RewriteConfig) -> Self {
-        // Whole parts are replaced, with a slash at the end or without.
-        let parts = |text: &str| text.trim_end_matches('/').to_owned();
-        Self {
-            prefix: parts(&rule.prefix),
-            replacement: parts(&rule.replacement),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_slash_at_the_end_of_a_rewrite_means_nothing() {
-        let rule = |prefix: &str, replacement: &str| RewriteConfig {
-            prefix: prefix.to_owned(),
-            replacement: replacement.to_owned(),
-        };
-        let plain = Rewrite::from(&rule("docker.io", "mirror.local/hub"));
-        assert_eq!(
-            Rewrite::from(&rule("docker.io/", "mirror.local/hub/")),
-            plain
-        );
-    }
 
     #[test]
     fn the_command_line_is_consistent() {

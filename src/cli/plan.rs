@@ -152,7 +152,7 @@ async fn of_daemon_set(
 ) -> Option<Step> {
     let template = Template::of(&set);
     let of_namespace = of_namespace(&set, namespaces);
-    let evaluation = evaluator.evaluate_template(&template, of_namespace).await;
+    let evaluation = evaluator.evaluate(template.subject(), of_namespace).await;
     let Verdict::Decided(decision) = &evaluation.verdict else {
         return wait(&evaluation)
             .map(|(action, detail)| Step::of("DaemonSet", &set, action, detail));

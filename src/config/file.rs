@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     files::{self, FileError},
-    image::Reference,
+    image::{Reference, Rewrite},
 };
 
 use super::{Config, FailureAction, admission::is_webhook_url};
@@ -82,14 +82,11 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
         return contradiction("registries.plainHttp takes host[:port], no URL");
     }
     // A name below it has to be one of the registry that stands in front: `mirror` alone is a user of Docker Hub.
-    let names_registry = |text: &String| {
-        let text = text.trim_end_matches('/');
+    let names_registry = |text: &str| {
         let first = text.split('/').next().unwrap_or_default();
         Reference::parse(&format!("{text}/x")).is_ok_and(|name| name.registry() == first)
     };
-    let usable = |rule: &super::RewriteConfig| {
-        names_registry(&rule.prefix) && names_registry(&rule.replacement)
-    };
+    let usable = |rule: &Rewrite| names_registry(&rule.prefix) && names_registry(&rule.replacement);
     if !config.registries.rewrites.iter().all(usable) {
         return contradiction(
             "registries.rewrites takes a prefix and a replacement that begin with a registry's host, like docker.io/library",
@@ -312,7 +309,12 @@ mod tests {
         ] {
             let rule = format!("{{prefix: {prefix:?}, replacement: {replacement:?}}}");
             let text = format!("{HEAD}registries: {{rewrites: [{rule}]}}\n");
-            assert_eq!(parse("c", &text).is_ok(), good, "{rule}");
+            let read = parse("c", &text);
+            assert_eq!(read.is_ok(), good, "{rule}");
+            let rewrites = read.map(|config| config.registries.rewrites);
+            for rule in rewrites.unwrap_or_default() {
+                assert!(!rule.prefix.ends_with('/') && !rule.replacement.ends_with('/'));
+            }
         }
     }
 

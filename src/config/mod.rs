@@ -19,6 +19,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    image::Rewrite,
     placement::{
         Effect, LabelSelector, Mode, TaintKey, TaintKind, TolerationRule, failure::FailureAction,
     },
@@ -212,17 +213,7 @@ pub struct RegistriesConfig {
     /// Whether mirrors are shown the credentials of the registry that they mirror.
     pub mirror_credentials: bool,
     /// Names that are looked for under other names, one rule after the other.
-    pub rewrites: Vec<RewriteConfig>,
-}
-
-/// One rule of `registries.rewrites`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct RewriteConfig {
-    /// Whole parts of a normalised name: `docker.io`, `docker.io/library`.
-    pub prefix: String,
-    /// What stands in their place.
-    pub replacement: String,
+    pub rewrites: Vec<Rewrite>,
 }
 
 /// The kubelet's credential provider plugins.

@@ -32,7 +32,10 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::{Code, Status, body::Body, transport::Channel};
 use tower::ServiceExt;
 
-use crate::image::containerd::{SocketError, connect};
+use crate::{
+    error::RepeatedError,
+    image::containerd::{SocketError, connect, in_namespace},
+};
 
 pub use rules::Rules;
 use rules::Size;
@@ -151,36 +154,28 @@ async fn bind(path: &Path) -> Result<UnixListener, ProxyError> {
 async fn make_namespace(containerd: Channel, own: Option<String>) {
     let Some(name) = own else { return };
     let mut namespaces = NamespacesClient::new(containerd);
-    let mut told = false;
+    let mut failing = RepeatedError::default();
     loop {
         let namespace = Namespace {
             name: name.clone(),
             ..Namespace::default()
         };
-        let mut request = tonic::Request::new(CreateNamespaceRequest {
+        let request = CreateNamespaceRequest {
             namespace: Some(namespace),
-        });
+        };
         // containerd 1.6 makes it and then fails when the header is missing.
-        if let Ok(value) = name.parse() {
-            request.metadata_mut().insert("containerd-namespace", value);
-        }
-        match tokio::time::timeout(ANSWER_TIMEOUT, namespaces.create(request)).await {
-            Ok(Err(status)) if status.code() != Code::AlreadyExists => {
-                if !told {
-                    let error = status.message();
+        let create = async { namespaces.create(in_namespace(&name, request)?).await };
+        let created = tokio::time::timeout(ANSWER_TIMEOUT, create).await;
+        match created.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in 10 s"))) {
+            Err(status) if status.code() != Code::AlreadyExists => {
+                if let Some(error) = failing.changed(&status) {
                     tracing::warn!(
                         error,
                         "containerd does not answer yet; is --from its socket?"
                     );
                 }
-                told = true;
             }
-            Ok(_) => return tracing::info!(namespace = name, "containerd answers"),
-            Err(_) if !told => {
-                tracing::warn!("containerd does not answer in time");
-                told = true;
-            }
-            Err(_) => {}
+            _ => return tracing::info!(namespace = name, "containerd answers"),
         }
         tokio::time::sleep(REQUEST_TIMEOUT).await;
     }

@@ -38,12 +38,9 @@ impl Reconcile for DaemonSets {
             return None;
         }
         let template = Template::of(set);
-        let of_namespace = self
-            .namespaces
-            .annotations(template.subject().namespace)
-            .await;
-        let evaluation = self.evaluator.evaluate_template(&template, &of_namespace);
-        Some(evaluation.await)
+        let subject = template.subject();
+        let of_namespace = self.namespaces.annotations(subject.namespace).await;
+        Some(self.evaluator.evaluate(subject, &of_namespace).await)
     }
 
     fn plan(

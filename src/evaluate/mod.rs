@@ -84,6 +84,8 @@ pub struct Subject<'a> {
     pub namespace: &'a str,
     /// How far it has come.
     pub stage: Stage,
+    /// The failure policy tolerated every architecture for these very images: that stands until they change.
+    pub tolerated_all_by_policy: bool,
 }
 
 /// What is inspected, and what can still be done to it.
@@ -108,23 +110,14 @@ impl Subject<'_> {
 }
 
 impl Evaluator {
-    /// The rule that applies to a pod or a template.
-    fn rule(
-        &self,
-        subject: Subject<'_>,
-        of_namespace: &BTreeMap<String, String>,
-    ) -> (Rule, Vec<InvalidAnnotation>) {
-        let default = self.config.pods.mode_in(subject.namespace);
-        mode::rule(subject.annotations, of_namespace, default)
-    }
-
     /// Looks at a pod's or a template's spec, within the budget of one attempt.
     pub async fn evaluate(
         &self,
         subject: Subject<'_>,
         of_namespace: &BTreeMap<String, String>,
     ) -> Evaluation {
-        let (rule, mut invalid) = self.rule(subject, of_namespace);
+        let default = self.config.pods.mode_in(subject.namespace);
+        let (rule, mut invalid) = mode::rule(subject.annotations, of_namespace, default);
         let default = self.config.affinity.preferences();
         let preferences =
             preference::nearest(subject.annotations, of_namespace, default, &mut invalid);
@@ -137,6 +130,10 @@ impl Evaluator {
             unusable: BTreeSet::new(),
         };
         evaluation.verdict = match rule {
+            Rule::Mode(Mode::Inspect) if subject.tolerated_all_by_policy => {
+                evaluation.by_policy = true;
+                Verdict::Decided(Decision::StepAside)
+            }
             _ if self.has_everything(subject, &evaluation.preferences) => Verdict::Skip,
             Rule::Mode(Mode::Ignore) => Verdict::Skip,
             Rule::Mode(Mode::Any) => Verdict::Decided(Decision::StepAside),

@@ -1,20 +1,18 @@
 //! A DaemonSet's template. The record on the DaemonSet says which of its tolerations are archaware's, and for
 //! which images.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::{
     cluster::objects::{DaemonSet, PodSpec, annotations},
     placement::{
-        Decision, Mode, annotation,
+        annotation,
         daemon_set::{Record, View},
-        mode::Rule,
-        preference::Preferences,
     },
     platform::Os,
 };
 
-use super::{Evaluation, Evaluator, Stage, Subject, Verdict};
+use super::{Stage, Subject};
 
 /// The template of a DaemonSet as its author wrote it, and what archaware has added.
 #[derive(Clone, Debug)]
@@ -53,13 +51,16 @@ impl<'a> Template<'a> {
         }
     }
 
-    /// What is evaluated.
+    /// What is evaluated. What the failure policy decided for these images stands until they change, and they are
+    /// not looked at: each change rolls the DaemonSet.
     pub fn subject(&self) -> Subject<'_> {
+        let record = &self.record;
         Subject {
             spec: &self.authored,
             annotations: annotations(&self.set.spec.template.metadata),
             namespace: self.set.metadata.namespace.as_deref().unwrap_or_default(),
             stage: Stage::Template,
+            tolerated_all_by_policy: record.stepped_aside && record.is_for(&self.images),
         }
     }
 
@@ -77,33 +78,5 @@ impl<'a> Template<'a> {
             images: &self.images,
             record: &self.record,
         }
-    }
-}
-
-impl Evaluator {
-    /// Evaluates a template. What the failure policy decided for these images stands until they change, and they
-    /// are not looked at: each change rolls the DaemonSet.
-    pub async fn evaluate_template(
-        &self,
-        template: &Template<'_>,
-        of_namespace: &BTreeMap<String, String>,
-    ) -> Evaluation {
-        let subject = template.subject();
-        let record = &template.record;
-        let (rule, _) = self.rule(subject, of_namespace);
-        if record.stepped_aside
-            && record.is_for(&template.images)
-            && rule == Rule::Mode(Mode::Inspect)
-        {
-            return Evaluation {
-                verdict: Verdict::Decided(Decision::StepAside),
-                by_policy: true,
-                preferences: Preferences::new(),
-                invalid: Vec::new(),
-                images: Vec::new(),
-                unusable: BTreeSet::new(),
-            };
-        }
-        self.evaluate(subject, of_namespace).await
     }
 }

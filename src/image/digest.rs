@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+use base16ct::lower::encode_string;
 use sha2::{Digest as _, Sha256, Sha384, Sha512};
 
 /// `algorithm:hex` of a registered algorithm, lower-case and of the right length.
@@ -37,8 +38,8 @@ impl Digest {
         match &self.0 {
             Repr::Sha256(expected) => Sha256::digest(bytes)[..] == expected[..],
             Repr::Other(text) => match text.split_once(':') {
-                Some(("sha384", expected)) => hex(&Sha384::digest(bytes)) == expected,
-                Some(("sha512", expected)) => hex(&Sha512::digest(bytes)) == expected,
+                Some(("sha384", expected)) => encode_string(&Sha384::digest(bytes)) == expected,
+                Some(("sha512", expected)) => encode_string(&Sha512::digest(bytes)) == expected,
                 _ => false,
             },
         }
@@ -72,13 +73,14 @@ impl FromStr for Digest {
                 });
             }
         };
-        let lower_hex = |c: char| matches!(c, '0'..='9' | 'a'..='f');
-        if encoded.len() != length || !encoded.chars().all(lower_hex) {
+        let mut bytes = [0; 64];
+        let bytes = base16ct::lower::decode(encoded, &mut bytes).map_err(|_| malformed())?;
+        if encoded.len() != length {
             return Err(malformed());
         }
-        Ok(Self(match bytes(encoded) {
-            Some(bytes) if algorithm == "sha256" => Repr::Sha256(bytes),
-            _ => Repr::Other(text.into()),
+        Ok(Self(match bytes.try_into() {
+            Ok(bytes) => Repr::Sha256(bytes),
+            Err(_) => Repr::Other(text.into()),
         }))
     }
 }
@@ -86,30 +88,10 @@ impl FromStr for Digest {
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Repr::Sha256(bytes) => write!(f, "sha256:{}", hex(bytes)),
+            Repr::Sha256(bytes) => write!(f, "sha256:{}", encode_string(bytes)),
             Repr::Other(text) => f.write_str(text),
         }
     }
-}
-
-/// The 32 bytes of 64 hexadecimal digits.
-fn bytes(encoded: &str) -> Option<[u8; 32]> {
-    let mut bytes = [0; 32];
-    for (byte, pair) in bytes.iter_mut().zip(encoded.as_bytes().chunks_exact(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-    }
-    Some(bytes)
-}
-
-/// Lower-case hexadecimal.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use fmt::Write as _;
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
 }
 
 #[cfg(test)]
@@ -146,7 +128,7 @@ mod tests {
         let digest = Digest::of(b"hello");
         assert!(digest.verify(b"hello"));
         assert!(!digest.verify(b"hellO"));
-        let sha512 = format!("sha512:{}", hex(&Sha512::digest(b"x")))
+        let sha512 = format!("sha512:{}", encode_string(&Sha512::digest(b"x")))
             .parse::<Digest>()
             .unwrap();
         assert!(sha512.verify(b"x"));

@@ -2,15 +2,26 @@
 
 use std::borrow::Cow;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize};
+
 use super::reference::{Reference, ReferenceError};
 
-/// A prefix of names and what stands in its place.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One rule of `registries.rewrites`. Whole parts of names are replaced, with a slash at the end or without.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Rewrite {
-    /// `docker.io`, `docker.io/library`, `registry.example.com/team`: whole parts of a normalised name.
+    /// Whole parts of a normalised name: `docker.io`, `docker.io/library`.
+    #[serde(deserialize_with = "without_slash")]
     pub prefix: String,
-    /// What is written instead.
+    /// What stands in their place.
+    #[serde(deserialize_with = "without_slash")]
     pub replacement: String,
+}
+
+fn without_slash<'de, D: Deserializer<'de>>(text: D) -> Result<String, D::Error> {
+    let text = String::deserialize(text)?;
+    Ok(text.trim_end_matches('/').to_owned())
 }
 
 /// Applies each rule once, in order, to what the one before it made. The result stands in the

@@ -20,6 +20,7 @@ pub(crate) fn subject(pod: &Pod) -> Subject<'_> {
         annotations: annotations(&pod.metadata),
         namespace: pod.metadata.namespace.as_deref().unwrap_or_default(),
         stage: Stage::Pod,
+        tolerated_all_by_policy: false,
     }
 }
 

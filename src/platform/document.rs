@@ -160,31 +160,37 @@ impl<'de> Deserialize<'de> for RawIndex {
 }
 
 impl RawIndex {
+    /// Passes over what stands for no image: attestations, unknown platforms, entries without a digest.
     fn add(&mut self, raw: RawDescriptor) {
-        match Entry::from_raw(raw) {
-            Some(Entry::Platform(platform)) => {
-                self.index.platforms.insert(platform);
-            }
-            Some(Entry::Unnamed(descriptor)) => {
-                let known = |other: &Descriptor| other.digest == descriptor.digest;
-                if !self.too_many && !self.index.unnamed.iter().any(known) {
-                    self.index.unnamed.push(descriptor);
-                }
-            }
-            None => {}
+        let is_attestation = |annotations: &RawAnnotations| {
+            annotations.reference_type.as_deref() == Some("attestation-manifest")
+        };
+        let platform = raw.platform.as_ref();
+        if raw.annotations.as_ref().is_some_and(is_attestation)
+            || platform.is_some_and(RawPlatform::is_unknown)
+        {
+            return;
         }
-        self.too_many |=
-            self.index.platforms.len() > MAX_ENTRIES || self.index.unnamed.len() > MAX_ENTRIES;
+        let (index, of_manifest) = (&mut self.index, |kind: &str| {
+            kind.is_empty() || media_type::is_index(kind) || media_type::is_manifest(kind)
+        });
+        if let Some(platform) = platform.filter(|platform| platform.is_complete()) {
+            index.platforms.extend(platform.platform());
+        } else if let Ok(entry) = Descriptor::from_raw(raw)
+            && of_manifest(&entry.media_type)
+            && !index
+                .unnamed
+                .iter()
+                .any(|other| other.digest == entry.digest)
+            && !self.too_many
+        {
+            index.unnamed.push(entry);
+        }
+        self.too_many |= index.platforms.len() > MAX_ENTRIES || index.unnamed.len() > MAX_ENTRIES;
         if self.too_many {
             self.index = Index::default();
         }
     }
-}
-
-/// One entry of an index that may stand for an image.
-enum Entry {
-    Platform(Platform),
-    Unnamed(Descriptor),
 }
 
 #[derive(Deserialize, Default)]
@@ -290,32 +296,6 @@ impl RawPlatform {
     fn is_unknown(&self) -> bool {
         let unknown = |field: &Option<String>| field.as_deref() == Some("unknown");
         unknown(&self.os) || unknown(&self.architecture)
-    }
-}
-
-impl Entry {
-    /// `None` for what stands for no image: attestations, unknown platforms, entries without a digest.
-    fn from_raw(raw: RawDescriptor) -> Option<Self> {
-        if raw
-            .annotations
-            .as_ref()
-            .is_some_and(|a| a.reference_type.as_deref() == Some("attestation-manifest"))
-        {
-            return None;
-        }
-        if let Some(platform) = &raw.platform {
-            if platform.is_unknown() {
-                return None;
-            }
-            if platform.is_complete() {
-                return platform.platform().map(Self::Platform);
-            }
-        }
-        let descriptor = Descriptor::from_raw(raw).ok()?;
-        let known = descriptor.media_type.is_empty()
-            || media_type::is_index(&descriptor.media_type)
-            || media_type::is_manifest(&descriptor.media_type);
-        known.then_some(Self::Unnamed(descriptor))
     }
 }
 

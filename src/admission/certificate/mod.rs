@@ -10,15 +10,13 @@ use std::{sync::Arc, time::SystemTime};
 use tokio::sync::watch;
 use tokio_rustls::rustls::{
     self,
+    client::verify_server_name,
     crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
-    server::{ClientHello, ResolvesServerCert},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+    server::{ClientHello, ParsedCertificate, ResolvesServerCert},
     sign::CertifiedKey,
 };
-use x509_cert::{
-    Certificate,
-    ext::pkix::{SubjectAltName, name::GeneralName},
-};
+use x509_cert::Certificate;
 
 use crate::files::FileError;
 
@@ -130,30 +128,15 @@ impl Pair {
 
     /// Whether it is good for all of these names.
     fn is_for(&self, names: &[String]) -> bool {
-        let Some(certificate) = first(&self.certificate) else {
+        let Ok(der) = CertificateDer::from_pem_slice(self.certificate.as_bytes()) else {
             return false;
         };
-        let own = certificate.tbs_certificate.get::<SubjectAltName>();
-        let Ok(Some((_, SubjectAltName(own)))) = own else {
+        let Ok(certificate) = ParsedCertificate::try_from(&der) else {
             return false;
         };
-        let own: Vec<String> = own.iter().filter_map(text).collect();
-        names.iter().all(|name| own.contains(name))
-    }
-}
-
-fn text(name: &GeneralName) -> Option<String> {
-    match name {
-        GeneralName::DnsName(name) => Some(name.to_string()),
-        GeneralName::IpAddress(bytes) => {
-            let bytes = bytes.as_bytes();
-            let v4 =
-                <[u8; 4]>::try_from(bytes).map(|bytes| std::net::IpAddr::from(bytes).to_string());
-            v4.or_else(|_| {
-                <[u8; 16]>::try_from(bytes).map(|bytes| std::net::IpAddr::from(bytes).to_string())
-            })
-            .ok()
-        }
-        _ => None,
+        names.iter().all(|name| {
+            ServerName::try_from(name.as_str())
+                .is_ok_and(|name| verify_server_name(&certificate, &name).is_ok())
+        })
     }
 }

@@ -139,7 +139,7 @@ impl Link {
 }
 
 /// Adds the header that every call needs.
-pub(super) fn in_namespace<T>(namespace: &str, message: T) -> Result<Request<T>, Status> {
+pub(crate) fn in_namespace<T>(namespace: &str, message: T) -> Result<Request<T>, Status> {
     let mut request = Request::new(message);
     let value = namespace
         .parse()

@@ -25,9 +25,9 @@ use crate::{image::digest::Digest, metrics::ContentWrites, platform::MAX_DOCUMEN
 
 use super::reference::{Reference, Version};
 
-use link::{Link, in_namespace};
+use link::Link;
 
-pub(crate) use link::{Broken, Patience};
+pub(crate) use link::{Broken, Patience, in_namespace};
 pub use link::{SocketError, connect};
 pub(crate) use store::Store;
 
@@ -41,7 +41,6 @@ pub struct Containerd {
     content: Vec<String>,
     /// Where records of images are believed: what pulls left there.
     records: Vec<String>,
-    own: Option<String>,
     store: Option<Store>,
 }
 
@@ -55,29 +54,24 @@ pub(crate) struct Record {
 
 impl Containerd {
     /// A client for the socket at `path`. Records and content are looked for in `namespaces`, in this
-    /// order, content in `own` after them. Does not connect yet.
+    /// order, content in `own` after them. What is fetched from registries is kept in `own`, in the background, if
+    /// its `writes` are to be counted: this needs a runtime. Does not connect yet.
     pub fn new(
         path: &str,
         namespaces: Vec<String>,
         own: Option<&str>,
+        writes: Option<&ContentWrites>,
     ) -> Result<Self, SocketError> {
         let content = namespaces.iter().cloned().chain(own.map(str::to_owned));
+        let content = content.collect();
+        let link = Arc::new(Link::new(path)?);
+        let kept = own.zip(writes);
         Ok(Self {
-            link: Arc::new(Link::new(path)?),
-            content: content.collect(),
+            store: kept.map(|(own, writes)| Store::start(link.clone(), own, writes.clone())),
+            link,
+            content,
             records: namespaces,
-            own: own.map(str::to_owned),
-            store: None,
         })
-    }
-
-    /// Keeps what is fetched from registries in the own namespace, if there is one, in the background. Needs
-    /// a runtime.
-    #[must_use]
-    pub fn keeping(mut self, writes: &ContentWrites) -> Self {
-        let start = |own: &String| Store::start(self.link.clone(), own, writes.clone());
-        self.store = self.own.as_ref().map(start);
-        self
     }
 
     pub(crate) fn store(&self) -> Option<&Store> {

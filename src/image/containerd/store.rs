@@ -36,7 +36,7 @@ const MAX_WAITING: usize = 8 * 1024 * 1024;
 /// Bytes written in a day: whoever can push images must not fill the node's disk.
 const MAX_PER_DAY: usize = 64 * 1024 * 1024;
 /// Each writes one job at a time and waits for the disk; more would take it from the node's own pulls.
-const WORKERS: usize = 2;
+const WORKERS: u64 = 2;
 /// How long an answer may wait for what an earlier process knew, once that is coming.
 const RECALL: Duration = Duration::from_secs(5);
 /// Between attempts to read it.
@@ -130,8 +130,9 @@ impl Store {
 
     fn push(&self, root: &Digest, job: Job) {
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(root);
-        let queue = &self.queues[hash as usize % WORKERS];
-        if !self.link.is_up() || queue.try_send(job).is_err() {
+        let worker = usize::try_from(hash % WORKERS).unwrap_or_default();
+        let queue = self.queues.get(worker).filter(|_| self.link.is_up());
+        if queue.is_none_or(|queue| queue.try_send(job).is_err()) {
             self.writes.count("dropped");
         }
     }

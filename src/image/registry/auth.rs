@@ -22,7 +22,7 @@ use crate::image::{
 
 use super::{
     challenge::{Challenge, may_ask, may_show},
-    exchange::{Call, Clients, exchange, read_body},
+    exchange::{Call, Clients, HttpAnswer, Limits, exchange},
     gate::Gates,
     hosts::{Endpoint, Host, Transport},
 };
@@ -239,17 +239,14 @@ impl TokenRequest {
         let host = Endpoint::new(&self.realm).host().to_owned();
         let what = format!("token endpoint {host}");
         let Asking { clients, gates } = &self.asking;
-        let call = self.call();
-        let asked = async {
-            let response = clients.send(call).await?;
-            let (status, headers) = (response.status(), response.headers().clone());
-            let body = read_body(&what, response, MAX_TOKEN_RESPONSE).await?;
-            Ok((status, headers, body))
-        };
         let asker = self.credential.as_ref().map(Credential::fingerprint);
-        let (gate, timeout) = (gates.host(&host), clients.timeout());
-        let answer = exchange(&gate, asker, &what, timeout, asked).await;
-        let (status, _, body) = answer.map_err(|error| match error {
+        let limits = Limits {
+            time: clients.timeout(),
+            body: MAX_TOKEN_RESPONSE,
+        };
+        let gate = gates.host(&host);
+        let answer = exchange(clients, &gate, asker, &what, self.call(), limits).await;
+        let HttpAnswer { status, body, .. } = answer.map_err(|error| match error {
             // Its size says nothing about the image.
             ImageError::Document { .. } => {
                 ImageError::unavailable(&what, "its answer is too large")

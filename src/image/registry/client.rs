@@ -20,7 +20,7 @@ use crate::{
 use super::{
     auth::{Asking, Authorization, Authorizations, Slot},
     challenge::Challenge,
-    exchange::{Clients, exchange, read_body},
+    exchange::{Clients, HttpAnswer, Limits, exchange},
     gate::{Gates, Quota},
     hosts::{Host, Hosts, Role},
     question::{Question, refusal},
@@ -249,10 +249,12 @@ impl Registry {
         let mut authorization = self.authorizations.known(&slot);
         // Three times: a token that has died early is refused once, its successor's challenge answered.
         for attempt in 0..3 {
-            let response = self
-                .send(host, question, &slot, authorization.as_ref())
-                .await?;
-            let (status, headers, body) = response;
+            let answer = self.send(host, question, &slot, authorization.as_ref());
+            let HttpAnswer {
+                status,
+                headers,
+                body,
+            } = answer.await?;
             if status == StatusCode::UNAUTHORIZED && attempt < 2 {
                 if let Some(refused) = authorization.take() {
                     self.authorizations.forget(&slot, &refused);
@@ -294,7 +296,7 @@ impl Registry {
         question: &Question<'_>,
         slot: &Slot,
         authorization: Option<&Authorization>,
-    ) -> Result<(StatusCode, HeaderMap, Bytes), ImageError> {
+    ) -> Result<HttpAnswer, ImageError> {
         let pause = ExponentialBuilder::default()
             .with_min_delay(Duration::from_millis(100))
             .with_max_times(SERVER_ERROR_RETRIES)
@@ -302,8 +304,8 @@ impl Registry {
         let once = || async {
             let answer = self.exchange(host, question, slot, authorization).await;
             let answer = answer.map_err(|error| (error, false))?;
-            if answer.0.is_server_error() && answer.0 != StatusCode::NOT_IMPLEMENTED {
-                Err((refusal(answer.0, question.on(host)), true))
+            if answer.status.is_server_error() && answer.status != StatusCode::NOT_IMPLEMENTED {
+                Err((refusal(answer.status, question.on(host)), true))
             } else {
                 Ok(answer)
             }
@@ -318,32 +320,20 @@ impl Registry {
         question: &Question<'_>,
         slot: &Slot,
         authorization: Option<&Authorization>,
-    ) -> Result<(StatusCode, HeaderMap, Bytes), ImageError> {
+    ) -> Result<HttpAnswer, ImageError> {
         let Asking { clients, gates } = &self.asking;
         let what = question.on(host);
         let call = question.call(host, authorization).ok_or_else(|| {
             ImageError::unavailable(&what, "its address cannot be written as a URL")
         })?;
-        let asked = async {
-            let response = clients.send(call).await?;
-            let (status, headers) = (response.status(), response.headers().clone());
-            // An error's body is for people; it is neither needed nor to be trusted.
-            let wanted = question.method == Method::GET && status.is_success();
-            let body = if wanted {
-                read_body(&what, response, MAX_DOCUMENT).await?
-            } else {
-                Bytes::new()
-            };
-            Ok((status, headers, body))
-        };
         let gate = gates.host(host.endpoint.host());
         // Mirrors that are silent must leave time for the registry itself.
-        let timeout = if host.role == Role::Origin {
-            clients.timeout()
-        } else {
-            clients.timeout() / 2
+        let share = if host.role == Role::Origin { 1 } else { 2 };
+        let limits = Limits {
+            time: clients.timeout() / share,
+            body: MAX_DOCUMENT,
         };
-        exchange(&gate, slot.credential, &what, timeout, asked).await
+        exchange(clients, &gate, slot.credential, &what, call, limits).await
     }
 }
 

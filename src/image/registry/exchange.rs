@@ -3,7 +3,6 @@
 
 use std::{
     fmt::Write as _,
-    future::Future,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -81,7 +80,7 @@ impl Clients {
         self.timeout
     }
 
-    pub(super) async fn send(&self, call: Call) -> Result<reqwest::Response, Broken> {
+    async fn send(&self, call: Call) -> Result<reqwest::Response, Broken> {
         let home = call.url.origin();
         let mut url = call.url;
         for _ in 0..=MAX_REDIRECTS {
@@ -177,7 +176,7 @@ fn target(url: &Url, response: &reqwest::Response) -> Option<Url> {
 }
 
 /// How an exchange failed.
-pub(super) enum Broken {
+enum Broken {
     Transport(reqwest::Error),
     Redirect(&'static str),
     Other(ImageError),
@@ -189,17 +188,48 @@ impl From<reqwest::Error> for Broken {
     }
 }
 
-/// One exchange with a host: a slot for it, a total timeout (a body that trickles never ends by itself),
-/// and what the outcome says about the host.
-pub(super) async fn exchange<T>(
+/// What a host answered.
+pub(super) struct HttpAnswer {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    /// Empty unless the request succeeded: an error's body is for people, neither needed nor to be trusted.
+    pub(super) body: Bytes,
+}
+
+/// Limits of one exchange.
+pub(super) struct Limits {
+    /// Of the whole exchange: a body that trickles never ends by itself.
+    pub(super) time: Duration,
+    /// Bytes of the body.
+    pub(super) body: u64,
+}
+
+/// One exchange with a host: a slot for it, its limits, and what the outcome says about the host.
+pub(super) async fn exchange(
+    clients: &Clients,
     gate: &Gate,
     asker: Asker,
     what: &str,
-    timeout: Duration,
-    exchange: impl Future<Output = Result<(StatusCode, HeaderMap, T), Broken>>,
-) -> Result<(StatusCode, HeaderMap, T), ImageError> {
+    call: Call,
+    limits: Limits,
+) -> Result<HttpAnswer, ImageError> {
     let _slot = gate.enter(asker).await?;
-    let answer = match tokio::time::timeout(timeout, exchange).await {
+    let exchange = async {
+        let is_head = call.method == Method::HEAD;
+        let response = clients.send(call).await?;
+        let (status, headers) = (response.status(), response.headers().clone());
+        let body = if status.is_success() && !is_head {
+            read_body(what, response, limits.body).await?
+        } else {
+            Bytes::new()
+        };
+        Ok(HttpAnswer {
+            status,
+            headers,
+            body,
+        })
+    };
+    let answer = match tokio::time::timeout(limits.time, exchange).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(Broken::Transport(error))) => {
             if error.is_timeout() {
@@ -214,11 +244,11 @@ pub(super) async fn exchange<T>(
             return Err(ImageError::unanswered(what, "no answer in time", None));
         }
     };
-    gate.answered(&answer.1);
-    let (status, headers, _) = &answer;
-    let limited = *status == StatusCode::TOO_MANY_REQUESTS;
+    let headers = &answer.headers;
+    gate.answered(headers);
+    let limited = answer.status == StatusCode::TOO_MANY_REQUESTS;
     let overloaded =
-        *status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(RETRY_AFTER);
+        answer.status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(RETRY_AFTER);
     if limited || overloaded {
         let retry_after = retry_after(headers, SystemTime::now());
         return Err(gate.close(asker, retry_after, limited));
@@ -227,7 +257,7 @@ pub(super) async fn exchange<T>(
 }
 
 /// Reads a whole body, unpacked, and stops at the limit instead of filling the memory.
-pub(super) async fn read_body(
+async fn read_body(
     what: &str,
     mut response: reqwest::Response,
     limit: u64,

@@ -211,9 +211,8 @@ impl Containerd {
 
     fn made(socket: &str, settings: Settings, metrics: &Metrics) -> Resolver {
         let namespaces = vec!["k8s.io".to_owned()];
-        let containerd =
-            containerd::Containerd::new(socket, namespaces, Some("archaware")).unwrap();
-        let containerd = containerd.keeping(&metrics.content_writes);
+        let (own, writes) = (Some("archaware"), Some(&metrics.content_writes));
+        let containerd = containerd::Containerd::new(socket, namespaces, own, writes).unwrap();
         let (node, resolutions) = (NodeCredentials::default(), metrics.resolutions.clone());
         Resolver::new(settings, Some(containerd), node, resolutions)
     }
