@@ -14,7 +14,7 @@ use super::*;
 /// Two that are ready: the one that leads, and the other.
 async fn pair(bed: &Bed) -> (Controller, Controller) {
     let first = Controller::start(bed, "");
-    leads(&first, true).await;
+    first.leads(true).await;
     let second = Controller::start(bed, "");
     eventually("readiness of both", DEADLINE, || async {
         let ready = first.http("/readyz").await.0 == 200 && second.http("/readyz").await.0 == 200;
@@ -25,14 +25,6 @@ async fn pair(bed: &Bed) -> (Controller, Controller) {
     (first, second)
 }
 
-/// Waits until it leads, or does not.
-async fn leads(replica: &Controller, leads: bool) {
-    eventually("leadership", DEADLINE, || async {
-        ((replica.metric("archaware_leader ").await > 0.0) == leads).then_some(())
-    })
-    .await;
-}
-
 #[tokio::test]
 async fn sigterm_hands_over_within_two_seconds() {
     let bed = Bed::take().await;
@@ -41,7 +33,7 @@ async fn sigterm_hands_over_within_two_seconds() {
     assert!(!second.log().contains("node tainted"));
     let told = Instant::now();
     first.signal("-TERM");
-    leads(&second, true).await;
+    second.leads(true).await;
     let took = told.elapsed();
     // As docs/reliability.md has it.
     assert!(took < Duration::from_secs(2), "{took:?}");
@@ -81,12 +73,12 @@ async fn a_leader_that_was_stopped_writes_nothing_when_it_wakes_up() {
     for n in 0..40 {
         bed.create_pod(&format!("stopped-{n}"), &["s390x"]).await;
     }
-    leads(&second, true).await;
+    second.leads(true).await;
     first.signal("-CONT");
     for n in 0..40 {
         bed.create_pod(&format!("woken-{n}"), &["arm64"]).await;
     }
-    leads(&first, false).await;
+    first.leads(false).await;
     for n in 0..40 {
         assert_eq!(bed.bound(&format!("stopped-{n}")).await, "s390x");
         assert_eq!(bed.bound(&format!("woken-{n}")).await, "arm64");
@@ -132,8 +124,8 @@ async fn two_that_write_at_once_do_no_harm() {
     let admin = bed.kubeconfig("admin");
     let first = Controller::start_as(&admin, "");
     let second = Controller::start_elsewhere(&admin, &elsewhere);
-    leads(&first, true).await;
-    leads(&second, true).await;
+    first.leads(true).await;
+    second.leads(true).await;
     bed.tainted().await;
     for n in 0..60 {
         bed.create_pod(&format!("pod-{n}"), &["arm64"]).await;

@@ -55,7 +55,7 @@ async fn api_server_stopped_for_a_minute() {
         return;
     };
     scene.bed.signal_component("-STOP", "kube-apiserver");
-    scene.archaware.logged("not leading").await;
+    scene.archaware.leads(false).await;
     let (status, says) = scene.archaware.http("/readyz").await;
     assert_eq!(status, 503);
     assert!(says.contains("[-] the API server"), "{says}");

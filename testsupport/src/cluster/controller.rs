@@ -112,6 +112,15 @@ impl Controller {
         kilobytes / 1024.0
     }
 
+    /// Waits until it leads, or does not.
+    pub async fn leads(&self, leads: bool) {
+        let what = format!("archaware_leader to say {leads}");
+        eventually(&what, DEADLINE, || async {
+            ((self.metric("archaware_leader ").await > 0.0) == leads).then_some(())
+        })
+        .await;
+    }
+
     /// Everything it has logged.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
