@@ -1,4 +1,4 @@
-//! How long to wait before the next try.
+//! Delays between retries.
 
 use std::time::Duration;
 
@@ -27,14 +27,14 @@ impl Backoff {
         self.first.saturating_mul(1 << doublings).min(self.max)
     }
 
-    /// The delay that follows `previous`.
+    /// The delay after `previous`.
     pub fn next(self, previous: Duration) -> Duration {
         previous.saturating_mul(2).clamp(self.first, self.max)
     }
 }
 
-/// Between `time` and twice `time`, at random: processes and objects that wait for the same thing do not all
-/// come back at the same moment.
+/// A random duration between `time` and twice `time`, so that processes and objects that wait for the same event do
+/// not retry at the same moment.
 pub fn jitter(time: Duration) -> Duration {
     time.mul_f64(1.0 + rand::random::<f64>())
 }

@@ -1,11 +1,11 @@
-//! Durations as text, in Go's format: `500ms`, `5s`, `2m`, `1h30m`, `0`.
+//! Durations in Go's text format: `500ms`, `5s`, `2m`, `1h30m`, `0`.
 
 use std::time::Duration;
 
-/// The longest: an `Instant` can hold it, and it is as good as for ever.
+/// Longer durations are cut to this: `Instant` cannot hold every `Duration`.
 const MAX: Duration = Duration::from_hours(24 * 365);
 
-/// A duration that is not negative; those of more than a year are cut to one.
+/// Parses a non-negative duration. More than a year is cut to a year.
 pub(crate) fn parse(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);

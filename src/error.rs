@@ -1,4 +1,4 @@
-//! Errors as people read them.
+//! Formatting of error chains for people.
 
 use std::error::Error;
 
@@ -18,12 +18,12 @@ pub fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// The error of a loop that goes on: logged when it begins or changes, not at each repetition.
+/// Logs the error of a retry loop when it first occurs and when it changes, not on every repetition.
 #[derive(Debug, Default)]
 pub(crate) struct RepeatedError(Option<String>);
 
 impl RepeatedError {
-    /// The text of the error, if it is not the one before.
+    /// The text of the error, or `None` if it equals the previous one.
     pub(crate) fn changed(&mut self, error: &dyn Error) -> Option<&str> {
         let text = chain(error);
         if self.0.as_ref() == Some(&text) {
@@ -32,12 +32,12 @@ impl RepeatedError {
         Some(self.0.insert(text))
     }
 
-    /// The error is over.
+    /// Forgets the error: the operation has succeeded.
     pub(crate) fn clear(&mut self) {
         self.0 = None;
     }
 
-    /// Whether there is one.
+    /// Whether the last attempt failed.
     pub(crate) fn is_set(&self) -> bool {
         self.0.is_some()
     }

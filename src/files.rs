@@ -1,25 +1,29 @@
-//! Files that people write: small ones.
+//! Reads small files: configuration, credentials, certificates.
 
 use std::{
     io,
     path::{Path, PathBuf},
 };
 
-/// Larger files hold no configuration, no credential and no certificate.
+/// Configuration, credentials and certificates are smaller than this.
 const MAX_SIZE: u64 = 1024 * 1024;
 
-/// A file cannot be read.
+/// A file could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {what}{}", path.display())]
 pub struct FileError {
-    /// What it is to hold, with a space behind it; may be empty.
+    /// What the file should contain, followed by a space; may be empty.
     what: &'static str,
     path: PathBuf,
     #[source]
     source: io::Error,
 }
 
-/// The whole of a file of at most 1 MiB.
+/// Reads a file of at most 1 MiB.
+///
+/// # Errors
+///
+/// When the file is missing, unreadable or larger.
 pub(crate) fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, FileError> {
     let read = || {
         if std::fs::metadata(path)?.len() > MAX_SIZE {
@@ -30,13 +34,17 @@ pub(crate) fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, FileError
     read().map_err(failed(what, path))
 }
 
-/// The same, as text.
+/// Reads a UTF-8 file of at most 1 MiB.
+///
+/// # Errors
+///
+/// When the file is missing, unreadable, larger or not UTF-8.
 pub(crate) fn read_text(what: &'static str, path: &Path) -> Result<String, FileError> {
     let text = String::from_utf8(read(what, path)?);
     text.map_err(|_| failed(what, path)(io::Error::other("it is not UTF-8")))
 }
 
-/// An error of a file.
+/// Builds the [`FileError`] of a path.
 pub(crate) fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> FileError + use<> {
     let path = path.to_owned();
     move |source| FileError {

@@ -8,11 +8,25 @@
 //!                      image::Resolver ──▶ containerd / registry
 //! ```
 //!
-//! DaemonSets and nodes go the same way. `admission` uses the first two steps for objects on their way into the API,
-//! and `archaware plan` to say what would change.
+//! Pods, DaemonSets and nodes are reconciled in the same three steps. The webhook (`admission`) runs the first two
+//! steps for objects that are being created, and `archaware plan` runs them to print what would change.
 //!
-//! A dependency points one way: `cli` → `controller`, `admission` → `plan` → `evaluate` → `image`, `placement`,
-//! `cluster` → `platform`.
+//! | module | purpose | does not know |
+//! |---|---|---|
+//! | `platform` | operating systems, architectures, image documents | IO |
+//! | `placement` | decides tolerations, node affinity and taints | IO, clocks, `image`, `cluster` |
+//! | `image` | image reference → platforms: containerd, registries, credentials, caches | Kubernetes |
+//! | `config` | the configuration file | IO except reading that file |
+//! | `cluster` | Kubernetes API: client, watches, Lease, events, JSON patches | `image`, decisions |
+//! | `evaluate` | step 1: reads what a decision depends on | patches |
+//! | `plan` | step 2: decides the patch, events and the next look, without IO | clients, stores |
+//! | `controller` | step 3: applies plans; watches, retries, leadership | HTTP servers |
+//! | `admission` | the webhook, its certificate and its registration | `controller` |
+//! | `content_proxy` | limits what archaware can do with a node's containerd | everything else |
+//! | `metrics`, `telemetry`, `server` | metrics, logs, `/metrics` and probes | decisions |
+//! | `cli` | the commands; builds the parts and connects them | |
+//!
+//! A module uses only those above it in the list of `tests/shape.rs`.
 
 pub mod admission;
 pub mod backoff;

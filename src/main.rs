@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // rustls takes the process's provider; without one, a client that finds two compiled in panics.
+    // rustls panics when a client finds two compiled-in providers and no process default.
     if rustls::crypto::ring::default_provider()
         .install_default()
         .is_err()

@@ -1,6 +1,6 @@
-//! The rules for names in Kubernetes, as `k8s.io/apimachinery/pkg/util/validation` has them.
+//! Kubernetes' validation rules for names (`k8s.io/apimachinery/pkg/util/validation`).
 
-/// Whether `text` is a DNS subdomain, as names of objects are (`IsDNS1123Subdomain`).
+/// Whether `text` is a DNS subdomain, the rule for most object names (`IsDNS1123Subdomain`).
 pub(crate) fn is_dns_subdomain(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let is_label = |label: &str| {
@@ -11,7 +11,7 @@ pub(crate) fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// Whether `text` is `[prefix/]name`, as keys of labels, annotations and taints are (`IsQualifiedName`).
+/// Whether `text` is `[prefix/]name`, the rule for keys of labels, annotations and taints (`IsQualifiedName`).
 pub(crate) fn is_qualified_name(text: &str) -> bool {
     let (prefix, name) = match text.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
@@ -20,7 +20,7 @@ pub(crate) fn is_qualified_name(text: &str) -> bool {
     prefix.is_none_or(is_dns_subdomain) && !name.is_empty() && is_label_value(name)
 }
 
-/// Whether `text` can be the value of a label or a taint (`IsValidLabelValue`); it may be empty.
+/// Whether `text` is a valid label value, the rule for taint values too (`IsValidLabelValue`). Empty is valid.
 pub(crate) fn is_label_value(text: &str) -> bool {
     let edge = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
     text.len() <= 63

@@ -1,6 +1,6 @@
-//! An API server for tests, in this process and without sockets, so that tests run on tokio's paused clock. It
-//! keeps objects, applies JSON patches, serves watches, and answers as a test scripts it. Every call but watches is
-//! recorded, with its (virtual) time.
+//! An API server for tests, in process and without sockets, so that tests can use Tokio's paused clock. Stores
+//! objects, applies JSON patches, serves watches, and answers as scripted. Records every call except watches, with
+//! its virtual time.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,12 +29,12 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::cluster::api::ApiClient;
 
-/// How long a test waits for something, in virtual time.
+/// How long a test waits for a condition, in virtual time.
 const DEADLINE: Duration = Duration::from_hours(1);
 
-/// One call, as it came.
+/// A recorded call.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub(crate) struct RecordedCall {
     pub(crate) method: Method,
     pub(crate) path: String,
     pub(crate) query: String,
@@ -42,8 +42,8 @@ pub(crate) struct Call {
     pub(crate) at: Instant,
 }
 
-/// `PATCH /api/v1/nodes/a`
-impl fmt::Display for Call {
+/// For example `PATCH /api/v1/nodes/a`.
+impl fmt::Display for RecordedCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.method, self.path)
     }
@@ -51,20 +51,20 @@ impl fmt::Display for Call {
 
 /// A scripted answer.
 #[derive(Clone, Debug)]
-pub(crate) enum Answer {
+pub(crate) enum ScriptedResponse {
     /// A `Status` with this code, message and details.
     Status(u16, &'static str, Value),
-    /// Plain text with a `Retry-After`, as the API server answers when too much is in flight.
+    /// Plain text with a `Retry-After`, as when the API server has too many requests in flight.
     RetryAfter(u16, u64),
-    /// This body with 200.
+    /// 200 with this body.
     Body(Value),
-    /// The call is carried out, but its answer never comes.
+    /// The call is executed, but its answer never arrives.
     Lost,
-    /// The call is carried out, and watches are not told.
+    /// The call is executed, but watches do not see it.
     Unwatched,
-    /// No answer, nothing is done.
+    /// No answer, and the call is not executed.
     Silence,
-    /// The call is carried out this late.
+    /// The call is executed after this delay.
     Slow(Duration),
     /// The connection breaks.
     Broken,
@@ -74,21 +74,21 @@ type Watchers = Vec<mpsc::UnboundedSender<Value>>;
 
 #[derive(Default)]
 struct State {
-    calls: Vec<Call>,
+    calls: Vec<RecordedCall>,
     /// By path.
     objects: BTreeMap<String, Value>,
     version: u64,
-    /// By the path of the collection.
+    /// By path of the collection.
     watchers: HashMap<String, Watchers>,
     /// By method and path.
-    script: HashMap<String, VecDeque<Answer>>,
+    script: HashMap<String, VecDeque<ScriptedResponse>>,
 }
 
 /// The server. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct ScriptedApi(Arc<Mutex<State>>);
 
-/// The path of a collection of these, over all namespaces.
+/// The path of the collection over all namespaces.
 fn collection(path: &str) -> String {
     let (folder, _) = path.rsplit_once('/').unwrap();
     let parts: Vec<&str> = folder.split('/').collect();
@@ -110,7 +110,7 @@ impl ScriptedApi {
         ApiClient::new(Client::new(service, "default"))
     }
 
-    /// Creates or replaces an object, and tells the watches.
+    /// Creates or replaces an object and notifies watches.
     pub(crate) fn put(&self, path: &str, mut object: Value) {
         let mut state = self.0.lock();
         state.version += 1;
@@ -120,7 +120,7 @@ impl ScriptedApi {
         state.tell(path, json!({ "type": kind, "object": object }));
     }
 
-    /// Deletes an object, and tells the watches.
+    /// Deletes an object and notifies watches.
     pub(crate) fn delete(&self, path: &str) -> Option<Value> {
         let mut state = self.0.lock();
         let object = state.objects.remove(path)?;
@@ -128,12 +128,12 @@ impl ScriptedApi {
         Some(object)
     }
 
-    /// An object as it is now.
+    /// The current object.
     pub(crate) fn get(&self, path: &str) -> Option<Value> {
         self.0.lock().objects.get(path).cloned()
     }
 
-    /// Ends the watches of a collection with 410: clients list it anew.
+    /// Ends the watches of a collection with 410, so that clients list again.
     pub(crate) fn expire(&self, collection: &str) {
         let gone = json!({ "type": "ERROR", "object": {
             "kind": "Status", "apiVersion": "v1", "status": "Failure",
@@ -145,25 +145,25 @@ impl ScriptedApi {
         }
     }
 
-    /// Answers the next calls (`PATCH /api/v1/nodes/a`) in this way; later ones are carried out.
-    pub(crate) fn script(&self, call: &str, answers: impl IntoIterator<Item = Answer>) {
+    /// Scripts the next answers to a call (`PATCH /api/v1/nodes/a`). Later calls are executed.
+    pub(crate) fn script(&self, call: &str, answers: impl IntoIterator<Item = ScriptedResponse>) {
         let mut state = self.0.lock();
         let script = state.script.entry(call.to_owned()).or_default();
         script.extend(answers);
     }
 
-    /// Calls up to now whose text begins with one of these.
-    pub(crate) fn calls(&self, beginnings: &[&str]) -> Vec<Call> {
+    /// Calls so far whose text begins with one of `beginnings`.
+    pub(crate) fn calls(&self, beginnings: &[&str]) -> Vec<RecordedCall> {
         let state = self.0.lock();
-        let wanted = |call: &&Call| {
+        let wanted = |call: &&RecordedCall| {
             let text = call.to_string();
             beginnings.iter().any(|start| text.starts_with(start))
         };
         state.calls.iter().filter(wanted).cloned().collect()
     }
 
-    /// Waits until there have been so many of these calls, and gives them.
-    pub(crate) async fn wait_for(&self, beginning: &str, count: usize) -> Vec<Call> {
+    /// Waits until there are `count` such calls and returns them.
+    pub(crate) async fn wait_for(&self, beginning: &str, count: usize) -> Vec<RecordedCall> {
         self.until(&format!("{count} of {beginning}"), || {
             let calls = self.calls(&[beginning]);
             (calls.len() >= count).then_some(calls)
@@ -171,7 +171,7 @@ impl ScriptedApi {
         .await
     }
 
-    /// Waits until `look` finds something.
+    /// Waits until `look` returns something.
     pub(crate) async fn until<T>(&self, what: &str, look: impl Fn() -> Option<T>) -> T {
         let found = async {
             loop {
@@ -201,7 +201,7 @@ impl ScriptedApi {
             return Ok(self.watch(&path));
         }
         let body = body.collect().await.expect("a whole body").to_bytes();
-        let call = Call {
+        let call = RecordedCall {
             method: head.method,
             path,
             query,
@@ -216,28 +216,30 @@ impl ScriptedApi {
         };
         match scripted {
             None => Ok(self.carry_out(&call, true)),
-            Some(Answer::Status(code, message, details)) => Ok(status(code, message, &details)),
-            Some(Answer::RetryAfter(code, seconds)) => Ok(Response::builder()
+            Some(ScriptedResponse::Status(code, message, details)) => {
+                Ok(status(code, message, &details))
+            }
+            Some(ScriptedResponse::RetryAfter(code, seconds)) => Ok(Response::builder()
                 .status(code)
                 .header("Retry-After", seconds)
                 .body(Body::from("Too many requests, please try again later.\n"))
                 .unwrap()),
-            Some(Answer::Body(body)) => Ok(json_body(&body)),
-            Some(Answer::Unwatched) => Ok(self.carry_out(&call, false)),
-            Some(Answer::Lost) => {
+            Some(ScriptedResponse::Body(body)) => Ok(json_body(&body)),
+            Some(ScriptedResponse::Unwatched) => Ok(self.carry_out(&call, false)),
+            Some(ScriptedResponse::Lost) => {
                 let _ = self.carry_out(&call, true);
                 std::future::pending().await
             }
-            Some(Answer::Slow(time)) => {
+            Some(ScriptedResponse::Slow(time)) => {
                 tokio::time::sleep(time).await;
                 Ok(self.carry_out(&call, true))
             }
-            Some(Answer::Silence) => std::future::pending().await,
-            Some(Answer::Broken) => Err(std::io::Error::other("connection reset")),
+            Some(ScriptedResponse::Silence) => std::future::pending().await,
+            Some(ScriptedResponse::Broken) => Err(std::io::Error::other("connection reset")),
         }
     }
 
-    fn carry_out(&self, call: &Call, is_watched: bool) -> Response<Body> {
+    fn carry_out(&self, call: &RecordedCall, is_watched: bool) -> Response<Body> {
         let path = &call.path;
         match call.method {
             Method::POST if path.ends_with("/selfsubjectaccessreviews") => {
@@ -291,7 +293,7 @@ impl ScriptedApi {
             "metadata": { "resourceVersion": state.version.to_string() } }))
     }
 
-    /// What is there now, the end of the list, and what comes later.
+    /// The current objects, the end of the list, and later changes.
     fn watch(&self, path: &str) -> Response<Body> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut state = self.0.lock();
@@ -333,7 +335,7 @@ impl State {
     }
 }
 
-/// Applies a JSON patch as the API server does: a `test` for null passes where there is nothing
+/// Applies a JSON patch as the API server does: a `test` for null succeeds where there is nothing
 /// (`evanphx/json-patch`).
 fn apply(object: &mut Value, patch: &Value) -> Result<(), json_patch::PatchError> {
     for operation in patch.as_array().unwrap() {

@@ -1,5 +1,5 @@
-//! The HTTP side: `/metrics`, `/healthz`, `/readyz`, and `/log-level`, the only one that takes input, and that from
-//! this machine (or pod) alone: whoever may `kubectl port-forward` comes from there.
+//! The HTTP server for `/metrics`, `/healthz`, `/readyz` and `/log-level`. `/log-level` is the only endpoint with
+//! input. It accepts loopback clients only, which includes `kubectl port-forward`.
 
 use std::{
     future::Future,
@@ -25,29 +25,32 @@ use crate::{
     telemetry::LogLevel,
 };
 
-/// A probe waits a second by default; the answer has to come before.
+/// Kubernetes' probes time out after 1 s by default, so the answer must come earlier.
 const API_CHECK: Duration = Duration::from_millis(800);
 
-/// What the endpoints look at.
+/// State that the endpoints report.
 #[derive(Clone)]
 pub struct Health {
-    /// Where metrics are.
+    /// Source of `/metrics`.
     pub metrics: Metrics,
-    /// Which lists have not been read yet.
+    /// Which initial lists are still outstanding.
     pub pending: watch::Receiver<PendingSyncs>,
-    /// Whether the webhook can serve; `None`: there is none.
+    /// Whether the webhook can serve; `None` when it is disabled.
     pub admission: Option<Readiness>,
-    /// To see whether the API server answers.
+    /// Client that checks whether the API server answers.
     pub api: ApiClient,
-    /// What is logged.
+    /// The log filter that `/log-level` changes.
     pub log_level: LogLevel,
 }
 
-/// A filter for every module of archaware and kube is shorter.
+/// Longer than a filter that names every module of archaware and kube.
 const MAX_LEVEL: usize = 1024;
 
-/// Listens. Fails at once when the address is taken. Every address means those of IPv4 where a machine
-/// has no IPv6.
+/// Binds a listener. `[::]` falls back to `0.0.0.0` on machines without IPv6.
+///
+/// # Errors
+///
+/// When the address is in use or not available.
 pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     match TcpListener::bind(address).await {
         Err(error)
@@ -59,7 +62,7 @@ pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     }
 }
 
-/// Serves until `stop`.
+/// Serves until `stop` is cancelled.
 pub async fn serve(
     listener: TcpListener,
     health: Health,
@@ -88,7 +91,7 @@ async fn metrics(State(health): State<Health>) -> impl IntoResponse {
     }
 }
 
-/// A line for each thing that has to be right, in the way of the API server's own `/readyz?verbose`.
+/// One line per check, in the format of the API server's own `/readyz?verbose`.
 async fn ready(State(health): State<Health>) -> (StatusCode, String) {
     let mut lines = Vec::new();
     let pending = health.pending.borrow().clone();
@@ -145,7 +148,7 @@ mod tests {
     use super::*;
     use crate::{controller::WATCHES, telemetry};
 
-    /// Of a process that has only just started, and whose API server is not there.
+    /// State of a process that has just started and has no API server.
     fn starting() -> Health {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());

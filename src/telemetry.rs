@@ -1,11 +1,11 @@
-//! Logs: text on a terminal, JSON otherwise, always on stderr.
+//! Logging to stderr: text on a terminal, JSON otherwise.
 
 use std::{io::IsTerminal, sync::Arc};
 
 use parking_lot::Mutex;
 use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan, reload};
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// Text on a terminal, JSON otherwise.
@@ -17,14 +17,14 @@ pub enum LogFormat {
     Json,
 }
 
-/// The level is neither a level nor a filter.
+/// Neither a log level nor a filter.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{0:?} is no log level: use error, warn, info, debug, trace, or a filter like archaware=debug,kube=info"
 )]
 pub struct LevelError(String);
 
-/// What is logged, which can be changed while the process runs. Cheap to clone.
+/// The current log filter, which can be changed while the process runs. Cheap to clone.
 #[derive(Clone)]
 pub struct LogLevel {
     current: Arc<Mutex<String>>,
@@ -32,13 +32,17 @@ pub struct LogLevel {
 }
 
 impl LogLevel {
-    /// The level or filter that holds now.
+    /// The current level or filter.
     pub fn get(&self) -> String {
         let current = self.current.lock();
         current.clone()
     }
 
-    /// Another one from now on.
+    /// Replaces the level or filter.
+    ///
+    /// # Errors
+    ///
+    /// When `level` is neither a level nor a filter.
     pub fn set(&self, level: &str) -> Result<(), LevelError> {
         let filter = filter(level)?;
         (self.replace)(filter).map_err(|_| LevelError(level.to_owned()))?;
@@ -48,12 +52,12 @@ impl LogLevel {
     }
 }
 
-/// A level is for archaware itself, a filter for everything. Libraries are heard when something is wrong.
-/// kube's spans are made at INFO for every single reconciliation: below that they cost nothing.
+/// A bare level applies to archaware; libraries then log warnings and errors only. A filter applies to everything.
+/// kube opens an INFO span for every reconcile, which costs nothing while its level is disabled.
 fn filter(level: &str) -> Result<EnvFilter, LevelError> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let lower = level.trim().to_ascii_lowercase();
-    // A word alone would be the name of a module, and silence everything else.
+    // `EnvFilter` reads an unknown bare word as a module name and would silence everything else.
     let known = |part: &str| part.contains('=') || LEVELS.contains(&part);
     if !lower.split(',').all(known) {
         return Err(LevelError(level.to_owned()));
@@ -69,7 +73,11 @@ fn filter(level: &str) -> Result<EnvFilter, LevelError> {
     EnvFilter::try_new(&directives).map_err(|_| LevelError(level.to_owned()))
 }
 
-/// Starts logging. `level` is a level for archaware itself, or a filter for everything.
+/// Initialises logging. `level` is a level for archaware itself or a filter for everything.
+///
+/// # Errors
+///
+/// When `level` is neither.
 pub fn init(level: &str, format: LogFormat) -> Result<LogLevel, LevelError> {
     let terminal = std::io::stderr().is_terminal();
     let builder = tracing_subscriber::fmt()
@@ -79,7 +87,7 @@ pub fn init(level: &str, format: LogFormat) -> Result<LogLevel, LevelError> {
         .with_ansi(terminal);
     let text = format == LogFormat::Text || (format == LogFormat::Auto && terminal);
     let current = Arc::new(Mutex::new(level.to_owned()));
-    // A second initialisation (in tests) changes nothing.
+    // Tests initialise more than once; only the first call counts.
     Ok(if text {
         let builder = builder.with_target(false).with_filter_reloading();
         let handle = builder.reload_handle();
@@ -95,7 +103,7 @@ pub fn init(level: &str, format: LogFormat) -> Result<LogLevel, LevelError> {
     })
 }
 
-/// Logs panics like everything else, one line for each.
+/// Logs each panic as one line.
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let location = panic.location().map(ToString::to_string);

@@ -22,7 +22,7 @@ mod registry;
 mod scale;
 mod speed;
 
-use testsupport::cluster::Bed;
+use testsupport::cluster::TestCluster;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
@@ -37,37 +37,37 @@ async fn main() {
         "", "archaware", "floor", "ratio", "target"
     );
     if wanted("memory") {
-        process::memory_idle(&Bed::take().await).await;
+        process::memory_idle(&TestCluster::take().await).await;
     }
     if wanted("latency") {
-        speed::latency(&Bed::take().await).await;
+        speed::latency(&TestCluster::take().await).await;
     }
     if wanted("throughput") {
-        speed::throughput(&Bed::take().await).await;
+        speed::throughput(&TestCluster::take().await).await;
     }
     if wanted("hang") {
-        registry::hang(&Bed::take().await).await;
+        registry::hang(&TestCluster::take().await).await;
     }
     if wanted("requests") {
-        registry::requests(&Bed::take().await).await;
+        registry::requests(&TestCluster::take().await).await;
     }
     if wanted("admission") {
-        admission::warm(&Bed::take().await).await;
-        admission::cold(&Bed::take().await).await;
-        admission::images(&Bed::take().await).await;
+        admission::warm(&TestCluster::take().await).await;
+        admission::cold(&TestCluster::take().await).await;
+        admission::images(&TestCluster::take().await).await;
     }
     if wanted("rollout") {
-        admission::rollouts(&Bed::take().await).await;
+        admission::rollouts(&TestCluster::take().await).await;
     }
     if wanted("memory") || wanted("heartbeats") {
-        process::large_cluster(&Bed::take().await).await;
+        process::large_cluster(&TestCluster::take().await).await;
     }
     // Minutes, and gigabytes for the control plane: only when it is asked for.
     if only.iter().any(|one| one == "scale") {
-        scale::scale(&Bed::take().await).await;
+        scale::scale(&TestCluster::take().await).await;
         return;
     }
-    Bed::take().await;
+    TestCluster::take().await;
 }
 
 /// One line of the result.

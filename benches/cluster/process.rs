@@ -10,7 +10,7 @@ use kube::{
 };
 use serde_json::json;
 
-use testsupport::cluster::{Bed, Controller, DEADLINE, eventually, pod, pod_spec};
+use testsupport::cluster::{Controller, DEADLINE, TestCluster, eventually, pod, pod_spec};
 
 use crate::report;
 
@@ -50,7 +50,7 @@ async fn ready(controller: &Controller) {
     .await;
 }
 
-pub(crate) async fn memory_idle(bed: &Bed) {
+pub(crate) async fn memory_idle(bed: &TestCluster) {
     bed.three_nodes().await;
     let archaware = Controller::start_quiet(bed, "");
     ready(&archaware).await;
@@ -68,7 +68,7 @@ pub(crate) async fn memory_idle(bed: &Bed) {
     assert_eq!(archaware.stop().await, 0);
 }
 
-pub(crate) async fn large_cluster(bed: &Bed) {
+pub(crate) async fn large_cluster(bed: &TestCluster) {
     let nodes = futures::stream::iter(0..NODES).map(|n| async move {
         bed.node(&format!("node-{n}"), ["amd64", "arm64"][n % 2])
             .await;
@@ -104,7 +104,7 @@ pub(crate) async fn large_cluster(bed: &Bed) {
 }
 
 /// A thousand a second, or as many as the API server takes; the CPU is scaled to a thousand.
-pub(crate) async fn heartbeats(bed: &Bed, archaware: &Controller, among: usize) {
+pub(crate) async fn heartbeats(bed: &TestCluster, archaware: &Controller, among: usize) {
     let requests = "archaware_writes_total{kind=\"Node\",result=\"applied\"}";
     let (before, patches) = (cpu(archaware), archaware.metric(requests).await);
     let (started, time) = (Instant::now(), Duration::from_secs(10));

@@ -8,13 +8,13 @@ use serde_json::json;
 use testimg::{FakeRegistry, Script};
 
 use testsupport::cluster::{
-    Bed, Controller, DEADLINE, architectures_of, eventually, pod, pod_spec,
+    Controller, DEADLINE, TestCluster, architectures_of, eventually, pod, pod_spec,
 };
 
 use crate::{median, report};
 
 /// Milliseconds from creation to toleration, of pods whose image is new each time.
-async fn decide(bed: &Bed, registry: &FakeRegistry, names: &str) -> f64 {
+async fn decide(bed: &TestCluster, registry: &FakeRegistry, names: &str) -> f64 {
     let mut values = Vec::new();
     for n in 0..20 {
         let name = format!("{names}-{n}");
@@ -31,7 +31,7 @@ async fn decide(bed: &Bed, registry: &FakeRegistry, names: &str) -> f64 {
     median(&mut values)
 }
 
-pub(crate) async fn hang(bed: &Bed) {
+pub(crate) async fn hang(bed: &TestCluster) {
     let (good, silent) = (
         FakeRegistry::start().await.unwrap(),
         FakeRegistry::start().await.unwrap(),
@@ -59,7 +59,7 @@ pub(crate) async fn hang(bed: &Bed) {
     );
 }
 
-pub(crate) async fn requests(bed: &Bed) {
+pub(crate) async fn requests(bed: &TestCluster) {
     let registry = FakeRegistry::start().await.unwrap();
     bed.three_nodes().await;
     let _archaware = Controller::start_quiet(bed, "");

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::PostParams};
 use serde_json::json;
 
-use testsupport::cluster::{Bed, Controller, eventually, pod, pod_spec};
+use testsupport::cluster::{Controller, TestCluster, eventually, pod, pod_spec};
 
 use crate::{floor, process, report, speed};
 
@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Nothing here takes this long; a hang is a failure.
 const LONG: Duration = Duration::from_mins(10);
 
-pub(crate) async fn scale(bed: &Bed) {
+pub(crate) async fn scale(bed: &TestCluster) {
     fill(bed).await;
     let archaware = start(bed).await;
     process::heartbeats(bed, &archaware, NODES).await;
@@ -35,7 +35,7 @@ pub(crate) async fn scale(bed: &Bed) {
     assert_eq!(archaware.stop().await, 0);
 }
 
-async fn fill(bed: &Bed) {
+async fn fill(bed: &TestCluster) {
     futures::stream::iter(0..NODES)
         .map(|n| async move {
             let architecture = ["amd64", "arm64"][n % 2];
@@ -70,7 +70,7 @@ async fn tainted(archaware: &Controller) {
     .await;
 }
 
-async fn start(bed: &Bed) -> Controller {
+async fn start(bed: &TestCluster) -> Controller {
     let started = Instant::now();
     let hold = "resolution: {failure: {action: hold}}
 ";
@@ -96,7 +96,7 @@ async fn start(bed: &Bed) -> Controller {
 }
 
 /// The API server comes back without its history: everything is listed again.
-async fn relist(bed: &Bed, archaware: &Controller) {
+async fn relist(bed: &TestCluster, archaware: &Controller) {
     let before = archaware.patches().await;
     bed.signal_component("-KILL", "kube-apiserver");
     bed.restart_components();
@@ -130,7 +130,7 @@ async fn relist(bed: &Bed, archaware: &Controller) {
 }
 
 /// As many pods at once, beside what a bare client patches in the same cluster.
-async fn arrivals(bed: &Bed, archaware: &Controller) {
+async fn arrivals(bed: &TestCluster, archaware: &Controller) {
     let images = |n: usize| ["arm64", "multi", "amd64"][n % 3].to_owned();
     let bare = speed::backlog(bed, "bare", ARRIVING, images).await;
     let floor = floor::patch_all(&bed.client, &bare, AT_ONCE).await;

@@ -9,7 +9,7 @@ use kube::{Api, ResourceExt, api::PostParams};
 use kube_runtime::{WatchStreamExt, watcher};
 use serde_json::json;
 
-use testsupport::cluster::{Bed, Controller, eventually, pod, pod_spec};
+use testsupport::cluster::{Controller, TestCluster, eventually, pod, pod_spec};
 
 use crate::{floor, median, process, report};
 
@@ -21,7 +21,7 @@ const BACKLOG: usize = 2000;
 const CONNECTIONS: usize = 32;
 
 /// A pod that no scheduler touches: the API server alone is measured.
-pub(crate) fn waiting_pod(bed: &Bed, name: &str, image: &str) -> Pod {
+pub(crate) fn waiting_pod(bed: &TestCluster, name: &str, image: &str) -> Pod {
     let mut spec = pod_spec(&[bed.image(image)]);
     spec["schedulerName"] = json!("none");
     serde_json::from_value(pod(name, spec, json!({}))).unwrap()
@@ -35,7 +35,7 @@ fn is_tolerating(pod: &SlimPod) -> bool {
 }
 
 /// Creates pods one after the other: milliseconds from the API server's answer to the toleration on a watch.
-async fn latencies(bed: &Bed, namespace: &str, turn: usize) -> Vec<f64> {
+async fn latencies(bed: &TestCluster, namespace: &str, turn: usize) -> Vec<f64> {
     let api: Api<Pod> = Api::namespaced(bed.client.clone(), namespace);
     let slim: Api<SlimPod> = Api::namespaced(bed.client.clone(), namespace);
     let seen = watcher(slim, watcher::Config::default()).applied_objects();
@@ -58,14 +58,14 @@ async fn latencies(bed: &Bed, namespace: &str, turn: usize) -> Vec<f64> {
 }
 
 /// Two namespaces: archaware places the pods of one, and leaves the other to the bare client.
-async fn namespaces(bed: &Bed) -> (String, String) {
+async fn namespaces(bed: &TestCluster) -> (String, String) {
     let bare = format!("{}-bare", bed.namespace);
     bed.create_namespace(&bare, json!({"archaware.dev/mode": "ignore"}))
         .await;
     (bed.namespace.clone(), bare)
 }
 
-pub(crate) async fn latency(bed: &Bed) {
+pub(crate) async fn latency(bed: &TestCluster) {
     let (ours, bare) = namespaces(bed).await;
     bed.three_nodes().await;
     let _archaware = Controller::start_quiet(bed, "");
@@ -94,7 +94,7 @@ pub(crate) async fn latency(bed: &Bed) {
 
 /// Creates waiting pods in a namespace whose pods archaware leaves alone.
 pub(crate) async fn backlog(
-    bed: &Bed,
+    bed: &TestCluster,
     name: &str,
     count: usize,
     image: impl Fn(usize) -> String,
@@ -116,7 +116,7 @@ pub(crate) async fn backlog(
 }
 
 /// Three rounds each, in turns: what else the machine does changes from minute to minute.
-pub(crate) async fn throughput(bed: &Bed) {
+pub(crate) async fn throughput(bed: &TestCluster) {
     bed.three_nodes().await;
     let archaware = Controller::start_quiet(bed, "");
     bed.tainted().await;

@@ -3,8 +3,8 @@
 use std::{collections::HashMap, time::Instant};
 
 use archaware::image::{
-    PullPolicy, Request,
-    credentials::{Keyring, ready},
+    PullPolicy, ResolveRequest,
+    credentials::{Keyring, resolved},
 };
 use testimg::FakeRegistry;
 
@@ -26,10 +26,10 @@ pub(crate) async fn warm() {
             .await
             .unwrap();
     }
-    let keys = ready(Keyring::default());
+    let keys = resolved(Keyring::default());
     let started = Instant::now();
     for round in 0..ROUNDS {
-        let request = Request {
+        let request = ResolveRequest {
             image: &images[round % 100],
             policy: PullPolicy::IfNotPresent,
             keys: &keys,

@@ -1,20 +1,20 @@
-//! Authorities that the API server trusts, one PEM text after the other, the newest first. An old one stays
-//! until it has expired: until then some replica may serve what it has signed.
+//! The webhook's `caBundle`: certificate authorities as PEM, the newest first. An old one stays until it expires,
+//! because a replica may still serve a certificate that it signed.
 
 use std::sync::Arc;
 
 use std::time::SystemTime;
 
-/// Authorities for the API server's `caBundle`, PEM. `None`: the user publishes them.
-pub(super) type Authorities = Option<Arc<str>>;
+/// Authorities for the `caBundle`, PEM. `None`: the user maintains the `caBundle`.
+pub(super) type CaBundle = Option<Arc<str>>;
 
-/// What the API server has been told to trust.
+/// The `caBundle` in the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Published {
-    /// Nobody has looked yet.
+    /// Not read yet.
     #[default]
     Unknown,
-    /// Nothing: there is no configuration.
+    /// There is no configuration.
     Nowhere,
     /// These authorities.
     Bundle(Arc<str>),
@@ -22,11 +22,11 @@ pub(super) enum Published {
 
 use x509_cert::Certificate;
 
-/// More are left by nothing but mischief; the oldest go.
+/// Maximum number of authorities; the oldest are removed. Normal operation never reaches it.
 const MAX: usize = 8;
 const END: &str = "-----END CERTIFICATE-----";
 
-/// The bundle with another authority, and without those that have expired.
+/// The bundle with another authority and without expired ones.
 pub(in crate::admission) fn with(authority: &str, bundle: &str) -> String {
     let mut all: Vec<&str> = parts(authority);
     for one in parts(bundle) {
@@ -37,12 +37,12 @@ pub(in crate::admission) fn with(authority: &str, bundle: &str) -> String {
     join(all)
 }
 
-/// The bundle without those that have expired.
+/// The bundle without expired authorities.
 pub(in crate::admission) fn pruned(bundle: &str) -> String {
     join(parts(bundle))
 }
 
-/// Whether the bundle has this authority.
+/// Whether the bundle contains this authority.
 pub(in crate::admission) fn holds(bundle: &str, authority: &str) -> bool {
     let all = parts(bundle);
     parts(authority).iter().all(|one| all.contains(one))
@@ -55,7 +55,7 @@ fn join(mut all: Vec<&str>) -> String {
     all.iter().flat_map(|one| [one, "\n"]).collect()
 }
 
-/// The certificates of a PEM text, without what stands between them.
+/// The certificates of a PEM text without the text between them.
 fn parts(bundle: &str) -> Vec<&str> {
     let part = |text: &'_ str| text.find("-----BEGIN CERTIFICATE-----");
     bundle

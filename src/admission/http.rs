@@ -1,4 +1,4 @@
-//! From an HTTP request to an answer. What is no question of the API server's is a 4xx that says why.
+//! Answers HTTP requests to the webhook. What is not a valid request of the API server gets a 4xx with the reason.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -19,35 +19,35 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::{
     cluster::objects::{DaemonSet, Node, Pod},
-    metrics::{Admissions, Panics},
+    metrics::{AdmissionMetrics, Panics},
 };
 
 use super::{
-    review::{Answer, Expected, Review, ReviewError},
+    review::{AdmissionResponse, Expected, Review, ReviewError},
     webhook::{Outcome, Webhook},
 };
 
-/// Of a body: the API server takes no larger request (`maxRequestBodyBytes` of `k8s.io/apiserver`), and an
-/// update brings the old object along: etcd holds at most half of it.
+/// Maximum bytes of a body. The API server accepts no larger request (`maxRequestBodyBytes` of `k8s.io/apiserver`).
+/// An update contains the old object too, and etcd stores at most half of this.
 const MAX_BODY: usize = 3 << 20;
-/// Of all bodies under way. Thousands of pods fit; where more come, the API server goes on without us.
+/// Maximum bytes of all concurrent bodies. Thousands of typical pods fit; beyond that the request fails open.
 const MAX_BODIES: usize = 64 << 20;
-/// Of each of them besides: so that empty ones are counted, too.
+/// Counted for each body in addition to its bytes, so that the number of small ones is bounded.
 const OVERHEAD: usize = 8 << 10;
-/// A question of at most this goes on in the background when nobody waits for it any more.
+/// A request up to this size is evaluated further in the background when its time is over.
 const MAX_BACKGROUND: usize = 64 << 10;
-/// To send a body. The API server is near.
+/// Timeout for receiving a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Answers requests. Shared by all connections.
+/// Answers requests of all connections.
 pub(super) struct Handler {
     webhook: Webhook,
     bodies: Semaphore,
-    metrics: Admissions,
+    metrics: AdmissionMetrics,
     panics: Panics,
 }
 
-/// A request that is not answered.
+/// A request that gets an HTTP error.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
     #[error("there is nothing here; /pods, /nodes and /daemonsets answer AdmissionReviews")]
@@ -83,15 +83,15 @@ impl Refusal {
 }
 
 #[derive(Clone, Copy)]
-enum Path {
+enum Endpoint {
     Pods,
     Nodes,
     DaemonSets,
 }
 
-impl Path {
+impl Endpoint {
     fn parse(path: &str) -> Option<Self> {
-        // Behind a URL of the user's own, the paths stand below its path.
+        // With a user-defined URL, the paths are below the path of that URL.
         match path.rsplit('/').next()? {
             "pods" => Some(Self::Pods),
             "nodes" => Some(Self::Nodes),
@@ -115,7 +115,7 @@ impl Path {
 }
 
 impl Handler {
-    pub(super) fn new(webhook: Webhook, metrics: Admissions, panics: Panics) -> Self {
+    pub(super) fn new(webhook: Webhook, metrics: AdmissionMetrics, panics: Panics) -> Self {
         Self {
             webhook,
             panics,
@@ -158,14 +158,14 @@ impl Handler {
         &self,
         request: Request<Incoming>,
     ) -> Result<(&'static str, Outcome, Vec<u8>), Refusal> {
-        let path = Path::parse(request.uri().path()).ok_or(Refusal::Path)?;
+        let path = Endpoint::parse(request.uri().path()).ok_or(Refusal::Path)?;
         if request.method() != Method::POST {
             return Err(Refusal::Method);
         }
         if !is_json(request.headers()) {
             return Err(Refusal::Type);
         }
-        let room = self.room(request.headers());
+        let room = self.reserve_body(request.headers());
         if matches!(room, Err(Refusal::TooLarge)) {
             discard(request.into_body()).await;
             return Err(Refusal::TooLarge);
@@ -175,37 +175,39 @@ impl Handler {
         let expected = path.expected();
         let may_go_on = body.len() <= MAX_BACKGROUND;
         let (uid, (answer, outcome)) = match path {
-            Path::Pods => {
+            Endpoint::Pods => {
                 let (request, pod) = parse::<Pod>(body, &expected)?;
                 let answer = self.webhook.pod(pod, request.namespace, may_go_on);
-                (request.uid, self.contain(answer).await)
+                (request.uid, self.catch_panic(answer).await)
             }
-            Path::Nodes => {
+            Endpoint::Nodes => {
                 let (request, node) = parse::<Node>(body, &expected)?;
                 let answer = async { self.webhook.node(&node) };
-                (request.uid, self.contain(answer).await)
+                (request.uid, self.catch_panic(answer).await)
             }
-            Path::DaemonSets => {
+            Endpoint::DaemonSets => {
                 let (request, set) = parse::<DaemonSet>(body, &expected)?;
                 let answer = self.webhook.daemon_set(set, request.namespace, may_go_on);
-                (request.uid, self.contain(answer).await)
+                (request.uid, self.catch_panic(answer).await)
             }
         };
         Ok((expected.resource, outcome, answer.into_body(&uid)))
     }
 
-    /// The answer, or none where working it out panics: the object passes as it is, and the controller completes
-    /// it.
-    async fn contain(&self, answer: impl Future<Output = (Answer, Outcome)>) -> (Answer, Outcome) {
+    /// Runs `answer`. If it panics, the object is admitted unchanged and the controller completes it.
+    async fn catch_panic(
+        &self,
+        answer: impl Future<Output = (AdmissionResponse, Outcome)>,
+    ) -> (AdmissionResponse, Outcome) {
         let caught = AssertUnwindSafe(answer).catch_unwind().await;
         caught.unwrap_or_else(|_| {
             self.panics.count("admission");
-            (Answer::default(), Outcome::Panicked)
+            (AdmissionResponse::default(), Outcome::Panicked)
         })
     }
 
-    /// Room for a body; as much as it says, or as much as it may have.
-    fn room(&self, headers: &HeaderMap) -> Result<SemaphorePermit<'_>, Refusal> {
+    /// Reserves memory for a body: its declared size, or the maximum.
+    fn reserve_body(&self, headers: &HeaderMap) -> Result<SemaphorePermit<'_>, Refusal> {
         let length = headers
             .get(CONTENT_LENGTH)
             .and_then(|value| value.to_str().ok());
@@ -240,7 +242,8 @@ async fn read(body: Incoming) -> Result<Bytes, Refusal> {
     }
 }
 
-/// Who still sends does not hear the answer: what is a little too large is let come, and thrown away.
+/// A client that is still sending does not read the answer, so a body that is slightly too large is received and
+/// discarded.
 async fn discard(mut body: Incoming) {
     let mut left = 4 * MAX_BODY;
     let all = async {
@@ -255,10 +258,10 @@ async fn discard(mut body: Incoming) {
     let _ = tokio::time::timeout(BODY_TIMEOUT, all).await;
 }
 
-/// The body is gone when this is done: hundreds of pods may wait for a registry at once.
+/// Parses and frees the body: hundreds of pods may wait for a registry at once.
 fn parse<K: DeserializeOwned>(
     body: Bytes,
     expected: &Expected,
-) -> Result<(super::review::Request<K>, K), ReviewError> {
+) -> Result<(super::review::AdmissionRequest<K>, K), ReviewError> {
     serde_json::from_slice::<Review<K>>(&body)?.open(expected)
 }

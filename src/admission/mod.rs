@@ -1,6 +1,5 @@
-//! The admission webhook: pods, nodes and DaemonSets are right before they are stored. It uses the same
-//! resolver and the same decisions as the reconcilers, which stay as the safety net: every failure here
-//! lets the object pass, and they complete it.
+//! The admission webhook: completes pods, nodes and DaemonSets before they are stored. Uses the resolver and the
+//! decisions of the controllers. Every failure admits the object unchanged, and the controllers complete it.
 
 mod ca_bundle;
 mod certificate;
@@ -22,37 +21,37 @@ use crate::{
     metrics::Metrics,
 };
 
-use ca_bundle::{Authorities, Published};
-use certificate::{Files, Own, Served};
-use configuration::Keeper;
+use ca_bundle::{CaBundle, Published};
+use certificate::{CertResolver, FromFiles, SelfSigned};
+use configuration::ConfigurationReconciler;
 use http::Handler;
 use server::Server;
 use webhook::Webhook;
 
-pub use configuration::{Whose, remove as remove_configuration, withdraw};
+pub use configuration::{Origin, remove as remove_configuration, remove_stale};
 
 /// What the webhook needs.
 pub struct Admission {
     /// The API server.
     pub api: ApiClient,
-    /// Decides.
+    /// Evaluates pods and templates.
     pub evaluator: Evaluator,
-    /// A view of all namespaces, which the controller follows.
+    /// The namespaces; the controllers run their watch.
     pub namespaces: Namespaces,
     /// archaware's own namespace.
     pub namespace: String,
     /// Whether this process holds the Lease.
     pub leadership: watch::Receiver<bool>,
-    /// Where to count.
+    /// Metrics to update.
     pub metrics: Metrics,
-    /// Where to serve.
+    /// Socket to serve on.
     pub listener: TcpListener,
 }
 
-/// Whether the webhook can serve now: it has a certificate that has not expired.
+/// Whether the webhook can serve: it has a certificate that has not expired.
 pub type Readiness = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// Labels of what archaware makes in the cluster for the webhook.
+/// Labels of objects that archaware creates for the webhook.
 fn labels() -> BTreeMap<String, String> {
     let labels = [
         ("app.kubernetes.io/name", NAME),
@@ -65,15 +64,15 @@ fn labels() -> BTreeMap<String, String> {
 }
 
 impl Admission {
-    /// Whether it can serve, and the webhook itself, which serves until `stop` and shortly after. It gives the
-    /// name of what ended.
+    /// Returns the readiness check, and a future that serves until `stop` and shortly after. The future yields the
+    /// name of the part that ended.
     pub fn run(
         self,
         stop: CancellationToken,
     ) -> (Readiness, impl Future<Output = &'static str> + Send) {
         let config = self.evaluator.config.clone();
-        let served = Arc::new(Served::default());
-        let (authorities, told) = watch::channel(Authorities::None);
+        let served = Arc::new(CertResolver::default());
+        let (authorities, told) = watch::channel(CaBundle::None);
         let (published, is_published) = watch::channel(Published::default());
         let admissions = self.metrics.admissions.clone();
         let shown = served.clone();
@@ -109,7 +108,7 @@ impl Admission {
             budget: config.admission.budget,
             tasks: connections,
         };
-        let keeper = Keeper {
+        let keeper = ConfigurationReconciler {
             api: self.api.clone(),
             config: config.clone(),
             namespace: self.namespace.clone(),
@@ -125,7 +124,7 @@ impl Admission {
         let names = names(&config.admission.url, &self.namespace);
         let name = names.last().cloned().unwrap_or_default();
         let keeping = if files.certificate.as_os_str().is_empty() {
-            let own = Own {
+            let own = SelfSigned {
                 api: self.api,
                 names,
                 namespace: self.namespace,
@@ -137,7 +136,7 @@ impl Admission {
             };
             own.run(stop.clone()).left_future()
         } else {
-            let files = Files {
+            let files = FromFiles {
                 config: files.clone(),
                 name,
                 published: is_published,
@@ -169,13 +168,13 @@ impl Admission {
     }
 }
 
-/// What the API server calls the webhook, the name that it uses now last: the certificate has to be good for
-/// them.
+/// The names under which the API server reaches the webhook, the current one last. The certificate must be valid for
+/// all of them.
 fn names(url: &str, namespace: &str) -> Vec<String> {
     let mut names = vec![format!("{NAME}.{namespace}.svc")];
     let uri = url.parse::<::http::Uri>().ok();
     let host = uri.as_ref().and_then(::http::Uri::host);
-    // An address has many spellings, and a certificate only one.
+    // An IPv6 address has several spellings; a certificate has a single one.
     let host = host.map(|host| host.trim_matches(['[', ']']));
     names.extend(host.map(|host| match host.parse::<std::net::IpAddr>() {
         Ok(address) => address.to_string(),

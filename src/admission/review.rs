@@ -1,5 +1,5 @@
-//! `AdmissionReview` of `admission.k8s.io/v1`: what the API server asks, and what it is answered. Only
-//! what is read is parsed, the object straight into its slim type.
+//! `AdmissionReview` of `admission.k8s.io/v1`. Only the fields that are read are parsed, and the object directly into
+//! its slim type.
 
 use std::{fmt, marker::PhantomData};
 
@@ -14,10 +14,10 @@ use crate::cluster::patch::JsonPatch;
 
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
-/// Of one warning, in bytes: the API server cuts longer ones (`k8s.io/apiserver`, `warning`).
+/// Maximum bytes of a warning; the API server truncates longer ones (`k8s.io/apiserver`, `warning`).
 const MAX_WARNING: usize = 256;
 
-/// A question, as it comes.
+/// A request as received.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Review<K> {
@@ -25,14 +25,14 @@ pub(super) struct Review<K> {
     api_version: String,
     #[serde(default)]
     kind: String,
-    request: Option<Request<K>>,
+    request: Option<AdmissionRequest<K>>,
 }
 
-/// What is asked for.
+/// The `request` of a review.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Request<K> {
-    /// Of this question.
+pub(super) struct AdmissionRequest<K> {
+    /// Repeated in the response.
     pub(super) uid: String,
     #[serde(default)]
     resource: Resource,
@@ -40,14 +40,14 @@ pub(super) struct Request<K> {
     sub_resource: String,
     #[serde(default)]
     operation: String,
-    /// Where the object is; empty when that is nowhere.
+    /// Namespace of the object; empty for kinds without namespaces.
     #[serde(default)]
     pub(super) namespace: String,
     #[serde(default = "Option::default")]
     object: Option<Object<K>>,
 }
 
-/// A JSON object. serde takes a list for a struct, too.
+/// A JSON object: serde would also accept an array as a struct.
 #[derive(Debug)]
 struct Object<K>(K);
 
@@ -80,7 +80,7 @@ struct Resource {
     plural: String,
 }
 
-/// Which questions a path answers.
+/// The requests that a path accepts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expected {
     pub(super) group: &'static str,
@@ -88,7 +88,7 @@ pub(super) struct Expected {
     pub(super) operations: &'static [&'static str],
 }
 
-/// A question that is none of ours. These are answered with 400.
+/// An invalid request, answered with 400.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReviewError {
     #[error("the body is no AdmissionReview: {0}")]
@@ -105,20 +105,20 @@ pub(super) enum ReviewError {
     NoObject,
 }
 
-/// An answer.
+/// The response.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
-    /// Why the object is refused; `None`: it is not.
+pub(super) struct AdmissionResponse {
+    /// The reason for rejecting the object; `None`: it is admitted.
     pub(super) refused: Option<String>,
-    /// What is changed in it.
+    /// The patch of the object.
     pub(super) patch: Option<JsonPatch>,
-    /// What its author is told.
+    /// Warnings for the user who made the request.
     pub(super) warnings: Vec<String>,
 }
 
 impl<K> Review<K> {
-    /// The request and its object, if it is what this path is for.
-    pub(super) fn open(self, expected: &Expected) -> Result<(Request<K>, K), ReviewError> {
+    /// The request and its object, if they are what this path accepts.
+    pub(super) fn open(self, expected: &Expected) -> Result<(AdmissionRequest<K>, K), ReviewError> {
         if self.api_version != API_VERSION || self.kind != KIND {
             let (kind, version) = (short(self.kind), short(self.api_version));
             return Err(ReviewError::Kind { kind, version });
@@ -150,16 +150,16 @@ impl From<serde_json::Error> for ReviewError {
     }
 }
 
-/// What a stranger says is not repeated at length.
+/// Truncates text of an unauthenticated client.
 fn short(mut text: String) -> String {
     text.truncate(text.floor_char_boundary(100));
     text
 }
 
-impl Answer {
-    /// The object as it is, with a word to its author.
+impl AdmissionResponse {
+    /// Adds a warning.
     pub(super) fn warn(&mut self, warning: &str) {
-        // A header cannot carry control characters.
+        // A header cannot contain control characters.
         let mut text: String = format!("archaware: {warning}")
             .chars()
             .map(|c| if c.is_control() { ' ' } else { c })
@@ -171,7 +171,7 @@ impl Answer {
         self.warnings.push(text);
     }
 
-    /// As the API server expects it.
+    /// The response body.
     pub(super) fn into_body(self, uid: &str) -> Vec<u8> {
         let mut response = Map::new();
         let mut set = |field: &str, value: Value| response.insert(field.to_owned(), value);

@@ -1,4 +1,4 @@
-//! The HTTPS server: TLS 1.2 and newer, HTTP/1.1 and 2, everything bounded.
+//! The HTTPS server: TLS 1.2 and 1.3, HTTP/1.1 and HTTP/2, with limits on everything.
 
 use std::{
     pin::pin,
@@ -26,48 +26,53 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, rustls};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{backoff::jitter, metrics::Admissions};
+use crate::{backoff::jitter, metrics::AdmissionMetrics};
 
-use super::{certificate::Served, http::Handler};
+use super::{certificate::CertResolver, http::Handler};
 
-/// An API server asks Services and distant hosts with HTTP/1.1 (`k8s.io/apiserver`, `util/webhook`): one
-/// connection for each question under way, at some tens of KiB. A connection beyond is closed at once: what
-/// is refused fails open, what hangs costs the API server its time-out.
+/// Maximum number of connections. API servers use HTTP/1.1 for Services and remote hosts (`k8s.io/apiserver`,
+/// `util/webhook`), so each concurrent request has a connection of some tens of KiB. Further connections are closed
+/// at once: a refused connection fails open immediately, a hanging one after the API server's timeout.
 const MAX_CONNECTIONS: usize = 2048;
-/// Of a TLS handshake.
+/// Timeout of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Without a request. Longer than the API server keeps an idle connection (90 s), so that it is always the
-/// one who ends it, and no request meets a closed door.
+/// Idle timeout. Longer than the API server's own (90 s), so that the API server closes the connection first and
+/// never sends a request to a closed one.
 const IDLE: Duration = Duration::from_mins(2);
-/// Until the first question. Whoever only holds a connection open takes it from somebody else.
+/// Timeout until the first request. Connections are limited, so unused ones are closed.
 const FIRST: Duration = Duration::from_secs(10);
-/// After this, and up to twice this, a connection is ended in peace: the next one may find another replica.
+/// After between one and two times this, a connection is closed gracefully, so that the next one may reach another
+/// replica.
 const LIFETIME: Duration = Duration::from_mins(5);
-/// Of each connection, for what comes in: a TLS record.
+/// Receive buffer per connection: one TLS record.
 const BUFFER: usize = 16 << 10;
-/// Of a request's headers.
+/// Maximum bytes of a request's headers.
 const MAX_HEADERS: u32 = 16 << 10;
-/// Questions under way on one HTTP/2 connection.
+/// Concurrent requests on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 1000;
-/// How long connections are still accepted after SIGTERM: until everybody knows that this replica ends.
+/// How long connections are accepted after SIGTERM, until all API servers know that this replica is going away.
 const LINGER: Duration = Duration::from_secs(3);
-/// How long what is under way may take after that, beyond `admission.budget`.
+/// How long requests in progress may take after that, in addition to `admission.budget`.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// The server, before it serves.
+/// The server's parts.
 pub(super) struct Server {
     pub(super) listener: TcpListener,
-    pub(super) served: Arc<Served>,
+    pub(super) served: Arc<CertResolver>,
     pub(super) handler: Arc<Handler>,
-    pub(super) metrics: Admissions,
-    /// How long a question may take.
+    pub(super) metrics: AdmissionMetrics,
+    /// How long a request may take.
     pub(super) budget: Duration,
-    /// Of the connections.
+    /// One task per connection.
     pub(super) tasks: TaskTracker,
 }
 
 impl Server {
-    /// Serves until `stop`, and shortly after.
+    /// Serves until `stop` and shortly after.
+    ///
+    /// # Errors
+    ///
+    /// When TLS cannot be set up.
     pub(super) async fn serve(self, stop: CancellationToken) -> Result<(), rustls::Error> {
         let tls = TlsAcceptor::from(Arc::new(tls(self.served.clone())?));
         let (slots, drain) = (
@@ -79,14 +84,14 @@ impl Server {
                 let stream = match self.listener.accept().await {
                     Ok((stream, _)) => stream,
                     Err(error) => {
-                        // No file descriptors, most likely: others are being closed meanwhile.
+                        // Most likely out of file descriptors, which other connections will release.
                         tracing::warn!(%error, "cannot accept a connection");
                         tokio::time::sleep(Duration::from_millis(100)).await;
                         continue;
                     }
                 };
                 let Ok(slot) = slots.clone().try_acquire_owned() else {
-                    self.metrics.turned_away();
+                    self.metrics.rejected();
                     continue;
                 };
                 let (tls, handler, drain) = (tls.clone(), self.handler.clone(), drain.clone());
@@ -117,7 +122,7 @@ impl Server {
     }
 }
 
-fn tls(served: Arc<Served>) -> Result<rustls::ServerConfig, rustls::Error> {
+fn tls(served: Arc<CertResolver>) -> Result<rustls::ServerConfig, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
@@ -134,7 +139,7 @@ async fn connection(
     drain: CancellationToken,
 ) {
     let _ = stream.set_nodelay(true);
-    // TLS reads in pieces of 4 KiB: this way a question is one system call.
+    // Without this, TLS reads in pieces of 4 KiB; with it, a request takes one system call.
     let stream = BufReader::with_capacity(BUFFER, stream);
     let handshake = tokio::time::timeout(HANDSHAKE, tls.accept(stream));
     let stream = match handshake.await {
@@ -156,7 +161,7 @@ async fn connection(
         seen.store(true, Ordering::Relaxed);
         async move {
             let mut answer = handler.handle(request).await;
-            // With the last answer, not after it: the next question may be on its way already.
+            // The connection is closed with the last response, because the next request may already be on its way.
             if !is_http2 && Instant::now() > until {
                 let close = HeaderValue::from_static("close");
                 answer.headers_mut().insert(CONNECTION, close);
@@ -185,7 +190,7 @@ async fn connection(
     }
 }
 
-/// Serves until the other side ends the connection, it is of no use, or its time is over.
+/// Serves until the client closes the connection, it is idle for too long, or its lifetime ends.
 async fn until_the_end<C: GracefulConnection>(
     serving: C,
     drain: CancellationToken,
@@ -212,6 +217,6 @@ async fn until_the_end<C: GracefulConnection>(
         () = lifetime => {}
     }
     serving.as_mut().graceful_shutdown();
-    // What is under way may finish, and no longer.
+    // Requests in progress may finish, within the idle timeout.
     let _ = tokio::time::timeout(IDLE, serving).await;
 }

@@ -1,4 +1,4 @@
-//! Answers to questions about pods, nodes and DaemonSets. Nothing here writes to the API server.
+//! Decides about pods, nodes and DaemonSets in admission requests. Never writes to the API server.
 
 use std::{
     collections::BTreeMap, future::Future, panic::AssertUnwindSafe, pin::Pin, sync::Arc,
@@ -19,48 +19,48 @@ use crate::{
     config::{AdmissionConfig, DaemonSets, OnMiss, OnNoCommonArchitecture},
     evaluate::{Evaluation, Evaluator, Stage, Subject, Verdict, template::Template},
     metrics::Panics,
-    placement::{Decision, added, annotation, daemon_set, mode, node, pod::Change},
+    placement::{Decision, annotation, daemon_set, mode, node, pod::PodChange, reinvocation},
     plan,
 };
 
-use super::review::Answer;
+use super::review::AdmissionResponse;
 
-/// Evaluations that nobody waits for. The controller comes by anyway; more would only hold memory.
+/// Maximum number of background evaluations. The controller handles further pods, so more would only use memory.
 const BACKGROUND: usize = 512;
 
-/// What is known is known at once; but whether a private image is known to this pod takes its pull secret,
-/// and that is a call to the API server.
-const GLANCE: Duration = Duration::from_millis(25);
+/// Timeout of `onMiss: pass` and `gate`. Cached images resolve without waiting. A private image needs its pull secret
+/// first, which takes one API call.
+const CACHED_ONLY_TIMEOUT: Duration = Duration::from_millis(25);
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It is no business of archaware's.
+    /// archaware does not decide about the object.
     Skipped,
-    /// It holds more than any object that could ever be stored.
+    /// The object is larger than any that can be stored.
     Oversized,
-    /// Its images were not known in time.
+    /// The images were not resolved in time.
     Missed,
-    /// Its images cannot be resolved.
+    /// The images cannot be resolved.
     Unresolved,
-    /// It is left alone, by the rule that applies to it.
+    /// Its mode is `ignore`, or it tolerates every architecture already.
     Ignored,
-    /// Its images share no architecture.
+    /// The images share no architecture.
     NoCommonArchitecture,
-    /// The same, and it is refused.
+    /// The images share no architecture, and the pod is rejected.
     Denied,
-    /// It waits behind archaware's gate.
+    /// The pod gets archaware's scheduling gate.
     Gated,
-    /// It is changed.
+    /// The object is changed.
     Changed,
-    /// It is as it should be.
+    /// The object needs no change.
     Unchanged,
-    /// A bug: it passes as it is.
+    /// A bug: the object is admitted unchanged.
     Panicked,
 }
 
 impl Outcome {
-    /// Its name in metrics.
+    /// The label value in metrics.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Skipped => "skipped",
@@ -78,26 +78,26 @@ impl Outcome {
     }
 }
 
-/// Decides about objects on their way into the API.
+/// Decides about objects that are being created or updated.
 pub(super) struct Webhook {
     evaluator: Evaluator,
     namespaces: Namespaces,
-    nodes: node::Policy,
-    /// Evaluations that go on although nobody waits any more: the next pod of a rollout finds their result.
-    /// Each holds what was read of a pod.
+    nodes: node::TaintPolicy,
+    /// Permits for evaluations that continue after their request was answered, so that the next pod of a rollout
+    /// finds the result. Each holds a parsed pod.
     background: Arc<Semaphore>,
     tasks: TaskTracker,
     stop: CancellationToken,
     panics: Panics,
 }
 
-/// A pod, and the same without what an earlier call has added to it.
-struct Case {
+/// A pod, with and without the additions of an earlier call.
+struct PodReview {
     pod: Pod,
     authored: Pod,
     namespace: String,
-    recorded: Change,
-    undo: added::Undo,
+    recorded: PodChange,
+    undo: reinvocation::ReinvocationUndo,
 }
 
 impl Webhook {
@@ -109,7 +109,7 @@ impl Webhook {
         panics: Panics,
     ) -> Self {
         Self {
-            nodes: node::Policy::from(&*evaluator.config),
+            nodes: node::TaintPolicy::from(&*evaluator.config),
             background: Arc::new(Semaphore::new(BACKGROUND)),
             evaluator,
             namespaces,
@@ -123,21 +123,21 @@ impl Webhook {
         &self.evaluator.config.admission
     }
 
-    /// A pod that is being created. Unless it `may_go_on`, its images are looked up only while it is waited
-    /// for: a large one is not to be held in memory.
+    /// A pod that is being created. If `may_go_on` is false, its images are resolved only while the request waits,
+    /// because a large pod must not be held in memory.
     pub(super) async fn pod(
         &self,
         pod: Pod,
         namespace: String,
         may_go_on: bool,
-    ) -> (Answer, Outcome) {
+    ) -> (AdmissionResponse, Outcome) {
         if pod.is_bound() || pod.is_mirror() {
-            return (Answer::default(), Outcome::Skipped);
+            return (AdmissionResponse::default(), Outcome::Skipped);
         }
         if pod.spec.is_oversized() {
-            return (Answer::default(), Outcome::Oversized);
+            return (AdmissionResponse::default(), Outcome::Oversized);
         }
-        let case = Arc::new(Case::new(pod, namespace));
+        let case = Arc::new(PodReview::new(pod, namespace));
         let evaluation = {
             let (case, evaluator, namespaces) = (
                 case.clone(),
@@ -145,7 +145,7 @@ impl Webhook {
                 self.namespaces.clone(),
             );
             self.within_budget(may_go_on, async move {
-                // The pod's own word needs no namespace that may not be known yet.
+                // With a mode of its own, the pod does not depend on its namespace, which may not be known yet.
                 let own = annotations(&case.authored.metadata);
                 let of_namespace = if mode::is_own(own) && namespaces.get(&case.namespace).is_none()
                 {
@@ -157,13 +157,13 @@ impl Webhook {
             })
             .await
         };
-        let mut answer = Answer::default();
+        let mut answer = AdmissionResponse::default();
         let invalid = evaluation.iter().flat_map(|evaluation| &evaluation.invalid);
         for invalid in invalid {
             answer.warn(&invalid.to_string());
         }
         let policy = &self.evaluator.policy;
-        // What is decided, and the outcome unless that is told by the patch.
+        // The decision, and the outcome unless the patch determines it.
         let (decided, outcome) = match &evaluation {
             None => (None, Some(Outcome::Missed)),
             Some(evaluation) => match &evaluation.verdict {
@@ -187,7 +187,7 @@ impl Webhook {
                 }
             },
         };
-        // The cluster's own pods never wait for a controller.
+        // System-critical pods never wait for a controller.
         let gate = self.config().on_miss == OnMiss::Gate
             && matches!(outcome, Some(Outcome::Missed | Outcome::Unresolved))
             && !case.pod.spec.is_system_critical();
@@ -201,9 +201,9 @@ impl Webhook {
         (answer, outcome)
     }
 
-    /// A node that registers: tainted before anything can be bound to it.
-    pub(super) fn node(&self, node: &Node) -> (Answer, Outcome) {
-        // What stands in the way of a taint is told by the controller, on the node itself.
+    /// A node that registers gets its taint before any pod can be bound to it.
+    pub(super) fn node(&self, node: &Node) -> (AdmissionResponse, Outcome) {
+        // The controller reports problems on the node itself.
         let (change, _) = node::decide(&self.nodes, &node.view());
         let patch = change.map(|change| patch::node(node, change).unguarded());
         let outcome = if patch.is_some() {
@@ -213,27 +213,27 @@ impl Webhook {
             Outcome::Unchanged
         };
         (
-            Answer {
+            AdmissionResponse {
                 patch,
-                ..Answer::default()
+                ..AdmissionResponse::default()
             },
             outcome,
         )
     }
 
-    /// A DaemonSet that is created or changed: its template is right at once, so that it is rolled once.
+    /// A DaemonSet that is created or updated gets its tolerations at once, so that there is only one rollout.
     pub(super) async fn daemon_set(
         &self,
         mut set: DaemonSet,
         namespace: String,
         may_go_on: bool,
-    ) -> (Answer, Outcome) {
+    ) -> (AdmissionResponse, Outcome) {
         let manage = self.evaluator.config.daemon_sets == DaemonSets::Manage;
         if !manage || set.metadata.deletion_timestamp.is_some() {
-            return (Answer::default(), Outcome::Skipped);
+            return (AdmissionResponse::default(), Outcome::Skipped);
         }
         if set.spec.template.spec.is_oversized() {
-            return (Answer::default(), Outcome::Oversized);
+            return (AdmissionResponse::default(), Outcome::Oversized);
         }
         set.metadata.namespace = Some(namespace.clone());
         let set = Arc::new(set);
@@ -241,16 +241,16 @@ impl Webhook {
             (set.clone(), self.evaluator.clone(), self.namespaces.clone());
         let evaluation = self.within_budget(may_go_on, async move {
             let of_namespace = of_namespace(&namespaces, &namespace).await;
-            let template = Template::of(&own);
+            let template = Template::new(&own);
             evaluator.evaluate(template.subject(), &of_namespace).await
         });
         let (change, outcome) = match evaluation.await {
             None => (None, Outcome::Missed),
-            Some(evaluation) => self.template_change(&Template::of(&set), &evaluation),
+            Some(evaluation) => self.template_change(&Template::new(&set), &evaluation),
         };
-        let mut answer = Answer {
+        let mut answer = AdmissionResponse {
             patch: change.map(|change| patch::daemon_set(&set, change).unguarded()),
-            ..Answer::default()
+            ..AdmissionResponse::default()
         };
         if outcome == Outcome::NoCommonArchitecture {
             answer.warn("the images of its template share no architecture: it will run nowhere");
@@ -262,7 +262,7 @@ impl Webhook {
         &self,
         template: &Template<'_>,
         evaluation: &Evaluation,
-    ) -> (Option<daemon_set::Change>, Outcome) {
+    ) -> (Option<daemon_set::TemplateChange>, Outcome) {
         let decision = match &evaluation.verdict {
             Verdict::Unresolved(_) => return (None, Outcome::Unresolved),
             Verdict::Skip => return (None, Outcome::Ignored),
@@ -278,8 +278,8 @@ impl Webhook {
         (change, outcome)
     }
 
-    /// The result of `work`, if it is there in time. What takes longer goes on in the background, within the
-    /// budget of an attempt; what has to be fetched is fetched once for all who ask.
+    /// The result of `work` if it is there within the budget. Otherwise the work continues in the background, within
+    /// the budget of an attempt. Concurrent lookups of the same image share one request.
     async fn within_budget<T: Send + 'static>(
         &self,
         may_go_on: bool,
@@ -288,7 +288,7 @@ impl Webhook {
         let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
         let patience = match self.config().on_miss {
             OnMiss::Wait => self.config().budget,
-            OnMiss::Pass | OnMiss::Gate => GLANCE,
+            OnMiss::Pass | OnMiss::Gate => CACHED_ONLY_TIMEOUT,
         };
         let result = tokio::time::timeout(patience, &mut work).await.ok();
         if result.is_none()
@@ -309,22 +309,22 @@ impl Webhook {
 }
 
 async fn of_namespace(namespaces: &Namespaces, name: &str) -> BTreeMap<String, String> {
-    // Before the first list is complete, nobody knows what a namespace asks for.
+    // Before the initial list is complete, the annotations of namespaces are unknown.
     let _ = namespaces.ready().wait_for(|ready| *ready).await;
     namespaces.annotations(name).await
 }
 
-impl Case {
+impl PodReview {
     fn new(pod: Pod, namespace: String) -> Self {
-        let recorded = added::recorded(annotations(&pod.metadata));
+        let recorded = reinvocation::recorded(annotations(&pod.metadata));
         let mut authored = pod.clone();
-        let undo = added::undo(
+        let undo = reinvocation::undo(
             &recorded,
             authored.spec.tolerations.as_mut(),
             authored.spec.affinity.as_mut(),
         );
-        // What was decided about the pod that this one is a copy of, or before it was changed, is no word of
-        // its author's.
+        // The annotations of an earlier decision are not the author's: they come from an earlier call or from the pod
+        // that this one was copied from.
         if let Some(annotations) = &mut authored.metadata.annotations {
             annotations.remove(annotation::DECISION);
             annotations.remove(annotation::ADDED);
@@ -348,22 +348,26 @@ impl Case {
         }
     }
 
-    /// `None` when the pod is as it should be.
-    fn patch(&self, decision: Option<(Decision, Change)>, gate: bool) -> Option<patch::JsonPatch> {
+    /// `None` if the pod needs no change.
+    fn patch(
+        &self,
+        decision: Option<(Decision, PodChange)>,
+        gate: bool,
+    ) -> Option<patch::JsonPatch> {
         let (decision, change) = decision.unzip();
         let change = change.unwrap_or_default();
         let decision = decision.filter(|_| !change.is_empty());
         let annotations = annotations(&self.pod.metadata);
         let was = annotations.get(annotation::DECISION).cloned();
-        // A gate is archaware's alone, so it goes as soon as there is nothing to wait for.
+        // The gate is archaware's, so it is removed as soon as nothing is waited for.
         let gated = self.pod.spec.gate().is_some();
         let same = change == self.recorded
-            && self.undo.is_whole(&self.recorded)
+            && self.undo.is_complete(&self.recorded)
             && decision.as_ref().map(Decision::annotation) == was;
         if same && gate == gated {
             return None;
         }
-        let admission = patch::pod::Admission {
+        let admission = patch::pod::AdmissionPatch {
             undo: self.undo.clone(),
             change,
             decision: decision.as_ref(),

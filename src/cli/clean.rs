@@ -1,7 +1,7 @@
-//! `archaware clean`: takes away what is archaware's, and nothing else.
+//! `archaware clean`: removes what archaware added to the cluster, and nothing else.
 
+mod installation;
 mod lease;
-mod own;
 #[cfg(test)]
 mod tests;
 
@@ -33,27 +33,27 @@ use lease::acquire;
 
 use super::{Global, Status, progress::Progress};
 
-/// Patches at once.
+/// Concurrent patches.
 const AT_ONCE: usize = 16;
-/// How long a pod may be on its way into the API, and an API server go by a configuration that is gone.
+/// How long the creation of a pod may take, and how long an API server may use a configuration that was deleted.
 const IN_FLIGHT: Duration = Duration::from_secs(5);
-/// Tries per object when others change it at the same time.
+/// Attempts per object when other writers change it at the same time.
 const TRIES: usize = 5;
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct Clean {
-    /// Say what would be removed, and change nothing
+    /// Print what would be removed, and change nothing
     #[arg(long)]
     dry_run: bool,
     /// Scale archaware's Deployment to 0 first, and wait until it has stopped
     #[arg(long)]
     stop_controller: bool,
-    /// Evict the pods that carry a decision of archaware's and have a controller to make them anew
+    /// Evict the pods that carry a decision of archaware and have a controller that recreates them
     #[arg(long)]
     recreate_pods: bool,
 }
 
-/// One thing that clean does, and where.
+/// One change, for the report.
 struct Item {
     what: String,
     outcome: Result<(), String>,
@@ -67,9 +67,9 @@ struct Session {
     progress: Progress,
     done: usize,
     remaining: Vec<String>,
-    /// Nodes that are among the remaining.
+    /// Nodes whose patch failed.
     failed_nodes: Vec<NamespacedName>,
-    /// When the webhook's configuration was removed, if it was there.
+    /// When the webhook configuration was removed, if it existed.
     unregistered: Option<Instant>,
 }
 
@@ -103,7 +103,7 @@ impl Clean {
         };
         let cleaned = session.objects(self.recreate_pods).await;
         let was_there = lease.was_there;
-        // Given back whatever happened: the next try need not wait until it expires.
+        // Released in any case, so that the next attempt need not wait until it expires.
         lease.release().await;
         cleaned?;
         session.secret().await;
@@ -114,7 +114,7 @@ impl Clean {
 
 impl Session {
     async fn objects(&mut self, recreate_pods: bool) -> anyhow::Result<()> {
-        // First: it would put back what is removed below.
+        // First, because the webhook would restore what is removed below.
         self.admission().await;
         self.gates().await.context("cannot list pods")?;
         self.nodes().await.context("cannot list nodes")?;
@@ -161,7 +161,7 @@ impl Session {
                 return None;
             }
             let existing = set.spec.template.spec.tolerations.as_deref();
-            let record = template::record(set);
+            let record = template::owned_tolerations(set);
             let change = daemon_set::clean(existing.unwrap_or_default(), &record);
             let what = match change.remove.len() {
                 1 => "1 toleration".to_owned(),
@@ -173,9 +173,9 @@ impl Session {
         Ok(())
     }
 
-    /// Looks again: what is back was put there by a controller that holds another Lease.
+    /// Lists again: what was restored meanwhile comes from a controller with another Lease.
     async fn verify(&mut self) -> Result<(), ApiError> {
-        // A pod may have been on its way with a gate when the configuration went.
+        // A pod may have received a gate while it was being created when the configuration was removed.
         if let Some(since) = self.unregistered {
             tokio::time::sleep(IN_FLIGHT.saturating_sub(since.elapsed())).await;
             self.gates().await?;
@@ -199,7 +199,7 @@ impl Session {
         Ok(())
     }
 
-    /// Gates are taken off: nobody else would do it, and the pods behind them wait for ever.
+    /// Removes scheduling gates. Without archaware nothing else would remove them, and their pods would wait forever.
     async fn gates(&mut self) -> Result<(), ApiError> {
         let found: Vec<Pod> = self
             .api
@@ -215,8 +215,8 @@ impl Session {
         Ok(())
     }
 
-    /// Patches objects; `describe` says what and how, or `None` when nothing is left to do. Gives those that
-    /// could not be patched.
+    /// Patches objects. `describe` returns a description and the patch, or `None` if nothing is left to do. Returns
+    /// the objects that could not be patched.
     async fn patch<K>(
         &mut self,
         found: Vec<K>,
@@ -234,7 +234,7 @@ impl Session {
         self.each(found, what, act).await
     }
 
-    /// Pods keep their tolerations for life: only new ones are without.
+    /// Tolerations cannot be removed from existing pods, so they are recreated.
     async fn pods(&mut self) -> Result<(), ApiError> {
         let found: Vec<Pod> = self
             .api
@@ -261,7 +261,8 @@ impl Session {
         Ok(())
     }
 
-    /// Does something to objects, some at once, and tells what became of it. Gives those where it failed.
+    /// Applies an operation to objects, some concurrently, and reports the outcomes. Returns the objects where it
+    /// failed.
     async fn each<K, F>(
         &mut self,
         found: Vec<K>,
@@ -323,7 +324,7 @@ impl Session {
     }
 }
 
-/// Others may edit the object at the same time: then it is read again and decided anew.
+/// If another writer changes the object at the same time, it is read again and the patch computed anew.
 async fn patch_until_done<K: Kind + DeserializeOwned>(
     api: &ApiClient,
     writer: &Writer,

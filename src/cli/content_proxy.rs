@@ -1,4 +1,4 @@
-//! `archaware content-proxy`: the narrow door to a node's containerd.
+//! `archaware content-proxy`: a filtering proxy for a node's containerd.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ pub(super) struct ContentProxy {
 }
 
 impl ContentProxy {
-    /// The namespaces are those of the configuration, so that both processes speak of the same ones.
+    /// The namespaces come from the configuration, so that both processes use the same ones.
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
         let containerd = global.load_config()?.containerd;
         let rules = Rules {

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     image::{
-        ImageError, PullPolicy, Reference, Request, Resolved,
+        ImageError, PullPolicy, Reference, ResolveRequest, Resolved,
         credentials::{self, Keyring},
     },
     metrics::Metrics,
@@ -14,7 +14,7 @@ use crate::{
 };
 
 use super::{
-    Global, Keep, Status,
+    Global, Persist, Status,
     output::{self, Output},
     resolver,
 };
@@ -32,10 +32,10 @@ pub(super) struct Inspect {
     os: Os,
 }
 
-/// One line of `-o json`. Fields that are not known are null.
+/// One element of `-o json`. Unknown fields are null.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Line {
+struct InspectResult {
     image: String,
     reference: Option<String>,
     digest: Option<String>,
@@ -44,11 +44,11 @@ struct Line {
     architectures: Vec<String>,
     source: Option<&'static str>,
     note: Option<&'static str>,
-    error: Option<Failure>,
+    error: Option<InspectFailure>,
 }
 
 #[derive(Serialize)]
-struct Failure {
+struct InspectFailure {
     reason: &'static str,
     message: String,
 }
@@ -56,19 +56,19 @@ struct Failure {
 impl Inspect {
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
         let config = global.load_config()?;
-        let keys = credentials::ready(Keyring::default());
-        let resolver = resolver(&global, &config, &Metrics::default(), Keep::No)?;
+        let keys = credentials::resolved(Keyring::default());
+        let resolver = resolver(&global, &config, &Metrics::default(), Persist::No)?;
         let deadline = tokio::time::Instant::now() + config.resolution.budget;
         let lines = join_all(self.images.iter().map(|image| {
             let (resolver, keys, os) = (resolver.clone(), &keys, &self.os);
             async move {
-                let request = Request {
+                let request = ResolveRequest {
                     image,
                     policy: PullPolicy::IfNotPresent,
                     keys,
                 };
                 let answer = resolver.resolve_by(request, deadline).await;
-                Line::new(image, resolver.reference(image), answer, os)
+                InspectResult::new(image, resolver.reference(image), answer, os)
             }
         }))
         .await;
@@ -81,7 +81,7 @@ impl Inspect {
     }
 }
 
-impl Line {
+impl InspectResult {
     fn new(
         image: &str,
         reference: Result<Reference, ImageError>,
@@ -110,21 +110,24 @@ impl Line {
                     .map(ToString::to_string)
                     .collect();
                 line.architectures = architectures.iter().map(ToString::to_string).collect();
-                line.note = resolved.platforms.note().map(crate::platform::Note::as_str);
+                line.note = resolved
+                    .platforms
+                    .note()
+                    .map(crate::platform::NoPlatformReason::as_str);
                 line.digest = Some(resolved.digest.to_string());
                 line.media_type = Some(resolved.media_type);
                 line.source = Some(resolved.source.as_str());
             }
             Err(error) => {
                 let (reason, message) = (error.reason().as_str(), error.chain());
-                line.error = Some(Failure { reason, message });
+                line.error = Some(InspectFailure { reason, message });
             }
         }
         line
     }
 }
 
-fn table(lines: &[Line]) -> String {
+fn table(lines: &[InspectResult]) -> String {
     let rows = lines.iter().map(|line| {
         let what = match (&line.error, line.note) {
             (Some(error), _) => format!("{}: {}", error.reason, error.message),

@@ -1,4 +1,4 @@
-//! The command line: one file per subcommand, thin.
+//! The command line: one file per subcommand.
 
 mod clean;
 mod config;
@@ -25,9 +25,9 @@ use crate::{
     config::{Config, ConfigError, ContainerdConfig, RegistriesConfig},
     error::chain,
     image::{
-        Resolver, Settings,
+        Resolver, ResolverSettings,
         containerd::Containerd,
-        credentials::{DockerConfigError, NodeCredentials, ProviderError, Providers},
+        credentials::{DockerConfigError, OperatorCredentials, ProviderError, Providers},
     },
     metrics::Metrics,
     telemetry::{self, LogFormat, LogLevel},
@@ -46,7 +46,7 @@ pub struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 struct Global {
-    /// Configuration file; without one the defaults hold
+    /// Configuration file; defaults apply without one
     #[arg(long, global = true, env = "ARCHAWARE_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// Kubeconfig; otherwise KUBECONFIG, ~/.kube/config or the pod's service account
@@ -93,14 +93,14 @@ enum Command {
     Run(run::Run),
     /// Show what run would change now, without changing it
     Plan(plan::Plan),
-    /// Undo: remove archaware's webhook, gates, taints, tolerations and Lease from the cluster
+    /// Remove archaware's webhook, gates, taints, tolerations and Lease from the cluster
     Clean(clean::Clean),
     /// Show the platforms of images
     Inspect(inspect::Inspect),
     /// Check or print the configuration, or print its JSON schema
     #[command(subcommand)]
     Config(config::Action),
-    /// Pass on to containerd only what looking up images needs
+    /// Forward to containerd only the calls that resolving images needs
     ContentProxy(content_proxy::ContentProxy),
     /// Print a completion script for a shell
     Completions {
@@ -109,13 +109,13 @@ enum Command {
     },
 }
 
-/// How a command ended, when it did what it was asked for.
+/// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Done,
-    /// Part of it could not be done; it has been said which.
+    /// Some of it failed, as already printed.
     Failed,
-    /// It would have been unsafe.
+    /// Nothing was done because it would have been unsafe.
     Refused,
 }
 
@@ -129,11 +129,10 @@ impl From<Status> for ExitCode {
     }
 }
 
-/// Wrong usage or configuration.
+/// Exit status for wrong usage or configuration.
 const USAGE: u8 = 2;
 
-/// Runs the command line and gives the exit status: 0 done, 1 failed, 2 wrong usage or configuration,
-/// 3 refused.
+/// Runs the command line and returns the exit status: 0 done, 1 failed, 2 wrong usage or configuration, 3 refused.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let log_level = match telemetry::init(&cli.global.log_level, cli.global.log_format) {
@@ -144,8 +143,8 @@ pub fn main() -> ExitCode {
         }
     };
     telemetry::log_panics();
-    // Two threads are enough: the work is waiting, and each thread costs an arena of memory. Those that may
-    // block are made when they are needed: names are looked up there, and one that hangs outlives its request.
+    // Two worker threads suffice because most tasks wait, and each thread costs an allocator arena. Blocking threads
+    // are started on demand, for name resolution and files.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(64)
@@ -154,7 +153,7 @@ pub fn main() -> ExitCode {
     let result = match runtime {
         Ok(runtime) => {
             let result = runtime.block_on(cli.execute(log_level));
-            // What may block is not waited for: a file system that hangs.
+            // Does not wait for blocking threads, because a file system may hang.
             runtime.shutdown_background();
             result
         }
@@ -215,40 +214,40 @@ impl Global {
         Ok(api::connect(kubeconfig, context, metrics.api.clone()).await?)
     }
 
-    /// What the operator knows.
-    fn node_credentials(&self, config: &Config) -> anyhow::Result<NodeCredentials> {
-        let configured = || given(&config.registries.docker_config);
+    /// The operator's credentials from the configuration.
+    fn node_credentials(&self, config: &Config) -> anyhow::Result<OperatorCredentials> {
+        let configured = || non_empty(&config.registries.docker_config);
         let path = self
             .docker_config
             .as_deref()
-            .and_then(given)
+            .and_then(non_empty)
             .or_else(configured);
         let plugins = &config.credential_providers;
-        let providers = given(&plugins.config)
+        let providers = non_empty(&plugins.config)
             .map(|file| Providers::load(&file, &plugins.bin_directory))
             .transpose()?;
-        Ok(NodeCredentials::new(path, providers)?)
+        Ok(OperatorCredentials::new(path, providers)?)
     }
 }
 
-/// An empty path is none.
-fn given(path: &Path) -> Option<PathBuf> {
+/// An empty path means that there is none.
+fn non_empty(path: &Path) -> Option<PathBuf> {
     (!path.as_os_str().is_empty()).then(|| path.to_owned())
 }
 
-/// Whether what is fetched is kept for later processes: commands that only look leave no trace.
+/// Whether fetched documents are persisted in containerd. Commands that only print leave no trace.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Keep {
+enum Persist {
     Yes,
     No,
 }
 
-/// A resolver by the configuration.
+/// Builds a resolver from the configuration.
 fn resolver(
     global: &Global,
     config: &Config,
     metrics: &Metrics,
-    keep: Keep,
+    keep: Persist,
 ) -> anyhow::Result<Resolver> {
     let ContainerdConfig {
         socket,
@@ -256,7 +255,7 @@ fn resolver(
         cache_namespace,
     } = &config.containerd;
     let own = Some(cache_namespace.as_str()).filter(|name| !name.is_empty());
-    let writes = (keep == Keep::Yes).then_some(&metrics.content_writes);
+    let writes = (keep == Persist::Yes).then_some(&metrics.content_writes);
     let connect = |socket: PathBuf| {
         Containerd::new(
             &socket.to_string_lossy(),
@@ -265,7 +264,7 @@ fn resolver(
             writes,
         )
     };
-    let containerd = given(socket).map(connect).transpose()?;
+    let containerd = non_empty(socket).map(connect).transpose()?;
     let RegistriesConfig {
         ca_bundle,
         plain_http,
@@ -274,13 +273,13 @@ fn resolver(
         rewrites,
         ..
     } = &config.registries;
-    let settings = Settings {
-        registry: crate::image::registry::Settings {
+    let settings = ResolverSettings {
+        registry: crate::image::registry::RegistrySettings {
             timeout: config.resolution.timeout,
             per_host: config.concurrency.per_registry.get().into(),
             plain_http: plain_http.clone(),
             hosts_directories: hosts_directories.clone(),
-            ca_bundle: given(ca_bundle),
+            ca_bundle: non_empty(ca_bundle),
             mirror_credentials: *mirror_credentials,
         },
         rewrites: rewrites.clone(),

@@ -3,10 +3,10 @@
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
-/// Width of tables that go into a file or a pipe.
+/// Width of tables that are not written to a terminal.
 const WIDTH: u16 = 80;
 
-/// How results are written.
+/// Output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Output {
     /// For people.
@@ -16,7 +16,7 @@ pub(super) enum Output {
     Json,
 }
 
-/// A table that fits the terminal, or 80 columns where there is none.
+/// A table as wide as the terminal, or 80 columns without one.
 pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let width = console::Term::stdout()
         .size_checked()
@@ -49,7 +49,7 @@ pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
 "
 }
 
-/// JSON, indented, with a line end.
+/// Indented JSON with a final newline.
 pub(super) fn json(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(value)? + "\n")
 }

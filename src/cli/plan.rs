@@ -1,4 +1,4 @@
-//! `archaware plan`: what `run` would change now. Changes nothing.
+//! `archaware plan`: prints what `archaware run` would change now. Changes nothing.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -25,12 +25,12 @@ use crate::{
 };
 
 use super::{
-    Global, Keep, Status,
+    Global, Persist, Status,
     output::{self, Output},
     resolver,
 };
 
-/// Pods and DaemonSets that are looked at together; their registries are asked with the usual limits.
+/// Pods and DaemonSets that are evaluated concurrently; the limits per registry apply.
 const AT_ONCE: usize = 64;
 
 #[derive(Debug, Args)]
@@ -40,9 +40,9 @@ pub(super) struct Plan {
     output: Output,
 }
 
-/// One thing that `run` would do.
+/// One planned change.
 #[derive(Serialize, PartialEq, Eq, PartialOrd, Ord)]
-struct Step {
+struct PlannedChange {
     kind: &'static str,
     namespace: Option<String>,
     name: String,
@@ -56,8 +56,8 @@ impl Plan {
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
         let config = Arc::new(global.load_config()?);
         let metrics = Metrics::default();
-        // What is wrong with the configuration is said before a cluster is looked for.
-        let resolver = resolver(&global, &config, &metrics, Keep::No)?;
+        // Built first, so that errors in the configuration are reported before connecting.
+        let resolver = resolver(&global, &config, &metrics, Persist::No)?;
         let api = global.api(&metrics).await?;
         let evaluator = Evaluator {
             resolver,
@@ -80,7 +80,7 @@ async fn steps(
     api: &ApiClient,
     config: &Config,
     evaluator: &Evaluator,
-) -> anyhow::Result<Vec<Step>> {
+) -> anyhow::Result<Vec<PlannedChange>> {
     let namespaces: Namespaces = api
         .list(None)
         .map_ok(|namespace: Namespace| {
@@ -91,15 +91,15 @@ async fn steps(
         })
         .try_collect()
         .await?;
-    let policy = node::Policy::from(config);
+    let policy = node::TaintPolicy::from(config);
     let mut steps = Vec::new();
     // The taint that each node will have, for the pods that it would evict.
     let mut taints: HashMap<String, Taint> = HashMap::new();
     let mut nodes = Box::pin(api.list::<Node>(None));
     while let Some(node) = nodes.try_next().await? {
         let (change, problem) = node::decide(&policy, &node.view());
-        let corrected = |change: &node::Change| change.correct.as_ref().map(|(_, t)| t.clone());
-        let new = |change: &node::Change| change.add.clone().or_else(|| corrected(change));
+        let corrected = |change: &node::NodeChange| change.correct.as_ref().map(|(_, t)| t.clone());
+        let new = |change: &node::NodeChange| change.add.clone().or_else(|| corrected(change));
         if let Some(taint) = change.as_ref().and_then(new) {
             taints.insert(node.name_any(), taint);
         }
@@ -109,14 +109,19 @@ async fn steps(
         steps.extend(change.map(|change| of_node(&node, &change)));
         if let Some(problem) = problem {
             let event = plan::node::describe(&problem);
-            steps.push(Step::of("Node", &node, event.reason.as_str(), event.note));
+            steps.push(PlannedChange::of(
+                "Node",
+                &node,
+                event.reason.as_str(),
+                event.note,
+            ));
         }
     }
-    // Lists are read to their end first: a page's token does not wait for registries.
+    // Lists are read completely first, because the token of a page would expire while registries are asked.
     let sets: Vec<DaemonSet> = api.list(None).try_collect().await?;
     let sets = stream::iter(sets).filter(|_| std::future::ready(!config.leaves_daemon_sets()));
     let sets = sets.map(|set| of_daemon_set(set, evaluator, &namespaces));
-    let sets: Vec<Option<Step>> = sets.buffer_unordered(AT_ONCE).collect().await;
+    let sets: Vec<Option<PlannedChange>> = sets.buffer_unordered(AT_ONCE).collect().await;
     steps.extend(sets.into_iter().flatten());
     let (fields, _) = controller::pod_selection(config);
     let pods: Vec<Pod> = api
@@ -125,12 +130,12 @@ async fn steps(
         .try_collect()
         .await?;
     let pods = stream::iter(pods).map(|pod| of_pod(pod, evaluator, &namespaces, &taints));
-    let pods: Vec<Vec<Step>> = pods.buffer_unordered(AT_ONCE).collect().await;
+    let pods: Vec<Vec<PlannedChange>> = pods.buffer_unordered(AT_ONCE).collect().await;
     steps.extend(pods.into_iter().flatten());
     Ok(steps)
 }
 
-fn of_node(node: &Node, change: &node::Change) -> Step {
+fn of_node(node: &Node, change: &node::NodeChange) -> PlannedChange {
     let removed = change
         .remove
         .as_ref()
@@ -142,20 +147,20 @@ fn of_node(node: &Node, change: &node::Change) -> Step {
         (None, None, Some(removed)) => ("untaint", removed),
         (None, None, None) => ("disown", "drops the record of a taint".to_owned()),
     };
-    Step::of("Node", node, action, detail)
+    PlannedChange::of("Node", node, action, detail)
 }
 
 async fn of_daemon_set(
     set: DaemonSet,
     evaluator: &Evaluator,
     namespaces: &Namespaces,
-) -> Option<Step> {
-    let template = Template::of(&set);
+) -> Option<PlannedChange> {
+    let template = Template::new(&set);
     let of_namespace = of_namespace(&set, namespaces);
     let evaluation = evaluator.evaluate(template.subject(), of_namespace).await;
     let Verdict::Decided(decision) = &evaluation.verdict else {
         return wait(&evaluation)
-            .map(|(action, detail)| Step::of("DaemonSet", &set, action, detail));
+            .map(|(action, detail)| PlannedChange::of("DaemonSet", &set, action, detail));
     };
     let by_policy = evaluation.by_policy;
     plan::daemon_set::change(&evaluator.policy, &template, decision, by_policy)?;
@@ -163,11 +168,11 @@ async fn of_daemon_set(
     Some(match evaluator.config.daemon_sets {
         DaemonSets::Manage => {
             let detail = format!("template tolerates {tolerated}; this rolls it");
-            Step::of("DaemonSet", &set, "changeTemplate", detail)
+            PlannedChange::of("DaemonSet", &set, "changeTemplate", detail)
         }
         DaemonSets::Report => {
             let detail = format!("template should tolerate {tolerated}");
-            Step::of("DaemonSet", &set, "report", detail)
+            PlannedChange::of("DaemonSet", &set, "report", detail)
         }
     })
 }
@@ -177,7 +182,7 @@ async fn of_pod(
     evaluator: &Evaluator,
     namespaces: &Namespaces,
     taints: &HashMap<String, Taint>,
-) -> Vec<Step> {
+) -> Vec<PlannedChange> {
     let subject = plan::pod::subject(&pod);
     let of_namespace = of_namespace(&pod, namespaces);
     let evaluation = evaluator.evaluate(subject, of_namespace).await;
@@ -193,7 +198,7 @@ async fn of_pod(
                     Some(("none", why))
                 }
                 _ if nothing => None,
-                Decision::StepAside => {
+                Decision::TolerateAll => {
                     Some(("stepAside", "tolerates every architecture".to_owned()))
                 }
                 Decision::Architectures(set) => {
@@ -212,8 +217,8 @@ async fn of_pod(
         }
         Verdict::Unresolved(_) => (Vec::new(), wait(&evaluation)),
     };
-    let mut steps: Vec<Step> = step
-        .map(|(action, detail)| Step::of("Pod", &pod, action, detail))
+    let mut steps: Vec<PlannedChange> = step
+        .map(|(action, detail)| PlannedChange::of("Pod", &pod, action, detail))
         .into_iter()
         .collect();
     let on = pod
@@ -227,7 +232,7 @@ async fn of_pod(
             .chain(&missing)
             .any(|toleration| tolerates(toleration, taint));
         if !stays {
-            steps.push(Step::of(
+            steps.push(PlannedChange::of(
                 "Pod",
                 &pod,
                 "evict",
@@ -238,7 +243,7 @@ async fn of_pod(
     steps
 }
 
-/// What stands in the way of a decision.
+/// Why there is no decision.
 fn wait(evaluation: &Evaluation) -> Option<(&'static str, String)> {
     let Verdict::Unresolved(unresolved) = &evaluation.verdict else {
         return None;
@@ -263,7 +268,7 @@ fn of_namespace<'a, K: ResourceExt>(
         .unwrap_or(&EMPTY)
 }
 
-impl Step {
+impl PlannedChange {
     fn of<K: ResourceExt>(
         kind: &'static str,
         object: &K,
@@ -280,7 +285,7 @@ impl Step {
     }
 }
 
-fn table(steps: &[Step]) -> String {
+fn table(steps: &[PlannedChange]) -> String {
     let rows = steps.iter().map(|step| {
         let name = NamespacedName {
             namespace: step.namespace.clone(),

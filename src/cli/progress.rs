@@ -1,5 +1,4 @@
-//! Progress of a command that goes through many objects: a bar on a terminal, a line per object
-//! otherwise.
+//! Progress of a command with many objects: a bar on a terminal, otherwise one line per object.
 
 use std::io::IsTerminal;
 
@@ -19,21 +18,21 @@ impl Progress {
         Self(Some(bar))
     }
 
-    /// So many more objects are to come.
+    /// Adds to the number of expected objects.
     pub(super) fn expect(&self, objects: usize) {
         if let Some(bar) = &self.0 {
             bar.inc_length(objects as u64);
         }
     }
 
-    /// One object is done.
+    /// Reports that one object is done.
     pub(super) fn report(&self, what: &str, outcome: &Result<(), String>, dry_run: bool) {
         match (&self.0, outcome) {
             (Some(bar), _) if !dry_run => {
                 bar.set_message(what.to_owned());
                 bar.inc(1);
             }
-            // What a dry run finds is its result: it stays on the screen.
+            // The lines of a dry run are its result and stay visible.
             (_, Ok(())) => println!("{what}{}", if dry_run { " (dry run)" } else { "" }),
             (_, Err(why)) => println!("{what}: not done: {why}"),
         }

@@ -1,4 +1,4 @@
-//! `archaware run`: the controller.
+//! `archaware run`: the controllers, the webhook and the HTTP server.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ use crate::{
     telemetry::LogLevel,
 };
 
-use super::{Global, Keep, Status, resolver};
+use super::{Global, Persist, Status, resolver};
 
 #[derive(Debug, Args)]
 pub(super) struct Run {
@@ -51,7 +51,7 @@ impl Run {
         let config = Arc::new(global.load_config()?);
         let metrics = Metrics::default();
         let api = global.api(&metrics).await?;
-        let resolver = resolver(&global, &config, &metrics, Keep::Yes)?;
+        let resolver = resolver(&global, &config, &metrics, Persist::Yes)?;
         watch_resolver(&metrics, &resolver);
         let probe = probe_containerd(resolver.clone());
         let mut side_tasks = JoinSet::new();
@@ -59,7 +59,7 @@ impl Run {
         let address = listener.local_addr()?;
         tracing::info!(version = env!("CARGO_PKG_VERSION"), %address, "archaware starts");
 
-        // What a signal asks for, and what ends everything for whatever reason, are two things.
+        // A signal's request to stop, and the cancellation of all tasks for any reason, are separate tokens.
         let asked = CancellationToken::new();
         let stop = asked.child_token();
         side_tasks.spawn(stop.clone().run_until_cancelled_owned(probe));
@@ -98,22 +98,22 @@ impl Run {
         let mut server = tokio::spawn(server::serve(listener, health, stopped));
         let running = controller::run(run, stop.clone());
         tokio::pin!(running);
-        // Without probes and metrics nobody could tell how it is: it ends, and is started anew.
+        // Without probes and metrics the process would be unobservable, so it ends and is restarted.
         let ended = tokio::select! {
-            result = &mut running => Ended::Controller(result),
-            _ = &mut server => Ended::Other("the HTTP server"),
-            name = &mut webhook => Ended::Other(name.unwrap_or("the webhook")),
+            result = &mut running => ExitReason::Controller(result),
+            _ = &mut server => ExitReason::Other("the HTTP server"),
+            name = &mut webhook => ExitReason::Other(name.unwrap_or("the webhook")),
         };
         stop.cancel();
         let mut other = None;
         let mut result = match ended {
-            Ended::Controller(result) => result,
-            Ended::Other(name) => {
+            ExitReason::Controller(result) => result,
+            ExitReason::Other(name) => {
                 other = Some(name);
                 running.await
             }
         };
-        // A scrape that is under way may finish; one that hangs may not.
+        // A scrape in progress may finish, within a limit.
         if !server.is_finished() {
             let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
         }
@@ -130,8 +130,8 @@ impl Run {
     }
 }
 
-/// The webhook, if there is one: whether it can serve, and what runs until `stop`. It serves a little longer
-/// than the rest: the API server has to hear that this replica ends.
+/// Starts the webhook if it is enabled. Returns its readiness check and its task. It serves a little longer than the
+/// rest, because API servers must learn first that this replica is going away.
 async fn webhook(
     run: &controller::Run,
     stop: &CancellationToken,
@@ -139,7 +139,7 @@ async fn webhook(
 ) -> anyhow::Result<(Option<Readiness>, BoxFuture<'static, &'static str>)> {
     let (config, leadership) = (&run.config, run.election.1.leading.clone());
     if !config.admission.enabled {
-        let withdraw = admission::withdraw(run.api.clone(), leadership);
+        let withdraw = admission::remove_stale(run.api.clone(), leadership);
         side_tasks.spawn(stop.clone().run_until_cancelled_owned(withdraw));
         if config.affinity != AffinityConfig::default() {
             tracing::warn!("affinity is set on gated pods only: it needs admission.enabled");
@@ -161,8 +161,8 @@ async fn webhook(
     Ok((Some(ready), running.boxed()))
 }
 
-/// What ended first.
-enum Ended {
+/// The part that ended first.
+enum ExitReason {
     Controller(Result<(), RunError>),
     Other(&'static str),
 }
@@ -172,10 +172,10 @@ async fn listen(address: ListenAddress, setting: &str) -> anyhow::Result<TcpList
     listener.with_context(|| format!("cannot listen on {address} ({setting})"))
 }
 
-/// How often containerd is asked when nobody else asks it: as long as it is left alone after failures.
+/// How often containerd is probed when nothing else calls it: as long as its breaker stays open.
 const PROBE: Duration = Duration::from_secs(30);
 
-/// Without it, what the metrics say of containerd is as old as the last new image.
+/// Without it, the gauge of containerd would be as old as the last new image.
 async fn probe_containerd(resolver: Resolver) {
     loop {
         resolver.probe_containerd().await;
@@ -183,7 +183,7 @@ async fn probe_containerd(resolver: Resolver) {
     }
 }
 
-/// What the resolver knows of itself, read at scrape time.
+/// Registers gauges of the resolver's state.
 fn watch_resolver(metrics: &Metrics, resolver: &Resolver) {
     let own = resolver.clone();
     let gauge = [("containerd_up", "1 while containerd answers")];
@@ -195,7 +195,7 @@ fn watch_resolver(metrics: &Metrics, resolver: &Resolver) {
     let own = resolver.clone();
     let help = "Registry hosts that are left alone at the moment";
     metrics.register_gauges([("registries_gated", help)], move || {
-        [vec![([], number(own.gated_hosts() as u64))]]
+        [vec![([], number(own.paused_hosts() as u64))]]
     });
     let own = resolver.clone();
     let limits = [
@@ -220,7 +220,7 @@ fn watch_resolver(metrics: &Metrics, resolver: &Resolver) {
     });
 }
 
-/// Installed before anything is started, so no signal is lost.
+/// Called before anything starts, so that no signal is lost.
 pub(super) fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;

@@ -1,4 +1,4 @@
-//! Which permissions archaware has.
+//! Checks archaware's own permissions by SelfSubjectAccessReview.
 
 use super::api::{ApiClient, ApiError};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -6,7 +6,7 @@ use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
 
-/// Reviews under way at once: there are about twenty in all.
+/// Concurrent reviews; there are about twenty in all.
 const AT_ONCE: usize = 8;
 
 /// One permission.
@@ -18,13 +18,17 @@ pub struct Permission {
     pub resource: &'static str,
     /// Verb.
     pub verb: &'static str,
-    /// In this namespace only; `None` means all, or no namespace.
+    /// Limited to this namespace; `None` means all namespaces, or a kind without namespaces.
     pub namespace: Option<String>,
-    /// On the object of this name only.
+    /// Limited to the object of this name.
     pub name: Option<&'static str>,
 }
 
-/// Those of `permissions` that this client lacks.
+/// The `permissions` that this client does not have.
+///
+/// # Errors
+///
+/// When a review fails.
 pub async fn lacking(
     api: &ApiClient,
     permissions: Vec<Permission>,
@@ -63,7 +67,7 @@ impl Permission {
     }
 }
 
-/// `patch nodes`, `create leases.coordination.k8s.io in archaware`
+/// For example `patch nodes` or `create leases.coordination.k8s.io in archaware`.
 impl std::fmt::Display for Permission {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}", self.verb, self.resource)?;

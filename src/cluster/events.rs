@@ -1,5 +1,5 @@
-//! Events on the objects that archaware decides about. Writing them never holds up a decision: they go
-//! through a bounded queue, and what does not fit is dropped and counted.
+//! Publishes Kubernetes events. Events never delay a decision: they are queued, and dropped and counted when the
+//! queue is full.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -22,27 +22,27 @@ use super::{
     api::{ApiClient, Kind},
 };
 
-/// Words that are remembered as told: eight bytes each.
+/// Maximum number of remembered events, eight bytes each.
 const REMEMBERED: usize = 8192;
-/// Of one process: a cluster whose registry is down has a few events for each of its pods.
+/// Maximum number of queued events. While a registry is down there are a few events for each of its pods.
 const QUEUE: usize = 1024;
 /// The API server's limit for a note, in bytes.
 const MAX_NOTE: usize = 1024;
 
-/// Why an event was written: a closed set, which users can filter for.
+/// Reasons of events: a fixed set that users can filter by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventReason {
-    /// On a node: a foreign taint of the same key and effect has another value.
+    /// On a node: a taint with the same key and effect, which archaware does not own, has another value.
     TaintConflict,
-    /// On a node: it reports no usable architecture.
+    /// On a node: it reports no valid architecture.
     UnknownArchitecture,
     /// The images share no architecture.
     NoCommonArchitecture,
-    /// An annotation means nothing.
+    /// An annotation has an invalid value.
     InvalidAnnotation,
     /// An image could not be resolved.
     ImageNotResolved,
-    /// A pull secret was passed over.
+    /// A pull secret was skipped.
     PullSecretUnusable,
     /// The failure policy made the pod tolerate every architecture.
     SteppedAside,
@@ -50,16 +50,16 @@ pub enum EventReason {
     ToleratedByPolicy,
     /// On a DaemonSet: its template was changed, which rolls it.
     TolerationsChanged,
-    /// On a DaemonSet: somebody keeps taking archaware's tolerations out of its template.
+    /// On a DaemonSet: another writer removes archaware's tolerations from its template.
     TolerationsReverted,
-    /// On a DaemonSet: its template should be changed, and `daemonSets: report` forbids that.
+    /// On a DaemonSet: its template should be changed, but `daemonSets: report` forbids it.
     TolerationsMissing,
-    /// The API server refuses the change.
+    /// The API server rejected the change.
     ChangeRefused,
 }
 
 impl EventReason {
-    /// Its name.
+    /// The reason in the event.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::TaintConflict => "TaintConflict",
@@ -91,22 +91,22 @@ struct Queued {
     regarding: ObjectReference,
 }
 
-/// Where events are handed in. Cheap to clone.
+/// Sends events to the queue. Cheap to clone.
 #[derive(Clone)]
 pub struct Events {
     queue: mpsc::Sender<Queued>,
-    /// What was told lately: saying it again would only fill the API server.
+    /// Events that were published recently and are not repeated.
     told: Arc<Cache<u64, ()>>,
     metrics: Metrics,
 }
 
-/// Where they are written. Ends when every [`Events`] is gone.
+/// Writes queued events. Ends when every [`Events`] is dropped.
 pub struct EventWriter {
     queue: mpsc::Receiver<Queued>,
     api: ApiClient,
 }
 
-/// The two ends.
+/// The sender and the writer of events.
 pub fn channel(api: ApiClient, metrics: Metrics) -> (Events, EventWriter) {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let told = Arc::new(Cache::new(REMEMBERED));
@@ -124,7 +124,7 @@ pub fn channel(api: ApiClient, metrics: Metrics) -> (Events, EventWriter) {
 }
 
 impl Events {
-    /// Hands in an event on an object. The same words on the same object are written once.
+    /// Queues an event about an object. The same note about the same object is published once.
     pub fn publish<K: Kind>(&self, on: &K, reason: EventReason, mut note: String) {
         let regarding = on.object_ref(&());
         note.truncate(note.floor_char_boundary(MAX_NOTE));
@@ -134,7 +134,7 @@ impl Events {
         if self.told.get(&words).is_some() {
             return;
         }
-        // Dropping is safe: an event tells people, nothing depends on it.
+        // Events only inform people, so they may be dropped.
         match self.queue.try_send(Queued {
             reason,
             note,
@@ -147,12 +147,12 @@ impl Events {
 }
 
 impl EventWriter {
-    /// Writes events until nobody can hand in any more. kube's `Recorder` is of no use here: it counts a
-    /// second event of a reason up on the first one, and keeps the first one's words.
+    /// Writes events until the queue is closed. kube's `Recorder` is not used: it aggregates events with the same
+    /// reason and keeps only the first note.
     pub async fn run(mut self) {
         while let Some(queued) = self.queue.recv().await {
             let reason = queued.reason.as_str();
-            // Events on what has no namespace are kept in `default`.
+            // Events about objects without namespace are stored in `default`.
             let namespace = queued.regarding.namespace.clone();
             let namespace = namespace.unwrap_or_else(|| "default".to_owned());
             let event = event(queued, namespace.clone());
@@ -175,7 +175,7 @@ fn event(queued: Queued, namespace: String) -> Event {
     let now = jiff::Timestamp::now();
     let name = regarding.name.as_deref().unwrap_or(NAME);
     Event {
-        // As client-go names them: the object and the time.
+        // client-go's naming: object name and time.
         metadata: ObjectMeta {
             name: Some(format!("{name}.{:x}", now.as_nanosecond())),
             namespace: Some(namespace),

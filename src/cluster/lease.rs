@@ -1,8 +1,8 @@
-//! The Lease: held by whoever writes, so that nobody does work twice.
+//! Leader election by a Lease: only the holder writes.
 //!
-//! Every patch is guarded, so two holders for a moment are harmless. A lease counts as expired when its
-//! record has not changed for its duration *as observed here*; the holder's clock is never compared
-//! with ours (client-go's rule, `k8s.io/client-go/tools/leaderelection`).
+//! Every patch is guarded, so two holders for a moment do no harm. A Lease counts as expired when it has not changed
+//! for its duration as observed here; the holder's clock is never compared with the local clock (client-go's rule,
+//! `k8s.io/client-go/tools/leaderelection`).
 
 use std::time::Duration;
 
@@ -23,33 +23,32 @@ use super::{
     patch,
 };
 
-/// How long a holder that does not renew is believed to be alive.
+/// How long a holder that does not renew is assumed to be alive.
 const DURATION: Duration = Duration::from_secs(15);
-/// Renewed twice in its duration, and tried again each second when that fails.
+/// Interval of renewals: twice within [`DURATION`], and retries every second in between.
 const RENEW: Duration = Duration::from_secs(5);
-/// How often a candidate looks: after a release the next one leads within this time.
+/// Interval of attempts to acquire the Lease. After a release the next holder leads within this time.
 const RETRY: Duration = Duration::from_secs(1);
-/// Of one call: short, so that a holder can ask several times before its lease is over.
+/// Timeout of one call, short enough for several attempts before the Lease expires.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Before a holder may be taken for dead, it starts no patch any more.
+/// The holder starts no patch when its Lease expires within this time.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// Whether this process leads, for those who act when that changes, and for those who write. Cheap to
-/// clone.
+/// Whether this process leads. Cheap to clone.
 #[derive(Clone)]
 pub struct Leadership {
-    /// Whether it holds the lease, as far as the elector knows.
+    /// Whether this process holds the Lease.
     pub leading: watch::Receiver<bool>,
-    /// Until when it may write; anew with each renewal. A process that was stopped for a minute still
-    /// believes for a moment that it leads; the clock knows better.
+    /// Until when this process may write, extended by each renewal. After a pause of the process `leading` may still
+    /// be true for a moment; this is then in the past.
     pub until: watch::Receiver<Option<Instant>>,
 }
 
 impl Leadership {
-    /// Where nobody competes.
-    pub fn unquestioned() -> Self {
-        // The last value of a channel stays when its sender goes.
+    /// Leadership without competitors, for tests and single commands.
+    pub fn always() -> Self {
+        // A channel keeps its last value after its sender is dropped.
         Self {
             leading: watch::channel(true).1,
             until: watch::channel(Instant::now().checked_add(FOR_EVER)).1,
@@ -57,16 +56,16 @@ impl Leadership {
     }
 }
 
-/// Longer than anything that this program does.
+/// Longer than any run of the program.
 const FOR_EVER: Duration = Duration::from_hours(24 * 365);
 
-/// What a candidate saw of the lease, and since when.
+/// A Lease as a candidate saw it, and since when.
 struct Observed {
     record: LeaseSpec,
     since: Instant,
 }
 
-/// Holds the lease, or tries to, until it is cancelled; then gives it back.
+/// Acquires and renews the Lease until it is cancelled, then releases it.
 pub struct Elector {
     api: ApiClient,
     name: NamespacedName,
@@ -77,7 +76,7 @@ pub struct Elector {
 }
 
 impl Elector {
-    /// A candidate called `identity` in `namespace`, and where to see whether it leads.
+    /// An elector with name `identity` in `namespace`, and its result.
     pub fn new(
         api: &ApiClient,
         namespace: &str,
@@ -101,12 +100,12 @@ impl Elector {
         (elector, leadership)
     }
 
-    /// Runs until `stop`. Whoever writes has to be done by then.
+    /// Runs until `stop`. All writes must be finished by then.
     pub async fn run(self, stop: CancellationToken) {
         let mut observed: Option<Observed> = None;
         let mut renewed = Instant::now();
         loop {
-            // A renewal counts from when it was asked for, not from when the answer came.
+            // The Lease is renewed from the time of the request, not of the answer.
             let asked = Instant::now();
             let attempt = in_time(self.attempt(&mut observed));
             let result = tokio::select! {
@@ -127,7 +126,7 @@ impl Elector {
                 Err(ApiError::Conflict(_)) => {}
                 Err(error) => tracing::warn!(%error, "cannot renew the lease"),
             }
-            // Given up when the next attempt could end after somebody else may take it.
+            // Gives up when another attempt could end after the Lease expires.
             if renewed.elapsed() + 2 * pause.min(RETRY) + TIMEOUT >= DURATION {
                 self.until.send_replace(None);
                 self.set(false);
@@ -139,7 +138,7 @@ impl Elector {
         }
         self.until.send_replace(None);
         self.set(false);
-        // Whatever this process believed last: a renewal that was cut off may have arrived, and may arrive
+        // Releases whatever the last known state is: a cancelled renewal may have arrived, and may still arrive
         // between the two calls of the release.
         let mut result = Ok(false);
         for _ in 0..2 {
@@ -167,7 +166,7 @@ impl Elector {
         }
     }
 
-    /// Creates, takes or renews the lease; `false` while somebody else holds it.
+    /// Creates, acquires or renews the Lease; `false` while another process holds it.
     async fn attempt(&self, observed: &mut Option<Observed>) -> Result<bool, ApiError> {
         let Some(lease) = self.api.find::<Lease>(&self.name).await? else {
             let metadata = ObjectMeta {
@@ -221,7 +220,7 @@ impl Elector {
         }
     }
 
-    /// Gives it back, if it is ours.
+    /// Releases the Lease if this process holds it.
     async fn release(&self) -> Result<bool, ApiError> {
         let Some(lease) = self.api.find::<Lease>(&self.name).await? else {
             return Ok(false);
@@ -241,7 +240,7 @@ impl Elector {
     }
 }
 
-/// A read and a write together take no longer than one call may.
+/// Bounds a read and a write together by the timeout of one call.
 async fn in_time(work: impl Future<Output = Result<bool, ApiError>>) -> Result<bool, ApiError> {
     let result = tokio::time::timeout(TIMEOUT, work).await;
     result.unwrap_or(Err(ApiError::TimedOut(TIMEOUT)))
@@ -254,8 +253,8 @@ fn duration_of(record: &LeaseSpec) -> Duration {
     seconds.map_or(DURATION, Duration::from_secs)
 }
 
-/// Who holds the lease and has renewed it lately, by the holder's own time: good enough to refuse at
-/// once. Who is not fresh by that may be alive all the same, with another clock: a candidate finds out.
+/// The holder, if it renewed recently by its own clock: reason enough to refuse at once. A holder that looks expired
+/// may be alive with a different clock, which only observation shows.
 pub fn fresh_holder(lease: &Lease) -> Option<String> {
     let record = lease.spec.clone().unwrap_or_default();
     let fresh = record.renew_time.as_ref().is_some_and(|time| {
@@ -266,8 +265,8 @@ pub fn fresh_holder(lease: &Lease) -> Option<String> {
         .filter(|holder| fresh && !holder.is_empty())
 }
 
-/// The name of a candidate: the pod's, or the machine's, and something random, because two processes on
-/// one machine are two candidates.
+/// The name of a candidate: the pod's or machine's name and a random part, because two processes on one machine are
+/// two candidates.
 pub fn identity(fallback: &str) -> String {
     let host = std::env::var("HOSTNAME")
         .ok()

@@ -1,5 +1,5 @@
-//! All Kubernetes plumbing: the one way to the API server, slim types, watches, guarded patches, events, the
-//! Lease.
+//! Kubernetes: the API client, types with only the fields that are read, watches, guarded JSON patches, events and
+//! the Lease. Knows nothing of images; decisions come from `placement` as values.
 
 pub mod access;
 pub mod api;
@@ -12,7 +12,7 @@ pub mod patch;
 pub mod watch;
 pub mod writer;
 
-/// Name of the Lease, the Deployment and everything else of archaware's own.
+/// Name of the Lease, the Deployment and archaware's other objects.
 pub const NAME: &str = "archaware";
 /// Name of the Secret with the webhook's certificate.
 pub const ADMISSION_SECRET: &str = "archaware-admission";

@@ -1,10 +1,10 @@
-//! Which object is meant.
+//! Names of objects.
 
 use std::fmt;
 
 use kube::{Resource, ResourceExt};
 
-/// The name of an object, and its namespace unless its kind has none; `namespace/name` in logs and events.
+/// The name of an object and its namespace, if its kind has one; written as `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamespacedName {
     /// `None` for kinds without namespaces.
@@ -30,7 +30,7 @@ impl NamespacedName {
         }
     }
 
-    /// The name of an object that was read.
+    /// The name of an object.
     pub fn of<K: Resource>(object: &K) -> Self {
         Self {
             namespace: object.namespace(),

@@ -1,4 +1,4 @@
-//! The annotations of namespaces, which can set the mode of all their pods.
+//! Annotations of namespaces, which can set the mode of their pods.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,16 +18,16 @@ use super::{
     watch::{Watched, follow},
 };
 
-/// How long a pod waits for the watch to bring its brand-new namespace.
+/// How long to wait for a new namespace to arrive on the watch.
 const LAG: Duration = Duration::from_secs(1);
 
-/// A view of all namespaces. Cheap to clone.
+/// The watched namespaces. Cheap to clone.
 #[derive(Clone)]
 pub struct Namespaces {
     store: Arc<Mutex<Option<Store<Namespace>>>>,
-    /// Counts namespaces that the watch has brought, new ones too.
+    /// Counts namespaces that arrived on the watch.
     arrivals: watch::Sender<u64>,
-    /// Counts changes of annotations of archaware's.
+    /// Counts changes of archaware's annotations.
     changes: watch::Sender<u64>,
     ready: watch::Sender<bool>,
 }
@@ -44,7 +44,7 @@ impl Default for Namespaces {
 }
 
 impl Namespaces {
-    /// Follows the cluster until `stop`.
+    /// Watches namespaces until `stop`.
     pub fn follow(
         &self,
         api: &ApiClient,
@@ -68,7 +68,7 @@ impl Namespaces {
                     ready.send_replace(true);
                 }
             };
-            // A namespace without annotations of ours says the same as none.
+            // A namespace without archaware's annotations is equivalent to an unknown one.
             let mut known: HashMap<String, BTreeMap<String, String>> = HashMap::new();
             let changes = changes.for_each(move |event| {
                 if let Ok(namespace) = event {
@@ -97,7 +97,7 @@ impl Namespaces {
         self.ready.subscribe()
     }
 
-    /// An item for every time that annotations have changed.
+    /// Yields an item for every change of annotations.
     pub fn changes(&self) -> impl Stream<Item = ()> + Send + use<> {
         stream::unfold(self.changes.subscribe(), |mut changes| async move {
             changes.changed().await.ok()?;
@@ -105,7 +105,7 @@ impl Namespaces {
         })
     }
 
-    /// The annotations of a namespace. One that is younger than the watch is waited for, shortly.
+    /// The annotations of a namespace. Waits up to [`LAG`] for one that the watch has not brought yet.
     pub async fn annotations(&self, name: &str) -> BTreeMap<String, String> {
         let of = |namespace: &Namespace| annotations(&namespace.metadata).clone();
         let mut arrivals = self.arrivals.subscribe();
@@ -122,7 +122,7 @@ impl Namespaces {
         tokio::time::timeout(LAG, arrives).await.unwrap_or_default()
     }
 
-    /// A namespace that the watch has brought.
+    /// A namespace from the watch.
     pub fn get(&self, name: &str) -> Option<Arc<Namespace>> {
         let store = self.store.lock().clone()?;
         store.get(&ObjectRef::new(name))

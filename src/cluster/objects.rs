@@ -1,8 +1,8 @@
-//! The parts of Kubernetes objects that archaware reads. What is not declared is not parsed, so a
-//! watched pod costs about a kilobyte instead of seventy.
+//! Kubernetes types with only the fields that archaware reads. Other fields are not parsed, so that a watched pod
+//! needs about one kilobyte instead of seventy.
 //!
-//! None of these can be serialised: nobody can write a truncated object back. Every field has a
-//! default, so no object can be too odd to be read.
+//! The types cannot be serialised, so a truncated object can never be written back. Every field has a default, so
+//! parsing never fails because of an unusual object.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -21,45 +21,45 @@ use crate::placement::{GATE, affinity::Affinity, annotation, node};
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Pod {
-    /// The part of its metadata that is read.
+    /// The metadata that archaware reads.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
-    /// What is asked for.
+    /// Desired state.
     pub spec: PodSpec,
-    /// What is.
+    /// Observed state.
     pub status: PodStatus,
 }
 
-/// A pod's spec, also a template's.
+/// Spec of a pod or of a pod template.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
-    /// Set once the pod is bound.
+    /// Set when the pod is bound to a node.
     pub node_name: Option<String>,
     /// Containers.
     pub containers: Vec<Container>,
-    /// Init containers, sidecars included.
+    /// Init containers, including sidecars.
     pub init_containers: Vec<Container>,
     /// Ephemeral containers.
     pub ephemeral_containers: Vec<Container>,
-    /// Volumes; only those that are images say anything here.
+    /// Volumes; only image volumes are read.
     pub volumes: Vec<Volume>,
-    /// As the API holds them: a typed round trip would drop unknown fields, and a guard would never
-    /// match again.
+    /// In the API's form: a typed round trip would drop unknown fields, and the guard of a patch would then never
+    /// match.
     pub tolerations: Option<Vec<Value>>,
     /// Required node labels.
     pub node_selector: BTreeMap<String, String>,
     /// Affinity; only node affinity is read.
     pub affinity: Option<Affinity>,
-    /// What keeps the scheduler from looking at it.
+    /// Gates that keep the pod from being scheduled.
     pub scheduling_gates: Option<Vec<SchedulingGate>>,
-    /// The pod's OS.
+    /// OS of the pod.
     pub os: Option<PodOs>,
-    /// Its priority class.
+    /// Priority class.
     pub priority_class_name: Option<String>,
-    /// Secrets with credentials for registries.
+    /// Secrets with registry credentials.
     pub image_pull_secrets: Vec<LocalObjectReference>,
-    /// Its ServiceAccount.
+    /// ServiceAccount of the pod.
     pub service_account_name: Option<String>,
 }
 
@@ -85,7 +85,7 @@ pub struct Container {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Volume {
-    /// Set for volumes that are images.
+    /// Set for image volumes.
     pub image: Option<ImageVolume>,
 }
 
@@ -119,12 +119,12 @@ pub struct PodStatus {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Node {
-    /// The part of its metadata that is read.
+    /// The metadata that archaware reads.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
-    /// What is asked for.
+    /// Desired state.
     pub spec: NodeSpec,
-    /// What is.
+    /// Observed state.
     pub status: NodeStatus,
 }
 
@@ -132,7 +132,7 @@ pub struct Node {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct NodeSpec {
-    /// As the API holds them.
+    /// In the API's form.
     pub taints: Option<Vec<Value>>,
 }
 
@@ -140,7 +140,7 @@ pub struct NodeSpec {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeStatus {
-    /// What the kubelet says of its machine.
+    /// What the kubelet reports about its machine.
     pub node_info: NodeInfo,
 }
 
@@ -156,10 +156,10 @@ pub struct NodeInfo {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct DaemonSet {
-    /// The part of its metadata that is read.
+    /// The metadata that archaware reads.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
-    /// What is asked for.
+    /// Desired state.
     pub spec: DaemonSetSpec,
 }
 
@@ -167,7 +167,7 @@ pub struct DaemonSet {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct DaemonSetSpec {
-    /// Of its pods.
+    /// Template of its pods.
     pub template: PodTemplate,
 }
 
@@ -175,43 +175,42 @@ pub struct DaemonSetSpec {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PodTemplate {
-    /// The part of its metadata that is read.
+    /// The metadata that archaware reads.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
-    /// What is asked for.
+    /// Spec of the pods.
     pub spec: PodSpec,
 }
 
-/// A namespace: only its metadata matters.
+/// A namespace; only its metadata is read.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Namespace {
-    /// The part of its metadata that is read.
+    /// The metadata that archaware reads.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
 }
 
-/// A webhook configuration. Its webhooks are as the API holds them: a typed round trip would drop fields that
-/// are not known here.
+/// A webhook configuration. Its webhooks are in the API's form, because a typed round trip would drop unknown fields.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct MutatingWebhookConfiguration {
-    /// The part of its metadata that is read.
+    /// The metadata that archaware reads.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
     /// Its webhooks.
     pub webhooks: Option<Vec<Value>>,
 }
 
-/// The annotations of an object; an absent map is an empty one.
+/// The annotations of an object; empty if there are none.
 pub fn annotations(metadata: &ObjectMeta) -> &BTreeMap<String, String> {
     static EMPTY: BTreeMap<String, String> = BTreeMap::new();
     metadata.annotations.as_ref().unwrap_or(&EMPTY)
 }
 
-/// An object's metadata without what archaware does not read: `managedFields` is often the largest
-/// part, and annotations of others can hold whole manifests. An empty map says that there are only
-/// annotations of others; `None` that there are none, which a patch that adds one has to know.
+/// Parses metadata without the parts that archaware does not read: `managedFields` is often the largest part, and
+/// foreign annotations may hold whole manifests. An empty map means that there are only foreign annotations, `None`
+/// that there are none at all, which decides how a patch adds one.
 fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     #[derive(Deserialize, Default)]
     #[serde(rename_all = "camelCase", default)]
@@ -244,24 +243,24 @@ fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D:
     })
 }
 
-/// The kubelet marks with it the API's picture of a static pod.
+/// The annotation that the kubelet sets on mirror pods of static pods.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
 impl Pod {
-    /// Whether archaware has any business with it: nobody schedules a pod that is being deleted, has
-    /// finished, or is the mirror of a static one.
+    /// Whether archaware decides about the pod. Pods that are being deleted, have finished, or mirror a static pod
+    /// are not scheduled.
     pub fn is_in_scope(&self) -> bool {
         let finished = matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"));
         self.metadata.deletion_timestamp.is_none() && !finished && !self.is_mirror()
     }
 
-    /// Whether it is the API's picture of a static pod, which no scheduler looks at.
+    /// Whether it is the mirror pod of a static pod, which is not scheduled.
     pub fn is_mirror(&self) -> bool {
         let annotations = self.metadata.annotations.as_ref();
         annotations.is_some_and(|annotations| annotations.contains_key(MIRROR))
     }
 
-    /// Whether it has its node.
+    /// Whether the pod is bound to a node.
     pub fn is_bound(&self) -> bool {
         self.spec
             .node_name
@@ -270,12 +269,12 @@ impl Pod {
     }
 }
 
-/// Of a list in a pod that the webhook works on: what is cheap to send is not cheap to hold.
+/// Maximum length of lists in pods that the webhook handles: large lists are cheap to send but expensive to hold.
 const MAX_LIST: usize = 1024;
 
 impl PodSpec {
-    /// Whether it holds more than any pod that could ever be stored: Kubernetes counts none of these, but
-    /// etcd takes no object above 1.5 MiB.
+    /// Whether the object is larger than any that can be stored. Kubernetes does not limit these lists, but etcd
+    /// accepts objects up to 1.5 MiB only.
     pub fn is_oversized(&self) -> bool {
         let lists = [
             self.containers.len(),
@@ -290,20 +289,20 @@ impl PodSpec {
         lists.into_iter().any(|len| len > MAX_LIST)
     }
 
-    /// The index of archaware's own scheduling gate.
+    /// The index of archaware's scheduling gate.
     pub fn gate(&self) -> Option<usize> {
         let gates = self.scheduling_gates.as_deref()?;
         gates.iter().position(|gate| gate.name == GATE)
     }
 
-    /// Whether affinity can still be set: behind a gate of anybody's.
+    /// Whether the pod has a scheduling gate of any kind, so that affinity can still be set.
     pub fn is_gated(&self) -> bool {
         self.scheduling_gates
             .as_ref()
             .is_some_and(|gates| !gates.is_empty())
     }
 
-    /// The cluster itself needs these (`scheduling.k8s.io/v1`, the two built-in classes).
+    /// Whether the pod has a built-in system-critical priority class (`scheduling.k8s.io/v1`).
     pub fn is_system_critical(&self) -> bool {
         let class = self.priority_class_name.as_deref();
         matches!(
@@ -314,10 +313,10 @@ impl PodSpec {
 }
 
 impl Node {
-    /// As the decision sees it.
-    pub fn view(&self) -> node::Node<'_> {
+    /// The parts that the decision depends on.
+    pub fn view(&self) -> node::NodeView<'_> {
         static EMPTY: BTreeMap<String, String> = BTreeMap::new();
-        node::Node {
+        node::NodeView {
             architecture: &self.status.node_info.architecture,
             labels: self.metadata.labels.as_ref().unwrap_or(&EMPTY),
             annotations: annotations(&self.metadata),

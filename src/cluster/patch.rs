@@ -1,9 +1,9 @@
-//! JSON patches that change nothing unless what they rely on still holds.
+//! Guarded JSON patches: each is applied only if what it relies on is unchanged.
 //!
-//! Tolerations and taints are atomic lists without a merge key, so every other kind of patch replaces
-//! them as a whole. An append commutes with the appends of others; `test` operations keep it from being
-//! made twice, or on an object that was replaced under the same name. A `resourceVersion` is never
-//! sent: a node's changes with every heartbeat.
+//! Tolerations and taints are atomic lists without a merge key, so any other kind of patch would replace the whole
+//! list. An append does not conflict with appends of other writers. `test` operations prevent it from being applied
+//! twice, or to another object of the same name. `resourceVersion` is not used, because a node's changes with every
+//! heartbeat.
 
 pub mod pod;
 
@@ -26,12 +26,12 @@ use crate::placement::{
 
 use super::objects::{DaemonSet, MutatingWebhookConfiguration, Node};
 
-/// The operations of one patch, in order.
+/// The operations of one patch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JsonPatch(Vec<Value>);
 
 impl JsonPatch {
-    /// Only the object with this uid is meant, not another one of its name.
+    /// An empty patch that applies only to the object with this uid.
     fn of(metadata: &ObjectMeta) -> Self {
         let mut patch = Self(Vec::new());
         if let Some(uid) = &metadata.uid {
@@ -45,8 +45,9 @@ impl JsonPatch {
             .push(json!({ "op": op, "path": path, "value": value }));
     }
 
-    /// The API server compares texts (`evanphx/json-patch`), and its own has `&`, `<` and `>` escaped, as
-    /// Go writes them: a test of such a value never holds. It is left out; the others stay.
+    /// Adds a `test`. The API server compares JSON texts (`evanphx/json-patch`), and Go escapes `&`, `<` and `>` in
+    /// them, so a test of a value with these characters never succeeds. Such a test is left out; the other tests
+    /// remain.
     fn test(&mut self, path: &str, value: Value) {
         if !value
             .to_string()
@@ -64,7 +65,7 @@ impl JsonPatch {
         self.0.push(json!({ "op": "remove", "path": path }));
     }
 
-    /// Appends to a list that is as it was seen. A missing list passes a test for null.
+    /// Appends to a list that is unchanged. A missing list passes a test for null.
     fn append(&mut self, path: &str, seen: Option<&Vec<Value>>, values: Vec<Value>) {
         self.test(path, json!(seen));
         self.append_unseen(path, seen.is_some(), values);
@@ -80,7 +81,7 @@ impl JsonPatch {
         }
     }
 
-    /// Sets or drops annotations that still have the values that were seen.
+    /// Sets or removes annotations whose values are unchanged.
     fn annotate(&mut self, metadata: &ObjectMeta, values: &[(&str, Option<&str>)]) {
         let Some(annotations) = &metadata.annotations else {
             let new: BTreeMap<_, _> = values
@@ -105,8 +106,8 @@ impl JsonPatch {
         }
     }
 
-    /// The same for the webhook: what it sees is what it changes, and a test that fails would refuse the
-    /// object, whatever the `failurePolicy`.
+    /// Removes the tests, for the webhook: it patches exactly the object that it received, and a failing test would
+    /// reject the object whatever the `failurePolicy`.
     #[must_use]
     pub fn unguarded(mut self) -> Self {
         self.0.retain(|operation| !is_test(operation));
@@ -118,13 +119,13 @@ impl JsonPatch {
         self.0.iter().all(is_test)
     }
 
-    /// The operations, for the API.
+    /// The operations as JSON.
     pub fn into_operations(self) -> Value {
         Value::Array(self.0)
     }
 }
 
-/// A key in a JSON pointer (RFC 6901).
+/// Escapes a key for a JSON pointer (RFC 6901).
 fn escape(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }
@@ -133,8 +134,8 @@ fn is_test(operation: &Value) -> bool {
     operation.get("op").is_some_and(|op| op == "test")
 }
 
-/// Changes the taint of a node and the record of its owner.
-pub fn node(node: &Node, change: node::Change) -> JsonPatch {
+/// Changes the taint of a node and the annotation that records it.
+pub fn node(node: &Node, change: node::NodeChange) -> JsonPatch {
     const TAINTS: &str = "/spec/taints";
     let mut patch = JsonPatch::of(&node.metadata);
     let exists = node.spec.taints.is_some();
@@ -146,7 +147,7 @@ pub fn node(node: &Node, change: node::Change) -> JsonPatch {
             );
         }
         Some(Ownership::Nothing) => patch.annotate(&node.metadata, &[(annotation::TAINT, None)]),
-        // What was decided rests on the record as it was seen.
+        // The decision depends on the annotation.
         None => {
             let seen = node
                 .metadata
@@ -177,7 +178,7 @@ pub fn node(node: &Node, change: node::Change) -> JsonPatch {
         patch.remove(&format!("{TAINTS}/{index}"));
     }
     if let Some(taint) = change.add {
-        // The API refuses a second taint of the same key and effect: no list guard is needed.
+        // The API server rejects a second taint with the same key and effect, so the list needs no guard.
         if !exists {
             patch.test(TAINTS, Value::Null);
         }
@@ -186,8 +187,8 @@ pub fn node(node: &Node, change: node::Change) -> JsonPatch {
     patch
 }
 
-/// Changes the tolerations in a DaemonSet's template and the record of those that are archaware's.
-pub fn daemon_set(set: &DaemonSet, change: daemon_set::Change) -> JsonPatch {
+/// Changes the tolerations of a DaemonSet's template and the annotation that records them.
+pub fn daemon_set(set: &DaemonSet, change: daemon_set::TemplateChange) -> JsonPatch {
     const TOLERATIONS: &str = "/spec/template/spec/tolerations";
     let mut patch = JsonPatch::of(&set.metadata);
     let seen = set.spec.template.spec.tolerations.as_ref();
@@ -206,7 +207,7 @@ pub fn daemon_set(set: &DaemonSet, change: daemon_set::Change) -> JsonPatch {
     patch
 }
 
-/// Sets and drops fields of a Secret that is as it was seen.
+/// Sets and removes fields of an unchanged Secret.
 pub fn secret(secret: &Secret, fields: &BTreeMap<&str, Option<&str>>) -> JsonPatch {
     let mut patch = JsonPatch::of(&secret.metadata);
     let Some(data) = &secret.data else {
@@ -234,14 +235,14 @@ fn bytes(text: &str) -> ByteString {
     ByteString(text.as_bytes().to_vec())
 }
 
-/// Replaces the webhooks of a configuration that is as it was seen: all of them are archaware's.
+/// Replaces the webhooks of an unchanged configuration; all of them are archaware's.
 pub fn webhooks(
     found: &MutatingWebhookConfiguration,
     wanted: Value,
     labels: &BTreeMap<String, String>,
 ) -> JsonPatch {
     let mut patch = JsonPatch::of(&found.metadata);
-    // Nobody's heartbeat changes it: here the version is a good guard, whatever the webhooks hold.
+    // The configuration changes rarely, so `resourceVersion` is a good guard here.
     let version = &found.metadata.resource_version;
     patch.test("/metadata/resourceVersion", json!(version));
     patch.add("/webhooks", wanted);
@@ -257,7 +258,7 @@ pub fn webhooks(
     patch
 }
 
-/// Writes the `caBundle` (base64) of a configuration's webhooks, where it is another one.
+/// Sets the `caBundle` (base64) of webhooks that have another one.
 pub fn authorities(found: &MutatingWebhookConfiguration, bundle: &str) -> JsonPatch {
     let mut patch = JsonPatch::of(&found.metadata);
     for (index, webhook) in found.webhooks.iter().flatten().enumerate() {
@@ -278,8 +279,7 @@ pub fn authorities(found: &MutatingWebhookConfiguration, bundle: &str) -> JsonPa
     patch
 }
 
-/// Writes the record of a Lease that is as it was seen: only its holders write it, so its version is a good
-/// guard.
+/// Updates an unchanged Lease. Only its holders write it, so `resourceVersion` is a good guard.
 pub fn lease(seen: &Lease, record: &LeaseSpec) -> JsonPatch {
     let mut patch = JsonPatch::of(&seen.metadata);
     let version = &seen.metadata.resource_version;
@@ -311,7 +311,7 @@ mod tests {
         }
     }
 
-    /// `evanphx/json-patch` compares texts, and Go writes these characters as escapes.
+    /// `evanphx/json-patch` compares texts in which Go has escaped these characters.
     #[test]
     fn a_guard_that_can_never_hold_is_not_sent() {
         let mut patch = JsonPatch(Vec::new());
@@ -336,7 +336,7 @@ mod tests {
             ..Node::default()
         };
         let new: crate::placement::Taint = "new=arm64:NoSchedule".parse().unwrap();
-        let change = node::Change {
+        let change = node::NodeChange {
             remove: Some((0, old.parse().unwrap())),
             add: Some(new.clone()),
             ownership: Some(Ownership::Of(new)),

@@ -1,4 +1,4 @@
-//! Watches that take the least memory the API server allows.
+//! Watches with as little memory as the API server allows.
 
 use std::{collections::HashSet, fmt::Debug};
 
@@ -17,11 +17,11 @@ use tokio::sync::watch;
 
 use super::api::{ApiClient, Kind, PAGE};
 
-/// How long one watch lasts, in seconds. kube notices a dead connection five seconds after.
+/// Duration of one watch request. kube detects a dead connection five seconds later.
 const WATCH_SECONDS: u32 = 240;
 
-/// All events of a kind, for ever, re-established with back-off. The first list comes as a stream
-/// (WatchList: constant memory) where the API server can do that, in pages where it cannot.
+/// All events of a kind. The watch is restarted with back-off. The initial list is streamed (WatchList: constant
+/// memory) if the API server supports it, otherwise read in pages.
 fn events<K>(
     api: Api<K>,
     fields: Option<&str>,
@@ -36,8 +36,8 @@ where
     let streamed = paged.clone().streaming_lists();
     let fallback = watcher(api.clone(), paged).boxed();
     let first = watcher(api, streamed).boxed();
-    // Switches once and for all: the API server does not learn to stream while it runs, and a fresh
-    // connection to a newer one costs only the memory of a page.
+    // Switches to pages for good: the API server does not gain the feature while it runs, and pages cost little
+    // memory.
     stream::unfold(
         (first, Some(fallback)),
         |(mut current, fallback)| async move {
@@ -54,7 +54,7 @@ where
     .default_backoff()
 }
 
-/// WatchList is off: a 422 whose cause is the field `sendInitialEvents`.
+/// Whether WatchList is disabled: a 422 whose cause is the field `sendInitialEvents`.
 fn cannot_stream(error: &watcher::Error) -> bool {
     let watcher::Error::WatchStartFailed(kube::Error::Api(status)) = error else {
         return false;
@@ -70,30 +70,30 @@ fn cannot_stream(error: &watcher::Error) -> bool {
             .any(|cause| cause.field == "sendInitialEvents")
 }
 
-/// The objects of one kind that are watched.
+/// A watch of the objects of one kind.
 pub struct Watched<K>
 where
     K: Kind + Clone + 'static,
 {
-    /// What is there now.
+    /// The current objects.
     pub store: Store<K>,
-    /// Objects that changed in a way that matters; the store is kept up to date only while this is polled.
+    /// Objects with relevant changes. The store is updated only while this stream is polled.
     pub changes: BoxStream<'static, watcher::Result<K>>,
-    /// Whether the first list is complete. Not the store's own `wait_until_ready`: of several who wait
-    /// there, kube wakes only the last.
+    /// Whether the initial list is complete. kube's `wait_until_ready` is not used, because it wakes only the last of
+    /// several waiting tasks.
     pub ready: watch::Receiver<bool>,
 }
 
-/// What has left the store.
+/// Objects that left the store.
 pub enum Removed<'a, K> {
-    /// This object.
+    /// This object was deleted.
     One(&'a K),
-    /// Everything but the objects with these uids: the list was read anew.
+    /// The list was read again: every object except those with these uids was deleted.
     Relisted(&'a HashSet<String>),
 }
 
-/// Follows the objects of a kind. Events after which `same` holds between the stored object and the
-/// new one end here: a node's heartbeat costs no more than reading it.
+/// Watches the objects of a kind. Changes for which `same` returns true are not passed on, so a node's heartbeat
+/// costs no more than parsing it.
 pub fn follow<K>(
     api: &ApiClient,
     fields: Option<&str>,
@@ -131,8 +131,8 @@ where
             }
             _ => {}
         })
-        // The store takes over a list when it is complete, so that is when its objects have changed: until
-        // then, who looks one up finds what was there before, or nothing.
+        // The store applies a new list when it is complete. Changes are reported after that: a consumer that looks an
+        // object up earlier would find the old one or none.
         .flat_map(move |event| match event {
             Ok(Event::Apply(object)) => stream::iter(Some(Ok(object))).left_stream(),
             Err(error) => stream::iter(Some(Err(error))).left_stream(),

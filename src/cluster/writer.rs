@@ -1,4 +1,4 @@
-//! Patches of nodes, pods and DaemonSets: a bounded number at once, and only while the Lease is held.
+//! Patches nodes, pods and DaemonSets with bounded concurrency, and only while this process holds the Lease.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,8 +17,8 @@ use super::{
     patch::JsonPatch,
 };
 
-/// How long a patch under way may take once this process has been told to end: with what comes after it, less
-/// than the kubelet waits.
+/// How long a patch in progress may take during shutdown. Shorter than the kubelet's grace period together with what
+/// follows.
 const FINISH: Duration = Duration::from_secs(4);
 
 /// Sends patches. Cheap to clone.
@@ -31,18 +31,18 @@ pub struct Writer {
     metrics: Metrics,
 }
 
-/// What became of a patch.
+/// The outcome of a patch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// The object is as it should be.
+    /// The patch was applied.
     Applied,
-    /// Something that the patch relied on has changed; the watch will tell.
+    /// Something that the patch relies on changed; the watch will bring it.
     Stale,
-    /// The object is gone.
+    /// The object does not exist any more.
     Gone,
-    /// It was not applied, and not because of a change in the object.
+    /// The patch failed for another reason than a change of the object.
     Failed(ApiError),
-    /// It was not sent, or not waited for: this process is ending.
+    /// The patch was not sent, or its answer not awaited: the process is stopping.
     Stopping,
 }
 
@@ -59,7 +59,7 @@ impl Written {
 }
 
 impl Writer {
-    /// A writer with so many requests at once, which waits while the Lease is not held, until `stop`.
+    /// A writer with this many concurrent requests. It waits while the Lease is not held, until `stop`.
     pub fn new(
         api: ApiClient,
         writes: usize,
@@ -76,7 +76,7 @@ impl Writer {
         }
     }
 
-    /// A slot for one request, while this process leads; `None` when it is told to end.
+    /// Waits for a free slot and for leadership; `None` when the process is stopping.
     async fn slot(&self) -> Option<SemaphorePermit<'_>> {
         let mut until = self.until.clone();
         let now_in = |until: &Option<Instant>| until.is_some_and(|until| Instant::now() < until);
@@ -106,7 +106,7 @@ impl Writer {
                 Err(error) => Written::Failed(error),
             },
             () = finish => Written::Stopping,
-            // Another process may write from now on; whether this patch has arrived is seen in the object.
+            // Another process may write from now on. Whether this patch arrived will be seen in the object.
             Ok(_) = until.wait_for(Option::is_none) => Written::Stale,
         };
         self.metrics.wrote(kind::<K>(), written.result());

@@ -1,4 +1,4 @@
-//! The admission webhook.
+//! `admission`: the webhook.
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -11,19 +11,19 @@ use super::duration;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AdmissionConfig {
-    /// Whether there is one.
+    /// Whether the webhook is served.
     pub enabled: bool,
-    /// Where it listens.
+    /// Address to listen on.
     pub listen: ListenAddress,
-    /// Where the API server finds it; empty: the Service `archaware` in archaware's own namespace.
+    /// URL where the API server reaches the webhook; empty: the Service `archaware` in archaware's own namespace.
     pub url: String,
-    /// What it shows the API server.
+    /// The webhook's certificate.
     pub certificates: CertificatesConfig,
-    /// Whether its `MutatingWebhookConfiguration` is kept by archaware itself.
+    /// Whether archaware maintains its `MutatingWebhookConfiguration`.
     pub manage_configuration: bool,
-    /// What happens to pods whose images are not known yet.
+    /// What happens to pods whose images are not cached.
     pub on_miss: OnMiss,
-    /// How long a pod waits at most.
+    /// How long a pod's creation may wait for its images.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub budget: Duration,
@@ -31,32 +31,32 @@ pub struct AdmissionConfig {
     pub on_no_common_architecture: OnNoCommonArchitecture,
 }
 
-/// What the webhook shows the API server.
+/// The webhook's certificate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CertificatesConfig {
-    /// A chain, PEM, read again when it changes; empty: archaware makes its own.
+    /// File with the certificate chain, PEM, read again when it changes; empty: archaware issues its own.
     pub certificate: PathBuf,
-    /// Its key, PEM.
+    /// File with the private key, PEM.
     pub key: PathBuf,
-    /// The authority that has signed it, PEM, for the API server; empty: somebody else tells it.
+    /// File with the certificate authority for the `caBundle`, PEM; empty: another tool maintains the `caBundle`.
     pub authority: PathBuf,
-    /// How long a certificate that archaware makes is good for; it is replaced after two thirds.
+    /// Validity of certificates that archaware issues. They are replaced after two thirds of it.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub lifetime: Duration,
 }
 
-/// What happens to pods whose images are not known yet.
+/// What happens to pods whose images are not cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum OnMiss {
-    /// They wait within the budget, then pass.
+    /// Wait for the images within the budget, then admit the pod unchanged.
     #[default]
     Wait,
-    /// They pass; the controller completes them.
+    /// Admit the pod unchanged at once; the controller completes it.
     Pass,
-    /// They get a scheduling gate, which the controller removes.
+    /// Add a scheduling gate, which the controller removes.
     Gate,
 }
 
@@ -64,14 +64,14 @@ pub enum OnMiss {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum OnNoCommonArchitecture {
-    /// They are created, and wait; a warning tells their author.
+    /// Admit them with a warning; they stay pending.
     #[default]
     Allow,
-    /// They are refused.
+    /// Reject them.
     Deny,
 }
 
-/// An address to listen on; `:8443` means every address, as in Go's servers.
+/// An address to listen on; `:8443` means all addresses, as in Go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
@@ -112,7 +112,7 @@ impl From<ListenAddress> for String {
     }
 }
 
-/// Whether `url` is one that the API server takes for a webhook: https, a host, perhaps a port and a path
+/// Whether the API server accepts `url` for a webhook: https, a host, optionally a port and a path
 /// (`validateWebhookURL` of `k8s.io/apiserver`).
 pub(super) fn is_webhook_url(url: &str) -> bool {
     url.parse::<http::Uri>().is_ok_and(|uri| {

@@ -1,28 +1,28 @@
-//! Node affinity of pods.
+//! `affinity`: node affinity of pods.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::platform::Architecture;
 
-/// What is added to the node affinity of pods. Kubernetes lets it be set when a pod is created, and while
-/// it is gated: this needs the webhook.
+/// Node affinity to add to pods. Kubernetes allows it to be set when a pod is created and while it has a scheduling
+/// gate, so this needs the webhook.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AffinityConfig {
-    /// Whether the architectures of its images are required.
+    /// Whether the architectures of the images are required.
     pub required: bool,
-    /// Architectures that are preferred where the images have them.
+    /// Architectures that are preferred if the images have them.
     pub preferred: Vec<PreferenceConfig>,
 }
 
-/// An architecture that is preferred.
+/// A preferred architecture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PreferenceConfig {
-    /// Which.
+    /// The architecture.
     pub architecture: Architecture,
-    /// How much, from 1 to 100.
+    /// The weight, from 1 to 100.
     pub weight: Weight,
 }
 

@@ -1,4 +1,4 @@
-//! What every key has that is left out: the values of docs/configuration.md.
+//! Defaults of all keys, as documented in docs/configuration.md.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use super::{
     RegistriesConfig, ResolutionConfig, StartupConfig, TaintConfig,
 };
 
-/// What a node of an architecture runs besides its own.
+/// For each node architecture, the further architectures whose images it can run.
 pub(super) fn compatibility() -> BTreeMap<Architecture, Vec<Architecture>> {
     let pair = "amd64".parse().ok().zip("386".parse().ok());
     pair.into_iter()
@@ -29,7 +29,7 @@ pub(super) fn compatibility() -> BTreeMap<Architecture, Vec<Architecture>> {
 }
 
 impl Default for Config {
-    /// What an empty file means.
+    /// The configuration of an empty file.
     fn default() -> Self {
         Self {
             api_version: ApiVersion::default(),

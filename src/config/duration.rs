@@ -1,10 +1,10 @@
-//! Durations in the configuration.
+//! Serialisation of durations in the configuration.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-/// Longer ones are mistakes.
+/// Longer durations are rejected as mistakes.
 const MAX: Duration = Duration::from_hours(30 * 24);
 
 pub(super) fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,4 +1,4 @@
-//! From a file to a configuration.
+//! Loads and validates the configuration file.
 
 use std::{
     path::{Path, PathBuf},
@@ -12,13 +12,13 @@ use crate::{
 
 use super::{Config, FailureAction, admission::is_webhook_url};
 
-/// Why there is no usable configuration.
+/// Why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error(transparent)]
     Read(#[from] FileError),
-    /// Not YAML, or not of the right shape.
+    /// Not YAML, or of another structure.
     #[error("{path}:{line}:{column}: {problem}")]
     Malformed {
         /// The file.
@@ -27,7 +27,7 @@ pub enum ConfigError {
         line: u64,
         /// One-based; 0 when unknown.
         column: u64,
-        /// What is wrong there.
+        /// The problem.
         problem: String,
     },
     /// Values that contradict each other.
@@ -35,12 +35,16 @@ pub enum ConfigError {
     Contradiction {
         /// The file.
         path: String,
-        /// Which.
+        /// The contradiction.
         problem: &'static str,
     },
 }
 
-/// Reads and checks the file, or gives the defaults when there is none.
+/// Loads and validates the file; returns the defaults if there is none.
+///
+/// # Errors
+///
+/// When the file is unreadable, malformed or contradictory.
 pub fn load(path: Option<&Path>) -> Result<Config, ConfigError> {
     let Some(path) = path else {
         return Ok(Config::default());
@@ -49,7 +53,11 @@ pub fn load(path: Option<&Path>) -> Result<Config, ConfigError> {
     parse(&path.display().to_string(), &text)
 }
 
-/// Checks the text of a file called `path`.
+/// Parses and validates the text of a file called `path`.
+///
+/// # Errors
+///
+/// When the text is malformed or contradictory.
 pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
     let options = serde_saphyr::options! { with_snippet: false };
     let config: Config = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
@@ -81,7 +89,7 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
     if config.registries.plain_http.iter().any(is_url) {
         return contradiction("registries.plainHttp takes host[:port], no URL");
     }
-    // A name below it has to be one of the registry that stands in front: `mirror` alone is a user of Docker Hub.
+    // Names must begin with a registry: `mirror` alone would be a user of Docker Hub.
     let names_registry = |text: &str| {
         let first = text.split('/').next().unwrap_or_default();
         Reference::parse(&format!("{text}/x")).is_ok_and(|name| name.registry() == first)
@@ -103,7 +111,7 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
     if !config.containerd.socket.as_os_str().is_empty() && reads.is_empty() && own.is_empty() {
         return contradiction("containerd.socket without any namespace reads nothing");
     }
-    // The kubelet's namespace is not archaware's to write into, nor to expire.
+    // archaware must not write into the kubelet's namespace or expire its content.
     if reads.contains(own) {
         return contradiction(
             "containerd.cacheNamespace must not be one of containerd.readNamespaces",
@@ -128,7 +136,7 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-/// What in `affinity` and `admission` contradicts itself.
+/// The first contradiction in `affinity` and `admission`.
 fn admission_problem(config: &Config) -> Option<&'static str> {
     let preferred = &config.affinity.preferred;
     let mut names: Vec<_> = preferred.iter().map(|one| &one.architecture).collect();
@@ -156,19 +164,19 @@ fn admission_problem(config: &Config) -> Option<&'static str> {
     }
 }
 
-/// A certificate has to be published before it is used, and fetched by every replica.
+/// A certificate must be published before it is used, and loaded by every replica.
 const MIN_LIFETIME: Duration = Duration::from_mins(1);
-/// Less is no waiting: `onMiss: pass` says so.
+/// A shorter budget is no wait at all, which `onMiss: pass` expresses.
 const MIN_BUDGET: Duration = Duration::from_millis(10);
-/// The API server's own limit for a webhook is 30 s; who creates a pod should not wait as long.
+/// The API server's own limit for a webhook is 30 s, too long for the creation of a pod.
 const MAX_BUDGET: Duration = Duration::from_secs(10);
 
-/// The JSON schema of the file, for editors and for checks in CI.
+/// The JSON schema of the file, for editors and CI.
 pub fn schema() -> schemars::Schema {
     schemars::schema_for!(Config)
 }
 
-/// The library ends its message with the place, which stands in front already.
+/// Removes the position from the parser's message, because the error begins with it.
 fn strip_location(message: &str) -> &str {
     message
         .split(" at line ")
@@ -193,7 +201,7 @@ mod tests {
         assert_eq!(parse("printed", &printed).unwrap(), config, "{printed}");
     }
 
-    /// The reference in the docs shows the defaults: all of them, as they are.
+    /// The reference page lists all defaults, with their real values.
     #[test]
     fn the_documented_defaults_are_the_defaults() {
         let page = include_str!("../../docs/configuration.md");

@@ -1,5 +1,5 @@
-//! The configuration file: one YAML document, read at start. Unknown keys, wrong types and impossible
-//! values are errors that name line and column.
+//! The configuration file: one YAML document, read at start. Unknown keys, wrong types and impossible values are
+//! errors with line and column.
 
 mod admission;
 mod affinity;
@@ -35,7 +35,7 @@ pub use file::{ConfigError, load, parse, schema};
 /// `apiVersion` of the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ApiVersion {
-    /// The only one.
+    /// The only version.
     #[default]
     #[serde(rename = "archaware.dev/v1alpha1")]
     V1Alpha1,
@@ -44,47 +44,47 @@ pub enum ApiVersion {
 /// `kind` of the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Kind {
-    /// The only one.
+    /// The only kind.
     #[default]
     Configuration,
 }
 
-/// Everything that can be set. A key that is left out has its default.
+/// All settings. A key that is left out has its default.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Config {
-    /// Format of this file.
+    /// Version of the format.
     pub api_version: ApiVersion,
-    /// What this file is.
+    /// Always `Configuration`.
     pub kind: Kind,
-    /// The taint on nodes.
+    /// The taint of nodes.
     #[serde(default)]
     pub taint: TaintConfig,
-    /// How pods are treated unless their annotations say otherwise.
+    /// How pods are handled unless their annotations say otherwise.
     #[serde(default)]
     pub pods: PodsConfig,
-    /// What to do with DaemonSets whose template tolerates too little or too much.
+    /// How DaemonSets are handled whose template tolerates too little or too much.
     #[serde(default)]
     pub daemon_sets: DaemonSets,
-    /// Which further architectures' images a node's architecture can run.
+    /// For each node architecture, the further architectures whose images it can run.
     #[serde(default = "defaults::compatibility")]
     pub compatibility: BTreeMap<Architecture, Vec<Architecture>>,
-    /// The only architectures that are considered; empty means no limit.
+    /// The only architectures that are considered; empty means all.
     #[serde(default)]
     pub schedulable_architectures: Vec<Architecture>,
-    /// Further tolerations for pods of some platforms.
+    /// Additional tolerations for pods of some platforms.
     #[serde(default)]
     pub tolerations: Vec<TolerationRule>,
-    /// What is added to the node affinity of pods.
+    /// Node affinity to add to pods.
     #[serde(default)]
     pub affinity: AffinityConfig,
-    /// The order at start.
+    /// Behaviour at start.
     #[serde(default)]
     pub startup: StartupConfig,
-    /// How images are looked up.
+    /// How images are resolved.
     #[serde(default)]
     pub resolution: ResolutionConfig,
-    /// How registries are spoken to.
+    /// Access to registries.
     #[serde(default)]
     pub registries: RegistriesConfig,
     /// The kubelet's credential provider plugins.
@@ -93,7 +93,7 @@ pub struct Config {
     /// The node's containerd.
     #[serde(default)]
     pub containerd: ContainerdConfig,
-    /// How much is done at once.
+    /// Limits of concurrency.
     #[serde(default)]
     pub concurrency: ConcurrencyConfig,
     /// The admission webhook.
@@ -101,13 +101,13 @@ pub struct Config {
     pub admission: AdmissionConfig,
 }
 
-/// The taint on nodes.
+/// The taint of nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct TaintConfig {
-    /// Whether nodes are tainted at all. If not, taints that archaware owns are removed.
+    /// Whether nodes are tainted. If not, taints that archaware owns are removed.
     pub manage: bool,
-    /// Key of the taint; its value is the node's architecture.
+    /// Key of the taint. Its value is the node's architecture.
     pub key: TaintKey,
     /// `NoSchedule` or `NoExecute`.
     pub effect: Effect,
@@ -117,62 +117,62 @@ pub struct TaintConfig {
     pub node_selector: LabelSelector,
 }
 
-/// How pods are treated unless their annotations say otherwise.
+/// How pods are handled unless their annotations say otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PodsConfig {
-    /// What to do with pods.
+    /// The mode of pods.
     pub mode: Mode,
-    /// Namespaces whose pods tolerate every architecture without being inspected.
+    /// Namespaces whose pods tolerate every architecture without reading their images.
     pub exempt_namespaces: BTreeSet<String>,
 }
 
-/// What to do with DaemonSets.
+/// How DaemonSets are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum DaemonSets {
-    /// Their templates get the tolerations that their images allow. This rolls them.
+    /// Their templates get the tolerations that their images allow, which causes a rollout.
     #[default]
     Manage,
-    /// They are left alone; a Warning event says what is missing.
+    /// They are not changed; a Warning event reports what is missing.
     Report,
 }
 
-/// The order at start.
+/// Behaviour at start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct StartupConfig {
-    /// How long nodes stay untainted while the first pods and DaemonSets are looked at.
+    /// How long nodes stay untainted while existing pods and DaemonSets are decided first.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub timeout: Duration,
 }
 
-/// How images are looked up.
+/// How images are resolved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ResolutionConfig {
-    /// Of one request.
+    /// Timeout of one registry request.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub timeout: Duration,
-    /// Of one attempt at one pod.
+    /// Timeout of one attempt to resolve all images of a pod.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub budget: Duration,
-    /// What is remembered.
+    /// In-memory caches.
     pub cache: CacheConfig,
-    /// What happens to pods whose images cannot be looked up.
+    /// What happens to pods whose images cannot be resolved.
     pub failure: FailureConfig,
 }
 
-/// What is remembered.
+/// In-memory caches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CacheConfig {
-    /// Number of images.
+    /// Maximum number of images.
     pub images: NonZeroUsize,
-    /// How long a tag is believed.
+    /// How long a tag is used without asking again.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub tag_ttl: Duration,
@@ -180,39 +180,39 @@ pub struct CacheConfig {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub latest_ttl: Duration,
-    /// Whether pods with credentials share nothing of what is found out with others.
+    /// Whether pods with credentials share no answers with others.
     pub per_credential: bool,
 }
 
-/// What happens to pods whose images cannot be looked up.
+/// What happens to pods whose images cannot be resolved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct FailureConfig {
-    /// How long to try.
+    /// How long to retry.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub after: Duration,
-    /// What to do then.
+    /// The action after that.
     pub action: FailureAction,
-    /// For `action: tolerate`.
+    /// Architectures for `action: tolerate`.
     pub architectures: Vec<Architecture>,
 }
 
-/// How registries are spoken to.
+/// Access to registries.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RegistriesConfig {
-    /// A docker `config.json` with credentials.
+    /// File with registry credentials in the format of docker's `config.json`.
     pub docker_config: PathBuf,
-    /// Certificate authorities to trust besides the system's, PEM.
+    /// File with certificate authorities to trust in addition to the system's, PEM.
     pub ca_bundle: PathBuf,
-    /// Registries (`host[:port]`) that speak plain http, besides loopback.
+    /// Registries (`host[:port]`) that use plain HTTP; loopback does by default.
     pub plain_http: Vec<String>,
-    /// Trees of containerd's `hosts.toml` files; the first that has a registry counts.
+    /// Directories with containerd's `hosts.toml` files. The first one that contains a registry is used.
     pub hosts_directories: Vec<PathBuf>,
-    /// Whether mirrors are shown the credentials of the registry that they mirror.
+    /// Whether mirrors get the credentials of the registry that they mirror.
     pub mirror_credentials: bool,
-    /// Names that are looked for under other names, one rule after the other.
+    /// Rules to resolve images under other names, applied in order.
     pub rewrites: Vec<Rewrite>,
 }
 
@@ -220,9 +220,9 @@ pub struct RegistriesConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CredentialProvidersConfig {
-    /// A `CredentialProviderConfig`, or a folder of them.
+    /// A `CredentialProviderConfig` file, or a folder of them.
     pub config: PathBuf,
-    /// Where the plugins are.
+    /// Folder of the plugins.
     pub bin_directory: PathBuf,
 }
 
@@ -230,29 +230,29 @@ pub struct CredentialProvidersConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ContainerdConfig {
-    /// Path of its socket; empty means that containerd is not asked.
+    /// Path of its socket; empty: containerd is not used.
     pub socket: PathBuf,
-    /// Namespaces whose records and content are read, in this order.
+    /// Namespaces whose image records and content are read, in this order.
     pub read_namespaces: Vec<String>,
-    /// archaware's own namespace, where what was fetched survives a restart; empty means that it does not.
+    /// archaware's own namespace, where fetched documents are persisted; empty: they are not.
     pub cache_namespace: String,
 }
 
-/// How much is done at once.
+/// Limits of concurrency.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ConcurrencyConfig {
-    /// Pods that are being decided, those that wait for a registry included.
+    /// Pods that are resolved and decided concurrently.
     pub pods: NonZeroU16,
-    /// Requests that write to the Kubernetes API.
+    /// Concurrent write requests to the Kubernetes API.
     pub writes: NonZeroU16,
-    /// Requests to one registry.
+    /// Concurrent requests to one registry.
     pub per_registry: NonZeroU16,
 }
 
 impl Config {
-    /// Whether DaemonSets are left to the webhook: there is no taint that their pods would need a toleration
-    /// for, so none is rolled.
+    /// Whether DaemonSets are left to the webhook: without a taint, their pods need no toleration, so no template is
+    /// changed.
     pub fn leaves_daemon_sets(&self) -> bool {
         !self.taint.manage && self.tolerations.is_empty() && self.admission.enabled
     }

@@ -1,10 +1,12 @@
-//! What the decisions go by, made from the configuration.
+//! Converts the configuration into the policies of `placement`.
 
-use crate::placement::{Mode, failure::FailurePolicy, node, pod::Policy, preference::Preferences};
+use crate::placement::{
+    Mode, failure::FailurePolicy, node, pod::PlacementPolicy, preference::Preferences,
+};
 
 use super::{AffinityConfig, Config, FailureConfig, PodsConfig};
 
-impl From<&Config> for Policy {
+impl From<&Config> for PlacementPolicy {
     fn from(config: &Config) -> Self {
         Self {
             taint: config.taint_kind(),
@@ -16,7 +18,7 @@ impl From<&Config> for Policy {
     }
 }
 
-impl From<&Config> for node::Policy {
+impl From<&Config> for node::TaintPolicy {
     fn from(config: &Config) -> Self {
         Self {
             kind: config.taint.manage.then(|| config.taint_kind()),

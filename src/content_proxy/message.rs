@@ -1,9 +1,9 @@
-//! The few messages that are looked into, because containerd trusts whoever holds its socket.
+//! Checks the few messages that could harm containerd, which trusts its clients.
 //!
-//! It reads a nested message without asking whether it is there, and the digest that a write promises without
-//! asking whether it is one: each ends the whole daemon (1.6 to 2.x), and with it every pull on the node. And a
-//! write without content attaches what any other namespace holds (`content_sharing_policy = "shared"`), which
-//! would open the namespaces that are closed.
+//! containerd dereferences nested messages without checking that they are present, and the expected digest of a write
+//! without checking that it is valid: each crashes the daemon (1.6 to 2.x), and with it every pull on the node. And a
+//! write without content attaches content of any other namespace (`content_sharing_policy = "shared"`), which would
+//! open namespaces that must not be read.
 
 use crate::image::containerd::api::{
     AddResourceRequest, CreateImageRequest, DeleteResourceRequest, UpdateImageRequest,
@@ -13,10 +13,10 @@ use prost::Message;
 
 use crate::image::digest::Digest;
 
-/// Whether the only message of a call holds what its method reads.
-pub(super) fn is_whole(path: &str, body: &[u8]) -> bool {
+/// Whether the single message of a call contains what its method requires.
+pub(super) fn is_well_formed(path: &str, body: &[u8]) -> bool {
     match path {
-        // A whole document at once, which containerd then hashes: the way archaware writes.
+        // A whole document in one message, whose digest containerd verifies. archaware writes in no other way.
         "/containerd.services.content.v1.Content/Write" => {
             decode(body).is_some_and(|write: WriteContentRequest| {
                 write.action() == WriteAction::Commit
@@ -46,7 +46,7 @@ pub(super) fn is_whole(path: &str, body: &[u8]) -> bool {
     }
 }
 
-/// One uncompressed message: a zero, its length, its bytes (gRPC over HTTP/2, `Length-Prefixed-Message`).
+/// Decodes one uncompressed message: a zero, its length, its bytes (gRPC over HTTP/2, `Length-Prefixed-Message`).
 fn decode<M: Message + Default>(body: &[u8]) -> Option<M> {
     let (head, message) = body.split_at_checked(5)?;
     let (compressed, length) = head.split_first()?;
@@ -78,7 +78,7 @@ mod tests {
             info: Some(Info::default()),
             update_mask: None,
         };
-        assert!(is_whole(UPDATE, &framed(&whole)));
+        assert!(is_well_formed(UPDATE, &framed(&whole)));
         for odd in [
             framed(&UpdateRequest::default()),
             [framed(&whole), framed(&UpdateRequest::default())].concat(),
@@ -86,9 +86,9 @@ mod tests {
             Vec::new(),
             vec![1, 0, 0, 0, 0],
         ] {
-            assert!(!is_whole(UPDATE, &odd), "{odd:?}");
+            assert!(!is_well_formed(UPDATE, &odd), "{odd:?}");
         }
-        assert!(is_whole(
+        assert!(is_well_formed(
             "/containerd.services.content.v1.Content/Info",
             b""
         ));
@@ -106,7 +106,7 @@ mod tests {
             data: b"x".to_vec(),
             labels: HashMap::new(),
         };
-        assert!(is_whole(path, &framed(&write)));
+        assert!(is_well_formed(path, &framed(&write)));
         for odd in [
             WriteContentRequest {
                 expected: "nocolon".to_owned(),
@@ -133,15 +133,18 @@ mod tests {
                 ..write.clone()
             },
         ] {
-            assert!(!is_whole(path, &framed(&odd)), "{odd:?}");
+            assert!(!is_well_formed(path, &framed(&odd)), "{odd:?}");
         }
-        assert!(!is_whole(path, &[framed(&write), framed(&write)].concat()));
+        assert!(!is_well_formed(
+            path,
+            &[framed(&write), framed(&write)].concat()
+        ));
     }
 
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = is_whole(UPDATE, &bytes);
+            let _ = is_well_formed(UPDATE, &bytes);
         }
     }
 }

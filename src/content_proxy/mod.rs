@@ -1,5 +1,6 @@
-//! The narrow door to a node's containerd. Its socket is root on that node, so the process that talks to
-//! registries never holds it: this one does, talks to nobody else, and passes on only what resolution needs.
+//! A filtering proxy for a node's containerd. Access to containerd's socket is equivalent to root on the node. So the
+//! process that talks to registries only gets this proxy's socket. The proxy talks to nothing but containerd and
+//! forwards only what resolving images needs.
 
 mod message;
 mod rules;
@@ -40,39 +41,39 @@ use crate::{
 pub use rules::Rules;
 use rules::Size;
 
-/// archaware keeps one connection; a few more while it restarts.
+/// archaware uses one connection; a few more exist while it restarts.
 const MAX_CONNECTIONS: usize = 8;
-/// Of one connection: archaware has at most 34 calls under way.
+/// Concurrent calls per connection; archaware makes at most 34.
 const MAX_STREAMS: u32 = 64;
 const MAX_HEADERS: u32 = 16 * 1024;
-/// Large requests that are in memory at once.
+/// Maximum number of large requests in memory.
 const MAX_LARGE: usize = 4;
-/// A request that does not arrive whole in this time is given up.
+/// Timeout for receiving a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// containerd's answer has to begin within this time.
+/// Timeout until containerd's answer begins.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// What is under way may finish when the process is told to end.
+/// How long calls in progress may take during shutdown.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Why there is no proxy.
+/// Why the proxy cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
-    /// containerd's socket.
+    /// containerd's socket cannot be used.
     #[error(transparent)]
     From(#[from] SocketError),
-    /// The own socket cannot be made.
+    /// The proxy's own socket cannot be created.
     #[error("cannot listen on {path}")]
     Listen {
-        /// Its path.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// Another process answers there.
+    /// Another process listens there.
     #[error("another process listens on {0}")]
     InUse(PathBuf),
-    /// Something that is no socket is there.
+    /// The path exists and is not a socket.
     #[error("{0} exists and is no socket; it is left as it is")]
     Occupied(PathBuf),
 }
@@ -81,13 +82,17 @@ struct Proxy {
     rules: Rules,
     containerd: Channel,
     large: Semaphore,
-    /// The second in which a refusal was logged last.
+    /// The second of the last logged refusal.
     told: AtomicU64,
-    /// Refusals since then.
+    /// Refusals that were not logged since then.
     untold: AtomicU64,
 }
 
-/// Passes calls on from `listen` to `from` until `stop`.
+/// Forwards calls from `listen` to `from` until `stop`.
+///
+/// # Errors
+///
+/// When a socket cannot be used or created.
 pub async fn run(
     from: &str,
     listen: &Path,
@@ -110,7 +115,7 @@ pub async fn run(
     while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
         let (stream, _) = match accepted {
             Ok(accepted) => accepted,
-            // Out of file descriptors, or a client that is gone: others come after it.
+            // Out of file descriptors, or the client is gone. Later connections may succeed.
             Err(error) => {
                 tracing::warn!(%error, "a connection was lost");
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -129,7 +134,7 @@ pub async fn run(
     Ok(())
 }
 
-/// The socket appears whole: for its owner alone, and in the place of what an earlier process left.
+/// Creates the socket with restricted permissions and replaces the socket of an earlier process.
 async fn bind(path: &Path) -> Result<UnixListener, ProxyError> {
     let failed = |source| ProxyError::Listen {
         path: path.to_owned(),
@@ -150,7 +155,7 @@ async fn bind(path: &Path) -> Result<UnixListener, ProxyError> {
     Ok(listener)
 }
 
-/// Makes the own namespace, so that nobody else has to be let into the service that does.
+/// Creates archaware's namespace, so that clients need no access to the namespaces service.
 async fn make_namespace(containerd: Channel, own: Option<String>) {
     let Some(name) = own else { return };
     let mut namespaces = NamespacesClient::new(containerd);
@@ -163,7 +168,7 @@ async fn make_namespace(containerd: Channel, own: Option<String>) {
         let request = CreateNamespaceRequest {
             namespace: Some(namespace),
         };
-        // containerd 1.6 makes it and then fails when the header is missing.
+        // Without the header, containerd 1.6 creates the namespace and then returns an error.
         let create = async { namespaces.create(in_namespace(&name, request)?).await };
         let created = tokio::time::timeout(ANSWER_TIMEOUT, create).await;
         match created.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in 10 s"))) {
@@ -211,7 +216,7 @@ impl Proxy {
             Ok(response) => response,
             Err(status) => {
                 if status.code() == Code::PermissionDenied {
-                    self.tell(&parts, &status);
+                    self.log_refusal(&parts, &status);
                 }
                 status.into_http()
             }
@@ -220,7 +225,7 @@ impl Proxy {
 
     async fn pass(&self, parts: &request::Parts, body: Incoming) -> Result<Response<Body>, Status> {
         let passing = self.rules.check(parts).map_err(Status::permission_denied)?;
-        // The whole of it first: what is cut short or too large never reaches containerd.
+        // Receives the whole request first: truncated and oversized requests never reach containerd.
         let _place = match passing.size {
             Size::Small => None,
             Size::Large => self.large.acquire().await.ok(),
@@ -235,7 +240,7 @@ impl Proxy {
             }
             Err(_) => return Err(Status::deadline_exceeded("the request does not arrive")),
         };
-        if !message::is_whole(parts.uri.path(), &body) {
+        if !message::is_well_formed(parts.uri.path(), &body) {
             return Err(Status::invalid_argument(
                 "the message lacks what its method reads",
             ));
@@ -251,8 +256,8 @@ impl Proxy {
         })
     }
 
-    /// At most one line a second: whoever is refused may try often.
-    fn tell(&self, parts: &request::Parts, status: &Status) {
+    /// Logs at most one line per second, because a client may repeat its calls.
+    fn log_refusal(&self, parts: &request::Parts, status: &Status) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now = now.unwrap_or_default().as_secs();
         if self.told.swap(now, Ordering::Relaxed) == now {

@@ -1,17 +1,16 @@
-//! Which calls may pass. A gRPC call is an HTTP/2 request: its path names the method, and one header the
-//! namespace, so no message has to be understood to decide (gRPC over HTTP/2, containerd's
-//! `namespaces/grpc.go`).
+//! Decides which calls are forwarded. A gRPC call is an HTTP/2 request whose path names the method, and a header
+//! names the namespace, so most decisions need no message (gRPC over HTTP/2, containerd's `namespaces/grpc.go`).
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header::CONTENT_TYPE, request};
 
-/// The header that names the namespace of a call.
+/// The header with the namespace of a call.
 const NAMESPACE: HeaderName = HeaderName::from_static("containerd-namespace");
 const LEASE: HeaderName = HeaderName::from_static("containerd-lease");
 const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// Asks nothing about any namespace.
+/// Needs no namespace.
 const VERSION: &str = "/containerd.services.version.v1.Version/Version";
-/// What resolution reads.
+/// Methods for reading.
 const READ: &[&str] = &[
     "/containerd.services.images.v1.Images/Get",
     "/containerd.services.images.v1.Images/List",
@@ -19,7 +18,7 @@ const READ: &[&str] = &[
     "/containerd.services.content.v1.Content/Read",
 ];
 const WRITE: &str = "/containerd.services.content.v1.Content/Write";
-/// What keeps content in archaware's own namespace.
+/// Methods for persisting documents in archaware's own namespace.
 const OWN: &[&str] = &[
     WRITE,
     "/containerd.services.content.v1.Content/List",
@@ -39,30 +38,30 @@ const OWN: &[&str] = &[
     "/containerd.services.images.v1.Images/Delete",
 ];
 
-/// The namespaces that calls may be about.
+/// The namespaces that clients may use.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// Only read.
+    /// Namespaces that may be read.
     pub read: Vec<String>,
-    /// archaware's own.
+    /// archaware's own namespace, which may also be written.
     pub own: Option<String>,
 }
 
-/// A call that may pass.
+/// A call that may be forwarded.
 #[derive(Debug)]
-pub(super) struct Passing {
-    /// Only what the rules know: nothing else reaches containerd.
+pub(super) struct AllowedCall {
+    /// The forwarded headers; all others are dropped.
     pub(super) headers: HeaderMap,
-    /// How large its request may be.
+    /// Size limit of the request.
     pub(super) size: Size,
 }
 
-/// How large a request may be.
+/// Size limit of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Size {
     /// Names, digests, labels.
     Small,
-    /// A document: trees of them are kept up to 1 MiB.
+    /// A document: images are persisted up to 1 MiB.
     Large,
 }
 
@@ -76,8 +75,8 @@ impl Size {
 }
 
 impl Rules {
-    /// The call as it may go on, or why it may not.
-    pub(super) fn check(&self, request: &request::Parts) -> Result<Passing, &'static str> {
+    /// The call to forward, or why it is refused.
+    pub(super) fn check(&self, request: &request::Parts) -> Result<AllowedCall, &'static str> {
         if request.method != Method::POST || request.uri.query().is_some() {
             return Err("this is no gRPC call");
         }
@@ -93,7 +92,7 @@ impl Rules {
             headers.insert(TIMEOUT, timeout.clone());
         }
         if path == VERSION {
-            return Ok(Passing {
+            return Ok(AllowedCall {
                 headers,
                 size: Size::Small,
             });
@@ -120,11 +119,11 @@ impl Rules {
         } else {
             Size::Small
         };
-        Ok(Passing { headers, size })
+        Ok(AllowedCall { headers, size })
     }
 }
 
-/// The only value of a header. containerd reads the first of several: what is checked must be what counts.
+/// The only value of a header. containerd uses the first of several, so the checked value must be the only one.
 fn only<'a>(
     headers: &'a HeaderMap,
     name: &HeaderName,

@@ -1,4 +1,4 @@
-//! Gives the templates of DaemonSets the tolerations that their images allow.
+//! Reconciles DaemonSets: their templates get the tolerations that their images allow.
 
 use std::time::Instant;
 
@@ -11,14 +11,14 @@ use crate::{
 
 use super::reconcile::Reconcile;
 
-/// What differs for DaemonSets.
+/// The reconciler of DaemonSets.
 pub(super) struct DaemonSets {
     pub(super) evaluator: Evaluator,
     pub(super) namespaces: Namespaces,
     pub(super) failure: FailurePolicy,
 }
 
-/// The DaemonSet controller writes the status all the time.
+/// Compares what matters; the DaemonSet controller updates the status often.
 pub(super) fn same(old: &DaemonSet, new: &DaemonSet) -> bool {
     old.metadata.uid == new.metadata.uid
         && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
@@ -32,12 +32,12 @@ impl Reconcile for DaemonSets {
     const NAME: &'static str = "daemonsets";
 
     async fn evaluate(&self, set: &DaemonSet) -> Option<Evaluation> {
-        // Where the webhook sees every change of a template and no node is tainted, that is enough.
+        // The webhook sees every change of a template, and without a taint no toleration is needed.
         let is_idle = self.evaluator.config.leaves_daemon_sets();
         if set.metadata.deletion_timestamp.is_some() || is_idle {
             return None;
         }
-        let template = Template::of(set);
+        let template = Template::new(set);
         let subject = template.subject();
         let of_namespace = self.namespaces.annotations(subject.namespace).await;
         Some(self.evaluator.evaluate(subject, &of_namespace).await)
@@ -54,7 +54,7 @@ impl Reconcile for DaemonSets {
             placement: &self.evaluator.policy,
             failure: &self.failure,
         };
-        let (template, mode) = (Template::of(set), self.evaluator.config.daemon_sets);
+        let (template, mode) = (Template::new(set), self.evaluator.config.daemon_sets);
         plan::daemon_set::plan(&template, &evaluation, policies, mode, remembered, now)
     }
 }

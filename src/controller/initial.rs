@@ -1,4 +1,4 @@
-//! The objects that are there at the start, and which of them have had their first attempt.
+//! Tracks which objects of the initial lists have been attempted once.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -9,33 +9,33 @@ use tokio::sync::watch;
 
 use crate::cluster::{api::Kind, watch::Removed};
 
-/// Uids of objects of one kind. Cheap to clone.
+/// Uids of the initial objects of one kind. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct InitialObjects {
     phase: Arc<Mutex<Phase>>,
-    /// How many are left to be attempted.
+    /// Number of objects that have not been attempted.
     left: watch::Sender<usize>,
 }
 
-/// Objects that the start waits for, and where they are.
+/// The initial objects of a kind and their store.
 pub(super) struct Initial<K: Kind + Clone + 'static> {
     pub(super) objects: InitialObjects,
     pub(super) store: Store<K>,
 }
 
 impl<K: Kind + Clone + 'static> Initial<K> {
-    /// Waits until every object that is in the store now has been attempted or is gone.
+    /// Waits until every object that is in the store now has been attempted or deleted.
     pub(super) async fn wait(&self) {
         self.objects.wait(&self.store).await;
     }
 }
 
 enum Phase {
-    /// These have been attempted before anything waits for them.
+    /// Uids that were attempted before the wait began.
     Before(HashSet<String>),
-    /// These are waited for.
+    /// Uids that are waited for.
     Waiting(HashSet<String>),
-    /// Nothing waits any more.
+    /// Nothing is waited for any more.
     Over,
 }
 
@@ -47,7 +47,7 @@ impl InitialObjects {
         }
     }
 
-    /// An attempt at an object is complete.
+    /// Records a completed attempt at an object.
     pub(super) fn attempted<K: Resource>(&self, object: &K) {
         let Some(uid) = &object.meta().uid else {
             return;
@@ -63,7 +63,7 @@ impl InitialObjects {
         });
     }
 
-    /// Objects that have left the store are not waited for.
+    /// Objects that were deleted are not waited for.
     pub(super) fn removed<K: Resource>(&self, removed: &Removed<'_, K>) {
         self.update(|phase| match (phase, removed) {
             (Phase::Waiting(left), Removed::One(object)) => {
@@ -76,11 +76,11 @@ impl InitialObjects {
         });
     }
 
-    /// Waits until every object that is in the store now has been attempted or is gone.
+    /// Waits until every object that is in the store now has been attempted or deleted.
     pub(super) async fn wait<K: Kind + Clone + 'static>(&self, store: &Store<K>) {
         let mut is_left = self.left.subscribe();
         self.update(|phase| {
-            // Taken while attempts are held back, so that none is missed.
+            // Under the lock, so that no attempt is missed.
             let uids = store
                 .state()
                 .into_iter()
@@ -90,11 +90,11 @@ impl InitialObjects {
                 *phase = Phase::Waiting(left);
             }
         });
-        // The sender lives as long as this.
+        // The sender lives as long as `self`.
         let _ = is_left.wait_for(|left| *left == 0).await;
     }
 
-    /// How many are left; nothing waits any more.
+    /// Ends the wait and returns the number of objects that were not attempted.
     pub(super) fn finish(&self) -> usize {
         let left = *self.left.borrow();
         *self.phase.lock() = Phase::Over;

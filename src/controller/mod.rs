@@ -1,6 +1,6 @@
-//! The reconcilers, side by side: pods and DaemonSets get the tolerations that their images allow,
-//! nodes get their taint. Nodes come last: until what was there at the start has been looked at, a
-//! taint would only keep pods waiting.
+//! The controllers of pods, DaemonSets and nodes. Pods and DaemonSets get the tolerations that their images allow,
+//! nodes get their taint. At start nodes come last, because a taint would make pods wait that have not been decided
+//! yet.
 
 mod daemon_sets;
 mod initial;
@@ -38,44 +38,44 @@ use crate::{
 
 use initial::{Initial, InitialObjects};
 use object_state::ObjectStates;
-use reconcile::{Reconcile, Reconciler, Sinks};
-use run_controller::{Settings, run_controller};
+use reconcile::{Outputs, Reconcile, Reconciler};
+use run_controller::{ControllerSettings, run_controller};
 
 pub(crate) use pods::selection as pod_selection;
 
-/// Nodes that are tainted at once: a thousand are done in seconds, and each connection costs memory.
+/// Concurrent node reconciles. A thousand nodes take seconds, and each connection costs memory.
 const NODES_AT_ONCE: NonZeroU16 = NonZeroU16::MIN.saturating_add(7);
 
-/// Names of lists that have not been read yet.
+/// Names of initial lists that are not complete.
 pub type PendingSyncs = Vec<&'static str>;
 
-/// What is watched.
+/// The watched kinds.
 pub const WATCHES: [&str; 4] = ["namespaces", "pods", "DaemonSets", "nodes"];
 
-/// What `run` needs.
+/// What the controllers need.
 pub struct Run {
     /// The API server.
     pub api: ApiClient,
-    /// Settings.
+    /// The configuration.
     pub config: Arc<Config>,
-    /// Decides.
+    /// Evaluates pods and templates.
     pub evaluator: Evaluator,
-    /// A view of all namespaces, which is followed from here.
+    /// The namespaces; this module runs their watch.
     pub namespaces: Namespaces,
     /// archaware's own namespace.
     pub namespace: String,
-    /// A candidate for the Lease, and whether it holds it.
+    /// The elector and its result.
     pub election: (Elector, Leadership),
-    /// Where to count.
+    /// Metrics to update.
     pub metrics: Metrics,
-    /// Which lists have not been read yet.
+    /// Initial lists that are not complete.
     pub pending: watch::Sender<PendingSyncs>,
 }
 
-/// Why the controller ended by itself.
+/// Why the controllers ended by themselves.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The API server cannot be asked for permissions.
+    /// The permissions could not be checked.
     #[error("cannot ask the API server for archaware's own permissions")]
     Access(#[from] ApiError),
     /// Permissions are missing.
@@ -85,10 +85,10 @@ pub enum RunError {
         list(.0)
     )]
     Lacking(Vec<Permission>),
-    /// A part that has to run ended.
+    /// A task ended that should run until `stop`.
     #[error("{0} ended; the process cannot go on without it")]
     Ended(&'static str),
-    /// A part that has to run panicked.
+    /// A task panicked that should run until `stop`.
     #[error("a task failed")]
     Failed(#[from] tokio::task::JoinError),
 }
@@ -101,19 +101,23 @@ fn list(permissions: &[Permission]) -> String {
         .join("\n")
 }
 
-/// What the controllers are made from.
+/// What the controllers are built from.
 struct Components {
     api: ApiClient,
     config: Arc<Config>,
     evaluator: Evaluator,
     leadership: Leadership,
-    sinks: Sinks,
+    sinks: Outputs,
     stop: CancellationToken,
-    /// The tasks that have to run, each giving its name when it ends.
+    /// Tasks that run until `stop`; each returns its name.
     tasks: JoinSet<&'static str>,
 }
 
-/// Runs until `stop`, then ends cleanly: no new work, patches under way finish, the Lease is released.
+/// Runs until `stop`, then shuts down: starts no new work, finishes patches in progress, releases the Lease.
+///
+/// # Errors
+///
+/// When permissions are missing or cannot be checked, or when a task ends by itself.
 pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     let Run {
         api,
@@ -150,7 +154,7 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
         evaluator,
         config,
         leadership,
-        sinks: Sinks {
+        sinks: Outputs {
             writer,
             events,
             metrics,
@@ -159,14 +163,14 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
         stop: stop.clone(),
         tasks: JoinSet::new(),
     };
-    // The elector outlives the rest: a patch under way must not outlive the Lease.
+    // The elector stops last, so that no patch is in progress after the Lease is released.
     let writers_done = CancellationToken::new();
     let mut elector = tokio::spawn(elector.run(writers_done.clone()));
     let mut event_writer = tokio::spawn(event_writer.run());
 
     components.start(pending);
 
-    // None of them ends before it is told to.
+    // No task ends before `stop`.
     let ended = tokio::select! {
         ended = components.tasks.join_next() => ended.unwrap_or(Ok("everything")),
         ended = &mut elector => ended.map(|()| "the elector"),
@@ -183,7 +187,7 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     if !elector.is_finished() {
         let _ = elector.await;
     }
-    // With the last handle gone the queue ends; what is in it is written, if that is quick.
+    // Dropping the last sender closes the queue. Queued events are still written, within a limit.
     drop(components);
     if !event_writer.is_finished() {
         let _ = tokio::time::timeout(Duration::from_secs(2), event_writer).await;
@@ -192,7 +196,7 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
 }
 
 impl Components {
-    /// Starts every task: the watches, a controller for each kind, and the order at start.
+    /// Starts all tasks: watches, one controller per kind, and the startup sequence.
     fn start(&mut self, pending: watch::Sender<PendingSyncs>) {
         let namespaces = &self.sinks.namespaces;
         let following = namespaces.follow(&self.api, self.stop.clone());
@@ -278,7 +282,7 @@ impl Components {
         )
     }
 
-    /// The sender says when nodes may be tainted.
+    /// Starts the node controller. The returned sender enables it.
     fn nodes(&mut self) -> (watch::Sender<bool>, watch::Receiver<bool>) {
         let states = ObjectStates::default();
         let watched = follow(&self.api, None, nodes::same, forget(&states, None));
@@ -323,8 +327,8 @@ impl Components {
         concurrency: NonZeroU16,
         is_active: watch::Receiver<bool>,
         listed: &watch::Receiver<bool>,
-    ) -> Settings {
-        Settings {
+    ) -> ControllerSettings {
+        ControllerSettings {
             name,
             concurrency: concurrency.get(),
             is_active,
@@ -335,10 +339,10 @@ impl Components {
         }
     }
 
-    /// Runs the controller of one kind as a task of this name.
+    /// Spawns the controller of one kind as a task of this name.
     fn spawn<R: Reconcile>(
         &mut self,
-        settings: Settings,
+        settings: ControllerSettings,
         watched: Watched<R::Object>,
         again: impl Stream<Item = ()> + Send + 'static,
         reconciler: Arc<Reconciler<R>>,
@@ -352,7 +356,7 @@ impl Components {
     }
 }
 
-/// Forgets what has left the store.
+/// Removes the state of deleted objects.
 fn forget<K: Resource<DynamicType = ()> + Clone + 'static>(
     states: &ObjectStates,
     initial: Option<&InitialObjects>,

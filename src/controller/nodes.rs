@@ -1,4 +1,4 @@
-//! Taints nodes with their architecture.
+//! Reconciles nodes: each gets a taint with its architecture.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -7,19 +7,19 @@ use kube_runtime::reflector::Store;
 use crate::{
     cluster::objects::Node,
     metrics::Metrics,
-    placement::node::{self, Policy},
+    placement::node::{self, TaintPolicy},
     plan::{self, ObjectState, Plan},
     platform::Architecture,
 };
 
 use super::reconcile::Reconcile;
 
-/// What differs for nodes.
+/// The reconciler of nodes.
 pub(super) struct Nodes {
-    pub(super) policy: Policy,
+    pub(super) policy: TaintPolicy,
 }
 
-/// A heartbeat changes none of this.
+/// Compares what matters; a heartbeat changes none of it.
 pub(super) fn same(old: &Node, new: &Node) -> bool {
     old.metadata.uid == new.metadata.uid
         && old.metadata.labels == new.metadata.labels
@@ -30,7 +30,7 @@ pub(super) fn same(old: &Node, new: &Node) -> bool {
 
 impl Reconcile for Nodes {
     type Object = Node;
-    /// A node says everything itself.
+    /// Nothing else has to be read for a node.
     type Evaluation = ();
     const NAME: &'static str = "nodes";
 
@@ -43,7 +43,7 @@ impl Reconcile for Nodes {
     }
 }
 
-/// Nodes by architecture and whether they carry archaware's taint, counted when scraped.
+/// Registers a gauge of nodes by architecture and by whether they have archaware's taint.
 pub(super) fn register_gauge(metrics: &Metrics, store: Store<Node>) {
     metrics.register_gauges(
         [(
@@ -54,7 +54,7 @@ pub(super) fn register_gauge(metrics: &Metrics, store: Store<Node>) {
             let mut counts: BTreeMap<(String, bool), i64> = BTreeMap::new();
             for node in store.state() {
                 let view = node.view();
-                // A closed set: what is no architecture is counted as one thing.
+                // Label values are bounded: all invalid architectures are counted as one.
                 let parsed = view.architecture.parse::<Architecture>();
                 let name = parsed.map_or_else(|_| "unknown".to_owned(), |a| a.to_string());
                 let tainted = node::owned(view.annotations).is_some();

@@ -1,4 +1,4 @@
-//! What is remembered of each object, by uid. An entry goes with its object.
+//! State per object, by uid. It is removed with its object.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -11,25 +11,25 @@ use crate::{
     plan::ObjectState,
 };
 
-/// The states of all objects of a kind. Cheap to clone.
+/// The states of the objects of one kind. Cheap to clone.
 #[derive(Clone, Default)]
 pub(super) struct ObjectStates(Arc<Mutex<HashMap<String, ObjectState>>>);
 
 impl ObjectStates {
-    /// What is remembered of an object.
+    /// The state of an object.
     pub(super) fn get<K: Resource>(&self, object: &K) -> Option<ObjectState> {
         let states = self.0.lock();
         states.get(object.meta().uid.as_deref()?).cloned()
     }
 
-    /// Whether nothing is left to be decided about an object.
+    /// Whether nothing remains to be decided about an object.
     pub(super) fn is_decided<K: Resource>(&self, object: &K) -> bool {
         let uid = object.meta().uid.as_deref().unwrap_or_default();
         self.0.lock().get(uid).is_some_and(ObjectState::is_decided)
     }
 
-    /// Remembers the state of an object, or forgets it. An object that is gone by now is not remembered: it left
-    /// the store before `removed` was called for it.
+    /// Stores or removes the state of an object. The state of an object that left the store is not kept: `removed`
+    /// was already called for it.
     pub(super) fn set<K>(&self, object: &K, state: Option<ObjectState>, store: &Store<K>)
     where
         K: Kind + Clone + 'static,
@@ -46,7 +46,7 @@ impl ObjectStates {
         };
     }
 
-    /// Forgets what has left the store.
+    /// Removes the states of deleted objects.
     pub(super) fn removed<K: Resource + Clone + 'static>(&self, removed: &Removed<'_, K>)
     where
         K::DynamicType: Eq + std::hash::Hash + Clone,
@@ -92,7 +92,7 @@ mod tests {
         assert!(states.get(&a).is_some());
         states.removed(&Removed::One(&a));
         assert!(states.get(&a).is_none());
-        // A reconcile that was under way while its pod was deleted, or replaced under the same name.
+        // A reconcile was in progress while its pod was deleted or replaced under the same name.
         writer.apply_watcher_event(&Event::Delete(a.clone()));
         states.set(&a, state(), &store);
         states.set(&pod("b", "3"), state(), &store);

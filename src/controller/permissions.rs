@@ -1,11 +1,11 @@
-//! Which permissions `run` needs.
+//! The permissions that `archaware run` needs.
 
 use crate::{
     cluster::{ADMISSION_SECRET, NAME, access::Permission},
     config::{Config, DaemonSets},
 };
 
-/// What `run` needs with this configuration.
+/// The permissions for this configuration.
 pub(super) fn needed(namespace: &str, config: &Config) -> Vec<Permission> {
     let everywhere = |group, resource, verbs: &[&'static str]| {
         verbs
@@ -38,7 +38,7 @@ pub(super) fn needed(namespace: &str, config: &Config) -> Vec<Permission> {
         everywhere("", "namespaces", &["list", "watch"]),
         everywhere("apps", "daemonsets", daemon_sets),
         everywhere("events.k8s.io", "events", &["create"]),
-        // The name of an object is not known to the authoriser when it is created.
+        // A rule with `resourceNames` cannot allow `create`, because the authorizer does not know the name then.
         vec![
             lease("create", None),
             lease("get", Some(NAME)),
@@ -49,13 +49,13 @@ pub(super) fn needed(namespace: &str, config: &Config) -> Vec<Permission> {
     .concat()
 }
 
-/// What the webhook needs besides.
+/// Additional permissions for the webhook.
 fn admission(namespace: &str, config: &Config) -> Vec<Permission> {
     let admission = &config.admission;
     let files = &admission.certificates;
     let own_certificate = files.certificate.as_os_str().is_empty();
     let tells = own_certificate || !files.authority.as_os_str().is_empty();
-    // The name of an object is not known to the authoriser when it is created.
+    // A rule with `resourceNames` cannot allow `create`, because the authorizer does not know the name then.
     let configuration = |verb| Permission {
         group: "admissionregistration.k8s.io",
         resource: "mutatingwebhookconfigurations",
@@ -82,8 +82,8 @@ fn admission(namespace: &str, config: &Config) -> Vec<Permission> {
     needed
 }
 
-/// What makes every pod's pull secrets readable. Without it, only those in namespaces whose owners allow
-/// it are.
+/// Permissions to read every pod's pull secrets. Without them, pull secrets are read only in namespaces with a
+/// RoleBinding.
 pub(super) fn pull_secrets() -> Vec<Permission> {
     vec![Permission {
         group: "",

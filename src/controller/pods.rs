@@ -1,4 +1,4 @@
-//! Gives pods the tolerations that their images allow.
+//! Reconciles pods: they get the tolerations that their images allow.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use crate::{
 
 use super::{object_state::ObjectStates, reconcile::Reconcile};
 
-/// What differs for pods.
+/// The reconciler of pods.
 pub(super) struct Pods {
     pub(super) evaluator: Evaluator,
     pub(super) namespaces: Namespaces,
@@ -27,17 +27,17 @@ pub(super) struct Pods {
     pub(super) metrics: Metrics,
 }
 
-/// A field selector, and whether two states of a pod are the same to archaware.
+/// A field selector, and a comparison of what matters in a pod.
 type Selection = (Option<&'static str>, fn(&Pod, &Pod) -> bool);
 
-/// Which pods are watched, and which changes in them matter. An unbound pod is all that NoSchedule
-/// needs, so the cost does not depend on how many pods run.
+/// The pods to watch and the changes that matter. For `NoSchedule` unbound pods suffice, so the cost does not depend
+/// on the number of running pods.
 pub(crate) fn selection(config: &Config) -> Selection {
     let fields = (config.taint.effect != Effect::NoExecute).then_some("spec.nodeName=");
     (fields, same)
 }
 
-/// The scheduler writes the status of a pod that it cannot place again and again.
+/// Compares what matters; the scheduler updates the status of pods that it cannot place.
 fn same(old: &Pod, new: &Pod) -> bool {
     old.metadata.uid == new.metadata.uid
         && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
@@ -46,12 +46,12 @@ fn same(old: &Pod, new: &Pod) -> bool {
         && old.status == new.status
 }
 
-/// Whether it carries a decision.
+/// Whether the pod's annotation records a decision.
 fn is_recorded(pod: &Pod) -> bool {
     annotations(&pod.metadata).contains_key(annotation::DECISION)
 }
 
-/// Since the API server created it, by this machine's clock.
+/// Time since its creation, by the local clock.
 fn age(pod: &Pod) -> Duration {
     let created = pod.metadata.creation_timestamp.as_ref();
     let age = created.map(|time| jiff::Timestamp::now().duration_since(time.0));
@@ -65,7 +65,7 @@ impl Reconcile for Pods {
     const NAME: &'static str = "pods";
 
     async fn evaluate(&self, pod: &Pod) -> Option<Evaluation> {
-        // With NoExecute bound pods matter, too: they would be evicted.
+        // With `NoExecute` bound pods matter too, because they would be evicted.
         let bound_too = self.evaluator.config.taint.effect == Effect::NoExecute;
         if !pod.is_in_scope() || (pod.is_bound() && !bound_too) {
             return None;
@@ -89,7 +89,7 @@ impl Reconcile for Pods {
         plan::pod::plan(pod, &evaluation, policies, remembered, now)
     }
 
-    /// Counts how long the pod has waited for its decision.
+    /// Records how long the pod waited for its decision.
     fn decided(&self, pod: &Pod) {
         if !pod.is_bound() && !is_recorded(pod) {
             self.metrics.pod_decided(age(pod));
@@ -97,7 +97,7 @@ impl Reconcile for Pods {
     }
 }
 
-/// Pods that still wait for a decision, and the age of the oldest in seconds.
+/// The number of undecided pods, and the age of the oldest in seconds.
 fn undecided(store: &Store<Pod>, states: &ObjectStates) -> (i64, i64) {
     let (mut count, mut oldest) = (0, Duration::ZERO);
     for pod in store.state() {
@@ -110,7 +110,7 @@ fn undecided(store: &Store<Pod>, states: &ObjectStates) -> (i64, i64) {
     (count, i64::try_from(oldest.as_secs()).unwrap_or(i64::MAX))
 }
 
-/// What there is to do, counted when scraped; by the replica that does it.
+/// Registers gauges of watched and undecided pods. Only the leader reports undecided pods.
 pub(super) fn register_gauges(
     metrics: &Metrics,
     store: Store<Pod>,

@@ -24,31 +24,33 @@ use crate::{
     },
     error::chain,
     metrics::Metrics,
-    plan::{Change, EventDraft, Follow, ObjectState, Plan, Write, after_release, after_write},
+    plan::{
+        AppliedChange, EventDraft, Follow, ObjectState, Plan, Write, after_release, after_write,
+    },
 };
 
 use super::{initial::InitialObjects, object_state::ObjectStates};
 
-/// How long until an object is looked at again whose reconcile panicked: a bug in archaware, which repeating does
-/// not mend, but the object may change what it meets.
+/// Delay before an object is reconciled again after a panic. A repetition does not fix the bug, but the object may
+/// change meanwhile.
 const PANIC_RETRY: Duration = Duration::from_mins(1);
 
 /// The two steps that differ between kinds.
 pub(super) trait Reconcile: Send + Sync + 'static {
-    /// What is reconciled.
+    /// The reconciled kind.
     type Object: Kind + Clone + DeserializeOwned + Debug + Send + Sync + 'static;
-    /// What is read about it.
+    /// The result of the first step.
     type Evaluation: Send;
-    /// Of the controller, in logs and metrics.
+    /// Name of the controller in logs and metrics.
     const NAME: &'static str;
 
-    /// Reads what the plan needs; `None` when the object is not archaware's business.
+    /// Step 1: reads what the plan needs; `None` if archaware does not decide about the object.
     fn evaluate(
         &self,
         object: &Self::Object,
     ) -> impl Future<Output = Option<Self::Evaluation>> + Send;
 
-    /// What is to be done. Pure.
+    /// Step 2: decides what to do. Pure.
     fn plan(
         &self,
         object: &Self::Object,
@@ -57,13 +59,13 @@ pub(super) trait Reconcile: Send + Sync + 'static {
         now: Instant,
     ) -> Plan;
 
-    /// Nothing is left to be decided about an object for which that is new.
+    /// Called once when nothing remains to be decided about an object.
     fn decided(&self, _object: &Self::Object) {}
 }
 
 /// Where plans are applied.
 #[derive(Clone)]
-pub(super) struct Sinks {
+pub(super) struct Outputs {
     pub(super) writer: Writer,
     pub(super) events: Events,
     pub(super) metrics: Metrics,
@@ -73,15 +75,15 @@ pub(super) struct Sinks {
 /// Reconciles the objects of one kind.
 pub(super) struct Reconciler<R: Reconcile> {
     pub(super) kind: R,
-    pub(super) sinks: Sinks,
+    pub(super) sinks: Outputs,
     pub(super) store: Store<R::Object>,
     pub(super) states: ObjectStates,
-    /// Which objects of the start have had their first attempt; `None`: the start does not wait for this kind.
+    /// Tracks the initial objects; `None` if the startup sequence does not wait for this kind.
     pub(super) initial: Option<InitialObjects>,
 }
 
 impl<R: Reconcile> Reconciler<R> {
-    /// One attempt at an object, until `stop`.
+    /// Reconciles an object once, or until `stop`.
     pub(super) async fn reconcile(
         self: Arc<Self>,
         object: Arc<R::Object>,
@@ -89,7 +91,7 @@ impl<R: Reconcile> Reconciler<R> {
     ) -> Action {
         let started = Instant::now();
         let attempt = AssertUnwindSafe(self.attempt(&object, &stop)).catch_unwind();
-        // A panic ends this reconcile and no other; it counts as an attempt. Where it happened has been logged.
+        // A panic ends only this reconcile and counts as an attempt. The panic hook has logged its location.
         let follow = attempt.await.unwrap_or_else(|_| {
             self.sinks.metrics.panics.count(R::NAME);
             follow(Some(PANIC_RETRY), true)
@@ -106,7 +108,7 @@ impl<R: Reconcile> Reconciler<R> {
     }
 
     async fn attempt(&self, object: &R::Object, stop: &CancellationToken) -> Follow {
-        // A registry may take its time; a process that is told to stop may not.
+        // Resolution may take long, but shutdown must not wait for it.
         let evaluated = stop.run_until_cancelled(self.kind.evaluate(object)).await;
         let Some(evaluated) = evaluated else {
             return follow(None, false);
@@ -121,7 +123,7 @@ impl<R: Reconcile> Reconciler<R> {
         self.apply(object, plan).await
     }
 
-    /// Sends the patch, and does what follows from its outcome.
+    /// Step 3: sends the patch and handles its outcome.
     async fn apply(&self, object: &R::Object, plan: Plan) -> Follow {
         let Plan {
             events,
@@ -134,7 +136,7 @@ impl<R: Reconcile> Reconciler<R> {
         } = plan;
         self.publish(object, events);
         self.count(counts);
-        // Remembered before the patch: what has been reported stays reported whatever becomes of it.
+        // Stored before the patch: events that were published must not be repeated, whatever the outcome.
         self.states.set(object, state.clone(), &self.store);
         if let Some(write) = write
             && let Some(failed) = self.write(object, write).await
@@ -150,7 +152,7 @@ impl<R: Reconcile> Reconciler<R> {
         follow(requeue, is_complete)
     }
 
-    /// `None` once the patch is applied.
+    /// Sends the patch; `None` if it was applied.
     async fn write(&self, object: &R::Object, write: Write) -> Option<Follow> {
         let name = NamespacedName::of(object);
         let written = self
@@ -159,7 +161,7 @@ impl<R: Reconcile> Reconciler<R> {
             .patch::<R::Object>(&name, write.patch)
             .await;
         let follows = match write.change {
-            Change::GateRemoved => after_release(&written),
+            AppliedChange::GateRemoved => after_release(&written),
             _ => after_write(&written),
         };
         let Some(follows) = follows else {
@@ -175,7 +177,7 @@ impl<R: Reconcile> Reconciler<R> {
         };
         let written = self.sinks.writer.patch::<R::Object>(&name, release).await;
         let Some(follows) = after_release(&written) else {
-            log(&Change::GateRemoved, &name);
+            log(&AppliedChange::GateRemoved, &name);
             return Some(follow(failed.requeue, true));
         };
         Some(self.failed(object, &written, follows))
@@ -197,7 +199,7 @@ impl<R: Reconcile> Reconciler<R> {
                 reason,
                 note,
             } = draft;
-            // Events are kept for an hour: what is wrong with a node is in the log, too.
+            // Events expire after an hour, so problems of nodes are logged too.
             if matches!(
                 reason,
                 EventReason::TaintConflict | EventReason::UnknownArchitecture
@@ -233,23 +235,27 @@ fn follow(requeue: Option<Duration>, is_complete: bool) -> Follow {
     }
 }
 
-/// One line for each change that was made.
-fn log(change: &Change, name: &NamespacedName) {
+/// Logs an applied change.
+fn log(change: &AppliedChange, name: &NamespacedName) {
     match change {
-        Change::PodPlaced {
+        AppliedChange::PodPlaced {
             decision,
             by_policy,
         } => tracing::info!(pod = %name, decision, by_policy, "pod placed"),
-        Change::GateRemoved => tracing::info!(pod = %name, "gate removed without a decision"),
-        Change::TemplateChanged {
+        AppliedChange::GateRemoved => {
+            tracing::info!(pod = %name, "gate removed without a decision")
+        }
+        AppliedChange::TemplateChanged {
             decision,
             by_policy,
         } => tracing::info!(daemonset = %name, decision, by_policy, "template changed"),
-        Change::RecordChanged => {}
-        Change::NodeTainted { taint, removed } => {
+        AppliedChange::RecordChanged => {}
+        AppliedChange::NodeTainted { taint, removed } => {
             tracing::info!(node = %name, taint, removed, "node tainted");
         }
-        Change::NodeReleased { removed } => tracing::info!(node = %name, removed, "node released"),
+        AppliedChange::NodeReleased { removed } => {
+            tracing::info!(node = %name, removed, "node released")
+        }
     }
 }
 

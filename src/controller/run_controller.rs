@@ -1,4 +1,4 @@
-//! Runs one `kube_runtime::Controller` the way all of archaware's are run.
+//! Runs a `kube_runtime::Controller` with archaware's settings.
 
 use std::{convert::Infallible, fmt::Debug, future::Future, sync::Arc};
 
@@ -16,27 +16,27 @@ use crate::{
     metrics::Metrics,
 };
 
-/// How a controller is run.
-pub(super) struct Settings {
-    /// In logs and metrics.
+/// Settings of one controller.
+pub(super) struct ControllerSettings {
+    /// Name in logs and metrics.
     pub(super) name: &'static str,
-    /// Reconciliations at once; never zero, which would mean no limit.
+    /// Concurrent reconciles; never zero, which would mean no limit.
     pub(super) concurrency: u16,
-    /// While false, nothing is reconciled: replicas that do not lead only follow the cluster.
+    /// Nothing is reconciled while this is false: replicas that do not lead only watch.
     pub(super) is_active: watch::Receiver<bool>,
-    /// What has to be true before `is_active` counts.
+    /// Must be true before `is_active` is considered.
     pub(super) ready: watch::Receiver<bool>,
-    /// Where to count.
+    /// Metrics to update.
     pub(super) metrics: Metrics,
-    /// Whether the first list is complete. Until then kube's controller cannot end by itself.
+    /// Whether the initial list is complete. Until then kube's controller does not end by itself.
     pub(super) listed: watch::Receiver<bool>,
-    /// Ends the controller: nothing new is started, what is under way finishes.
+    /// Stops the controller: no new reconcile is started, those in progress finish.
     pub(super) stop: CancellationToken,
 }
 
-/// Reconciles every object of the stream, and all of them on each item of `again`, until told to stop.
+/// Reconciles every object of the stream, and all objects on each item of `again`, until `stop`.
 pub(super) async fn run_controller<K, F, Fut>(
-    settings: Settings,
+    settings: ControllerSettings,
     watched: Watched<K>,
     again: impl Stream<Item = ()> + Send + 'static,
     reconcile: F,
@@ -45,7 +45,7 @@ pub(super) async fn run_controller<K, F, Fut>(
     F: Fn(Arc<K>) -> Fut + Clone + Send + Sync + 'static,
     Fut: Future<Output = Action> + Send + 'static,
 {
-    let Settings {
+    let ControllerSettings {
         name,
         concurrency,
         is_active,
@@ -59,7 +59,7 @@ pub(super) async fn run_controller<K, F, Fut>(
         let (reconcile, metrics) = (reconcile.clone(), metrics.clone());
         let is_active = *is_active.borrow() && *ready.borrow();
         async move {
-            // Nothing waits here: on activation, everything in the store is looked at.
+            // On activation every object in the store is reconciled, so nothing has to be queued now.
             if !is_active {
                 return Ok(Action::await_change());
             }
@@ -84,7 +84,7 @@ pub(super) async fn run_controller<K, F, Fut>(
         .for_each(|result| async move {
             match result {
                 Ok(_) | Err(Error::ObjectNotFound(_)) => {}
-                // The watch logs its own failures, and goes on.
+                // The watch logs its own failures and continues.
                 Err(error) => tracing::debug!(controller = name, %error, "reconciliation"),
             }
         });
@@ -94,7 +94,7 @@ pub(super) async fn run_controller<K, F, Fut>(
     }
 }
 
-/// An item each time that the controller becomes active, the first one once everything is ready.
+/// Yields an item whenever the controller becomes active, the first one once everything is ready.
 fn activations(
     is_active: watch::Receiver<bool>,
     ready: watch::Receiver<bool>,

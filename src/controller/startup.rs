@@ -1,5 +1,5 @@
-//! The order at start: nodes are tainted only after every pod and DaemonSet that was there has had its first
-//! attempt. A taint that came earlier would make all of them wait for archaware.
+//! The startup sequence: nodes are tainted only after every existing pod and DaemonSet has been attempted once. An
+//! earlier taint would make all of them wait.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use crate::cluster::objects::{DaemonSet, Pod};
 
 use super::{PendingSyncs, initial::Initial};
 
-/// Everything that the start waits for.
+/// What the startup sequence waits for.
 pub(super) struct Startup {
     pub(super) pods: Initial<Pod>,
     pub(super) daemon_sets: Initial<DaemonSet>,
-    /// Which first lists are complete.
+    /// Whether each initial list is complete.
     pub(super) lists: Vec<(&'static str, watch::Receiver<bool>)>,
-    /// How long pods and DaemonSets may keep nodes from being tainted.
+    /// The longest time that pods and DaemonSets may delay tainting.
     pub(super) timeout: Duration,
 }
 
 impl Startup {
-    /// Goes through the order, then lets nodes be tainted while this process leads.
+    /// Runs the sequence, then enables tainting while this process leads.
     pub(super) async fn run(
         self,
         mut leadership: watch::Receiver<bool>,

@@ -1,5 +1,5 @@
-//! The first step of three (evaluate, plan, apply): reads what decides about a pod or a template. That is the
-//! rule that applies to it, its pull secrets, and the platforms of its images. Nothing is changed here.
+//! Step 1 of 3 (evaluate, plan, apply): reads what the decision about a pod or template depends on, namely the rule
+//! that applies to it, its pull secrets and the platforms of its images. Changes nothing.
 
 pub mod pull_secrets;
 mod spec;
@@ -15,12 +15,12 @@ use futures::future::join_all;
 use crate::{
     cluster::objects::PodSpec,
     config::Config,
-    image::{ImageError, Request, Resolver},
+    image::{ImageError, ResolveRequest, Resolver},
     placement::{
         Mode, annotation,
         decision::{Decision, join},
         mode::{self, InvalidAnnotation, Rule},
-        pod::{Change, Policy, View},
+        pod::{PlacementPolicy, PodChange, PodView},
         preference::{self, Preferences},
     },
     platform::{Architecture, PlatformSet},
@@ -28,74 +28,75 @@ use crate::{
 
 use pull_secrets::{PodKeys, PullSecrets, Unusable};
 
-/// Of one pod: many times what the largest pods have. Beyond, archaware steps aside.
+/// Maximum number of images of a pod, many times that of the largest pods. Beyond it, every architecture is
+/// tolerated.
 const MAX_IMAGES: usize = 256;
 
-/// Decides about pods and templates.
+/// Evaluates pods and templates.
 #[derive(Clone)]
 pub struct Evaluator {
-    /// Images.
+    /// Resolves images.
     pub resolver: Resolver,
-    /// Credentials of pods.
+    /// Reads the pods' credentials.
     pub pull_secrets: PullSecrets,
-    /// What applies to every pod.
-    pub policy: Arc<Policy>,
-    /// Settings.
+    /// Settings of placement.
+    pub policy: Arc<PlacementPolicy>,
+    /// The configuration.
     pub config: Arc<Config>,
 }
 
-/// What a pod is to be.
+/// The result of an evaluation.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// Left alone, by the rule that applies to it or because it tolerates every architecture already.
+    /// No change, because of its mode or because it tolerates every architecture already.
     Skip,
-    /// Placed.
+    /// A decision.
     Decided(Decision),
-    /// Tried again: these images could not be resolved.
+    /// These images could not be resolved; to be retried.
     Unresolved(Vec<(String, ImageError)>),
 }
 
-/// A verdict and what led to it.
+/// A verdict with what led to it.
 #[derive(Clone, Debug)]
 pub struct Evaluation {
-    /// What is to be done.
+    /// The result.
     pub verdict: Verdict,
-    /// Whether the failure policy decided this earlier, for the same images.
+    /// Whether the decision was made earlier by the failure policy, for the same images.
     pub by_policy: bool,
-    /// Architectures that the pod prefers.
+    /// Preferred architectures.
     pub preferences: Preferences,
-    /// Annotations that mean nothing.
+    /// Annotations with invalid values.
     pub invalid: Vec<InvalidAnnotation>,
-    /// The images that were looked at, with the architectures that count for the pod's OS; `None`:
-    /// the image has no opinion.
+    /// The resolved images with their architectures for the pod's OS; `None`: the image names no platform.
     pub images: Vec<(String, Option<BTreeSet<Architecture>>)>,
-    /// Pull secrets that were passed over.
+    /// Pull secrets that were skipped.
     pub unusable: BTreeSet<Unusable>,
 }
 
-/// What is inspected.
+/// What is evaluated.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
-    /// A pod's, or a template's.
+    /// Spec of the pod or template.
     pub spec: &'a PodSpec,
-    /// Its annotations.
+    /// Annotations of the pod or template.
     pub annotations: &'a BTreeMap<String, String>,
-    /// Where it is.
+    /// Namespace of the pod or DaemonSet.
     pub namespace: &'a str,
-    /// How far it has come.
+    /// What can still be changed.
     pub stage: Stage,
-    /// The failure policy tolerated every architecture for these very images: that stands until they change.
+    /// Whether the failure policy decided earlier, for exactly these images, to tolerate every architecture. That
+    /// decision stands until the images change.
     pub tolerated_all_by_policy: bool,
 }
 
-/// What is inspected, and what can still be done to it.
+/// What is evaluated and can still be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// A template: its pods will have more than it says.
+    /// A template: pods created from it get additional fields.
     Template,
-    /// A pod on its way into the API: everything can be set.
+    /// A pod that is being created: everything can be set.
     Creation,
-    /// A pod: its affinity can be set while it is gated.
+    /// An existing pod: its affinity can be set while it has a scheduling gate.
     Pod,
 }
 
@@ -110,7 +111,7 @@ impl Subject<'_> {
 }
 
 impl Evaluator {
-    /// Looks at a pod's or a template's spec, within the budget of one attempt.
+    /// Evaluates a spec, within `resolution.budget`.
     pub async fn evaluate(
         &self,
         subject: Subject<'_>,
@@ -132,17 +133,17 @@ impl Evaluator {
         evaluation.verdict = match rule {
             Rule::Mode(Mode::Inspect) if subject.tolerated_all_by_policy => {
                 evaluation.by_policy = true;
-                Verdict::Decided(Decision::StepAside)
+                Verdict::Decided(Decision::TolerateAll)
             }
-            _ if self.has_everything(subject, &evaluation.preferences) => Verdict::Skip,
+            _ if self.nothing_to_add(subject, &evaluation.preferences) => Verdict::Skip,
             Rule::Mode(Mode::Ignore) => Verdict::Skip,
-            Rule::Mode(Mode::Any) => Verdict::Decided(Decision::StepAside),
+            Rule::Mode(Mode::Any) => Verdict::Decided(Decision::TolerateAll),
             Rule::Architectures(set) => Verdict::Decided(self.policy.limit(set)),
             Rule::Mode(Mode::Inspect) => {
                 let is_template = subject.stage == Stage::Template;
                 let keys = self
                     .pull_secrets
-                    .of(subject.namespace, subject.spec, is_template);
+                    .for_pod(subject.namespace, subject.spec, is_template);
                 let (verdict, images) = self.resolve_images(subject.spec, &keys).await;
                 evaluation.images = images;
                 evaluation.unusable = keys.unusable();
@@ -152,9 +153,10 @@ impl Evaluator {
         evaluation
     }
 
-    /// Who tolerates every architecture needs nothing, unless there is more to give than tolerations for
-    /// architectures: so its registry is not asked either. Who was stepped aside for is done.
-    fn has_everything(&self, subject: Subject<'_>, preferences: &Preferences) -> bool {
+    /// A pod that tolerates every architecture needs no further decision, and its registry is not asked, unless
+    /// affinity or additional tolerations can still be added. A pod that was decided to tolerate everything is
+    /// complete.
+    fn nothing_to_add(&self, subject: Subject<'_>, preferences: &Preferences) -> bool {
         let tolerations = subject.spec.tolerations.as_deref().unwrap_or_default();
         let taint = &self.policy.taint;
         let tolerates_all = tolerations.iter().any(|one| taint.is_tolerated_by(one));
@@ -170,13 +172,13 @@ impl Evaluator {
         keys: &PodKeys,
     ) -> (Verdict, Vec<(String, Option<BTreeSet<Architecture>>)>) {
         let all = spec.images();
-        // Whoever may create pods must not make archaware ask for thousands of images at once.
+        // Users must not be able to make archaware resolve thousands of images at once.
         if all.len() > MAX_IMAGES {
-            return (Verdict::Decided(Decision::StepAside), Vec::new());
+            return (Verdict::Decided(Decision::TolerateAll), Vec::new());
         }
         let deadline = tokio::time::Instant::now() + self.config.resolution.budget;
         let resolved = join_all(all.into_iter().map(|(image, policy)| async move {
-            let request = Request {
+            let request = ResolveRequest {
                 image,
                 policy,
                 keys: &keys.keys,
@@ -208,10 +210,15 @@ impl Evaluator {
 }
 
 impl Subject<'_> {
-    /// What it gets by a decision.
-    pub fn change(self, policy: &Policy, decision: &Decision, preferences: &Preferences) -> Change {
+    /// The changes that a decision means for it.
+    pub fn change(
+        self,
+        policy: &PlacementPolicy,
+        decision: &Decision,
+        preferences: &Preferences,
+    ) -> PodChange {
         let spec = self.spec;
-        let view = View {
+        let view = PodView {
             os: &spec.os(),
             tolerations: spec.tolerations.as_deref().unwrap_or_default(),
             node_selector: &spec.node_selector,
@@ -222,8 +229,8 @@ impl Subject<'_> {
 }
 
 impl Evaluation {
-    /// Why a pod with these images may run nowhere.
-    pub fn explain_no_common_architecture(&self, policy: &Policy) -> String {
+    /// The message for a pod that no architecture can run.
+    pub fn explain_no_common_architecture(&self, policy: &PlacementPolicy) -> String {
         let mut why = if self.images.is_empty() {
             "none of the architectures in its annotation is schedulable".to_owned()
         } else {
@@ -236,7 +243,7 @@ impl Evaluation {
         why
     }
 
-    /// `a (amd64, arm64), b (s390x)`: what a person needs to see why images share nothing.
+    /// For example `a (amd64, arm64), b (s390x)`.
     fn describe(&self) -> String {
         let one = |(image, set): &(String, Option<BTreeSet<Architecture>>)| {
             let architectures = match set {

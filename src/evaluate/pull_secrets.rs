@@ -1,5 +1,5 @@
-//! A pod's pull secrets: read by name when one of its images needs them, and forgotten soon. There is no
-//! list and no watch, so archaware never holds Secrets that no pending pod names.
+//! Reads a pod's pull secrets by name when one of its images needs them, and caches them briefly. Secrets are neither
+//! listed nor watched, so archaware never holds Secrets that no pending pod names.
 
 use std::{
     collections::BTreeSet,
@@ -24,78 +24,79 @@ use crate::{
         objects::PodSpec,
     },
     image::{
-        credentials::{Entries, Keyring, Keys, docker_cfg, docker_config_json},
-        flight::Flights,
+        credentials::{Entries, Keyring, LazyKeyring, docker_cfg, docker_config_json},
+        single_flight::SingleFlight,
     },
 };
 
-/// How long a Secret is used without being read again. A rollout makes many pods with the same one.
+/// How long a Secret is cached. A rollout creates many pods with the same one.
 const USED: Duration = Duration::from_mins(1);
-/// The same for one that is not usable: whoever forgot it is likely to make it now.
+/// How long an unusable Secret is cached; its owner may be fixing it.
 const UNUSABLE: Duration = Duration::from_secs(10);
-/// Secrets held at once.
-const MAX_HELD: usize = 128;
-/// Of one secret. The API's rule is 1 MiB, but whoever may write Secrets must not fill archaware's memory; a
-/// large cluster's pull secret has some KiB.
+/// Maximum number of cached Secrets.
+const MAX_CACHED: usize = 128;
+/// Maximum bytes of a Secret. The API allows 1 MiB, but users must not fill archaware's memory; the pull secret of a
+/// large cluster has some KiB.
 const MAX_CONTENT: usize = 128 * 1024;
-/// Of one pod. The kubelet has no limit; whoever creates pods must not make archaware read thousands.
+/// Maximum number of pull secrets per pod. The kubelet has no limit, but users must not make archaware read
+/// thousands.
 const MAX_OF_POD: usize = 32;
 
-/// Where pull secrets are read. Cheap to clone.
+/// Reads and caches pull secrets. Cheap to clone.
 #[derive(Clone)]
 pub struct PullSecrets(Arc<Inner>);
 
 struct Inner {
     api: ApiClient,
-    secrets: Held<Entries>,
-    accounts: Held<Vec<String>>,
+    secrets: TtlCache<Entries>,
+    accounts: TtlCache<Vec<String>>,
 }
 
-/// What was read lately, or why it cannot be used.
+/// The content, or why it cannot be used.
 type Read<T> = Result<Arc<T>, Arc<str>>;
 
-struct Held<T> {
+struct TtlCache<T> {
     known: Cache<NamespacedName, (Read<T>, Instant)>,
-    flights: Flights<NamespacedName, Read<T>>,
+    flights: SingleFlight<NamespacedName, Read<T>>,
 }
 
-/// A pull secret that was passed over.
+/// A pull secret that was skipped.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Unusable {
-    /// Its name.
+    /// Name of the Secret.
     pub secret: String,
-    /// Why; nothing of its content.
+    /// The reason, without any content.
     pub why: String,
 }
 
-/// The credentials of one pod or template, and what was found out when they were needed.
+/// The credentials of one pod or template, loaded when needed.
 #[derive(Clone)]
 pub struct PodKeys {
-    /// For the resolver.
-    pub keys: Keys,
+    /// The keyring for the resolver.
+    pub keys: LazyKeyring,
     unusable: Arc<Mutex<BTreeSet<Unusable>>>,
 }
 
 impl PodKeys {
-    /// The secrets that could not be used, if they were needed.
+    /// The Secrets that could not be used, if they were needed.
     pub fn unusable(&self) -> BTreeSet<Unusable> {
         self.unusable.lock().clone()
     }
 }
 
 impl PullSecrets {
-    /// Reads nothing yet.
+    /// Creates an empty cache.
     pub fn new(api: ApiClient) -> Self {
         Self(Arc::new(Inner {
             api,
-            secrets: Held::new(),
-            accounts: Held::new(),
+            secrets: TtlCache::new(),
+            accounts: TtlCache::new(),
         }))
     }
 
-    /// The credentials of a pod in `namespace`. A template's pods get the secrets of their ServiceAccount
-    /// when they name none; in a pod that has happened already (the `ServiceAccount` admission plugin).
-    pub fn of(&self, namespace: &str, spec: &PodSpec, is_template: bool) -> PodKeys {
+    /// The credentials of a pod in `namespace`. The pods of a template without pull secrets get those of their
+    /// ServiceAccount; in a pod, the `ServiceAccount` admission plugin has added them already.
+    pub fn for_pod(&self, namespace: &str, spec: &PodSpec, is_template: bool) -> PodKeys {
         let unusable: Arc<Mutex<BTreeSet<Unusable>>> = Arc::default();
         let named = names(&spec.image_pull_secrets);
         let account = (is_template && named.is_empty()).then(|| {
@@ -169,7 +170,7 @@ impl Inner {
         self.secrets.read(name, read).await
     }
 
-    /// The names of a ServiceAccount's pull secrets; none when it cannot be read.
+    /// The names of a ServiceAccount's pull secrets; none if it cannot be read.
     async fn account(self: &Arc<Self>, namespace: &str, name: String) -> Vec<String> {
         let (name, api) = (NamespacedName::new(namespace, &name), self.api.clone());
         let read = |name: NamespacedName| async move {
@@ -183,15 +184,15 @@ impl Inner {
     }
 }
 
-impl<T: Send + Sync + 'static> Held<T> {
+impl<T: Send + Sync + 'static> TtlCache<T> {
     fn new() -> Self {
         Self {
-            known: Cache::new(MAX_HELD),
-            flights: Flights::new(),
+            known: Cache::new(MAX_CACHED),
+            flights: SingleFlight::new(),
         }
     }
 
-    /// What is known of an object, or what `read` finds out now.
+    /// Returns the cached object or reads it with `read`.
     async fn read<F>(&self, name: NamespacedName, read: impl FnOnce(NamespacedName) -> F) -> Read<T>
     where
         F: Future<Output = Read<T>> + Send + 'static,
@@ -201,7 +202,7 @@ impl<T: Send + Sync + 'static> Held<T> {
         {
             return held;
         }
-        // What nobody uses any more is not held: it may be a secret.
+        // Expired entries are removed at once, because they may contain secrets.
         self.known.retain(|_, (held, at)| is_fresh(held, *at));
         let answer = self
             .flights
@@ -216,7 +217,7 @@ fn is_fresh<T>(held: &Read<T>, at: Instant) -> bool {
     at.elapsed() < if held.is_ok() { USED } else { UNUSABLE }
 }
 
-/// What is wrong goes into the events of the pods that name it.
+/// Reads an object. The error is shown in events of the pods that name it.
 async fn get<K>(api: &ApiClient, name: &NamespacedName) -> Result<K, Arc<str>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned,
@@ -224,7 +225,7 @@ where
     match api.find(name).await {
         Ok(Some(object)) => Ok(object),
         Ok(None) => Err("it does not exist".into()),
-        // Where secrets are allowed namespace by namespace, this is no mistake in the ClusterRole.
+        // Where access is granted per namespace, this is expected.
         Err(ApiError::Forbidden(_)) => Err("archaware may not read it".into()),
         Err(error) => Err(error.to_string().into()),
     }

@@ -1,4 +1,4 @@
-//! What a pod's spec says about its images and its operating system.
+//! Images and OS of a pod's spec.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::{
 const OS_LABELS: [&str; 2] = ["kubernetes.io/os", "beta.kubernetes.io/os"];
 
 impl PodSpec {
-    /// Every image that has to run on the pod's node, each once, with the stricter pull policy.
+    /// All images that must run on the pod's node, without duplicates, with the strictest pull policy.
     pub fn images(&self) -> BTreeMap<&str, PullPolicy> {
         let containers = [
             &self.containers,
@@ -27,7 +27,7 @@ impl PodSpec {
         let volumes = volumes.map(|volume| (&volume.reference, &volume.pull_policy));
         let mut images = BTreeMap::new();
         for (image, policy) in containers.chain(volumes) {
-            // A container without an image gets one from a higher level later, or is refused.
+            // A container without an image gets one from a higher-level controller later, or is rejected.
             let Some(image) = image.as_deref().filter(|image| !image.is_empty()) else {
                 continue;
             };
@@ -39,7 +39,7 @@ impl PodSpec {
         images
     }
 
-    /// `spec.os`, else what the node selector or every required affinity term says, else linux.
+    /// The OS of `spec.os`, of the node selector or of every required affinity term; otherwise linux.
     pub fn os(&self) -> Os {
         let named = self
             .os
@@ -58,8 +58,7 @@ impl PodSpec {
             .unwrap_or_else(Os::linux)
     }
 
-    /// The one value that every required term asks for. Terms are alternatives, so one that does not
-    /// ask leaves the OS open.
+    /// The one OS that every required term names. Terms are ORed, so a term without OS leaves it open.
     fn required_os(&self) -> Option<&str> {
         let affinity = self.affinity.as_ref()?.node_affinity.as_ref()?;
         let required = affinity.required.as_ref()?;

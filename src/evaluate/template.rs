@@ -1,5 +1,5 @@
-//! A DaemonSet's template. The record on the DaemonSet says which of its tolerations are archaware's, and for
-//! which images.
+//! A DaemonSet's template and the annotation that records which of its tolerations archaware owns, and for which
+//! images.
 
 use std::collections::BTreeSet;
 
@@ -7,76 +7,80 @@ use crate::{
     cluster::objects::{DaemonSet, PodSpec, annotations},
     placement::{
         annotation,
-        daemon_set::{Record, View},
+        daemon_set::{OwnedTolerations, TemplateView},
     },
     platform::Os,
 };
 
 use super::{Stage, Subject};
 
-/// The template of a DaemonSet as its author wrote it, and what archaware has added.
+/// A DaemonSet's template, split into its author's part and archaware's.
 #[derive(Clone, Debug)]
 pub struct Template<'a> {
     /// The DaemonSet.
     pub set: &'a DaemonSet,
-    /// The spec without the tolerations of archaware's: they say nothing of what its author wants.
-    pub authored: PodSpec,
-    /// What archaware owns in it.
-    pub record: Record,
-    /// Its images, which a decision of the failure policy is bound to.
+    /// The spec without archaware's tolerations, as its author wrote it.
+    pub without_owned: PodSpec,
+    /// The tolerations that archaware owns.
+    pub owned: OwnedTolerations,
+    /// Images of the template. A decision of the failure policy stands until they change.
     pub images: BTreeSet<String>,
     os: Os,
 }
 
-/// What archaware owns in a DaemonSet's template.
-pub fn record(set: &DaemonSet) -> Record {
+/// The tolerations that archaware owns in a DaemonSet's template.
+pub fn owned_tolerations(set: &DaemonSet) -> OwnedTolerations {
     let text = annotations(&set.metadata).get(annotation::TOLERATIONS);
-    Record::parse(text.map(String::as_str))
+    OwnedTolerations::parse(text.map(String::as_str))
 }
 
 impl<'a> Template<'a> {
-    /// Reads the record of a DaemonSet.
-    pub fn of(set: &'a DaemonSet) -> Self {
-        let record = record(set);
-        let mut authored = set.spec.template.spec.clone();
-        if let Some(tolerations) = &mut authored.tolerations {
-            tolerations.retain(|toleration| !record.tolerations.contains(toleration));
+    /// Splits the template of a DaemonSet.
+    pub fn new(set: &'a DaemonSet) -> Self {
+        let owned = owned_tolerations(set);
+        let mut without_owned = set.spec.template.spec.clone();
+        if let Some(tolerations) = &mut without_owned.tolerations {
+            tolerations.retain(|toleration| !owned.tolerations.contains(toleration));
         }
         Self {
-            images: authored.images().into_keys().map(str::to_owned).collect(),
-            os: authored.os(),
+            images: without_owned
+                .images()
+                .into_keys()
+                .map(str::to_owned)
+                .collect(),
+            os: without_owned.os(),
             set,
-            authored,
-            record,
+            without_owned,
+            owned,
         }
     }
 
-    /// What is evaluated. What the failure policy decided for these images stands until they change, and they are
-    /// not looked at: each change rolls the DaemonSet.
+    /// What is evaluated. A decision of the failure policy for these images stands until they change, because each
+    /// change of the template causes a rollout.
     pub fn subject(&self) -> Subject<'_> {
-        let record = &self.record;
+        let owned = &self.owned;
         Subject {
-            spec: &self.authored,
+            spec: &self.without_owned,
             annotations: annotations(&self.set.spec.template.metadata),
             namespace: self.set.metadata.namespace.as_deref().unwrap_or_default(),
             stage: Stage::Template,
-            tolerated_all_by_policy: record.stepped_aside && record.is_for(&self.images),
+            tolerated_all_by_policy: owned.tolerate_all_by_policy && owned.is_for(&self.images),
         }
     }
 
-    /// Its tolerations, archaware's included.
+    /// All tolerations of the template.
     pub fn tolerations(&self) -> &[serde_json::Value] {
         let spec = &self.set.spec.template.spec;
         spec.tolerations.as_deref().unwrap_or_default()
     }
 
-    /// What the decision on its tolerations depends on.
-    pub fn view(&self) -> View<'_> {
-        View {
+    /// The parts that the decision on its tolerations depends on.
+    pub fn placement_view(&self) -> TemplateView<'_> {
+        TemplateView {
             os: &self.os,
             tolerations: self.tolerations(),
             images: &self.images,
-            record: &self.record,
+            record: &self.owned,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What is remembered between questions, in memory. Every cache here is bounded by
-//! `resolution.cache.images`; the least useful entries go first.
+//! In-memory caches of the resolver. `resolution.cache.images` bounds each of them; `quick_cache` evicts the entries
+//! that are least likely to be used again.
 
 use std::{
     collections::HashSet,
@@ -10,141 +10,145 @@ use std::{
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 
-use super::{credentials::Fingerprint, digest::Digest, error::ImageError, tree::Tree};
+use super::{credentials::Fingerprint, digest::Digest, error::ImageError, summary::ImageSummary};
 
-/// A tag is believed for this long when the registry cannot be asked again.
+/// How long a cached tag is used when the registry does not answer.
 pub(crate) const STALE_IF_ERROR: Duration = Duration::from_hours(24);
-/// Different sets of platforms that are shared between images. There are some dozens in a cluster; more are
-/// kept one by one.
-const MAX_SHARED: usize = 4096;
+/// Maximum number of interned summaries. A cluster has some dozens; further ones are not deduplicated.
+const MAX_INTERNED: usize = 4096;
 
-/// Who may use an answer: everybody, or the holder of the credential that got it.
+/// Who may use a cached answer: every pod, or pods with the credential that was needed to get it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Audience {
-    Everybody,
-    Holder(Fingerprint),
+pub(crate) enum CacheScope {
+    Public,
+    Credential(Fingerprint),
 }
 
 #[derive(Clone)]
-struct Tag {
+struct TagEntry {
     digest: Digest,
     seen: Instant,
 }
 
 #[derive(Clone)]
-struct Failure {
+struct FailureEntry {
     error: ImageError,
     until: Instant,
     delay: Duration,
 }
 
-/// A tree, and the day on which what survives this process was last told that it is in use.
+/// A summary, and the day on which its lease in containerd was last renewed.
 #[derive(Clone)]
-pub(crate) struct Known {
-    pub(crate) tree: Arc<Tree>,
-    pub(crate) told: u32,
+pub(crate) struct CachedSummary {
+    pub(crate) summary: Arc<ImageSummary>,
+    pub(crate) last_touched: u32,
 }
 
-/// Keys are hashes: names are long, and there are many.
+/// Keys are hashes, because names are long and numerous.
 pub(crate) struct Caches {
-    /// Immutable: content-addressed, so shared by all unless the operator wants otherwise.
-    trees: Cache<Fingerprint, Known>,
-    tags: Cache<Fingerprint, Tag>,
-    failures: Cache<Fingerprint, Failure>,
-    /// Most images are for one of a few sets of platforms.
-    shared: Mutex<HashSet<Arc<Tree>>>,
+    /// Content-addressed and therefore never stale. Shared by all pods unless `perCredential` is set.
+    summaries: Cache<Fingerprint, CachedSummary>,
+    tags: Cache<Fingerprint, TagEntry>,
+    failures: Cache<Fingerprint, FailureEntry>,
+    /// Most images have one of a few sets of platforms, so equal summaries share one allocation.
+    interned: Mutex<HashSet<Arc<ImageSummary>>>,
 }
 
-/// How fresh a remembered tag is.
-pub(crate) enum Remembered {
+/// A cached tag and its freshness.
+pub(crate) enum CachedTag {
     Fresh(Digest),
-    /// Too old to be trusted while the registry answers; how old.
+    /// Older than its TTL, to be used only if the registry does not answer; with its age.
     Stale(Digest, Duration),
 }
 
 impl Caches {
     pub(crate) fn new(images: usize) -> Self {
-        // Failures are rarer than images: an eighth is plenty.
+        // Failures are rarer than images.
         let failures = (images / 8).max(64);
         Self {
-            trees: Cache::new(images),
+            summaries: Cache::new(images),
             tags: Cache::new(images),
             failures: Cache::new(failures),
-            shared: Mutex::default(),
+            interned: Mutex::default(),
         }
     }
 
-    pub(crate) fn tree(&self, digest: &Digest, audience: Audience) -> Option<Known> {
-        self.trees.get(&tree_key(digest, audience))
+    pub(crate) fn summary(&self, digest: &Digest, audience: CacheScope) -> Option<CachedSummary> {
+        self.summaries.get(&summary_key(digest, audience))
     }
 
-    pub(crate) fn keep_tree(&self, digest: &Digest, audience: Audience, known: Known) {
-        self.trees.insert(tree_key(digest, audience), known);
+    pub(crate) fn store_summary(
+        &self,
+        digest: &Digest,
+        audience: CacheScope,
+        known: CachedSummary,
+    ) {
+        self.summaries.insert(summary_key(digest, audience), known);
     }
 
-    /// The one copy of a tree.
-    pub(crate) fn share(&self, tree: Tree) -> Arc<Tree> {
-        let mut shared = self.shared.lock();
+    /// Returns the shared copy of a summary.
+    pub(crate) fn intern(&self, tree: ImageSummary) -> Arc<ImageSummary> {
+        let mut shared = self.interned.lock();
         if let Some(same) = shared.get(&tree) {
             return same.clone();
         }
         let tree = Arc::new(tree);
-        if shared.len() < MAX_SHARED {
+        if shared.len() < MAX_INTERNED {
             shared.insert(tree.clone());
         }
         tree
     }
 
-    /// The digest last seen for a tag by one of the audiences, the freshest first.
+    /// The digest that a tag had for one of `scopes`, the most recent one.
     pub(crate) fn tag(
         &self,
         reference: &str,
-        audiences: &[Audience],
+        audiences: &[CacheScope],
         ttl: Duration,
-    ) -> Option<Remembered> {
+    ) -> Option<CachedTag> {
         let newest = audiences
             .iter()
             .filter_map(|audience| self.tags.get(&tag_key(reference, *audience)))
             .max_by_key(|tag| tag.seen)?;
         let age = newest.seen.elapsed();
         if age < ttl {
-            Some(Remembered::Fresh(newest.digest))
+            Some(CachedTag::Fresh(newest.digest))
         } else {
-            (age < STALE_IF_ERROR).then_some(Remembered::Stale(newest.digest, age))
+            (age < STALE_IF_ERROR).then_some(CachedTag::Stale(newest.digest, age))
         }
     }
 
-    /// What a tag pointed at when it was `seen`, unless something newer is known.
-    pub(crate) fn keep_tag(
+    /// Stores what a tag pointed at when it was `seen`, unless a newer entry exists.
+    pub(crate) fn store_tag(
         &self,
         reference: &str,
-        audience: Audience,
+        audience: CacheScope,
         digest: &Digest,
         seen: Instant,
     ) {
         let key = tag_key(reference, audience);
         if self.tags.peek(&key).is_none_or(|tag| tag.seen < seen) {
             let digest = digest.clone();
-            self.tags.insert(key, Tag { digest, seen });
+            self.tags.insert(key, TagEntry { digest, seen });
         }
     }
 
-    /// What a tag pointed at turned out to be no image.
-    pub(crate) fn forget_tag(&self, reference: &str, audiences: &[Audience]) {
+    /// Removes a tag whose document turned out not to be an image.
+    pub(crate) fn forget_tag(&self, reference: &str, audiences: &[CacheScope]) {
         for audience in audiences {
             self.tags.remove(&tag_key(reference, *audience));
         }
     }
 
-    /// A failure that need not be tried again yet.
+    /// A cached failure that must not be retried yet.
     pub(crate) fn failure(&self, subject: &str, rights: &[Fingerprint]) -> Option<ImageError> {
         let failure = self.failures.get(&failure_key(subject, rights))?;
         (Instant::now() < failure.until).then_some(failure.error)
     }
 
-    /// Remembers a failure for a time that doubles with each repetition.
-    pub(crate) fn keep_failure(&self, subject: &str, rights: &[Fingerprint], error: &ImageError) {
-        // The limiter of its host keeps this one from being asked.
+    /// Stores a failure. The delay doubles with each repetition.
+    pub(crate) fn store_failure(&self, subject: &str, rights: &[Fingerprint], error: &ImageError) {
+        // The host limiter already prevents retries.
         if matches!(error, ImageError::Gated { .. }) {
             return;
         }
@@ -154,7 +158,7 @@ impl Caches {
         let key = failure_key(subject, rights);
         let now = Instant::now();
         let delay = match self.failures.get(&key) {
-            // One of long ago says nothing of today's.
+            // A failure long ago does not lengthen today's delay.
             Some(before)
                 if before.error.reason() == error.reason() && now < before.until + backoff.max =>
             {
@@ -166,7 +170,7 @@ impl Caches {
         let error = error.clone();
         self.failures.insert(
             key,
-            Failure {
+            FailureEntry {
                 error,
                 until,
                 delay,
@@ -179,25 +183,25 @@ impl Caches {
     }
 }
 
-fn tree_key(digest: &Digest, audience: Audience) -> Fingerprint {
+fn summary_key(digest: &Digest, audience: CacheScope) -> Fingerprint {
     Fingerprint::of(&[b"tree", digest.to_string().as_bytes(), audience.bytes()])
 }
 
-fn tag_key(reference: &str, audience: Audience) -> Fingerprint {
+fn tag_key(reference: &str, audience: CacheScope) -> Fingerprint {
     Fingerprint::of(&[b"tag", reference.as_bytes(), audience.bytes()])
 }
 
-/// Failing with some rights says nothing of those with others.
+/// A failure with some credentials does not apply to requests with others.
 fn failure_key(subject: &str, rights: &[Fingerprint]) -> Fingerprint {
     let rights = Fingerprint::of_all(rights);
     Fingerprint::of(&[b"failure", subject.as_bytes(), rights.bytes()])
 }
 
-impl Audience {
+impl CacheScope {
     fn bytes(&self) -> &[u8] {
         match self {
-            Self::Everybody => &[],
-            Self::Holder(fingerprint) => fingerprint.bytes(),
+            Self::Public => &[],
+            Self::Credential(fingerprint) => fingerprint.bytes(),
         }
     }
 }

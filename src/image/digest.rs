@@ -1,28 +1,28 @@
-//! Content digests, as `opencontainers/go-digest` reads them.
+//! Content digests, parsed as `opencontainers/go-digest` does.
 
 use std::{fmt, str::FromStr};
 
 use base16ct::lower::encode_string;
 use sha2::{Digest as _, Sha256, Sha384, Sha512};
 
-/// `algorithm:hex` of a registered algorithm, lower-case and of the right length.
+/// `algorithm:hex` with a registered algorithm, lower-case hex and the right length.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Digest(Repr);
 
-/// Nearly every digest is sha256: kept as its bytes, so that a cache of many images stays small.
+/// Nearly every digest is sha256. It is stored as bytes to keep a cache of many images small.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Repr {
     Sha256([u8; 32]),
     Other(Box<str>),
 }
 
-/// Why a text is no digest.
+/// Why text is not a digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DigestError {
     /// Not `algorithm:hex`, or hex of the wrong length or case.
     #[error("{0:?} is not a digest")]
     Malformed(String),
-    /// Well-formed, but of an algorithm that OCI does not register.
+    /// Well-formed, but with an algorithm that OCI does not register.
     #[error("the digest algorithm of {0:?} is not supported (sha256, sha384 and sha512 are)")]
     Algorithm(String),
 }
@@ -33,7 +33,7 @@ impl Digest {
         Self(Repr::Sha256(Sha256::digest(bytes).into()))
     }
 
-    /// Whether `bytes` are the content that this digest names.
+    /// Whether `bytes` have this digest.
     pub fn verify(&self, bytes: &[u8]) -> bool {
         match &self.0 {
             Repr::Sha256(expected) => Sha256::digest(bytes)[..] == expected[..],
@@ -50,7 +50,7 @@ impl FromStr for Digest {
     type Err = DigestError;
 
     fn from_str(text: &str) -> Result<Self, DigestError> {
-        // What a document calls a digest may be megabytes of anything.
+        // A hostile document may hold megabytes in place of a digest.
         let short = || text.chars().take(200).collect::<String>();
         let malformed = || DigestError::Malformed(short());
         let (algorithm, encoded) = text.split_once(':').ok_or_else(malformed)?;

@@ -1,4 +1,4 @@
-//! Why an image could not be resolved.
+//! Errors of image resolution.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,29 +6,29 @@ use crate::{backoff::Backoff, platform::DocumentError};
 
 use super::{digest::DigestError, reference::ReferenceError};
 
-/// The closed set of reasons: labels of metrics, reasons in events, `error.reason` of `inspect`.
+/// The fixed set of reasons, used in metric labels, events and `error.reason` of `archaware inspect`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reason {
     /// The reference does not follow the grammar.
     InvalidReference,
-    /// No such image, or its config, or every child of its index, is gone.
+    /// The image, its config or every child of its index does not exist.
     NotFound,
-    /// The registry refused, or asked for what cannot be given.
+    /// The registry denied access, or required authentication that is not possible.
     Denied,
-    /// The registry said 429.
+    /// The registry answered 429.
     RateLimited,
-    /// No connection, no answer in time, 5xx, a redirect loop, cut short, not HTTP.
+    /// No connection, no answer in time, 5xx, a redirect loop, a truncated answer, not HTTP.
     Unavailable,
-    /// A document over 4 MiB, unpacked size counted.
+    /// A document over 4 MiB, measured after decompression.
     TooLarge,
-    /// Not JSON, no manifest, wrong digest or length, or ambiguous.
+    /// Not JSON, not a manifest, wrong digest or length, or ambiguous.
     Corrupt,
-    /// Schema 1, an unknown digest algorithm, or nested too deep.
+    /// Docker schema 1, an unknown digest algorithm, or nested too deeply.
     Unsupported,
 }
 
 impl Reason {
-    /// Its name.
+    /// The name in metrics and events.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::InvalidReference => "InvalidReference",
@@ -44,43 +44,43 @@ impl Reason {
 }
 
 impl Reason {
-    /// How soon it is worth to ask again; `None` when repeating the same request is not what helps.
+    /// Delays between retries; `None` when a retry of the same request cannot help or the registry sets the delay.
     pub fn backoff(self) -> Option<Backoff> {
         match self {
-            // The registry says when. A reference does not get better.
+            // The registry sets the delay. An invalid reference stays invalid.
             Self::RateLimited | Self::InvalidReference => None,
             Self::Unavailable => Some(Backoff::seconds(1, 60)),
             Self::NotFound | Self::Denied => Some(Backoff::seconds(5, 600)),
-            // A tag may be pushed again with better content.
+            // The tag may be pushed again with valid content.
             Self::TooLarge | Self::Corrupt | Self::Unsupported => Some(Backoff::seconds(60, 600)),
         }
     }
 }
 
-/// A cause shared by all who waited for the same answer.
+/// A cause that is shared by all callers that waited for the same request.
 pub(crate) type Source = Arc<dyn std::error::Error + Send + Sync>;
 
-/// Why an image could not be resolved. Cheap to clone: one failure answers everybody who waited for it.
+/// Why an image could not be resolved. Cheap to clone: all callers that waited for a request get the same error.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ImageError {
-    /// The text is no reference.
+    /// The text is not an image reference.
     #[error("invalid image reference")]
     Reference(#[from] ReferenceError),
-    /// A document names another one by something that is no digest.
+    /// A document refers to another one by an invalid digest.
     #[error("a descriptor is invalid")]
     Digest(#[from] DigestError),
-    /// The registry has no such thing.
+    /// The registry does not have the document.
     #[error("{what} not found")]
     NotFound {
-        /// Manifest, config, …, with its address.
+        /// The document and its address.
         what: String,
     },
-    /// The registry refused.
+    /// The registry denied access.
     #[error("access to {what} denied: {why}")]
     Denied {
-        /// What was asked for.
+        /// The requested document.
         what: String,
-        /// What the registry wanted.
+        /// The registry's status or requirement.
         why: String,
     },
     /// The registry limits the rate of requests.
@@ -88,60 +88,60 @@ pub enum ImageError {
     RateLimited {
         /// Host of the registry.
         host: String,
-        /// How long the registry wants to be left alone.
+        /// Delay that the registry asked for.
         retry_after: Duration,
     },
-    /// The registry does not answer this method; a HEAD is then followed by a GET.
+    /// The registry does not support the method; a HEAD is followed by a GET.
     #[error("{what} unavailable: it does not answer HEAD")]
     MethodRefused {
-        /// What was asked for.
+        /// The requested document.
         what: String,
     },
-    /// No usable answer.
+    /// The registry gave no usable answer.
     #[error("{what} unavailable: {why}")]
     Unavailable {
-        /// What was asked for.
+        /// The requested document.
         what: String,
         /// What happened.
         why: String,
         /// Whether the registry answered at all.
         answered: bool,
-        /// The cause, where there is one.
+        /// The cause, if known.
         #[source]
         source: Option<Source>,
     },
-    /// The host did not answer three times in a row and is left alone for a while.
+    /// The host did not answer several times in a row, so no request is sent for a while.
     #[error("{host} did not answer lately; next try in {} s", retry_after.as_secs())]
     Gated {
         /// Host of the registry.
         host: String,
-        /// Until the gate opens.
+        /// Time until the next request.
         retry_after: Duration,
     },
-    /// A document that is no image's.
+    /// The document is not an image document.
     #[error("{what} is unusable")]
     Document {
-        /// Manifest, config, …, with its digest.
+        /// The document and its digest.
         what: String,
-        /// What is wrong with it.
+        /// What is wrong with the document.
         #[source]
         source: DocumentError,
     },
-    /// The content is not what its digest or descriptor promises.
+    /// The content does not match its digest or descriptor.
     #[error("{what} is corrupt: {why}")]
     Corrupt {
-        /// Manifest, config, …, with its digest.
+        /// The document and its digest.
         what: String,
-        /// What differs.
+        /// The difference.
         why: String,
     },
-    /// Indexes in indexes, or more children to read than is reasonable.
+    /// Indexes are nested too deeply, or an index has too many children to read.
     #[error("{0}")]
     TooDeep(&'static str),
 }
 
 impl ImageError {
-    /// Its place in the closed set.
+    /// The reason in the fixed set.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Reference(ReferenceError::Invalid { .. }) => Reason::InvalidReference,
@@ -163,7 +163,7 @@ impl ImageError {
         }
     }
 
-    /// When the registry itself, or its gate, says to come back.
+    /// The delay that the registry or the host limiter requires.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::RateLimited { retry_after, .. } | Self::Gated { retry_after, .. } => {
@@ -182,7 +182,7 @@ impl ImageError {
         }
     }
 
-    /// Nothing came back.
+    /// An [`ImageError::Unavailable`] without an answer of the registry.
     pub(crate) fn unanswered(
         what: impl Into<String>,
         why: impl Into<String>,
@@ -196,7 +196,7 @@ impl ImageError {
         }
     }
 
-    /// Whether the registry answered, whatever it was.
+    /// Whether the registry answered, with whatever status.
     pub(crate) fn is_answer(&self) -> bool {
         match self {
             Self::Unavailable { answered, .. } => *answered,

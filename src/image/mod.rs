@@ -1,19 +1,19 @@
-//! Image reference → platforms: references, registries, containerd, credentials and the caches
-//! between them.
+//! Image reference → platforms: references, registries, containerd, credentials and caches. [`Resolver`] is the entry
+//! point. Nothing here knows Kubernetes.
 
 mod cache;
 pub mod containerd;
 pub mod credentials;
 pub mod digest;
 mod error;
-pub(crate) mod flight;
 pub mod reference;
 pub mod registry;
 mod resolver;
 mod rewrite;
-mod tree;
+pub(crate) mod single_flight;
+mod summary;
 
 pub use error::{ImageError, Reason};
 pub use reference::Reference;
-pub use resolver::{PullPolicy, Request, Resolved, Resolver, Settings, Source};
+pub use resolver::{PullPolicy, ResolveRequest, Resolved, Resolver, ResolverSettings, Source};
 pub use rewrite::Rewrite;

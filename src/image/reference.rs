@@ -1,12 +1,12 @@
-//! Image references by the grammar of `github.com/distribution/reference` (v0.6), which the kubelet
-//! and containerd use: what Go refuses is refused here.
+//! Image references in the grammar of `github.com/distribution/reference` (v0.6), which the kubelet and containerd
+//! use. What Go rejects is rejected here.
 
 use std::fmt;
 
 use super::digest::{Digest, DigestError};
 
 const DOCKER_HUB: &str = "docker.io";
-/// Limit of the path alone, in bytes (`RepositoryNameTotalLengthMax`).
+/// Limit of the path without the registry, in bytes (`RepositoryNameTotalLengthMax`).
 const MAX_PATH: usize = 255;
 const MAX_TAG: usize = 128;
 
@@ -18,33 +18,37 @@ pub struct Reference {
     version: Version,
 }
 
-/// What of the repository is meant. A tag beside a digest is dropped: the digest decides.
+/// A tag or a digest. A tag beside a digest is dropped, because the digest decides.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Version {
-    /// A tag; `latest` when none was given.
+    /// A tag; `latest` if none was given.
     Tag(String),
     /// A digest.
     Digest(Digest),
 }
 
-/// Why a text is no image reference.
+/// Why text is not an image reference.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReferenceError {
-    /// It does not follow the grammar.
+    /// The text does not match the grammar.
     #[error("{text:?} is not an image reference: {problem}")]
     Invalid {
         /// The reference as given.
         text: String,
-        /// Which part is wrong.
+        /// The part that is wrong.
         problem: &'static str,
     },
-    /// Its digest is of an unknown algorithm.
+    /// The digest has an unknown algorithm.
     #[error(transparent)]
     Algorithm(DigestError),
 }
 
 impl Reference {
-    /// Reads and normalises: `nginx` is `docker.io/library/nginx:latest`.
+    /// Parses and normalises: `nginx` becomes `docker.io/library/nginx:latest`.
+    ///
+    /// # Errors
+    ///
+    /// When the text does not match the grammar or its digest has an unknown algorithm.
     pub fn parse(text: &str) -> Result<Self, ReferenceError> {
         let invalid = |problem| ReferenceError::Invalid {
             text: text.to_owned(),
@@ -69,8 +73,8 @@ impl Reference {
         if repository.chars().any(|c| c.is_ascii_uppercase()) {
             return Err(invalid("the repository must be lower-case"));
         }
-        // A host with an underscore is no domain name, but Go takes the whole for a path and accepts it;
-        // containerd then takes its first part for the host all the same.
+        // A host with an underscore is not a domain name. Go parses all of it as a path and accepts it, and
+        // containerd then uses its first part as host all the same.
         if !is_registry(&registry) && !is_path_component(&registry) {
             return Err(invalid("the registry's host or port is malformed"));
         }
@@ -98,7 +102,7 @@ impl Reference {
         })
     }
 
-    /// Host and optional port, as in names: Docker Hub is `docker.io`.
+    /// Host and optional port as written in names: Docker Hub is `docker.io`.
     pub fn registry(&self) -> &str {
         &self.registry
     }
@@ -113,12 +117,12 @@ impl Reference {
         &self.version
     }
 
-    /// `registry/repository`: what credentials are matched against.
+    /// `registry/repository`, which credentials are matched against.
     pub fn name(&self) -> String {
         format!("{}/{}", self.registry, self.repository)
     }
 
-    /// Host and port of the registry's API. Docker Hub's is another than its name.
+    /// Host and port of the registry's API. For Docker Hub it differs from the registry's name.
     pub fn api_host(&self) -> &str {
         if self.registry == DOCKER_HUB {
             "registry-1.docker.io"
@@ -127,13 +131,13 @@ impl Reference {
         }
     }
 
-    /// The registry without port: what containerd names its `distribution.source` label after.
+    /// The registry without port, as in containerd's `distribution.source` labels.
     pub fn host_name(&self) -> &str {
         host_and_port(&self.registry).0.trim_matches(['[', ']'])
     }
 }
 
-/// `docker.io/library/nginx:latest`, `reg/app@sha256:…`: also the name of containerd's record.
+/// `docker.io/library/nginx:latest`, `reg/app@sha256:…`: also the name of containerd's image record.
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.version {
@@ -143,7 +147,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// The port is what follows the last colon outside of an IPv6 literal's brackets.
+/// Splits at the last colon outside the brackets of an IPv6 literal.
 pub(super) fn host_and_port(registry: &str) -> (&str, Option<&str>) {
     match registry.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, Some(port)),
@@ -151,7 +155,7 @@ pub(super) fn host_and_port(registry: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// `splitDockerDomain`: the first part is a registry when it could not be a Docker Hub user.
+/// `splitDockerDomain`: the first part is a registry if it cannot be a Docker Hub user.
 fn split_registry(text: &str) -> (String, String) {
     let Some((first, rest)) = text.split_once('/') else {
         return (DOCKER_HUB.to_owned(), format!("library/{text}"));
@@ -193,7 +197,7 @@ fn is_host_component(part: &str) -> bool {
         && part.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
 }
 
-/// Lower-case alphanumeric words, joined by `.`, `_`, `__` or any number of `-`.
+/// Lower-case alphanumeric words joined by `.`, `_`, `__` or any number of `-`.
 fn is_path_component(part: &str) -> bool {
     let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let mut rest = part;

@@ -1,4 +1,4 @@
-//! `registries.rewrites`: images that are looked for under another name than their pods use.
+//! `registries.rewrites`: resolves images under another name than the pod uses.
 
 use std::borrow::Cow;
 
@@ -7,14 +7,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::reference::{Reference, ReferenceError};
 
-/// One rule of `registries.rewrites`. Whole parts of names are replaced, with a slash at the end or without.
+/// One rule of `registries.rewrites`. A slash at the end has no meaning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Rewrite {
-    /// Whole parts of a normalised name: `docker.io`, `docker.io/library`.
+    /// Whole components of a normalised name: `docker.io`, `docker.io/library`.
     #[serde(deserialize_with = "without_slash")]
     pub prefix: String,
-    /// What stands in their place.
+    /// The components that replace them.
     #[serde(deserialize_with = "without_slash")]
     pub replacement: String,
 }
@@ -24,8 +24,8 @@ fn without_slash<'de, D: Deserializer<'de>>(text: D) -> Result<String, D::Error>
     Ok(text.trim_end_matches('/').to_owned())
 }
 
-/// Applies each rule once, in order, to what the one before it made. The result stands in the
-/// original's place everywhere.
+/// Applies each rule once, in order, to the result of the previous rule. The result replaces the original name
+/// everywhere.
 pub(crate) fn rewrite(
     reference: Reference,
     rules: &[Rewrite],
@@ -40,7 +40,7 @@ pub(crate) fn rewrite(
         let Some(rest) = name.strip_prefix(prefix.as_str()) else {
             continue;
         };
-        // Whole parts only: `docker.io` is no prefix of `docker.io.example.com`, nor of a name with a port.
+        // Whole components only: `docker.io` matches neither `docker.io.example.com` nor `docker.io:5000`.
         let tagged = prefix.contains('/') && rest.starts_with([':', '@']);
         if rest.starts_with('/') || tagged {
             name = Cow::Owned(format!("{replacement}{rest}"));

@@ -1,4 +1,4 @@
-//! Gauges that are computed when they are scraped.
+//! Gauges that are computed at scrape time.
 
 use prometheus_client::{
     collector::Collector,
@@ -6,13 +6,13 @@ use prometheus_client::{
     metrics::{MetricType, gauge::ConstGauge},
 };
 
-/// Values of a gauge, each with its labels.
+/// Values of one gauge with their labels.
 pub type Samples<const N: usize> = Vec<([(&'static str, String); N], i64)>;
 
-/// Names and help texts of gauges that are read together.
+/// Names and help texts of gauges that share one source.
 pub type Named<const M: usize> = [(&'static str, &'static str); M];
 
-/// Gauges read from their source when they are scraped.
+/// A collector that reads gauges from their source.
 pub(super) struct Computed<const M: usize, F> {
     pub(super) gauges: Named<M>,
     pub(super) read: F,

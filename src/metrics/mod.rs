@@ -1,5 +1,5 @@
-//! What archaware counts. Base units, and labels from closed sets only: a label's value never comes
-//! from a user, a pod or a registry.
+//! Prometheus metrics. Values are in base units. Label values come from fixed sets, never from users, pods or
+//! registries.
 
 mod gauges;
 mod requests;
@@ -22,49 +22,49 @@ use prometheus_client::{
 };
 
 pub use gauges::{Named, Samples};
-pub use requests::{Admissions, ApiRequests, ContentWrites, Panics};
+pub use requests::{AdmissionMetrics, ApiRequests, ContentWrites, Panics};
 pub use resolutions::{MAX_HOSTS, Resolutions};
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
 use parking_lot::Mutex;
 
-/// From a warm cache (microseconds) to a registry that takes the whole time-out.
+/// Seconds: from a cache hit (microseconds) to a registry request that times out.
 const BUCKETS: [f64; 13] = [
     0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0,
 ];
 
-/// From at once to the failure policy and beyond.
+/// Seconds: from an immediate decision to one by the failure policy and later.
 const WAITS: [f64; 11] = [
     0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 3600.0,
 ];
 
-/// All metrics of a process. Cheap to clone.
+/// All metrics of the process. Cheap to clone.
 #[derive(Clone)]
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
-    /// Of the resolver.
+    /// Image resolutions.
     pub resolutions: Resolutions,
-    /// Of the Kubernetes client.
+    /// Requests to the Kubernetes API.
     pub api: ApiRequests,
-    /// Of the store in containerd.
+    /// Writes to containerd.
     pub content_writes: ContentWrites,
-    /// Of the webhook.
-    pub admissions: Admissions,
+    /// Admission requests.
+    pub admissions: AdmissionMetrics,
     decisions: Counters<2>,
     decision_seconds: Histogram,
     pod_seconds: Histogram,
     writes: Counters<2>,
     in_progress: Family<Labels<1>, Gauge>,
     events_dropped: Counter,
-    /// Of everything that a panic must not end.
+    /// Panics that were caught.
     pub panics: Panics,
     leader: Gauge,
-    /// When this process began to lead.
+    /// When this process became leader.
     leading_since: Arc<Mutex<Option<Instant>>>,
 }
 
-/// One piece of work in progress, counted until it is dropped.
+/// One reconcile in progress; the gauge decreases on drop.
 pub struct InProgress(Gauge);
 
 impl Default for Metrics {
@@ -74,7 +74,7 @@ impl Default for Metrics {
             resolutions: Resolutions::default(),
             api: ApiRequests::default(),
             content_writes: ContentWrites::default(),
-            admissions: Admissions::default(),
+            admissions: AdmissionMetrics::default(),
             decisions: Family::default(),
             decision_seconds: Histogram::new(BUCKETS),
             pod_seconds: Histogram::new(WAITS),
@@ -135,8 +135,8 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// What alerts watch is there from the start: a counter that appears with its first count has not increased, to
-    /// Prometheus.
+    /// Creates the series that alerts query: Prometheus does not see an increase when a counter appears with its
+    /// first count.
     fn begin_at_zero(&self) {
         for kind in ["Pod", "DaemonSet"] {
             for result in ["by_policy", "none"] {
@@ -156,8 +156,7 @@ impl Metrics {
         }
     }
 
-    /// Registers gauges that are computed at scrape time, those of one source together: what can be derived is
-    /// not kept twice.
+    /// Registers gauges that are computed at scrape time from one source.
     pub fn register_gauges<const M: usize, const N: usize, F>(&self, gauges: Named<M>, read: F)
     where
         F: Fn() -> [Samples<N>; M] + Send + Sync + 'static,
@@ -166,7 +165,11 @@ impl Metrics {
         self.registry.lock().register_collector(computed);
     }
 
-    /// The text for a scrape (OpenMetrics).
+    /// The metrics in OpenMetrics text format.
+    ///
+    /// # Errors
+    ///
+    /// When a collector fails to format its values.
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
         let registry = self.registry.lock();
         let mut body = String::new();
@@ -174,36 +177,36 @@ impl Metrics {
         Ok(body)
     }
 
-    /// A decision on an object of `kind`.
+    /// Counts a decision about an object of `kind`.
     pub fn decided(&self, kind: &'static str, result: &'static str) {
         self.decisions
             .get_or_create(&[("kind", kind), ("result", result)])
             .inc();
     }
 
-    /// How long an attempt took.
+    /// Records the duration of an attempt.
     pub fn attempt_took(&self, time: Duration) {
         self.decision_seconds.observe(time.as_secs_f64());
     }
 
-    /// A pod that was created so long ago has been decided. Those that are older than the leadership of this
-    /// process may have been decided before by another, and are not counted.
+    /// Records the time from a pod's creation to its decision. Pods older than this process's leadership may have
+    /// been decided by the previous leader and are not counted.
     pub fn pod_decided(&self, age: Duration) {
         let since = *self.leading_since.lock();
-        // Timestamps of objects are cut to seconds.
+        // Object timestamps have a resolution of one second.
         if since.is_some_and(|since| age < since.elapsed() + Duration::from_secs(1)) {
             self.pod_seconds.observe(age.as_secs_f64());
         }
     }
 
-    /// A patch of an object of `kind`.
+    /// Counts a patch of an object of `kind`.
     pub fn wrote(&self, kind: &'static str, result: &'static str) {
         self.writes
             .get_or_create(&[("kind", kind), ("result", result)])
             .inc();
     }
 
-    /// Counts one object of a controller as being worked on.
+    /// Counts one object of a controller as in progress.
     pub fn work(&self, controller: &'static str) -> InProgress {
         let gauge = self
             .in_progress
@@ -212,12 +215,12 @@ impl Metrics {
         InProgress(gauge)
     }
 
-    /// An event was not written.
+    /// Counts an event that was not written.
     pub fn event_dropped(&self) {
         self.events_dropped.inc();
     }
 
-    /// Whether this process holds the Lease.
+    /// Records whether this process holds the Lease.
     pub fn set_leader(&self, leader: bool) {
         self.leader.set(i64::from(leader));
         *self.leading_since.lock() = leader.then(Instant::now);

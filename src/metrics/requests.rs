@@ -1,4 +1,4 @@
-//! What is counted of the Kubernetes API, of containerd, and of the webhook.
+//! Counters of Kubernetes API requests, containerd writes, admission requests and panics.
 
 use std::time::Duration;
 
@@ -13,26 +13,27 @@ use super::{BUCKETS, Counters};
 #[derive(Clone, Default)]
 pub struct ApiRequests(Counters<2>);
 
-/// What was to be kept in containerd, by result.
+/// Writes to containerd by result.
 #[derive(Clone, Default)]
 pub struct ContentWrites(Counters<1>);
 
-/// Questions of the API server by resource and result, and how long the answers took.
+/// Admission requests by resource and result, and their durations.
 #[derive(Clone)]
-pub struct Admissions {
+pub struct AdmissionMetrics {
     total: Counters<2>,
     seconds: Histogram,
     turned_away: Counter,
 }
 
-/// Panics that ended one reconcile or one admission request, by where.
+/// Panics that ended one reconcile or one admission request, by place.
 #[derive(Clone)]
 pub struct Panics(Counters<1>);
 
 impl Default for Panics {
     fn default() -> Self {
         let counters = Counters::default();
-        // There from the start: a counter that appears with its first count has not increased, to Prometheus.
+        // Every series exists from the start: Prometheus does not see an increase when a counter appears with its
+        // first count.
         for place in ["pods", "daemonsets", "nodes", "admission"] {
             drop(counters.get_or_create(&[("where", place)]));
         }
@@ -49,13 +50,13 @@ impl Panics {
         );
     }
 
-    /// One has been caught.
+    /// Counts a caught panic.
     pub fn count(&self, place: &'static str) {
         self.0.get_or_create(&[("where", place)]).inc();
     }
 }
 
-impl Default for Admissions {
+impl Default for AdmissionMetrics {
     fn default() -> Self {
         Self {
             total: Family::default(),
@@ -65,7 +66,7 @@ impl Default for Admissions {
     }
 }
 
-impl Admissions {
+impl AdmissionMetrics {
     pub(super) fn register(self, registry: &mut Registry) {
         registry.register(
             "admission_requests",
@@ -84,7 +85,7 @@ impl Admissions {
         );
     }
 
-    /// A question about a `resource` has been answered.
+    /// Counts an answered admission request.
     pub fn answered(&self, resource: &'static str, result: &'static str, time: Duration) {
         self.total
             .get_or_create(&[("resource", resource), ("result", result)])
@@ -92,8 +93,8 @@ impl Admissions {
         self.seconds.observe(time.as_secs_f64());
     }
 
-    /// A connection was closed at once.
-    pub fn turned_away(&self) {
+    /// Counts a connection that was closed because too many are open.
+    pub fn rejected(&self) {
         self.turned_away.inc();
     }
 }
@@ -104,7 +105,7 @@ impl ContentWrites {
         registry.register("containerd_writes", help, self.0);
     }
 
-    /// One of `stored`, `dropped`, `failed`.
+    /// Counts one of `stored`, `dropped`, `failed`.
     pub fn count(&self, result: &'static str) {
         self.0.get_or_create(&[("result", result)]).inc();
     }
@@ -115,7 +116,7 @@ impl ApiRequests {
         registry.register("api_requests", "Requests to the Kubernetes API", self.0);
     }
 
-    /// A request and its outcome; no status means that there was no answer.
+    /// Counts a request. `status` is `None` when no response arrived.
     pub fn count(&self, verb: &'static str, status: Option<http::StatusCode>) {
         let result = match status.map(|status| status.as_u16()) {
             None => "error",

@@ -1,4 +1,4 @@
-//! What is counted of images.
+//! Metrics of image resolutions.
 
 use std::{collections::HashSet, sync::Arc, time::Instant};
 
@@ -11,20 +11,20 @@ use prometheus_client::{
 
 use super::{BUCKETS, Counters};
 
-/// Registry hosts that are counted by name; they are named by whoever creates pods. The rest is `other`.
+/// Registry hosts that get their own label value; later ones are counted as `other`, because users choose the names.
 pub const MAX_HOSTS: usize = 32;
 
-/// Image resolutions by source and result, and how long they took.
+/// Image resolutions by source and result, and their durations.
 #[derive(Clone)]
 pub struct Resolutions {
     total: Counters<2>,
-    by_registry: Family<OfRegistry, Counter>,
+    by_registry: Family<RegistryLabels, Counter>,
     hosts: Arc<Mutex<HashSet<String>>>,
     seconds: Histogram,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfRegistry {
+struct RegistryLabels {
     registry: String,
     result: &'static str,
 }
@@ -59,7 +59,7 @@ impl Resolutions {
         );
     }
 
-    /// The first hosts keep their names: a label's values are bounded.
+    /// The first [`MAX_HOSTS`] hosts keep their names, so the number of label values is bounded.
     fn host(&self, name: &str) -> String {
         let mut hosts = self.hosts.lock();
         if !hosts.contains(name) {
@@ -71,8 +71,8 @@ impl Resolutions {
         name.to_owned()
     }
 
-    /// A resolution that began at `started`: the source of the answer, or the reason why there is none. `registry`
-    /// is the one that was asked, if any was.
+    /// Records a resolution that began at `started`: its source, or the reason why it failed. `registry` is the
+    /// registry that was asked, if any.
     pub fn observe(
         &self,
         started: Instant,
@@ -86,7 +86,7 @@ impl Resolutions {
         let labels = [("source", source), ("result", outcome)];
         self.total.get_or_create(&labels).inc();
         if let Some(registry) = registry {
-            let labels = OfRegistry {
+            let labels = RegistryLabels {
                 registry: self.host(registry),
                 result: outcome,
             };

@@ -1,8 +1,8 @@
-//! A pod's node affinity: what is read of it, and what archaware adds. Affinity is what autoscalers go
-//! by, and it holds on nodes without a taint, too.
+//! Node affinity of a pod: the parts that archaware reads and the parts that it adds. Autoscalers follow affinity,
+//! and it also applies to nodes without a taint.
 //!
-//! Required terms are alternatives, and a node that matches one of them will do: the architectures have
-//! to stand in each of them. A term that names an architecture is its author's word and stays.
+//! Required terms are ORed, so the architectures must be added to each of them. A term that names an architecture was
+//! chosen by the pod's author and is not changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::platform::Architecture;
 
 use super::decision::Decision;
 
-/// The label that carries a node's architecture, and its older name.
+/// The node label for the architecture, and its deprecated name.
 const LABEL: &str = "kubernetes.io/arch";
 const OLD_LABEL: &str = "beta.kubernetes.io/arch";
 
@@ -28,7 +28,7 @@ pub struct Affinity {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeAffinity {
-    /// Required terms; one of them has to match.
+    /// Required terms; a node must match one of them.
     #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
     pub required: Option<NodeSelector>,
     /// Preferred terms.
@@ -36,31 +36,31 @@ pub struct NodeAffinity {
     pub preferred: Option<Vec<PreferredTerm>>,
 }
 
-/// A node selector.
+/// `nodeSelector` of a required node affinity.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelector {
-    /// Alternatives.
+    /// Terms, ORed.
     pub node_selector_terms: Vec<NodeSelectorTerm>,
 }
 
-/// One alternative.
+/// One term.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelectorTerm {
-    /// Requirements on labels; all have to hold.
+    /// Requirements on labels, ANDed.
     pub match_expressions: Vec<Requirement>,
-    /// Requirements on fields: the node's name.
+    /// Requirements on fields: only `metadata.name` exists.
     pub match_fields: Vec<Requirement>,
 }
 
-/// A term that is not required.
+/// A preferred term.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PreferredTerm {
     /// From 1 to 100.
     pub weight: i64,
-    /// What is preferred.
+    /// The term that is preferred.
     pub preference: NodeSelectorTerm,
 }
 
@@ -68,61 +68,60 @@ pub struct PreferredTerm {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Requirement {
-    /// The label.
+    /// The label key.
     pub key: String,
     /// `In`, `Exists`, …
     pub operator: String,
-    /// For `In` and `NotIn`.
+    /// Values for `In` and `NotIn`.
     pub values: Vec<String>,
 }
 
-/// What archaware adds to a pod's node affinity. Kept with the pod, it can be taken back.
+/// What archaware adds to a pod's node affinity. Recorded on the pod, so that it can be removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Change {
-    /// Architectures that are required.
+pub struct AffinityChange {
+    /// Required architectures.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub require: Option<Require>,
-    /// Architectures that are preferred.
+    /// Preferred architectures.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub prefer: Vec<Preference>,
 }
 
-/// Architectures that are required, and where that is written.
+/// Required architectures and the terms that name them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Require {
-    /// Which; never empty.
+    /// The architectures; never empty.
     pub architectures: BTreeSet<Architecture>,
-    /// The indexes of the terms that get the expression; none when the pod has no terms, and gets one.
+    /// Indexes of the terms that get the expression. Empty when the pod has no terms and gets a new one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub terms: Vec<usize>,
 }
 
-/// An architecture that is preferred.
+/// A preferred architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Preference {
-    /// Which.
+    /// The architecture.
     pub architecture: Architecture,
     /// From 1 to 100.
     pub weight: u8,
 }
 
-/// Where in an affinity stands what archaware has added; each index is what it is when those before it in
-/// its list have been removed.
+/// Where archaware's additions are in an affinity. Each index applies after the removals before it in the same list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Undo {
+pub struct AffinityUndo {
     /// Expressions, as (term, expression).
     pub expressions: Vec<(usize, usize)>,
-    /// The required term that was made, when others stand beside it.
+    /// The required term that archaware added beside others.
     pub term: Option<usize>,
-    /// The required terms as a whole: archaware's is the only one.
+    /// Whether archaware's term is the only required term, so that all of `required` is removed.
     pub required: bool,
-    /// Preferred terms.
+    /// Indexes of preferred terms.
     pub preferred: Vec<usize>,
 }
 
-impl Change {
+impl AffinityChange {
     /// Whether nothing is added.
     pub fn is_empty(&self) -> bool {
         self.require.is_none() && self.prefer.is_empty()
@@ -130,14 +129,14 @@ impl Change {
 }
 
 impl Require {
-    /// What is written.
+    /// The expression to write.
     pub fn expression(&self) -> Requirement {
         expression(self.architectures.iter())
     }
 }
 
 impl Preference {
-    /// What is written.
+    /// The term to write.
     pub fn term(&self) -> PreferredTerm {
         PreferredTerm {
             weight: self.weight.into(),
@@ -165,7 +164,7 @@ impl NodeSelectorTerm {
 }
 
 impl Affinity {
-    /// How much there is in it: terms and expressions.
+    /// The number of additions that were found.
     pub fn len(&self) -> usize {
         let of_term =
             |term: &NodeSelectorTerm| 1 + term.match_expressions.len() + term.match_fields.len();
@@ -181,7 +180,7 @@ impl Affinity {
         required.chain(preferred).sum()
     }
 
-    /// Whether there is nothing in it.
+    /// Whether no addition was found.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -200,34 +199,34 @@ impl Affinity {
     }
 }
 
-/// What to add to the affinity of a pod with this decision. `preferences` are weights by architecture.
+/// The affinity to add to a pod for this decision. `preferences` holds weights by architecture.
 pub fn decide(
     decision: &Decision,
     required: bool,
     preferences: &BTreeMap<Architecture, u8>,
     node_selector: &BTreeMap<String, String>,
     affinity: Option<&Affinity>,
-) -> Change {
+) -> AffinityChange {
     let Decision::Architectures(architectures) = decision else {
-        return Change::default();
+        return AffinityChange::default();
     };
-    // Whoever selects an architecture has chosen.
+    // The pod's author selected an architecture.
     if [LABEL, OLD_LABEL]
         .iter()
         .any(|label| node_selector.contains_key(*label))
     {
-        return Change::default();
+        return AffinityChange::default();
     }
     let require = required.then(|| require(architectures, affinity)).flatten();
-    Change {
+    AffinityChange {
         require,
         prefer: prefer(architectures, preferences, affinity),
     }
 }
 
 fn require(architectures: &BTreeSet<Architecture>, affinity: Option<&Affinity>) -> Option<Require> {
-    // A term without expressions either matches nothing (`nodeaffinity.isEmptyNodeSelectorTerm` of
-    // k8s.io/component-helpers) or names its node: a DaemonSet's pod may go nowhere else.
+    // A term without expressions either matches no node (`nodeaffinity.isEmptyNodeSelectorTerm` of
+    // k8s.io/component-helpers) or names a single node, as in a DaemonSet's pods. Neither is changed.
     let is_open =
         |term: &NodeSelectorTerm| !term.match_expressions.is_empty() && !term.names_architecture();
     let terms = match affinity.and_then(Affinity::required_terms) {
@@ -256,7 +255,7 @@ fn prefer(
     if own.iter().any(|term| term.preference.names_architecture()) {
         return Vec::new();
     }
-    // A pod that names its node has no choice.
+    // A preference has no effect on a pod that names its node.
     let required = affinity.and_then(Affinity::required_terms);
     if required.is_some_and(|terms| terms.iter().all(|term| term.match_expressions.is_empty())) {
         return Vec::new();
@@ -272,9 +271,9 @@ fn prefer(
         .collect()
 }
 
-/// Takes what `change` had added out of an affinity, as far as it is still there. Gives where it was.
-pub fn undo(affinity: &mut Affinity, change: &Change) -> Undo {
-    let mut undo = Undo::default();
+/// Removes what `change` added, as far as it is still there. Returns where it was.
+pub fn undo(affinity: &mut Affinity, change: &AffinityChange) -> AffinityUndo {
+    let mut undo = AffinityUndo::default();
     let Some(node) = &mut affinity.node_affinity else {
         return undo;
     };
@@ -294,11 +293,12 @@ pub fn undo(affinity: &mut Affinity, change: &Change) -> Undo {
             }
         } else {
             for &index in &own.terms {
-                // Another webhook may have put a term in front: then it is looked for.
+                // Another webhook may have inserted a term before it, so all terms are searched.
                 let elsewhere = 0..terms.len();
                 let found = std::iter::once(index).chain(elsewhere).find_map(|index| {
                     let expressions = &terms.get(index)?.match_expressions;
-                    // The last one left was not archaware's: without it the term would match nothing.
+                    // A single remaining expression was written by the author: without it the term would match no
+                    // node.
                     let is_one_of_several = expressions.len() > 1;
                     let at = expressions.iter().rposition(|one| *one == expression);
                     Some((index, at.filter(|_| is_one_of_several)?))

@@ -1,8 +1,8 @@
-//! What to do about the tolerations in a DaemonSet's template.
+//! Decides the tolerations of a DaemonSet's template.
 //!
-//! The DaemonSet controller creates no pod on a node whose taint the template does not tolerate, so
-//! there is no pod to look at: the template itself has to be right. Unlike a pod's, its tolerations
-//! can be taken away again.
+//! The DaemonSet controller creates no pod for a node whose taint the template does not tolerate. There is then no
+//! pod to change, so the template must have the tolerations. Unlike a pod's tolerations, a template's can be removed
+//! again.
 
 use std::collections::BTreeSet;
 
@@ -11,48 +11,52 @@ use serde_json::Value;
 
 use crate::platform::Os;
 
-use super::{decision::Decision, pod::Policy};
+use super::{decision::Decision, pod::PlacementPolicy};
 
-/// The value of `archaware.dev/tolerations`: what in the template is archaware's, and why.
+/// The value of `archaware.dev/tolerations`: which tolerations of the template archaware added, and for which images.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Record {
-    /// The tolerations that archaware added, as the API holds them.
+pub struct OwnedTolerations {
+    /// The tolerations that archaware added, in the API's form.
     pub tolerations: Vec<Value>,
-    /// The images that the decision was made for. Until they change, it is not made anew without them:
-    /// each change rolls the DaemonSet.
+    /// The images of the decision. While they stay the same, a decision of the failure policy is kept, because each
+    /// change of the template causes a rollout.
     #[serde(default)]
     pub images: BTreeSet<String>,
-    /// Whether the failure policy decided instead of the images.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub stepped_aside: bool,
+    /// Whether the failure policy made the decision instead of the images.
+    #[serde(
+        rename = "steppedAside",
+        default,
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub tolerate_all_by_policy: bool,
 }
 
-/// What to change in a template. All of it goes into one patch.
+/// Changes to a template, applied in one patch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// Indexes in the template's tolerations, descending.
+pub struct TemplateChange {
+    /// Indexes in the template's tolerations, in descending order.
     pub remove: Vec<usize>,
     /// Tolerations to append.
     pub add: Vec<Value>,
-    /// What archaware owns from now on; `None` drops the annotation.
-    pub record: Option<Record>,
+    /// The new value of the annotation; `None` removes it.
+    pub record: Option<OwnedTolerations>,
 }
 
-impl Record {
-    /// Reads the annotation; what is not readable owns nothing.
+impl OwnedTolerations {
+    /// Parses the annotation. An unreadable value owns nothing.
     pub fn parse(annotation: Option<&str>) -> Self {
         annotation
             .and_then(|text| serde_json::from_str(text).ok())
             .unwrap_or_default()
     }
 
-    /// Whether it was made for exactly these images.
+    /// Whether the decision was made for exactly these images.
     pub fn is_for(&self, images: &BTreeSet<String>) -> bool {
         !self.tolerations.is_empty() && self.images == *images
     }
 
-    /// Whether somebody has taken out of the template what archaware had put there.
+    /// Whether another writer removed tolerations that archaware had added.
     pub fn was_reverted(&self, existing: &[Value]) -> bool {
         self.tolerations
             .iter()
@@ -60,35 +64,36 @@ impl Record {
     }
 }
 
-/// A template, as far as what it gets depends on what it has.
+/// The parts of a template that the decision depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct View<'a> {
-    /// Its pods' OS.
+pub struct TemplateView<'a> {
+    /// OS of the pods.
     pub os: &'a Os,
-    /// Its tolerations, as the API holds them.
+    /// Tolerations of the template, in the API's form.
     pub tolerations: &'a [Value],
-    /// Its images.
+    /// Images of the template.
     pub images: &'a BTreeSet<String>,
-    /// What of it is archaware's.
-    pub record: &'a Record,
+    /// The tolerations that archaware owns.
+    pub record: &'a OwnedTolerations,
 }
 
-/// The change that brings a template to `decision`, if it is not there yet. `by_policy`: the failure policy
-/// decided instead of the images.
+/// The change that brings a template to `decision`; `None` if it is there. `by_policy`: the failure policy decided
+/// instead of the images.
 pub fn decide(
-    policy: &Policy,
+    policy: &PlacementPolicy,
     decision: &Decision,
-    template: View<'_>,
+    template: TemplateView<'_>,
     by_policy: bool,
-) -> Option<Change> {
-    let View {
+) -> Option<TemplateChange> {
+    let TemplateView {
         os,
         tolerations: existing,
         images,
         record,
     } = template;
-    // Only this is kept until the images change; what the policy limits may be widened by the images.
-    let stepped_aside = by_policy && *decision == Decision::StepAside;
+    // Only a decision to tolerate everything is kept until the images change. One that is limited by the policy may
+    // be widened once the images are known.
+    let stepped_aside = by_policy && *decision == Decision::TolerateAll;
     let owned = |toleration: &&Value| record.tolerations.contains(toleration);
     let foreign: Vec<Value> = existing.iter().filter(|t| !owned(t)).cloned().collect();
     let wanted = policy.missing_tolerations(decision, os, &foreign);
@@ -106,33 +111,33 @@ pub fn decide(
         .cloned()
         .collect();
     let after = if wanted.is_empty() {
-        Record::default()
+        OwnedTolerations::default()
     } else {
-        Record {
+        OwnedTolerations {
             tolerations: wanted,
             images: images.clone(),
-            stepped_aside,
+            tolerate_all_by_policy: stepped_aside,
         }
     };
-    // The record alone may change: that rolls nothing.
+    // A change of the annotation alone causes no rollout.
     let same = remove.is_empty() && add.is_empty() && after == *record;
-    let record = (after != Record::default()).then_some(after);
-    (!same).then_some(Change {
+    let record = (after != OwnedTolerations::default()).then_some(after);
+    (!same).then_some(TemplateChange {
         remove,
         add,
         record,
     })
 }
 
-/// What `clean` takes away: every owned toleration, and the record.
-pub fn clean(existing: &[Value], record: &Record) -> Change {
+/// The change that `archaware clean` makes: removes owned tolerations and the annotation.
+pub fn clean(existing: &[Value], record: &OwnedTolerations) -> TemplateChange {
     let owned = existing
         .iter()
         .enumerate()
         .filter(|(_, t)| record.tolerations.contains(t));
     let mut remove: Vec<usize> = owned.map(|(index, _)| index).collect();
     remove.reverse();
-    Change {
+    TemplateChange {
         remove,
         add: Vec::new(),
         record: None,
@@ -163,10 +168,10 @@ mod tests {
     fn view<'a>(
         tolerations: &'a [Value],
         images: &'a BTreeSet<String>,
-        record: &'a Record,
-    ) -> View<'a> {
+        record: &'a OwnedTolerations,
+    ) -> TemplateView<'a> {
         static LINUX: LazyLock<Os> = LazyLock::new(Os::linux);
-        View {
+        TemplateView {
             os: &LINUX,
             tolerations,
             images,
@@ -174,20 +179,20 @@ mod tests {
         }
     }
 
-    fn record(tolerations: &[Value]) -> Record {
+    fn record(tolerations: &[Value]) -> OwnedTolerations {
         if tolerations.is_empty() {
-            return Record::default();
+            return OwnedTolerations::default();
         }
-        Record {
+        OwnedTolerations {
             tolerations: tolerations.to_vec(),
             images: images("a"),
-            stepped_aside: false,
+            tolerate_all_by_policy: false,
         }
     }
 
     #[test]
     fn templates_follow_their_images_and_foreign_tolerations_stay() {
-        let policy = Policy::from(&Config::default());
+        let policy = PlacementPolicy::from(&Config::default());
         let foreign = json!({"key": "gpu", "operator": "Exists"});
         let everything = json!({"operator": "Exists"});
         let (amd, arm) = (arch("amd64"), arch("arm64"));
@@ -258,15 +263,15 @@ mod tests {
 
     #[test]
     fn the_record_follows_the_images_without_a_rollout() {
-        let policy = Policy::from(&Config::default());
+        let policy = PlacementPolicy::from(&Config::default());
         let any = policy.taint.toleration_of_all();
-        let old = Record {
+        let old = OwnedTolerations {
             tolerations: vec![any.clone()],
             images: images("old"),
-            stepped_aside: true,
+            tolerate_all_by_policy: true,
         };
         assert!(old.is_for(&images("old")) && !old.is_for(&images("new")));
-        let (aside, existing) = (Decision::StepAside, [any]);
+        let (aside, existing) = (Decision::TolerateAll, [any]);
         let change = decide(&policy, &aside, view(&existing, &images("new"), &old), true).unwrap();
         assert!(
             change.remove.is_empty() && change.add.is_empty(),
@@ -283,10 +288,13 @@ mod tests {
     fn the_record_survives_the_annotation() {
         let record = record(&[arch("amd64")]);
         let text = serde_json::to_string(&record).unwrap();
-        assert_eq!(Record::parse(Some(&text)), record);
+        assert_eq!(OwnedTolerations::parse(Some(&text)), record);
         assert!(record.was_reverted(&[]) && !record.was_reverted(&[arch("amd64")]));
-        assert_eq!(Record::parse(Some("nonsense")), Record::default());
-        assert_eq!(Record::parse(None), Record::default());
+        assert_eq!(
+            OwnedTolerations::parse(Some("nonsense")),
+            OwnedTolerations::default()
+        );
+        assert_eq!(OwnedTolerations::parse(None), OwnedTolerations::default());
     }
 
     #[test]

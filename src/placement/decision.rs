@@ -1,4 +1,4 @@
-//! Where a pod may run.
+//! The result of a decision.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ use crate::platform::Architecture;
 pub enum Decision {
     /// On these architectures; never empty.
     Architectures(BTreeSet<Architecture>),
-    /// Wherever the scheduler likes.
-    StepAside,
-    /// Nowhere: its images share no architecture.
+    /// On every architecture.
+    TolerateAll,
+    /// On none: the images share no architecture.
     NoCommonArchitecture,
 }
 
@@ -20,22 +20,22 @@ impl Decision {
     pub fn annotation(&self) -> String {
         match self {
             Self::Architectures(set) => join(set, ","),
-            Self::StepAside => "any".to_owned(),
+            Self::TolerateAll => "any".to_owned(),
             Self::NoCommonArchitecture => "none".to_owned(),
         }
     }
 
-    /// Its name in metrics.
+    /// The value of the metric label `result`.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Architectures(_) => "architectures",
-            Self::StepAside => "any",
+            Self::TolerateAll => "any",
             Self::NoCommonArchitecture => "none",
         }
     }
 }
 
-/// Names of architectures, sorted.
+/// Joins the names of architectures.
 pub fn join(set: &BTreeSet<Architecture>, separator: &str) -> String {
     set.iter()
         .map(Architecture::as_str)

@@ -1,5 +1,5 @@
-//! What happens to a pod whose images cannot be resolved: it is tried again, and after a while the
-//! configured action is taken.
+//! The failure policy: what happens to a pod whose images cannot be resolved. Resolution is retried; after a while
+//! the configured action is applied.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -8,79 +8,79 @@ use serde::{Deserialize, Serialize};
 
 use crate::{backoff::Backoff, platform::Architecture};
 
-use super::{decision::Decision, pod::Policy};
+use super::{decision::Decision, pod::PlacementPolicy};
 
-/// How long pods wait whose images cannot be resolved, and what happens then.
+/// How long to wait for images, and what to do then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailurePolicy {
-    /// How long to try.
+    /// How long to retry.
     pub after: Duration,
-    /// What to do then.
+    /// The action after that.
     pub action: FailureAction,
-    /// For [`FailureAction::Tolerate`].
+    /// The architectures for [`FailureAction::Tolerate`].
     pub architectures: BTreeSet<Architecture>,
 }
 
-/// What to do with a pod whose images could not be looked up in time.
+/// What to do with a pod whose images could not be resolved in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum FailureAction {
-    /// Step aside: tolerate every architecture.
+    /// Tolerate every architecture.
     #[default]
     TolerateAll,
     /// Tolerate the architectures in `failure.architectures`.
     Tolerate,
-    /// Let it wait.
+    /// Keep the pod waiting.
     Hold,
 }
 
-/// One image that could not be resolved.
+/// A failed resolution of one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// How soon it is worth another try; `None`: not until the pod changes.
+pub struct ImageFailure {
+    /// Delays between retries; `None`: a retry cannot succeed until the pod changes.
     pub backoff: Option<Backoff>,
-    /// When the registry says to come back.
+    /// The registry's `Retry-After`.
     pub retry_after: Option<Duration>,
 }
 
-/// How often, and for how long, the images of an object have failed in a row.
+/// How often and for how long the images of an object have failed in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attempts {
-    /// The number of failures, counted from 1.
+pub struct FailureHistory {
+    /// Number of failures, counted from 1.
     pub failures: u32,
-    /// The time since the first one.
+    /// Time since the first failure.
     pub failing_for: Duration,
 }
 
-/// What to do now, and when to look again.
+/// What to do after a failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Next {
-    /// The decision that the failure policy takes in place of the images.
+pub struct FailureStep {
+    /// The decision that the failure policy makes instead of the images.
     pub decision: Option<Decision>,
-    /// Whether the failure policy has had its say, if only that the pod is held.
+    /// Whether the failure policy applies, even if its action is to keep the pod waiting.
     pub due: bool,
-    /// When to try again; never after a decision that nothing can widen any more.
+    /// When to retry; `None` once a decision allows every architecture.
     pub retry: Option<Duration>,
 }
 
-/// The next step after a failed attempt. `critical` pods (a system-critical priority class) do not wait: the
-/// cluster itself needs them.
+/// The next step after a failed attempt. `critical` pods (with a system-critical priority class) do not wait, because
+/// the cluster depends on them.
 pub fn next(
     config: &FailurePolicy,
-    policy: &Policy,
-    failures: &[Failure],
-    attempts: Attempts,
+    policy: &PlacementPolicy,
+    failures: &[ImageFailure],
+    attempts: FailureHistory,
     critical: bool,
-) -> Next {
+) -> FailureStep {
     let due = critical || attempts.failing_for >= config.after;
     let decision = match (due, config.action) {
-        (true, _) if critical => Some(Decision::StepAside),
-        (true, FailureAction::TolerateAll) => Some(Decision::StepAside),
+        (true, _) if critical => Some(Decision::TolerateAll),
+        (true, FailureAction::TolerateAll) => Some(Decision::TolerateAll),
         (true, FailureAction::Tolerate) => Some(policy.limit(config.architectures.clone())),
         (true, FailureAction::Hold) | (false, _) => None,
     };
-    if decision == Some(Decision::StepAside) {
-        return Next {
+    if decision == Some(Decision::TolerateAll) {
+        return FailureStep {
             decision,
             due,
             retry: None,
@@ -90,17 +90,17 @@ pub fn next(
         .iter()
         .filter_map(|failure| failure.retry(attempts.failures))
         .min();
-    // Failures that no retry can mend still come due.
+    // The action applies at its time even when a retry cannot succeed.
     let until_due = (!due).then(|| config.after.saturating_sub(attempts.failing_for));
-    Next {
+    FailureStep {
         decision,
         due,
         retry: soonest.into_iter().chain(until_due).min(),
     }
 }
 
-impl Failure {
-    /// `None` for what stays wrong until the pod itself changes.
+impl ImageFailure {
+    /// `None` when a retry cannot succeed until the pod changes.
     fn retry(self, failures: u32) -> Option<Duration> {
         let backoff = self.backoff.map(|backoff| backoff.delay(failures));
         let asked = self
@@ -115,44 +115,44 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    const UNAVAILABLE: Failure = Failure {
+    const UNAVAILABLE: ImageFailure = ImageFailure {
         backoff: Some(Backoff::seconds(1, 60)),
         retry_after: None,
     };
-    const NOT_FOUND: Failure = Failure {
+    const NOT_FOUND: ImageFailure = ImageFailure {
         backoff: Some(Backoff::seconds(5, 600)),
         retry_after: None,
     };
-    /// What no retry can mend.
-    const HOPELESS: Failure = Failure {
+    /// A failure that no retry can fix.
+    const HOPELESS: ImageFailure = ImageFailure {
         backoff: None,
         retry_after: None,
     };
 
     fn run(
         action: FailureAction,
-        failure: Failure,
+        failure: ImageFailure,
         failures: u32,
         seconds: u64,
         critical: bool,
-    ) -> Next {
+    ) -> FailureStep {
         let config = FailurePolicy {
             after: Duration::from_mins(1),
             action,
             architectures: ["amd64".parse().unwrap()].into(),
         };
-        let attempts = Attempts {
+        let attempts = FailureHistory {
             failures,
             failing_for: Duration::from_secs(seconds),
         };
-        let policy = Policy::from(&Config::default());
+        let policy = PlacementPolicy::from(&Config::default());
         next(&config, &policy, &[failure], attempts, critical)
     }
 
     #[test]
     fn retries_back_off_and_the_action_comes_due() {
         use FailureAction::{Hold, Tolerate, TolerateAll};
-        let all = || Some(Decision::StepAside);
+        let all = || Some(Decision::TolerateAll);
         let amd64 = || Some(Decision::Architectures(["amd64".parse().unwrap()].into()));
         for (action, failure, failures, seconds, critical, decision, retry) in [
             (TolerateAll, UNAVAILABLE, 1, 0, false, None, Some(1)),
@@ -168,7 +168,7 @@ mod tests {
             (Hold, HOPELESS, 2, 100, false, None, None),
             (Tolerate, NOT_FOUND, 9, 100, false, amd64(), Some(600)),
         ] {
-            let expected = Next {
+            let expected = FailureStep {
                 decision,
                 due: critical || seconds >= 60,
                 retry: retry.map(Duration::from_secs),
@@ -188,7 +188,7 @@ mod tests {
             (minutes, minutes),
             (Some(Duration::ZERO), Some(Duration::from_secs(1))),
         ] {
-            let limited = Failure {
+            let limited = ImageFailure {
                 retry_after,
                 ..HOPELESS
             };

@@ -1,6 +1,6 @@
-//! Decisions: values in, values out. Nothing here knows a client, a clock or the environment.
+//! Decides where pods may run and which taints nodes get. Pure functions on values: no client, no clock, no
+//! environment.
 
-pub mod added;
 pub mod affinity;
 pub mod daemon_set;
 pub mod decision;
@@ -9,6 +9,7 @@ pub mod mode;
 pub mod node;
 pub mod pod;
 pub mod preference;
+pub mod reinvocation;
 mod selector;
 mod taint;
 mod toleration;
@@ -16,37 +17,37 @@ mod toleration_rule;
 
 pub use decision::Decision;
 pub use mode::Mode;
-pub use pod::Policy;
+pub use pod::PlacementPolicy;
 pub use selector::{LabelSelector, SelectorError};
 pub use taint::{Effect, Taint, TaintKey, TaintKind, tolerates};
 pub use toleration_rule::{
     RulePlatform, TolerationConfig, TolerationEffect, TolerationOperator, TolerationRule,
 };
 
-/// Prefix of every label and annotation of archaware.
+/// Names of archaware's labels and annotations.
 pub mod annotation {
     /// On nodes: the taint that archaware owns.
     pub const TAINT: &str = "archaware.dev/taint";
-    /// On nodes (label or annotation): `"true"` keeps archaware's taint away.
+    /// On nodes, as label or annotation: `"true"` makes archaware not taint the node.
     pub const IGNORE: &str = "archaware.dev/ignore";
-    /// On pods: what was decided.
+    /// On pods: the decision.
     pub const DECISION: &str = "archaware.dev/decision";
     /// On pods, DaemonSet templates and namespaces: the mode.
     pub const MODE: &str = "archaware.dev/mode";
-    /// On pods and DaemonSet templates: architectures that are trusted without looking at images.
+    /// On pods and DaemonSet templates: the architectures to use instead of those of the images.
     pub const ARCHITECTURES: &str = "archaware.dev/architectures";
-    /// On pods and namespaces: weights of architectures that are preferred.
+    /// On pods and namespaces: weights of preferred architectures.
     pub const PREFERRED_ARCHITECTURES: &str = "archaware.dev/preferred-architectures";
-    /// On pods: what archaware has added, so that a pod that is changed on its way, or made from the YAML of
-    /// another one, can be decided anew.
+    /// On pods: what archaware added, so that the webhook can decide again for a pod that another webhook changed, or
+    /// that was created from another pod's YAML.
     pub const ADDED: &str = "archaware.dev/added";
-    /// On DaemonSets: the tolerations in the template that archaware owns.
+    /// On DaemonSets: the tolerations of the template that archaware owns.
     pub const TOLERATIONS: &str = "archaware.dev/tolerations";
-    /// Label of namespaces: `"disabled"` keeps the webhook away.
+    /// On namespaces, as label: `"disabled"` excludes the namespace from the webhook.
     pub const ADMISSION: &str = "archaware.dev/admission";
-    /// All of them.
+    /// Common prefix of all of them.
     pub const PREFIX: &str = "archaware.dev/";
 }
 
-/// The scheduling gate of pods whose images were not known when they were created.
+/// The scheduling gate of pods whose images were unknown when the pod was created.
 pub const GATE: &str = "archaware.dev/inspect";

@@ -1,4 +1,4 @@
-//! Which rule applies to a pod: the nearest wins.
+//! Which mode applies to a pod: the setting nearest to the pod wins.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,16 +12,16 @@ use crate::platform::Architecture;
 
 use super::annotation;
 
-/// What to do with a pod.
+/// How a pod is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Mode {
-    /// Look at its images.
+    /// Decide by its images.
     #[default]
     Inspect,
-    /// Step aside at once.
+    /// Tolerate every architecture without reading images.
     Any,
-    /// Leave it alone.
+    /// Do not change it.
     Ignore,
 }
 
@@ -30,18 +30,18 @@ pub enum Mode {
 pub enum Rule {
     /// A mode.
     Mode(Mode),
-    /// Architectures that its author vouches for.
+    /// Architectures that the pod's author states.
     Architectures(BTreeSet<Architecture>),
 }
 
-/// An annotation whose value means nothing. It is taken as absent.
+/// An annotation with an invalid value; it is treated as absent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidAnnotation {
-    /// Which.
+    /// Name of the annotation.
     pub name: &'static str,
     /// Its value.
     pub value: String,
-    /// Whether it stands on the namespace rather than on the pod.
+    /// Whether the annotation is on the namespace instead of the pod.
     pub on_namespace: bool,
 }
 
@@ -78,7 +78,7 @@ impl Mode {
     }
 }
 
-/// Whether a pod with these annotations says itself which rule applies.
+/// Whether the pod's own annotations select a rule.
 pub fn is_own(pod: &Annotations) -> bool {
     let mode = pod.get(annotation::MODE);
     let mode = mode.and_then(|text| Mode::parse(text.trim()));
@@ -86,8 +86,7 @@ pub fn is_own(pod: &Annotations) -> bool {
     mode.is_some() || architectures.is_some_and(|text| parse_architectures(text).is_some())
 }
 
-/// The rule for a pod (or a template) with these annotations in a namespace with those, and the mode where they
-/// say nothing.
+/// The rule for a pod or template, from its annotations, those of its namespace, and the default mode.
 pub fn rule(
     pod: &Annotations,
     namespace: &Annotations,
@@ -130,7 +129,7 @@ pub(super) fn read<T>(
     parsed
 }
 
-/// `amd64,arm64`: one unknown name makes the whole value mean nothing.
+/// Parses `amd64,arm64`. One unknown name invalidates the whole value.
 fn parse_architectures(text: &str) -> Option<BTreeSet<Architecture>> {
     text.split(',')
         .map(|name| name.trim().parse().ok())

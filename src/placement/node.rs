@@ -1,4 +1,4 @@
-//! What to do about the taint on a node.
+//! Decides the taint of a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,78 +10,78 @@ use super::{LabelSelector, Taint, TaintKind, annotation};
 
 /// Which nodes get which taint.
 #[derive(Clone, Debug)]
-pub struct Policy {
-    /// Key and effect; `None` when no node is to be tainted.
+pub struct TaintPolicy {
+    /// Key and effect; `None` when no node is tainted.
     pub kind: Option<TaintKind>,
-    /// Only these architectures; empty means all.
+    /// Only nodes of these architectures; empty means all.
     pub architectures: BTreeSet<Architecture>,
     /// Only nodes with these labels.
     pub selector: LabelSelector,
 }
 
-/// A node, as far as it matters here.
+/// The parts of a node that the decision depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct Node<'a> {
-    /// `status.nodeInfo.architecture`, as reported.
+pub struct NodeView<'a> {
+    /// `status.nodeInfo.architecture` as reported.
     pub architecture: &'a str,
-    /// Its labels.
+    /// Labels of the node.
     pub labels: &'a BTreeMap<String, String>,
-    /// Its annotations.
+    /// Annotations of the node.
     pub annotations: &'a BTreeMap<String, String>,
-    /// `spec.taints`, as the API holds them.
+    /// `spec.taints` in the API's form.
     pub taints: &'a [Value],
 }
 
-/// What to change on a node. All of it goes into one patch.
+/// Changes to a node, applied in one patch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Change {
-    /// Index in `spec.taints` of an owned taint that has to go, and what stands there.
+pub struct NodeChange {
+    /// Index in `spec.taints` of an owned taint to remove, with its expected content.
     pub remove: Option<(usize, Taint)>,
-    /// Index of an owned taint with a wrong value, and what it should be.
+    /// Index of an owned taint with a wrong value, and the right taint.
     pub correct: Option<(usize, Taint)>,
     /// A taint to append.
     pub add: Option<Taint>,
-    /// What `archaware.dev/taint` has to say from now on, if that changes.
+    /// The new content of `archaware.dev/taint`, if it changes.
     pub ownership: Option<Ownership>,
 }
 
-/// The annotation that records which taint is archaware's.
+/// The annotation that records which taint archaware owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ownership {
-    /// This one.
+    /// Records this taint.
     Of(Taint),
-    /// None: the annotation is dropped.
+    /// Removes the annotation.
     Nothing,
 }
 
-/// What is to be told about a node.
+/// A problem to report about a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Problem {
-    /// Somebody else's taint of the same key and effect has another value.
+pub enum TaintProblem {
+    /// A taint with the same key and effect, which archaware does not own, has another value.
     Conflict {
-        /// What archaware would set.
+        /// The taint that archaware would set.
         wanted: Taint,
-        /// The value that is there.
+        /// The existing value.
         value: String,
     },
-    /// The node reports no usable architecture.
+    /// The node reports no valid architecture.
     UnknownArchitecture,
 }
 
-/// The taint that archaware owns on a node with these annotations.
+/// The taint that archaware owns according to the node's annotations.
 pub fn owned(annotations: &BTreeMap<String, String>) -> Option<Taint> {
     annotations.get(annotation::TAINT)?.parse().ok()
 }
 
-/// Whether the node's owner wants no taint of archaware's.
-fn is_ignored(node: &Node<'_>) -> bool {
+/// Whether the label or annotation excludes the node.
+fn is_ignored(node: &NodeView<'_>) -> bool {
     [node.labels, node.annotations].iter().any(|map| {
         map.get(annotation::IGNORE)
             .is_some_and(|value| value == "true")
     })
 }
 
-/// The place of a taint of this key and effect, which the API keeps unique, and its value.
+/// Index and value of the taint with this key and effect. The API server allows only one.
 fn find(taints: &[Value], kind: &TaintKind) -> Option<(usize, String)> {
     let text = |taint: &Value, field: &str| {
         taint
@@ -98,8 +98,11 @@ fn find(taints: &[Value], kind: &TaintKind) -> Option<(usize, String)> {
         .and_then(|index| Some((index, text(taints.get(index)?, "value"))))
 }
 
-/// What to do about a node: nothing (most of the time), a change, a problem to report, or both.
-pub fn decide(policy: &Policy, node: &Node<'_>) -> (Option<Change>, Option<Problem>) {
+/// The change of a node and the problem to report. Both are usually `None`.
+pub fn decide(
+    policy: &TaintPolicy,
+    node: &NodeView<'_>,
+) -> (Option<NodeChange>, Option<TaintProblem>) {
     let wanted = policy
         .kind
         .as_ref()
@@ -108,34 +111,34 @@ pub fn decide(policy: &Policy, node: &Node<'_>) -> (Option<Change>, Option<Probl
         return (release(node), None);
     };
     let Ok(architecture) = node.architecture.parse::<Architecture>() else {
-        // A status that is empty for a moment is no reason to open the node to everything.
-        return (None, Some(Problem::UnknownArchitecture));
+        // A node whose status is briefly empty keeps its taint: removing it would admit every pod.
+        return (None, Some(TaintProblem::UnknownArchitecture));
     };
     if !policy.architectures.is_empty() && !policy.architectures.contains(&architecture) {
         return (release(node), None);
     }
-    want(node, kind.taint(&architecture))
+    plan_taint(node, kind.taint(&architecture))
 }
 
-/// No taint is wanted: an owned one goes, by key and effect, and so does the annotation.
-fn release(node: &Node<'_>) -> Option<Change> {
+/// The change when no taint is wanted: removes an owned taint, by key and effect, and the annotation.
+fn release(node: &NodeView<'_>) -> Option<NodeChange> {
     node.annotations.get(annotation::TAINT)?;
     let remove = owned(node.annotations).and_then(|own| remove(node, own.kind));
-    Some(Change {
+    Some(NodeChange {
         remove,
         ownership: Some(Ownership::Nothing),
-        ..Change::default()
+        ..NodeChange::default()
     })
 }
 
-fn remove(node: &Node<'_>, kind: TaintKind) -> Option<(usize, Taint)> {
+fn remove(node: &NodeView<'_>, kind: TaintKind) -> Option<(usize, Taint)> {
     find(node.taints, &kind).map(|(index, value)| (index, Taint { kind, value }))
 }
 
-fn want(node: &Node<'_>, wanted: Taint) -> (Option<Change>, Option<Problem>) {
+fn plan_taint(node: &NodeView<'_>, wanted: Taint) -> (Option<NodeChange>, Option<TaintProblem>) {
     let own = owned(node.annotations);
     let owns_wanted = own.as_ref().is_some_and(|own| own.kind == wanted.kind);
-    // The configuration changed: what was owned under another key or effect moves.
+    // After a change of the configured key or effect, the owned taint moves.
     let leftover = own.as_ref().filter(|own| own.kind != wanted.kind);
     let leftover = leftover.and_then(|own| remove(node, own.kind.clone()));
     let annotated = node.annotations.contains_key(annotation::TAINT);
@@ -147,7 +150,7 @@ fn want(node: &Node<'_>, wanted: Taint) -> (Option<Change>, Option<Problem>) {
         None => {
             let add = Some(wanted.clone());
             (
-                Change {
+                NodeChange {
                     remove: leftover,
                     add,
                     ownership: claim(),
@@ -157,51 +160,52 @@ fn want(node: &Node<'_>, wanted: Taint) -> (Option<Change>, Option<Problem>) {
             )
         }
         Some((_, value)) if owns_wanted && value == wanted.value => (
-            Change {
+            NodeChange {
                 ownership: claim(),
-                ..Change::default()
+                ..NodeChange::default()
             },
             None,
         ),
         Some((index, _)) if owns_wanted => {
             let correct = Some((index, wanted.clone()));
             (
-                Change {
+                NodeChange {
                     correct,
                     ownership: claim(),
-                    ..Change::default()
+                    ..NodeChange::default()
                 },
                 None,
             )
         }
-        // Somebody else's: it is left alone, and so is the claim to it.
+        // Another owner's taint is not changed, and archaware's claim to it is removed.
         Some((_, value)) => {
             let ownership = annotated.then_some(Ownership::Nothing);
-            let problem = (value != wanted.value).then_some(Problem::Conflict { wanted, value });
+            let problem =
+                (value != wanted.value).then_some(TaintProblem::Conflict { wanted, value });
             (
-                Change {
+                NodeChange {
                     remove: leftover,
                     ownership,
-                    ..Change::default()
+                    ..NodeChange::default()
                 },
                 problem,
             )
         }
     };
-    ((change != Change::default()).then_some(change), problem)
+    ((change != NodeChange::default()).then_some(change), problem)
 }
 
-/// What `clean` takes away: only a taint that is exactly the recorded one, and the record.
-pub fn clean(node: &Node<'_>) -> Option<Change> {
+/// The change that `archaware clean` makes: removes a taint that equals the recorded one exactly, and the annotation.
+pub fn clean(node: &NodeView<'_>) -> Option<NodeChange> {
     node.annotations.get(annotation::TAINT)?;
     let exact = owned(node.annotations).and_then(|own| {
         let found = find(node.taints, &own.kind).filter(|(_, value)| *value == own.value);
         found.map(|(index, _)| (index, own))
     });
-    Some(Change {
+    Some(NodeChange {
         remove: exact,
         ownership: Some(Ownership::Nothing),
-        ..Change::default()
+        ..NodeChange::default()
     })
 }
 

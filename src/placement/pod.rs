@@ -1,4 +1,4 @@
-//! From the platforms of a pod's images to its tolerations.
+//! Decides the tolerations and node affinity of a pod from the platforms of its images.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,52 +16,52 @@ use super::{
     toleration_rule::TolerationRule,
 };
 
-/// Go knows about twenty. An image that names more than this makes them up, and its pod would become too
-/// large for the API: archaware steps aside.
+/// Go supports about twenty architectures. An image that names more than this is made up, and its tolerations would
+/// make the pod too large for the API server, so the pod tolerates every architecture.
 const MAX_ARCHITECTURES: usize = 64;
 
-/// What applies to every pod.
+/// Settings that apply to every pod.
 #[derive(Clone, Debug)]
-pub struct Policy {
-    /// archaware's taint.
+pub struct PlacementPolicy {
+    /// Key and effect of archaware's taint.
     pub taint: TaintKind,
-    /// Which further architectures' images a node's architecture runs.
+    /// For each node architecture, the further architectures whose images it can run.
     pub compatibility: BTreeMap<Architecture, Vec<Architecture>>,
-    /// The only ones considered; empty means all.
+    /// The only architectures that are considered; empty means all.
     pub schedulable: BTreeSet<Architecture>,
-    /// Further tolerations.
+    /// Additional tolerations.
     pub rules: Vec<TolerationRule>,
-    /// Whether the architectures are required by node affinity, too, where that can still be set.
+    /// Whether architectures are also required by node affinity, where it can still be set.
     pub requires_affinity: bool,
 }
 
-/// A pod as far as what it gets depends on what it has.
+/// The parts of a pod that the change depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct View<'a> {
-    /// Its OS.
+pub struct PodView<'a> {
+    /// OS of the pod.
     pub os: &'a Os,
-    /// As the API holds them.
+    /// Tolerations in the API's form.
     pub tolerations: &'a [Value],
-    /// Required node labels.
+    /// `spec.nodeSelector`.
     pub node_selector: &'a BTreeMap<String, String>,
-    /// Its affinity.
+    /// `spec.affinity`.
     pub affinity: Option<&'a Affinity>,
 }
 
-/// What a pod gets. All of it goes into one patch.
+/// Changes to a pod, applied in one patch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Change {
+pub struct PodChange {
     /// Tolerations to append.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Value>,
-    /// What is added to its node affinity.
-    #[serde(skip_serializing_if = "affinity::Change::is_empty")]
-    pub affinity: affinity::Change,
+    /// Additions to the node affinity.
+    #[serde(skip_serializing_if = "affinity::AffinityChange::is_empty")]
+    pub affinity: affinity::AffinityChange,
 }
 
-impl Change {
-    /// What has been added when this comes on top of it.
+impl PodChange {
+    /// The combination of this change and a later one.
     #[must_use]
     pub fn and(mut self, later: &Self) -> Self {
         self.tolerations.extend(later.tolerations.iter().cloned());
@@ -71,15 +71,15 @@ impl Change {
         self
     }
 
-    /// Whether the pod has everything already.
+    /// Whether the pod needs no change.
     pub fn is_empty(&self) -> bool {
         self.tolerations.is_empty() && self.affinity.is_empty()
     }
 }
 
-impl Policy {
-    /// The intersection over the images. Images without an opinion do not limit it; without any
-    /// opinion there is nothing to go by, and archaware steps aside.
+impl PlacementPolicy {
+    /// The intersection over the images. Images that name no platform do not limit it. If no image names a platform,
+    /// every architecture is tolerated.
     pub fn decide<'a>(
         &self,
         images: impl IntoIterator<Item = &'a PlatformSet>,
@@ -90,16 +90,16 @@ impl Policy {
             .filter_map(|image| image.architectures(os))
             .map(|own| self.widen(own))
             .reduce(|shared, own| &shared & &own)
-            .map_or(Decision::StepAside, |shared| self.limit(shared))
+            .map_or(Decision::TolerateAll, |shared| self.limit(shared))
     }
 
-    /// The decision when the architectures are known without looking at images.
+    /// The decision for known architectures.
     pub fn limit(&self, mut architectures: BTreeSet<Architecture>) -> Decision {
         if !self.schedulable.is_empty() {
             architectures.retain(|architecture| self.schedulable.contains(architecture));
         }
         if architectures.len() > MAX_ARCHITECTURES {
-            Decision::StepAside
+            Decision::TolerateAll
         } else if architectures.is_empty() {
             Decision::NoCommonArchitecture
         } else {
@@ -107,8 +107,8 @@ impl Policy {
         }
     }
 
-    /// What runs images of these architectures. Not transitive: 386 runs on amd64, and what runs
-    /// amd64's images does not thereby run 386's.
+    /// The node architectures that can run images of these architectures. Not transitive: amd64 nodes run 386 images,
+    /// but a node that runs amd64 images need not run 386 images.
     fn widen(&self, own: BTreeSet<Architecture>) -> BTreeSet<Architecture> {
         let runs_one = |runs: &&Vec<Architecture>| runs.iter().any(|image| own.contains(image));
         let further: Vec<_> = self
@@ -120,8 +120,7 @@ impl Policy {
         own.into_iter().chain(further).collect()
     }
 
-    /// The tolerations that a decision asks for and that `existing` does not hold by the API's own
-    /// matching rule.
+    /// The tolerations that a decision requires and that `existing` does not cover by the API's matching rule.
     pub fn missing_tolerations(
         &self,
         decision: &Decision,
@@ -133,22 +132,22 @@ impl Policy {
                 let own = set.iter().map(|one| self.taint.toleration(one));
                 own.chain(by_rules(&self.rules, set, os)).collect()
             }
-            Decision::StepAside => vec![self.taint.toleration_of_all()],
+            Decision::TolerateAll => vec![self.taint.toleration_of_all()],
             Decision::NoCommonArchitecture => Vec::new(),
         };
         wanted.retain(|new| !existing.iter().any(|toleration| covers(toleration, new)));
         wanted
     }
 
-    /// What a pod gets by a decision. Affinity is part of it only while the API lets it be set: when the pod
-    /// is created, and behind a scheduling gate.
+    /// The changes that a decision means for a pod. Affinity is included only while the API allows it to be set: on
+    /// creation and while the pod has a scheduling gate.
     pub fn change(
         &self,
         decision: &Decision,
-        pod: View<'_>,
+        pod: PodView<'_>,
         preferences: &Preferences,
         affinity_is_open: bool,
-    ) -> Change {
+    ) -> PodChange {
         let affinity = if affinity_is_open {
             let required = self.requires_affinity;
             affinity::decide(
@@ -159,9 +158,9 @@ impl Policy {
                 pod.affinity,
             )
         } else {
-            affinity::Change::default()
+            affinity::AffinityChange::default()
         };
-        Change {
+        PodChange {
             tolerations: self.missing_tolerations(decision, pod.os, pod.tolerations),
             affinity,
         }

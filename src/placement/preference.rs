@@ -1,4 +1,4 @@
-//! Which architectures are preferred: for each, what is said nearest to the pod.
+//! Preferred architectures. For each architecture the setting nearest to the pod wins.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,8 @@ type Annotations = BTreeMap<String, String>;
 /// Weights by architecture, from 0 (no preference) to 100.
 pub type Preferences = BTreeMap<Architecture, u8>;
 
-/// What holds for a pod with these annotations in a namespace with those, on top of `default`. What means nothing
-/// is told in `invalid` and taken as absent.
+/// The preferences from a pod's annotations, those of its namespace, and `default`. Invalid annotations are added to
+/// `invalid` and treated as absent.
 pub fn nearest(
     pod: &Annotations,
     namespace: &Annotations,
@@ -33,7 +33,7 @@ pub fn nearest(
     preferences
 }
 
-/// `arm64=80,amd64=20`. Zero takes back what is said farther away.
+/// Parses `arm64=80,amd64=20`. Zero cancels a preference of the namespace or the configuration.
 fn parse(text: &str) -> Option<Preferences> {
     let mut all = Preferences::new();
     for part in text.split(',') {

@@ -1,4 +1,4 @@
-//! Label selectors in the API's text form: `a=b,c!=d,e in (f, g),h notin (i),j,!k`.
+//! Label selectors in text form: `a=b,c!=d,e in (f, g),h notin (i),j,!k`.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::{is_label_value, is_qualified_name};
 
-/// A parsed selector that remembers its text. The empty one matches everything.
+/// A parsed selector that keeps its text. The empty selector matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
@@ -17,7 +17,7 @@ pub struct LabelSelector {
     selector: Selector,
 }
 
-/// A text that is no label selector.
+/// Text that is not a label selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a label selector: {problem}")]
 pub struct SelectorError {
@@ -26,7 +26,7 @@ pub struct SelectorError {
 }
 
 impl LabelSelector {
-    /// Whether all its requirements hold.
+    /// Whether all requirements match.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.selector.matches(labels)
     }
@@ -54,7 +54,7 @@ impl From<LabelSelector> for String {
     }
 }
 
-/// Splits at the commas outside of parentheses.
+/// Splits at commas outside parentheses.
 fn requirements(text: &str) -> Vec<&str> {
     let mut inside = false;
     if text.trim().is_empty() {

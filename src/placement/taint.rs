@@ -1,4 +1,4 @@
-//! Taints and tolerations, and the API's rule for which matches which.
+//! Taints and tolerations, and the API's rule for which toleration matches which taint.
 
 use std::{fmt, str::FromStr};
 
@@ -8,39 +8,39 @@ use serde_json::{Value, json};
 
 use crate::{names::is_qualified_name, platform::Architecture};
 
-/// What a taint does. `PreferNoSchedule` keeps no pod away, so it is of no use here.
+/// Effect of archaware's taint. `PreferNoSchedule` is not offered because it keeps no pod away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Effect {
-    /// Pods that do not tolerate it are not scheduled.
+    /// Pods that do not tolerate the taint are not scheduled to the node.
     NoSchedule,
-    /// Nor may they stay.
+    /// Pods that do not tolerate the taint are also evicted from the node.
     NoExecute,
 }
 
 /// Key and effect of archaware's taint: what a toleration for all of its values names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TaintKind {
-    /// Its key.
+    /// Key of the taint.
     pub key: String,
-    /// Its effect.
+    /// Effect of the taint.
     pub effect: Effect,
 }
 
-/// A taint of archaware's.
+/// A taint with an architecture as its value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Taint {
     /// Key and effect.
     pub kind: TaintKind,
-    /// Its value: an architecture.
+    /// The architecture.
     pub value: String,
 }
 
-/// A text that is not `key=value:effect`.
+/// Text that is not `key=value:effect`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a taint like key=value:NoSchedule")]
 pub struct MalformedTaint(String);
 
-/// A qualified name, as taint keys have to be: `[prefix/]name`.
+/// A qualified name (`[prefix/]name`), the rule for taint keys.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String")]
 #[schemars(with = "String")]
@@ -65,14 +65,15 @@ impl From<TaintKey> for String {
 }
 
 impl Default for TaintKey {
-    /// What managed clusters put on their Arm nodes, so existing manifests keep working.
+    /// `kubernetes.io/arch`, the key that managed clusters use on their Arm nodes, so that existing manifests keep
+    /// working.
     fn default() -> Self {
         Self("kubernetes.io/arch".to_owned())
     }
 }
 
 impl Effect {
-    /// As the API spells it.
+    /// The spelling of the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NoSchedule => "NoSchedule",
@@ -100,17 +101,17 @@ impl TaintKind {
         })
     }
 
-    /// The toleration for every architecture, and for no other taint.
+    /// The toleration for every architecture and for no other taint.
     pub fn toleration_of_all(&self) -> Value {
         json!({ "key": self.key, "operator": "Exists", "effect": self.effect.as_str() })
     }
 
-    /// Whether a toleration (as the API holds it) is for all values of this taint.
+    /// Whether a toleration, in the API's form, matches every value of this taint.
     pub fn is_tolerated_by(&self, toleration: &Value) -> bool {
         text(toleration, "operator") == "Exists" && self.is_named_by(toleration)
     }
 
-    /// `Toleration.ToleratesTaint`: an empty key or effect matches every one.
+    /// Compares key and effect as `Toleration.ToleratesTaint` does: empty matches every one.
     fn is_named_by(&self, toleration: &Value) -> bool {
         let matches = |field: &str, own: &str| {
             let named = text(toleration, field);
@@ -120,8 +121,8 @@ impl TaintKind {
     }
 }
 
-/// Whether a toleration (as the API holds it) matches a taint: `Toleration.ToleratesTaint` of
-/// `k8s.io/api/core/v1`. Its numeric operators match no architecture.
+/// Whether a toleration, in the API's form, matches a taint: `Toleration.ToleratesTaint` of `k8s.io/api/core/v1`. Its
+/// numeric operators never match an architecture.
 pub fn tolerates(toleration: &Value, taint: &Taint) -> bool {
     taint.kind.is_named_by(toleration)
         && match text(toleration, "operator") {
@@ -136,7 +137,7 @@ pub(super) fn text<'a>(value: &'a Value, field: &str) -> &'a str {
 }
 
 impl Taint {
-    /// As the API holds it.
+    /// The taint in the API's form.
     pub fn to_json(&self) -> Value {
         json!({
             "key": self.kind.key,
@@ -146,7 +147,7 @@ impl Taint {
     }
 }
 
-/// `key=value:effect`, as `kubectl taint` writes it.
+/// `key=value:effect`, the format of `kubectl taint`.
 impl fmt::Display for Taint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

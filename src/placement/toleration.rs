@@ -1,4 +1,4 @@
-//! Further tolerations (`tolerations` of the configuration), and which tolerations make others needless.
+//! Additional tolerations (`tolerations` of the configuration), and which tolerations cover others.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use super::{
     toleration_rule::{ARCH, TolerationRule},
 };
 
-/// What pods of `os` that run on these architectures tolerate by the rules, each once.
+/// The additional tolerations of pods of `os` that run on these architectures, without duplicates.
 pub(super) fn by_rules(
     rules: &[TolerationRule],
     architectures: &BTreeSet<Architecture>,
@@ -29,7 +29,7 @@ pub(super) fn by_rules(
             if !applies {
                 continue;
             }
-            // An image may name an architecture of any length; the API refuses a longer value.
+            // An image may name an architecture of any length, and the API server rejects values over 63 characters.
             let toleration = toleration(rule, architecture);
             if is_label_value(text(&toleration, "value")) && !all.contains(&toleration) {
                 all.push(toleration);
@@ -42,7 +42,7 @@ pub(super) fn by_rules(
 fn toleration(rule: &TolerationRule, architecture: &Architecture) -> Value {
     let template = &rule.toleration;
     let value = template.value.replace(ARCH, architecture.as_str());
-    // As the API stores it: without an empty value. What is owned is recognised by being the same.
+    // The API server drops an empty value. Owned tolerations are recognised by equality, so it is dropped here too.
     let value = Some(value).filter(|value| !value.is_empty());
     let fields = [
         ("key", Some(json!(template.key))),
@@ -56,8 +56,8 @@ fn toleration(rule: &TolerationRule, architecture: &Architecture) -> Value {
     Value::Object(present.collect())
 }
 
-/// Whether every taint that `new` tolerates is tolerated by `existing`: `Toleration.ToleratesTaint` of
-/// `k8s.io/api/core/v1`, where an empty key or effect matches every one.
+/// Whether `existing` tolerates every taint that `new` tolerates, by `Toleration.ToleratesTaint` of
+/// `k8s.io/api/core/v1`: an empty key or effect matches every one.
 pub(super) fn covers(existing: &Value, new: &Value) -> bool {
     let same = |field: &str| text(existing, field) == text(new, field);
     let wider = |field: &str| text(existing, field).is_empty() || same(field);
@@ -67,7 +67,7 @@ pub(super) fn covers(existing: &Value, new: &Value) -> bool {
         && match text(existing, "operator") {
             "Exists" => true,
             "" | "Equal" => is_equal(new) && same("value"),
-            // The numeric ones.
+            // The numeric operators.
             _ => existing == new,
         }
 }

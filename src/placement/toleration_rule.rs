@@ -1,4 +1,4 @@
-//! Further tolerations, for clusters whose nodes carry other taints than archaware's.
+//! Additional tolerations, for clusters whose nodes have other taints than archaware's.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,14 +10,14 @@ use crate::{
 
 use super::TaintKey;
 
-/// One rule of `tolerations`: pods for one of the platforms get the toleration.
+/// One rule of `tolerations`: pods of one of the platforms get the toleration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TolerationRule {
-    /// Which platforms; empty means all.
+    /// Platforms that the rule applies to; empty means all.
     #[serde(default)]
     pub platforms: Vec<RulePlatform>,
-    /// What their pods tolerate.
+    /// The toleration that is added.
     pub toleration: TolerationConfig,
 }
 
@@ -26,20 +26,20 @@ pub struct TolerationRule {
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
 pub struct RulePlatform {
-    /// The pod's OS.
+    /// OS of the pod.
     pub os: Os,
-    /// One of the architectures that its images share.
+    /// One of the architectures that the pod's images share.
     pub architecture: Architecture,
 }
 
-/// A toleration; `{arch}` in its value stands for the architecture.
+/// A toleration. `{arch}` in its value is replaced by the architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", try_from = "Fields")]
 #[schemars(with = "Fields")]
 pub struct TolerationConfig {
     /// Key of the taint.
     pub key: TaintKey,
-    /// Whether any value will do.
+    /// How the value is compared.
     pub operator: TolerationOperator,
     /// Value of the taint; empty with `Exists`.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -49,7 +49,7 @@ pub struct TolerationConfig {
     pub effect: Option<TolerationEffect>,
 }
 
-/// As it is written.
+/// The serialised form.
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Fields {
@@ -58,35 +58,35 @@ struct Fields {
     /// `Equal` or `Exists`.
     #[serde(default)]
     operator: TolerationOperator,
-    /// Value of the taint, with `Equal`; `{arch}` stands for the architecture.
+    /// Value of the taint, with `Equal`. `{arch}` is replaced by the architecture.
     #[serde(default)]
     value: String,
-    /// Effect of the taint; every effect when left out.
+    /// Effect of the taint; all effects when omitted.
     effect: Option<TolerationEffect>,
 }
 
-/// How a toleration looks at values.
+/// How a toleration compares values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TolerationOperator {
-    /// The value has to be this one.
+    /// The value must be equal.
     #[default]
     Equal,
-    /// Any value will do.
+    /// Any value matches.
     Exists,
 }
 
 /// Effects that can be tolerated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TolerationEffect {
-    /// Pods that do not tolerate it are not scheduled.
+    /// Pods that do not tolerate the taint are not scheduled to the node.
     NoSchedule,
-    /// Nor may they stay.
+    /// Pods that do not tolerate the taint are also evicted from the node.
     NoExecute,
-    /// They are scheduled elsewhere if possible.
+    /// Pods that do not tolerate the taint are scheduled to other nodes if possible.
     PreferNoSchedule,
 }
 
-/// In a value it stands for the architecture.
+/// Placeholder for the architecture in a value.
 pub(super) const ARCH: &str = "{arch}";
 
 impl TryFrom<String> for RulePlatform {
@@ -115,7 +115,7 @@ impl TryFrom<Fields> for TolerationConfig {
         if fields.operator == TolerationOperator::Exists && !fields.value.is_empty() {
             return Err("a toleration with operator Exists has no value");
         }
-        // The API's rule for values of labels, which those of taints follow.
+        // Values of taints follow the API's rule for label values.
         if fields.value.matches(ARCH).count() > 1 {
             return Err("{arch} stands once in the value of a toleration");
         }

@@ -1,4 +1,4 @@
-//! What is to be done about a DaemonSet. The controller, the webhook and `archaware plan` share [`change`].
+//! Plans the change of a DaemonSet. The controller, the webhook and `archaware plan` share [`change`].
 
 use std::time::{Duration, Instant};
 
@@ -7,21 +7,21 @@ use crate::{
     config::DaemonSets,
     evaluate::{Evaluation, template::Template},
     placement::{
-        Decision, Policy,
-        daemon_set::{self, Change as TemplateChange},
+        Decision, PlacementPolicy,
+        daemon_set::{self, TemplateChange},
     },
 };
 
-use super::{Change, EventDraft, ObjectState, Plan, Policies, Write, images::Draft};
+use super::{AppliedChange, EventDraft, ObjectState, Plan, Policies, Write, images::Draft};
 
-/// The change that brings a template to a decision, if it is not there yet.
+/// The change that brings a template to a decision; `None` if it is there.
 pub(crate) fn change(
-    policy: &Policy,
+    policy: &PlacementPolicy,
     template: &Template<'_>,
     decision: &Decision,
     by_policy: bool,
 ) -> Option<TemplateChange> {
-    daemon_set::decide(policy, decision, template.view(), by_policy)
+    daemon_set::decide(policy, decision, template.placement_view(), by_policy)
 }
 
 /// The plan for a DaemonSet.
@@ -33,11 +33,11 @@ pub(crate) fn plan(
     remembered: Option<ObjectState>,
     now: Instant,
 ) -> Plan {
-    let mut draft = Draft::new(&template.authored, remembered, policies, now);
-    // What was decided for these images stands until they change: no second rollout.
-    let record = &template.record;
-    let recorded = record.is_for(&template.images) && !record.stepped_aside;
-    let decided = draft.decide(&template.authored, evaluation, recorded);
+    let mut draft = Draft::new(&template.without_owned, remembered, policies, now);
+    // A decision for these images stands until they change, so that there is no second rollout.
+    let owned = &template.owned;
+    let recorded = owned.is_for(&template.images) && !owned.tolerate_all_by_policy;
+    let decided = draft.decide(&template.without_owned, evaluation, recorded);
     draft.plan.requeue = decided.requeue;
     let Some(decision) = decided.decision else {
         return draft.finish();
@@ -55,8 +55,8 @@ pub(crate) fn plan(
             );
             draft.report(EventReason::TolerationsMissing, note);
         }
-        DaemonSets::Manage => match held_back(&mut draft, template) {
-            // Taking turns with another writer would roll the DaemonSet for ever.
+        DaemonSets::Manage => match revert_backoff(&mut draft, template) {
+            // Undoing another writer's change again and again would roll the DaemonSet out forever.
             Some(wait) => {
                 let note = "somebody removes the tolerations that archaware adds to its template; give them \
                             to it at its source, or annotate the template with archaware.dev/mode: ignore";
@@ -70,10 +70,10 @@ pub(crate) fn plan(
     draft.finish()
 }
 
-/// How long to wait when others have removed from the template what archaware had added.
-fn held_back(draft: &mut Draft<'_>, template: &Template<'_>) -> Option<Duration> {
+/// How long to wait after another writer removed archaware's tolerations.
+fn revert_backoff(draft: &mut Draft<'_>, template: &Template<'_>) -> Option<Duration> {
     let now = draft.now;
-    let reverted = template.record.was_reverted(template.tolerations());
+    let reverted = template.owned.was_reverted(template.tolerations());
     reverted.then(|| draft.state.revert_backoff(now)).flatten()
 }
 
@@ -86,11 +86,11 @@ fn write(
     let rolls = !(change.add.is_empty() && change.remove.is_empty());
     let patch = patch::daemon_set(template.set, change);
     if !rolls {
-        return Write::new(patch, Change::RecordChanged);
+        return Write::new(patch, AppliedChange::RecordChanged);
     }
     let tolerated = decision.annotation();
     let note = format!("its template now tolerates {tolerated}; this rolls the DaemonSet");
-    let done = Change::TemplateChanged {
+    let done = AppliedChange::TemplateChanged {
         decision: tolerated,
         by_policy,
     };

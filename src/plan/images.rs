@@ -1,5 +1,5 @@
-//! What pods and templates have in common: the decision by annotations and images, or by the failure policy
-//! while images cannot be resolved, and what is reported about it.
+//! The part of a plan that pods and templates share: the decision by annotations, images or the failure policy, and
+//! what is reported about it.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -12,34 +12,35 @@ use crate::{
     image::ImageError,
     placement::{
         Decision,
-        failure::{self, Failure, FailureAction, FailurePolicy},
+        failure::{self, FailureAction, FailurePolicy, ImageFailure},
         mode::InvalidAnnotation,
     },
 };
 
 use super::{EventDraft, ObjectState, Plan, Policies};
 
-/// How long until a pod without a common architecture is looked at again: an image may have been pushed anew.
-const LOOK_AGAIN: Duration = Duration::from_mins(10);
+/// Interval at which a pod without common architecture is evaluated again: one of its tags may have been pushed
+/// again.
+const RECHECK_INTERVAL: Duration = Duration::from_mins(10);
 
-/// What is decided now.
+/// The decision of this reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Decided {
-    /// `None`: nothing.
+    /// `None`: no decision.
     pub(super) decision: Option<Decision>,
-    /// The failure policy decided in place of the images.
+    /// Whether the failure policy decided instead of the images.
     pub(super) by_policy: bool,
-    /// Nothing is decided because images cannot be resolved yet.
+    /// Whether there is no decision because images cannot be resolved yet.
     pub(super) waiting: bool,
-    /// Whether the pod need not wait behind archaware's scheduling gate any longer: there is nothing to decide, or
-    /// the failure policy is due, if only to hold the pod.
+    /// Whether archaware's scheduling gate can be removed: there is nothing to decide, or the failure policy is due,
+    /// even if its action is to keep the pod waiting.
     pub(super) releases: bool,
-    /// When to look again, besides on each change.
+    /// When to reconcile again if the object does not change.
     pub(super) requeue: Option<Duration>,
 }
 
 impl Default for Decided {
-    /// Nothing is to be done.
+    /// Nothing to do.
     fn default() -> Self {
         Self {
             decision: None,
@@ -51,7 +52,7 @@ impl Default for Decided {
     }
 }
 
-/// What is planned about one object, while the plan is being made.
+/// A plan under construction.
 pub(super) struct Draft<'a> {
     pub(super) plan: Plan,
     pub(super) state: ObjectState,
@@ -75,7 +76,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The plan, with what is to be remembered.
+    /// The plan, with the state to store.
     pub(super) fn finish(self) -> Plan {
         Plan {
             state: Some(self.state),
@@ -83,7 +84,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The decision on a pod or a template. `recorded`: the object carries one that its images made.
+    /// The decision about a pod or template. `recorded`: the object carries a decision that its images made.
     pub(super) fn decide(
         &mut self,
         spec: &PodSpec,
@@ -103,7 +104,7 @@ impl<'a> Draft<'a> {
                 self.count_once("ignored");
                 Decided::default()
             }
-            // What the failure policy decided earlier has been counted and reported.
+            // The failure policy's earlier decision has already been counted and reported.
             Verdict::Decided(decision) if evaluation.by_policy => Decided {
                 decision: Some(decision.clone()),
                 by_policy: true,
@@ -119,7 +120,7 @@ impl<'a> Draft<'a> {
                 }
                 Decided {
                     decision: Some(decision.clone()),
-                    requeue: is_none.then_some(LOOK_AGAIN),
+                    requeue: is_none.then_some(RECHECK_INTERVAL),
                     ..Decided::default()
                 }
             }
@@ -142,12 +143,12 @@ impl<'a> Draft<'a> {
         let attempts = self.state.failed(self.now);
         let failures: Vec<_> = unresolved
             .iter()
-            .map(|(_, error)| Failure {
+            .map(|(_, error)| ImageFailure {
                 backoff: error.reason().backoff(),
                 retry_after: error.retry_after(),
             })
             .collect();
-        // A decision that its images have made is better than one that is made without them.
+        // A decision by the images is preferred to one without them.
         let is_valid = self.state.decision_is_valid(recorded);
         let held = FailurePolicy {
             action: FailureAction::Hold,
@@ -182,7 +183,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The event belongs on the object that carries the annotation.
+    /// The event is published on the object with the annotation.
     fn report_invalid(&mut self, invalid: &InvalidAnnotation) {
         let (reason, note) = (EventReason::InvalidAnnotation, invalid.to_string());
         if invalid.on_namespace {
@@ -196,7 +197,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Reports something once, with no further distinction.
+    /// Reports an event once per reason.
     pub(super) fn report(&mut self, reason: EventReason, note: String) {
         self.report_once(reason, 0, note);
     }

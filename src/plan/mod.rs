@@ -1,5 +1,5 @@
-//! The second step of three (evaluate, plan, apply): from an object, what was read about it and what is
-//! remembered of it to a patch and everything that follows. Pure: no client, no clock, no store.
+//! Step 2 of 3 (evaluate, plan, apply): from an object, its evaluation and its stored state to a patch and its
+//! consequences. Pure: no client, no clock, no store.
 
 pub(crate) mod daemon_set;
 mod images;
@@ -12,37 +12,37 @@ use std::time::Duration;
 
 use crate::{
     cluster::{events::EventReason, patch::JsonPatch},
-    placement::{Decision, Policy, failure::FailurePolicy},
+    placement::{Decision, PlacementPolicy, failure::FailurePolicy},
 };
 
 pub(crate) use state::ObjectState;
 pub(crate) use written::{Follow, after_release, after_write};
 
-/// What applies to every pod and DaemonSet.
+/// Policies for pods and DaemonSets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policies<'a> {
-    /// Which tolerations and affinity a decision means.
-    pub(crate) placement: &'a Policy,
+    /// Tolerations and affinity of a decision.
+    pub(crate) placement: &'a PlacementPolicy,
     /// What happens while images cannot be resolved.
     pub(crate) failure: &'a FailurePolicy,
 }
 
-/// What is to be done about one object now.
+/// What to do about one object now.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
-    /// Events to publish, whatever becomes of the patch.
+    /// Events to publish whatever becomes of the patch.
     pub(crate) events: Vec<EventDraft>,
     /// Results to count in the metric of decisions.
     pub(crate) counts: Vec<&'static str>,
-    /// The patch; `None`: the object is as it should be.
+    /// The patch; `None`: the object needs no change.
     pub(crate) write: Option<Write>,
-    /// When to look again, besides on each change.
+    /// When to reconcile again if the object does not change.
     pub(crate) requeue: Option<Duration>,
-    /// Whether this counts as an attempt at the object: nodes are tainted after one at each.
+    /// Whether this counts as an attempt; nodes are tainted after one attempt at each initial object.
     pub(crate) is_complete: bool,
-    /// Whether nothing is left to be decided about the object once the patch, if any, is applied.
+    /// Whether nothing remains to be decided once the patch, if any, is applied.
     pub(crate) decides: bool,
-    /// What to remember of the object; `None`: nothing.
+    /// The state to store; `None`: none.
     pub(crate) state: Option<ObjectState>,
 }
 
@@ -51,45 +51,45 @@ pub(crate) struct Plan {
 pub(crate) struct Write {
     /// The patch.
     pub(crate) patch: JsonPatch,
-    /// What it does, for the log.
-    pub(crate) change: Change,
+    /// What it changes, for the log.
+    pub(crate) change: AppliedChange,
     /// Events to publish when it is applied.
     pub(crate) events: Vec<EventDraft>,
     /// Results to count when it is applied.
     pub(crate) counts: Vec<&'static str>,
-    /// The patch that only removes archaware's scheduling gate, for a pod whose change is refused.
+    /// A patch that only removes archaware's scheduling gate, used when this patch is rejected.
     pub(crate) release: Option<JsonPatch>,
 }
 
-/// What a patch does.
+/// What a patch changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum AppliedChange {
     /// A pod gets tolerations or affinity.
     PodPlaced {
-        /// The value of its annotation.
+        /// The value of its decision annotation.
         decision: String,
-        /// The failure policy decided.
+        /// Whether the failure policy decided.
         by_policy: bool,
     },
-    /// Archaware's scheduling gate is removed, and nothing else.
+    /// Only archaware's scheduling gate is removed.
     GateRemoved,
     /// The tolerations of a template change.
     TemplateChanged {
-        /// What it tolerates from now on.
+        /// The decision that the template now has.
         decision: String,
-        /// The failure policy decided.
+        /// Whether the failure policy decided.
         by_policy: bool,
     },
-    /// The record on a DaemonSet changes, and not its template.
+    /// Only the annotation on a DaemonSet changes, not its template.
     RecordChanged,
     /// A node gets its taint.
     NodeTainted {
         /// The taint.
         taint: String,
-        /// Whether another one is removed.
+        /// Whether another taint is removed.
         removed: bool,
     },
-    /// A node loses its taint, or the record of one.
+    /// A node loses its taint or the annotation that records one.
     NodeReleased {
         /// Whether a taint is removed.
         removed: bool,
@@ -106,7 +106,7 @@ pub(crate) struct EventDraft {
 }
 
 impl EventDraft {
-    /// An event about the object itself.
+    /// An event about the object.
     pub(crate) fn new(reason: EventReason, note: impl Into<String>) -> Self {
         Self {
             on_namespace: false,
@@ -117,7 +117,7 @@ impl EventDraft {
 }
 
 impl Plan {
-    /// Nothing to do until the object changes.
+    /// No change until the object changes.
     pub(crate) fn nothing() -> Self {
         Self {
             events: Vec::new(),
@@ -132,8 +132,8 @@ impl Plan {
 }
 
 impl Write {
-    /// A patch that nothing follows.
-    fn new(patch: JsonPatch, change: Change) -> Self {
+    /// A patch without consequences.
+    fn new(patch: JsonPatch, change: AppliedChange) -> Self {
         Self {
             patch,
             change,
@@ -143,10 +143,10 @@ impl Write {
         }
     }
 
-    /// Says and counts that the failure policy has been carried out.
+    /// Adds the event and the count for a decision of the failure policy.
     fn by_policy(&mut self, decision: &Decision) {
         let (reason, where_to) = match decision {
-            Decision::StepAside => (EventReason::SteppedAside, "every architecture".to_owned()),
+            Decision::TolerateAll => (EventReason::SteppedAside, "every architecture".to_owned()),
             _ => (EventReason::ToleratedByPolicy, decision.annotation()),
         };
         let note = format!("its images could not be resolved; it may run on {where_to}");

@@ -1,14 +1,14 @@
-//! What is to be done about a node.
+//! Plans the change of a node.
 
 use crate::{
     cluster::{events::EventReason, objects::Node, patch},
-    placement::node::{self, Policy, Problem},
+    placement::node::{self, TaintPolicy, TaintProblem},
 };
 
-use super::{Change, EventDraft, Plan, Write};
+use super::{AppliedChange, EventDraft, Plan, Write};
 
 /// The plan for a node.
-pub(crate) fn plan(node: &Node, policy: &Policy) -> Plan {
+pub(crate) fn plan(node: &Node, policy: &TaintPolicy) -> Plan {
     let mut plan = Plan::nothing();
     let (change, problem) = node::decide(policy, &node.view());
     plan.events = problem.iter().map(describe).collect();
@@ -16,21 +16,21 @@ pub(crate) fn plan(node: &Node, policy: &Policy) -> Plan {
         let removed = change.remove.is_some();
         let corrected = change.correct.as_ref().map(|(_, taint)| taint);
         let done = match change.add.as_ref().or(corrected) {
-            Some(taint) => Change::NodeTainted {
+            Some(taint) => AppliedChange::NodeTainted {
                 taint: taint.to_string(),
                 removed,
             },
-            None => Change::NodeReleased { removed },
+            None => AppliedChange::NodeReleased { removed },
         };
         Write::new(patch::node(node, change), done)
     });
     plan
 }
 
-/// The event about a node's problem.
-pub(crate) fn describe(problem: &Problem) -> EventDraft {
+/// The event for a problem of a node.
+pub(crate) fn describe(problem: &TaintProblem) -> EventDraft {
     match problem {
-        Problem::Conflict { wanted, value } => EventDraft::new(
+        TaintProblem::Conflict { wanted, value } => EventDraft::new(
             EventReason::TaintConflict,
             format!(
                 "its taint {}={value}:{} is not archaware's and not {wanted}; it is left alone",
@@ -38,7 +38,7 @@ pub(crate) fn describe(problem: &Problem) -> EventDraft {
                 wanted.kind.effect.as_str()
             ),
         ),
-        Problem::UnknownArchitecture => EventDraft::new(
+        TaintProblem::UnknownArchitecture => EventDraft::new(
             EventReason::UnknownArchitecture,
             "status.nodeInfo.architecture names no architecture; the node is not tainted",
         ),

@@ -1,4 +1,4 @@
-//! What is to be done about a pod.
+//! Plans the change of a pod.
 
 use std::time::Instant;
 
@@ -11,9 +11,9 @@ use crate::{
     placement::annotation,
 };
 
-use super::{Change, ObjectState, Plan, Policies, Write, images::Draft};
+use super::{AppliedChange, ObjectState, Plan, Policies, Write, images::Draft};
 
-/// What of a pod is evaluated.
+/// The parts of a pod that are evaluated.
 pub(crate) fn subject(pod: &Pod) -> Subject<'_> {
     Subject {
         spec: &pod.spec,
@@ -24,13 +24,13 @@ pub(crate) fn subject(pod: &Pod) -> Subject<'_> {
     }
 }
 
-/// Whether the pod carries a decision that its images made.
+/// Whether the pod's annotation records a decision that its images made.
 fn is_decided_by_images(pod: &Pod) -> bool {
     let decision = annotations(&pod.metadata).get(annotation::DECISION);
     decision.is_some_and(|decision| !matches!(decision.as_str(), "any" | "none"))
 }
 
-/// The plan for a pod in scope.
+/// The plan for a pod that archaware decides about.
 pub(crate) fn plan(
     pod: &Pod,
     evaluation: &Evaluation,
@@ -47,9 +47,10 @@ pub(crate) fn plan(
     let Some(decision) = decided.decision else {
         plan.write = release
             .filter(|_| decided.releases)
-            .map(|patch| Write::new(patch, Change::GateRemoved));
+            .map(|patch| Write::new(patch, AppliedChange::GateRemoved));
         plan.decides = plan.write.is_none() && !decided.waiting;
-        // A taint with NoExecute would evict a bound pod: the start waits for what the failure policy says.
+        // A taint with NoExecute would evict a bound pod, so startup waits for its decision, of the failure policy if
+        // necessary.
         plan.is_complete = plan.write.is_some() || !(pod.is_bound() && decided.waiting);
         return draft.finish();
     };
@@ -57,12 +58,12 @@ pub(crate) fn plan(
     let subject = subject(pod);
     let change = subject.change(policies.placement, &decision, &evaluation.preferences);
     if !change.is_empty() || gate.is_some() {
-        let done = Change::PodPlaced {
+        let done = AppliedChange::PodPlaced {
             decision: decision.annotation(),
             by_policy: decided.by_policy,
         };
         let mut write = Write::new(patch::pod::place(pod, change, &decision), done);
-        // The change may be refused for a reason; the gate is archaware's, and goes all the same.
+        // The change may be rejected, but the gate must be removed all the same.
         write.release = release;
         if decided.by_policy {
             write.by_policy(&decision);

@@ -1,43 +1,43 @@
-//! What is remembered of an object from one reconcile to the next.
+//! The state that is kept per object between reconciles.
 
 use std::{
     collections::HashSet,
     time::{Duration, Instant},
 };
 
-use crate::{backoff::Backoff, cluster::events::EventReason, placement::failure::Attempts};
+use crate::{backoff::Backoff, cluster::events::EventReason, placement::failure::FailureHistory};
 
-/// How long a template that others changed back stays as it is.
+/// How long a template stays unchanged after another writer reverted it.
 const REVERT_BACKOFF: Backoff = Backoff::seconds(30, 600);
 
-/// Identifies something that is reported once per object: an event's reason, and a hash of what it is about.
+/// Identifies an event that is published once per object: its reason and a hash of its subject.
 type EventKey = (EventReason, u64);
 
-/// The state of one object. Other images start anew.
+/// The state of one object, reset when its images change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ObjectState {
     /// A hash of the images.
     images: u64,
-    /// The images changed while this process knew the object.
+    /// Whether the images changed while this process knew the object.
     images_changed: bool,
-    /// These images have been resolved before.
+    /// Whether these images have been resolved before.
     resolved: bool,
-    /// Nothing is left to be decided about these images.
+    /// Whether nothing remains to be decided about these images.
     decided: bool,
-    /// The number of failures in a row.
+    /// Number of consecutive failures.
     failures: u32,
-    /// When the first of them was.
+    /// Time of the first of them.
     failing_since: Instant,
     reported: HashSet<EventKey>,
     counted: HashSet<&'static str>,
-    /// How often others took a change back.
+    /// How often other writers reverted a change.
     reverts: u32,
-    /// When the next change may be made after that.
+    /// When the next change is allowed after that.
     next_change: Instant,
 }
 
 impl ObjectState {
-    /// What is remembered of an object with these images, or the beginning.
+    /// The stored state if it is for the same images, otherwise a new one.
     pub(crate) fn resume(remembered: Option<Self>, images: u64, now: Instant) -> Self {
         let images_changed = match remembered {
             Some(state) if state.images == images => return state,
@@ -58,50 +58,50 @@ impl ObjectState {
     }
 
     /// Counts a failed attempt.
-    pub(super) fn failed(&mut self, now: Instant) -> Attempts {
+    pub(super) fn failed(&mut self, now: Instant) -> FailureHistory {
         if self.failures == 0 {
             self.failing_since = now;
         }
         self.failures = self.failures.saturating_add(1);
-        Attempts {
+        FailureHistory {
             failures: self.failures,
             failing_for: now.saturating_duration_since(self.failing_since),
         }
     }
 
-    /// The images have been resolved.
+    /// Records that the images have been resolved.
     pub(super) fn succeeded(&mut self) {
         self.resolved = true;
         self.failures = 0;
     }
 
-    /// Whether a decision on exactly these images stands. `recorded`: the object carries one; it is believed
-    /// unless the images are known to have changed since.
+    /// Whether a decision by exactly these images stands. `recorded`: the object carries one, which is trusted unless
+    /// the images are known to have changed since.
     pub(super) fn decision_is_valid(&self, recorded: bool) -> bool {
         self.resolved || (recorded && !self.images_changed)
     }
 
-    /// Whether nothing is left to be decided.
+    /// Whether nothing remains to be decided.
     pub(crate) fn is_decided(&self) -> bool {
         self.decided
     }
 
-    /// Nothing is left to be decided; whether that is new.
+    /// Records that nothing remains to be decided; returns whether that is new.
     pub(crate) fn decide(&mut self) -> bool {
         !std::mem::replace(&mut self.decided, true)
     }
 
-    /// Whether this is the first report of its kind.
+    /// Whether this event has not been published yet.
     pub(super) fn report_once(&mut self, reason: EventReason, about: u64) -> bool {
         self.reported.insert((reason, about))
     }
 
-    /// Whether this is the first time that `result` is counted.
+    /// Whether `result` has not been counted yet.
     pub(super) fn count_once(&mut self, result: &'static str) -> bool {
         self.counted.insert(result)
     }
 
-    /// Others took a change back: `None` when it may be made again now, else how long to wait.
+    /// Another writer reverted a change: how long to wait, or `None` if it may be repeated now.
     pub(super) fn revert_backoff(&mut self, now: Instant) -> Option<Duration> {
         let left = self.next_change.saturating_duration_since(now);
         if !left.is_zero() {

@@ -6,32 +6,32 @@ use crate::cluster::{api::ApiError, events::EventReason, writer::Written};
 
 use super::EventDraft;
 
-/// How long to wait after a stale patch for the watch to bring what changed.
+/// How long to wait for the watch after a stale patch.
 const STALE_RETRY: Duration = Duration::from_secs(2);
-/// How long until a scheduling gate is tried again that could not be removed.
+/// Delay before the removal of a scheduling gate is retried.
 const RELEASE_RETRY: Duration = Duration::from_secs(15);
 
 /// What follows from a patch that was not applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Follow {
-    /// When to look at the object again; `None`: when it changes.
+    /// When to reconcile again; `None`: when the object changes.
     pub(crate) requeue: Option<Duration>,
-    /// Whether the attempt counts: a patch that did not get through has decided nothing.
+    /// Whether the attempt counts. A patch that did not reach the API server does not.
     pub(crate) is_complete: bool,
-    /// What its owner should know.
+    /// An event for the object's owner.
     pub(crate) event: Option<EventDraft>,
 }
 
-/// What follows from a patch; `None` when it was applied.
+/// What follows from a patch; `None` if it was applied.
 pub(crate) fn after_write(written: &Written) -> Option<Follow> {
     let (requeue, is_complete, event) = match written {
         Written::Applied => return None,
         Written::Gone => (None, true, None),
-        // The watch brings what changed; the retry is for a watch that is down just now.
+        // The watch brings the change. The retry is for a watch that is interrupted.
         Written::Stale => (Some(STALE_RETRY), false, None),
         Written::Stopping => (None, false, None),
         Written::Failed(error) => {
-            // RBAC, validation or an admission plugin: its owner should know.
+            // RBAC, validation or an admission plugin rejected the change, which the object's owner should know.
             let refused = error.is_refusal();
             let hint = match error {
                 ApiError::Forbidden(_) => {
@@ -50,7 +50,7 @@ pub(crate) fn after_write(written: &Written) -> Option<Follow> {
     })
 }
 
-/// The same for a patch that only removes archaware's scheduling gate. Whatever is in the way, the pod must not
+/// The same for a patch that only removes archaware's scheduling gate. It is always retried, because the pod must not
 /// wait for its next change.
 pub(crate) fn after_release(written: &Written) -> Option<Follow> {
     let mut follow = after_write(written)?;
@@ -65,8 +65,8 @@ pub(crate) fn after_release(written: &Written) -> Option<Follow> {
 mod tests {
     use super::*;
 
-    /// For each outcome: when to look again (in whole seconds, jitter left out), whether the attempt counts, and
-    /// whether there is an event.
+    /// For each outcome: when to retry (in whole seconds without jitter), whether the attempt counts, and whether
+    /// there is an event.
     #[test]
     fn every_outcome_has_its_consequence() {
         let text = || "m".to_owned();

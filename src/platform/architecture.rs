@@ -1,5 +1,5 @@
-//! Operating systems, architectures and platforms, normalised the way containerd does it
-//! (`normalizeOS` and `normalizeArch` of `github.com/containerd/platforms`).
+//! Operating systems, architectures and platforms, normalised as containerd does (`normalizeOS` and `normalizeArch`
+//! of `github.com/containerd/platforms`).
 
 use std::{fmt, str::FromStr};
 
@@ -9,8 +9,7 @@ use crate::names::is_label_value;
 
 use super::name::{Name, name};
 
-/// A CPU architecture by its GOARCH name: `amd64`, `arm64`, `386`, … Always usable as the value of a
-/// label, a taint or a toleration.
+/// A CPU architecture by its GOARCH name: `amd64`, `arm64`, `386`, … Always a valid label value.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 pub struct Architecture(Name);
 
@@ -26,7 +25,7 @@ pub struct Platform {
     variant: Option<Name>,
 }
 
-/// A text that names no architecture or operating system.
+/// Text that names no architecture or operating system.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not the name of an architecture or operating system")]
 pub struct UnknownName(String);
@@ -56,7 +55,7 @@ impl Os {
         &self.0
     }
 
-    /// `linux`: what a pod without any word about its OS runs on.
+    /// `linux`, the OS of pods that do not specify one.
     pub fn linux() -> Self {
         Self(name("linux"))
     }
@@ -75,8 +74,8 @@ impl FromStr for Os {
 }
 
 impl Platform {
-    /// `None` when the architecture is empty or unknown, or an OS is given and unknown. Without an
-    /// OS the platform counts for every OS.
+    /// Returns `None` when the architecture is empty or unknown, or when `os` is given and unknown. A platform
+    /// without OS applies to every OS.
     pub fn new(os: &str, architecture: &str, variant: &str) -> Option<Self> {
         let (architecture, variant) = normalise_architecture(architecture, variant);
         let architecture = Architecture(named(&architecture)?);
@@ -93,19 +92,19 @@ impl Platform {
         })
     }
 
-    /// Its architecture.
+    /// The CPU architecture.
     pub fn architecture(&self) -> &Architecture {
         &self.architecture
     }
 
-    /// Whether it counts for pods of `os`.
+    /// Whether the platform applies to pods of `os`.
     pub fn is_for(&self, os: &Os) -> bool {
         self.os.as_ref().is_none_or(|own| own == os)
     }
 }
 
-/// Names are used as label values, so they have to be ones (at most 63 of `[A-Za-z0-9_.-]`, the ends
-/// alphanumeric). `unknown` is what BuildKit writes into attestation entries.
+/// Accepts valid label values only (at most 63 of `[A-Za-z0-9_.-]`, alphanumeric at both ends), because names become
+/// label values. Rejects `unknown`, which BuildKit writes into attestation entries.
 fn named(text: &str) -> Option<Name> {
     let is_usable = !text.is_empty() && is_label_value(text) && text != "unknown";
     is_usable.then(|| name(text))
@@ -199,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    /// containerd's table (`platforms.Normalize`).
+    /// The table of containerd's `platforms.Normalize`.
     #[test]
     fn normalises_as_containerd_does() {
         for (os, architecture, variant, expected) in [

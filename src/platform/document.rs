@@ -1,23 +1,23 @@
-//! Image indexes, manifests and configs, OCI's and Docker's, with or without `mediaType`.
+//! Image indexes, manifests and configs of OCI and Docker, with or without `mediaType`.
 //!
-//! Every field is optional here: what registries hold in practice is wider than the specification,
-//! and one odd entry must not hide the others.
+//! Every field is optional: registries hold documents that violate the specification, and one malformed entry must
+//! not hide the others.
 
 use std::collections::BTreeSet;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{Note, Platform, PlatformSet};
+use super::{NoPlatformReason, Platform, PlatformSet};
 
-/// Size limit of one document in bytes: containerd refuses larger manifests too.
+/// Maximum size of one document in bytes; containerd has the same limit for manifests.
 pub const MAX_DOCUMENT: u64 = 4 * 1024 * 1024;
 
-/// Different platforms, and entries that do not name theirs, of one index. Repetitions are free: an
-/// index of thousands of entries is read, a hostile one does not fill the memory.
+/// Maximum number of distinct platforms, and of entries without a platform, in one index. Repeated entries do not
+/// count, so an index of thousands of entries can be read while a hostile one cannot exhaust memory.
 const MAX_ENTRIES: usize = 256;
 
-/// Media types of the OCI image specification and of Docker's distribution.
+/// Media types of the OCI image specification and of Docker distribution.
 pub mod media_type {
     /// OCI image index.
     pub const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -31,7 +31,7 @@ pub mod media_type {
     pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
     /// Docker image config.
     pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
-    /// The four that hold platforms: what to ask a registry for.
+    /// The media types of manifests and indexes, for `Accept` headers.
     pub const MANIFESTS: [&str; 4] = [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST];
 
     pub(super) fn is_index(media_type: &str) -> bool {
@@ -42,8 +42,8 @@ pub mod media_type {
         matches!(media_type, OCI_MANIFEST | DOCKER_MANIFEST)
     }
 
-    /// Early Docker clients pushed configs as plain octets, and some writers leave the type out:
-    /// those are judged by their content.
+    /// Early Docker clients pushed configs as `application/octet-stream`, and some tools omit the type. Those are
+    /// recognised by their content.
     pub(super) fn may_be_config(media_type: &str) -> bool {
         matches!(
             media_type,
@@ -52,50 +52,50 @@ pub mod media_type {
     }
 }
 
-/// Why bytes are not a document that says anything about platforms.
+/// Why bytes are not an image document.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DocumentError {
-    /// Over [`MAX_DOCUMENT`].
+    /// Larger than [`MAX_DOCUMENT`].
     #[error("{0} bytes are more than the limit of 4 MiB")]
     TooLarge(u64),
-    /// Not the JSON of an index, manifest or config.
+    /// Not JSON, or not an index, manifest or config.
     #[error("not an image manifest: {0}")]
     Malformed(String),
-    /// Holds `manifests` and `config`, or contradicts its own media type (CVE-2021-41190).
+    /// Contains both `manifests` and `config`, or contradicts its own media type (CVE-2021-41190).
     #[error("ambiguous: {0}")]
     Ambiguous(&'static str),
-    /// More different platforms, or more entries without one, than any image has.
+    /// More distinct platforms, or entries without platform, than any real image has.
     #[error("more than {MAX_ENTRIES} entries that count")]
     TooManyEntries,
-    /// Docker's schema 1, dead since 2017; containerd 2 refuses it too.
+    /// Docker schema 1, deprecated since 2017; containerd 2 rejects it too.
     #[error("a Docker schema 1 manifest, which holds no platform")]
     Schema1,
 }
 
-/// A descriptor: what a document says of another one.
+/// A reference from one document to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descriptor {
-    /// As written; empty when absent.
+    /// The media type as written; empty when absent.
     pub media_type: String,
-    /// As written, not yet validated.
+    /// The digest as written, not validated.
     pub digest: String,
-    /// In bytes; `None` when absent. A size that is there binds.
+    /// Size in bytes; `None` when absent. The content must have exactly this size.
     pub size: Option<u64>,
 }
 
-/// An image index or Docker manifest list, without its attestations and unknown platforms.
+/// An image index or Docker manifest list, without attestations and unknown platforms.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Index {
-    /// The platforms that entries name.
+    /// Platforms named by the entries.
     pub platforms: BTreeSet<Platform>,
-    /// Entries that name none, or only half of one: their own manifests have to be read. Each digest once.
+    /// Entries without a complete platform: their own manifests must be read. Each digest once.
     pub unnamed: Vec<Descriptor>,
 }
 
 /// An image manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
-    /// Its image config; `None` when this is an artifact and no image.
+    /// The image config; `None` when the manifest describes an artifact instead of an image.
     pub config: Option<Descriptor>,
 }
 
@@ -110,7 +110,7 @@ pub enum Document {
 
 /// An image config.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Config(pub PlatformSet);
+pub struct ImageConfig(pub PlatformSet);
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -123,8 +123,8 @@ struct RawDocument {
     artifact_type: Option<String>,
 }
 
-/// The entries of an index, judged one by one while they are read. One that is not even a descriptor is
-/// passed over, like one of a platform that nobody knows.
+/// Index entries are classified while they are parsed. Entries that are not descriptors or have an unknown platform
+/// are skipped.
 #[derive(Default)]
 struct RawIndex {
     index: Index,
@@ -146,7 +146,7 @@ impl<'de> Deserialize<'de> for RawIndex {
                 mut entries: A,
             ) -> Result<RawIndex, A::Error> {
                 let mut raw = RawIndex::default();
-                // Borrowed from the document: an entry of any shape costs no memory.
+                // Borrowed from the document, so an entry of any shape needs no memory.
                 while let Some(entry) = entries.next_element::<&RawValue>()? {
                     if let Ok(descriptor) = serde_json::from_str(entry.get()) {
                         raw.add(descriptor);
@@ -160,7 +160,7 @@ impl<'de> Deserialize<'de> for RawIndex {
 }
 
 impl RawIndex {
-    /// Passes over what stands for no image: attestations, unknown platforms, entries without a digest.
+    /// Skips what is not an image: attestations, unknown platforms, entries without a digest.
     fn add(&mut self, raw: RawDescriptor) {
         let is_attestation = |annotations: &RawAnnotations| {
             annotations.reference_type.as_deref() == Some("attestation-manifest")
@@ -213,15 +213,18 @@ struct RawPlatform {
 
 #[derive(Deserialize)]
 struct RawAnnotations {
-    /// BuildKit marks attestations with it. Its sibling `vnd.docker.reference.digest` alone marks
-    /// nothing.
+    /// Set by BuildKit on attestations. `vnd.docker.reference.digest` alone does not mark one.
     #[serde(rename = "vnd.docker.reference.type", default)]
     reference_type: Option<String>,
 }
 
 impl Document {
-    /// Reads an index or manifest. `content_type` is what the carrier says about it (a registry's
-    /// `Content-Type` or the parent's descriptor), if anything.
+    /// Parses an index or manifest. `content_type` is the registry's `Content-Type` or the media type in the parent's
+    /// descriptor, if any.
+    ///
+    /// # Errors
+    ///
+    /// When the bytes are too large, not an image document, or ambiguous.
     pub fn parse(bytes: &[u8], content_type: Option<&str>) -> Result<Self, DocumentError> {
         check(bytes)?;
         let raw: RawDocument = serde_json::from_slice(bytes).map_err(malformed)?;
@@ -254,7 +257,7 @@ impl Document {
             (None, None) if raw.schema_version.is_some_and(|v| v.as_u64() == Some(1)) => {
                 Err(DocumentError::Schema1)
             }
-            // The artifact manifest of OCI 1.1's release candidates has no config at all.
+            // The artifact manifest of OCI 1.1's release candidates has no config.
             (None, None) if raw.artifact_type.is_some() => {
                 Ok(Self::Manifest(Manifest { config: None }))
             }
@@ -265,14 +268,18 @@ impl Document {
     }
 }
 
-impl Config {
-    /// Reads an image config.
+impl ImageConfig {
+    /// Parses an image config.
+    ///
+    /// # Errors
+    ///
+    /// When the bytes are too large or not a JSON object.
     pub fn parse(bytes: &[u8]) -> Result<Self, DocumentError> {
         check(bytes)?;
         let raw: RawPlatform = serde_json::from_slice(bytes).map_err(malformed)?;
         Ok(Self(PlatformSet::new(
             raw.platform().into_iter().collect(),
-            Note::NoArchitecture,
+            NoPlatformReason::NoArchitecture,
         )))
     }
 }
@@ -287,7 +294,7 @@ impl RawPlatform {
         )
     }
 
-    /// Both halves are there, known or not.
+    /// Whether both OS and architecture are given, known or not.
     fn is_complete(&self) -> bool {
         let given = |field: &Option<String>| field.as_deref().is_some_and(|text| !text.is_empty());
         given(&self.os) && given(&self.architecture)
@@ -313,7 +320,7 @@ impl Descriptor {
     }
 }
 
-/// Small enough, and an object: serde would read a list as one, too.
+/// Checks size and shape: serde would also accept a JSON array as a struct.
 fn check(bytes: &[u8]) -> Result<(), DocumentError> {
     let size = bytes.len() as u64;
     if size > MAX_DOCUMENT {
@@ -325,7 +332,7 @@ fn check(bytes: &[u8]) -> Result<(), DocumentError> {
     Ok(())
 }
 
-/// The library's own words quote the document, which may be megabytes.
+/// serde_json's messages quote the document, which may be megabytes, so only the position is kept.
 fn malformed(error: serde_json::Error) -> DocumentError {
     let what = if error.is_data() {
         "JSON of another shape"

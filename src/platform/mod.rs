@@ -1,4 +1,4 @@
-//! Platforms as containerd names them, and what an image's documents say about them. Pure: bytes in, values out.
+//! Platforms as containerd names them, and the image documents that name platforms. Pure: no IO.
 
 mod architecture;
 mod document;
@@ -7,6 +7,6 @@ mod set;
 
 pub use architecture::{Architecture, Os, Platform};
 pub use document::{
-    Config, Descriptor, Document, DocumentError, Index, MAX_DOCUMENT, Manifest, media_type,
+    Descriptor, Document, DocumentError, ImageConfig, Index, MAX_DOCUMENT, Manifest, media_type,
 };
-pub use set::{Note, PlatformSet};
+pub use set::{NoPlatformReason, PlatformSet};

@@ -1,8 +1,8 @@
-//! A short name that costs nothing when it is one of the usual ones.
+//! A short name that needs no allocation when it is a common one.
 
 use std::borrow::Cow;
 
-/// Names met in nearly every image: kept as static strings, so a cache of many images shares them.
+/// Names in nearly every image. Static strings keep a cache of many images small.
 const COMMON: &[&str] = &[
     "linux", "windows", "darwin", "freebsd", "amd64", "arm64", "arm", "386", "ppc64le", "s390x",
     "riscv64", "loong64", "mips64le", "mips64", "mipsle", "mips", "ppc64", "wasm", "wasip1", "v5",

@@ -1,19 +1,19 @@
-//! What is known of one image: the platforms it exists for.
+//! The platforms of one image.
 
 use std::collections::BTreeSet;
 
 use super::{Architecture, Os, Platform};
 
-/// Why an image has no opinion on where it runs. This is an answer, not an error.
+/// Why an image names no platform. Such an image does not limit where its pod may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Note {
-    /// The manifest's config is no image config: a Helm chart, an SBOM, a WebAssembly module, …
+pub enum NoPlatformReason {
+    /// The manifest's config is not an image config: a Helm chart, an SBOM, a WebAssembly module, …
     NotAnImage,
-    /// The config, or every entry of the index, names no architecture.
+    /// Neither the config nor any index entry names an architecture.
     NoArchitecture,
 }
 
-impl Note {
+impl NoPlatformReason {
     /// The name used in `inspect -o json`.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -23,18 +23,18 @@ impl Note {
     }
 }
 
-/// The platforms of one image, sorted and each once; or the reason why it names none.
+/// The platforms of one image, sorted and without duplicates, or the reason why there are none.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum PlatformSet {
     /// At least one platform.
     Platforms(Box<[Platform]>),
-    /// No opinion: such an image does not limit where its pod may run.
-    None(Note),
+    /// The image does not limit where its pod may run.
+    None(NoPlatformReason),
 }
 
 impl PlatformSet {
-    /// The set of `platforms`, or no opinion with `note` when there are none.
-    pub fn new(mut platforms: Vec<Platform>, note: Note) -> Self {
+    /// The set of `platforms`, or `None(reason)` when there are none.
+    pub fn new(mut platforms: Vec<Platform>, note: NoPlatformReason) -> Self {
         if platforms.is_empty() {
             return Self::None(note);
         }
@@ -51,16 +51,16 @@ impl PlatformSet {
         }
     }
 
-    /// Why there are no platforms.
-    pub fn note(&self) -> Option<Note> {
+    /// The reason why there are no platforms.
+    pub fn note(&self) -> Option<NoPlatformReason> {
         match self {
             Self::Platforms(_) => None,
             Self::None(note) => Some(*note),
         }
     }
 
-    /// The architectures for pods of `os`; `None` when the image has no opinion. An image that only
-    /// exists for other operating systems has an opinion: the empty set.
+    /// The architectures for pods of `os`; `None` when the image does not limit its pod. An image that exists only
+    /// for other operating systems yields the empty set.
     pub fn architectures(&self, os: &Os) -> Option<BTreeSet<Architecture>> {
         match self {
             Self::Platforms(platforms) => Some(

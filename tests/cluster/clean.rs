@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Everything in the cluster that archaware could have touched.
-async fn picture(bed: &Bed) -> String {
+async fn picture(bed: &TestCluster) -> String {
     let nodes = bed.nodes().list(&ListParams::default()).await.unwrap();
     let nodes = nodes.iter().map(|node| {
         let mut annotations = node.annotations().clone();
@@ -39,7 +39,7 @@ async fn picture(bed: &Bed) -> String {
     )
 }
 
-fn daemon_set(bed: &Bed, name: &str) -> Value {
+fn daemon_set(bed: &TestCluster, name: &str) -> Value {
     let mut spec = pod_spec(&[bed.image("multi")]);
     spec["tolerations"] = json!([{"key": "foreign", "operator": "Exists"}]);
     json!({"metadata": {"name": name, "annotations": {"foreign": "yes"}}, "spec": {
@@ -49,7 +49,7 @@ fn daemon_set(bed: &Bed, name: &str) -> Value {
 
 #[tokio::test]
 async fn clean_leaves_every_foreign_thing_and_nothing_of_its_own() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     bed.kubectl(&["taint", "node", "amd64", "foreign=1:NoSchedule"]);
     bed.kubectl(&["annotate", "node", "amd64", "foreign=yes"]);
@@ -91,7 +91,7 @@ async fn clean_leaves_every_foreign_thing_and_nothing_of_its_own() {
 
 #[tokio::test]
 async fn clean_recreates_pods_and_respects_budgets() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let archaware = Controller::start(&bed, "");
     bed.tainted().await;
@@ -152,7 +152,7 @@ async fn clean_recreates_pods_and_respects_budgets() {
 
 #[tokio::test]
 async fn clean_stops_the_controller_when_asked() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.node("amd64", "amd64").await;
     bed.kubectl(&[
         "-n",
@@ -181,7 +181,7 @@ async fn clean_stops_the_controller_when_asked() {
 
 #[tokio::test]
 async fn plan_says_what_run_does_and_changes_nothing() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     for architecture in ["amd64", "arm64", "s390x"] {
         bed.cordoned_node(architecture, architecture).await;
     }

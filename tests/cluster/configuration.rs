@@ -66,7 +66,7 @@ fn config_prints_what_it_reads() {
 
 #[tokio::test]
 async fn inspect_has_a_stable_form() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let images = [
         bed.image("multi"),
         bed.image("helm"),
@@ -118,7 +118,7 @@ async fn inspect_has_a_stable_form() {
 
 #[tokio::test]
 async fn health_and_metrics_are_served() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let archaware = Controller::start(&bed, "");
     bed.tainted().await;

@@ -11,7 +11,13 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn daemon_set(bed: &Bed, name: &str, image: &str, tolerations: Value, annotations: Value) -> Value {
+fn daemon_set(
+    bed: &TestCluster,
+    name: &str,
+    image: &str,
+    tolerations: Value,
+    annotations: Value,
+) -> Value {
     let mut spec = pod_spec(&[bed.image(image)]);
     spec["tolerations"] = tolerations;
     json!({"metadata": {"name": name}, "spec": {
@@ -19,7 +25,7 @@ fn daemon_set(bed: &Bed, name: &str, image: &str, tolerations: Value, annotation
         "template": {"metadata": {"labels": {"app": name}, "annotations": annotations}, "spec": spec}}})
 }
 
-async fn lands_on(bed: &Bed, name: &str, expected: &[&str]) {
+async fn lands_on(bed: &TestCluster, name: &str, expected: &[&str]) {
     let expected: BTreeSet<String> = expected.iter().map(|node| (*node).to_owned()).collect();
     let selector = ListParams::default().labels(&format!("app={name}"));
     eventually(
@@ -39,7 +45,7 @@ async fn lands_on(bed: &Bed, name: &str, expected: &[&str]) {
     .await;
 }
 
-async fn generation(bed: &Bed, name: &str) -> i64 {
+async fn generation(bed: &TestCluster, name: &str) -> i64 {
     bed.api::<DaemonSet>()
         .get(name)
         .await
@@ -51,7 +57,7 @@ async fn generation(bed: &Bed, name: &str) -> i64 {
 
 #[tokio::test]
 async fn templates_get_what_their_images_allow() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let _archaware = Controller::start(&bed, "");
     bed.tainted().await;
@@ -111,7 +117,7 @@ async fn templates_get_what_their_images_allow() {
 
 #[tokio::test]
 async fn a_node_that_joins_gets_its_daemons() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.node("amd64", "amd64").await;
     let _archaware = Controller::start(&bed, "");
     bed.tainted().await;
@@ -125,7 +131,7 @@ async fn a_node_that_joins_gets_its_daemons() {
 
 #[tokio::test]
 async fn report_only_reports() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.node("amd64", "amd64").await;
     let _archaware = Controller::start(&bed, "daemonSets: report");
     bed.create::<DaemonSet>(daemon_set(
@@ -142,7 +148,7 @@ async fn report_only_reports() {
 
 #[tokio::test]
 async fn a_template_that_was_stepped_aside_for_is_not_rolled_twice() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let archaware = Controller::start(&bed, "resolution: {failure: {after: 1s}}");
     bed.tainted().await;
@@ -171,7 +177,7 @@ async fn a_template_that_was_stepped_aside_for_is_not_rolled_twice() {
 
 #[tokio::test]
 async fn a_decision_stands_while_its_images_cannot_be_resolved() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let registry = testimg::FakeRegistry::start().await.unwrap();
     registry.add("app", &testimg::find("arm64"));
@@ -205,7 +211,7 @@ async fn a_decision_stands_while_its_images_cannot_be_resolved() {
 
 #[tokio::test]
 async fn who_takes_tolerations_out_again_is_not_fought() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let _archaware = Controller::start(&bed, "");
     bed.tainted().await;

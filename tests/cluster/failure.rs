@@ -8,7 +8,7 @@ use testimg::{FakeRegistry, Script};
 
 use super::*;
 
-async fn tolerations(bed: &Bed, name: &str, expected: &[&str]) {
+async fn tolerations(bed: &TestCluster, name: &str, expected: &[&str]) {
     let expected: BTreeSet<String> = expected.iter().map(|name| (*name).to_owned()).collect();
     eventually(
         &format!("tolerations {expected:?} of {name}"),
@@ -20,7 +20,7 @@ async fn tolerations(bed: &Bed, name: &str, expected: &[&str]) {
     .await;
 }
 
-async fn create(bed: &Bed, name: &str, image: String, priority: Option<&str>) {
+async fn create(bed: &TestCluster, name: &str, image: String, priority: Option<&str>) {
     let mut spec = pod_spec(&[image]);
     if let Some(class) = priority {
         spec["priorityClassName"] = json!(class);
@@ -30,7 +30,7 @@ async fn create(bed: &Bed, name: &str, image: String, priority: Option<&str>) {
 
 #[tokio::test]
 async fn tolerate_all_steps_aside_after_its_time() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let _archaware = Controller::start(&bed, "resolution: {failure: {after: 3s}}");
     bed.tainted().await;
@@ -60,7 +60,7 @@ async fn tolerate_all_steps_aside_after_its_time() {
 
 #[tokio::test]
 async fn what_a_registry_says_of_its_limit_is_in_the_metrics() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let registry = FakeRegistry::start().await.unwrap();
     let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
@@ -87,7 +87,7 @@ async fn what_a_registry_says_of_its_limit_is_in_the_metrics() {
 
 #[tokio::test]
 async fn tolerate_uses_the_configured_architectures() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let config = "resolution: {failure: {after: 1s, action: tolerate, architectures: [amd64]}}";
     let _archaware = Controller::start(&bed, config);
@@ -100,7 +100,7 @@ async fn tolerate_uses_the_configured_architectures() {
 
 #[tokio::test]
 async fn hold_waits_until_the_image_is_there() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let registry = FakeRegistry::start().await.unwrap();
     registry.script("/", Script::Status(503, Vec::new()));
@@ -130,7 +130,7 @@ async fn hold_waits_until_the_image_is_there() {
 
 #[tokio::test]
 async fn a_registry_that_is_down_at_the_start_comes_up() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let registry = FakeRegistry::start().await.unwrap();
     registry.add("app", &testimg::find("arm64"));
@@ -149,7 +149,7 @@ async fn a_registry_that_is_down_at_the_start_comes_up() {
 
 #[tokio::test]
 async fn pods_of_other_registries_do_not_wait_for_one_that_hangs() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let registry = FakeRegistry::start().await.unwrap();
     registry.script("/", Script::Hang);

@@ -78,7 +78,7 @@ fn scraped(text: &str) -> Known {
 
 #[tokio::test]
 async fn the_metrics_are_those_of_the_docs() {
-    let bed = Bed::take_with_node().await;
+    let bed = TestCluster::take_with_node().await;
     let config = format!("containerd: {{socket: {}}}\n", bed.socket());
     let archaware = Controller::admitting(&bed, &config, "").await;
     bed.tainted().await;
@@ -197,7 +197,7 @@ fn alerts_and_dashboard_ask_for_what_is_there() {
 
 #[tokio::test]
 async fn the_monitoring_manifests_are_built() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let built = bed.kubectl(&["kustomize", "manifests/monitoring"]);
     for kind in ["PrometheusRule", "PodMonitor", "ConfigMap"] {
         assert!(built.contains(&format!("kind: {kind}\n")), "{built}");
@@ -259,7 +259,7 @@ fn prometheus_understands_the_rules_and_each_fires_when_it_should() {
 
 #[tokio::test]
 async fn the_log_level_can_be_changed_while_it_runs() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let archaware = Controller::start_quiet(&bed, "");
     bed.tainted().await;

@@ -16,7 +16,7 @@ fn set(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-async fn patch(bed: &Bed, node: &str, operations: Value) {
+async fn patch(bed: &TestCluster, node: &str, operations: Value) {
     let patch = Patch::<()>::Json(serde_json::from_value(operations).unwrap());
     bed.nodes()
         .patch(node, &PatchParams::default(), &patch)
@@ -25,7 +25,7 @@ async fn patch(bed: &Bed, node: &str, operations: Value) {
 }
 
 /// Removes a taint and nothing else: kubectl would write the whole list as it saw it.
-async fn untaint(bed: &Bed, node: &str, key: &str) {
+async fn untaint(bed: &TestCluster, node: &str, key: &str) {
     eventually("the removal of a taint", DEADLINE, || async {
         let taints = bed.nodes().get(node).await.ok()?.spec?.taints?;
         let index = taints.iter().position(|taint| taint.key == key)?;
@@ -43,7 +43,7 @@ async fn untaint(bed: &Bed, node: &str, key: &str) {
     .await;
 }
 
-async fn taints_become(bed: &Bed, node: &str, expected: &[&str]) {
+async fn taints_become(bed: &TestCluster, node: &str, expected: &[&str]) {
     let expected = set(expected);
     eventually(
         &format!("taints {expected:?} on {node}"),
@@ -55,7 +55,7 @@ async fn taints_become(bed: &Bed, node: &str, expected: &[&str]) {
 
 #[tokio::test]
 async fn nodes_join_and_are_replaced() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.node("first", "amd64").await;
     let _archaware = Controller::start(&bed, "");
     taints_become(&bed, "first", &["kubernetes.io/arch=amd64:NoSchedule"]).await;
@@ -73,7 +73,7 @@ async fn nodes_join_and_are_replaced() {
 
 #[tokio::test]
 async fn an_owned_taint_is_put_back_and_put_right() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.node("node", "arm64").await;
     let _archaware = Controller::start(&bed, "");
     taints_become(&bed, "node", &[ARM]).await;
@@ -91,7 +91,7 @@ async fn an_owned_taint_is_put_back_and_put_right() {
 
 #[tokio::test]
 async fn foreign_taints_are_neither_claimed_nor_touched() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     for (node, architecture) in [("same", "arm64"), ("other", "arm64"), ("odd", "")] {
         bed.node(node, architecture).await;
     }
@@ -128,7 +128,7 @@ async fn foreign_taints_are_neither_claimed_nor_touched() {
 
 #[tokio::test]
 async fn nodes_can_opt_out() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     for node in ["label", "annotation"] {
         bed.node(node, "arm64").await;
     }
@@ -160,7 +160,7 @@ async fn nodes_can_opt_out() {
 
 #[tokio::test]
 async fn a_changed_configuration_moves_taints() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.node("arm", "arm64").await;
     bed.node("amd", "amd64").await;
     bed.kubectl(&["taint", "node", "arm", "foreign=1:NoSchedule"]);
@@ -199,7 +199,7 @@ async fn a_changed_configuration_moves_taints() {
 /// Twenty editors change the same lists all the time; nothing of theirs may get lost.
 #[tokio::test]
 async fn foreign_taints_and_tolerations_survive_concurrent_editors() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.node("node", "arm64").await;
     // Nothing binds it, so its tolerations can be edited for as long as the test wants.
     let mut spec = pod_spec(&[bed.image("arm64")]);
@@ -252,7 +252,7 @@ async fn foreign_taints_and_tolerations_survive_concurrent_editors() {
 #[tokio::test]
 async fn heartbeats_cost_no_api_call() {
     const APPLIED: &str = "archaware_writes_total{kind=\"Node\",result=\"applied\"}";
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.node("node", "arm64").await;
     let archaware = Controller::start(&bed, "");
     taints_become(&bed, "node", &[ARM]).await;

@@ -12,7 +12,7 @@ use super::*;
 /// Every other test runs with the shipped permissions; this one looks at the whole picture.
 #[tokio::test]
 async fn the_shipped_permissions_are_enough_and_no_request_is_forbidden() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let archaware = Controller::start(&bed, "");
     bed.tainted().await;
@@ -28,7 +28,7 @@ async fn the_shipped_permissions_are_enough_and_no_request_is_forbidden() {
 
 #[tokio::test]
 async fn all_missing_permissions_are_named_at_once() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.kubectl(&["-n", "archaware", "create", "serviceaccount", "nobody"]);
     let mut archaware = Controller::start_as(&bed.service_account("nobody"), "");
     let status = archaware.exited().await;
@@ -49,7 +49,7 @@ async fn all_missing_permissions_are_named_at_once() {
 
 #[tokio::test]
 async fn a_permission_that_is_taken_away_while_running_is_reported_and_comes_back() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let archaware = Controller::start(&bed, "");
     bed.tainted().await;
@@ -72,7 +72,7 @@ async fn a_permission_that_is_taken_away_while_running_is_reported_and_comes_bac
 
 #[tokio::test]
 async fn the_manifests_are_valid_and_the_kustomize_base_is_the_same() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let plain = bed.kubectl(&[
         "apply",
         "--dry-run=server",
@@ -106,7 +106,7 @@ async fn the_manifests_are_valid_and_the_kustomize_base_is_the_same() {
 }
 
 /// What the restricted Pod Security Standard says of a way to deploy; empty when nothing.
-fn against_the_restricted_standard(bed: &Bed, folder: &str) -> Vec<String> {
+fn against_the_restricted_standard(bed: &TestCluster, folder: &str) -> Vec<String> {
     let kustomized = bed.kubectl(&["kustomize", folder]);
     let deployment = kustomized
         .split("\n---\n")
@@ -153,7 +153,7 @@ fn against_the_restricted_standard(bed: &Bed, folder: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn every_way_to_deploy_is_valid_and_as_restricted_as_it_says() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let restricted = "pod-security.kubernetes.io/enforce=restricted";
     bed.kubectl(&["label", "namespace", &bed.namespace, restricted]);
     for (folder, violations) in [
@@ -226,7 +226,7 @@ fn less_by_one(rules: &Value) -> Vec<(String, Value)> {
 /// Each verb on each resource that the manifests grant is needed: without it archaware says so, and does not start.
 #[tokio::test]
 async fn nothing_is_granted_that_is_not_needed() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let webhook = admission(free_port(), "");
     // It grants reading every Secret, the webhook's own too.

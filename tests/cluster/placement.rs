@@ -22,7 +22,7 @@ fn decision(pod: &Pod) -> Option<String> {
 
 #[tokio::test]
 async fn every_kind_of_image_lands_on_its_architectures_only() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let _archaware = Controller::start(&bed, "");
     bed.tainted().await;
@@ -53,7 +53,7 @@ async fn every_kind_of_image_lands_on_its_architectures_only() {
 
 #[tokio::test]
 async fn all_images_of_a_pod_count() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let _archaware = Controller::start(&bed, "");
     bed.tainted().await;
@@ -94,7 +94,7 @@ async fn all_images_of_a_pod_count() {
 
 #[tokio::test]
 async fn ephemeral_containers_count() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let _archaware = Controller::start(&bed, "");
     bed.tainted().await;
@@ -128,7 +128,7 @@ async fn ephemeral_containers_count() {
 
 #[tokio::test]
 async fn a_pod_without_a_common_architecture_stays_pending_and_says_why() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let _archaware = Controller::start(&bed, "");
     bed.tainted().await;
@@ -154,7 +154,7 @@ async fn a_pod_without_a_common_architecture_stays_pending_and_says_why() {
 
 #[tokio::test]
 async fn every_kind_of_workload_is_placed() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let _archaware = Controller::start(&bed, "");
     bed.tainted().await;
@@ -206,7 +206,7 @@ async fn every_kind_of_workload_is_placed() {
 
 #[tokio::test]
 async fn the_nearest_mode_wins() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let exempt = format!("{}-exempt", bed.namespace);
     let _archaware = Controller::start(&bed, &format!("pods: {{exemptNamespaces: [{exempt}]}}"));
@@ -306,7 +306,7 @@ async fn the_nearest_mode_wins() {
 
 #[tokio::test]
 async fn a_pod_whose_image_changes_is_decided_again() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.node("s390x", "s390x").await;
     let _archaware = Controller::start(&bed, "");
     bed.tainted().await;
@@ -334,7 +334,7 @@ async fn a_pod_whose_image_changes_is_decided_again() {
 
 #[tokio::test]
 async fn with_no_execute_bound_pods_are_placed_before_nodes_are_tainted() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.node("amd64", "amd64").await;
     bed.create_pod("right", &["amd64"]).await;
     bed.create_pod("wrong", &["arm64"]).await;

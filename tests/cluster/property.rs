@@ -43,7 +43,7 @@ fn case() -> impl Strategy<Value = Case> {
 
 #[tokio::test]
 async fn no_pod_is_misplaced_and_none_is_starved() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let archaware = Controller::start(&bed, "");
     let mut runner = TestRunner::default();
     for round in 0..6 {

@@ -30,18 +30,18 @@ fn docker_config(registry: &FakeRegistry, password: &str) -> Value {
     json!({registry.address(): entry})
 }
 
-async fn secret(bed: &Bed, name: &str, kind: &str, key: &str, content: &str) {
+async fn secret(bed: &TestCluster, name: &str, kind: &str, key: &str, content: &str) {
     let kind = format!("kubernetes.io/{kind}");
     let data = json!({"metadata": {"name": name}, "type": kind, "stringData": {key: content}});
     bed.create::<Secret>(data).await;
 }
 
-async fn good_secret(bed: &Bed, name: &str, registry: &FakeRegistry) {
+async fn good_secret(bed: &TestCluster, name: &str, registry: &FakeRegistry) {
     let content = json!({"auths": docker_config(registry, "secret")}).to_string();
     secret(bed, name, "dockerconfigjson", ".dockerconfigjson", &content).await;
 }
 
-async fn create(bed: &Bed, name: &str, image: &str, secrets: &[&str]) {
+async fn create(bed: &TestCluster, name: &str, image: &str, secrets: &[&str]) {
     let mut spec = pod_spec(&[image.to_owned()]);
     let names: Vec<Value> = secrets.iter().map(|name| json!({"name": name})).collect();
     spec["imagePullSecrets"] = json!(names);
@@ -50,7 +50,7 @@ async fn create(bed: &Bed, name: &str, image: &str, secrets: &[&str]) {
 
 #[tokio::test]
 async fn a_pod_with_its_secret_is_placed_and_one_without_steps_aside() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let registry = private(&["arm64"]).await;
     let archaware = Controller::start(&bed, QUICK);
@@ -79,7 +79,7 @@ async fn a_pod_with_its_secret_is_placed_and_one_without_steps_aside() {
 
 #[tokio::test]
 async fn secrets_that_cannot_be_used_are_passed_over_and_named() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let registry = private(&["arm64"]).await;
     let archaware = Controller::start(&bed, QUICK);
@@ -132,7 +132,7 @@ async fn secrets_that_cannot_be_used_are_passed_over_and_named() {
 /// The same name of a secret in both, as it usually is.
 #[tokio::test]
 async fn two_namespaces_with_one_registry_never_share_a_token_or_an_answer() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let registry = private(&["arm64", "amd64"]).await;
     let bearer = Auth::Bearer(Some(("user".into(), "secret".into())));
@@ -176,7 +176,7 @@ async fn two_namespaces_with_one_registry_never_share_a_token_or_an_answer() {
 
 #[tokio::test]
 async fn a_daemon_set_uses_the_secrets_of_its_service_account() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let registry = private(&["arm64-s390x"]).await;
     let _archaware = Controller::start(&bed, "");
@@ -209,7 +209,7 @@ async fn a_daemon_set_uses_the_secrets_of_its_service_account() {
 
 #[tokio::test]
 async fn namespaces_can_decide_whether_their_secrets_are_read() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let registry = private(&["arm64"]).await;
     bed.kubectl(&["delete", "clusterrolebinding", "archaware-pull-secrets"]);

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn containerd_config(bed: &Bed) -> String {
+fn containerd_config(bed: &TestCluster) -> String {
     config_of(&bed.socket())
 }
 
@@ -13,14 +13,14 @@ fn config_of(socket: &str) -> String {
     format!("containerd: {{socket: {socket}}}\nregistries: {{plainHttp: [reg.local]}}")
 }
 
-async fn on_the_node(bed: &Bed, name: &str, image: &str) -> Pod {
+async fn on_the_node(bed: &TestCluster, name: &str, image: &str) -> Pod {
     let mut spec = pod_spec(&[image.to_owned()]);
     spec["hostNetwork"] = json!(true);
     spec["containers"][0]["imagePullPolicy"] = json!("IfNotPresent");
     bed.create(pod(name, spec, json!({}))).await
 }
 
-async fn phase_becomes(bed: &Bed, name: &str, phase: &str) {
+async fn phase_becomes(bed: &TestCluster, name: &str, phase: &str) {
     eventually(&format!("phase {phase} of {name}"), DEADLINE, || async {
         (bed.pods().get(name).await.ok()?.status?.phase? == phase).then_some(())
     })
@@ -28,7 +28,7 @@ async fn phase_becomes(bed: &Bed, name: &str, phase: &str) {
 }
 
 /// `inspect` against the node's containerd; the registry's name is one that only the node can reach.
-fn inspect(bed: &Bed, image: &str) -> Value {
+fn inspect(bed: &TestCluster, image: &str) -> Value {
     let file = bed.dir().join("containerd.yaml");
     let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
     std::fs::write(&file, format!("{head}{}", containerd_config(bed))).unwrap();
@@ -46,7 +46,7 @@ fn inspect(bed: &Bed, image: &str) -> Value {
 
 #[tokio::test]
 async fn the_node_s_containerd_answers_without_a_registry() {
-    let bed = Bed::take_with_node().await;
+    let bed = TestCluster::take_with_node().await;
     let archaware = Controller::start(&bed, &containerd_config(&bed));
     bed.tainted().await;
     // Pulled by the kubelet: an index with one platform on the node, and a single manifest.
@@ -87,7 +87,7 @@ async fn the_node_s_containerd_answers_without_a_registry() {
 /// The way of the shipped manifests: archaware holds no socket of containerd, its neighbour does.
 #[tokio::test]
 async fn the_node_s_containerd_answers_through_the_content_proxy() {
-    let bed = Bed::take_with_node().await;
+    let bed = TestCluster::take_with_node().await;
     let (socket, mut door) = bed.door();
     let archaware = Controller::start(&bed, &config_of(&socket));
     bed.tainted().await;
@@ -144,7 +144,7 @@ async fn the_node_s_containerd_answers_through_the_content_proxy() {
 
 #[tokio::test]
 async fn an_imported_image_is_not_believed() {
-    let bed = Bed::take_with_node().await;
+    let bed = TestCluster::take_with_node().await;
     // Side-loaded: one platform under the name of an image that has three in its registry.
     let image = bed.image("multi");
     let name = format!("{image}:latest");
@@ -157,7 +157,7 @@ async fn an_imported_image_is_not_believed() {
 
 #[tokio::test]
 async fn a_pod_of_the_wrong_architecture_never_starts() {
-    let bed = Bed::take_with_node().await;
+    let bed = TestCluster::take_with_node().await;
     let _archaware = Controller::start(&bed, &containerd_config(&bed));
     bed.tainted().await;
     bed.ctr(&[
@@ -188,7 +188,7 @@ async fn a_pod_of_the_wrong_architecture_never_starts() {
 
 #[tokio::test]
 async fn containerd_may_restart_hang_or_be_absent() {
-    let bed = Bed::take_with_node().await;
+    let bed = TestCluster::take_with_node().await;
     let archaware = Controller::start(&bed, &containerd_config(&bed));
     bed.tainted().await;
     bed.ctr(&[
@@ -234,7 +234,7 @@ async fn containerd_may_restart_hang_or_be_absent() {
 
 #[tokio::test]
 async fn content_that_is_corrupt_on_the_node_is_not_used() {
-    let bed = Bed::take_with_node().await;
+    let bed = TestCluster::take_with_node().await;
     bed.ctr(&[
         "images",
         "pull",

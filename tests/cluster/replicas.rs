@@ -12,7 +12,7 @@ use serde_json::json;
 use super::*;
 
 /// Two that are ready: the one that leads, and the other.
-async fn pair(bed: &Bed) -> (Controller, Controller) {
+async fn pair(bed: &TestCluster) -> (Controller, Controller) {
     let first = Controller::start(bed, "");
     first.leads(true).await;
     let second = Controller::start(bed, "");
@@ -27,7 +27,7 @@ async fn pair(bed: &Bed) -> (Controller, Controller) {
 
 #[tokio::test]
 async fn sigterm_hands_over_within_two_seconds() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let (first, second) = pair(&bed).await;
     assert!(!second.log().contains("node tainted"));
@@ -48,7 +48,7 @@ async fn sigterm_hands_over_within_two_seconds() {
 
 #[tokio::test]
 async fn a_crash_is_made_up_for_within_twenty_seconds() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let (first, second) = pair(&bed).await;
     let killed = Instant::now();
@@ -64,7 +64,7 @@ async fn a_crash_is_made_up_for_within_twenty_seconds() {
 /// A process that was stopped wakes up in the belief that it leads; the clock says that it does not.
 #[tokio::test]
 async fn a_leader_that_was_stopped_writes_nothing_when_it_wakes_up() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let (first, second) = pair(&bed).await;
     let before = first.patches().await;
@@ -92,7 +92,7 @@ async fn a_leader_that_was_stopped_writes_nothing_when_it_wakes_up() {
 /// New ones come before old ones go: somebody leads all the time, and pods that are created meanwhile are placed.
 #[tokio::test]
 async fn a_rolling_update_has_no_gap() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let (mut first, mut second) = pair(&bed).await;
     for round in 0..3 {
@@ -117,7 +117,7 @@ async fn a_rolling_update_has_no_gap() {
 /// Two installations that do not know of each other: both write, and nothing is done twice.
 #[tokio::test]
 async fn two_that_write_at_once_do_no_harm() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let elsewhere = format!("{}-elsewhere", bed.namespace);
     bed.create_namespace(&elsewhere, json!({})).await;
@@ -150,7 +150,7 @@ async fn two_that_write_at_once_do_no_harm() {
 /// What is shipped, as the scheduler and the controllers of a cluster see it; no kubelet starts it here.
 #[tokio::test]
 async fn the_shipped_deployment_is_spread_and_protected() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.node("one", "amd64").await;
     bed.node("two", "arm64").await;
     bed.node("three", "s390x").await;

@@ -40,7 +40,7 @@ fn forms(secret: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn no_secret_is_printed_even_at_trace_level() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let basic = private(Auth::Basic("user".into(), PASSWORDS[0].into())).await;
     let user = Some(("user".into(), PASSWORDS[1].into()));

@@ -7,7 +7,7 @@ use super::*;
 #[tokio::test]
 async fn no_node_is_tainted_before_the_backlog_is_decided() {
     const PODS: usize = 500;
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     // There is no node yet, so all of them wait.
     let names: Vec<String> = (0..PODS).map(|n| format!("waiting-{n}")).collect();
     for chunk in names.chunks(50) {

@@ -152,7 +152,7 @@ async fn a_redirect_leads_to_the_content() {
         config.digest
     );
     front.script("/blobs/", Script::Redirect(there));
-    let keyring = super::rights::keyring(&front.address(), "user", "secret");
+    let keyring = super::credentials::keyring(&front.address(), "user", "secret");
     let resolved = resolve_as(&resolver, &front.image("app"), &keyring)
         .await
         .unwrap();
@@ -272,7 +272,7 @@ async fn a_page_that_is_no_image_is_not_what_the_tag_points_at() {
     );
     registry.unscript();
     // The failure is kept for a while for who met it; the tag is kept for nobody.
-    let keyring = super::rights::keyring(&registry.address(), "user", "secret");
+    let keyring = super::credentials::keyring(&registry.address(), "user", "secret");
     let resolved = resolve_as(&resolver, &image, &keyring).await.unwrap();
     assert_eq!(platforms(&resolved).len(), 3);
 }

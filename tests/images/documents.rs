@@ -23,7 +23,7 @@ async fn every_kind_of_image_is_understood() {
                     resolved
                         .platforms
                         .note()
-                        .map(archaware::platform::Note::as_str),
+                        .map(archaware::platform::NoPlatformReason::as_str),
                     Some(note),
                     "{name}"
                 );

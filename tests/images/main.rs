@@ -10,18 +10,18 @@
 )]
 
 mod answers;
-mod borders;
+mod caching;
+mod credentials;
 mod documents;
-mod politeness;
-mod rights;
-mod sharing;
+mod rate_limits;
+mod security;
 
 use std::time::Duration;
 
 use archaware::{
     image::{
-        ImageError, PullPolicy, Request, Resolved, Resolver, Settings,
-        credentials::{self, Keyring, NodeCredentials},
+        ImageError, PullPolicy, ResolveRequest, Resolved, Resolver, ResolverSettings,
+        credentials::{Credential, Keyring, OperatorCredentials, resolved},
         registry,
     },
     metrics::Resolutions,
@@ -31,10 +31,10 @@ use testimg::FakeRegistry;
 /// Short, so that what hangs is cut soon; long enough for a busy machine.
 const TIMEOUT: Duration = Duration::from_millis(1500);
 
-fn settings() -> Settings {
+fn settings() -> ResolverSettings {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    Settings {
-        registry: registry::Settings {
+    ResolverSettings {
+        registry: registry::RegistrySettings {
             timeout: TIMEOUT,
             per_host: 8,
             ..Default::default()
@@ -51,8 +51,8 @@ fn resolver() -> Resolver {
     resolver_with(settings())
 }
 
-fn resolver_with(settings: Settings) -> Resolver {
-    let credentials = NodeCredentials::default();
+fn resolver_with(settings: ResolverSettings) -> Resolver {
+    let credentials = OperatorCredentials::default();
     Resolver::new(settings, None, credentials, Resolutions::default())
 }
 
@@ -65,10 +65,10 @@ async fn resolve_as(
     image: &str,
     keyring: &Keyring,
 ) -> Result<Resolved, ImageError> {
-    let request = Request {
+    let request = ResolveRequest {
         image,
         policy: PullPolicy::IfNotPresent,
-        keys: &credentials::ready(keyring.clone()),
+        keys: &resolved(keyring.clone()),
     };
     resolver.resolve(request).await
 }

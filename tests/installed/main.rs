@@ -18,7 +18,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use testsupport::cluster::{Bed, DEADLINE, eventually, pod, pod_spec, taints};
+use testsupport::cluster::{DEADLINE, TestCluster, eventually, pod, pod_spec, taints};
 
 /// Both are built beside the tests, which may have to wait.
 const BUILD: Duration = Duration::from_mins(40);
@@ -55,7 +55,7 @@ fn document(layout: &Path, digest: &Value) -> Value {
 #[tokio::test]
 async fn the_image_holds_what_it_needs_and_starts_on_every_platform() {
     let (layout, digest) = built().await;
-    let bed = Bed::take_with_node().await;
+    let bed = TestCluster::take_with_node().await;
     let index = document(&layout, &json!(digest));
     let mut platforms = Vec::new();
     for entry in index["manifests"].as_array().unwrap() {
@@ -114,7 +114,7 @@ fn run_name(architecture: &str) -> &str {
 
 /// An overlay of the shipped manifests that sets addresses, because this node has no pod network: pods share
 /// the machine's, two of them would want the same ports, and the API server is on loopback.
-fn overlay(bed: &Bed, digest: &str) -> PathBuf {
+fn overlay(bed: &TestCluster, digest: &str) -> PathBuf {
     let folder = bed.dir().join("overlay");
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir(&folder).unwrap();
@@ -182,7 +182,7 @@ async fn metrics() -> Option<String> {
 #[tokio::test]
 async fn kubectl_apply_runs_archaware_from_its_own_image() {
     let (layout, digest) = built().await;
-    let bed = Bed::take_with_node().await;
+    let bed = TestCluster::take_with_node().await;
     let to = format!("docker://{}/archaware/archaware:test", bed.registry());
     let from = format!("oci:{}", layout.display());
     run(

@@ -10,8 +10,8 @@
     reason = "a test that cannot go on has failed"
 )]
 
-mod door;
+mod content_proxy;
+mod faults;
 mod node_credentials;
 mod registries;
 mod store;
-mod trouble;

@@ -3,7 +3,7 @@
 use std::{fs, path::Path, process::Command};
 
 use archaware::image::{
-    Reason, Settings, Source,
+    Reason, ResolverSettings, Source,
     credentials::{Credential, Keyring},
 };
 use serde_json::Value;
@@ -15,7 +15,7 @@ use testsupport::servers::{
 const MULTI: [&str; 3] = ["linux/amd64", "linux/arm64", "linux/s390x"];
 
 /// A tree of `hosts.toml` with one registry.
-fn tree(root: &Path, registry: &str, text: &str) -> Settings {
+fn tree(root: &Path, registry: &str, text: &str) -> ResolverSettings {
     let (host, port) = registry.rsplit_once(':').unwrap_or((registry, ""));
     let name = if port.is_empty() {
         host.to_owned()
@@ -29,7 +29,7 @@ fn tree(root: &Path, registry: &str, text: &str) -> Settings {
 }
 
 /// With the trees of this root.
-fn settings_of(root: &Path) -> Settings {
+fn settings_of(root: &Path) -> ResolverSettings {
     let mut settings = settings();
     settings.registry.hosts_directories = vec![root.to_owned()];
     settings

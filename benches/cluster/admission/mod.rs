@@ -15,7 +15,9 @@ use kube::{Api, ResourceExt, api::ListParams};
 use serde_json::json;
 use testimg::{FakeRegistry, Script};
 
-use testsupport::cluster::{Bed, Controller, DEADLINE, admission, eventually, free_port, pod_spec};
+use testsupport::cluster::{
+    Controller, DEADLINE, TestCluster, admission, eventually, free_port, pod_spec,
+};
 
 use crate::{median, process, report};
 
@@ -108,7 +110,7 @@ fn at(times: &[f64], percent: usize) -> f64 {
     times[(times.len() - 1) * percent / 100]
 }
 
-async fn start(bed: &Bed, more: &str) -> (Controller, Target) {
+async fn start(bed: &TestCluster, more: &str) -> (Controller, Target) {
     let port = free_port();
     let archaware = Controller::start_quiet(bed, &admission(port, more));
     bed.asked().await;
@@ -119,7 +121,7 @@ async fn start(bed: &Bed, more: &str) -> (Controller, Target) {
 }
 
 /// The image is known: what a rollout costs.
-pub(crate) async fn warm(bed: &Bed) {
+pub(crate) async fn warm(bed: &TestCluster) {
     let (archaware, target) = start(bed, "").await;
     let floor = floor();
     let question = question(&bed.image("multi"));
@@ -186,7 +188,7 @@ pub(crate) async fn warm(bed: &Bed) {
 }
 
 /// The image is new, and its registry takes 50 ms for each answer.
-pub(crate) async fn cold(bed: &Bed) {
+pub(crate) async fn cold(bed: &TestCluster) {
     let (archaware, target) = start(bed, "").await;
     let registry = FakeRegistry::start().await.unwrap();
     registry.script("/", Script::Slow(Duration::from_millis(50)));
@@ -235,7 +237,7 @@ pub(crate) async fn cold(bed: &Bed) {
 }
 
 /// Many images, learnt by the webhook.
-pub(crate) async fn images(bed: &Bed) {
+pub(crate) async fn images(bed: &TestCluster) {
     let config = "resolution: {cache: {images: 20000}}\nconcurrency: {perRegistry: 32}\n";
     let port = free_port();
     let archaware =
@@ -282,7 +284,7 @@ pub(crate) async fn images(bed: &Bed) {
 }
 
 /// Seconds until all pods of a Deployment are there, and how many of them the webhook has placed.
-async fn rollout(bed: &Bed, namespace: &str, name: &str) -> (f64, usize) {
+async fn rollout(bed: &TestCluster, namespace: &str, name: &str) -> (f64, usize) {
     let api: Api<Deployment> = Api::namespaced(bed.client.clone(), namespace);
     let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(bed.client.clone(), namespace);
     let mut spec = pod_spec(&[bed.image("multi")]);
@@ -312,7 +314,7 @@ async fn rollout(bed: &Bed, namespace: &str, name: &str) -> (f64, usize) {
 }
 
 /// Through the real API server: the same rollout with and without the webhook, in turns.
-pub(crate) async fn rollouts(bed: &Bed) {
+pub(crate) async fn rollouts(bed: &TestCluster) {
     let bare = format!("{}-bare", bed.namespace);
     bed.create_namespace(&bare, json!({"archaware.dev/mode": "ignore"}))
         .await;

@@ -1,5 +1,5 @@
-//! Makes certificates. Each has an authority of its own whose key is forgotten at once: nobody can ever
-//! make a second certificate that the API server would trust.
+//! Issues certificates. Each has its own authority whose key is discarded at once, so no further certificate that the
+//! API server would trust can be issued.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,21 +8,20 @@ use rcgen::{
     KeyPair, KeyUsagePurpose,
 };
 
-use super::Pair;
+use super::KeyPairPem;
 
-/// Clocks of API servers may be behind ours by so much.
+/// How far the clocks of API servers may be behind.
 const BACKDATED: Duration = Duration::from_hours(1);
 
-/// What was made.
+/// An issued certificate.
 pub(in crate::admission) struct Issued {
     /// The authority, PEM.
     pub(in crate::admission) authority: String,
     /// The certificate and its key.
-    pub(in crate::admission) pair: Pair,
+    pub(in crate::admission) pair: KeyPairPem,
 }
 
-/// Makes an authority and a certificate for these names (DNS names or addresses), good for `lifetime` from
-/// `now`.
+/// Issues an authority and a certificate for these DNS names or addresses, valid for `lifetime` from `now`.
 pub(in crate::admission) fn issue(
     names: &[String],
     now: SystemTime,
@@ -38,7 +37,7 @@ pub(in crate::admission) fn issue(
         KeyUsagePurpose::DigitalSignature,
     ];
     authority.distinguished_name.remove(DnType::CommonName);
-    // Told apart by name, too: some verifiers look authorities up by it.
+    // The names of authorities must differ, because some verifiers select authorities by name.
     let millis = now
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default()
@@ -60,7 +59,7 @@ pub(in crate::admission) fn issue(
     let certificate = leaf.signed_by(&key, &issuer)?;
     Ok(Issued {
         authority: issuer.pem(),
-        pair: Pair {
+        pair: KeyPairPem {
             certificate: certificate.pem(),
             key: key.serialize_pem(),
         },

@@ -1,8 +1,8 @@
-//! The certificate that the webhook shows, and the authorities that the API server has to trust.
+//! The webhook's serving certificate, from a Secret or from files.
 
-mod files;
+mod from_files;
 pub(super) mod issue;
-mod own;
+mod self_signed;
 mod stored;
 
 use std::{sync::Arc, time::SystemTime};
@@ -22,70 +22,70 @@ use crate::files::FileError;
 
 use super::ca_bundle::{expires, first};
 
-pub(super) use files::Files;
-pub(super) use own::Own;
+pub(super) use from_files::FromFiles;
+pub(super) use self_signed::SelfSigned;
 
-/// The certificate that is served now; replaced without ending any connection.
+/// Provides the current certificate to rustls. It can be replaced without closing connections.
 #[derive(Debug, Default)]
-pub(super) struct Served(watch::Sender<Option<Shown>>);
+pub(super) struct CertResolver(watch::Sender<Option<ActiveCertificate>>);
 
 #[derive(Debug)]
-struct Shown {
+struct ActiveCertificate {
     key: Arc<CertifiedKey>,
     expires: SystemTime,
 }
 
-/// A certificate and key that cannot be served. The text of a key is in no message.
+/// Why a certificate cannot be served. No message contains a key.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CertificateError {
     /// A file cannot be read.
     #[error(transparent)]
     Read(#[from] FileError),
-    /// No certificate in it.
+    /// The text contains no certificate.
     #[error("the certificate is not PEM")]
     NoCertificate,
-    /// No authority that has not expired.
+    /// All authorities have expired.
     #[error("the authority holds no certificate that is still good")]
     NoAuthority,
-    /// No private key in it.
+    /// The text contains no private key.
     #[error("the key is not PEM")]
     NoKey,
-    /// They do not belong together, or the kind of key is unknown.
+    /// Certificate and key do not match, or the kind of key is not supported.
     #[error("the certificate and the key cannot be used together")]
     Mismatch(#[source] rustls::Error),
-    /// None can be made.
+    /// A certificate could not be issued.
     #[error("cannot make a certificate")]
     Issue(#[from] rcgen::Error),
 }
 
-/// A certificate with its key, as text.
+/// A certificate and its key, PEM.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Pair {
+pub(super) struct KeyPairPem {
     pub(super) certificate: String,
     pub(super) key: String,
 }
 
-impl std::fmt::Debug for Pair {
+impl std::fmt::Debug for KeyPairPem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("a certificate and its key")
     }
 }
 
-impl Served {
-    /// Waits until there is one.
-    pub(super) async fn is_there(&self) {
-        // The sender lives as long as this.
+impl CertResolver {
+    /// Waits until there is a certificate.
+    pub(super) async fn wait_until_available(&self) {
+        // The sender lives as long as `self`.
         let _ = self.0.subscribe().wait_for(Option::is_some).await;
     }
 
-    /// When it expires.
+    /// When the certificate expires.
     pub(super) fn expires(&self) -> Option<SystemTime> {
         self.0.borrow().as_ref().map(|shown| shown.expires)
     }
 
-    /// Serves another one from now on.
-    fn show(&self, pair: &Pair) -> Result<(), CertificateError> {
-        let shown = Shown {
+    /// Replaces the served certificate.
+    fn activate(&self, pair: &KeyPairPem) -> Result<(), CertificateError> {
+        let shown = ActiveCertificate {
             key: Arc::new(pair.load()?),
             expires: pair.expires().ok_or(CertificateError::NoCertificate)?,
         };
@@ -94,14 +94,14 @@ impl Served {
     }
 }
 
-impl ResolvesServerCert for Served {
+impl ResolvesServerCert for CertResolver {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.0.borrow().as_ref().map(|shown| shown.key.clone())
     }
 }
 
-impl Pair {
-    /// For rustls. Fails when certificate and key do not belong together.
+impl KeyPairPem {
+    /// Parses it for rustls. Fails if certificate and key do not match.
     fn load(&self) -> Result<CertifiedKey, CertificateError> {
         let chain: Result<Vec<_>, _> =
             CertificateDer::pem_slice_iter(self.certificate.as_bytes()).collect();
@@ -113,20 +113,20 @@ impl Pair {
             .map_err(CertificateError::Mismatch)
     }
 
-    /// When the certificate itself expires.
+    /// When the certificate expires.
     fn expires(&self) -> Option<SystemTime> {
         expires(&self.certificate)
     }
 
-    /// Whether one of these authorities has signed it, by its name.
-    fn is_of(&self, authorities: &str) -> bool {
+    /// Whether one of these authorities issued it, compared by name.
+    fn is_signed_by(&self, authorities: &str) -> bool {
         let all = Certificate::load_pem_chain(authorities.as_bytes()).unwrap_or_default();
         let issuer = first(&self.certificate).map(|own| own.tbs_certificate.issuer);
         all.iter()
             .any(|one| Some(&one.tbs_certificate.subject) == issuer.as_ref())
     }
 
-    /// Whether it is good for all of these names.
+    /// Whether it is valid for all of these names.
     fn is_for(&self, names: &[String]) -> bool {
         let Ok(der) = CertificateDer::from_pem_slice(self.certificate.as_bytes()) else {
             return false;

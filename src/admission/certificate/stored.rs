@@ -1,4 +1,4 @@
-//! What the Secret of the webhook's certificate holds, and what is to be done about it next.
+//! Content of the Secret with the webhook's certificate, and the next step of its renewal.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use k8s_openapi::{
 
 use crate::cluster::ADMISSION_SECRET as NAME;
 
-use super::{super::ca_bundle, Pair};
+use super::{super::ca_bundle, KeyPairPem};
 
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
@@ -19,38 +19,38 @@ const AUTHORITIES: &str = "ca.crt";
 const NEXT_CERTIFICATE: &str = "next.crt";
 const NEXT_KEY: &str = "next.key";
 
-/// What the Secret holds.
+/// Content of the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Stored {
+pub(super) struct StoredCertificates {
     pub(super) authorities: String,
-    pub(super) current: Pair,
-    pub(super) next: Option<Pair>,
+    pub(super) current: KeyPairPem,
+    pub(super) next: Option<KeyPairPem>,
 }
 
-/// What the leader does next.
+/// The leader's next step.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum RenewalStep {
     Nothing,
-    /// A new certificate is made and its authority published.
+    /// Issue a new certificate and publish its authority.
     Prepare,
-    /// The new certificate takes the old one's place.
+    /// Replace the old certificate by the new one.
     Promote,
-    /// Authorities that have expired go.
+    /// Remove expired authorities.
     Prune,
 }
 
-pub(super) fn step(
-    stored: &Stored,
+pub(super) fn renewal_step(
+    stored: &StoredCertificates,
     now: SystemTime,
     lifetime: Duration,
     names: &[String],
     settled: bool,
-) -> Step {
+) -> RenewalStep {
     if stored.next.is_some() {
         return if settled {
-            Step::Promote
+            RenewalStep::Promote
         } else {
-            Step::Nothing
+            RenewalStep::Nothing
         };
     }
     let left = stored
@@ -58,22 +58,22 @@ pub(super) fn step(
         .expires()
         .and_then(|at| at.duration_since(now).ok());
     let left = left.unwrap_or_default();
-    // One that lasts much longer was made when more was allowed.
+    // A certificate with a much longer lifetime was issued under another configuration.
     if left < lifetime / 3 || left > lifetime * 2 || !stored.current.is_for(names) {
-        Step::Prepare
+        RenewalStep::Prepare
     } else if ca_bundle::pruned(&stored.authorities) != stored.authorities {
-        Step::Prune
+        RenewalStep::Prune
     } else {
-        Step::Nothing
+        RenewalStep::Nothing
     }
 }
 
-impl Stored {
+impl StoredCertificates {
     pub(super) fn parse(secret: &Secret) -> Option<Self> {
         let data = secret.data.as_ref()?;
         let text = |name: &str| String::from_utf8(data.get(name)?.0.clone()).ok();
         let pair = |certificate, key| {
-            Some(Pair {
+            Some(KeyPairPem {
                 certificate: text(certificate)?,
                 key: text(key)?,
             })
@@ -89,7 +89,9 @@ impl Stored {
         let now = SystemTime::now();
         self.current.expires().is_some_and(|at| at > now)
             && self.current.load().is_ok()
-            && self.current.is_of(&ca_bundle::pruned(&self.authorities))
+            && self
+                .current
+                .is_signed_by(&ca_bundle::pruned(&self.authorities))
     }
 
     pub(super) fn fields(&self) -> BTreeMap<&'static str, Option<&str>> {

@@ -1,5 +1,5 @@
-//! The `MutatingWebhookConfiguration`: what the API server asks the webhook about, where it finds it, and
-//! whom it trusts. Everything in it fails open.
+//! Maintains the `MutatingWebhookConfiguration`: which requests the API server sends to the webhook, where to, and
+//! which authorities it trusts. Every webhook in it has `failurePolicy: Ignore`.
 
 mod webhooks;
 
@@ -26,30 +26,30 @@ use crate::{
 };
 
 use super::{
-    ca_bundle::{self, Authorities, Published},
-    certificate::Served,
+    ca_bundle::{self, CaBundle, Published},
+    certificate::CertResolver,
 };
 
-/// How often the configuration is looked at. Until somebody's change of it is put right, pods go unasked:
-/// the controller completes them.
+/// How often the configuration is checked. While another writer's change is in place, pods are not sent to the
+/// webhook and the controller completes them.
 const PERIOD: Duration = Duration::from_secs(30);
-/// Keeps the configuration while this process leads.
-pub(super) struct Keeper {
+/// Maintains the configuration while this process leads.
+pub(super) struct ConfigurationReconciler {
     pub(super) api: ApiClient,
     pub(super) config: Arc<Config>,
     pub(super) namespace: String,
     pub(super) leadership: watch::Receiver<bool>,
-    pub(super) authorities: watch::Receiver<Authorities>,
+    pub(super) authorities: watch::Receiver<CaBundle>,
     pub(super) published: watch::Sender<Published>,
-    /// The certificate: before there is one, no request is to be sent here.
-    pub(super) served: Arc<Served>,
+    /// Before there is a certificate, the webhook must not be registered.
+    pub(super) served: Arc<CertResolver>,
 }
 
 fn name() -> NamespacedName {
     NamespacedName::cluster(NAME)
 }
 
-impl Keeper {
+impl ConfigurationReconciler {
     /// Runs until `stop`.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         let keeping = async {
@@ -58,9 +58,9 @@ impl Keeper {
                 if self.leadership.wait_for(|leading| *leading).await.is_err() {
                     return;
                 }
-                self.served.is_there().await;
+                self.served.wait_until_available().await;
                 let authorities = self.authorities.borrow_and_update().clone();
-                match self.keep(authorities).await {
+                match self.reconcile(authorities).await {
                     Ok(published) => {
                         let unknown = published == Published::Nowhere && self.is_told();
                         if unknown && !warned {
@@ -92,20 +92,20 @@ impl Keeper {
         stop.run_until_cancelled(keeping).await;
     }
 
-    /// Whether a configuration of the user's own is told whom to trust.
+    /// Whether the `caBundle` of a configuration that the user maintains is filled in.
     fn is_told(&self) -> bool {
         let admission = &self.config.admission;
         let own = admission.certificates.certificate.as_os_str().is_empty();
         own && !admission.manage_configuration
     }
 
-    async fn keep(&self, authorities: Authorities) -> Result<Published, ApiError> {
+    async fn reconcile(&self, authorities: CaBundle) -> Result<Published, ApiError> {
         let manages = self.config.admission.manage_configuration;
         if !manages && authorities.is_none() {
             return Ok(Published::Nowhere);
         }
         let found: Option<MutatingWebhookConfiguration> = self.api.find(&name()).await?;
-        // The Secret remembers archaware's own authorities; those of files are remembered here.
+        // archaware's own authorities are stored in the Secret; those from files are only known here.
         let from_files = !self
             .config
             .admission
@@ -126,7 +126,7 @@ impl Keeper {
                 return Ok(Published::Nowhere);
             };
             if let Some(authorities) = &authorities {
-                self.tell_authorities(&found, authorities).await?;
+                self.inject_ca_bundle(&found, authorities).await?;
             }
             return Ok(published);
         }
@@ -144,7 +144,7 @@ impl Keeper {
             tracing::info!(name = NAME, "webhook configuration created");
             return Ok(published);
         };
-        // What cannot be read is not right.
+        // What cannot be parsed is replaced.
         let existing = Value::Array(found.webhooks.clone().unwrap_or_default());
         let existing: Vec<MutatingWebhook> = serde_json::from_value(existing).unwrap_or_default();
         if let Some(wanted) = webhooks::correct(&existing, wanted) {
@@ -157,8 +157,8 @@ impl Keeper {
         Ok(published)
     }
 
-    /// The configuration is the user's; the authorities of a certificate that archaware makes are not.
-    async fn tell_authorities(
+    /// Only the `caBundle` of archaware's own certificate is maintained; the rest of the configuration is the user's.
+    async fn inject_ca_bundle(
         &self,
         found: &MutatingWebhookConfiguration,
         authorities: &str,
@@ -177,8 +177,8 @@ impl Keeper {
     }
 }
 
-/// An authority, and those that are published already and have not expired: another replica may still serve
-/// what they have signed.
+/// An authority with the published ones that have not expired: another replica may still serve a certificate that
+/// they signed.
 fn merged(authority: &str, found: &MutatingWebhookConfiguration) -> Arc<str> {
     let webhook = found.webhooks.as_ref().and_then(|all| all.first());
     let published = webhook
@@ -188,25 +188,25 @@ fn merged(authority: &str, found: &MutatingWebhookConfiguration) -> Arc<str> {
     ca_bundle::with(authority, &published.unwrap_or_default()).into()
 }
 
-/// Whose configuration is removed.
+/// Which configuration to remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
-    /// One that archaware has made.
+pub enum Origin {
+    /// One that archaware created.
     Made,
-    /// Also one of the manifests.
+    /// Also one from the manifests.
     Shipped,
 }
 
-/// The configuration, if it is archaware's.
+/// The configuration, if archaware owns it.
 async fn find(
     api: &ApiClient,
-    whose: Whose,
+    whose: Origin,
 ) -> Result<Option<MutatingWebhookConfiguration>, ApiError> {
     let found = api.find::<MutatingWebhookConfiguration>(&name()).await?;
-    // One of that name may be somebody else's.
+    // A configuration of this name may belong to another owner.
     let label = match whose {
-        Whose::Made => "app.kubernetes.io/managed-by",
-        Whose::Shipped => "app.kubernetes.io/name",
+        Origin::Made => "app.kubernetes.io/managed-by",
+        Origin::Shipped => "app.kubernetes.io/name",
     };
     Ok(found.filter(|found| found.labels().get(label).is_some_and(|name| name == NAME)))
 }
@@ -216,24 +216,29 @@ async fn delete(api: &ApiClient, found: MutatingWebhookConfiguration) -> Result<
         .await
 }
 
-/// Removes the configuration; whether it was there. A dry run only looks.
-pub async fn remove(api: &ApiClient, whose: Whose, dry_run: bool) -> Result<bool, ApiError> {
+/// Removes the configuration and returns whether it existed. A dry run only checks.
+///
+/// # Errors
+///
+/// When the API server cannot be asked or refuses.
+pub async fn remove(api: &ApiClient, whose: Origin, dry_run: bool) -> Result<bool, ApiError> {
     match find(api, whose).await? {
         Some(found) if !dry_run => delete(api, found).await,
         found => Ok(found.is_some()),
     }
 }
 
-/// How often it is looked for: while replicas are replaced one by one, an old one may make it again.
-const WITHDRAWALS: usize = 10;
+/// How often it is searched for: during a rolling update an old replica may create it again.
+const REMOVE_ATTEMPTS: usize = 10;
 
-/// Admission is switched off: what archaware has made before must not send the API server to a closed door.
-pub async fn withdraw(api: ApiClient, mut leadership: watch::Receiver<bool>) {
-    for _ in 0..WITHDRAWALS {
+/// Removes the configuration after the webhook was disabled, so that the API server does not call a webhook that is
+/// not served.
+pub async fn remove_stale(api: ApiClient, mut leadership: watch::Receiver<bool>) {
+    for _ in 0..REMOVE_ATTEMPTS {
         if leadership.wait_for(|leading| *leading).await.is_err() {
             return;
         }
-        match find(&api, Whose::Made).await {
+        match find(&api, Origin::Made).await {
             Ok(None) => {}
             Ok(Some(found)) => match delete(&api, found).await {
                 Ok(_) => tracing::info!(

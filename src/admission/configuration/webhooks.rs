@@ -1,4 +1,4 @@
-//! What the API server asks the webhook about. Pure.
+//! The webhooks of the `MutatingWebhookConfiguration`. Pure.
 
 use k8s_openapi::{
     ByteString,
@@ -15,10 +15,10 @@ use crate::{
     placement::annotation,
 };
 
-/// What the API server waits beyond `admission.budget`, in seconds: a slow network, a busy machine.
+/// How much longer than `admission.budget` the API server waits, in seconds.
 const SLACK: u64 = 2;
 
-/// The webhooks that the configuration asks for.
+/// The webhooks for this configuration.
 pub(super) fn wanted(
     config: &Config,
     namespace: &str,
@@ -48,7 +48,7 @@ pub(super) fn wanted(
         failure_policy: Some("Ignore".to_owned()),
         match_policy: Some("Equivalent".to_owned()),
         side_effects: "None".to_owned(),
-        // A sidecar that another webhook adds has an image, too.
+        // Another webhook may add a sidecar with another image.
         reinvocation_policy: Some("IfNeeded".to_owned()),
         timeout_seconds: i32::try_from(budget + SLACK).ok(),
         ..MutatingWebhook::default()
@@ -86,7 +86,7 @@ fn rule(group: &str, resource: &str, operations: &[&str], scope: &str) -> RuleWi
     }
 }
 
-/// archaware's own pods cannot wait for archaware; and whoever does not want to be asked about says so.
+/// archaware's own pods cannot wait for archaware, and namespaces can opt out.
 fn namespaces(own: &str) -> LabelSelector {
     let not_in = |key: &str, value: &str| LabelSelectorRequirement {
         key: key.to_owned(),
@@ -103,7 +103,7 @@ fn namespaces(own: &str) -> LabelSelector {
     }
 }
 
-/// Nobody schedules a bound pod, nor the API's picture of a static one.
+/// Bound pods and mirror pods of static pods are not scheduled.
 fn match_conditions() -> Vec<MatchCondition> {
     let condition = |name: &str, expression: &str| MatchCondition {
         name: name.to_owned(),
@@ -122,8 +122,8 @@ fn match_conditions() -> Vec<MatchCondition> {
     ]
 }
 
-/// What has to stand in place of `existing`, if that is not what is wanted. What others narrow further by
-/// selectors (managed clusters exclude their own namespaces) stays; so does a `caBundle` that is their business.
+/// The webhooks to write, if `existing` differs from `wanted`. Selectors that other writers added are kept (managed
+/// clusters exclude their own namespaces), and so is a `caBundle` that archaware does not maintain.
 pub(super) fn correct(
     existing: &[MutatingWebhook],
     mut wanted: Vec<MutatingWebhook>,
@@ -159,8 +159,8 @@ pub(super) fn correct(
     (!same).then_some(wanted)
 }
 
-/// Whether everything in `wanted` is in `existing`, too; what the API server fills in is not asked for. The
-/// order of selectors means nothing.
+/// Whether `existing` contains everything in `wanted`. Fields that the API server adds are ignored, and so is the
+/// order of selectors.
 fn holds(existing: &Value, wanted: &Value) -> bool {
     match (existing, wanted) {
         (Value::Object(existing), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
@@ -194,7 +194,7 @@ mod tests {
         wanted(&Config::default(), "ns", Some("CA"))
     }
 
-    /// What the API server makes of it.
+    /// The webhooks as the API server stores them.
     fn stored(mut webhooks: Vec<MutatingWebhook>) -> Vec<MutatingWebhook> {
         for webhook in &mut webhooks {
             webhook.object_selector = Some(LabelSelector::default());

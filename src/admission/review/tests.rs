@@ -7,7 +7,7 @@ const PODS: Expected = Expected {
     operations: &["CREATE"],
 };
 
-fn open(value: &Value) -> Result<(Request<Pod>, Pod), ReviewError> {
+fn open(value: &Value) -> Result<(AdmissionRequest<Pod>, Pod), ReviewError> {
     serde_json::from_value::<Review<Pod>>(value.clone())?.open(&PODS)
 }
 
@@ -54,7 +54,7 @@ fn only_the_expected_question_is_answered() {
 
 #[test]
 fn warnings_are_short_and_printable() {
-    let mut answer = Answer::default();
+    let mut answer = AdmissionResponse::default();
     answer.warn(&"é\n".repeat(500));
     let warning = &answer.warnings[0];
     assert!(
@@ -65,14 +65,14 @@ fn warnings_are_short_and_printable() {
 
 #[test]
 fn answers_are_complete() {
-    let body: Value = serde_json::from_slice(&Answer::default().into_body("u")).unwrap();
+    let body: Value = serde_json::from_slice(&AdmissionResponse::default().into_body("u")).unwrap();
     assert_eq!(
         body,
         json!({"apiVersion": API_VERSION, "kind": KIND, "response": {"uid": "u", "allowed": true}})
     );
-    let refused = Answer {
+    let refused = AdmissionResponse {
         refused: Some("no".to_owned()),
-        ..Answer::default()
+        ..AdmissionResponse::default()
     };
     let body: Value = serde_json::from_slice(&refused.into_body("u")).unwrap();
     assert_eq!(body["response"]["allowed"], false);

@@ -1,4 +1,4 @@
-//! The right to write while cleaning: the Lease, taken from a controller that has stopped.
+//! Acquires the Lease for `archaware clean`, so that no controller restores what is removed.
 
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ use crate::{
 
 use super::Clean;
 
-/// How long a controller that was told to stop may take.
+/// How long a controller may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_mins(1);
-/// A holder that does not renew is waited out: its Lease lasts 15 s.
+/// How long to wait for a holder that does not renew; a Lease expires after 15 s.
 const EXPIRY: Duration = Duration::from_secs(25);
 
-/// The right to write: a running controller would put everything back. `None`: refused.
+/// Acquires the Lease. `None`: refused, because a running controller would restore everything.
 pub(super) async fn acquire(
     clean: Clean,
     api: &ApiClient,
@@ -84,18 +84,18 @@ fn refuse(holder: &str, lease: &NamespacedName) {
     );
 }
 
-/// The Lease, held while cleaning; or the knowledge that nobody competes for it.
+/// The held Lease, or the result that nothing competes for it.
 pub(super) struct HeldLease {
     pub(super) leadership: Leadership,
     held: Option<(AbortOnDropHandle<()>, CancellationToken)>,
-    /// Before it was taken: one that was only made for this is not worth a word.
+    /// Whether it existed before. A Lease that was only created by this command is removed without a message.
     pub(super) was_there: bool,
 }
 
 impl HeldLease {
     fn not_needed() -> Self {
         Self {
-            leadership: Leadership::unquestioned(),
+            leadership: Leadership::always(),
             held: None,
             was_there: true,
         }

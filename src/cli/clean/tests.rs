@@ -1,9 +1,9 @@
-//! `clean` against a scripted API server, on a virtual clock.
+//! `archaware clean` against a scripted API server with a virtual clock.
 
 use serde_json::{Value, json};
 
 use super::*;
-use crate::scripted_api::{Answer, ScriptedApi};
+use crate::scripted_api::{ScriptedApi, ScriptedResponse};
 
 const NODE: &str = "/api/v1/nodes/a";
 const POD: &str = "/api/v1/namespaces/ns/pods/p";
@@ -90,7 +90,7 @@ fn held_by(holder: &str, transitions: u32) -> Value {
     })
 }
 
-/// Changes in the order in which they were made, without renewals of the Lease.
+/// The changes in order, without renewals of the Lease.
 fn changes(api: &ScriptedApi) -> Vec<String> {
     let calls = api.calls(&["PATCH", "POST", "DELETE"]);
     calls.iter().map(ToString::to_string).collect()
@@ -130,7 +130,7 @@ async fn everything_of_archaware_s_goes_and_the_rest_stays() {
         Some(tolerations)
     );
     assert_eq!(left(DAEMON_SET, "/metadata/annotations"), Some(json!({})));
-    // Once more: there is nothing to do.
+    // A second run has nothing to do.
     assert_eq!(clean(&api, CLEAN).await.unwrap(), Status::Done);
 }
 
@@ -146,21 +146,26 @@ async fn a_dry_run_changes_nothing() {
     assert_eq!(changes(&api), Vec::<String>::new());
 }
 
-/// What each answer to the first patch of a node leads to: whether it is clean at the end, and the exit status.
+/// What follows from each answer to the first patch of a node: whether the node is clean at the end, and the exit
+/// status.
 #[tokio::test(start_paused = true)]
 async fn every_answer_to_a_patch() {
-    let status = |code, message| Answer::Status(code, message, Value::Null);
+    let status = |code, message| ScriptedResponse::Status(code, message, Value::Null);
     for (answers, is_clean, expected) in [
         (vec![status(409, "modified")], true, Status::Done),
         (vec![status(422, "test failed"); 4], true, Status::Done),
         (vec![status(422, "test failed"); 5], false, Status::Failed),
-        (vec![Answer::RetryAfter(429, 2)], true, Status::Done),
+        (
+            vec![ScriptedResponse::RetryAfter(429, 2)],
+            true,
+            Status::Done,
+        ),
         (vec![status(403, "cannot patch")], false, Status::Failed),
         (vec![status(500, "down")], false, Status::Failed),
-        (vec![Answer::Broken], false, Status::Failed),
-        // It hung, once.
-        (vec![Answer::Silence], false, Status::Failed),
-        (vec![Answer::Lost], true, Status::Failed),
+        (vec![ScriptedResponse::Broken], false, Status::Failed),
+        // The call hung once.
+        (vec![ScriptedResponse::Silence], false, Status::Failed),
+        (vec![ScriptedResponse::Lost], true, Status::Failed),
     ] {
         let api = cluster();
         let name = format!("{answers:?}");
@@ -169,7 +174,7 @@ async fn every_answer_to_a_patch() {
         let node = api.get(NODE).unwrap();
         let taint = node.pointer("/metadata/annotations/archaware.dev~1taint");
         assert_eq!(taint.is_none(), is_clean, "{name}");
-        // One object that fails keeps no other from being cleaned, and the Lease is gone.
+        // A failure with one object does not affect the others, and the Lease is deleted.
         assert!(
             api.get(WEBHOOK).is_none() && api.get(LEASE).is_none(),
             "{name}"
@@ -177,12 +182,12 @@ async fn every_answer_to_a_patch() {
     }
 }
 
-/// No call may hang: a list that does not answer ends the command, and the Lease is given back.
+/// No call may hang: a list without an answer ends the command, and the Lease is released.
 #[tokio::test(start_paused = true)]
 async fn a_list_that_hangs_ends_in_time() {
     for list in ["/api/v1/pods", "/api/v1/nodes", "/apis/apps/v1/daemonsets"] {
         let api = cluster();
-        api.script(&format!("GET {list}"), [Answer::Silence]);
+        api.script(&format!("GET {list}"), [ScriptedResponse::Silence]);
         let started = Instant::now();
         let error = clean(&api, CLEAN).await.unwrap_err();
         assert!(error.to_string().starts_with("cannot list"), "{error}");
@@ -192,14 +197,14 @@ async fn a_list_that_hangs_ends_in_time() {
     }
 }
 
-/// A running controller would put everything back.
+/// A running controller would restore everything.
 #[tokio::test(start_paused = true)]
 async fn a_running_controller_is_in_the_way() {
     let api = cluster();
     api.put(LEASE, held_by("pod_1", 1));
     assert_eq!(clean(&api, CLEAN).await.unwrap(), Status::Refused);
     assert_eq!(changes(&api), Vec::<String>::new());
-    // It is told to stop, and gives the Lease back a little later.
+    // The controller is told to stop and releases the Lease a little later.
     let stopping = api.clone();
     let stops = tokio::spawn(async move {
         let call = format!("PATCH {DEPLOYMENT}");
@@ -219,16 +224,16 @@ async fn a_running_controller_is_in_the_way() {
 #[tokio::test(start_paused = true)]
 async fn every_answer_to_an_eviction() {
     let budget = json!({ "causes": [{ "reason": "DisruptionBudget" }] });
-    let status = |code, details| Answer::Status(code, "m", details);
+    let status = |code, details| ScriptedResponse::Status(code, "m", details);
     for (answer, expected) in [
         (None, Status::Done),
         (Some(status(404, Value::Null)), Status::Done),
         (Some(status(409, Value::Null)), Status::Done),
-        // A budget is not waited for; a limit of the rate is.
+        // A disruption budget is not waited for; a rate limit is.
         (Some(status(429, budget)), Status::Failed),
-        (Some(Answer::RetryAfter(429, 3)), Status::Done),
+        (Some(ScriptedResponse::RetryAfter(429, 3)), Status::Done),
         (Some(status(500, Value::Null)), Status::Failed),
-        (Some(Answer::Silence), Status::Failed),
+        (Some(ScriptedResponse::Silence), Status::Failed),
     ] {
         let api = cluster();
         let call = format!("POST {POD}/eviction");

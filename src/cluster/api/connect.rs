@@ -1,4 +1,4 @@
-//! The connection to the API server.
+//! Connects to the API server.
 
 use std::{
     path::Path,
@@ -22,18 +22,22 @@ use super::ApiClient;
 /// Why there is no connection to a cluster.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Neither a kubeconfig nor a service account.
+    /// There is neither a kubeconfig nor a service account.
     #[error("no cluster: set KUBECONFIG, --kubeconfig or run inside of one")]
     NoCluster(#[source] kube::config::InferConfigError),
-    /// The kubeconfig is not usable.
+    /// The kubeconfig cannot be used.
     #[error("the kubeconfig is not usable")]
     Kubeconfig(#[from] kube::config::KubeconfigError),
-    /// The client cannot be made from it.
+    /// The client cannot be created.
     #[error("cannot make a client for the cluster")]
     Client(#[from] kube::Error),
 }
 
-/// A client for the cluster of `kubeconfig` and `context`, or the one that `kubectl` or a pod would use.
+/// A client for the cluster of `kubeconfig` and `context`, or for the one that `kubectl` or a pod would use.
+///
+/// # Errors
+///
+/// When there is no usable configuration. Does not connect yet.
 pub async fn connect(
     kubeconfig: Option<&Path>,
     context: Option<&str>,
@@ -50,7 +54,8 @@ pub async fn connect(
         None if context.is_some() => Config::from_kubeconfig(&options).await?,
         None => Config::infer().await.map_err(ConnectError::NoCluster)?,
     };
-    // Its retries go on for minutes, up to a thousand seconds apart: ours are bounded instead.
+    // kube's own retries go on for minutes and wait up to a thousand seconds. [`ApiClient`] bounds its retries
+    // instead.
     config.default_retry = false;
     config.connect_timeout = Some(Duration::from_secs(5));
     let client = ClientBuilder::try_from(config)?
@@ -59,7 +64,7 @@ pub async fn connect(
     Ok(ApiClient::new(client))
 }
 
-/// Counts requests by verb and result.
+/// Tower layer that counts requests by verb and result.
 #[derive(Clone)]
 struct Count(ApiRequests);
 

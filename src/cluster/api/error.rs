@@ -1,5 +1,4 @@
-//! Why a call to the API server did not do what was asked. Every answer is classified here and nowhere
-//! else.
+//! Errors of calls to the API server. All answers are classified here.
 
 use std::time::Duration;
 
@@ -7,47 +6,46 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 
 use crate::backoff::jitter;
 
-/// Until a call is repeated that the API server did not answer, at the least.
+/// Minimum delay before a failed call is repeated.
 const RETRY: Duration = Duration::from_secs(2);
-/// Until a call is repeated that RBAC forbids: somebody has to change a role first.
+/// Delay after 403: the permission must be granted first.
 const FORBIDDEN_RETRY: Duration = Duration::from_secs(30);
-/// The longest `Retry-After` that is obeyed. The API server's own are of seconds; a load balancer in front of it may
-/// say an hour during a restart of ten seconds.
+/// The longest `Retry-After` that is obeyed. The API server asks for seconds, but a load balancer may ask for an hour
+/// during a restart of ten seconds.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(30);
-/// Bytes of an answer that is not a `Status` that are shown.
+/// Bytes that are shown of an answer that is not a `Status`.
 const MAX_TEXT: usize = 256;
 
-/// Why a call failed. The text is the API server's own.
+/// Why a call failed, with the API server's message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ApiError {
-    /// 404: there is no such object, or no such kind.
+    /// 404: the object or its kind does not exist.
     #[error("it does not exist: {0}")]
     NotFound(String),
-    /// 409, or 422 because a `test` of a JSON patch failed: the object is not as it was seen, or one of that
-    /// name exists already.
+    /// 409, or 422 because a `test` of a JSON patch failed: the object changed, or one of that name exists already.
     #[error("it has been changed by others: {0}")]
     Conflict(String),
-    /// 400, 413, 415 or 422: the API server does not accept the change, and will not until the object changes.
+    /// 400, 413, 415 or 422: the API server rejects the change until the object changes.
     #[error("the API server refuses the change: {0}")]
     Invalid(String),
-    /// An admission webhook or a `ValidatingAdmissionPolicy` denied the change, with whatever code.
+    /// An admission webhook or a `ValidatingAdmissionPolicy` denied the change, with any status code.
     #[error("an admission policy refuses the change: {0}")]
     Denied(String),
-    /// 401: the credentials are not accepted, perhaps not at the moment.
+    /// 401: the credentials are not accepted.
     #[error("the API server does not accept the credentials: {0}")]
     Unauthorized(String),
     /// 403.
     #[error("it is forbidden: {0}")]
     Forbidden(String),
-    /// 429 for an eviction that a `PodDisruptionBudget` does not allow now.
+    /// 429 for an eviction that a `PodDisruptionBudget` does not allow at the moment.
     #[error("a PodDisruptionBudget does not allow it now: {0}")]
     DisruptionBudget(String),
-    /// 429: the API server is overloaded, or limits the rate.
+    /// 429: the API server is overloaded or limits the rate.
     #[error("the API server limits the rate of requests: {message}")]
     TooManyRequests {
-        /// What it says.
+        /// The message.
         message: String,
-        /// How long it wants to be left alone.
+        /// Delay that the server asked for.
         retry_after: Option<Duration>,
     },
     /// 5xx or any other code.
@@ -55,32 +53,32 @@ pub enum ApiError {
     Unavailable {
         /// The status code.
         code: u16,
-        /// What it says.
+        /// The message.
         message: String,
-        /// How long it wants to be left alone.
+        /// Delay that the server asked for.
         retry_after: Option<Duration>,
     },
-    /// No connection, or an answer that is cut short.
+    /// No connection, or a truncated answer.
     #[error("the API server cannot be reached: {0}")]
     Unreachable(String),
-    /// No answer in time.
+    /// No answer within this time.
     #[error("the API server did not answer within {} s", .0.as_secs_f32())]
     TimedOut(Duration),
-    /// The answer is larger than any object can be.
+    /// The answer is larger than any object.
     #[error("the answer of the API server is larger than {0} bytes")]
     TooLarge(usize),
-    /// The answer cannot be read.
+    /// The answer cannot be parsed.
     #[error("the answer of the API server is malformed: {0}")]
     Malformed(String),
-    /// No object can have such a name; names become part of a path.
+    /// The name is not valid for any object. Names become part of a path, so they are checked.
     #[error("{0:?} cannot be the name of an object")]
     Name(String),
 }
 
 impl ApiError {
-    /// The class of an answer with a status code that is not 2xx.
+    /// Classifies an answer whose status is not 2xx.
     pub(super) fn classify(code: u16, retry_after: Option<Duration>, body: &[u8]) -> Self {
-        // What is in front of the API server, and its own limit of requests in flight, answer with plain text.
+        // Proxies, and the API server's limit of concurrent requests, answer with plain text.
         let status = serde_json::from_slice::<Status>(body).unwrap_or_default();
         let message = status.message.unwrap_or_else(|| {
             let text = String::from_utf8_lossy(body.get(..MAX_TEXT).unwrap_or(body));
@@ -96,8 +94,8 @@ impl ApiError {
             let seconds = u64::try_from(details.retry_after_seconds?).ok()?;
             (seconds > 0).then(|| Duration::from_secs(seconds))
         });
-        // A webhook may deny with any code, and only the message says that it was one (`ToStatusErr` of
-        // `k8s.io/apiserver/pkg/admission/plugin/webhook/errors`; the policies' plugin does the same).
+        // A webhook may deny with any status code, and only the message tells that it was a webhook (`ToStatusErr` of
+        // `k8s.io/apiserver/pkg/admission/plugin/webhook/errors`; the plugin of policies does the same).
         let denied = ["admission webhook \"", "ValidatingAdmissionPolicy '"];
         if denied.iter().any(|by| message.contains(by)) {
             return Self::Denied(message);
@@ -105,7 +103,7 @@ impl ApiError {
         match code {
             404 => Self::NotFound(message),
             409 => Self::Conflict(message),
-            // A failed `test` and a refusal by validation are both 422; only the refusal has details.
+            // A failed `test` and a rejection by validation are both 422. Only the rejection has details.
             422 if causes.is_empty() && details.kind.unwrap_or_default().is_empty() => {
                 Self::Conflict(message)
             }
@@ -125,7 +123,7 @@ impl ApiError {
         }
     }
 
-    /// The same without any text that may repeat the content of an object.
+    /// Removes the message, which may repeat the content of an object.
     pub(super) fn without_content(self) -> Self {
         let hidden = || "(not shown: it may repeat what is secret)".to_owned();
         match self {
@@ -144,7 +142,7 @@ impl ApiError {
         }
     }
 
-    /// How long the API server wants to be left alone, if it says so.
+    /// The delay that the API server asked for.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::TooManyRequests { retry_after, .. } | Self::Unavailable { retry_after, .. } => {
@@ -154,8 +152,8 @@ impl ApiError {
         }
     }
 
-    /// Whether the API server understood the change and does not want it: it will not until the object, a role
-    /// or a policy changes.
+    /// Whether the API server understood and rejected the change. Retries fail until the object, a role or a policy
+    /// changes.
     pub fn is_refusal(&self) -> bool {
         matches!(
             self,
@@ -167,17 +165,17 @@ impl ApiError {
         )
     }
 
-    /// When to try again; `None` when only a change of the object can help.
+    /// When to retry; `None` if only a change of the object can help.
     pub fn retry(&self) -> Option<Duration> {
         match self {
             Self::NotFound(_) | Self::Invalid(_) | Self::Denied(_) | Self::Name(_) => None,
             Self::Unauthorized(_) | Self::Forbidden(_) => Some(FORBIDDEN_RETRY),
-            // Thousands of pods may wait for an API server that restarts: they do not come back at once.
+            // With jitter, because thousands of pods may wait for an API server that restarts.
             _ => Some(jitter(RETRY) + self.retry_after().unwrap_or_default()),
         }
     }
 
-    /// Its class in the metric of writes.
+    /// The label value in the metric of writes.
     pub(crate) fn result(&self) -> &'static str {
         match self {
             Self::NotFound(_) => "gone",
@@ -203,7 +201,7 @@ mod tests {
         json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "details": details})
     }
 
-    /// What real API servers (1.36) answer, and what stands in front of them.
+    /// Answers of real API servers (1.36) and of proxies.
     #[test]
     fn every_answer_has_one_class() {
         let none = json!({});
@@ -222,10 +220,10 @@ mod tests {
         for (code, details, expected) in [
             (404, &none, ApiError::NotFound(text())),
             (409, &none, ApiError::Conflict(text())),
-            // The test of a patch failed.
+            // A `test` of the patch failed.
             (422, &none, ApiError::Conflict(text())),
             (422, &Value::Null, ApiError::Conflict(text())),
-            // Validation refuses.
+            // Validation rejected the change.
             (422, &field, ApiError::Invalid(text())),
             (422, &json!({"kind": "Node"}), ApiError::Invalid(text())),
             (400, &none, ApiError::Invalid(text())),

@@ -1,6 +1,6 @@
-//! The one way to the API server. Every read and write goes through [`ApiClient`], which sets the timeout
-//! and the field manager, obeys `Retry-After`, bounds the answer and classifies it. Only watches are
-//! kube-runtime's own.
+//! The only access to the API server. All reads and writes go through [`ApiClient`], which sets timeout and field
+//! manager, obeys `Retry-After`, bounds the size of answers and classifies errors. Only watches use kube-runtime
+//! directly.
 
 mod connect;
 mod error;
@@ -34,25 +34,25 @@ use super::{name::NamespacedName, objects::Pod, patch::JsonPatch};
 pub use connect::{ConnectError, connect};
 pub use error::ApiError;
 
-/// The time that one call may take, repetitions after a `Retry-After` included. The API server's own limit for
-/// a request is a minute; what takes longer than this is better tried again later.
+/// Timeout of one call, including repetitions after `Retry-After`. The API server's own limit is a minute; a call
+/// that takes more than this is better repeated later.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// The same for a page of a list: an API server that serves lists slowly still does so page by page.
+/// Timeout of one page of a list. A slow API server still serves page by page.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The field manager of every write.
+/// Field manager of all creates and patches.
 const FIELD_MANAGER: &str = "archaware";
-/// Objects per page of a list: a page of large pods is a few MiB.
+/// Objects per page of a list. A page of large pods has a few MiB.
 pub(super) const PAGE: u32 = 250;
-/// The largest answer about one object, in bytes. etcd takes no request above 1.5 MiB (`--max-request-bytes`).
+/// Maximum bytes of an answer about one object. etcd accepts requests up to 1.5 MiB (`--max-request-bytes`).
 const MAX_OBJECT: usize = 4 << 20;
-/// The largest page: no object in it can be larger than etcd allows.
+/// Maximum bytes of a page; no object is larger than etcd allows.
 const MAX_PAGE: usize = PAGE as usize * (2 << 20);
 
-/// What every kind is that archaware reads or writes.
+/// Kinds that archaware reads or writes.
 pub trait Kind: Resource<DynamicType = ()> {}
 impl<K: Resource<DynamicType = ()>> Kind for K {}
 
-/// Calls the API server. Cheap to clone.
+/// Client of the API server. Cheap to clone.
 #[derive(Clone)]
 pub struct ApiClient {
     client: Client,
@@ -60,7 +60,7 @@ pub struct ApiClient {
 }
 
 impl ApiClient {
-    /// With the usual timeout for each call.
+    /// A client with the default timeout.
     pub fn new(client: Client) -> Self {
         Self {
             client,
@@ -68,7 +68,7 @@ impl ApiClient {
         }
     }
 
-    /// The same client with another timeout for each call.
+    /// The same client with another timeout per call.
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self {
@@ -77,12 +77,16 @@ impl ApiClient {
         }
     }
 
-    /// All objects of a kind, for kube-runtime's watches.
+    /// Access to all objects of a kind, for kube-runtime's watches.
     pub(super) fn watched<K: Kind>(&self) -> Api<K> {
         Api::all(self.client.clone())
     }
 
-    /// Asks for the version of the API server, which takes no permission.
+    /// Gets the version of the API server, which needs no permission.
+    ///
+    /// # Errors
+    ///
+    /// When the API server does not answer.
     pub async fn version(&self) -> Result<(), ApiError> {
         let request = http::Request::get("/version").body(Vec::new());
         let request = request.map_err(request::Error::BuildRequest);
@@ -90,7 +94,11 @@ impl ApiClient {
         Ok(())
     }
 
-    /// Reads an object; `None` when there is none.
+    /// Reads an object; `None` if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// When the call fails in any other way than 404.
     pub async fn find<K>(&self, name: &NamespacedName) -> Result<Option<K>, ApiError>
     where
         K: Kind + DeserializeOwned,
@@ -99,7 +107,11 @@ impl ApiClient {
         found(self.call::<K, K>(request).await)
     }
 
-    /// Reads the metadata of an object without its content; `None` when there is none.
+    /// Reads the metadata of an object; `None` if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// When the call fails in any other way than 404.
     pub async fn find_metadata<K: Kind>(
         &self,
         name: &NamespacedName,
@@ -109,7 +121,7 @@ impl ApiClient {
         Ok(found(object)?.map(|object| object.metadata))
     }
 
-    /// Every object of a kind, a page in memory at a time.
+    /// Lists the objects of a kind, with one page in memory at a time.
     pub fn list<K>(
         &self,
         fields: Option<&'static str>,
@@ -137,7 +149,11 @@ impl ApiClient {
         pages.try_flatten()
     }
 
-    /// Creates an object of kind `K`, written as `object`; gives the API server's answer.
+    /// Creates an object of kind `K` and returns the API server's version of it.
+    ///
+    /// # Errors
+    ///
+    /// When the call fails; [`ApiError::Conflict`] if the object exists.
     pub async fn create<K, T>(
         &self,
         namespace: Option<&str>,
@@ -156,6 +172,10 @@ impl ApiClient {
     }
 
     /// Patches an object.
+    ///
+    /// # Errors
+    ///
+    /// When the call fails; [`ApiError::Conflict`] if a `test` of the patch failed.
     pub async fn patch<K: Kind>(
         &self,
         name: &NamespacedName,
@@ -172,7 +192,11 @@ impl ApiClient {
         self.call::<K, IgnoredAny>(request).await.map(drop)
     }
 
-    /// Deletes an object, with `uid` only the one that was seen; `false` when there is none.
+    /// Deletes an object; with `uid` only the one that was seen. Returns `false` if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// When the call fails in any other way than 404.
     pub async fn delete<K: Kind>(
         &self,
         name: &NamespacedName,
@@ -183,8 +207,12 @@ impl ApiClient {
         Ok(found(deleted)?.is_some())
     }
 
-    /// Evicts a pod through the Eviction API, which respects budgets. The uid keeps a successor of the same name
-    /// (a `StatefulSet`'s) from being evicted in its place.
+    /// Evicts a pod through the Eviction API, which respects disruption budgets. The uid protects a new pod of the
+    /// same name (of a `StatefulSet`) from being evicted instead.
+    ///
+    /// # Errors
+    ///
+    /// When the call fails; [`ApiError::DisruptionBudget`] if a budget forbids it.
     pub async fn evict(&self, pod: &Pod) -> Result<(), ApiError> {
         let name = NamespacedName::of(pod);
         let eviction = json!({
@@ -199,7 +227,7 @@ impl ApiClient {
         self.call::<Pod, IgnoredAny>(request).await.map(drop)
     }
 
-    /// A call about one object of kind `K`. What the API server says of a Secret may repeat its content.
+    /// A call about one object of kind `K`. Messages about Secrets are removed, because they may repeat the content.
     async fn call<K: Kind, T: DeserializeOwned>(
         &self,
         request: Result<http::Request<Vec<u8>>, request::Error>,
@@ -212,8 +240,8 @@ impl ApiClient {
         }
     }
 
-    /// Sends a request until there is an answer or the time is up. As client-go does, it waits and repeats the
-    /// request when the API server asks for that (`k8s.io/client-go/rest`, `with_retry.go`).
+    /// Sends a request until it is answered or the timeout ends. When the API server asks for a retry, the request is
+    /// repeated after that delay, as client-go does (`k8s.io/client-go/rest`, `with_retry.go`).
     async fn send<T: DeserializeOwned>(
         &self,
         request: Result<http::Request<Vec<u8>>, request::Error>,
@@ -228,7 +256,7 @@ impl ApiClient {
             let answer = answer.unwrap_or(Err(ApiError::TimedOut(self.timeout)));
             let after = answer.as_ref().err().and_then(ApiError::retry_after);
             let pause = after.map(|after| after.max(Duration::from_secs(1)));
-            // Those that were turned away together do not come back together.
+            // With jitter, so that rejected requests do not return together.
             match pause.map(|pause| Instant::now() + pause + jitter(pause) / 20) {
                 Some(next) if next < deadline => tokio::time::sleep_until(next).await,
                 _ => return answer,
@@ -236,7 +264,7 @@ impl ApiClient {
         }
     }
 
-    /// One request and its answer. kube's own way logs a body that it cannot read, which may be a Secret.
+    /// One HTTP exchange. kube's own method logs bodies that it cannot parse, which may be Secrets.
     async fn exchange<T: DeserializeOwned>(
         &self,
         request: http::Request<Bytes>,
@@ -265,7 +293,7 @@ impl ApiClient {
     }
 }
 
-/// Where objects of kind `K` are, beside the one of this name.
+/// The collection of objects of kind `K`, in the namespace of `name`.
 fn collection<K: Kind>(name: &NamespacedName) -> Result<Request, ApiError> {
     if let Some(namespace) = &name.namespace {
         check(namespace)?;
@@ -274,7 +302,7 @@ fn collection<K: Kind>(name: &NamespacedName) -> Result<Request, ApiError> {
     Ok(Request::new(K::url_path(&(), name.namespace.as_deref())))
 }
 
-/// Names become part of a path, and may come from pods that nothing has validated yet.
+/// Checks a name that becomes part of a path. It may come from a pod that has not been validated yet.
 fn check(name: &str) -> Result<(), ApiError> {
     if is_dns_subdomain(name) {
         Ok(())

@@ -1,13 +1,14 @@
-//! Patches of pods: by the controller, guarded; and by the webhook, where nobody else is at work.
+//! Patches of pods: guarded ones of the controller, and unguarded ones of the webhook.
 
 use serde_json::{Value, json};
 
 use crate::placement::{
-    GATE, added,
+    GATE,
     affinity::{self, Affinity, NodeSelectorTerm, PreferredTerm, Requirement},
     annotation,
     decision::Decision,
-    pod::Change,
+    pod::PodChange,
+    reinvocation,
 };
 
 use super::{
@@ -22,12 +23,12 @@ const NODE_AFFINITY: &str = "/spec/affinity/nodeAffinity";
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
-/// Adds what a decision asks for, records the decision, and takes archaware's scheduling gate away if there
-/// is one. Tolerations can never be taken away again.
-pub fn place(pod: &Pod, change: Change, decision: &Decision) -> JsonPatch {
+/// Adds the tolerations of a decision, records the decision, and removes archaware's scheduling gate. The API server
+/// does not allow tolerations of a pod to be removed again.
+pub fn place(pod: &Pod, change: PodChange, decision: &Decision) -> JsonPatch {
     let mut patch = JsonPatch::of(&pod.metadata);
-    // A pod that is made from this one's YAML is decided anew, without what was added here.
-    let added = added::recorded(annotations(&pod.metadata)).and(&change);
+    // Recorded so that a pod created from this pod's YAML is decided without the additions.
+    let added = reinvocation::recorded(annotations(&pod.metadata)).and(&change);
     let added = (!added.is_empty()).then(|| json!(added).to_string());
     patch.change(pod, change);
     let decision = decision.annotation();
@@ -40,30 +41,29 @@ pub fn place(pod: &Pod, change: Change, decision: &Decision) -> JsonPatch {
     patch
 }
 
-/// Only takes archaware's scheduling gate away.
+/// Removes archaware's scheduling gate only.
 pub fn release(pod: &Pod) -> JsonPatch {
     let mut patch = JsonPatch::of(&pod.metadata);
     patch.release(pod);
     patch
 }
 
-/// What the webhook does to a pod.
+/// The changes that the webhook makes to a pod.
 #[derive(Clone, Debug, Default)]
-pub struct Admission<'a> {
-    /// Where stands what an earlier call has added.
-    pub undo: added::Undo,
+pub struct AdmissionPatch<'a> {
+    /// Where the additions of an earlier call are.
+    pub undo: reinvocation::ReinvocationUndo,
     /// What is added now.
-    pub change: Change,
-    /// What was decided; `None`: nothing.
+    pub change: PodChange,
+    /// The decision, if there is one.
     pub decision: Option<&'a Decision>,
-    /// Whether the pod waits behind archaware's gate.
+    /// Whether to add archaware's scheduling gate.
     pub gate: bool,
 }
 
-/// Takes back what an earlier call has added to `pod` and adds to `authored`, which is the pod without
-/// that.
-pub fn admit(pod: &Pod, authored: &Pod, admission: Admission<'_>) -> JsonPatch {
-    let Admission {
+/// Removes the additions of an earlier call from `pod`, and adds to `authored`, which is the pod without them.
+pub fn admit(pod: &Pod, authored: &Pod, admission: AdmissionPatch<'_>) -> JsonPatch {
+    let AdmissionPatch {
         undo,
         change,
         decision,
@@ -91,7 +91,7 @@ pub fn admit(pod: &Pod, authored: &Pod, admission: Admission<'_>) -> JsonPatch {
 }
 
 impl JsonPatch {
-    fn change(&mut self, pod: &Pod, change: Change) {
+    fn change(&mut self, pod: &Pod, change: PodChange) {
         if !change.tolerations.is_empty() {
             self.append(
                 TOLERATIONS,
@@ -109,8 +109,8 @@ impl JsonPatch {
         }
     }
 
-    /// Appends to what is there. What is not there is made, unless somebody has made it meanwhile.
-    fn affinity(&mut self, affinity: Option<&Affinity>, change: &affinity::Change) {
+    /// Appends to the affinity. Missing parts are created, guarded by a test that they are still missing.
+    fn affinity(&mut self, affinity: Option<&Affinity>, change: &affinity::AffinityChange) {
         let required = change.require.as_ref().filter(|own| own.terms.is_empty());
         let term = |own: &affinity::Require| json!({ "matchExpressions": [expression(&own.expression())] });
         let required = required.map(|own| json!({ "nodeSelectorTerms": [term(own)] }));
@@ -157,7 +157,7 @@ impl JsonPatch {
         self.add(path, value);
     }
 
-    fn undo(&mut self, undo: &added::Undo) {
+    fn undo(&mut self, undo: &reinvocation::ReinvocationUndo) {
         for index in &undo.tolerations {
             self.remove(&format!("{TOLERATIONS}/{index}"));
         }

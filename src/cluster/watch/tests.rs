@@ -14,8 +14,8 @@ fn path(name: &str) -> String {
     format!("/api/v1/namespaces/ns/pods/{name}")
 }
 
-/// A list that is read anew (after 410 Gone) is the store's content only when it is complete. A consumer that
-/// hears of an object earlier finds nothing there, and does not hear of it again.
+/// After 410 Gone the list is read again, and becomes the store's content only when it is complete. A consumer that
+/// is notified earlier would not find the object and would not be notified again.
 #[tokio::test(start_paused = true)]
 async fn after_a_relist_objects_have_changed_when_they_can_be_found() {
     let api = ScriptedApi::default();
@@ -45,7 +45,7 @@ async fn after_a_relist_objects_have_changed_when_they_can_be_found() {
             }
             if names.len() == 2 {
                 api.delete(&path("deleted"));
-                // Not announced to the watch, which ends.
+                // The watch is not notified, and ends.
                 api.expire("/api/v1/pods");
                 api.put(&path("new"), pod("new"));
             }

@@ -7,7 +7,7 @@ use crate::{
     scripted_api::ScriptedApi,
 };
 
-/// Panics over one pod, and finds nothing to do for the others.
+/// Panics for one pod and does nothing for the others.
 struct Panicking;
 
 impl Reconcile for Panicking {
@@ -26,12 +26,12 @@ impl Reconcile for Panicking {
     }
 }
 
-/// A panic ends one reconcile: it is counted, the object comes back, and the start does not wait for it.
+/// A panic ends one reconcile: it is counted, the object is retried, and the startup sequence does not wait for it.
 #[tokio::test]
 async fn a_panic_is_kept_to_its_reconcile() {
     let (api, metrics) = (ScriptedApi::default().client(), Metrics::default());
     let stop = CancellationToken::new();
-    let leadership = Leadership::unquestioned();
+    let leadership = Leadership::always();
     let (store, mut writer) = reflector::store::<Pod>();
     let pod = |name: &str| -> Pod {
         let metadata = json!({ "name": name, "namespace": "ns", "uid": name });
@@ -43,7 +43,7 @@ async fn a_panic_is_kept_to_its_reconcile() {
     let initial = InitialObjects::new();
     let reconciler = Arc::new(Reconciler {
         kind: Panicking,
-        sinks: Sinks {
+        sinks: Outputs {
             writer: Writer::new(api.clone(), 1, &leadership, stop.clone(), metrics.clone()),
             events: events::channel(api, metrics.clone()).0,
             metrics: metrics.clone(),

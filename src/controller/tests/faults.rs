@@ -3,19 +3,19 @@
 use super::*;
 use tokio::time::Instant;
 
-use crate::scripted_api::Answer;
+use crate::scripted_api::ScriptedResponse;
 
-/// What is seen of a patch that gets an answer once.
+/// The expected effects of an answer to a patch.
 struct Case {
-    answer: Answer,
-    /// When it is repeated, in seconds with their jitter.
+    answer: ScriptedResponse,
+    /// When the patch is repeated, in seconds with jitter.
     repeated: Option<std::ops::RangeInclusive<u64>>,
-    /// Whether an event tells of it.
+    /// Whether an event is published.
     event: bool,
 }
 
 fn cases() -> Vec<Case> {
-    let status = |code, message| Answer::Status(code, message, Value::Null);
+    let status = |code, message| ScriptedResponse::Status(code, message, Value::Null);
     let field = json!({ "reason": "FieldValueInvalid", "field": "spec" });
     let field = json!({ "kind": "Pod", "causes": [field] });
     let denied = "admission webhook \"a\" denied the request: no";
@@ -27,20 +27,24 @@ fn cases() -> Vec<Case> {
     vec![
         case(status(409, "has been modified"), Some(2..=2), false),
         case(status(422, "testing value failed"), Some(2..=2), false),
-        case(Answer::Status(422, "Invalid value", field), None, true),
+        case(
+            ScriptedResponse::Status(422, "Invalid value", field),
+            None,
+            true,
+        ),
         case(status(403, "cannot patch"), Some(30..=30), true),
         case(status(403, denied), None, true),
         case(status(404, "not found"), None, false),
-        // Obeyed within the time of the call.
-        case(Answer::RetryAfter(429, 3), Some(3..=3), false),
-        // Longer than a call may take: the object comes back when the API server says.
-        case(Answer::RetryAfter(429, 20), Some(22..=24), false),
-        case(Answer::RetryAfter(503, 2), Some(2..=2), false),
+        // Obeyed within the timeout of the call.
+        case(ScriptedResponse::RetryAfter(429, 3), Some(3..=3), false),
+        // Longer than the timeout of a call: the object is requeued with the server's delay.
+        case(ScriptedResponse::RetryAfter(429, 20), Some(22..=24), false),
+        case(ScriptedResponse::RetryAfter(503, 2), Some(2..=2), false),
         case(status(429, "slow down"), Some(2..=4), false),
         case(status(500, "etcd: leader changed"), Some(2..=4), false),
-        case(Answer::Broken, Some(2..=4), false),
-        // The answer is waited for ten seconds.
-        case(Answer::Silence, Some(12..=14), false),
+        case(ScriptedResponse::Broken, Some(2..=4), false),
+        // The call times out after ten seconds.
+        case(ScriptedResponse::Silence, Some(12..=14), false),
     ]
 }
 
@@ -81,7 +85,7 @@ async fn run_cases(path: &str, object: Option<Value>) {
         let is_refusal = |(reason, _): &&(String, String)| reason == "ChangeRefused";
         let refused = events(&api).iter().filter(is_refusal).count();
         assert_eq!(refused, usize::from(event), "{path} {answer:?}");
-        // Whatever becomes of a pod or a DaemonSet, nodes are tainted.
+        // Nodes are tainted whatever happens to a pod or DaemonSet.
         let nodes = api.calls(&[&format!("PATCH {NODE}")]);
         assert!(!nodes.is_empty(), "{path} {answer:?}");
         controller.stop().await;
@@ -103,7 +107,7 @@ async fn every_answer_to_the_patch_of_a_node() {
     run_cases(NODE, None).await;
 }
 
-/// The change is refused, and the pod must not wait behind archaware's gate for it: the gate goes alone.
+/// The change is rejected. The pod must not wait behind archaware's gate, so the gate is removed alone.
 #[tokio::test(start_paused = true)]
 async fn a_refused_pod_loses_its_gate() {
     let api = cluster();
@@ -112,9 +116,9 @@ async fn a_refused_pod_loses_its_gate() {
     api.put(POD, gated);
     let call = format!("PATCH {POD}");
     let denied = "admission webhook \"a\" denied the request";
-    let denied = Answer::Status(400, denied, Value::Null);
-    // The release meets a restart of the API server once.
-    let restart = Answer::Status(500, "shutting down", Value::Null);
+    let denied = ScriptedResponse::Status(400, denied, Value::Null);
+    // The API server restarts during the removal of the gate.
+    let restart = ScriptedResponse::Status(500, "shutting down", Value::Null);
     api.script(&call, [denied.clone(), restart, denied]);
     let controller = Controller::start(&api, "");
     let calls = api.wait_for(&call, 4).await;
@@ -130,14 +134,14 @@ async fn a_refused_pod_loses_its_gate() {
     controller.stop().await;
 }
 
-/// An event that cannot be written holds nothing up, and is not tried again.
+/// An event that cannot be written is not retried and delays nothing.
 #[tokio::test(start_paused = true)]
 async fn events_are_best_effort() {
     for answer in [
-        Answer::Silence,
-        Answer::Broken,
-        Answer::Status(403, "cannot create", Value::Null),
-        Answer::Status(404, "namespace not found", Value::Null),
+        ScriptedResponse::Silence,
+        ScriptedResponse::Broken,
+        ScriptedResponse::Status(403, "cannot create", Value::Null),
+        ScriptedResponse::Status(404, "namespace not found", Value::Null),
     ] {
         let api = cluster();
         api.put(DAEMON_SET, daemon_set());
@@ -152,16 +156,19 @@ async fn events_are_best_effort() {
     }
 }
 
-/// Permissions that cannot be asked for, and those that are lacking, end the start.
+/// Missing permissions, and permissions that cannot be checked, end the start.
 #[tokio::test(start_paused = true)]
 async fn the_start_ends_without_permissions() {
     let call = "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
     let denied = json!({ "spec": {}, "status": { "allowed": false } });
-    let down = Answer::Status(500, "down", Value::Null);
+    let down = ScriptedResponse::Status(500, "down", Value::Null);
     for (answer, expected) in [
-        (Answer::Body(denied), "archaware lacks permissions"),
-        (Answer::Silence, "cannot ask the API server"),
-        (Answer::Broken, "cannot ask the API server"),
+        (
+            ScriptedResponse::Body(denied),
+            "archaware lacks permissions",
+        ),
+        (ScriptedResponse::Silence, "cannot ask the API server"),
+        (ScriptedResponse::Broken, "cannot ask the API server"),
         (down, "cannot ask the API server"),
     ] {
         let api = cluster();

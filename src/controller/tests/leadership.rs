@@ -1,9 +1,9 @@
-//! The Lease is lost and won while objects are being worked on.
+//! The Lease is lost and acquired while objects are being reconciled.
 
 use super::*;
 use tokio::time::Instant;
 
-use crate::scripted_api::Answer;
+use crate::scripted_api::ScriptedResponse;
 
 fn held_by(holder: &str, transitions: u32) -> Value {
     json!({
@@ -12,14 +12,14 @@ fn held_by(holder: &str, transitions: u32) -> Value {
     })
 }
 
-/// Another process takes the Lease while a pod waits for its namespace to be known. What was read by then is not
-/// written until this process leads again.
+/// Another process takes the Lease while a pod waits for its namespace. Its patch is not sent until this process
+/// leads again.
 #[tokio::test(start_paused = true)]
 async fn leadership_is_lost_between_read_and_write() {
     let api = cluster();
     let controller = Controller::start(&api, "");
     api.wait_for(&format!("PATCH {NODE}"), 1).await;
-    // The holder renews every five seconds or a little more, and a pod waits for its namespace for one.
+    // The holder renews every five seconds plus jitter, and a pod waits one second for its namespace.
     let renewed = api.wait_for(&format!("PATCH {LEASE}"), 1).await[0].at;
     let elsewhere = POD.replace("/ns/", "/unknown/");
     let mut pod = pod();
@@ -36,7 +36,7 @@ async fn leadership_is_lost_between_read_and_write() {
     }
     let call = format!("PATCH {elsewhere}");
     assert_eq!(api.calls(&[&call]).len(), 0, "it was read, and not written");
-    // The other one dies: its Lease is waited out, and the pod is written once.
+    // The other process dies. Its Lease expires, and the pod is patched once.
     let patched = api.wait_for(&call, 1).await[0].at;
     let dead = patched - ends;
     assert!((12..=22).contains(&dead.as_secs()), "{dead:?}");
@@ -45,7 +45,7 @@ async fn leadership_is_lost_between_read_and_write() {
     controller.stop().await;
 }
 
-/// A replica that does not lead follows the cluster, and writes nothing.
+/// A replica that does not lead watches and writes nothing.
 #[tokio::test(start_paused = true)]
 async fn a_follower_writes_nothing_and_takes_over_after_a_release() {
     let api = cluster();
@@ -64,15 +64,15 @@ async fn a_follower_writes_nothing_and_takes_over_after_a_release() {
     controller.stop().await;
 }
 
-/// Renewals that fail are repeated each second; before another process may take the Lease, this one stops writing.
+/// Failed renewals are repeated each second. This process stops writing before another one may take the Lease.
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_cannot_renew_stops_in_time() {
     for answer in [
-        Answer::Silence,
-        Answer::Broken,
-        Answer::Status(403, "forbidden", Value::Null),
-        Answer::Status(500, "down", Value::Null),
-        Answer::RetryAfter(429, 1),
+        ScriptedResponse::Silence,
+        ScriptedResponse::Broken,
+        ScriptedResponse::Status(403, "forbidden", Value::Null),
+        ScriptedResponse::Status(500, "down", Value::Null),
+        ScriptedResponse::RetryAfter(429, 1),
     ] {
         let api = cluster();
         let controller = Controller::start(&api, "");
@@ -94,16 +94,16 @@ async fn a_holder_that_cannot_renew_stops_in_time() {
     }
 }
 
-/// The read of a renewal is slow and its write hangs: together they take no longer than one call may.
+/// The read of a renewal is slow and its write hangs: together they are limited by the timeout of one call.
 #[tokio::test(start_paused = true)]
 async fn a_slow_renewal_is_given_up_in_time() {
     let api = cluster();
     let controller = Controller::start(&api, "");
     api.wait_for(&format!("PATCH {NODE}"), 1).await;
     let renewed = api.wait_for(&format!("PATCH {LEASE}"), 1).await[0].at;
-    let slow = Answer::Slow(Duration::from_millis(1900));
+    let slow = ScriptedResponse::Slow(Duration::from_millis(1900));
     api.script(&format!("GET {LEASE}"), std::iter::repeat_n(slow, 200));
-    let silent = std::iter::repeat_n(Answer::Silence, 200);
+    let silent = std::iter::repeat_n(ScriptedResponse::Silence, 200);
     api.script(&format!("PATCH {LEASE}"), silent);
     let given_up = api.until("leadership given up", || {
         let leads = controller.metric("archaware_leader");
@@ -114,13 +114,13 @@ async fn a_slow_renewal_is_given_up_in_time() {
     controller.stop().await;
 }
 
-/// A renewal that conflicts is tried again: it was another process, or this one's renewal that was cut off.
+/// A conflicting renewal is repeated: another process wrote, or this one's cancelled renewal arrived.
 #[tokio::test(start_paused = true)]
 async fn a_conflicting_renewal_costs_no_leadership() {
     let api = cluster();
     let controller = Controller::start(&api, "");
     api.wait_for(&format!("PATCH {NODE}"), 1).await;
-    let conflict = |code| Answer::Status(code, "testing value failed", Value::Null);
+    let conflict = |code| ScriptedResponse::Status(code, "testing value failed", Value::Null);
     api.script(&format!("PATCH {LEASE}"), [conflict(409), conflict(422)]);
     api.wait_for(&format!("PATCH {LEASE}"), 4).await;
     let leads = controller.metric("archaware_leader");
@@ -129,13 +129,13 @@ async fn a_conflicting_renewal_costs_no_leadership() {
     assert_eq!(api.get(LEASE).unwrap()["spec"].get("holderIdentity"), None);
 }
 
-/// The release meets a renewal that was cut off and arrives late.
+/// The release conflicts with a cancelled renewal that arrives late.
 #[tokio::test(start_paused = true)]
 async fn the_release_is_tried_twice() {
     let api = cluster();
     let controller = Controller::start(&api, "");
     api.wait_for(&format!("PATCH {NODE}"), 1).await;
-    let conflict = Answer::Status(409, "the object has been modified", Value::Null);
+    let conflict = ScriptedResponse::Status(409, "the object has been modified", Value::Null);
     api.script(&format!("PATCH {LEASE}"), [conflict]);
     controller.stop().await;
     assert_eq!(api.get(LEASE).unwrap()["spec"].get("holderIdentity"), None);

@@ -1,4 +1,4 @@
-//! The controller against a scripted API server: which calls it makes, in which order, and what follows from each
+//! The controllers against a scripted API server: which calls they make in which order, and what follows from each
 //! answer. The clock is virtual.
 
 mod faults;
@@ -16,9 +16,9 @@ use crate::{
     cluster::{lease::Elector, namespaces::Namespaces},
     config::Config,
     evaluate::{Evaluator, pull_secrets::PullSecrets},
-    image::{self, Resolver, credentials::NodeCredentials},
+    image::{self, Resolver, credentials::OperatorCredentials},
     metrics::{Metrics, Resolutions},
-    scripted_api::{Call, ScriptedApi},
+    scripted_api::{RecordedCall, ScriptedApi},
 };
 
 const NODE: &str = "/api/v1/nodes/a";
@@ -35,7 +35,7 @@ struct Controller {
 }
 
 impl Controller {
-    /// Starts with this configuration after its two first lines.
+    /// Starts with this configuration, without its `apiVersion` and `kind`.
     fn start(api: &ScriptedApi, config: &str) -> Self {
         let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
         let config = crate::config::parse("c", &format!("{head}{config}\n")).unwrap();
@@ -69,14 +69,14 @@ impl Controller {
         }
     }
 
-    /// Ends it; it has to end soon and without an error.
+    /// Stops it. It must end soon and without an error.
     async fn stop(self) {
         self.stop.cancel();
         let ended = tokio::time::timeout(Duration::from_secs(10), self.running);
         ended.await.expect("it ends").unwrap().unwrap();
     }
 
-    /// The value of a metric, by the beginning of its line.
+    /// The value of the metric whose line begins with `line`.
     fn metric(&self, line: &str) -> Option<String> {
         let text = self.metrics.encode().unwrap();
         let found = text.lines().find_map(|one| one.strip_prefix(line));
@@ -84,22 +84,22 @@ impl Controller {
     }
 }
 
-/// No test here asks a registry.
+/// A resolver that no test here uses for a registry.
 fn resolver() -> Resolver {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let settings = image::Settings {
-        registry: image::registry::Settings::default(),
+    let settings = image::ResolverSettings {
+        registry: image::registry::RegistrySettings::default(),
         rewrites: Vec::new(),
         images: 16,
         tag_ttl: Duration::from_mins(1),
         latest_ttl: Duration::from_mins(1),
         per_credential: false,
     };
-    let credentials = NodeCredentials::default();
+    let credentials = OperatorCredentials::default();
     Resolver::new(settings, None, credentials, Resolutions::default())
 }
 
-/// A namespace, a node, and nothing else.
+/// A cluster with a namespace and a node.
 fn cluster() -> ScriptedApi {
     let api = ScriptedApi::default();
     api.put(
@@ -117,7 +117,7 @@ fn cluster() -> ScriptedApi {
     api
 }
 
-/// A pod whose author vouches for architectures: no image is looked at.
+/// A pod with an architectures annotation, so that no image is resolved.
 fn pod() -> Value {
     json!({
         "metadata": { "name": "p", "namespace": "ns", "uid": "pod",
@@ -141,16 +141,16 @@ fn toleration(architecture: &str) -> Value {
         "effect": "NoSchedule" })
 }
 
-/// Everything that changes an object, and events.
-fn writes(api: &ScriptedApi) -> Vec<Call> {
+/// All calls that write, except Leases.
+fn writes(api: &ScriptedApi) -> Vec<RecordedCall> {
     let all = api.calls(&["PATCH", "POST", "DELETE", "PUT"]);
-    let is_other = |call: &Call| {
+    let is_other = |call: &RecordedCall| {
         call.path.contains("/leases") || call.path.ends_with("/selfsubjectaccessreviews")
     };
     all.into_iter().filter(|call| !is_other(call)).collect()
 }
 
-/// Reason and object of the events that were written.
+/// Reason and object of the published events.
 fn events(api: &ScriptedApi) -> Vec<(String, String)> {
     let calls = api.calls(&[EVENTS]);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

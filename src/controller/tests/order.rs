@@ -1,7 +1,7 @@
-//! The normal way, the order at start, and events that come in odd order.
+//! The normal sequence, the startup sequence, and events in unusual order.
 
 use super::*;
-use crate::scripted_api::Answer;
+use crate::scripted_api::ScriptedResponse;
 
 #[tokio::test(start_paused = true)]
 async fn every_call_of_the_normal_way() {
@@ -14,9 +14,9 @@ async fn every_call_of_the_normal_way() {
         .await;
     controller.stop().await;
 
-    // Permissions are asked for first, then the Lease is made.
+    // Permissions are checked first, then the Lease is created.
     let calls = api.calls(&[""]);
-    let is_review = |call: &&Call| call.path.ends_with("/selfsubjectaccessreviews");
+    let is_review = |call: &&RecordedCall| call.path.ends_with("/selfsubjectaccessreviews");
     let reviews = calls.iter().take_while(is_review).count();
     assert!(reviews > 15, "{reviews}");
     let lease = calls.iter().filter(|call| call.path.contains("/leases"));
@@ -101,12 +101,12 @@ async fn heartbeats_and_what_is_as_it_should_be_cost_no_call() {
     controller.stop().await;
 }
 
-/// The start waits for the pod's attempt, and no longer than `startup.timeout`.
+/// Startup waits for the pod's attempt, at most `startup.timeout`.
 #[tokio::test(start_paused = true)]
 async fn nodes_wait_for_pods_and_not_for_ever() {
     let api = cluster();
     api.put(POD, pod());
-    let silences = std::iter::repeat_n(Answer::Silence, 100);
+    let silences = std::iter::repeat_n(ScriptedResponse::Silence, 100);
     api.script(&format!("PATCH {POD}"), silences);
     let controller = Controller::start(&api, "startup: {timeout: 90s}");
     let tainted = api.wait_for(&format!("PATCH {NODE}"), 1).await;
@@ -120,7 +120,7 @@ async fn nodes_wait_for_pods_and_not_for_ever() {
 async fn nodes_do_not_wait_for_a_pod_that_is_deleted() {
     let api = cluster();
     api.put(POD, pod());
-    api.script(&format!("PATCH {POD}"), [Answer::Silence]);
+    api.script(&format!("PATCH {POD}"), [ScriptedResponse::Silence]);
     let controller = Controller::start(&api, "");
     api.wait_for(&format!("PATCH {POD}"), 1).await;
     api.delete(POD);
@@ -130,12 +130,12 @@ async fn nodes_do_not_wait_for_a_pod_that_is_deleted() {
     controller.stop().await;
 }
 
-/// Its patch meets 404 before the watch tells of the deletion: no further call follows, and no event.
+/// The patch is answered with 404 before the watch reports the deletion: no further call and no event follow.
 #[tokio::test(start_paused = true)]
 async fn a_pod_is_deleted_while_it_is_being_patched() {
     let api = cluster();
     api.put(POD, pod());
-    let gone = Answer::Status(404, "not found", Value::Null);
+    let gone = ScriptedResponse::Status(404, "not found", Value::Null);
     api.script(&format!("PATCH {POD}"), [gone]);
     let controller = Controller::start(&api, "");
     api.wait_for(&format!("PATCH {POD}"), 1).await;
@@ -147,12 +147,12 @@ async fn a_pod_is_deleted_while_it_is_being_patched() {
     controller.stop().await;
 }
 
-/// The list is read anew while the patch is under way: the pod is looked at again, and needs nothing.
+/// The list is read again while the patch is in progress: the pod is reconciled again and needs no change.
 #[tokio::test(start_paused = true)]
 async fn a_relist_in_the_middle_makes_no_second_patch() {
     let api = cluster();
     api.put(POD, pod());
-    api.script(&format!("PATCH {POD}"), [Answer::Lost]);
+    api.script(&format!("PATCH {POD}"), [ScriptedResponse::Lost]);
     let controller = Controller::start(&api, "");
     api.wait_for(&format!("PATCH {POD}"), 1).await;
     api.expire("/api/v1/pods");
@@ -162,16 +162,16 @@ async fn a_relist_in_the_middle_makes_no_second_patch() {
     controller.stop().await;
 }
 
-/// The watch lags behind: what the store holds is older than what the patch meets. The guard fails, nothing is
-/// added twice, and the pod is left alone as soon as the watch has caught up.
+/// The watch lags behind, so the store's object is older than the one that is patched. The guard fails, nothing is
+/// added twice, and the pod is not patched again once the watch has caught up.
 #[tokio::test(start_paused = true)]
 async fn a_stale_store_adds_nothing_twice() {
     let api = cluster();
     api.put(POD, pod());
-    api.script(&format!("PATCH {POD}"), [Answer::Unwatched]);
+    api.script(&format!("PATCH {POD}"), [ScriptedResponse::Unwatched]);
     let controller = Controller::start(&api, "");
     api.wait_for(&format!("PATCH {POD}"), 1).await;
-    // A namespace that changes lets every pod be looked at again, from the stale store.
+    // A change of the namespace reconciles every pod again, from the stale store.
     let annotations = json!({ "archaware.dev/mode": "inspect" });
     api.put(
         "/api/v1/namespaces/ns",
@@ -189,8 +189,7 @@ async fn a_stale_store_adds_nothing_twice() {
     controller.stop().await;
 }
 
-/// Nothing is known of its images, and no registry is asked: no image can have such a name. The failure policy
-/// decides when it is due.
+/// The image name is invalid, so no registry is asked. The failure policy decides when it is due.
 #[tokio::test(start_paused = true)]
 async fn the_failure_policy_decides_when_it_is_due() {
     let api = cluster();

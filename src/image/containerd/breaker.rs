@@ -1,11 +1,11 @@
-//! Keeps a broken containerd from costing every resolution its time-out.
+//! A circuit breaker: while containerd fails, resolutions do not wait for its timeout.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// Failures in a row that open the breaker.
+/// Consecutive failures that open the breaker.
 const MAX_FAILURES: u32 = 3;
-/// How long no call is made before one probe is let through.
+/// How long the breaker stays open before one probe is allowed.
 const OPEN: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
@@ -16,20 +16,20 @@ pub(super) struct Breaker {
 #[derive(Default)]
 struct State {
     failures: u32,
-    /// Set while open: when the next probe may go.
+    /// Set while open: the time of the next probe.
     probe_at: Option<Instant>,
-    /// When a failure was last worth a word.
+    /// When a failure was last logged.
     told: Option<Instant>,
 }
 
-/// The right to make one call; its outcome is to be reported.
+/// Permission for one call; the caller reports the outcome.
 pub(super) struct Permit<'a> {
     breaker: &'a Breaker,
     probe: bool,
 }
 
 impl Breaker {
-    /// `None` while open. One caller at a time gets to probe once the time is up.
+    /// Returns `None` while open. After [`OPEN`] one caller at a time may probe.
     pub(super) fn enter(&self) -> Option<Permit<'_>> {
         let mut state = self.state.lock();
         let probe = match state.probe_at {
@@ -56,15 +56,14 @@ impl Permit<'_> {
         self.probe
     }
 
-    /// Returns whether this closed the breaker.
+    /// Returns whether this call closed the breaker.
     pub(super) fn succeeded(self) -> bool {
         let mut state = self.breaker.state.lock();
         state.failures = 0;
         state.probe_at.take().is_some()
     }
 
-    /// Returns whether this is worth a word: the first failure, and then not for as long as the breaker would
-    /// be open.
+    /// Returns whether to log the failure: the first one, then at most one per [`OPEN`].
     pub(super) fn failed(self) -> bool {
         let now = Instant::now();
         let mut state = self.breaker.state.lock();

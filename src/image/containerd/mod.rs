@@ -1,11 +1,12 @@
-//! What the node's containerd already knows: image records and manifests, read through its gRPC API.
+//! Reads image records and manifests from the node's containerd through its gRPC API, and persists fetched documents
+//! there.
 //!
-//! Nothing here can fail a resolution: an image that containerd does not have, and a containerd that
-//! is down, absent or forbidden, both mean "ask the registry".
+//! Nothing here makes a resolution fail: if containerd does not have an image, is down, absent or forbidden, the
+//! registry is asked.
 
 pub mod api;
 mod breaker;
-mod link;
+mod connection;
 mod namespace;
 mod store;
 
@@ -25,37 +26,41 @@ use crate::{image::digest::Digest, metrics::ContentWrites, platform::MAX_DOCUMEN
 
 use super::reference::{Reference, Version};
 
-use link::Link;
+use connection::Connection;
 
-pub(crate) use link::{Broken, Patience, in_namespace};
-pub use link::{SocketError, connect};
+pub(crate) use connection::{ContainerdUnavailable, Deadline, in_namespace};
+pub use connection::{SocketError, connect};
 pub(crate) use store::Store;
 
-/// The label of a root that a pull left: `….<host>: repo,repo`. Imports leave none.
+/// The label `….<host>: repo,repo` that a pull sets on the root document. Imports do not set it.
 const DISTRIBUTION_SOURCE: &str = "containerd.io/distribution.source.";
 
-/// What containerd knows, and what it is to keep.
+/// The node's containerd.
 pub struct Containerd {
-    link: Arc<Link>,
-    /// Where content is looked for, the own namespace last.
+    link: Arc<Connection>,
+    /// Namespaces where content is read, archaware's own last.
     content: Vec<String>,
-    /// Where records of images are believed: what pulls left there.
+    /// Namespaces whose image records are used.
     records: Vec<String>,
     store: Option<Store>,
 }
 
-/// An image record that a pull from its own registry left.
+/// An image record that was created by a pull from the image's own registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct ImageRecord {
     pub(crate) digest: Digest,
-    /// Since the tag was last pulled.
+    /// Time since the tag was last pulled.
     pub(crate) age: Duration,
 }
 
 impl Containerd {
-    /// A client for the socket at `path`. Records and content are looked for in `namespaces`, in this
-    /// order, content in `own` after them. What is fetched from registries is kept in `own`, in the background, if
-    /// its `writes` are to be counted: this needs a runtime. Does not connect yet.
+    /// A client for the socket at `path`. Image records and content are read from `namespaces` in this order, content
+    /// also from `own`. With `writes`, fetched documents are persisted in `own` in the background, which needs a
+    /// Tokio runtime. Does not connect yet.
+    ///
+    /// # Errors
+    ///
+    /// When `path` is not usable as a socket path.
     pub fn new(
         path: &str,
         namespaces: Vec<String>,
@@ -64,7 +69,7 @@ impl Containerd {
     ) -> Result<Self, SocketError> {
         let content = namespaces.iter().cloned().chain(own.map(str::to_owned));
         let content = content.collect();
-        let link = Arc::new(Link::new(path)?);
+        let link = Arc::new(Connection::new(path)?);
         let kept = own.zip(writes);
         Ok(Self {
             store: kept.map(|(own, writes)| Store::start(link.clone(), own, writes.clone())),
@@ -78,14 +83,17 @@ impl Containerd {
         self.store.as_ref()
     }
 
-    /// The record of a tag, if a pull from its own registry left one. Side-loaded images leave
-    /// records too, often of one platform under the name of many: those prove nothing.
-    pub(crate) async fn record(&self, reference: &Reference) -> Result<Option<Record>, Broken> {
+    /// The record of a tag, if a pull from its own registry created it. Imported images have records too, often of a
+    /// single platform under the name of a multi-platform image; those are not used.
+    pub(crate) async fn record(
+        &self,
+        reference: &Reference,
+    ) -> Result<Option<ImageRecord>, ContainerdUnavailable> {
         if !matches!(reference.version(), Version::Tag(_)) {
-            // A record is kept under the reference's own name, a digest under the digest alone.
+            // Only tags have records under their name; content of a digest is read directly.
             return Ok(None);
         }
-        let patience = Patience::new();
+        let patience = Deadline::new();
         for namespace in &self.records {
             if let Some(record) = self.record_in(patience, namespace, reference).await? {
                 return Ok(Some(record));
@@ -94,12 +102,12 @@ impl Containerd {
         Ok(None)
     }
 
-    /// A whole document by digest; `None` when containerd does not hold it.
+    /// Reads a whole document by digest; `None` if containerd does not have it.
     pub(crate) async fn read(
         &self,
-        patience: Patience,
+        patience: Deadline,
         digest: &Digest,
-    ) -> Result<Option<Bytes>, Broken> {
+    ) -> Result<Option<Bytes>, ContainerdUnavailable> {
         for namespace in &self.content {
             match self
                 .link
@@ -107,7 +115,7 @@ impl Containerd {
                 .await?
             {
                 None => {}
-                // Broken content is no content: the registry's copy is as good.
+                // Corrupt content is treated as missing: the registry's copy is used.
                 Some(bytes) if digest.verify(&bytes) => return Ok(Some(bytes)),
                 Some(_) => {
                     tracing::warn!(%digest, namespace, "content in containerd is corrupt");
@@ -117,17 +125,17 @@ impl Containerd {
         Ok(None)
     }
 
-    /// Whether calls go to containerd at all at the moment.
+    /// Whether calls are sent to containerd, or the breaker is open.
     pub fn is_up(&self) -> bool {
         self.link.is_up()
     }
 
     async fn record_in(
         &self,
-        patience: Patience,
+        patience: Deadline,
         namespace: &str,
         reference: &Reference,
-    ) -> Result<Option<Record>, Broken> {
+    ) -> Result<Option<ImageRecord>, ContainerdUnavailable> {
         let mut images = ImagesClient::new(self.link.channel.clone());
         let request = GetImageRequest {
             name: reference.to_string(),
@@ -173,10 +181,10 @@ impl Containerd {
             .and_then(|time| SystemTime::try_from(time).ok())
             .map_or(
                 Duration::MAX,
-                // A record from the future (the clock was set back) is as good as new.
+                // A record from the future (the clock was set back) counts as new.
                 |time| SystemTime::now().duration_since(time).unwrap_or_default(),
             );
-        Ok(Some(Record { digest, age }))
+        Ok(Some(ImageRecord { digest, age }))
     }
 
     async fn read_in(&self, namespace: &str, digest: &Digest) -> Result<Bytes, Status> {

@@ -1,5 +1,5 @@
-//! archaware's own namespace in containerd: content under leases that expire by themselves, so whatever
-//! becomes of archaware, nothing stays for ever (containerd 1.6 and later).
+//! archaware's own namespace in containerd. Content is held by leases that expire, so nothing stays forever if
+//! archaware is gone (containerd 1.6 and later).
 
 use std::{
     collections::HashMap,
@@ -18,47 +18,47 @@ use tonic::{Code, Request, Status, transport::Channel};
 
 use crate::image::{cache::STALE_IF_ERROR, digest::Digest};
 
-use super::link::in_namespace;
+use super::connection::in_namespace;
 
-/// Content that is not used for this long goes away.
+/// Content that is not used for this long is deleted.
 const LIFE: Duration = Duration::from_hours(8 * 24);
-/// Of one call that writes: containerd syncs its disk, which takes about 10 ms on a quiet one.
+/// Timeout of one write; containerd syncs to disk, which takes about 10 ms when idle.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// When containerd may delete a lease (RFC 3339).
+/// Label with the time when containerd may delete a lease (RFC 3339).
 const EXPIRE: &str = "containerd.io/gc.expire";
-/// On a root that tags are known of, so that a list of them is short.
+/// Label of root documents that have tag labels, so that they can be listed.
 const TAGGED: &str = "archaware.dev/tagged";
-/// `….<hash of the name>: <unix time> <name>`: what a tag pointed at, and when that was seen.
+/// Prefix of the labels `….<hash of the name>: <unix time> <name>`: the tag pointed at this document at that time.
 const TAG: &str = "archaware.dev/tag.";
-/// Tags remembered of one root: whoever can push can make any number of them.
+/// Maximum number of tags per root document, because anyone who can push can create any number.
 const MAX_TAGS: usize = 64;
 
-/// Calls in one namespace.
-pub(super) struct Namespace {
+/// A client for one namespace.
+pub(super) struct ContentNamespace {
     channel: Channel,
     name: String,
     /// The day whose lease is known to exist.
     leased: AtomicU32,
     writes: AtomicU64,
-    /// Tells processes apart: in containers each of them is number 1.
+    /// Distinguishes processes: in containers the process id is always 1.
     process: u64,
 }
 
-/// A tag as it was seen.
+/// A tag that was read back from containerd.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct SeenTag {
+pub(super) struct PersistedTag {
     pub(super) name: String,
     pub(super) digest: Digest,
     pub(super) age: Duration,
 }
 
-/// Days since 1970, UTC: one lease for each.
+/// Days since 1970 in UTC. Each day has its own lease.
 pub(super) fn today() -> u32 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     u32::try_from(since.unwrap_or_default().as_secs() / 86_400).unwrap_or(u32::MAX)
 }
 
-impl Namespace {
+impl ContentNamespace {
     pub(super) fn new(channel: Channel, name: &str) -> Self {
         Self {
             channel,
@@ -69,14 +69,14 @@ impl Namespace {
         }
     }
 
-    /// Writes content that refers to `children`; content that is there already gets a longer life.
+    /// Writes a document with its labels. If it already exists, its lease is renewed.
     pub(super) async fn write(
         &self,
         digest: &Digest,
         bytes: &Bytes,
         labels: HashMap<String, String>,
     ) -> Result<(), Status> {
-        // A reference of one's own: writers of the same one lock each other out.
+        // A unique ingest reference: concurrent writers with the same reference lock each other out.
         let number = self.writes.fetch_add(1, Ordering::Relaxed);
         let size = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
         let message = WriteContentRequest {
@@ -88,7 +88,7 @@ impl Namespace {
             data: bytes.to_vec(),
             labels,
         };
-        self.leased(|lease| {
+        self.with_lease(|lease| {
             let message = message.clone();
             async move {
                 let mut content = ContentClient::new(self.channel.clone());
@@ -104,9 +104,9 @@ impl Namespace {
         .await
     }
 
-    /// Content that is used lives longer, and what it refers to with it.
+    /// Extends the life of a document, and of the documents that it refers to, until today's lease expires.
     pub(super) async fn touch(&self, digest: &Digest) -> Result<(), Status> {
-        self.leased(|lease| async {
+        self.with_lease(|lease| async {
             let request = AddResourceRequest {
                 id: lease,
                 resource: Some(Resource {
@@ -120,7 +120,7 @@ impl Namespace {
         .await
     }
 
-    /// Records on a root, which is held, that a tag points at it now.
+    /// Records on a root document that a tag points at it now.
     pub(super) async fn tag(&self, name: &str, digest: &Digest) -> Result<(), Status> {
         let mut content = ContentClient::new(self.channel.clone());
         let request = InfoRequest {
@@ -134,7 +134,7 @@ impl Namespace {
         let others = held
             .iter()
             .filter(|(label, _)| label.starts_with(TAG) && **label != key);
-        // An empty label is none to containerd: what is too old to be believed makes room.
+        // Labels that are too old to be used are removed: containerd treats an empty value as removal.
         let (fresh, old): (Vec<_>, Vec<_>) = others
             .partition(|(_, value)| seen_tag(value).is_some_and(|(_, age)| age < STALE_IF_ERROR));
         if fresh.len() >= MAX_TAGS {
@@ -156,13 +156,13 @@ impl Namespace {
         Ok(())
     }
 
-    /// All tags that are held, each with its age. `started` is told when the first part is there.
+    /// All tags with their age, at most `limit`. Calls `started` when the first response arrives.
     pub(super) async fn tags(
         &self,
         limit: usize,
         started: impl FnOnce(),
-    ) -> Result<Vec<SeenTag>, Status> {
-        // Parts of a hundred documents, each with as many labels as it has tags.
+    ) -> Result<Vec<PersistedTag>, Status> {
+        // Each response holds up to a hundred documents with all their labels.
         let content = ContentClient::new(self.channel.clone());
         let mut content = content.max_decoding_message_size(16 * 1024 * 1024);
         let filters = vec![format!("labels.\"{TAGGED}\"")];
@@ -181,8 +181,9 @@ impl Namespace {
         }
     }
 
-    /// Under today's lease, which is made when it is not there: nothing is written that nobody holds.
-    async fn leased<T, F>(&self, call: impl Fn(String) -> F) -> Result<(), Status>
+    /// Runs `call` with today's lease, which is created if it does not exist. Without a lease, the garbage collector
+    /// would delete what is written.
+    async fn with_lease<T, F>(&self, call: impl Fn(String) -> F) -> Result<(), Status>
     where
         F: Future<Output = Result<T, Status>>,
     {
@@ -195,7 +196,7 @@ impl Namespace {
             match bounded(call(lease_name(day))).await {
                 Ok(_) => return Ok(()),
                 Err(status) if status.code() == Code::AlreadyExists => return Ok(()),
-                // Somebody has deleted the lease, or containerd began anew.
+                // The lease was deleted, or containerd's data was wiped.
                 Err(status) if status.code() == Code::NotFound => {
                     self.leased.store(0, Ordering::Relaxed);
                 }
@@ -237,7 +238,7 @@ async fn bounded<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, 
         .unwrap_or_else(|_| Err(late()))
 }
 
-/// `archaware-20261121`
+/// For example `archaware-20261121`.
 fn lease_name(day: u32) -> String {
     let date = jiff::Timestamp::from_second(i64::from(day) * 86_400).unwrap_or_default();
     date.strftime("archaware-%Y%m%d").to_string()
@@ -253,13 +254,13 @@ fn tag_label(name: &str) -> (String, String) {
     )
 }
 
-fn seen_tags(info: &Info) -> Vec<SeenTag> {
+fn seen_tags(info: &Info) -> Vec<PersistedTag> {
     let Ok(digest) = info.digest.parse::<Digest>() else {
         return Vec::new();
     };
     let labels = info.labels.iter().filter(|(key, _)| key.starts_with(TAG));
     let seen = labels.filter_map(|(_, value)| seen_tag(value));
-    seen.map(|(name, age)| SeenTag {
+    seen.map(|(name, age)| PersistedTag {
         name: name.to_owned(),
         digest: digest.clone(),
         age,
@@ -267,16 +268,16 @@ fn seen_tags(info: &Info) -> Vec<SeenTag> {
     .collect()
 }
 
-/// The name in a label, and for how long it has stood there.
+/// The name in a label and the age of the label.
 fn seen_tag(value: &str) -> Option<(&str, Duration)> {
     let (seconds, name) = value.split_once(' ')?;
     let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds.parse().ok()?))?;
-    // One from the future (the clock was set back) is not worth more than an old one.
+    // A label from the future (the clock was set back) is ignored.
     let age = SystemTime::now().duration_since(at).ok()?;
     Some((name, age))
 }
 
-/// Labels by which containerd's garbage collector finds what a document refers to.
+/// Labels that tell containerd's garbage collector which documents a document refers to.
 pub(super) fn references(
     children: impl Iterator<Item = (bool, Digest)>,
 ) -> HashMap<String, String> {

@@ -1,5 +1,5 @@
-//! What was fetched is kept in containerd, after answering and as well as it goes: a restart then costs no
-//! request for it.
+//! Persists fetched documents in containerd, in the background and best effort. After a restart no registry request
+//! is needed for them.
 
 use std::{
     hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
@@ -16,64 +16,64 @@ use tonic::{Code, Status};
 
 use crate::{
     image::{
-        cache::{Audience, Caches, STALE_IF_ERROR},
+        cache::{CacheScope, Caches, STALE_IF_ERROR},
         digest::Digest,
-        tree::{Kind, Leaf},
+        summary::{DocumentKind, FetchedDocument},
     },
     metrics::ContentWrites,
 };
 
 use super::{
     breaker::Breaker,
-    link::{BUDGET, Broken, Link},
-    namespace::{Namespace, references, today},
+    connection::{BUDGET, Connection, ContainerdUnavailable},
+    namespace::{ContentNamespace, references, today},
 };
 
-/// Jobs that wait for one worker; each is small without its bytes.
+/// Maximum number of queued jobs per worker. The bytes of documents are bounded separately.
 const QUEUE: usize = 2048;
-/// Bytes that wait to be written. What does not fit is fetched again after a restart.
+/// Maximum bytes that wait to be written. Documents beyond it are fetched again after a restart.
 const MAX_WAITING: usize = 8 * 1024 * 1024;
-/// Bytes written in a day: whoever can push images must not fill the node's disk.
+/// Maximum bytes written per day, so that users who push images cannot fill the node's disk.
 const MAX_PER_DAY: usize = 64 * 1024 * 1024;
-/// Each writes one job at a time and waits for the disk; more would take it from the node's own pulls.
+/// Each worker writes one job at a time and waits for the disk. More would compete with the node's own pulls.
 const WORKERS: u64 = 2;
-/// How long an answer may wait for what an earlier process knew, once that is coming.
-const RECALL: Duration = Duration::from_secs(5);
-/// Between attempts to read it.
-const RECALL_AGAIN: Duration = Duration::from_secs(30);
+/// How long a resolution waits for persisted tags once containerd has begun to send them.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Delay between attempts to load persisted tags.
+const LOAD_RETRY: Duration = Duration::from_secs(30);
 
-/// The way into archaware's namespace. What it is given is written in the background or dropped.
+/// Writes to archaware's namespace in the background; jobs beyond the limits are dropped.
 pub(crate) struct Store {
-    /// One queue for each worker. Jobs of one root share a queue, so a tag is written after its tree.
+    /// One queue per worker. Jobs of one root document share a queue, so its tags are written after its documents.
     queues: Vec<mpsc::Sender<Job>>,
     waiting: Arc<Semaphore>,
-    namespace: Arc<Namespace>,
-    link: Arc<Link>,
+    namespace: Arc<ContentNamespace>,
+    link: Arc<Connection>,
     writes: ContentWrites,
     started: Instant,
-    stage: watch::Sender<Stage>,
-    /// Ended with this. Every write is one message, committed or not, so nothing is left half done.
+    stage: watch::Sender<LoadState>,
+    /// Stopped when this is dropped. Each document is written by one message, so none is left half written.
     _workers: Vec<AbortOnDropHandle<()>>,
-    recall: OnceLock<AbortOnDropHandle<()>>,
+    loader: OnceLock<AbortOnDropHandle<()>>,
 }
 
 enum Job {
-    Keep(Vec<Leaf>, OwnedSemaphorePermit),
+    Documents(Vec<FetchedDocument>, OwnedSemaphorePermit),
     Touch(Digest),
     Tag(String, Digest),
 }
 
-/// How far the reading of what earlier processes knew has come.
+/// Progress of loading persisted tags.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum LoadState {
     Waiting,
     Coming,
     Over,
 }
 
 impl Store {
-    pub(super) fn start(link: Arc<Link>, namespace: &str, writes: ContentWrites) -> Self {
-        let namespace = Arc::new(Namespace::new(link.channel.clone(), namespace));
+    pub(super) fn start(link: Arc<Connection>, namespace: &str, writes: ContentWrites) -> Self {
+        let namespace = Arc::new(ContentNamespace::new(link.channel.clone(), namespace));
         let worker = Arc::new(Worker {
             namespace: namespace.clone(),
             breaker: Breaker::default(),
@@ -94,37 +94,37 @@ impl Store {
             link,
             writes,
             started: Instant::now(),
-            stage: watch::Sender::new(Stage::Waiting),
+            stage: watch::Sender::new(LoadState::Waiting),
             _workers: workers,
-            recall: OnceLock::new(),
+            loader: OnceLock::new(),
         }
     }
 
-    /// The day that leases are for; content that is used on a day is to be touched once.
+    /// Today, as a day number of leases. Content in use is touched once a day.
     pub(crate) fn today() -> u32 {
         today()
     }
 
-    /// Keeps a tree, the root first. One that is empty was too large.
-    pub(crate) fn keep(&self, root: &Digest, leaves: Vec<Leaf>) {
+    /// Persists the documents of an image, the root first. An empty list means that they were too large.
+    pub(crate) fn store_documents(&self, root: &Digest, leaves: Vec<FetchedDocument>) {
         let size: usize = leaves.iter().map(|leaf| leaf.bytes.len()).sum();
         let place = u32::try_from(size)
             .ok()
             .filter(|size| *size > 0)
             .and_then(|size| self.waiting.clone().try_acquire_many_owned(size).ok());
         match place {
-            Some(place) => self.push(root, Job::Keep(leaves, place)),
+            Some(place) => self.push(root, Job::Documents(leaves, place)),
             None => self.writes.count("dropped"),
         }
     }
 
-    /// Content is in use: it is to live on.
+    /// Extends the life of content that is in use.
     pub(crate) fn touch(&self, digest: &Digest) {
         self.push(digest, Job::Touch(digest.clone()));
     }
 
-    /// A public tag points at a root that is held.
-    pub(crate) fn tag(&self, name: &str, root: &Digest) {
+    /// Persists what a public tag points at.
+    pub(crate) fn store_tag(&self, name: &str, root: &Digest) {
         self.push(root, Job::Tag(name.to_owned(), root.clone()));
     }
 
@@ -137,58 +137,62 @@ impl Store {
         }
     }
 
-    /// Reads what earlier processes knew of public tags into memory, at most so many.
-    pub(crate) fn recall(&self, caches: &Arc<Caches>, images: usize) {
+    /// Loads persisted public tags into the caches, at most `images`.
+    pub(crate) fn load_persisted(&self, caches: &Arc<Caches>, images: usize) {
         let (namespace, stage, caches) =
             (self.namespace.clone(), self.stage.clone(), caches.clone());
         let reading = async move {
             loop {
                 let coming = || {
-                    stage.send_replace(Stage::Coming);
+                    stage.send_replace(LoadState::Coming);
                 };
                 let read = namespace.tags(images, coming).await;
                 if let Ok(tags) = &read {
                     for tag in tags.iter().filter(|tag| tag.age < STALE_IF_ERROR) {
                         if let Some(seen) = Instant::now().checked_sub(tag.age) {
-                            caches.keep_tag(&tag.name, Audience::Everybody, &tag.digest, seen);
+                            caches.store_tag(&tag.name, CacheScope::Public, &tag.digest, seen);
                         }
                     }
                     tracing::debug!(tags = tags.len(), "what containerd holds is known");
                 }
-                stage.send_replace(Stage::Over);
+                stage.send_replace(LoadState::Over);
                 if read.is_ok() {
                     return;
                 }
-                tokio::time::sleep(RECALL_AGAIN).await;
+                tokio::time::sleep(LOAD_RETRY).await;
             }
         };
         let start = || AbortOnDropHandle::new(tokio::spawn(reading));
-        self.recall.get_or_init(start);
+        self.loader.get_or_init(start);
     }
 
-    /// Waits until it has been read: not longer than for any other word of containerd, unless it is coming.
-    /// Says whether that was in vain, so that nobody waits for the same silence twice.
-    pub(crate) async fn recalled(&self) -> Result<(), Broken> {
+    /// Waits until persisted tags are loaded: [`BUDGET`] for the first response, [`LOAD_TIMEOUT`] for the rest.
+    ///
+    /// # Errors
+    ///
+    /// When containerd did not respond, so that the caller does not wait for it a second time.
+    pub(crate) async fn wait_until_loaded(&self) -> Result<(), ContainerdUnavailable> {
         let mut stage = self.stage.subscribe();
-        let (soon, later) = (self.started + BUDGET, self.started + RECALL);
+        let (soon, later) = (self.started + BUDGET, self.started + LOAD_TIMEOUT);
         if Instant::now() < soon {
-            let waited = timeout_at(soon.into(), stage.wait_for(|s| *s != Stage::Waiting)).await;
+            let waited =
+                timeout_at(soon.into(), stage.wait_for(|s| *s != LoadState::Waiting)).await;
             if waited.is_err() {
-                return Err(Broken);
+                return Err(ContainerdUnavailable);
             }
         }
-        if *stage.borrow() == Stage::Coming {
-            let _ = timeout_at(later.into(), stage.wait_for(|s| *s == Stage::Over)).await;
+        if *stage.borrow() == LoadState::Coming {
+            let _ = timeout_at(later.into(), stage.wait_for(|s| *s == LoadState::Over)).await;
         }
         Ok(())
     }
 }
 
 struct Worker {
-    namespace: Arc<Namespace>,
-    /// A full disk fails writes only; reads have a breaker of their own.
+    namespace: Arc<ContentNamespace>,
+    /// Separate from the breaker of reads: a full disk fails only writes.
     breaker: Breaker,
-    /// A day, and the bytes that may still be written in it.
+    /// The day and the bytes that may still be written on it.
     budget: parking_lot::Mutex<(u32, usize)>,
     writes: ContentWrites,
 }
@@ -205,7 +209,7 @@ impl Worker {
             return self.writes.count("dropped");
         };
         let done = match job {
-            Job::Keep(leaves, _place) => self.keep(&leaves).await,
+            Job::Documents(leaves, _place) => self.write_documents(&leaves).await,
             Job::Touch(digest) => self.namespace.touch(&digest).await.map(|()| true),
             Job::Tag(name, root) => self.namespace.tag(&name, &root).await.map(|()| true),
         };
@@ -216,7 +220,7 @@ impl Worker {
                     tracing::info!("containerd keeps what is fetched again");
                 }
             }
-            // A root that only the kubelet's namespace holds carries no tag.
+            // The root is not in archaware's namespace, for example because only the kubelet's namespace has it.
             Err(status) if status.code() == Code::NotFound => {
                 permit.succeeded();
                 self.writes.count("dropped");
@@ -235,8 +239,8 @@ impl Worker {
         }
     }
 
-    /// Children first: a root that is there is whole.
-    async fn keep(&self, leaves: &[Leaf]) -> Result<bool, Status> {
+    /// Writes children first, so that an existing root is always complete.
+    async fn write_documents(&self, leaves: &[FetchedDocument]) -> Result<bool, Status> {
         let size = leaves.iter().map(|leaf| leaf.bytes.len()).sum();
         if !self.spend(size) {
             return Ok(false);
@@ -245,7 +249,8 @@ impl Worker {
             let children = leaves
                 .iter()
                 .filter(|child| child.parent.as_ref() == Some(&leaf.digest));
-            let children = children.map(|child| (child.kind == Kind::Config, child.digest.clone()));
+            let children =
+                children.map(|child| (child.kind == DocumentKind::Config, child.digest.clone()));
             self.namespace
                 .write(&leaf.digest, &leaf.bytes, references(children))
                 .await?;

@@ -1,4 +1,4 @@
-//! Programs that know credentials: run with a question on stdin, answering on stdout.
+//! Runs credential programs: the request is written to stdin, the answer read from stdout.
 
 use std::{
     io,
@@ -14,13 +14,13 @@ use tokio::{
     task::JoinSet,
 };
 
-/// As the kubelet does.
+/// The kubelet's timeout.
 const TIMEOUT: Duration = Duration::from_mins(1);
-/// Runs of one program at a time: each may be an interpreter with a cloud's whole SDK.
+/// Maximum concurrent runs of one program, which may be an interpreter with a cloud SDK.
 pub(super) const AT_ONCE: usize = 4;
 const MAX_ANSWER: u64 = 1024 * 1024;
 
-/// Why a program gave no answer. What it printed is not part of it: that may be a secret.
+/// Why a program gave no answer. Its output is not included, because it may contain secrets.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CommandError {
     #[error("it cannot be run")]
@@ -35,15 +35,15 @@ pub(super) enum CommandError {
     TooLarge,
 }
 
-/// How long a pod waits for a program. One that takes longer goes on, and its answer serves the next attempt.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a pod waits for a program. A slower program runs on, and the next attempt uses its answer.
+pub(super) const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Programs that run although no pod waits for them any more. They end with this.
+/// Programs that run although no pod waits for them any more. Dropping this ends them.
 #[derive(Default)]
 pub(super) struct Programs(Mutex<JoinSet<()>>);
 
 impl Programs {
-    /// What `work`, which runs the program of this name, gives; `None` when that takes too long.
+    /// Runs `work`, the program of this name, and waits [`QUEUE_TIMEOUT`] for it; `None` when it takes longer.
     pub(super) async fn wait_for<T: Send + 'static>(
         &self,
         program: &str,
@@ -54,11 +54,11 @@ impl Programs {
             let mut running = self.0.lock();
             while running.try_join_next().is_some() {}
             running.spawn(async move {
-                // The pod may have gone.
+                // The pod may be gone.
                 let _ = sender.send(work.await);
             });
         }
-        let answer = tokio::time::timeout(PATIENCE, answer).await;
+        let answer = tokio::time::timeout(QUEUE_TIMEOUT, answer).await;
         if answer.is_err() {
             tracing::warn!(program, "no answer in 5 s; it serves the next attempt");
         }
@@ -66,7 +66,7 @@ impl Programs {
     }
 }
 
-/// Runs a program to its end; it is killed when it takes too long, or is not waited for any more.
+/// Runs a program to its end. It is killed after [`TIMEOUT`] or when the future is dropped.
 pub(super) async fn run(
     mut program: Command,
     question: &[u8],
@@ -81,7 +81,7 @@ pub(super) async fn run(
             .kill_on_drop(true)
             .spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
-            // One that does not read its question may still answer it.
+            // A program that does not read its input may still answer.
             let _ = stdin.write_all(question).await;
         }
         let mut answer = Vec::new();

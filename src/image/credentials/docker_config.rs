@@ -1,4 +1,4 @@
-//! Docker's `config.json`, given by the operator or in a pull secret.
+//! Parses Docker's `config.json`, from the operator's file or a pull secret.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -14,13 +14,13 @@ use crate::files::{self, FileError};
 
 use super::{Credential, Keyring};
 
-/// Why a `config.json` cannot be used. No message holds any of its content.
+/// Why a `config.json` cannot be used. No message contains its content.
 #[derive(Debug, thiserror::Error)]
 pub enum DockerConfigError {
     /// The file cannot be read.
     #[error(transparent)]
     Read(#[from] FileError),
-    /// Not JSON of the right shape.
+    /// Not JSON, or of another structure.
     #[error("the docker configuration {path} is malformed at line {line}, column {column}")]
     Malformed {
         /// The file.
@@ -38,7 +38,7 @@ pub enum DockerConfigError {
         /// The key of the entry.
         registry: String,
     },
-    /// A helper is named by a path.
+    /// A helper's name is a path.
     #[error(
         "the docker configuration {path} names the helper {helper:?}, which is no name of a program"
     )]
@@ -50,41 +50,41 @@ pub enum DockerConfigError {
     },
 }
 
-/// An operator's `config.json`.
+/// The operator's `config.json`.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct Config {
-    auths: BTreeMap<String, Option<Entry>>,
+struct ConfigJson {
+    auths: BTreeMap<String, Option<AuthEntry>>,
     cred_helpers: BTreeMap<String, String>,
     creds_store: String,
 }
 
-/// What of a `.dockerconfigjson` counts: the kubelet ignores everything else, whatever its shape.
+/// The part of `.dockerconfigjson` that the kubelet reads. It ignores everything else, whatever its type.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Auths {
-    auths: BTreeMap<String, Option<Entry>>,
+    auths: BTreeMap<String, Option<AuthEntry>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Entry {
+struct AuthEntry {
     auth: Option<String>,
     username: Option<String>,
     password: Option<SecretString>,
     identitytoken: Option<SecretString>,
 }
 
-/// Credentials as they stand in a file, each with the key that says what it is for.
+/// Credentials with their keys, in the order of the file.
 pub type Entries = Vec<(String, Credential)>;
 
-/// Why a pull secret cannot be used. No message holds any of its content.
+/// Why a pull secret cannot be used. No message contains its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    /// It has no key of that name.
+    /// The Secret does not have this key.
     #[error("it has no {0}")]
     Missing(&'static str),
-    /// Not JSON of the right shape.
+    /// Not JSON, or of another structure.
     #[error("its {key} is malformed at line {line}, column {column}")]
     Malformed {
         /// The key of the Secret.
@@ -99,20 +99,28 @@ pub enum SecretError {
     Auth(&'static str),
 }
 
-/// The key of a Secret of type `kubernetes.io/dockerconfigjson`.
+/// The key in Secrets of type `kubernetes.io/dockerconfigjson`.
 const DOCKER_CONFIG_JSON: &str = ".dockerconfigjson";
-/// The key of a Secret of type `kubernetes.io/dockercfg`, the older format: a bare map of entries.
+/// The key in Secrets of type `kubernetes.io/dockercfg`, the older format: a map of entries without `auths`.
 const DOCKER_CFG: &str = ".dockercfg";
 
-/// Reads the content of a pull secret of `kubernetes.io/dockerconfigjson`. Helpers that it names are
-/// never run: whoever can write a Secret must not choose a program.
+/// Parses a pull secret of type `kubernetes.io/dockerconfigjson`. Helpers named in it are never run, because a user
+/// who can write a Secret must not choose a program.
+///
+/// # Errors
+///
+/// When the key is missing or its content malformed.
 pub fn docker_config_json(bytes: Option<&[u8]>) -> Result<Entries, SecretError> {
     let bytes = bytes.ok_or(SecretError::Missing(DOCKER_CONFIG_JSON))?;
     let config: Auths = json(DOCKER_CONFIG_JSON, bytes)?;
     entries(config.auths).map_err(|_| SecretError::Auth(DOCKER_CONFIG_JSON))
 }
 
-/// Reads the content of a pull secret of `kubernetes.io/dockercfg`.
+/// Parses a pull secret of type `kubernetes.io/dockercfg`.
+///
+/// # Errors
+///
+/// When the key is missing or its content malformed.
 pub fn docker_cfg(bytes: Option<&[u8]>) -> Result<Entries, SecretError> {
     let bytes = bytes.ok_or(SecretError::Missing(DOCKER_CFG))?;
     let auths = json(DOCKER_CFG, bytes)?;
@@ -120,7 +128,7 @@ pub fn docker_cfg(bytes: Option<&[u8]>) -> Result<Entries, SecretError> {
 }
 
 fn json<T: serde::de::DeserializeOwned>(key: &'static str, bytes: &[u8]) -> Result<T, SecretError> {
-    // The message of the JSON library may quote the content: only the place is passed on.
+    // serde_json's message may quote the content, so only the position is kept.
     serde_json::from_slice(bytes).map_err(|error| SecretError::Malformed {
         key,
         line: error.line(),
@@ -128,8 +136,8 @@ fn json<T: serde::de::DeserializeOwned>(key: &'static str, bytes: &[u8]) -> Resu
     })
 }
 
-/// The error is the key of the entry that is malformed.
-fn entries(auths: BTreeMap<String, Option<Entry>>) -> Result<Entries, String> {
+/// Converts the entries. The error is the key of the malformed entry.
+fn entries(auths: BTreeMap<String, Option<AuthEntry>>) -> Result<Entries, String> {
     let mut entries = Vec::new();
     for (registry, entry) in auths {
         match entry.unwrap_or_default().credential() {
@@ -140,13 +148,13 @@ fn entries(auths: BTreeMap<String, Option<Entry>>) -> Result<Entries, String> {
     Ok(entries)
 }
 
-/// An operator's `config.json`. Only here are helper programs run.
+/// The operator's `config.json`. Helper programs are run for this file only.
 #[derive(Debug, Default)]
 pub(super) struct DockerConfig {
     pub(super) keyring: Keyring,
-    /// By registry, the name of the helper after `docker-credential-`.
+    /// By registry: the name of the helper after `docker-credential-`.
     pub(super) helpers: BTreeMap<String, String>,
-    /// The helper of all other registries; empty when there is none.
+    /// The helper for all other registries; empty if there is none.
     pub(super) store: String,
 }
 
@@ -157,7 +165,7 @@ impl DockerConfig {
     }
 
     fn parse(name: &str, bytes: &[u8]) -> Result<Self, DockerConfigError> {
-        let config: Config = serde_json::from_slice(bytes).map_err(|error| {
+        let config: ConfigJson = serde_json::from_slice(bytes).map_err(|error| {
             let (line, column) = (error.line(), error.column());
             let path = name.to_owned();
             DockerConfigError::Malformed { path, line, column }
@@ -183,8 +191,8 @@ impl DockerConfig {
     }
 }
 
-impl Entry {
-    /// `auth` goes before `username` and `password`; an empty entry means an anonymous pull.
+impl AuthEntry {
+    /// `auth` takes precedence over `username` and `password`. An empty entry means anonymous access.
     fn credential(self) -> Result<Credential, ()> {
         let given = |token: &SecretString| !token.expose_secret().is_empty();
         if let Some(token) = self.identitytoken.filter(given) {
@@ -201,7 +209,8 @@ impl Entry {
     }
 }
 
-/// Base64, padded or not, wrapped or not, as Go reads it, of `user:password`; the password may hold colons.
+/// Decodes base64 of `user:password`, with or without padding and line breaks, as Go does. The password may contain
+/// colons.
 fn decode(auth: &str) -> Result<(String, SecretString), ()> {
     let lenient = GeneralPurposeConfig::new()
         .with_decode_padding_mode(DecodePaddingMode::Indifferent)
@@ -212,7 +221,7 @@ fn decode(auth: &str) -> Result<(String, SecretString), ()> {
         .map_err(|_| ())?;
     let text = String::from_utf8(bytes).map_err(|_| ())?;
     let (username, password) = text.split_once(':').ok_or(())?;
-    // Docker pads the password with NULs in some versions.
+    // Some versions of Docker pad the password with NULs.
     Ok((username.to_owned(), password.trim_end_matches('\0').into()))
 }
 
@@ -249,7 +258,7 @@ mod tests {
         }
         assert!(
             keyring.lookup(&Reference::parse("d.io/x").unwrap())[0]
-                .shown()
+                .authenticated()
                 .is_none()
         );
         let token = keyring.lookup(&Reference::parse("e.io/x").unwrap());
@@ -284,7 +293,7 @@ mod tests {
             let entries = entries.unwrap();
             assert_eq!((entries.len(), entries[0].0.as_str()), (2, "a.io"));
         }
-        // What the kubelet does not read may be of any shape.
+        // Fields that the kubelet does not read may have any type.
         for odd in [
             r#"{"auths": {"a.io": {"auth": "dXNlcjpw\nYXNz\n"}}, "credsStore": null, "credHelpers": []}"#,
             r#"{"auths": {"a.io": {"auth": "dXNlcjpwYXNzd29yZB=="}}, "credHelpers": null}"#,

@@ -1,23 +1,23 @@
-//! Which credentials are for which image, by the kubelet's rules
-//! (`k8s.io/kubernetes/pkg/credentialprovider`, `BasicDockerKeyring`).
+//! Matches credentials to images by the kubelet's rules (`k8s.io/kubernetes/pkg/credentialprovider`,
+//! `BasicDockerKeyring`).
 
 use crate::image::reference::{Reference, host_and_port};
 
 use super::Credential;
 
-/// Credentials by the registry or repository that they are for.
+/// Credentials by registry or repository.
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
-    /// Reverse lexicographic by key, so that the longer path comes first; equal keys in the order given.
+    /// In reverse lexicographic order of keys, so that longer paths come first; equal keys keep their order.
     entries: Vec<(Key, Credential)>,
 }
 
-/// `host[:port][/path]`, globs allowed within each part of the host.
+/// `host[:port][/path]`; each component of the host may be a glob.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key(String);
 
 impl Keyring {
-    /// A keyring of `(key, credential)` as they stand in a docker `config.json`.
+    /// A keyring from pairs of key and credential in a docker `config.json`.
     pub fn new(entries: impl IntoIterator<Item = (String, Credential)>) -> Self {
         let mut entries: Vec<_> = entries
             .into_iter()
@@ -27,7 +27,7 @@ impl Keyring {
         Self { entries }
     }
 
-    /// All entries of several, those of the first before the others under the same key.
+    /// Combines keyrings. Under equal keys the entries of earlier keyrings come first.
     pub(super) fn union<'a>(keyrings: impl Iterator<Item = &'a Self>) -> Self {
         let mut entries: Vec<_> = keyrings
             .flat_map(|keyring| keyring.entries.iter().cloned())
@@ -36,8 +36,8 @@ impl Keyring {
         Self { entries }
     }
 
-    /// All credentials for an image, best match first. With at least one there is no fallback to an
-    /// anonymous pull.
+    /// All credentials for an image, the best match first. If there is one, the kubelet does not try anonymous
+    /// access.
     pub fn lookup(&self, reference: &Reference) -> Vec<Credential> {
         let matching = |(key, _): &&(Key, Credential)| key.matches(reference);
         let found: Vec<Credential> = self
@@ -46,7 +46,7 @@ impl Keyring {
             .filter(matching)
             .map(|(_, credential)| credential.clone())
             .collect();
-        // Docker's own tools write the credentials of Docker Hub under its old name.
+        // Docker's tools store the credentials of Docker Hub under its old name.
         if found.is_empty() && reference.registry() == "docker.io" {
             let named = self
                 .entries
@@ -59,7 +59,7 @@ impl Keyring {
 }
 
 impl Key {
-    /// A pattern of `matchImages`: unlike a key, it has no scheme and no version of the API.
+    /// A pattern of `matchImages`. Unlike a key it has no scheme and no API version.
     pub(super) fn pattern(text: &str) -> Self {
         Self(text.split(['?', '#']).next().unwrap_or(text).to_owned())
     }
@@ -69,11 +69,11 @@ impl Key {
             .strip_prefix("https://")
             .or_else(|| text.strip_prefix("http://"))
             .unwrap_or(text);
-        // The kubelet reads a key as a URL, of which host and path count.
+        // The kubelet parses a key as a URL and uses its host and path.
         let bare = bare.split(['?', '#']).next().unwrap_or(bare);
         let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
-        // `https://index.docker.io/v1/`: the API version is no part of a repository's name. Without
-        // its last slash the kubelet takes it for one, so we do.
+        // In `https://index.docker.io/v1/` the API version is not part of the repository. Without the trailing slash
+        // the kubelet treats it as part of it, and so does this.
         let path = path
             .strip_prefix("v1/")
             .or_else(|| path.strip_prefix("v2/"))
@@ -85,7 +85,7 @@ impl Key {
         })
     }
 
-    /// Ports equal, as many parts of the host, each by its glob; the path a plain prefix.
+    /// Ports must be equal, each component of the host must match its glob, and the path is a plain prefix.
     pub(super) fn matches(&self, reference: &Reference) -> bool {
         let (registry, repository) = (reference.registry(), reference.repository());
         let (key_registry, key_path) = self.0.split_once('/').unwrap_or((&self.0, ""));
@@ -102,7 +102,7 @@ impl Key {
     }
 }
 
-/// Go's `net.SplitHostPort`: an IPv6 literal with a port loses its brackets.
+/// Go's `net.SplitHostPort`: removes the brackets of an IPv6 literal with a port.
 fn split(registry: &str) -> (&str, Option<&str>) {
     match host_and_port(registry) {
         (host, Some(port)) => (host.trim_matches(['[', ']']), Some(port)),
@@ -110,8 +110,8 @@ fn split(registry: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Go's `filepath.Match` for one part of a host name: `*`, and classes like `[a-c]` or `[^a]`. A malformed
-/// pattern matches nothing. A `?` never gets here: for the kubelet, too, it begins a query.
+/// Go's `filepath.Match` for one component of a host name: `*`, and classes like `[a-c]` or `[^a]`. A malformed
+/// pattern matches nothing. `?` does not occur, because the kubelet parses it as the start of a query.
 fn glob_matches(pattern: &str, text: &str) -> bool {
     fn matches(pattern: &[char], text: &[char]) -> bool {
         match pattern.split_first() {
@@ -128,11 +128,11 @@ fn glob_matches(pattern: &str, text: &str) -> bool {
         }
     }
     let (pattern, text): (Vec<_>, Vec<_>) = (pattern.chars().collect(), text.chars().collect());
-    // Host parts are short; a limit keeps a hostile `*a*a*a*…` from taking exponential time.
+    // Bounds the exponential backtracking of patterns like `*a*a*a*…`.
     pattern.iter().filter(|c| **c == '*').count() <= 4 && matches(&pattern, &text)
 }
 
-/// Whether `c` is in the class that `pattern` (after its `[`) opens, and what follows the class.
+/// Whether `c` is in the class that `pattern` (after its `[`) opens, and the pattern after the class.
 fn class(pattern: &[char], c: char) -> Option<(bool, &[char])> {
     let (negated, pattern) = match pattern.split_first() {
         Some(('^', rest)) => (true, rest),
@@ -221,9 +221,9 @@ mod tests {
         }
     }
 
-    /// Made by `BasicDockerKeyring.Lookup` of `k8s.io/kubernetes` v1.36.3: keys, an image, and the places of
-    /// those that match, in the order in which they are tried. Keys with character classes are left out: Go
-    /// 1.26 takes them for malformed IPv6 literals, earlier versions did not.
+    /// Generated by `BasicDockerKeyring.Lookup` of `k8s.io/kubernetes` v1.36.3: keys, an image, and the positions of
+    /// the matching keys in the order in which they are tried. Keys with character classes are left out: Go 1.26
+    /// rejects them as malformed IPv6 literals, earlier versions did not.
     const CORPUS: &str = include_str!("keyring/corpus.tsv");
 
     #[test]

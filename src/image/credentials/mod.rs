@@ -1,9 +1,9 @@
-//! Registry credentials: where they come from and which image they are for.
+//! Registry credentials: their sources, and which of them apply to an image.
 
 mod command;
 mod docker_config;
 mod keyring;
-mod node;
+mod operator;
 mod provider;
 
 use std::sync::{Arc, LazyLock};
@@ -18,18 +18,18 @@ use sha2::{Digest as _, Sha256};
 
 pub use docker_config::{DockerConfigError, Entries, SecretError, docker_cfg, docker_config_json};
 pub use keyring::Keyring;
-pub use node::NodeCredentials;
+pub use operator::OperatorCredentials;
 pub use provider::{ProviderError, Providers};
 
-/// The keyring of one asker, made when it is first needed: most images are known without it.
-pub type Keys = Shared<BoxFuture<'static, Arc<Keyring>>>;
+/// The keyring of one pod, loaded when first needed: most images are cached and need none.
+pub type LazyKeyring = Shared<BoxFuture<'static, Arc<Keyring>>>;
 
-/// A keyring that is there already.
-pub fn ready(keyring: Keyring) -> Keys {
+/// A keyring that needs no loading.
+pub fn resolved(keyring: Keyring) -> LazyKeyring {
     std::future::ready(Arc::new(keyring)).boxed().shared()
 }
 
-/// What proves to a registry who asks. Its text shows in no `Debug` output.
+/// A credential. Its `Debug` output shows no secret.
 #[derive(Clone, Debug)]
 pub struct Credential {
     secret: Secret,
@@ -44,12 +44,11 @@ pub(crate) enum Secret {
     },
     /// An `OAuth2` refresh token, exchanged at the token endpoint.
     IdentityToken(SecretString),
-    /// The word that what it is for is open to everybody.
+    /// Access without authentication.
     Anonymous,
 }
 
-/// Tells credentials (and names) apart without holding them: a hash keyed by this process, so it means
-/// nothing outside of it.
+/// Identifies a credential or name without holding it: a hash with a key of this process, meaningless elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; 16]);
 
@@ -60,7 +59,7 @@ impl std::fmt::Debug for Fingerprint {
 }
 
 impl Credential {
-    /// A user name and password; two empty ones are none.
+    /// A user name and password; two empty ones mean anonymous access.
     pub fn password(username: String, password: SecretString) -> Self {
         if username.is_empty() && password.expose_secret().is_empty() {
             return Self::anonymous();
@@ -85,7 +84,7 @@ impl Credential {
         }
     }
 
-    /// An entry without any secret: what it is for is asked for anonymously, whatever other entries say.
+    /// An entry without a secret. Its registry is accessed anonymously, whatever other entries say.
     pub fn anonymous() -> Self {
         Self {
             secret: Secret::Anonymous,
@@ -93,8 +92,8 @@ impl Credential {
         }
     }
 
-    /// What is shown to a registry.
-    pub(crate) fn shown(&self) -> Option<&Self> {
+    /// The credential to send; `None` for anonymous access.
+    pub(crate) fn authenticated(&self) -> Option<&Self> {
         (!matches!(self.secret, Secret::Anonymous)).then_some(self)
     }
 
@@ -109,7 +108,7 @@ impl Credential {
 }
 
 impl Fingerprint {
-    /// Of several together, in their order.
+    /// The combined fingerprint of several credentials in their order.
     pub(crate) fn of_all(fingerprints: &[Self]) -> Self {
         let parts: Vec<&[u8]> = fingerprints.iter().map(Self::bytes).collect();
         Self::of(&parts)

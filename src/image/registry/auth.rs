@@ -1,5 +1,5 @@
-//! Answering a registry's challenge: Basic, or a Bearer token from its token endpoint
-//! (the distribution specification's token authentication).
+//! Answers a registry's challenge: Basic, or a Bearer token from its token endpoint (token authentication of the
+//! distribution specification).
 
 use std::{
     sync::Arc,
@@ -17,43 +17,43 @@ use serde::Deserialize;
 use crate::image::{
     credentials::{Credential, Fingerprint, Secret},
     error::ImageError,
-    flight::Flights,
+    single_flight::SingleFlight,
 };
 
 use super::{
-    challenge::{Challenge, may_ask, may_show},
-    exchange::{Call, Clients, HttpAnswer, Limits, exchange},
-    gate::Gates,
+    challenge::{Challenge, may_request, may_send_credentials},
+    exchange::{Clients, HttpRequest, HttpResponse, Limits, exchange},
+    host_limiter::HostLimiters,
     hosts::{Endpoint, Host, Transport},
 };
 
-/// Tokens kept: one per repository and credential in use.
+/// Maximum number of cached tokens: one per repository and credential.
 const MAX_TOKENS: usize = 2048;
-/// The specification's default when a token endpoint does not say.
+/// The specification's default lifetime when a token endpoint does not return one.
 const DEFAULT_EXPIRY: Duration = Duration::from_mins(1);
 const MAX_TOKEN_RESPONSE: u64 = 64 * 1024;
 
-/// For what a token is good: never shared between registries, repositories or credentials.
+/// Scope of a token. Tokens are never shared between registries, repositories or credentials.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Slot {
+pub(super) struct TokenKey {
     pub(super) endpoint: Endpoint,
     pub(super) repository: String,
     pub(super) credential: Option<Fingerprint>,
 }
 
-/// What to put into the `Authorization` header: a token, or user and password.
+/// The value of the `Authorization` header: a token, or user and password. Its `Debug` output is redacted.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Authorization(HeaderValue);
 
 #[derive(Clone)]
-struct Kept {
+struct CachedAuthorization {
     authorization: Authorization,
     expires: Instant,
 }
 
-pub(super) struct Authorizations {
-    kept: Cache<Slot, Kept>,
-    flights: Flights<(Slot, String), Result<Authorization, ImageError>>,
+pub(super) struct AuthorizationCache {
+    cached: Cache<TokenKey, CachedAuthorization>,
+    in_flight: SingleFlight<(TokenKey, String), Result<Authorization, ImageError>>,
 }
 
 impl Authorization {
@@ -66,7 +66,7 @@ impl Authorization {
         Self::new(format!("Bearer {}", token.expose_secret()))
     }
 
-    /// `None` for a secret with what no header can hold. Its `Debug` does not show it.
+    /// Returns `None` if the secret contains bytes that no header can hold.
     fn new(text: String) -> Option<Self> {
         let mut value = HeaderValue::try_from(text).ok()?;
         value.set_sensitive(true);
@@ -78,43 +78,42 @@ impl Authorization {
     }
 }
 
-impl Authorizations {
+impl AuthorizationCache {
     pub(super) fn new() -> Self {
         Self {
-            kept: Cache::new(MAX_TOKENS),
-            flights: Flights::new(),
+            cached: Cache::new(MAX_TOKENS),
+            in_flight: SingleFlight::new(),
         }
     }
 
-    /// What worked before for this slot and has not expired.
-    pub(super) fn known(&self, slot: &Slot) -> Option<Authorization> {
-        let kept = self.kept.get(slot)?;
+    /// An authorization that worked before and has not expired.
+    pub(super) fn cached(&self, slot: &TokenKey) -> Option<Authorization> {
+        let kept = self.cached.get(slot)?;
         (Instant::now() < kept.expires).then_some(kept.authorization)
     }
 
-    /// The registry refused it. One that somebody else has got meanwhile stays.
-    pub(super) fn forget(&self, slot: &Slot, refused: &Authorization) {
+    /// Removes an authorization that the registry refused, unless it was replaced meanwhile.
+    pub(super) fn forget(&self, slot: &TokenKey, refused: &Authorization) {
         if self
-            .kept
+            .cached
             .get(slot)
             .is_some_and(|kept| kept.authorization == *refused)
         {
-            self.kept.remove(slot);
+            self.cached.remove(slot);
         }
     }
 
-    /// Answers a challenge of `host`, which refused the last authorisation if there was one; many who need
-    /// the same token at once share one request for it.
-    pub(super) async fn answer(
+    /// Answers a challenge of `host`. Concurrent callers that need the same token share one request.
+    pub(super) async fn answer_challenge(
         self: &Arc<Self>,
-        asking: &Asking,
+        asking: &HttpContext,
         host: &Host,
-        slot: Slot,
+        slot: TokenKey,
         challenge: Challenge,
         credential: Option<Credential>,
     ) -> Result<Authorization, ImageError> {
-        // Somebody who was refused earlier may have got it by now.
-        if let Some(known) = self.known(&slot) {
+        // Another caller may have fetched the token meanwhile.
+        if let Some(known) = self.cached(&slot) {
             return Ok(known);
         }
         let what = slot.endpoint.host().to_owned();
@@ -137,13 +136,13 @@ impl Authorizations {
                 let unusable =
                     || denied("its user name or password fits into no header".to_owned());
                 let basic = basic.ok_or_else(unusable)?;
-                self.keep(slot, basic.clone(), Duration::from_hours(24));
+                self.store(slot, basic.clone(), Duration::from_hours(24));
                 return Ok(basic);
             }
         };
         let allowed = match credential {
-            Some(_) => may_show(&slot.endpoint, &realm),
-            None => may_ask(&slot.endpoint, &realm),
+            Some(_) => may_send_credentials(&slot.endpoint, &realm),
+            None => may_request(&slot.endpoint, &realm),
         };
         if let Err(why) = allowed {
             let endpoint = realm.host_str().unwrap_or_default();
@@ -151,7 +150,7 @@ impl Authorizations {
                 "its token endpoint {endpoint} {why}, so it is not asked"
             )));
         }
-        // The headers of hosts.toml are for that address alone.
+        // Headers in hosts.toml are sent to that address only.
         let same = slot.endpoint.is_at(&realm);
         let request = TokenRequest {
             asking: asking.clone(),
@@ -174,18 +173,18 @@ impl Authorizations {
         let fetched = move || {
             async move {
                 let (authorization, life) = request.send().await?;
-                this.keep(slot, authorization.clone(), life.mul_f32(0.9));
+                this.store(slot, authorization.clone(), life.mul_f32(0.9));
                 Ok(authorization)
             }
             .boxed()
         };
-        self.flights.run(key, fetched).await
+        self.in_flight.run(key, fetched).await
     }
 
-    fn keep(&self, slot: Slot, authorization: Authorization, life: Duration) {
-        self.kept.insert(
+    fn store(&self, slot: TokenKey, authorization: Authorization, life: Duration) {
+        self.cached.insert(
             slot,
-            Kept {
+            CachedAuthorization {
                 authorization,
                 expires: Instant::now() + life,
             },
@@ -193,7 +192,7 @@ impl Authorizations {
     }
 }
 
-/// What the challenge asks for, and the right to pull, which some challenges leave out.
+/// The scopes of the challenge, with pull access to the repository added if it is missing.
 fn scopes(asked: Option<&str>, repository: &str) -> Vec<String> {
     let pull = format!("repository:{repository}:pull");
     let mut scopes: Vec<String> = asked
@@ -212,20 +211,20 @@ fn scopes(asked: Option<&str>, repository: &str) -> Vec<String> {
 struct TokenResponse {
     token: Option<SecretString>,
     access_token: Option<SecretString>,
-    /// Seconds; some write them as text or as a negative number, which means nothing.
+    /// Seconds. Some servers send text or negative numbers, which are ignored.
     #[serde(default)]
     expires_in: serde_json::Value,
 }
 
-/// What every request needs: connections, and the gates of the hosts.
+/// What every request needs: connections and host limiters.
 #[derive(Clone)]
-pub(super) struct Asking {
+pub(super) struct HttpContext {
     pub(super) clients: Arc<Clients>,
-    pub(super) gates: Arc<Gates>,
+    pub(super) gates: Arc<HostLimiters>,
 }
 
 struct TokenRequest {
-    asking: Asking,
+    asking: HttpContext,
     transport: Arc<Transport>,
     realm: Url,
     headers: HeaderMap,
@@ -238,16 +237,16 @@ impl TokenRequest {
     async fn send(self) -> Result<(Authorization, Duration), ImageError> {
         let host = Endpoint::new(&self.realm).host().to_owned();
         let what = format!("token endpoint {host}");
-        let Asking { clients, gates } = &self.asking;
+        let HttpContext { clients, gates } = &self.asking;
         let asker = self.credential.as_ref().map(Credential::fingerprint);
         let limits = Limits {
             time: clients.timeout(),
             body: MAX_TOKEN_RESPONSE,
         };
         let gate = gates.host(&host);
-        let answer = exchange(clients, &gate, asker, &what, self.call(), limits).await;
-        let HttpAnswer { status, body, .. } = answer.map_err(|error| match error {
-            // Its size says nothing about the image.
+        let answer = exchange(clients, &gate, asker, &what, self.http_request(), limits).await;
+        let HttpResponse { status, body, .. } = answer.map_err(|error| match error {
+            // A token response that is too large says nothing about the image.
             ImageError::Document { .. } => {
                 ImageError::unavailable(&what, "its answer is too large")
             }
@@ -256,11 +255,11 @@ impl TokenRequest {
         let why = format!("it answered {status}");
         match status.as_u16() {
             200..=299 => {}
-            // A token endpoint says 400 and 404 too for credentials and scopes that it does not like.
+            // Token endpoints also answer 400 and 404 to invalid credentials and scopes.
             400..=499 => return Err(ImageError::Denied { what, why }),
             _ => return Err(ImageError::unavailable(what, why)),
         }
-        // The body of a success is a secret: no part of it goes into an error.
+        // The body contains the token, so no part of it goes into an error.
         let no_token = || ImageError::unavailable(&what, "its answer holds no token");
         let answer: TokenResponse = serde_json::from_slice(&body).map_err(|_| no_token())?;
         let given = |token: &SecretString| !token.expose_secret().is_empty();
@@ -280,8 +279,8 @@ impl TokenRequest {
     }
 
     /// GET with the password, or POST with the identity token as an `OAuth2` refresh token.
-    fn call(&self) -> Call {
-        let mut call = Call {
+    fn http_request(&self) -> HttpRequest {
+        let mut call = HttpRequest {
             method: Method::GET,
             url: self.realm.clone(),
             headers: HeaderMap::new(),

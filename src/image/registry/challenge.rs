@@ -1,5 +1,5 @@
-//! What a registry wants to see before it answers (RFC 9110, 11.6.1, and the distribution
-//! specification's token authentication).
+//! Parses `WWW-Authenticate` challenges (RFC 9110, 11.6.1, and token authentication of the distribution
+//! specification), and decides which token endpoints may be used.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -10,7 +10,7 @@ use crate::image::reference::host_and_port;
 
 use super::hosts::{Endpoint, is_loopback};
 
-/// What the registry wants to see.
+/// The authentication that a registry requires.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Challenge {
     Basic,
@@ -22,13 +22,13 @@ pub(super) enum Challenge {
 }
 
 impl Challenge {
-    /// The challenge to answer: Bearer before Basic, from all `WWW-Authenticate` headers.
+    /// Selects the challenge to answer from all `WWW-Authenticate` headers: Bearer before Basic.
     pub(super) fn choose(headers: &HeaderMap) -> Option<Self> {
         let mut basic = None;
         for header in headers.get_all(WWW_AUTHENTICATE) {
             let Ok(text) = header.to_str() else { continue };
             let Ok(challenges) = http_auth::parse_challenges(text) else {
-                // What a Basic challenge says beside its name is for people, and often malformed.
+                // Parameters of a Basic challenge are not needed and often malformed.
                 let scheme = text.split_whitespace().next().unwrap_or_default();
                 if scheme.eq_ignore_ascii_case("basic") {
                     basic = Some(Self::Basic);
@@ -62,20 +62,24 @@ impl Challenge {
     }
 }
 
-/// Token endpoints that well-known registries keep under another domain of theirs.
+/// Token endpoints of well-known registries under another domain of the same company.
 const KNOWN_REALMS: &[(&str, &str)] = &[
     ("nvcr.io", "authn.nvidia.com"),
     ("registry.redhat.io", "sso.redhat.com"),
     ("scw.cloud", "api.scaleway.com"),
 ];
 
-/// Why a credential of a registry must not be shown to a token endpoint; `Ok` when it may.
+/// Whether a registry's credential may be sent to a token endpoint.
 ///
-/// Never in the clear, unless the registry itself is spoken to in the clear. On another host only when
-/// that is under the registry's own domain (`auth.example.com` or `example.com` for
-/// `registry.example.com`, `auth.quay.io` for `quay.io`), or well known.
-pub(super) fn may_show(endpoint: &Endpoint, realm: &Url) -> Result<(), &'static str> {
-    may_ask(endpoint, realm)?;
+/// Never over plain HTTP, unless the registry itself uses plain HTTP. To another host only if it is under the
+/// registry's own domain (`auth.example.com` or `example.com` for `registry.example.com`, `auth.quay.io` for
+/// `quay.io`) or well known.
+///
+/// # Errors
+///
+/// The reason why it must not be sent.
+pub(super) fn may_send_credentials(endpoint: &Endpoint, realm: &Url) -> Result<(), &'static str> {
+    may_request(endpoint, realm)?;
     let (registry, host) = (
         bare(endpoint.host()),
         bare(realm.host_str().unwrap_or_default()),
@@ -98,9 +102,13 @@ pub(super) fn may_show(endpoint: &Endpoint, realm: &Url) -> Result<(), &'static 
     }
 }
 
-/// Why a token endpoint must not be asked even without a credential: a registry, which whoever creates
-/// a pod chooses, must not make archaware talk to its own machine or to a cloud's metadata service.
-pub(super) fn may_ask(endpoint: &Endpoint, realm: &Url) -> Result<(), &'static str> {
+/// Whether a token endpoint may be asked without a credential. Users choose the registry, and it must not make
+/// archaware send requests to its own machine or to a cloud's metadata service.
+///
+/// # Errors
+///
+/// The reason why it must not be asked.
+pub(super) fn may_request(endpoint: &Endpoint, realm: &Url) -> Result<(), &'static str> {
     let (registry, host) = (
         bare(endpoint.host()),
         bare(realm.host_str().unwrap_or_default()),
@@ -114,7 +122,7 @@ pub(super) fn may_ask(endpoint: &Endpoint, realm: &Url) -> Result<(), &'static s
     }
 }
 
-/// Loopback, link-local (where clouds keep their metadata) or no address at all.
+/// Whether the host is loopback, link-local (cloud metadata services) or unspecified.
 pub(super) fn is_local(url: &Url) -> bool {
     let host = bare(url.host_str().unwrap_or_default());
     let v4 = |ip: Ipv4Addr| ip.is_loopback() || ip.is_link_local() || ip.is_unspecified();
@@ -132,13 +140,13 @@ fn bare(host: &str) -> &str {
     host_and_port(host).0.trim_matches(['[', ']'])
 }
 
-/// Under which countries' top-level domains strangers live.
+/// Second-level names under which registrars sell domains, as in `co.uk`.
 const PUBLIC: &[&str] = &[
     "ac", "co", "com", "edu", "go", "gov", "gob", "gub", "mil", "ne", "net", "nom", "or", "org",
 ];
 
-/// The domain that a registry's host is in, unless that is one where strangers live: a top-level
-/// domain, or something like `co.uk`.
+/// The domain that a registry's host belongs to, unless that is a public suffix: a top-level domain, or one like
+/// `co.uk`.
 fn parent(host: &str) -> Option<&str> {
     if host.parse::<std::net::IpAddr>().is_ok() {
         return None;
@@ -204,7 +212,7 @@ mod tests {
         ] {
             let url = Url::parse(realm).unwrap();
             assert_eq!(
-                may_show(&endpoint(registry), &url).is_ok(),
+                may_send_credentials(&endpoint(registry), &url).is_ok(),
                 allowed,
                 "{registry} {realm}"
             );
@@ -233,7 +241,7 @@ mod tests {
         ] {
             let url = Url::parse(realm).unwrap();
             assert_eq!(
-                may_ask(&endpoint(registry), &url).is_ok(),
+                may_request(&endpoint(registry), &url).is_ok(),
                 allowed,
                 "{registry} {realm}"
             );

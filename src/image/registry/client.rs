@@ -1,4 +1,4 @@
-//! Requests to a registry: bounded in time, size and number, with what the registry wants to see.
+//! The registry client. Requests are bounded in time, size and number.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -12,70 +12,70 @@ use crate::{
         digest::{Digest, DigestError},
         error::ImageError,
         reference::Reference,
-        tree::Kind,
+        summary::DocumentKind,
     },
     platform::MAX_DOCUMENT,
 };
 
 use super::{
-    auth::{Asking, Authorization, Authorizations, Slot},
+    auth::{Authorization, AuthorizationCache, HttpContext, TokenKey},
     challenge::Challenge,
-    exchange::{Clients, HttpAnswer, Limits, exchange},
-    gate::{Gates, Quota},
+    exchange::{Clients, HttpResponse, Limits, exchange},
+    host_limiter::{HostLimiters, Quota},
     hosts::{Host, Hosts, Role},
-    question::{Question, refusal},
+    request::{RegistryRequest, status_error},
 };
 
-/// Further tries of a request that the registry answered with 5xx.
+/// Retries of a request that the registry answered with 5xx.
 const SERVER_ERROR_RETRIES: usize = 2;
 
-/// How to talk to registries.
+/// Settings of the registry client.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
-    /// Of one request, its body included.
+pub struct RegistrySettings {
+    /// Timeout of one request, including its body.
     pub timeout: Duration,
-    /// Requests under way to one host.
+    /// Maximum number of concurrent requests per host.
     pub per_host: usize,
-    /// Hosts (`host[:port]`) that speak plain http, besides loopback.
+    /// Hosts (`host[:port]`) that use plain HTTP; loopback does by default.
     pub plain_http: Vec<String>,
-    /// Trees of containerd's `hosts.toml` files.
+    /// Directories with containerd's `hosts.toml` files.
     pub hosts_directories: Vec<PathBuf>,
-    /// Certificate authorities beside the system's, PEM.
+    /// Certificate authorities in addition to the system's, PEM.
     pub ca_bundle: Option<PathBuf>,
-    /// Whether mirrors are shown the credentials of the registry that they mirror.
+    /// Whether mirrors get the credentials of the registry that they mirror.
     pub mirror_credentials: bool,
 }
 
 pub(crate) struct Registry {
     mirror_credentials: bool,
     hosts: Hosts,
-    asking: Asking,
-    authorizations: Arc<Authorizations>,
+    http: HttpContext,
+    authorizations: Arc<AuthorizationCache>,
 }
 
 /// A successful response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct RegistryResponse {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// The credential that was needed; `None` when anybody would have got this answer.
+    /// The credential that was needed; `None` if the document is public.
     pub(crate) credential: Option<Fingerprint>,
 }
 
 /// What a tag points at.
 pub(crate) enum Head {
-    /// The registry named the digest.
+    /// The registry returned the digest.
     Digest(Digest, Option<Fingerprint>),
-    /// It did not, so the document itself was fetched.
-    Document(Digest, Answer),
+    /// The registry returned no digest, so the document was fetched.
+    Document(Digest, RegistryResponse),
 }
 
-impl Answer {
+impl RegistryResponse {
     pub(crate) fn content_type(&self) -> Option<&str> {
         self.headers.get(CONTENT_TYPE)?.to_str().ok()
     }
 
-    /// `Docker-Content-Digest`, which proxies sometimes leave out.
+    /// `Docker-Content-Digest`; some proxies omit it.
     fn digest(&self) -> Option<Result<Digest, DigestError>> {
         let said = self.headers.get("docker-content-digest")?.to_str().ok()?;
         Some(said.parse())
@@ -83,30 +83,30 @@ impl Answer {
 }
 
 impl Registry {
-    pub(crate) fn new(settings: Settings) -> Self {
+    pub(crate) fn new(settings: RegistrySettings) -> Self {
         let clients = Clients::new(settings.timeout, settings.per_host);
         Self {
             hosts: Hosts::new(&settings),
             mirror_credentials: settings.mirror_credentials,
-            asking: Asking {
+            http: HttpContext {
                 clients: Arc::new(clients),
-                gates: Arc::new(Gates::new(settings.per_host)),
+                gates: Arc::new(HostLimiters::new(settings.per_host)),
             },
-            authorizations: Arc::new(Authorizations::new()),
+            authorizations: Arc::new(AuthorizationCache::new()),
         }
     }
 
-    /// Hosts that somebody is kept from asking at the moment.
-    pub(crate) fn gated(&self) -> usize {
-        self.asking.gates.closed()
+    /// Number of hosts that get no requests from at least one principal at the moment.
+    pub(crate) fn paused_hosts(&self) -> usize {
+        self.http.gates.closed()
     }
 
-    /// What registries said of their limits.
+    /// Rate limits as hosts last reported them.
     pub(crate) fn quotas(&self) -> Vec<(String, Quota)> {
-        self.asking.gates.quotas()
+        self.http.gates.quotas()
     }
 
-    /// The digest of a tag, by HEAD: registries with pull limits do not count those.
+    /// Gets the digest of a tag by HEAD, which registries with pull limits do not count.
     pub(crate) async fn head(
         &self,
         reference: &Reference,
@@ -114,63 +114,67 @@ impl Registry {
         credentials: &[Credential],
     ) -> Result<Head, ImageError> {
         let path = format!("manifests/{tag}");
-        let hosts = self.hosts.of(reference).await?;
+        let hosts = self.hosts.for_reference(reference).await?;
         let mut failed = None;
         for host in hosts.iter().filter(|host| host.pulls && host.resolves) {
             if host.role == Role::Fallback && failed.as_ref().is_some_and(ImageError::is_answer) {
                 continue;
             }
-            let credentials = self.shown(host, credentials);
+            let credentials = self.effective_credentials(host, credentials);
             match self.head_at(host, reference, &path, credentials).await {
                 Ok(head) => return Ok(head),
-                Err(error) => failed = Some(failed_at(host, failed, error)),
+                Err(error) => failed = Some(combine_errors(host, failed, error)),
             }
         }
-        Err(failed.unwrap_or_else(|| none_suits(reference)))
+        Err(failed.unwrap_or_else(|| no_usable_host(reference)))
     }
 
-    /// A document by digest, at most 4 MiB.
+    /// Gets a document by digest, at most 4 MiB.
     pub(crate) async fn get(
         &self,
         reference: &Reference,
-        kind: Kind,
+        kind: DocumentKind,
         digest: &Digest,
         credentials: &[Credential],
-    ) -> Result<Answer, ImageError> {
+    ) -> Result<RegistryResponse, ImageError> {
         let path = match kind {
-            Kind::Manifest => format!("manifests/{digest}"),
-            Kind::Config => format!("blobs/{digest}"),
+            DocumentKind::Manifest => format!("manifests/{digest}"),
+            DocumentKind::Config => format!("blobs/{digest}"),
         };
-        let question = Question {
+        let question = RegistryRequest {
             method: Method::GET,
             repository: reference.repository(),
             path: &path,
-            manifest: kind == Kind::Manifest,
+            manifest: kind == DocumentKind::Manifest,
         };
-        let hosts = self.hosts.of(reference).await?;
+        let hosts = self.hosts.for_reference(reference).await?;
         let mut failed = None;
         for host in hosts.iter().filter(|host| host.pulls) {
             if host.role == Role::Fallback && failed.as_ref().is_some_and(ImageError::is_answer) {
                 continue;
             }
-            let credentials = self.shown(host, credentials);
-            match self.ask(host, &question, credentials).await {
-                // A mirror that holds something else is as good as one that holds nothing.
+            let credentials = self.effective_credentials(host, credentials);
+            match self.request(host, &question, credentials).await {
+                // A mirror that returns other content is treated as one that does not have the document.
                 Ok(answer) if !digest.verify(&answer.body) => {
                     let what = format!("{} {digest}", kind.as_str());
                     let why = "its content has another digest".to_owned();
                     let error = ImageError::Corrupt { what, why };
-                    failed = Some(failed_at(host, failed, error));
+                    failed = Some(combine_errors(host, failed, error));
                 }
                 Ok(answer) => return Ok(answer),
-                Err(error) => failed = Some(failed_at(host, failed, error)),
+                Err(error) => failed = Some(combine_errors(host, failed, error)),
             }
         }
-        Err(failed.unwrap_or_else(|| none_suits(reference)))
+        Err(failed.unwrap_or_else(|| no_usable_host(reference)))
     }
 
-    /// Mirrors are other people's machines: they see no credential unless the operator says so.
-    fn shown<'a>(&self, host: &Host, credentials: &'a [Credential]) -> &'a [Credential] {
+    /// The credentials for a host. Mirrors get none, unless `mirrorCredentials` is set.
+    fn effective_credentials<'a>(
+        &self,
+        host: &Host,
+        credentials: &'a [Credential],
+    ) -> &'a [Credential] {
         if host.role == Role::Origin || self.mirror_credentials {
             credentials
         } else {
@@ -185,13 +189,13 @@ impl Registry {
         path: &str,
         credentials: &[Credential],
     ) -> Result<Head, ImageError> {
-        let mut question = Question {
+        let mut question = RegistryRequest {
             method: Method::HEAD,
             repository: reference.repository(),
             path,
             manifest: true,
         };
-        match self.ask(host, &question, credentials).await {
+        match self.request(host, &question, credentials).await {
             Err(ImageError::MethodRefused { .. }) => {}
             Err(error) => return Err(error),
             Ok(answer) => {
@@ -201,7 +205,7 @@ impl Registry {
             }
         }
         question.method = Method::GET;
-        let answer = self.ask(host, &question, credentials).await?;
+        let answer = self.request(host, &question, credentials).await?;
         match answer.digest() {
             Some(Ok(said)) if !said.verify(&answer.body) => Err(ImageError::Corrupt {
                 what: reference.to_string(),
@@ -211,46 +215,51 @@ impl Registry {
         }
     }
 
-    /// Tries each credential until one works; anonymous only when there is none, as the kubelet does.
-    async fn ask(
+    /// Tries each credential until one works. Anonymous access is tried only if there is no credential, as the
+    /// kubelet does.
+    async fn request(
         &self,
         host: &Host,
-        question: &Question<'_>,
+        question: &RegistryRequest<'_>,
         credentials: &[Credential],
-    ) -> Result<Answer, ImageError> {
+    ) -> Result<RegistryResponse, ImageError> {
         let mut failed: Option<ImageError> = None;
         for credential in credentials {
-            match self.ask_as(host, question, credential.shown()).await {
-                // An account that is limited, refused or unknown says nothing of the next one.
+            match self
+                .request_as(host, question, credential.authenticated())
+                .await
+            {
+                // A limited or invalid account does not affect the next one.
                 Err(error) if error.is_answer() => {
-                    failed = Some(failed.map_or(error.clone(), |before| telling(before, error)));
+                    failed =
+                        Some(failed.map_or(error.clone(), |before| prefer_error(before, error)));
                 }
                 other => return other,
             }
         }
         match failed {
             Some(error) => Err(error),
-            None => self.ask_as(host, question, None).await,
+            None => self.request_as(host, question, None).await,
         }
     }
 
-    async fn ask_as(
+    async fn request_as(
         &self,
         host: &Host,
-        question: &Question<'_>,
+        question: &RegistryRequest<'_>,
         credential: Option<&Credential>,
-    ) -> Result<Answer, ImageError> {
-        let what = question.on(host);
-        let slot = Slot {
+    ) -> Result<RegistryResponse, ImageError> {
+        let what = question.describe(host);
+        let slot = TokenKey {
             endpoint: host.endpoint.clone(),
             repository: question.repository.to_owned(),
             credential: credential.map(Credential::fingerprint),
         };
-        let mut authorization = self.authorizations.known(&slot);
-        // Three times: a token that has died early is refused once, its successor's challenge answered.
+        let mut authorization = self.authorizations.cached(&slot);
+        // At most three attempts: the first may use an expired token, the second gets the challenge for a new one.
         for attempt in 0..3 {
             let answer = self.send(host, question, &slot, authorization.as_ref());
-            let HttpAnswer {
+            let HttpResponse {
                 status,
                 headers,
                 body,
@@ -266,8 +275,8 @@ impl Registry {
                     what: what.clone(),
                     why: "its challenge cannot be answered".to_owned(),
                 })?;
-                let answered = self.authorizations.answer(
-                    &self.asking,
+                let answered = self.authorizations.answer_challenge(
+                    &self.http,
                     host,
                     slot.clone(),
                     challenge,
@@ -278,25 +287,25 @@ impl Registry {
             }
             if status.is_success() {
                 let used = authorization.is_some().then_some(slot.credential).flatten();
-                return Ok(Answer {
+                return Ok(RegistryResponse {
                     headers,
                     body,
                     credential: used,
                 });
             }
-            return Err(refusal(status, what));
+            return Err(status_error(status, what));
         }
-        Err(refusal(StatusCode::UNAUTHORIZED, what))
+        Err(status_error(StatusCode::UNAUTHORIZED, what))
     }
 
-    /// One exchange, repeated when the registry fails with 5xx.
+    /// Sends a request, and repeats it after 5xx.
     async fn send(
         &self,
         host: &Host,
-        question: &Question<'_>,
-        slot: &Slot,
+        question: &RegistryRequest<'_>,
+        slot: &TokenKey,
         authorization: Option<&Authorization>,
-    ) -> Result<HttpAnswer, ImageError> {
+    ) -> Result<HttpResponse, ImageError> {
         let pause = ExponentialBuilder::default()
             .with_min_delay(Duration::from_millis(100))
             .with_max_times(SERVER_ERROR_RETRIES)
@@ -305,7 +314,7 @@ impl Registry {
             let answer = self.exchange(host, question, slot, authorization).await;
             let answer = answer.map_err(|error| (error, false))?;
             if answer.status.is_server_error() && answer.status != StatusCode::NOT_IMPLEMENTED {
-                Err((refusal(answer.status, question.on(host)), true))
+                Err((status_error(answer.status, question.describe(host)), true))
             } else {
                 Ok(answer)
             }
@@ -317,17 +326,17 @@ impl Registry {
     async fn exchange(
         &self,
         host: &Host,
-        question: &Question<'_>,
-        slot: &Slot,
+        question: &RegistryRequest<'_>,
+        slot: &TokenKey,
         authorization: Option<&Authorization>,
-    ) -> Result<HttpAnswer, ImageError> {
-        let Asking { clients, gates } = &self.asking;
-        let what = question.on(host);
-        let call = question.call(host, authorization).ok_or_else(|| {
+    ) -> Result<HttpResponse, ImageError> {
+        let HttpContext { clients, gates } = &self.http;
+        let what = question.describe(host);
+        let call = question.http_request(host, authorization).ok_or_else(|| {
             ImageError::unavailable(&what, "its address cannot be written as a URL")
         })?;
         let gate = gates.host(host.endpoint.host());
-        // Mirrors that are silent must leave time for the registry itself.
+        // A silent mirror must leave time for the registry itself.
         let share = if host.role == Role::Origin { 1 } else { 2 };
         let limits = Limits {
             time: clients.timeout() / share,
@@ -337,19 +346,19 @@ impl Registry {
     }
 }
 
-fn none_suits(reference: &Reference) -> ImageError {
+fn no_usable_host(reference: &Reference) -> ImageError {
     let why = "hosts.toml names no host that may answer this";
     ImageError::unavailable(reference.registry(), why)
 }
 
-/// The next host is asked, whatever went wrong.
-fn failed_at(host: &Host, before: Option<ImageError>, error: ImageError) -> ImageError {
+/// Combines the errors of hosts that were tried one after the other.
+fn combine_errors(host: &Host, before: Option<ImageError>, error: ImageError) -> ImageError {
     if host.role != Role::Origin {
         let (mirror, error) = (host.endpoint.host(), error.chain());
         tracing::debug!(mirror, error, "the mirror does not help");
     }
     match (before, error) {
-        // Who looks for the reason has to know what the mirrors said, too.
+        // The user needs to see the errors of mirrors too.
         (
             Some(before),
             ImageError::Unavailable {
@@ -366,16 +375,16 @@ fn failed_at(host: &Host, before: Option<ImageError>, error: ImageError) -> Imag
                 answered,
                 source,
             };
-            telling(before, error)
+            prefer_error(before, error)
         }
-        (Some(before), error) => telling(before, error),
+        (Some(before), error) => prefer_error(before, error),
         (None, error) => error,
     }
 }
 
-/// The one of two errors that counts: the later one, because the registry itself is asked last; but a limit
-/// ends by itself, and then there is more to be known.
-fn telling(first: ImageError, second: ImageError) -> ImageError {
+/// The error to report: the later one, because the registry itself is asked last. Rate limits are preferred because
+/// they are transient and a retry may succeed.
+fn prefer_error(first: ImageError, second: ImageError) -> ImageError {
     if matches!(first, ImageError::RateLimited { .. }) {
         first
     } else {

@@ -1,5 +1,4 @@
-//! One request and its answer: connections, redirects, a slot with the host, limits of time and size, and
-//! what the outcome says about the host.
+//! Sends one HTTP request: connections, redirects, host limits, timeouts and size limits.
 
 use std::{
     fmt::Write as _,
@@ -19,50 +18,49 @@ use crate::image::error::ImageError;
 
 use super::{
     challenge::is_local,
-    gate::{Asker, DEFAULT_RETRY_AFTER, Gate, LONGEST_RETRY_AFTER},
+    host_limiter::{DEFAULT_RETRY_AFTER, HostLimiter, LONGEST_RETRY_AFTER, Principal},
     hosts::{Transport, is_loopback},
 };
 
-/// As containerd and Go's client do.
+/// The limit of containerd and of Go's HTTP client.
 const MAX_REDIRECTS: usize = 10;
 const USER_AGENT: &str = concat!("archaware/", env!("CARGO_PKG_VERSION"));
 
-/// The TLS client could not be set up.
+/// The TLS client could not be created.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
     "cannot set up TLS: are CA certificates installed, and is the client's certificate X.509 v3 with its key?"
 )]
 pub struct TlsError(#[source] Arc<reqwest::Error>);
 
-/// Connections are kept by how they are secured: few sets, one in most clusters.
+/// Clients differ only in their TLS settings; most clusters need one.
 const MAX_CLIENTS: usize = 32;
 
-/// The connections: one set for each way of securing them, and one of its own for loopback.
+/// HTTP clients by TLS settings, with separate ones for loopback.
 pub(super) struct Clients {
     timeout: Duration,
     per_host: usize,
-    /// Made at first use: reading the system's CA bundle costs time and memory.
-    made: Cache<(Arc<Transport>, Kind), reqwest::Client>,
+    /// Created on first use, because reading the system's CA bundle costs time and memory.
+    clients: Cache<(Arc<Transport>, ConnectionKind), reqwest::Client>,
 }
 
-/// No proxy is asked about loopback, as in Go; and where there is no TLS, the system's authorities would only
-/// cost memory.
+/// Loopback connections bypass proxies, as in Go. Plain HTTP connections do not need the CA bundle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Kind {
-    World,
+enum ConnectionKind {
+    Remote,
     Loopback,
     PlainLoopback,
 }
 
-/// A request. Redirects are followed by hand: what proves who asks goes to its own address alone.
-pub(super) struct Call {
+/// A request. Redirects are followed here, because credentials must only be sent to the original address.
+pub(super) struct HttpRequest {
     pub(super) method: Method,
     pub(super) url: Url,
-    /// For whoever answers in the end.
+    /// Sent to every address in a chain of redirects.
     pub(super) headers: HeaderMap,
-    /// For this address only: `Authorization` and what `hosts.toml` says.
+    /// Sent to the original address only: `Authorization` and the headers of `hosts.toml`.
     pub(super) own_headers: HeaderMap,
-    /// A form with a secret: it is never sent anywhere else.
+    /// A form with a secret, never sent to another host.
     pub(super) form: Option<String>,
     pub(super) transport: Arc<Transport>,
 }
@@ -72,7 +70,7 @@ impl Clients {
         Self {
             timeout,
             per_host,
-            made: Cache::new(MAX_CLIENTS),
+            clients: Cache::new(MAX_CLIENTS),
         }
     }
 
@@ -80,11 +78,11 @@ impl Clients {
         self.timeout
     }
 
-    async fn send(&self, call: Call) -> Result<reqwest::Response, Broken> {
+    async fn send(&self, call: HttpRequest) -> Result<reqwest::Response, ExchangeError> {
         let home = call.url.origin();
         let mut url = call.url;
         for _ in 0..=MAX_REDIRECTS {
-            let client = self.to(&call.transport, &url)?;
+            let client = self.client(&call.transport, &url)?;
             let mut request = client.request(call.method.clone(), url.clone());
             request = request.headers(call.headers.clone());
             if url.origin() == home {
@@ -96,47 +94,55 @@ impl Clients {
                     .body(form.clone());
             }
             let response = request.send().await?;
-            let Some(next) = target(&url, &response) else {
+            let Some(next) = redirect_target(&url, &response) else {
                 return Ok(response);
             };
             if next.host() != url.host() && is_local(&next) && !is_local(&url) {
-                return Err(Broken::Redirect(
+                return Err(ExchangeError::Redirect(
                     "it redirects to an address of this machine",
                 ));
             }
             if url.scheme() == "https" && next.scheme() != "https" {
-                return Err(Broken::Redirect("it redirects from https to http"));
+                return Err(ExchangeError::Redirect("it redirects from https to http"));
             }
             if call.form.is_some() && next.origin() != home {
-                return Err(Broken::Redirect(
+                return Err(ExchangeError::Redirect(
                     "it redirects a credential to another host",
                 ));
             }
             url = next;
         }
-        Err(Broken::Redirect("too many redirects"))
+        Err(ExchangeError::Redirect("too many redirects"))
     }
 
-    fn to(&self, transport: &Arc<Transport>, url: &Url) -> Result<reqwest::Client, Broken> {
+    fn client(
+        &self,
+        transport: &Arc<Transport>,
+        url: &Url,
+    ) -> Result<reqwest::Client, ExchangeError> {
         let loopback = is_loopback(url.host_str().unwrap_or_default());
         let kind = match (loopback, url.scheme()) {
-            (false, _) => Kind::World,
-            (true, "https") => Kind::Loopback,
-            (true, _) => Kind::PlainLoopback,
+            (false, _) => ConnectionKind::Remote,
+            (true, "https") => ConnectionKind::Loopback,
+            (true, _) => ConnectionKind::PlainLoopback,
         };
         let key = (transport.clone(), kind);
-        // A failure is not kept: its reason may be gone the next time.
+        // A failure is not cached, because its cause may be fixed later.
         let made = self
-            .made
-            .get_or_insert_with(&key, || self.make(transport, kind));
+            .clients
+            .get_or_insert_with(&key, || self.build_client(transport, kind));
         made.map_err(|error| {
             let host = url.host_str().unwrap_or_default();
             let source = Arc::new(TlsError(Arc::new(error)));
-            Broken::Other(ImageError::unanswered(host, "no TLS", Some(source)))
+            ExchangeError::Other(ImageError::unanswered(host, "no TLS", Some(source)))
         })
     }
 
-    fn make(&self, transport: &Transport, kind: Kind) -> Result<reqwest::Client, reqwest::Error> {
+    fn build_client(
+        &self,
+        transport: &Transport,
+        kind: ConnectionKind,
+    ) -> Result<reqwest::Client, reqwest::Error> {
         let mut authorities = Vec::new();
         for der in &transport.authorities {
             authorities.push(reqwest::Certificate::from_der(der)?);
@@ -154,11 +160,11 @@ impl Clients {
         if let Some(pem) = &transport.identity {
             builder = builder.identity(reqwest::Identity::from_pem(pem)?);
         }
-        if kind != Kind::World {
+        if kind != ConnectionKind::Remote {
             builder = builder.no_proxy();
         }
         builder = match kind {
-            Kind::PlainLoopback => builder.tls_certs_only(authorities),
+            ConnectionKind::PlainLoopback => builder.tls_certs_only(authorities),
             _ if authorities.is_empty() => builder,
             _ => builder.tls_certs_merge(authorities),
         };
@@ -166,8 +172,8 @@ impl Clients {
     }
 }
 
-/// Where a redirect leads, if the answer is one that can be followed with the same method.
-fn target(url: &Url, response: &reqwest::Response) -> Option<Url> {
+/// The target of a redirect that keeps the method.
+fn redirect_target(url: &Url, response: &reqwest::Response) -> Option<Url> {
     if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return None;
     }
@@ -175,44 +181,44 @@ fn target(url: &Url, response: &reqwest::Response) -> Option<Url> {
         .ok()
 }
 
-/// How an exchange failed.
-enum Broken {
+/// Why an exchange failed.
+enum ExchangeError {
     Transport(reqwest::Error),
     Redirect(&'static str),
     Other(ImageError),
 }
 
-impl From<reqwest::Error> for Broken {
+impl From<reqwest::Error> for ExchangeError {
     fn from(error: reqwest::Error) -> Self {
         Self::Transport(error)
     }
 }
 
-/// What a host answered.
-pub(super) struct HttpAnswer {
+/// The response of a host.
+pub(super) struct HttpResponse {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
-    /// Empty unless the request succeeded: an error's body is for people, neither needed nor to be trusted.
+    /// Empty unless the request succeeded: bodies of errors are neither needed nor trusted.
     pub(super) body: Bytes,
 }
 
 /// Limits of one exchange.
 pub(super) struct Limits {
-    /// Of the whole exchange: a body that trickles never ends by itself.
+    /// Timeout of the whole exchange. A timeout per read would not end a body that trickles.
     pub(super) time: Duration,
-    /// Bytes of the body.
+    /// Maximum bytes of the decompressed body.
     pub(super) body: u64,
 }
 
-/// One exchange with a host: a slot for it, its limits, and what the outcome says about the host.
+/// Sends a request through the host's limiter and reports the outcome to the limiter.
 pub(super) async fn exchange(
     clients: &Clients,
-    gate: &Gate,
-    asker: Asker,
+    gate: &HostLimiter,
+    asker: Principal,
     what: &str,
-    call: Call,
+    call: HttpRequest,
     limits: Limits,
-) -> Result<HttpAnswer, ImageError> {
+) -> Result<HttpResponse, ImageError> {
     let _slot = gate.enter(asker).await?;
     let exchange = async {
         let is_head = call.method == Method::HEAD;
@@ -223,7 +229,7 @@ pub(super) async fn exchange(
         } else {
             Bytes::new()
         };
-        Ok(HttpAnswer {
+        Ok(HttpResponse {
             status,
             headers,
             body,
@@ -231,14 +237,14 @@ pub(super) async fn exchange(
     };
     let answer = match tokio::time::timeout(limits.time, exchange).await {
         Ok(Ok(answer)) => answer,
-        Ok(Err(Broken::Transport(error))) => {
+        Ok(Err(ExchangeError::Transport(error))) => {
             if error.is_timeout() {
                 gate.timed_out();
             }
-            return Err(transport(what, error));
+            return Err(transport_error(what, error));
         }
-        Ok(Err(Broken::Redirect(why))) => return Err(ImageError::unavailable(what, why)),
-        Ok(Err(Broken::Other(error))) => return Err(error),
+        Ok(Err(ExchangeError::Redirect(why))) => return Err(ImageError::unavailable(what, why)),
+        Ok(Err(ExchangeError::Other(error))) => return Err(error),
         Err(_) => {
             gate.timed_out();
             return Err(ImageError::unanswered(what, "no answer in time", None));
@@ -256,13 +262,13 @@ pub(super) async fn exchange(
     Ok(answer)
 }
 
-/// Reads a whole body, unpacked, and stops at the limit instead of filling the memory.
+/// Reads a decompressed body and stops at `limit`.
 async fn read_body(
     what: &str,
     mut response: reqwest::Response,
     limit: u64,
-) -> Result<Bytes, Broken> {
-    let too_large = |size| Err(Broken::Other(ImageError::too_large(what, size)));
+) -> Result<Bytes, ExchangeError> {
+    let too_large = |size| Err(ExchangeError::Other(ImageError::too_large(what, size)));
     if let Some(length) = response.content_length().filter(|length| *length > limit) {
         return too_large(length);
     }
@@ -276,8 +282,8 @@ async fn read_body(
     Ok(body.freeze())
 }
 
-/// Addresses in errors are the ones archaware asked for: a redirect's may carry a signature.
-fn transport(what: &str, error: reqwest::Error) -> ImageError {
+/// The URL is removed from the error: a redirect's URL may contain a signature.
+fn transport_error(what: &str, error: reqwest::Error) -> ImageError {
     let mut why = String::from(if error.is_connect() {
         "no connection"
     } else if error.is_body() || error.is_decode() {
@@ -292,7 +298,7 @@ fn transport(what: &str, error: reqwest::Error) -> ImageError {
     ImageError::unanswered(what, why, source)
 }
 
-/// Seconds or a date (RFC 9110, 10.2.3).
+/// Seconds or an HTTP date (RFC 9110, 10.2.3).
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Duration {
     let text = headers
         .get(RETRY_AFTER)

@@ -1,14 +1,14 @@
-//! A thin registry client: the digest of a tag, and documents by digest. Nothing is pulled.
+//! A minimal registry client: gets the digest of a tag, and documents by digest. Never pulls layers.
 
 mod auth;
 mod challenge;
 mod client;
 mod exchange;
-mod gate;
+mod host_limiter;
 mod hosts;
-mod question;
+mod request;
 
-pub use client::Settings;
-pub(crate) use client::{Answer, Head, Registry};
+pub use client::RegistrySettings;
+pub(crate) use client::{Head, Registry, RegistryResponse};
 pub use exchange::TlsError;
-pub use gate::Quota;
+pub use host_limiter::Quota;

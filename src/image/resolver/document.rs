@@ -1,4 +1,4 @@
-//! From a digest to platforms: content in containerd first, the registry for what it lacks.
+//! From a digest to platforms: reads documents from containerd first and missing ones from the registry.
 
 use std::sync::{
     Arc,
@@ -8,29 +8,29 @@ use std::sync::{
 use bytes::Bytes;
 
 use crate::image::{
-    cache::Known,
-    containerd::{Containerd, Patience, Store},
+    cache::CachedSummary,
+    containerd::{Containerd, Deadline, Store},
     digest::Digest,
     error::ImageError,
-    tree::{self, Fetch, Kind, Tree},
+    summary::{self, DocumentKind, Fetch, ImageSummary},
 };
 
-use super::{Asker, Inner, Source, tag::Found};
+use super::{Inner, RequestContext, Source, tag::ResolvedTag};
 
 impl Inner {
-    /// Reads a tree and remembers it.
-    pub(super) async fn read_tree(
+    /// Reads and caches the summary of an image.
+    pub(super) async fn read_summary(
         &self,
-        asker: &Asker,
-        found: &Found,
-    ) -> Result<(Arc<Tree>, Source), ImageError> {
-        let rights = asker.rights();
+        asker: &RequestContext,
+        found: &ResolvedTag,
+    ) -> Result<(Arc<ImageSummary>, Source), ImageError> {
+        let rights = asker.fingerprints();
         let subject = format!("{}@{}", asker.reference.name(), found.digest);
-        let layers = Layers {
+        let layers = DocumentSource {
             inner: self,
             asker,
             containerd: self.shared_containerd(asker),
-            patience: Patience::new(),
+            patience: Deadline::new(),
             failed: self.caches.failure(&subject, &rights),
             containerd_failed: AtomicBool::new(found.without_containerd),
             asked_registry: AtomicBool::new(found.root.is_some()),
@@ -41,36 +41,41 @@ impl Inner {
                     answer.body.clone(),
                     answer.content_type().map(str::to_owned),
                 ),
-                None => layers.fetch_typed(Kind::Manifest, &found.digest).await?,
+                None => {
+                    layers
+                        .fetch_typed(DocumentKind::Manifest, &found.digest)
+                        .await?
+                }
             };
-            tree::read(&layers, &found.digest, &root, content_type.as_deref()).await
+            summary::read(&layers, &found.digest, &root, content_type.as_deref()).await
         };
         let (tree, leaves) = match read.await {
             Ok(read) => read,
             Err(error) => {
-                // One that is remembered already does not count twice.
+                // A cached failure must not be counted twice.
                 if layers.failed.is_none() {
-                    self.caches.keep_failure(&subject, &rights, &error);
+                    self.caches.store_failure(&subject, &rights, &error);
                 }
                 return Err(error);
             }
         };
         self.caches.forget_failure(&subject, &rights);
         let asked = layers.asked_registry.load(Ordering::Relaxed);
-        let tree = self.caches.share(tree);
-        let mut known = Known {
-            tree: tree.clone(),
-            told: 0,
+        let tree = self.caches.intern(tree);
+        let mut known = CachedSummary {
+            summary: tree.clone(),
+            last_touched: 0,
         };
         if let Some(store) = self.store(asker) {
-            known.told = Store::today();
+            known.last_touched = Store::today();
             if asked {
-                store.keep(&found.digest, leaves);
+                store.store_documents(&found.digest, leaves);
             } else {
                 store.touch(&found.digest);
             }
         }
-        self.caches.keep_tree(&found.digest, asker.owner(), known);
+        self.caches
+            .store_summary(&found.digest, asker.summary_scope(), known);
         let source = if asked {
             Source::Registry
         } else {
@@ -80,22 +85,23 @@ impl Inner {
     }
 }
 
-struct Layers<'a> {
+struct DocumentSource<'a> {
     inner: &'a Inner,
-    asker: &'a Asker,
+    asker: &'a RequestContext,
     containerd: Option<&'a Containerd>,
-    patience: Patience,
-    /// The registry has failed lately: containerd may know more by now, the registry is not asked.
+    patience: Deadline,
+    /// A recent failure of the registry. containerd may have the document by now, but the registry is not asked
+    /// again.
     failed: Option<ImageError>,
-    /// One silence is enough: it costs a pod the budget of one look-up, not of each document.
+    /// After one timeout of containerd the remaining documents do not wait for it again.
     containerd_failed: AtomicBool,
     asked_registry: AtomicBool,
 }
 
-impl Layers<'_> {
+impl DocumentSource<'_> {
     async fn fetch_typed(
         &self,
-        kind: Kind,
+        kind: DocumentKind,
         digest: &Digest,
     ) -> Result<(Bytes, Option<String>), ImageError> {
         let usable = !self.containerd_failed.load(Ordering::Relaxed);
@@ -110,7 +116,7 @@ impl Layers<'_> {
             return Err(error.clone());
         }
         self.asked_registry.store(true, Ordering::Relaxed);
-        let Asker {
+        let RequestContext {
             reference,
             credentials,
             ..
@@ -122,8 +128,8 @@ impl Layers<'_> {
     }
 }
 
-impl Fetch for Layers<'_> {
-    async fn fetch(&self, kind: Kind, digest: &Digest) -> Result<Bytes, ImageError> {
+impl Fetch for DocumentSource<'_> {
+    async fn fetch(&self, kind: DocumentKind, digest: &Digest) -> Result<Bytes, ImageError> {
         self.fetch_typed(kind, digest).await.map(|(bytes, _)| bytes)
     }
 }

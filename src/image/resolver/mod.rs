@@ -1,7 +1,7 @@
-//! The way from a reference to platforms: memory, containerd, registry, in this order, each answer
-//! shared by all who wait for it.
+//! Resolves image references to platforms from memory, containerd or a registry, in this order. Concurrent requests
+//! for the same image share one lookup.
 
-mod asker;
+mod context;
 mod document;
 mod tag;
 
@@ -15,87 +15,87 @@ use futures::FutureExt;
 use crate::{metrics::Resolutions, platform::PlatformSet};
 
 use super::{
-    cache::{Caches, Remembered},
-    containerd::{Containerd, Patience, Store},
-    credentials::{Fingerprint, Keys, NodeCredentials},
+    cache::{CachedTag, Caches},
+    containerd::{Containerd, Deadline, Store},
+    credentials::{Fingerprint, LazyKeyring, OperatorCredentials},
     digest::Digest,
     error::ImageError,
-    flight::Flights,
     reference::{Reference, Version},
     registry::{self, Quota, Registry},
     rewrite::{Rewrite, rewrite},
-    tree::Tree,
+    single_flight::SingleFlight,
+    summary::ImageSummary,
 };
 
-use asker::Asker;
-use tag::{Found, NotFound};
+use context::RequestContext;
+use tag::{ResolvedTag, TagLookupError};
 
-/// How the resolver is set up.
+/// Settings of a [`Resolver`].
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// Registries.
-    pub registry: registry::Settings,
-    /// Names that stand for other names.
+pub struct ResolverSettings {
+    /// Access to registries.
+    pub registry: registry::RegistrySettings,
+    /// `registries.rewrites`.
     pub rewrites: Vec<Rewrite>,
-    /// Entries of each cache.
+    /// Maximum number of entries in each cache.
     pub images: usize,
-    /// How long a tag is believed.
+    /// How long a cached tag is used without asking again.
     pub tag_ttl: Duration,
-    /// The same for `latest`, and for pull policy `Always`.
+    /// The same for `latest` and for pull policy `Always`.
     pub latest_ttl: Duration,
-    /// Whether who asks with credentials shares nothing with others.
+    /// Whether requests with credentials share no answers with others.
     pub per_credential: bool,
 }
 
-/// A container's `imagePullPolicy`, as far as it matters here.
+/// `imagePullPolicy`, reduced to what matters for resolution.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum PullPolicy {
-    /// `IfNotPresent`, `Never`, or not said.
+    /// `IfNotPresent`, `Never` or unset.
     #[default]
     IfNotPresent,
-    /// The tag is to be looked up anew.
+    /// The tag must be looked up again.
     Always,
 }
 
-/// One question.
+/// A request to resolve one image.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
-    /// The image as the pod names it.
+pub struct ResolveRequest<'a> {
+    /// The image as written in the pod.
     pub image: &'a str,
-    /// Of its container.
+    /// Pull policy of its container.
     pub policy: PullPolicy,
-    /// The asker's own credentials; those of the node come after them.
-    pub keys: &'a Keys,
+    /// The pod's own credentials; those of the operator are tried after them.
+    pub keys: &'a LazyKeyring,
 }
 
 /// Where an answer came from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub enum Source {
-    /// Known to this process.
+    /// This process's caches.
     Memory,
-    /// Only containerd was asked.
+    /// containerd, without any registry.
     Containerd,
-    /// A registry was asked.
+    /// A registry.
     Registry,
 }
 
-/// What an image is.
+/// A resolved image.
 #[derive(Clone, Debug)]
 pub struct Resolved {
     /// The normalised name, after `registries.rewrites`.
     pub reference: Reference,
-    /// Of its root document.
+    /// Digest of the root document.
     pub digest: Digest,
-    /// Its platforms, or why it names none.
+    /// Its platforms, or why it has none.
     pub platforms: PlatformSet,
-    /// Of its root document.
+    /// Media type of the root document.
     pub media_type: &'static str,
     /// Where the answer came from.
     pub source: Source,
 }
 
 impl Source {
-    /// Its name in `inspect` and in metrics.
+    /// The name in `archaware inspect` and in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -105,22 +105,22 @@ impl Source {
     }
 }
 
-/// Resolves images. Cheap to clone; all clones share caches, connections and work in progress.
+/// Resolves images. Cheap to clone; clones share caches, connections and lookups in progress.
 #[derive(Clone)]
 pub struct Resolver(Arc<Inner>);
 
 struct Inner {
-    settings: Settings,
+    settings: ResolverSettings,
     caches: Arc<Caches>,
     registry: Registry,
     containerd: Option<Containerd>,
-    node_credentials: NodeCredentials,
-    tags: Flights<TagKey, Result<Found, NotFound>>,
-    trees: Flights<TreeKey, Result<(Arc<Tree>, Source), ImageError>>,
+    node_credentials: OperatorCredentials,
+    tags: SingleFlight<TagKey, Result<ResolvedTag, TagLookupError>>,
+    summaries: SingleFlight<SummaryKey, Result<(Arc<ImageSummary>, Source), ImageError>>,
     metrics: Resolutions,
 }
 
-/// Questions with the same answer: same reference, same rights, same demands on freshness.
+/// Lookups of a tag with the same result: same reference, credentials and freshness.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct TagKey {
     reference: Reference,
@@ -128,25 +128,27 @@ struct TagKey {
     policy: PullPolicy,
 }
 
-/// A document is fetched with the rights of those who wait for it: who may not see it fails alone.
+/// Lookups of a document with the same result. Credentials are part of the key, because a document is fetched with
+/// the rights of the pods that wait for it.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct TreeKey {
+struct SummaryKey {
     digest: Digest,
     name: String,
     rights: Vec<Fingerprint>,
 }
 
 impl Resolver {
-    /// A resolver with empty caches. What containerd holds of earlier processes is read in the background.
+    /// A resolver with empty caches. Tags that earlier processes persisted in containerd are loaded in the
+    /// background.
     pub fn new(
-        settings: Settings,
+        settings: ResolverSettings,
         containerd: Option<Containerd>,
-        node_credentials: NodeCredentials,
+        node_credentials: OperatorCredentials,
         metrics: Resolutions,
     ) -> Self {
         let caches = Arc::new(Caches::new(settings.images));
         if let Some(store) = containerd.as_ref().and_then(Containerd::store) {
-            store.recall(&caches, settings.images);
+            store.load_persisted(&caches, settings.images);
         }
         Self(Arc::new(Inner {
             registry: Registry::new(settings.registry.clone()),
@@ -154,15 +156,19 @@ impl Resolver {
             settings,
             containerd,
             node_credentials,
-            tags: Flights::new(),
-            trees: Flights::new(),
+            tags: SingleFlight::new(),
+            summaries: SingleFlight::new(),
             metrics,
         }))
     }
 
-    /// The platforms of an image. Takes as long as its registry does, bounded by the timeout of each
-    /// request; give a whole attempt its own limit.
-    pub async fn resolve(&self, request: Request<'_>) -> Result<Resolved, ImageError> {
+    /// Resolves an image. Each registry request has a timeout, but the sum has none; use [`Self::resolve_by`] to
+    /// bound it.
+    ///
+    /// # Errors
+    ///
+    /// When the image cannot be resolved. [`ImageError::reason`] classifies the error.
+    pub async fn resolve(&self, request: ResolveRequest<'_>) -> Result<Resolved, ImageError> {
         let (started, metrics) = (Instant::now(), &self.0.metrics);
         let result = self.resolve_inner(request).await;
         match &result {
@@ -171,7 +177,7 @@ impl Resolver {
                 let registry = asked.then(|| resolved.reference.registry());
                 metrics.observe(started, registry, Ok(resolved.source.as_str()));
             }
-            // Parsed again: that costs less than keeping a copy for every answer.
+            // Errors are rare, so parsing again is cheaper than cloning the reference for every request.
             Err(error) => {
                 let reference = self.reference(request.image).ok();
                 let registry = reference.as_ref().map(Reference::registry);
@@ -182,39 +188,47 @@ impl Resolver {
     }
 
     /// The normalised name of an image after `registries.rewrites`.
+    ///
+    /// # Errors
+    ///
+    /// When the name, before or after rewriting, is not an image reference.
     pub fn reference(&self, image: &str) -> Result<Reference, ImageError> {
         let reference = Reference::parse(image)?;
         Ok(rewrite(reference, &self.0.settings.rewrites)?)
     }
 
-    /// Whether containerd is configured and answers; `None` when it is not configured.
+    /// Whether containerd answers; `None` when it is not configured.
     pub fn containerd_is_up(&self) -> Option<bool> {
         self.0.containerd.as_ref().map(Containerd::is_up)
     }
 
-    /// Asks containerd for content that nobody has, so that it is known whether it answers.
+    /// Reads content that does not exist, to find out whether containerd answers.
     pub async fn probe_containerd(&self) {
         if let Some(containerd) = &self.0.containerd {
             let nothing = Digest::of(b"archaware asks whether containerd answers");
-            // The outcome is what `containerd_is_up` tells.
-            let _ = containerd.read(Patience::new(), &nothing).await;
+            // `containerd_is_up` reports the outcome.
+            let _ = containerd.read(Deadline::new(), &nothing).await;
         }
     }
 
-    /// Registry hosts that are left alone at the moment.
-    pub fn gated_hosts(&self) -> usize {
-        self.0.registry.gated()
+    /// Number of registry hosts that get no requests at the moment.
+    pub fn paused_hosts(&self) -> usize {
+        self.0.registry.paused_hosts()
     }
 
-    /// What registries last said of their rate limits, by host.
+    /// Rate limits as registries last reported them, by host.
     pub fn quotas(&self) -> Vec<(String, Quota)> {
         self.0.registry.quotas()
     }
 
-    /// The same, given up at a deadline.
+    /// Like [`Self::resolve`], but gives up at a deadline.
+    ///
+    /// # Errors
+    ///
+    /// When the image cannot be resolved in time.
     pub async fn resolve_by(
         &self,
-        request: Request<'_>,
+        request: ResolveRequest<'_>,
         deadline: tokio::time::Instant,
     ) -> Result<Resolved, ImageError> {
         let answer = tokio::time::timeout_at(deadline, self.resolve(request)).await;
@@ -222,17 +236,17 @@ impl Resolver {
         answer.unwrap_or_else(|_| Err(ImageError::unanswered(request.image, why, None)))
     }
 
-    async fn resolve_inner(&self, request: Request<'_>) -> Result<Resolved, ImageError> {
-        let mut asker = Asker {
+    async fn resolve_inner(&self, request: ResolveRequest<'_>) -> Result<Resolved, ImageError> {
+        let mut asker = RequestContext {
             reference: self.reference(request.image)?,
             policy: request.policy,
             credentials: [].into(),
-            alone: None,
+            isolated: None,
         };
         let inner = &self.0;
-        // What everybody may know needs no credential, and no Secret is read for it.
+        // A cached public image needs no credentials, so no Secret is read for it.
         if !inner.settings.per_credential
-            && let Some((found, tree)) = inner.known(&asker)
+            && let Some((found, tree)) = inner.cached(&asker)
         {
             return Ok(asker.resolved(found, &tree, Source::Memory));
         }
@@ -247,47 +261,47 @@ impl Resolver {
         }
         asker.credentials = credentials.into();
         if inner.settings.per_credential && !asker.credentials.is_empty() {
-            asker.alone = Some(Fingerprint::of_all(&asker.rights()));
+            asker.isolated = Some(Fingerprint::of_all(&asker.fingerprints()));
         }
         let found = match asker.reference.version() {
-            Version::Digest(digest) => Found::given(digest.clone()),
-            Version::Tag(_) => self.tag(&asker).await?,
+            Version::Digest(digest) => ResolvedTag::known(digest.clone()),
+            Version::Tag(_) => self.resolve_tag(&asker).await?,
         };
-        let (tree, source) = match self.tree(&asker, &found).await {
+        let (tree, source) = match self.resolve_summary(&asker, &found).await {
             Ok(read) => read,
             Err(error) => {
-                inner.doubt(&asker, &error);
+                inner.invalidate_tag(&asker, &error);
                 return Err(error);
             }
         };
-        if let Some(store) = inner.store(&asker).filter(|_| found.is_news()) {
-            store.tag(&asker.reference.to_string(), &found.digest);
+        if let Some(store) = inner.store(&asker).filter(|_| found.needs_persisting()) {
+            store.store_tag(&asker.reference.to_string(), &found.digest);
         }
         Ok(asker.resolved(found, &tree, source))
     }
 
-    async fn tag(&self, asker: &Asker) -> Result<Found, ImageError> {
+    async fn resolve_tag(&self, asker: &RequestContext) -> Result<ResolvedTag, ImageError> {
         let name = asker.reference.to_string();
         let ttl = self.0.ttl(asker);
-        let remembered = || self.0.caches.tag(&name, &asker.audiences(), ttl);
+        let remembered = || self.0.caches.tag(&name, &asker.cache_scopes(), ttl);
         let (mut known, mut recalled) = (remembered(), Ok(()));
         if known.is_none() {
-            // Soon after the start, what an earlier process knew may be on its way.
-            recalled = self.0.recalled().await;
+            // Shortly after the start, persisted tags may still be loading.
+            recalled = self.0.wait_until_loaded().await;
             known = remembered();
         }
         let stale = match known {
-            Some(Remembered::Fresh(digest)) => return Ok(Found::given(digest)),
-            Some(Remembered::Stale(digest, age)) => Some((Found::given(digest), age)),
+            Some(CachedTag::Fresh(digest)) => return Ok(ResolvedTag::known(digest)),
+            Some(CachedTag::Stale(digest, age)) => Some((ResolvedTag::known(digest), age)),
             None => None,
         };
         let key = TagKey {
             reference: asker.reference.clone(),
-            rights: asker.rights(),
+            rights: asker.fingerprints(),
             policy: asker.policy,
         };
         let (inner, asker) = (self.0.clone(), asker.clone());
-        // Made only when needed, and boxed: thousands of pods wait here at once.
+        // Created only when needed, and boxed because thousands of pods may wait here at once.
         let look_up = move || async move { inner.look_up(&asker, ttl, recalled).await }.boxed();
         let (error, record) = match self.0.tags.run(key, look_up).await {
             Ok(found) => return Ok(found),
@@ -296,65 +310,71 @@ impl Resolver {
         if !tag::may_be_stale(&error) {
             return Err(error);
         }
-        // The registry is silent, not the image gone: what is known still holds, the newer the better.
-        let record = record.map(|record| (Found::recorded(record.digest), record.age));
+        // The registry does not answer, which does not mean that the image is gone: the newest known digest is used.
+        let record = record.map(|record| (ResolvedTag::recorded(record.digest), record.age));
         let newest = stale.into_iter().chain(record).min_by_key(|(_, age)| *age);
         newest.map(|(found, _)| found).ok_or(error)
     }
 
-    async fn tree(&self, asker: &Asker, found: &Found) -> Result<(Arc<Tree>, Source), ImageError> {
-        if let Some(tree) = self.0.known_tree(asker, &found.digest) {
+    async fn resolve_summary(
+        &self,
+        asker: &RequestContext,
+        found: &ResolvedTag,
+    ) -> Result<(Arc<ImageSummary>, Source), ImageError> {
+        if let Some(tree) = self.0.cached_summary(asker, &found.digest) {
             return Ok((tree, Source::Memory));
         }
-        let key = TreeKey {
+        let key = SummaryKey {
             digest: found.digest.clone(),
             name: asker.reference.name(),
-            rights: asker.rights(),
+            rights: asker.fingerprints(),
         };
         let (inner, asker, found) = (self.0.clone(), asker.clone(), found.clone());
-        let read = move || async move { inner.read_tree(&asker, &found).await }.boxed();
-        self.0.trees.run(key, read).await
+        let read = move || async move { inner.read_summary(&asker, &found).await }.boxed();
+        self.0.summaries.run(key, read).await
     }
 }
 
 impl Inner {
-    /// A tag whose document is none (a sign-in page, content that is gone) may be right a moment later: it is
-    /// asked for again when the failure has been kept long enough.
-    fn doubt(&self, asker: &Asker, error: &ImageError) {
+    /// A tag that points at an invalid document (a sign-in page, deleted content) may be fixed soon: the tag is
+    /// forgotten and looked up again when the cached failure expires.
+    fn invalidate_tag(&self, asker: &RequestContext, error: &ImageError) {
         if matches!(asker.reference.version(), Version::Digest(_)) || tag::may_be_stale(error) {
             return;
         }
         let name = asker.reference.to_string();
-        self.caches.forget_tag(&name, &asker.audiences());
-        self.caches.keep_failure(&name, &asker.rights(), error);
+        self.caches.forget_tag(&name, &asker.cache_scopes());
+        self.caches
+            .store_failure(&name, &asker.fingerprints(), error);
     }
 
-    /// What memory holds for this asker, both tag and tree.
-    fn known(&self, asker: &Asker) -> Option<(Found, Arc<Tree>)> {
+    /// Tag and summary from memory, if both are cached.
+    fn cached(&self, asker: &RequestContext) -> Option<(ResolvedTag, Arc<ImageSummary>)> {
         let digest = match asker.reference.version() {
             Version::Digest(digest) => digest.clone(),
             Version::Tag(_) => {
                 let (name, ttl) = (asker.reference.to_string(), self.ttl(asker));
-                match self.caches.tag(&name, &asker.audiences(), ttl)? {
-                    Remembered::Fresh(digest) => digest,
-                    Remembered::Stale(..) => return None,
+                match self.caches.tag(&name, &asker.cache_scopes(), ttl)? {
+                    CachedTag::Fresh(digest) => digest,
+                    CachedTag::Stale(..) => return None,
                 }
             }
         };
-        let tree = self.known_tree(asker, &digest)?;
-        Some((Found::given(digest), tree))
+        let tree = self.cached_summary(asker, &digest)?;
+        Some((ResolvedTag::known(digest), tree))
     }
 
-    fn known_tree(&self, asker: &Asker, digest: &Digest) -> Option<Arc<Tree>> {
-        let mut known = self.caches.tree(digest, asker.owner())?;
-        // Content that survives this process goes away unless somebody says that it is in use.
+    fn cached_summary(&self, asker: &RequestContext, digest: &Digest) -> Option<Arc<ImageSummary>> {
+        let mut known = self.caches.summary(digest, asker.summary_scope())?;
+        // Persisted content expires unless it is touched on the days on which it is used.
         if let Some(store) = self.store(asker)
-            && known.told != Store::today()
+            && known.last_touched != Store::today()
         {
-            known.told = Store::today();
+            known.last_touched = Store::today();
             store.touch(digest);
-            self.caches.keep_tree(digest, asker.owner(), known.clone());
+            self.caches
+                .store_summary(digest, asker.summary_scope(), known.clone());
         }
-        Some(known.tree)
+        Some(known.summary)
     }
 }

@@ -1,4 +1,4 @@
-//! What a tag points at: the node's record if it is good enough, else the registry's word.
+//! Resolves a tag to a digest: from the node's image record if it is recent enough, otherwise from the registry.
 
 use std::{
     sync::{
@@ -9,66 +9,66 @@ use std::{
 };
 
 use crate::image::{
-    cache::Audience,
-    containerd::{Broken, Containerd, Record, Store},
+    cache::CacheScope,
+    containerd::{Containerd, ContainerdUnavailable, ImageRecord, Store},
     digest::Digest,
     error::{ImageError, Reason},
     reference::Version,
-    registry::{Answer, Head},
+    registry::{Head, RegistryResponse},
 };
 
-use super::{Asker, Inner, PullPolicy, Source};
+use super::{Inner, PullPolicy, RequestContext, Source};
 
 /// What a tag points at.
 #[derive(Clone)]
-pub(super) struct Found {
+pub(super) struct ResolvedTag {
     pub(super) digest: Digest,
     pub(super) source: Source,
-    /// The root, when the registry gave it along.
-    pub(super) root: Option<Arc<Answer>>,
-    /// containerd gave no answer just now: it is not asked again for this image.
+    /// The root document, if the registry returned it with the digest.
+    pub(super) root: Option<Arc<RegistryResponse>>,
+    /// containerd did not answer for this image and is not asked again.
     pub(super) without_containerd: bool,
-    /// Set for what the registry has just said to everybody: worth telling to what survives this process, by
-    /// one of all who wait for it.
-    news: Option<Arc<AtomicBool>>,
+    /// Set if a registry just returned this publicly: persist it to containerd. Only one of the concurrent callers
+    /// does it.
+    unpersisted: Option<Arc<AtomicBool>>,
 }
 
-/// Why the registry did not say what a tag points at, and what the node says instead.
-pub(super) type NotFound = (ImageError, Option<Record>);
+/// The registry's error, and the node's image record to fall back to.
+pub(super) type TagLookupError = (ImageError, Option<ImageRecord>);
 
-impl Found {
-    /// By the reference itself, or by memory.
-    pub(super) fn given(digest: Digest) -> Self {
+impl ResolvedTag {
+    /// A digest from the reference itself or from memory.
+    pub(super) fn known(digest: Digest) -> Self {
         Self {
             digest,
             source: Source::Memory,
             root: None,
             without_containerd: false,
-            news: None,
+            unpersisted: None,
         }
     }
 
     pub(super) fn recorded(digest: Digest) -> Self {
         Self {
             source: Source::Containerd,
-            ..Self::given(digest)
+            ..Self::known(digest)
         }
     }
 
-    /// Whether this one is to tell it.
-    pub(super) fn is_news(&self) -> bool {
-        let news = self.news.as_ref();
+    /// Whether this caller should persist the tag; true for one caller only.
+    pub(super) fn needs_persisting(&self) -> bool {
+        let news = self.unpersisted.as_ref();
         news.is_some_and(|news| news.swap(false, Ordering::Relaxed))
     }
 }
 
-/// Failures that say nothing about the image.
+/// Failures that say nothing about the image itself.
 pub(super) fn may_be_stale(error: &ImageError) -> bool {
     matches!(error.reason(), Reason::Unavailable | Reason::RateLimited)
 }
 
 impl Inner {
-    pub(super) fn ttl(&self, asker: &Asker) -> Duration {
+    pub(super) fn ttl(&self, asker: &RequestContext) -> Duration {
         let latest = matches!(asker.reference.version(), Version::Tag(tag) if tag == "latest");
         if latest || asker.policy == PullPolicy::Always {
             self.settings.latest_ttl
@@ -77,47 +77,48 @@ impl Inner {
         }
     }
 
-    /// containerd, for who may use what others left there.
-    pub(super) fn shared_containerd(&self, asker: &Asker) -> Option<&Containerd> {
-        self.containerd.as_ref().filter(|_| asker.alone.is_none())
+    /// containerd, unless the request is isolated from answers of others.
+    pub(super) fn shared_containerd(&self, asker: &RequestContext) -> Option<&Containerd> {
+        self.containerd
+            .as_ref()
+            .filter(|_| asker.isolated.is_none())
     }
 
-    pub(super) fn store(&self, asker: &Asker) -> Option<&Store> {
+    pub(super) fn store(&self, asker: &RequestContext) -> Option<&Store> {
         self.shared_containerd(asker)?.store()
     }
 
-    /// Waits, not for long, until what an earlier process knew has been read.
-    pub(super) async fn recalled(&self) -> Result<(), Broken> {
+    /// Waits a short time until persisted tags are loaded.
+    pub(super) async fn wait_until_loaded(&self) -> Result<(), ContainerdUnavailable> {
         match self.containerd.as_ref().and_then(Containerd::store) {
-            Some(store) => store.recalled().await,
+            Some(store) => store.wait_until_loaded().await,
             None => Ok(()),
         }
     }
 
-    /// Asks for a tag. A record is not remembered: it is the node's word, which the next question may
-    /// not accept.
+    /// Looks a tag up. An image record is not cached, because the next request may require a fresher answer.
     pub(super) async fn look_up(
         &self,
-        asker: &Asker,
+        asker: &RequestContext,
         ttl: Duration,
-        recalled: Result<(), Broken>,
-    ) -> Result<Found, NotFound> {
+        recalled: Result<(), ContainerdUnavailable>,
+    ) -> Result<ResolvedTag, TagLookupError> {
         let asked = match (self.shared_containerd(asker), recalled) {
             (Some(containerd), Ok(())) => containerd.record(&asker.reference).await,
-            (Some(_), Err(Broken)) => Err(Broken),
+            (Some(_), Err(ContainerdUnavailable)) => Err(ContainerdUnavailable),
             (None, _) => Ok(None),
         };
         let without_containerd = asked.is_err();
         let record = match asked.unwrap_or_default() {
-            // The kubelet runs what the node has unless the policy is Always; a record that is younger
-            // than a tag is believed anyway serves those, too.
+            // With any policy but `Always` the kubelet runs what the node has. For `Always`, a record that is younger
+            // than the tag TTL is as fresh as a cached tag.
             Some(record) if asker.policy == PullPolicy::IfNotPresent || record.age < ttl => {
-                return Ok(Found::recorded(record.digest));
+                return Ok(ResolvedTag::recorded(record.digest));
             }
             other => other,
         };
-        match self.ask(asker).await {
-            Ok(found) => Ok(Found {
+        match self.request_tag(asker).await {
+            Ok(found) => Ok(ResolvedTag {
                 without_containerd,
                 ..found
             }),
@@ -125,9 +126,9 @@ impl Inner {
         }
     }
 
-    /// Asks the registry what a tag points at, unless it has failed to say so just now.
-    async fn ask(&self, asker: &Asker) -> Result<Found, ImageError> {
-        let (name, rights) = (asker.reference.to_string(), asker.rights());
+    /// Asks the registry for the digest of a tag, unless it failed recently.
+    async fn request_tag(&self, asker: &RequestContext) -> Result<ResolvedTag, ImageError> {
+        let (name, rights) = (asker.reference.to_string(), asker.fingerprints());
         let Version::Tag(tag) = asker.reference.version() else {
             return Err(ImageError::NotFound { what: name });
         };
@@ -144,19 +145,19 @@ impl Inner {
                 (digest, Some(Arc::new(answer)), credential)
             }
             Err(error) => {
-                self.caches.keep_failure(&name, &rights, &error);
+                self.caches.store_failure(&name, &rights, &error);
                 return Err(error);
             }
         };
         self.caches.forget_failure(&name, &rights);
-        let audience = asker.audience(credential);
+        let audience = asker.cache_scope(credential);
         self.caches
-            .keep_tag(&name, audience, &digest, Instant::now());
-        Ok(Found {
+            .store_tag(&name, audience, &digest, Instant::now());
+        Ok(ResolvedTag {
             source: Source::Registry,
             root,
-            news: (audience == Audience::Everybody).then(|| Arc::new(AtomicBool::new(true))),
-            ..Found::given(digest)
+            unpersisted: (audience == CacheScope::Public).then(|| Arc::new(AtomicBool::new(true))),
+            ..ResolvedTag::known(digest)
         })
     }
 }

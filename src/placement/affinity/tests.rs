@@ -16,7 +16,7 @@ fn required(terms: Value) -> Affinity {
     }}))
 }
 
-fn change(affinity: Option<&Affinity>, selector: &[(&str, &str)]) -> Change {
+fn change(affinity: Option<&Affinity>, selector: &[(&str, &str)]) -> AffinityChange {
     let decision = Decision::Architectures(set(&["amd64", "arm64"]));
     let preferences = [("arm64", 80), ("s390x", 10), ("amd64", 0)]
         .map(|(name, weight)| (name.parse().unwrap(), weight))
@@ -28,7 +28,7 @@ fn change(affinity: Option<&Affinity>, selector: &[(&str, &str)]) -> Change {
     decide(&decision, true, &preferences, &selector, affinity)
 }
 
-/// The indexes of the terms that get the expression: `None` when nothing is required.
+/// The indexes of the terms that get the expression; `None` when nothing is required.
 fn terms(value: Value) -> Option<Vec<usize>> {
     change(Some(&required(value)), &[]).require.map(|require| {
         assert_eq!(require.architectures, set(&["amd64", "arm64"]));
@@ -86,7 +86,7 @@ fn who_selects_an_architecture_has_chosen() {
 
 #[test]
 fn only_decided_architectures_are_required() {
-    for decision in [Decision::StepAside, Decision::NoCommonArchitecture] {
+    for decision in [Decision::TolerateAll, Decision::NoCommonArchitecture] {
         let preferences = [("arm64".parse().unwrap(), 80)].into();
         assert!(decide(&decision, true, &preferences, &BTreeMap::new(), None).is_empty());
     }
@@ -122,8 +122,7 @@ fn preferences_are_for_architectures_that_the_images_have() {
     }
 }
 
-/// What was added comes out again, whatever else has been added meanwhile; the author's own of the same
-/// words stays.
+/// Additions can be removed whatever else was added meanwhile, and an identical entry of the author stays.
 #[test]
 fn what_was_added_can_be_taken_back() {
     let arch = json!({"key": LABEL, "operator": "In", "values": ["amd64", "arm64"]});
@@ -132,9 +131,9 @@ fn what_was_added_can_be_taken_back() {
     let mut alone = required(json!([{"matchExpressions": [arch]}]));
     assert_eq!(
         undo(&mut alone, &ours),
-        Undo {
+        AffinityUndo {
             required: true,
-            ..Undo::default()
+            ..AffinityUndo::default()
         }
     );
     assert_eq!(alone.required_terms(), None);
@@ -142,9 +141,9 @@ fn what_was_added_can_be_taken_back() {
     let mut beside = required(json!([{"matchExpressions": [zone]}, {"matchExpressions": [arch]}]));
     assert_eq!(
         undo(&mut beside, &ours),
-        Undo {
+        AffinityUndo {
             term: Some(1),
-            ..Undo::default()
+            ..AffinityUndo::default()
         }
     );
     assert_eq!(beside, required(json!([{"matchExpressions": [zone]}])));
@@ -155,13 +154,17 @@ fn what_was_added_can_be_taken_back() {
         required(json!([{"matchExpressions": [zone, arch]}, {"matchExpressions": [arch]}]));
     assert_eq!(
         undo(&mut added, &ours),
-        Undo {
+        AffinityUndo {
             expressions: vec![(0, 1)],
-            ..Undo::default()
+            ..AffinityUndo::default()
         }
     );
     assert_eq!(added, authored);
-    assert_eq!(undo(&mut added, &ours), Undo::default(), "once is enough");
+    assert_eq!(
+        undo(&mut added, &ours),
+        AffinityUndo::default(),
+        "once is enough"
+    );
 
     let ours = change(None, &[]);
     let term = json!({"weight": 80, "preference": {"matchExpressions": [{"key": LABEL, "operator": "In", "values": ["arm64"]}]}});
@@ -169,9 +172,9 @@ fn what_was_added_can_be_taken_back() {
     let mut added = affinity(preferred);
     assert_eq!(
         undo(&mut added, &ours),
-        Undo {
+        AffinityUndo {
             preferred: vec![0],
-            ..Undo::default()
+            ..AffinityUndo::default()
         }
     );
 }
@@ -184,5 +187,5 @@ fn the_record_survives_the_annotation() {
         text,
         r#"{"require":{"architectures":["amd64","arm64"]},"prefer":[{"architecture":"arm64","weight":80}]}"#
     );
-    assert_eq!(serde_json::from_str::<Change>(&text).unwrap(), ours);
+    assert_eq!(serde_json::from_str::<AffinityChange>(&text).unwrap(), ours);
 }

@@ -45,8 +45,8 @@ impl Case {
         self
     }
 
-    fn node(&self) -> Node<'_> {
-        Node {
+    fn node(&self) -> NodeView<'_> {
+        NodeView {
             architecture: self.architecture,
             labels: &self.labels,
             annotations: &self.annotations,
@@ -54,8 +54,8 @@ impl Case {
         }
     }
 
-    fn decide(&self) -> (Option<Change>, Option<Problem>) {
-        decide(&Policy::from(&self.config), &self.node())
+    fn decide(&self) -> (Option<NodeChange>, Option<TaintProblem>) {
+        decide(&TaintPolicy::from(&self.config), &self.node())
     }
 }
 
@@ -64,10 +64,10 @@ const AMD: &str = "kubernetes.io/arch=amd64:NoSchedule";
 
 #[test]
 fn an_untainted_node_is_tainted_and_claimed() {
-    let expected = Change {
+    let expected = NodeChange {
         add: Some(taint(ARM)),
         ownership: Some(Ownership::Of(taint(ARM))),
-        ..Change::default()
+        ..NodeChange::default()
     };
     assert_eq!(Case::default().decide(), (Some(expected), None));
 }
@@ -88,7 +88,7 @@ fn nothing_to_do_is_the_usual_case() {
 
 #[test]
 fn a_foreign_taint_with_another_value_is_a_conflict() {
-    let problem = Problem::Conflict {
+    let problem = TaintProblem::Conflict {
         wanted: taint(ARM),
         value: "amd64".to_owned(),
     };
@@ -111,7 +111,7 @@ fn an_owned_taint_is_put_right_and_put_back() {
 fn a_changed_configuration_moves_the_taint() {
     let old = "old/key=arm64:NoSchedule";
     let moved = Case::default().owned(old).tainted(old).decide().0.unwrap();
-    let expected = Change {
+    let expected = NodeChange {
         remove: Some((1, taint("old/key=arm64:NoSchedule"))),
         add: Some(taint(ARM)),
         ownership: Some(Ownership::Of(taint(ARM))),
@@ -125,20 +125,20 @@ fn a_changed_configuration_moves_the_taint() {
         .decide()
         .0
         .unwrap();
-    let expected = Change {
+    let expected = NodeChange {
         remove: Some((1, taint("old/key=arm64:NoSchedule"))),
         ownership: Some(Ownership::Nothing),
-        ..Change::default()
+        ..NodeChange::default()
     };
     assert_eq!(foreign, expected);
 }
 
 #[test]
 fn nodes_that_are_not_to_be_tainted_are_released() {
-    let released = Change {
+    let released = NodeChange {
         remove: Some((1, taint(ARM))),
         ownership: Some(Ownership::Nothing),
-        ..Change::default()
+        ..NodeChange::default()
     };
     let ignore = || [(annotation::IGNORE.to_owned(), "true".to_owned())].into();
     for case in [
@@ -161,7 +161,10 @@ fn nodes_that_are_not_to_be_tainted_are_released() {
 fn an_unknown_architecture_is_reported_and_changes_nothing() {
     for architecture in ["", "unknown", "a b"] {
         let case = Case::default().with(|case| case.architecture = architecture);
-        assert_eq!(case.decide(), (None, Some(Problem::UnknownArchitecture)));
+        assert_eq!(
+            case.decide(),
+            (None, Some(TaintProblem::UnknownArchitecture))
+        );
     }
 }
 
@@ -180,7 +183,7 @@ fn clean_takes_only_the_recorded_taint() {
 
 #[test]
 fn a_decision_once_carried_out_is_stable() {
-    // Carries out a change the way the API does, then decides again.
+    // Applies a change as the API server does, then decides again.
     for case in [
         Case::default(),
         Case::default().owned(AMD).tainted(AMD),

@@ -4,10 +4,10 @@ use serde_json::json;
 use crate::config::Config;
 
 use super::*;
-use crate::platform::{Note, Platform};
+use crate::platform::{NoPlatformReason, Platform};
 
-fn policy() -> Policy {
-    Policy::from(&Config::default())
+fn policy() -> PlacementPolicy {
+    PlacementPolicy::from(&Config::default())
 }
 
 fn set(names: &[&str]) -> BTreeSet<Architecture> {
@@ -21,13 +21,13 @@ fn image(platforms: &[&str]) -> PlatformSet {
     };
     PlatformSet::new(
         platforms.iter().map(platform).collect(),
-        Note::NoArchitecture,
+        NoPlatformReason::NoArchitecture,
     )
 }
 
 #[test]
 fn intersections() {
-    let none = PlatformSet::None(Note::NotAnImage);
+    let none = PlatformSet::None(NoPlatformReason::NotAnImage);
     let multi = image(&["linux/amd64", "linux/arm64", "linux/s390x"]);
     for (images, os, expected) in [
         (
@@ -54,8 +54,8 @@ fn intersections() {
             "linux",
             Decision::Architectures(set(&["arm64"])),
         ),
-        (vec![&none, &none], "linux", Decision::StepAside),
-        (vec![], "linux", Decision::StepAside),
+        (vec![&none, &none], "linux", Decision::TolerateAll),
+        (vec![], "linux", Decision::TolerateAll),
         (
             vec![&image(&["linux/386"])],
             "linux",
@@ -124,12 +124,12 @@ fn only_what_is_missing_is_added() {
         (&both, vec![user.clone()], vec![amd64.clone()]),
         (&both, vec![everything.clone()], vec![]),
         (
-            &Decision::StepAside,
+            &Decision::TolerateAll,
             vec![amd64.clone(), arm64.clone()],
             vec![any.clone()],
         ),
-        (&Decision::StepAside, vec![everything], vec![]),
-        (&Decision::StepAside, vec![any.clone()], vec![]),
+        (&Decision::TolerateAll, vec![everything], vec![]),
+        (&Decision::TolerateAll, vec![any.clone()], vec![]),
         (&Decision::NoCommonArchitecture, vec![], vec![]),
     ] {
         assert_eq!(
@@ -159,7 +159,7 @@ proptest! {
         let forward = policy().decide(images.iter(), &linux);
         let backward = policy().decide(images.iter().rev().chain(images.iter()), &linux);
         prop_assert_eq!(&forward, &backward);
-        // What is decided is an architecture of every image, or one that runs its images.
+        // A decided architecture is one of every image, or one that can run the image.
         if let Decision::Architectures(shared) = &forward {
             for image in &images {
                 let own = image.architectures(&linux).unwrap();
@@ -169,7 +169,7 @@ proptest! {
                 }
             }
         }
-        // Adding what is missing leaves nothing missing, and repeats nothing.
+        // After the missing tolerations are added, none is missing and none is repeated.
         let mut tolerations: Vec<_> = existing.iter().map(|a| policy().taint.toleration(a)).collect();
         let missing = policy().missing_tolerations(&forward, &Os::linux(), &tolerations);
         prop_assert!(missing.iter().all(|toleration| !tolerations.contains(toleration)));
@@ -182,10 +182,11 @@ proptest! {
 fn rules_and_affinity_come_on_top() {
     let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
     let rule = "tolerations: [{platforms: [linux/arm64], toleration: {key: pool, value: arm}}]\naffinity: {required: true}\n";
-    let policy = Policy::from(&crate::config::parse("c", &format!("{head}{rule}")).unwrap());
+    let policy =
+        PlacementPolicy::from(&crate::config::parse("c", &format!("{head}{rule}")).unwrap());
     let linux = Os::linux();
     let (selector, preferences) = (BTreeMap::new(), Preferences::new());
-    let view = View {
+    let view = PodView {
         os: &linux,
         tolerations: &[],
         node_selector: &selector,
@@ -209,7 +210,7 @@ fn rules_and_affinity_come_on_top() {
         (format!("{own} {own} pool"), true)
     );
     assert_eq!(keys(&on(&["amd64"]), false), (own.to_owned(), false));
-    assert_eq!(keys(&Decision::StepAside, true), (own.to_owned(), false));
+    assert_eq!(keys(&Decision::TolerateAll, true), (own.to_owned(), false));
     assert_eq!(
         keys(&Decision::NoCommonArchitecture, true),
         (String::new(), false)

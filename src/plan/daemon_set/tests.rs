@@ -15,7 +15,7 @@ fn arch(name: &str) -> Value {
     json!({ "key": "kubernetes.io/arch", "operator": "Equal", "value": name, "effect": "NoSchedule" })
 }
 
-/// A DaemonSet whose template has these tolerations; the owned ones are recorded.
+/// A DaemonSet whose template has these tolerations, of which the owned ones are recorded.
 fn set(tolerations: &[Value], owned: &[Value], stepped_aside: bool) -> DaemonSet {
     let record = json!({ "tolerations": owned, "images": ["a"], "steppedAside": stepped_aside });
     let record = json!({ "archaware.dev/tolerations": record.to_string() });
@@ -56,14 +56,14 @@ fn plan_of(
     };
     let config = Config::default();
     let (placement, failure) = (
-        Policy::from(&config),
+        PlacementPolicy::from(&config),
         FailurePolicy::from(&config.resolution.failure),
     );
     let policies = Policies {
         placement: &placement,
         failure: &failure,
     };
-    let template = Template::of(set);
+    let template = Template::new(set);
     plan(&template, &evaluation, policies, mode, remembered, now)
 }
 
@@ -82,7 +82,7 @@ fn templates_are_changed_once_and_tell_of_their_rollout() {
     let (amd, arm) = (arch("amd64"), arch("arm64"));
     let plan = managed(&set(&[], &[], false), on(&["amd64"]));
     let write = plan.write.unwrap();
-    let changed = Change::TemplateChanged {
+    let changed = AppliedChange::TemplateChanged {
         decision: "amd64".to_owned(),
         by_policy: false,
     };
@@ -94,13 +94,13 @@ fn templates_are_changed_once_and_tell_of_their_rollout() {
         false,
     );
     assert_eq!(managed(&right, on(&["amd64"])).write, None);
-    // Its own toleration needs no record.
+    // The template's own toleration needs no record.
     let own = set(std::slice::from_ref(&arm), &[], false);
     assert_eq!(managed(&own, on(&["arm64"])).write, None);
 }
 
-/// What the images decided stands while they cannot be resolved, and what the failure policy decided stands until
-/// they change: each change rolls the DaemonSet.
+/// A decision by the images stands while they cannot be resolved, and one of the failure policy until they change,
+/// because each change causes a rollout.
 #[test]
 fn no_second_rollout() {
     let late = Instant::now() + Duration::from_mins(10);
@@ -120,9 +120,11 @@ fn no_second_rollout() {
     );
     let second = plan_of(&decided, verdict(), DaemonSets::Manage, first.state, late);
     assert_eq!(second.write, None);
-    let any = Policy::from(&Config::default()).taint.toleration_of_all();
+    let any = PlacementPolicy::from(&Config::default())
+        .taint
+        .toleration_of_all();
     let aside = set(std::slice::from_ref(&any), std::slice::from_ref(&any), true);
-    let kept = (Verdict::Decided(Decision::StepAside), true);
+    let kept = (Verdict::Decided(Decision::TolerateAll), true);
     let plan = plan_of(&aside, kept, DaemonSets::Manage, None, Instant::now());
     assert_eq!(
         (plan.write, plan.counts.len(), plan.events.len()),

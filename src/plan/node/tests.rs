@@ -17,14 +17,14 @@ fn taint(value: &str) -> Value {
     json!({ "key": "kubernetes.io/arch", "value": value, "effect": "NoSchedule" })
 }
 
-/// What is done to a node, and what is reported about it.
+/// The change of a node and what is reported about it.
 #[test]
 fn every_node_has_its_plan() {
     let owned = Some("kubernetes.io/arch=arm64:NoSchedule");
     let moved = Some("old=arm64:NoSchedule");
     let old = json!([{ "key": "old", "value": "arm64", "effect": "NoSchedule" }]);
     let tainted = |removed| {
-        Some(Change::NodeTainted {
+        Some(AppliedChange::NodeTainted {
             taint: "kubernetes.io/arch=arm64:NoSchedule".to_owned(),
             removed,
         })
@@ -51,7 +51,7 @@ fn every_node_has_its_plan() {
             Some(EventReason::UnknownArchitecture),
         ),
     ] {
-        let plan = plan(&node, &Policy::from(&Config::default()));
+        let plan = plan(&node, &TaintPolicy::from(&Config::default()));
         assert_eq!(plan.write.map(|write| write.change), change, "{node:?}");
         let reason = plan.events.first().map(|event| event.reason);
         assert_eq!(reason, event, "{node:?}");
@@ -65,8 +65,8 @@ fn every_node_has_its_plan() {
     };
     let plan = plan(
         &node("arm64", owned, json!([taint("arm64")])),
-        &Policy::from(&config),
+        &TaintPolicy::from(&config),
     );
-    let released = Change::NodeReleased { removed: true };
+    let released = AppliedChange::NodeReleased { removed: true };
     assert_eq!(plan.write.map(|write| write.change), Some(released));
 }

@@ -9,7 +9,8 @@ use crate::{
     evaluate::Verdict,
     image::ImageError,
     placement::{
-        Decision, Policy, failure::FailurePolicy, mode::InvalidAnnotation, preference::Preferences,
+        Decision, PlacementPolicy, failure::FailurePolicy, mode::InvalidAnnotation,
+        preference::Preferences,
     },
     plan::EventDraft,
 };
@@ -37,7 +38,7 @@ fn on(names: &[&str]) -> Verdict {
     Verdict::Decided(Decision::Architectures(set))
 }
 
-/// A pod with these annotations, spec fields besides its image, and node.
+/// A pod with these annotations, spec fields in addition to its image, and node.
 fn pod(annotations: &[(&str, &str)], spec: Value) -> Pod {
     let annotations: serde_json::Map<String, Value> = annotations
         .iter()
@@ -61,7 +62,7 @@ fn plan_with(
     now: Instant,
 ) -> Plan {
     let (placement, failure) = (
-        Policy::from(config),
+        PlacementPolicy::from(config),
         FailurePolicy::from(&config.resolution.failure),
     );
     let policies = Policies {
@@ -89,14 +90,14 @@ fn tolerating() -> Value {
         "value": "arm64", "effect": "NoSchedule" }] })
 }
 
-fn placed(decision: &str, by_policy: bool) -> Change {
-    Change::PodPlaced {
+fn placed(decision: &str, by_policy: bool) -> AppliedChange {
+    AppliedChange::PodPlaced {
         decision: decision.to_owned(),
         by_policy,
     }
 }
 
-/// What is done, whether the attempt counts, and whether anything is left to decide.
+/// The change, whether the attempt counts, and whether anything remains to be decided.
 #[test]
 fn every_verdict_has_its_plan() {
     let critical = json!({ "priorityClassName": "system-node-critical" });
@@ -135,16 +136,16 @@ fn every_verdict_has_its_plan() {
         (
             gated(),
             Verdict::Skip,
-            Some(Change::GateRemoved),
+            Some(AppliedChange::GateRemoved),
             true,
             false,
             None,
         ),
         (json!({}), unresolved(), None, true, false, waits),
         (gated(), unresolved(), None, true, false, waits),
-        // NoExecute would evict it: the start waits for what becomes of it.
+        // NoExecute would evict the pod, so startup waits for its decision.
         (bound, unresolved(), None, false, false, waits),
-        // The cluster itself needs it.
+        // A system-critical pod.
         (
             critical,
             unresolved(),
@@ -201,16 +202,19 @@ fn the_failure_policy_is_carried_out_when_it_is_due() {
             (vec!["by_policy"], expected)
         );
     }
-    // Held: the gate goes when the policy is due, and nothing is added.
+    // Held: the gate is removed when the policy is due, and nothing is added.
     let (config, pod) = (config("hold"), pod(&[], gated()));
     let first = plan_with(&config, &pod, &evaluation, None, start);
     assert_eq!(first.write, None);
     let second = plan_with(&config, &pod, &evaluation, first.state, start + MINUTE);
     let change = second.write.map(|write| write.change);
-    assert_eq!((change, second.decides), (Some(Change::GateRemoved), false));
+    assert_eq!(
+        (change, second.decides),
+        (Some(AppliedChange::GateRemoved), false)
+    );
 }
 
-/// What its images decided, in this process or before it, stands while they cannot be resolved.
+/// A decision by the images, of this process or an earlier one, stands while they cannot be resolved.
 #[test]
 fn a_decision_of_the_images_is_better_than_one_without_them() {
     let start = Instant::now();
@@ -221,12 +225,12 @@ fn a_decision_of_the_images_is_better_than_one_without_them() {
     let first = plan_with(&config, &recorded, &failed, None, start);
     let second = plan_with(&config, &recorded, &failed, first.state.clone(), late);
     assert!(first.decides && second.decides && second.write.is_none());
-    // A decision of the failure policy is no such decision.
+    // A decision of the failure policy does not count as one by the images.
     let aside = pod(&[("archaware.dev/decision", "any")], json!({}));
     let first = plan_with(&config, &aside, &failed, None, start);
     let second = plan_with(&config, &aside, &failed, first.state, late);
     assert!(second.write.is_some());
-    // Other images have not decided anything.
+    // Other images have not made a decision.
     let other = json!({ "containers": [{ "image": "b" }] });
     let other = pod(&[("archaware.dev/decision", "arm64")], other);
     let resolved = plan_with(&config, &recorded, &evaluation(on(&["arm64"])), None, start);

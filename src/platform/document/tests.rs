@@ -66,7 +66,7 @@ fn what_the_carrier_says_must_fit() {
 #[test]
 fn deep_nesting_and_repeated_keys_are_malformed() {
     let nested = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
-    // As an entry it is no descriptor, and passed over.
+    // Such an entry is not a descriptor and is skipped.
     let entry = parse(&format!("{{\"manifests\": [{nested}]}}")).unwrap();
     assert_eq!(entry, Document::Index(Index::default()));
     let deep = format!("{{\"mediaType\": {nested}}}");
@@ -88,7 +88,7 @@ proptest! {
     #[test]
     fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = Document::parse(&bytes, None);
-        let _ = Config::parse(&bytes);
+        let _ = ImageConfig::parse(&bytes);
     }
 
     #[test]

@@ -25,7 +25,7 @@ fn question(spec: &Value) -> String {
 
 #[tokio::test]
 async fn large_pods_cost_neither_memory_nor_requests() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let webhook = Webhook::start(&bed, "").await;
     let containers = |number: usize| {
         let one = |n: usize| json!({"image": format!("{}/n{n}", bed.registry())});
@@ -60,7 +60,7 @@ async fn large_pods_cost_neither_memory_nor_requests() {
 /// Bound pods and mirrors are not asked about; whoever keeps the registration may forget that.
 #[tokio::test]
 async fn what_has_its_node_gets_nothing_even_when_asked_about() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let webhook = Webhook::start(&bed, "").await;
     let spec = json!({"nodeName": "n", "containers": [{"image": bed.image("arm64")}]});
     let (_, answer) = webhook.send("/pods", question(&spec)).await;
@@ -78,7 +78,7 @@ async fn what_has_its_node_gets_nothing_even_when_asked_about() {
 /// Connections that say nothing, or little, or never end, are ended; meanwhile others are served.
 #[tokio::test]
 async fn idle_and_slow_connections_are_ended() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let webhook = Webhook::start(&bed, "").await;
     let address = webhook.address.trim_start_matches("https://").to_owned();
     // No handshake.
@@ -112,7 +112,7 @@ async fn idle_and_slow_connections_are_ended() {
 /// Both versions of HTTP, both versions of TLS, and no older one.
 #[tokio::test]
 async fn old_and_new_protocols() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let webhook = Webhook::start(&bed, "").await;
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
         for protocol in [&b"h2"[..], b"http/1.1"] {

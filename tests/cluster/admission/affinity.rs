@@ -13,7 +13,7 @@ const UNTAINTED: &str = "taint: {manage: false}\naffinity: {required: true}\n";
 /// What the author writes, and what is stored. Everything else of the affinity stays as it is.
 #[tokio::test]
 async fn the_architectures_are_added_and_nothing_else_changes() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let preferred = "taint: {manage: false}\naffinity: {required: true, preferred: [{architecture: arm64, weight: 80}]}\n";
     let _archaware = Controller::admitting(&bed, preferred, "").await;
     let key = "kubernetes.io/arch";
@@ -213,7 +213,7 @@ impl Author {
 
 #[tokio::test]
 async fn no_pod_lands_where_its_author_or_its_images_forbid_it() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     for (n, (architecture, zone)) in NODES.iter().enumerate() {
         let name = format!("node-{n}");
         bed.node(&name, architecture).await;

@@ -18,7 +18,7 @@ pub(super) struct Webhook {
 }
 
 impl Webhook {
-    pub(super) async fn start(bed: &Bed, config: &str) -> Self {
+    pub(super) async fn start(bed: &TestCluster, config: &str) -> Self {
         let port = free_port();
         let config = format!("{config}{}", admission(port, ""));
         let archaware = Controller::start(bed, &config);

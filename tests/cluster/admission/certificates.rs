@@ -10,17 +10,17 @@ use kube::{
 
 use super::*;
 
-fn secrets(bed: &Bed) -> Api<Secret> {
+fn secrets(bed: &TestCluster) -> Api<Secret> {
     Api::namespaced(bed.client.clone(), "archaware")
 }
 
-async fn certificate(bed: &Bed) -> Option<Vec<u8>> {
+async fn certificate(bed: &TestCluster) -> Option<Vec<u8>> {
     let secret = secrets(bed).get("archaware-admission").await.ok()?;
     Some(secret.data?["tls.crt"].0.clone())
 }
 
 /// Whether a pod that is created now has been seen by the webhook.
-async fn is_admitted(bed: &Bed, pods: &[Pod]) -> bool {
+async fn is_admitted(bed: &TestCluster, pods: &[Pod]) -> bool {
     let dry_run = PostParams {
         dry_run: true,
         ..PostParams::default()
@@ -30,7 +30,7 @@ async fn is_admitted(bed: &Bed, pods: &[Pod]) -> bool {
 }
 
 /// Creates pods without pause until `until` has happened. Each of them has to be seen by the webhook.
-async fn under_load<T>(bed: &Bed, until: impl Future<Output = T>) -> (T, usize) {
+async fn under_load<T>(bed: &TestCluster, until: impl Future<Output = T>) -> (T, usize) {
     let spec = pod_spec(&[bed.image("arm64")]);
     let pod = [serde_json::from_value(pod("load", spec, json!({}))).unwrap()];
     let mut admitted = 0;
@@ -48,7 +48,7 @@ async fn under_load<T>(bed: &Bed, until: impl Future<Output = T>) -> (T, usize) 
 }
 
 /// The API server keeps its connections; a new one has to be trusted at any time, too.
-async fn fresh_connection(bed: &Bed, port: u16) {
+async fn fresh_connection(bed: &TestCluster, port: u16) {
     let client = client(&bed.webhook_authorities().await);
     let url = format!("https://127.0.0.1:{port}/pods");
     let answer = client
@@ -61,7 +61,7 @@ async fn fresh_connection(bed: &Bed, port: u16) {
 
 #[tokio::test]
 async fn certificates_are_replaced_in_time_and_no_admission_fails() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let port = free_port();
     let minute = "certificates: {lifetime: 1m}";
     let first = Controller::start(&bed, &admission(port, minute));
@@ -126,7 +126,7 @@ async fn certificates_are_replaced_in_time_and_no_admission_fails() {
 /// A Secret that holds no certificate is no reason to stay without one.
 #[tokio::test]
 async fn an_unusable_secret_is_replaced() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let secret = json!({
         "metadata": {"name": "archaware-admission", "labels": {"theirs": "stays"}},
         "type": "kubernetes.io/tls",
@@ -207,7 +207,7 @@ impl Files {
 
 #[tokio::test]
 async fn certificates_from_files_are_read_again() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let files = Files::new();
     let archaware = Controller::start(&bed, &admission(free_port(), &files.config()));
     // Not ready, and not gone: the files may come.

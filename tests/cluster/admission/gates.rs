@@ -25,14 +25,14 @@ async fn registry(image: &str, script: Option<Script>) -> FakeRegistry {
     registry
 }
 
-async fn create_from(bed: &Bed, name: &str, registry: &FakeRegistry, image: &str) -> Pod {
+async fn create_from(bed: &TestCluster, name: &str, registry: &FakeRegistry, image: &str) -> Pod {
     bed.create(pod(name, pod_spec(&[registry.image(image)]), json!({})))
         .await
 }
 
 #[tokio::test]
 async fn waiting_pods_wait_no_longer_than_the_budget() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(50)))).await;
     let dead = registry("amd64", Some(Script::Hang)).await;
@@ -61,7 +61,7 @@ async fn waiting_pods_wait_no_longer_than_the_budget() {
 
 #[tokio::test]
 async fn passing_pods_are_completed_by_the_controller() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(300)))).await;
     let _archaware = Controller::admitting(&bed, "", "onMiss: pass").await;
@@ -93,7 +93,7 @@ async fn passing_pods_are_completed_by_the_controller() {
 
 #[tokio::test]
 async fn gated_pods_get_tolerations_and_affinity_with_the_removal_of_the_gate() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     // Untainted: without its affinity it could land anywhere.
     bed.three_nodes().await;
     let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(300)))).await;
@@ -130,7 +130,7 @@ async fn gated_pods_get_tolerations_and_affinity_with_the_removal_of_the_gate() 
 #[tokio::test]
 async fn gates_open_although_the_registry_is_dead() {
     for action in ["tolerateAll", "hold", "tolerate, architectures: [arm64]"] {
-        let bed = Bed::take().await;
+        let bed = TestCluster::take().await;
         bed.three_nodes().await;
         let dead = registry("arm64", Some(Script::Status(503, Vec::new()))).await;
         let config = format!("resolution: {{failure: {{after: 2s, action: {action}}}}}\n");
@@ -156,7 +156,7 @@ async fn gates_open_although_the_registry_is_dead() {
 /// A controller that died with pods behind its gate, and one that comes after it: also without the webhook.
 #[tokio::test]
 async fn gates_open_after_a_restart_with_or_without_the_webhook() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     for (round, next) in ["onMiss: gate", "off"].into_iter().enumerate() {
         let dead = registry("arm64", Some(Script::Hang)).await;
@@ -215,7 +215,7 @@ async fn gates_open_after_a_restart_with_or_without_the_webhook() {
 
 #[tokio::test]
 async fn clean_opens_gates_and_removes_the_webhook() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let dead = registry("arm64", Some(Script::Hang)).await;
     let archaware = Controller::admitting(&bed, "", "onMiss: gate").await;
@@ -265,7 +265,7 @@ async fn clean_opens_gates_and_removes_the_webhook() {
 /// A namespace's quota or policy may refuse tolerations: that is no reason to hold the pod behind our gate.
 #[tokio::test]
 async fn a_refused_patch_opens_the_gate_all_the_same() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(300)))).await;
     let policy = json!({
@@ -311,7 +311,7 @@ async fn a_refused_patch_opens_the_gate_all_the_same() {
 /// Whoever leads opens the gates, and somebody always does.
 #[tokio::test]
 async fn another_replica_opens_the_gates_of_one_that_is_gone() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let dead = registry("arm64", Some(Script::Hang)).await;
     let first = Controller::admitting(&bed, "", "onMiss: gate").await;

@@ -16,7 +16,12 @@ use serde_json::{Value, json};
 use super::*;
 
 /// A pod that nobody schedules: what the webhook has made of it is all there is.
-async fn create(bed: &Bed, name: &str, images: &[&str], change: impl Fn(&mut Value)) -> Pod {
+async fn create(
+    bed: &TestCluster,
+    name: &str,
+    images: &[&str],
+    change: impl Fn(&mut Value),
+) -> Pod {
     let images: Vec<String> = images.iter().map(|image| bed.image(image)).collect();
     let mut pod = pod(name, pod_spec(&images), json!({}));
     pod["spec"]["schedulerName"] = json!("none");

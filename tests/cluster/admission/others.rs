@@ -13,7 +13,7 @@ const ARM: &str = "kubernetes.io/arch=arm64:NoSchedule";
 /// What `create` answers is what is stored: there is no moment without the taint.
 #[tokio::test]
 async fn nodes_are_tainted_as_they_register() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let archaware = Controller::admitting(&bed, "", "").await;
     let node = bed.node("arm", "arm64").await;
     assert_eq!(taints(&node), set(&[ARM]));
@@ -51,7 +51,7 @@ async fn nodes_are_tainted_as_they_register() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-async fn revisions(bed: &Bed) -> usize {
+async fn revisions(bed: &TestCluster) -> usize {
     bed.api::<ControllerRevision>()
         .list(&ListParams::default())
         .await
@@ -79,7 +79,7 @@ fn template_architectures(set: &DaemonSet) -> std::collections::BTreeSet<String>
 /// author's own changes.
 #[tokio::test]
 async fn daemon_sets_are_rolled_once() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let archaware = Controller::admitting(&bed, "", "").await;
     bed.tainted().await;
@@ -129,7 +129,7 @@ async fn daemon_sets_are_rolled_once() {
 
 #[tokio::test]
 async fn reported_daemon_sets_are_not_asked_about() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let _archaware = Controller::admitting(&bed, "daemonSets: report\n", "").await;
     let created: DaemonSet = bed.create(daemon_set(&bed.image("arm64"))).await;
     assert!(template_architectures(&created).is_empty());

@@ -10,7 +10,7 @@ use super::*;
 
 #[tokio::test]
 async fn pods_are_created_with_what_they_need() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let archaware = Controller::admitting(&bed, "", "").await;
     let created = create(&bed, "both", &["multi", "amd64-arm64"], |_| {}).await;
     assert_eq!(architectures_of(&created), set(&["amd64", "arm64"]));
@@ -57,7 +57,7 @@ async fn pods_are_created_with_what_they_need() {
 
 #[tokio::test]
 async fn what_has_its_node_is_left_alone() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.cordoned_node("somewhere", "amd64").await;
     let archaware = Controller::admitting(&bed, "", "").await;
     let bound = create(&bed, "bound", &["arm64"], |pod| {
@@ -88,7 +88,7 @@ async fn what_has_its_node_is_left_alone() {
 /// A rollout, and nothing written but by the API server itself.
 #[tokio::test]
 async fn a_rollout_is_placed_as_it_is_created() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let archaware = Controller::admitting(&bed, "", "").await;
     bed.tainted().await;
@@ -123,7 +123,7 @@ async fn a_rollout_is_placed_as_it_is_created() {
 /// A dry run is answered like any other: nothing that the answer needs is ever written.
 #[tokio::test]
 async fn a_dry_run_leaves_no_trace() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let archaware = Controller::admitting(&bed, "", "onMiss: gate").await;
     let dry_run = PostParams {
         dry_run: true,
@@ -154,7 +154,7 @@ async fn a_dry_run_leaves_no_trace() {
 
 #[tokio::test]
 async fn a_pod_without_common_architecture_is_refused_or_warned_about() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let file = bed.dir().join("torn.yaml");
     let torn = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "torn", "namespace": bed.namespace},
@@ -186,7 +186,7 @@ async fn a_pod_without_common_architecture_is_refused_or_warned_about() {
 
 #[tokio::test]
 async fn invalid_annotations_are_warned_about() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let _archaware = Controller::admitting(&bed, "", "").await;
     let image = bed.image("arm64");
     let annotation = "archaware.dev/preferred-architectures=arm64:80";
@@ -200,7 +200,7 @@ async fn invalid_annotations_are_warned_about() {
 
 #[tokio::test]
 async fn further_tolerations_follow_the_platforms() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let rules = "tolerations:\n- platforms: [linux/arm64]\n  toleration: {key: pool, operator: Equal, value: graviton, effect: NoSchedule}\n- toleration: {key: example.com/spot, value: \"spot-{arch}\"}\ntaint: {manage: false}\n";
     bed.three_nodes().await;
     for (node, taint) in [
@@ -237,7 +237,7 @@ async fn further_tolerations_follow_the_platforms() {
 /// Another webhook adds a sidecar after us: the API server asks again, and what was right is not any more.
 #[tokio::test]
 async fn a_sidecar_that_comes_later_counts() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let sidecar = bed.image("arm64");
     let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"], "scope": "Namespaced"});
     // By name, webhooks are called in the order of the alphabet.
@@ -288,7 +288,7 @@ async fn a_sidecar_that_comes_later_counts() {
 
 #[tokio::test]
 async fn namespaces_opt_out_and_prefer() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let out = bed.opted_out().await;
     bed.kubectl(&[
         "annotate",
@@ -341,7 +341,7 @@ async fn namespaces_opt_out_and_prefer() {
 /// The YAML of a pod that the controller has placed says nothing about the next one.
 #[tokio::test]
 async fn a_copy_of_a_placed_pod_is_decided_anew() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let out = bed.opted_out().await;
     let _archaware = Controller::admitting(&bed, "", "").await;
@@ -390,7 +390,7 @@ async fn a_copy_of_a_placed_pod_is_decided_anew() {
 /// What is preferred is where pods go, and what is not schedulable is where they do not.
 #[tokio::test]
 async fn the_scheduler_follows() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let config = "affinity: {required: true, preferred: [{architecture: arm64, weight: 100}]}\nschedulableArchitectures: [amd64, arm64]\n";
     let _archaware = Controller::admitting(&bed, config, "").await;

@@ -16,7 +16,7 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 /// Without what is different each time.
-fn settled(review: &Value, bed: &Bed) -> Value {
+fn settled(review: &Value, bed: &TestCluster) -> Value {
     fn settle(value: &mut Value) {
         match value {
             Value::Object(map) => {
@@ -62,7 +62,7 @@ fn settled(review: &Value, bed: &Bed) -> Value {
 /// written down anew.
 #[tokio::test]
 async fn the_fixtures_are_what_the_api_server_sends() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let rule = |group: &str, resource: &str| json!({"apiGroups": [group], "apiVersions": ["v1"], "resources": [resource], "operations": ["CREATE", "UPDATE"]});
     let mut rules = rule("", "pods");
     rules["resources"] = json!(["pods", "nodes"]);
@@ -132,7 +132,7 @@ async fn the_fixtures_are_what_the_api_server_sends() {
     }
 }
 
-fn load(name: &str, bed: &Bed) -> Value {
+fn load(name: &str, bed: &TestCluster) -> Value {
     let text = std::fs::read_to_string(fixture(name)).unwrap();
     let text = text
         .replace("NAMESPACE", &bed.namespace)
@@ -159,7 +159,7 @@ fn operations(answer: &str) -> Value {
 
 #[tokio::test]
 async fn fixtures_are_answered_with_the_least_operations() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let webhook = Webhook::start(&bed, "affinity: {required: true}\n").await;
     let toleration = |architecture: &str| json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": architecture, "effect": "NoSchedule"});
     let (amd, arm) = (toleration("amd64"), toleration("arm64"));
@@ -222,7 +222,7 @@ async fn fixtures_are_answered_with_the_least_operations() {
 /// Nothing that can be sent ends the process, fills its memory, or is answered with anything but a 4xx.
 #[tokio::test]
 async fn what_no_api_server_sends_is_refused() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let webhook = Webhook::start(&bed, "").await;
     let good = load("pod-create", &bed);
     let changed = |path: &str, value: Value| {
@@ -315,7 +315,7 @@ async fn what_no_api_server_sends_is_refused() {
 /// Nor does what is no request at all, or one without an end.
 #[tokio::test]
 async fn what_has_no_end_is_ended() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let webhook = Webhook::start(&bed, "").await;
     let text = load("pod-create", &bed).to_string();
     let url = format!("{}/pods", webhook.address);

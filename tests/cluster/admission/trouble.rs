@@ -13,7 +13,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_dead_or_hung_webhook_holds_nobody_up() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let port = free_port();
     let config = admission(port, "");
@@ -50,7 +50,7 @@ async fn a_dead_or_hung_webhook_holds_nobody_up() {
 
 #[tokio::test]
 async fn a_configuration_that_somebody_breaks_is_put_right() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let _archaware = Controller::admitting(&bed, "", "").await;
     bed.tainted().await;
@@ -92,7 +92,7 @@ async fn a_configuration_that_somebody_breaks_is_put_right() {
 /// What is under way is answered before the process ends, and nobody is sent to a closed door.
 #[tokio::test]
 async fn sigterm_drains() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let slow = FakeRegistry::start().await.unwrap();
     slow.add("arm64", &testimg::find("arm64"));
     slow.script("/", Script::Slow(Duration::from_millis(200)));
@@ -119,7 +119,7 @@ async fn sigterm_drains() {
 /// The user's own configuration is left as it is, but for the authorities that only archaware knows.
 #[tokio::test]
 async fn a_configuration_of_the_users_own_gets_the_authorities() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let port = free_port();
     let shipped = bed.kubectl(&[
         "create",
@@ -157,7 +157,7 @@ async fn a_configuration_of_the_users_own_gets_the_authorities() {
 /// What is shipped for those who keep the configuration themselves is what archaware would make.
 #[tokio::test]
 async fn the_shipped_configuration_is_what_archaware_makes() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let listen = format!("127.0.0.1:{}", free_port());
     let _archaware = Controller::start(
         &bed,

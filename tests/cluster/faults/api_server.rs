@@ -18,7 +18,7 @@ use testimg::{FakeRegistry, Script};
 use super::*;
 
 /// So many pods that no scheduler looks at.
-async fn held_pods(bed: &Bed, count: usize) -> Vec<String> {
+async fn held_pods(bed: &TestCluster, count: usize) -> Vec<String> {
     let names: Vec<String> = (0..count).map(|n| format!("held-{n}")).collect();
     for chunk in names.chunks(20) {
         let create = chunk.iter().map(|name| bed.create_gated_pod(name, "arm64"));
@@ -28,7 +28,7 @@ async fn held_pods(bed: &Bed, count: usize) -> Vec<String> {
 }
 
 /// Whether each of them has the toleration for its image, and no other.
-async fn are_decided(bed: &Bed, names: &[String]) -> bool {
+async fn are_decided(bed: &TestCluster, names: &[String]) -> bool {
     for name in names {
         let pod = bed.pods().get(name).await.unwrap();
         if architectures_of(&pod) != ["arm64".to_owned()].into() {
@@ -168,7 +168,7 @@ async fn cutting_proxy(server: String, cuts: Arc<AtomicUsize>) -> String {
 
 #[tokio::test]
 async fn connection_reset_in_mid_list() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let names = held_pods(&bed, 300).await;
     let kubeconfig = std::fs::read_to_string(bed.service_account("archaware")).unwrap();
     let (_, rest) = kubeconfig.split_once("https://").unwrap();
@@ -189,7 +189,7 @@ async fn connection_reset_in_mid_list() {
 
 #[tokio::test]
 async fn an_api_server_that_cannot_stream_lists_is_read_in_pages() {
-    let bed = Bed::start_with("API_ARGS", "--feature-gates=WatchList=false").await;
+    let bed = TestCluster::start_with("API_ARGS", "--feature-gates=WatchList=false").await;
     let names = held_pods(&bed, 300).await;
     let scene = Scene::set(bed, |bed| Controller::start(bed, "")).await;
     assert!(scene.archaware.log().contains("reading them in pages"));

@@ -5,7 +5,7 @@ use super::*;
 /// The kubelet replaces a token long before it expires; what the file holds counts, not what it held at the start.
 #[tokio::test]
 async fn token_rotated() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     // Two tokens that die with their Secrets.
     let token = |name: &str| {
         bed.kubectl(&[

@@ -21,14 +21,14 @@ const MEMORY: f64 = 96.0;
 
 /// A cluster with nodes of three architectures, somebody else's things in it, and archaware at work.
 struct Scene {
-    bed: Bed,
+    bed: TestCluster,
     archaware: Controller,
     foreign: (Value, Value),
 }
 
 impl Scene {
     /// Begins with a configuration; `start` starts archaware.
-    async fn set(bed: Bed, start: impl FnOnce(&Bed) -> Controller) -> Self {
+    async fn set(bed: TestCluster, start: impl FnOnce(&TestCluster) -> Controller) -> Self {
         let taint = json!([{"key": "foreign", "value": "taint", "effect": "PreferNoSchedule"}]);
         let annotations = json!({"foreign.example/annotation": "stays"});
         for architecture in ["amd64", "arm64", "s390x"] {
@@ -58,7 +58,7 @@ impl Scene {
 
     /// With archaware's defaults, on a control plane that may be broken; `None` (and a word) where it may not.
     async fn begin() -> Option<Self> {
-        let bed = Bed::take().await;
+        let bed = TestCluster::take().await;
         if bed.is_existing() {
             eprintln!("not run: the machinery of an existing cluster is not ours to break");
             return None;
@@ -109,7 +109,7 @@ impl Scene {
 }
 
 /// What belongs to others: taints and annotations of nodes but for archaware's own, and a whole pod.
-async fn foreign(bed: &Bed) -> (Value, Value) {
+async fn foreign(bed: &TestCluster) -> (Value, Value) {
     let node: Node = bed.nodes().get("s390x").await.unwrap();
     let taints = taints(&node)
         .into_iter()

@@ -10,7 +10,7 @@ use super::*;
 /// policy holds, so nothing is guessed.
 #[tokio::test]
 async fn registry_dead_slow_or_lying() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let hold = "resolution: {timeout: 1s, failure: {action: hold}}\n";
     let scene = Scene::set(bed, |bed| Controller::start(bed, hold)).await;
     let bed = &scene.bed;
@@ -56,7 +56,7 @@ async fn registry_dead_slow_or_lying() {
 
 #[tokio::test]
 async fn sigterm_ends_at_once_even_while_a_registry_hangs() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     bed.three_nodes().await;
     let registry = FakeRegistry::start().await.unwrap();
     registry.script("/", Script::Hang);

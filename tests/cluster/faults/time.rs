@@ -23,7 +23,7 @@ fn library() -> String {
 /// The time of day jumps by days in both directions; monotonic time goes on, as it does on real machines.
 #[tokio::test]
 async fn clock_jumped() {
-    let bed = Bed::take().await;
+    let bed = TestCluster::take().await;
     let offset = bed.dir().join("offset");
     let jump = |by: &str| std::fs::write(&offset, by).unwrap();
     jump("+0");

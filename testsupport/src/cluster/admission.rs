@@ -6,7 +6,7 @@ use k8s_openapi::api::{admissionregistration::v1::MutatingWebhookConfiguration, 
 use kube::{Api, api::PostParams};
 use serde_json::json;
 
-use super::{Bed, Controller, DEADLINE, eventually, pod, pod_spec};
+use super::{Controller, DEADLINE, TestCluster, eventually, pod, pod_spec};
 
 /// A port that nobody listens on.
 pub fn free_port() -> u16 {
@@ -23,14 +23,14 @@ pub fn admission(port: u16, more: &str) -> String {
 
 impl Controller {
     /// Starts with a webhook that the API server asks.
-    pub async fn admitting(bed: &Bed, config: &str, more: &str) -> Self {
+    pub async fn admitting(bed: &TestCluster, config: &str, more: &str) -> Self {
         let controller = Self::start(bed, &format!("{config}{}", admission(free_port(), more)));
         bed.asked().await;
         controller
     }
 }
 
-impl Bed {
+impl TestCluster {
     /// Whether the API server asks the webhook, and gets an answer.
     pub async fn is_asked(&self) -> bool {
         let any = json!({"archaware.dev/mode": "any"});

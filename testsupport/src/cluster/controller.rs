@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Bed, DEADLINE, eventually};
+use super::{DEADLINE, TestCluster, eventually};
 
 /// Ends, at the latest, when it is dropped.
 pub struct Controller {
@@ -18,12 +18,12 @@ pub struct Controller {
 
 impl Controller {
     /// Starts with the shipped permissions, and this configuration after its two first lines.
-    pub fn start(bed: &Bed, config: &str) -> Self {
+    pub fn start(bed: &TestCluster, config: &str) -> Self {
         Self::start_as(&bed.service_account("archaware"), config)
     }
 
     /// Starts with other log level than the talkative one of tests.
-    pub fn start_quiet(bed: &Bed, config: &str) -> Self {
+    pub fn start_quiet(bed: &TestCluster, config: &str) -> Self {
         Self::launch(
             &bed.service_account("archaware"),
             config,
@@ -37,7 +37,7 @@ impl Controller {
     }
 
     /// Starts with every library at its most talkative.
-    pub fn start_loud(bed: &Bed, config: &str) -> Self {
+    pub fn start_loud(bed: &TestCluster, config: &str) -> Self {
         let account = bed.service_account("archaware");
         Self::launch(&account, config, "archaware=trace,trace")
     }
@@ -49,7 +49,7 @@ impl Controller {
     }
 
     /// Starts with further environment.
-    pub fn start_with(bed: &Bed, config: &str, environment: &[(&str, &str)]) -> Self {
+    pub fn start_with(bed: &TestCluster, config: &str, environment: &[(&str, &str)]) -> Self {
         Self::launch_with(
             &bed.service_account("archaware"),
             config,

@@ -11,7 +11,7 @@ use kube::{Api, api::PostParams};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, task::JoinHandle};
 
-use super::{Bed, tls::self_signed};
+use super::{TestCluster, tls::self_signed};
 
 /// Ends when it is dropped; its configuration is deleted with the next test.
 pub struct Hook {
@@ -22,7 +22,7 @@ pub struct Hook {
 impl Hook {
     /// Registers under `name` for what `rule` says; `patch` gives the operations for an object.
     pub async fn start(
-        bed: &Bed,
+        bed: &TestCluster,
         name: &str,
         rule: Value,
         patch: impl Fn(&Value) -> Value + Send + Sync + 'static,

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::json;
 
-use super::Bed;
+use super::TestCluster;
 
 fn script(path: &str, arguments: &[&str]) -> String {
     let output = Command::new(path).args(arguments).output().unwrap();
@@ -27,7 +27,7 @@ fn kill(signal: &str, pid: &str) {
     );
 }
 
-impl Bed {
+impl TestCluster {
     /// Whether this cluster was there before the tests.
     pub fn is_existing(&self) -> bool {
         self.dir().join("existing").exists()

@@ -7,9 +7,9 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{Bed, DEADLINE, eventually, objects, pod, pod_spec};
+use super::{DEADLINE, TestCluster, eventually, objects, pod, pod_spec};
 
-impl Bed {
+impl TestCluster {
     pub async fn create_namespace(&self, name: &str, annotations: Value) {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let namespace = json!({"metadata": {"name": name, "annotations": annotations}});

@@ -42,7 +42,7 @@ pub use wait::{DEADLINE, eventually, never};
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// A control plane, with a registry that holds the test images.
-pub struct Bed {
+pub struct TestCluster {
     dir: PathBuf,
     /// As administrator.
     pub client: Client,
@@ -52,7 +52,7 @@ pub struct Bed {
     _lock: File,
 }
 
-impl Bed {
+impl TestCluster {
     /// Any free one that has only the nodes that the test makes.
     pub async fn take() -> Self {
         Self::take_one(|dir| !dir.join("node").exists()).await

@@ -4,12 +4,12 @@ use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 use archaware::{
     image::{
-        Resolver, Settings,
+        Resolver, ResolverSettings,
         containerd::{
             self,
             api::{CreateImageRequest, Descriptor, Image, images_client::ImagesClient},
         },
-        credentials::NodeCredentials,
+        credentials::OperatorCredentials,
     },
     metrics::Metrics,
 };
@@ -194,26 +194,26 @@ impl Containerd {
     }
 
     /// A process of archaware that keeps what it fetches here.
-    pub fn resolver(&self, settings: Settings) -> Resolver {
+    pub fn resolver(&self, settings: ResolverSettings) -> Resolver {
         self.resolver_at(&self.socket(), settings)
     }
 
     /// The same, counting what it does.
-    pub fn counting(&self, settings: Settings, metrics: &Metrics) -> Resolver {
+    pub fn counting(&self, settings: ResolverSettings, metrics: &Metrics) -> Resolver {
         Self::made(&self.socket(), settings, metrics)
     }
 
     /// The same through another socket.
     #[allow(clippy::unused_self, reason = "it keeps its content here")]
-    pub fn resolver_at(&self, socket: &str, settings: Settings) -> Resolver {
+    pub fn resolver_at(&self, socket: &str, settings: ResolverSettings) -> Resolver {
         Self::made(socket, settings, &Metrics::default())
     }
 
-    fn made(socket: &str, settings: Settings, metrics: &Metrics) -> Resolver {
+    fn made(socket: &str, settings: ResolverSettings, metrics: &Metrics) -> Resolver {
         let namespaces = vec!["k8s.io".to_owned()];
         let (own, writes) = (Some("archaware"), Some(&metrics.content_writes));
         let containerd = containerd::Containerd::new(socket, namespaces, own, writes).unwrap();
-        let (node, resolutions) = (NodeCredentials::default(), metrics.resolutions.clone());
+        let (node, resolutions) = (OperatorCredentials::default(), metrics.resolutions.clone());
         Resolver::new(settings, Some(containerd), node, resolutions)
     }
 }

@@ -16,8 +16,8 @@ use std::{
 
 use archaware::{
     image::{
-        ImageError, PullPolicy, Request, Resolved, Resolver, Settings,
-        credentials::{self, Credential, Keyring, NodeCredentials},
+        ImageError, PullPolicy, ResolveRequest, Resolved, Resolver, ResolverSettings,
+        credentials::{self, Credential, Keyring, OperatorCredentials},
         registry as client,
     },
     metrics::Resolutions,
@@ -132,7 +132,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(
     }
 }
 
-pub fn settings() -> Settings {
+pub fn settings() -> ResolverSettings {
     // Shown for tests that fail.
     let filter = tracing_subscriber::EnvFilter::new("archaware=debug");
     let _ = tracing_subscriber::fmt()
@@ -140,8 +140,8 @@ pub fn settings() -> Settings {
         .with_test_writer()
         .try_init();
     let _ = rustls::crypto::ring::default_provider().install_default();
-    Settings {
-        registry: client::Settings {
+    ResolverSettings {
+        registry: client::RegistrySettings {
             timeout: Duration::from_secs(5),
             per_host: 8,
             ..Default::default()
@@ -155,11 +155,11 @@ pub fn settings() -> Settings {
 }
 
 /// A resolver without containerd.
-pub fn resolver(settings: Settings) -> Resolver {
+pub fn resolver(settings: ResolverSettings) -> Resolver {
     Resolver::new(
         settings,
         None,
-        NodeCredentials::default(),
+        OperatorCredentials::default(),
         Resolutions::default(),
     )
 }
@@ -169,10 +169,10 @@ pub async fn resolve(
     image: &str,
     keyring: &Keyring,
 ) -> Result<Resolved, ImageError> {
-    let request = Request {
+    let request = ResolveRequest {
         image,
         policy: PullPolicy::IfNotPresent,
-        keys: &credentials::ready(keyring.clone()),
+        keys: &credentials::resolved(keyring.clone()),
     };
     resolver.resolve(request).await
 }

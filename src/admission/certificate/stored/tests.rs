@@ -3,9 +3,9 @@ use crate::admission::certificate::issue::issue;
 
 const HOUR: Duration = Duration::from_hours(1);
 
-fn made(names: &[String], at: SystemTime) -> Stored {
+fn made(names: &[String], at: SystemTime) -> StoredCertificates {
     let made = issue(names, at, 3 * HOUR).unwrap();
-    Stored {
+    StoredCertificates {
         authorities: ca_bundle::with(&made.authority, ""),
         current: made.pair,
         next: None,
@@ -18,40 +18,50 @@ fn a_certificate_is_replaced_in_two_steps() {
     let now = SystemTime::now();
     let mut stored = made(&names, now);
     assert!(stored.is_usable());
-    let run =
-        |stored: &Stored, at, names: &[String], settled| step(stored, at, 3 * HOUR, names, settled);
-    assert_eq!(run(&stored, now + HOUR, &names, false), Step::Nothing);
+    let run = |stored: &StoredCertificates, at, names: &[String], settled| {
+        renewal_step(stored, at, 3 * HOUR, names, settled)
+    };
+    assert_eq!(
+        run(&stored, now + HOUR, &names, false),
+        RenewalStep::Nothing
+    );
     assert_eq!(
         run(&stored, now + 2 * HOUR + HOUR / 2, &names, false),
-        Step::Prepare
+        RenewalStep::Prepare
     );
     assert_eq!(
         run(&stored, now, &["other.svc".to_owned()], true),
-        Step::Prepare
+        RenewalStep::Prepare
     );
     assert_eq!(
-        step(&stored, now, HOUR, &names, true),
-        Step::Prepare,
+        renewal_step(&stored, now, HOUR, &names, true),
+        RenewalStep::Prepare,
         "a shorter lifetime"
     );
     stored.next = Some(stored.current.clone());
-    assert_eq!(run(&stored, now + 4 * HOUR, &names, false), Step::Nothing);
-    assert_eq!(run(&stored, now, &names, true), Step::Promote);
+    assert_eq!(
+        run(&stored, now + 4 * HOUR, &names, false),
+        RenewalStep::Nothing
+    );
+    assert_eq!(run(&stored, now, &names, true), RenewalStep::Promote);
     let expired = made(&names, now - 5 * HOUR);
     assert!(!expired.is_usable());
     stored.next = None;
     stored
         .authorities
         .push_str(&issue(&names, now - 5 * HOUR, HOUR).unwrap().authority);
-    assert_eq!(run(&stored, now, &names, true), Step::Prune);
+    assert_eq!(run(&stored, now, &names, true), RenewalStep::Prune);
 }
 
 #[test]
 fn the_secret_holds_it_and_shows_no_key() {
     let stored = made(&["a.svc".to_owned()], SystemTime::now());
-    assert_eq!(Stored::parse(&stored.to_secret()), Some(stored.clone()));
+    assert_eq!(
+        StoredCertificates::parse(&stored.to_secret()),
+        Some(stored.clone())
+    );
     assert!(!format!("{stored:?}").contains("PRIVATE"), "{stored:?}");
-    assert_eq!(Stored::parse(&Secret::default()), None);
+    assert_eq!(StoredCertificates::parse(&Secret::default()), None);
     let mut other = stored.clone();
     other.current.key = made(&["a.svc".to_owned()], SystemTime::now()).current.key;
     assert!(!other.is_usable(), "a key of another certificate");

@@ -8,17 +8,17 @@ fn subject(value: Value) -> Pod {
     serde_json::from_value(value).unwrap()
 }
 
-fn tolerating(tolerations: &[Value]) -> Change {
-    Change {
+fn tolerating(tolerations: &[Value]) -> PodChange {
+    PodChange {
         tolerations: tolerations.to_vec(),
-        ..Change::default()
+        ..PodChange::default()
     }
 }
 
 #[test]
 fn a_pod_with_and_without_a_list() {
     let toleration = json!({"key": "k"});
-    let decision = Decision::StepAside;
+    let decision = Decision::TolerateAll;
     let bare = subject(json!({"metadata": {"uid": "u"}}));
     assert_eq!(
         place(&bare, tolerating(slice::from_ref(&toleration)), &decision).into_operations(),
@@ -73,7 +73,7 @@ fn the_gate_goes_with_the_decision_and_foreign_gates_stay() {
     assert!(release(&subject(json!({"metadata": {"uid": "u"}}))).is_empty());
 }
 
-/// Every shape of affinity that a pod can have, and what is added to it.
+/// Every shape of affinity that a pod can have, with what is added to it.
 #[test]
 fn affinity_is_added_to_what_is_there() {
     let policy = |affinity: Option<&Affinity>| {
@@ -140,10 +140,10 @@ fn an_earlier_call_is_undone_before_the_next_one() {
         "spec": {"tolerations": [ours, theirs]},
     }));
     let mut authored = pod.clone();
-    let recorded = added::recorded(pod.metadata.annotations.as_ref().unwrap());
-    let undo = added::undo(&recorded, authored.spec.tolerations.as_mut(), None);
-    let decision = Decision::StepAside;
-    let admission = Admission {
+    let recorded = reinvocation::recorded(pod.metadata.annotations.as_ref().unwrap());
+    let undo = reinvocation::undo(&recorded, authored.spec.tolerations.as_mut(), None);
+    let decision = Decision::TolerateAll;
+    let admission = AdmissionPatch {
         undo,
         change: tolerating(&[json!({"key": "c"})]),
         decision: Some(&decision),

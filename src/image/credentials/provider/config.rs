@@ -1,4 +1,4 @@
-//! The kubelet's configuration of its plugins, with its own checks.
+//! Parses the kubelet's `CredentialProviderConfig` with the kubelet's own checks.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,15 +23,15 @@ pub enum ProviderError {
     /// A file cannot be read.
     #[error(transparent)]
     Read(#[from] FileError),
-    /// Not YAML or JSON of the right shape.
+    /// Not YAML or JSON, or of another structure.
     #[error("credentialProviders.config {path}: {problem}")]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The problem and its position.
         problem: String,
     },
-    /// A rule of the kubelet is broken.
+    /// A rule of the kubelet is violated.
     #[error("credentialProviders.config {path}: provider {name:?} {problem}")]
     Invalid {
         /// The file.
@@ -41,21 +41,21 @@ pub enum ProviderError {
         /// The rule.
         problem: &'static str,
     },
-    /// The folder holds no file.
+    /// The folder contains no configuration.
     #[error("credentialProviders.config {0} holds no .json, .yaml or .yml file")]
     Empty(PathBuf),
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct File {
+struct ProviderConfigFile {
     api_version: String,
     kind: String,
     #[serde(default)]
     providers: Vec<Provider>,
 }
 
-/// A plugin, and for which images it is run.
+/// A plugin and the images that it is run for.
 #[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Provider {
@@ -86,7 +86,7 @@ pub(super) struct Variable {
     pub(super) value: String,
 }
 
-/// All providers of a file, or of a folder's files in the order of their names.
+/// Loads the providers of a file, or of a folder's files in the order of their names.
 pub(super) fn load(config: &Path) -> Result<Vec<Provider>, ProviderError> {
     let mut providers: Vec<Provider> = Vec::new();
     for path in paths(config)? {
@@ -106,11 +106,11 @@ pub(super) fn load(config: &Path) -> Result<Vec<Provider>, ProviderError> {
 }
 
 impl Provider {
-    pub(super) fn suits(&self, reference: &Reference) -> bool {
+    pub(super) fn matches(&self, reference: &Reference) -> bool {
         self.keys.iter().any(|key| key.matches(reference))
     }
 
-    /// The kubelet's own checks (`validateCredentialProviderConfig`).
+    /// The kubelet's checks (`validateCredentialProviderConfig`).
     fn check(&mut self) -> Result<(), &'static str> {
         if self.name.is_empty()
             || self.name.contains(['/', ' '])
@@ -143,10 +143,10 @@ impl Provider {
 
 const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v1alpha1"];
 
-/// What the files hold.
+/// Named in errors.
 const WHAT: &str = "credentialProviders.config ";
 
-/// The file itself, or those of a folder (`*.json`, `*.yaml`, `*.yml`) by name.
+/// The file itself, or the `*.json`, `*.yaml` and `*.yml` files of a folder, sorted.
 fn paths(config: &Path) -> Result<Vec<PathBuf>, ProviderError> {
     let failed = files::failed(WHAT, config);
     if !std::fs::metadata(config).map_err(&failed)?.is_dir() {
@@ -174,7 +174,7 @@ fn read(path: &Path) -> Result<Vec<Provider>, ProviderError> {
         problem,
     };
     let options = serde_saphyr::options! { with_snippet: false };
-    let file: File = serde_saphyr::from_str_with_options(&text, options)
+    let file: ProviderConfigFile = serde_saphyr::from_str_with_options(&text, options)
         .map_err(|error| malformed(error.to_string()))?;
     let known = VERSIONS
         .iter()
@@ -195,7 +195,7 @@ fn read(path: &Path) -> Result<Vec<Provider>, ProviderError> {
             });
         }
         if provider.token_attributes.is_some() {
-            // They would need a token of whatever ServiceAccount a pod has: too much power for archaware.
+            // Such plugins need tokens of the pods' ServiceAccounts, a permission that archaware should not have.
             tracing::warn!(
                 plugin = provider.name,
                 "tokenAttributes are not supported; the plugin is not run"

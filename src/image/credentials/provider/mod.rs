@@ -1,5 +1,4 @@
-//! The kubelet's credential provider plugins: which are run for an image, and for how long their answers are
-//! used.
+//! The kubelet's credential provider plugins: which ones run for an image, and how long their answers are used.
 
 mod config;
 mod protocol;
@@ -15,7 +14,7 @@ use quick_cache::sync::Cache;
 
 use crate::{
     error::chain,
-    image::{flight::Flights, reference::Reference},
+    image::{reference::Reference, single_flight::SingleFlight},
 };
 
 use super::{Credential, Keyring, command::Programs};
@@ -24,11 +23,11 @@ use config::Provider;
 pub use config::ProviderError;
 use protocol::CacheKey;
 
-/// Answers kept: one per image, registry or provider, as the plugin says.
+/// Maximum number of cached answers. Each plugin decides whether one applies to an image, a registry or everything.
 const MAX_ANSWERS: usize = 1024;
-/// How long a plugin that has failed is not run again for the same image.
+/// How long a failed plugin is not run again for the same image.
 const FAILED: Duration = Duration::from_secs(10);
-/// The cache key of answers that hold for every image.
+/// Cache key of answers that apply to every image.
 const GLOBAL: &str = "global";
 
 /// The plugins of a node.
@@ -40,44 +39,49 @@ pub struct Providers {
 }
 
 struct Shared {
-    answers: Cache<(usize, String), Answer>,
-    flights: Flights<(usize, String), Arc<Keyring>>,
+    answers: Cache<(usize, String), CachedCredentials>,
+    flights: SingleFlight<(usize, String), Arc<Keyring>>,
 }
 
 #[derive(Clone)]
-struct Answer {
+struct CachedCredentials {
     keyring: Arc<Keyring>,
     expires: Instant,
 }
 
 impl Providers {
-    /// Reads the configuration: one file, or all of a folder in the order of their names. Programs are
-    /// looked for in `folder`.
+    /// Loads the configuration: one file, or all files of a folder in the order of their names. Programs are looked
+    /// up in `folder`.
+    ///
+    /// # Errors
+    ///
+    /// When the configuration is unreadable, malformed or violates the kubelet's rules.
     pub fn load(config: &Path, folder: &Path) -> Result<Self, ProviderError> {
         Ok(Self {
             list: config::load(config)?.into_iter().map(Arc::new).collect(),
             folder: folder.to_owned(),
             shared: Arc::new(Shared {
                 answers: Cache::new(MAX_ANSWERS),
-                flights: Flights::new(),
+                flights: SingleFlight::new(),
             }),
             programs: Programs::default(),
         })
     }
 
-    /// What the plugins know for an image: all that match together, as one keyring.
+    /// The credentials of all matching plugins, as one keyring.
     pub(super) async fn lookup(&self, reference: &Reference) -> Vec<Credential> {
         let suiting = self
             .list
             .iter()
             .enumerate()
-            .filter(|(_, provider)| provider.suits(reference));
-        let asked = suiting.map(|(index, provider)| self.ask(index, provider, reference));
+            .filter(|(_, provider)| provider.matches(reference));
+        let asked =
+            suiting.map(|(index, provider)| self.request_credentials(index, provider, reference));
         let answers = futures::future::join_all(asked).await;
         Keyring::union(answers.iter().map(|keyring| &**keyring)).lookup(reference)
     }
 
-    async fn ask(
+    async fn request_credentials(
         &self,
         index: usize,
         provider: &Arc<Provider>,
@@ -109,7 +113,7 @@ impl Providers {
             };
             let keyring = Arc::new(keyring);
             if !life.is_zero() {
-                let answer = Answer {
+                let answer = CachedCredentials {
                     keyring: keyring.clone(),
                     expires: Instant::now() + life,
                 };

@@ -1,4 +1,4 @@
-//! What is asked of a plugin, and what it answers (`credentialprovider.kubelet.k8s.io`).
+//! The protocol of credential provider plugins (`credentialprovider.kubelet.k8s.io`).
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -15,7 +15,7 @@ use super::config::Provider;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Request<'a> {
+struct CredentialProviderRequest<'a> {
     api_version: &'a str,
     kind: &'static str,
     image: &'a str,
@@ -23,23 +23,23 @@ struct Request<'a> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Response {
+struct CredentialProviderResponse {
     api_version: String,
     kind: String,
     cache_key_type: CacheKey,
     cache_duration: Option<String>,
-    auth: Option<BTreeMap<String, Entry>>,
+    auth: Option<BTreeMap<String, AuthConfig>>,
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct AuthConfig {
     #[serde(default)]
     username: String,
     #[serde(default)]
     password: SecretString,
 }
 
-/// For what an answer holds.
+/// What an answer applies to.
 #[derive(Clone, Copy, Deserialize)]
 pub(super) enum CacheKey {
     Image,
@@ -47,7 +47,7 @@ pub(super) enum CacheKey {
     Global,
 }
 
-/// Why a plugin's answer is none. Nothing of it is quoted.
+/// Why a plugin's answer cannot be used. No message contains any of it.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AnswerError {
     #[error(transparent)]
@@ -67,7 +67,7 @@ impl Provider {
         program: &Path,
         image: &str,
     ) -> Result<(CacheKey, Duration, Keyring), AnswerError> {
-        let request = Request {
+        let request = CredentialProviderRequest {
             api_version: &self.api_version,
             kind: "CredentialProviderRequest",
             image,
@@ -78,19 +78,19 @@ impl Provider {
         let environment = self.env.iter().flatten();
         command.envs(environment.map(|variable| (&variable.name, &variable.value)));
         let answer = command::run(command, &question, &self.slots).await?;
-        let answer: Response =
+        let answer: CredentialProviderResponse =
             serde_json::from_slice(&answer).map_err(|_| AnswerError::Malformed)?;
         if answer.api_version != self.api_version || answer.kind != "CredentialProviderResponse" {
             return Err(AnswerError::Version);
         }
         let life = match answer.cache_duration {
-            // Less than nothing is used and not kept.
+            // A negative duration means that the answer is not cached.
             Some(text) if text.starts_with('-') => Duration::ZERO,
             Some(text) => crate::duration::parse(&text).ok_or(AnswerError::Duration)?,
             None => self.life,
         };
         let entries = answer.auth.into_iter().flatten();
-        let credential = |entry: Entry| Credential::password(entry.username, entry.password);
+        let credential = |entry: AuthConfig| Credential::password(entry.username, entry.password);
         let entries = entries.map(|(key, entry)| (key, credential(entry)));
         Ok((answer.cache_key_type, life, Keyring::new(entries)))
     }

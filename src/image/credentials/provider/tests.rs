@@ -4,13 +4,13 @@ use secrecy::ExposeSecret;
 use tempfile::TempDir;
 
 use super::{
-    super::{Secret, command::PATIENCE},
+    super::{Secret, command::QUEUE_TIMEOUT},
     *,
 };
 
 const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
 
-/// A folder with a configuration and plugins, which write down how often they ran.
+/// A folder with a configuration and plugins that record how often they ran.
 struct Node(TempDir);
 
 impl Node {
@@ -96,7 +96,7 @@ async fn the_protocol_is_the_kubelet_s() {
         serde_json::from_slice(&fs::read(node.0.path().join("plug.stdin")).unwrap()).unwrap();
     let expected = serde_json::json!({"apiVersion": V1, "kind": "CredentialProviderRequest", "image": "a.reg.io/team/app"});
     assert_eq!(asked, expected);
-    // Kept for the registry; another registry is another question, and one that does not match is none.
+    // Cached for the registry. Another registry causes another run, one that does not match none.
     assert_eq!(users(&providers, "a.reg.io/other").await, ["u:p"]);
     assert_eq!(node.runs("plug"), 1);
     assert_eq!(users(&providers, "b.reg.io/x").await, ["u:p"]);
@@ -200,7 +200,7 @@ async fn a_slow_plugin_ends_its_work_for_the_next_attempt() {
     );
     node.plugin("plug", &format!("sleep 1\n{auth}"));
     let providers = node.load(&config(&provider("plug", "[r.io]"))).unwrap();
-    // A pod whose time is over.
+    // A pod that no longer waits.
     let waited =
         tokio::time::timeout(Duration::from_millis(100), users(&providers, "r.io/a")).await;
     assert!(waited.is_err());
@@ -220,7 +220,10 @@ fn one_that_hangs_does_not_hold_up_a_pod_and_ends_with_the_process() {
     let started = Instant::now();
     assert!(runtime.block_on(users(&providers, "r.io/a")).is_empty());
     let took = started.elapsed();
-    assert!(took >= PATIENCE && took < PATIENCE * 2, "{took:?}");
+    assert!(
+        took >= QUEUE_TIMEOUT && took < QUEUE_TIMEOUT * 2,
+        "{took:?}"
+    );
     let pid = fs::read_to_string(node.0.path().join("plug.pid")).unwrap();
     let stat = || fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
     let running = || stat().is_ok_and(|stat| !stat.contains(") Z "));
@@ -264,7 +267,7 @@ fn configurations_are_checked_as_the_kubelet_does() {
         let error = node.load(&bad).err().unwrap_or_else(|| panic!("{bad}"));
         assert!(error.to_string().contains(problem), "{error}");
     }
-    // The kubelet's newer feature needs tokens that archaware does not ask for: said, and left out.
+    // The plugin needs ServiceAccount tokens, which archaware does not request: it is skipped with a warning.
     let with_tokens = fine.replace("apiVersion", "tokenAttributes: {serviceAccountTokenAudience: a, requireServiceAccount: true}, apiVersion");
     let both = config(&format!("{with_tokens}{}", provider("other", "[r.io]")));
     assert_eq!(node.load(&both).unwrap().list.len(), 1);

@@ -1,5 +1,5 @@
-//! containerd's `hosts.toml`: under which addresses a registry is reached
-//! (`core/remotes/docker/config/hosts.go` of containerd).
+//! Parses containerd's `hosts.toml`: the addresses of a registry (`core/remotes/docker/config/hosts.go` of
+//! containerd).
 
 use std::{
     path::{Path, PathBuf},
@@ -10,24 +10,24 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::Url;
 use toml::{Table, Value};
 
-/// One address as the file has it; paths are complete, files not yet read.
+/// One address. Paths are absolute; the files are not read yet.
 #[derive(Clone, PartialEq, Eq, Default)]
-pub(super) struct Entry {
-    /// `None`: the registry itself, under its own name.
+pub(super) struct HostEntry {
+    /// `None` means the registry itself under its own name.
     pub(super) url: Option<Url>,
     pub(super) pulls: bool,
     pub(super) resolves: bool,
     pub(super) ca: Vec<PathBuf>,
-    /// Certificate and key; no key means that one file holds both.
+    /// Pairs of certificate and key; without a key one file holds both.
     pub(super) clients: Vec<(PathBuf, Option<PathBuf>)>,
     pub(super) skip_verify: Option<bool>,
     pub(super) headers: HeaderMap,
     pub(super) dial_timeout: Option<Duration>,
 }
 
-/// Why the file cannot be used. Its headers may be secrets, so no value is quoted.
+/// Why the file cannot be used. Header values may be secrets, so no value is quoted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum FileError {
+pub(super) enum HostsFileError {
     #[error("not TOML at line {0}")]
     Toml(usize),
     #[error("a host's address is malformed or holds a password")]
@@ -36,16 +36,16 @@ pub(super) enum FileError {
     Invalid(String),
 }
 
-/// Reads the file of `folder`: mirrors in their order, the registry itself last. A mirror whose address is
-/// malformed is left out and said.
+/// Parses the file of `folder`: mirrors in order, the registry itself last. A mirror with a malformed address is
+/// skipped with a warning.
 pub(super) fn parse(
     folder: &Path,
     text: &str,
     problems: &mut Vec<String>,
-) -> Result<Vec<Entry>, FileError> {
+) -> Result<Vec<HostEntry>, HostsFileError> {
     let table: Table = toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start));
-        FileError::Toml(before.map_or(1, |before| before.matches('\n').count() + 1))
+        HostsFileError::Toml(before.map_or(1, |before| before.matches('\n').count() + 1))
     })?;
     let mut entries = Vec::new();
     match table.get("host") {
@@ -55,8 +55,8 @@ pub(super) fn parse(
                 let fields = fields.as_table().ok_or_else(|| wrong(address))?;
                 match entry(folder, Some(address), fields) {
                     Ok(entry) => entries.push(entry),
-                    Err(FileError::Address) => {
-                        problems.push(format!("{}: {}", folder.display(), FileError::Address));
+                    Err(HostsFileError::Address) => {
+                        problems.push(format!("{}: {}", folder.display(), HostsFileError::Address));
                     }
                     Err(error) => return Err(error),
                 }
@@ -67,21 +67,25 @@ pub(super) fn parse(
     let server = text_of(&table, "server")?.filter(|server| !server.is_empty());
     let mut last = entry(folder, server, &table)?;
     if server.is_none() {
-        // The registry itself can always do both.
+        // The registry itself always has both capabilities.
         (last.pulls, last.resolves) = (true, true);
     }
     entries.push(last);
     Ok(entries)
 }
 
-fn entry(folder: &Path, address: Option<&str>, fields: &Table) -> Result<Entry, FileError> {
+fn entry(
+    folder: &Path,
+    address: Option<&str>,
+    fields: &Table,
+) -> Result<HostEntry, HostsFileError> {
     let (mut pulls, mut resolves) = (true, true);
     if let Some(capabilities) = fields.get("capabilities") {
         let list = capabilities
             .as_array()
             .ok_or_else(|| wrong("capabilities"))?;
         let named = strings("capabilities", capabilities)?;
-        // An empty list is none: everything is allowed.
+        // An empty list allows everything.
         (pulls, resolves) = (list.is_empty(), list.is_empty());
         for capability in named {
             match capability.to_ascii_lowercase().as_str() {
@@ -89,7 +93,7 @@ fn entry(folder: &Path, address: Option<&str>, fields: &Table) -> Result<Entry, 
                 "resolve" => resolves = true,
                 "push" | "referrers" => {}
                 other => {
-                    return Err(FileError::Invalid(format!(
+                    return Err(HostsFileError::Invalid(format!(
                         "unknown capability {other:.40?}"
                     )));
                 }
@@ -99,7 +103,7 @@ fn entry(folder: &Path, address: Option<&str>, fields: &Table) -> Result<Entry, 
     let override_path = flag(fields, "override_path")?.unwrap_or(false);
     let path = |text: &str| folder.join(text);
     let ca = fields.get("ca").map(|ca| strings("ca", ca)).transpose()?;
-    Ok(Entry {
+    Ok(HostEntry {
         url: address
             .map(|text| address_of(text, override_path))
             .transpose()?,
@@ -119,7 +123,7 @@ fn entry(folder: &Path, address: Option<&str>, fields: &Table) -> Result<Entry, 
             .unwrap_or_default(),
         dial_timeout: text_of(fields, "dial_timeout")?
             .map(|text| {
-                // containerd takes an empty text for none.
+                // containerd treats empty text as none.
                 let text = if text.is_empty() { "0" } else { text };
                 crate::duration::parse(text).ok_or_else(|| wrong("dial_timeout"))
             })
@@ -128,21 +132,21 @@ fn entry(folder: &Path, address: Option<&str>, fields: &Table) -> Result<Entry, 
     })
 }
 
-/// `https` when no scheme is given; `/v2` at the end unless the path is to be taken as it is.
-fn address_of(text: &str, override_path: bool) -> Result<Url, FileError> {
+/// Adds `https` if there is no scheme, and `/v2` unless `override_path` is set.
+fn address_of(text: &str, override_path: bool) -> Result<Url, HostsFileError> {
     let full = if text.starts_with("http://") || text.starts_with("https://") {
         text.to_owned()
     } else {
         format!("https://{text}")
     };
-    let mut url = Url::parse(&full).map_err(|_| FileError::Address)?;
-    // A password here would end up in logs and errors.
+    let mut url = Url::parse(&full).map_err(|_| HostsFileError::Address)?;
+    // A password in the URL would end up in logs and errors.
     if !url.has_host() || !url.username().is_empty() || url.password().is_some() {
-        return Err(FileError::Address);
+        return Err(HostsFileError::Address);
     }
     url.set_query(None);
     url.set_fragment(None);
-    // `Url` has resolved `.` and `..`; what is left of Go's `path.Clean` is doubled and last slashes.
+    // `Url` has resolved `.` and `..`. Go's `path.Clean` also removes duplicate and trailing slashes.
     let parts = url.path().split('/').filter(|part| !part.is_empty());
     let mut path: String = parts.flat_map(|part| ["/", part]).collect();
     if !override_path && !path.ends_with("/v2") {
@@ -152,8 +156,11 @@ fn address_of(text: &str, override_path: bool) -> Result<Url, FileError> {
     Ok(url)
 }
 
-/// A file that holds certificate and key, a list of such files, or of pairs.
-fn clients(folder: &Path, value: &Value) -> Result<Vec<(PathBuf, Option<PathBuf>)>, FileError> {
+/// Parses a file with certificate and key, a list of such files, or a list of pairs.
+fn clients(
+    folder: &Path,
+    value: &Value,
+) -> Result<Vec<(PathBuf, Option<PathBuf>)>, HostsFileError> {
     let path = |text: &str| folder.join(text);
     match value {
         Value::String(file) => Ok(vec![(path(file), None)]),
@@ -173,7 +180,7 @@ fn clients(folder: &Path, value: &Value) -> Result<Vec<(PathBuf, Option<PathBuf>
     }
 }
 
-fn headers(value: &Value) -> Result<HeaderMap, FileError> {
+fn headers(value: &Value) -> Result<HeaderMap, HostsFileError> {
     let mut headers = HeaderMap::new();
     for (name, values) in value.as_table().ok_or_else(|| wrong("header"))? {
         let name: HeaderName = name.parse().map_err(|_| wrong("header"))?;
@@ -186,8 +193,8 @@ fn headers(value: &Value) -> Result<HeaderMap, FileError> {
     Ok(headers)
 }
 
-/// A string, or a list of strings.
-fn strings<'a>(key: &str, value: &'a Value) -> Result<Vec<&'a str>, FileError> {
+/// Parses a string or a list of strings.
+fn strings<'a>(key: &str, value: &'a Value) -> Result<Vec<&'a str>, HostsFileError> {
     match value {
         Value::String(text) => Ok(vec![text]),
         Value::Array(items) => {
@@ -198,16 +205,16 @@ fn strings<'a>(key: &str, value: &'a Value) -> Result<Vec<&'a str>, FileError> {
     }
 }
 
-fn text_of<'a>(fields: &'a Table, key: &str) -> Result<Option<&'a str>, FileError> {
+fn text_of<'a>(fields: &'a Table, key: &str) -> Result<Option<&'a str>, HostsFileError> {
     let text = |value: &'a Value| value.as_str().ok_or_else(|| wrong(key));
     fields.get(key).map(text).transpose()
 }
 
-fn flag(fields: &Table, key: &str) -> Result<Option<bool>, FileError> {
+fn flag(fields: &Table, key: &str) -> Result<Option<bool>, HostsFileError> {
     let flag = |value: &Value| value.as_bool().ok_or_else(|| wrong(key));
     fields.get(key).map(flag).transpose()
 }
 
-fn wrong(key: &str) -> FileError {
-    FileError::Invalid(format!("{key} has the wrong type or an impossible value"))
+fn wrong(key: &str) -> HostsFileError {
+    HostsFileError::Invalid(format!("{key} has the wrong type or an impossible value"))
 }

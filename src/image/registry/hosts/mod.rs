@@ -1,4 +1,4 @@
-//! Under which addresses a registry is reached: mirrors first, the registry itself last.
+//! The addresses of a registry: mirrors first, the registry itself last.
 
 mod file;
 mod read;
@@ -16,85 +16,85 @@ use reqwest::Url;
 
 use crate::image::{
     error::ImageError,
-    flight::Flights,
     reference::{Reference, host_and_port},
+    single_flight::SingleFlight,
 };
 
-use super::Settings;
+use super::RegistrySettings;
 
-/// Registries are named by whoever creates pods: the least used are read again.
+/// Users choose the registries, so the settings of the least used ones are dropped and read again.
 const MAX_REGISTRIES: usize = 1024;
-/// Files are looked at again after this time. containerd reads them at each pull.
-const READ_AGAIN: Duration = Duration::from_secs(5);
-/// Reading a few files from a disk that hangs must not hold up a pod.
+/// How long settings are used before the files are read again. containerd reads them at each pull.
+const REREAD_INTERVAL: Duration = Duration::from_secs(5);
+/// A disk that hangs must not delay pods longer than this.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One address of a registry.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Host {
     pub(super) endpoint: Endpoint,
-    /// Content may be fetched there.
+    /// Whether content may be fetched from it.
     pub(super) pulls: bool,
-    /// Its word counts for what a tag points at.
+    /// Whether its answer about a tag is used.
     pub(super) resolves: bool,
     pub(super) role: Role,
-    /// Sent with each request to this address, and nowhere else. May be secret.
+    /// Sent with each request to this address only. May contain secrets.
     pub(super) headers: HeaderMap,
     pub(super) transport: Arc<Transport>,
 }
 
-/// What a host is to the registry.
+/// The relation of a host to the registry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
-    /// The registry itself: who asks shows credentials here.
+    /// The registry itself, which gets credentials.
     Origin,
-    /// Somebody else's machine that holds some of the same.
+    /// A mirror.
     Mirror,
-    /// The same mirror as the one before it, in the clear: for when nobody speaks TLS there.
+    /// The previous mirror over plain HTTP, for servers without TLS.
     Fallback,
 }
 
-/// Where an API is.
+/// Base address of a registry API.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Endpoint {
-    /// `https://host:port/v2`, without a slash at the end.
+    /// `https://host:port/v2` without a trailing slash.
     base: String,
     /// `host[:port]`
     host: String,
-    /// The registry's own name, for hosts that serve several (`?ns=`).
+    /// The registry's name, for mirrors that serve several (`?ns=`).
     namespace: Option<String>,
 }
 
-/// How connections are secured: content, not names of files, so a changed file is another value.
+/// TLS settings. Holds the content of files instead of their names, so that a changed file changes the value.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Transport {
-    /// DER, beside the system's.
+    /// DER certificates in addition to the system's.
     pub(super) authorities: Vec<Vec<u8>>,
-    /// PEM of certificate and key.
+    /// PEM of client certificate and key.
     pub(super) identity: Option<Vec<u8>>,
     pub(super) skip_verify: bool,
     pub(super) dial_timeout: Option<Duration>,
 }
 
-/// The addresses of every registry, read from files when needed and again when they may have changed.
+/// The addresses of all registries. Files are read when needed, and again when they may have changed.
 pub(super) struct Hosts {
     roots: Vec<PathBuf>,
     ca_bundle: Option<PathBuf>,
     plain_http: Vec<String>,
-    known: Cache<String, Known>,
-    flights: Flights<String, Option<Known>>,
+    known: Cache<String, CachedHosts>,
+    flights: SingleFlight<String, Option<CachedHosts>>,
 }
 
 #[derive(Clone)]
-struct Known {
+struct CachedHosts {
     hosts: Arc<[Host]>,
     read: Instant,
-    /// What is wrong with its files, said once.
+    /// The last problem with the files, to log it once.
     problem: Option<String>,
 }
 
 impl Hosts {
-    pub(super) fn new(settings: &Settings) -> Self {
+    pub(super) fn new(settings: &RegistrySettings) -> Self {
         for root in settings
             .hosts_directories
             .iter()
@@ -108,22 +108,25 @@ impl Hosts {
             ca_bundle: settings.ca_bundle.clone(),
             plain_http: settings.plain_http.clone(),
             known: Cache::new(MAX_REGISTRIES),
-            flights: Flights::new(),
+            flights: SingleFlight::new(),
         }
     }
 
-    /// The addresses of a reference's registry, in the order in which they are asked.
-    pub(super) async fn of(&self, reference: &Reference) -> Result<Arc<[Host]>, ImageError> {
+    /// The addresses of a reference's registry in the order in which they are tried.
+    pub(super) async fn for_reference(
+        &self,
+        reference: &Reference,
+    ) -> Result<Arc<[Host]>, ImageError> {
         let name = reference.registry();
         let before = self.known.get(name);
         if let Some(known) = &before
-            && known.read.elapsed() < READ_AGAIN
+            && known.read.elapsed() < REREAD_INTERVAL
         {
             return Ok(known.hosts.clone());
         }
         let own = self.own(reference);
         if self.roots.is_empty() && self.ca_bundle.is_none() {
-            let known = Known::new([own].into(), None);
+            let known = CachedHosts::new([own].into(), None);
             self.known.insert(name.to_owned(), known.clone());
             return Ok(known.hosts);
         }
@@ -154,8 +157,8 @@ impl Hosts {
                 }
                 known
             }
-            // What was read before is better than nothing, and a disk that hangs is not asked at once again.
-            (None, Some(before)) => Known {
+            // Earlier settings are better than none, and a disk that hangs is not read again at once.
+            (None, Some(before)) => CachedHosts {
                 read: Instant::now(),
                 ..before
             },
@@ -169,8 +172,7 @@ impl Hosts {
         Ok(known.hosts)
     }
 
-    /// The registry under its own name: https, unless it is on loopback (port 443 apart) or the
-    /// operator says that it speaks plain http.
+    /// The registry under its own name: HTTPS, except on loopback (other than port 443) and hosts in `plainHttp`.
     fn own(&self, reference: &Reference) -> Host {
         let host = reference.api_host().to_ascii_lowercase();
         let loopback = is_loopback(&host);
@@ -179,7 +181,7 @@ impl Hosts {
             || self.plain_http.iter().any(named);
         let scheme = if plain { "http" } else { "https" };
         let base = format!("{scheme}://{host}/v2");
-        // As a URL, so that the default port is left out here as it is in the addresses of files.
+        // Parsed as a URL to drop the default port, as in the addresses from files.
         let endpoint = Url::parse(&base).map_or_else(
             |_| Endpoint {
                 base,
@@ -194,7 +196,7 @@ impl Hosts {
             resolves: true,
             role: Role::Origin,
             headers: HeaderMap::new(),
-            // containerd does not verify its own machine either, unless told how.
+            // containerd does not verify certificates of loopback addresses either, unless told to.
             transport: Arc::new(Transport {
                 skip_verify: loopback && !plain,
                 ..Transport::default()
@@ -203,7 +205,7 @@ impl Hosts {
     }
 }
 
-impl Known {
+impl CachedHosts {
     fn new(hosts: Arc<[Host]>, problem: Option<String>) -> Self {
         Self {
             hosts,
@@ -230,7 +232,7 @@ impl Endpoint {
         &self.host
     }
 
-    /// The address of a repository's manifest or blob.
+    /// The URL of a manifest or blob in a repository.
     pub(super) fn url(&self, repository: &str, path: &str) -> String {
         let url = format!("{}/{repository}/{path}", self.base);
         match &self.namespace {
@@ -239,12 +241,12 @@ impl Endpoint {
         }
     }
 
-    /// Whether an address is served by the same server.
+    /// Whether a URL is served by the same server.
     pub(super) fn is_at(&self, url: &Url) -> bool {
         Url::parse(&self.base).is_ok_and(|own| own.origin() == url.origin())
     }
 
-    /// The same address with TLS; `None` when it has that already.
+    /// The same address with TLS; `None` if it has TLS already.
     fn secured(&self) -> Option<Self> {
         let rest = self.base.strip_prefix("http://")?;
         let base = format!("https://{rest}");
@@ -259,7 +261,7 @@ impl Endpoint {
     }
 }
 
-/// Of `host[:port]`.
+/// Whether the host of `host[:port]` is loopback.
 pub(super) fn is_loopback(registry: &str) -> bool {
     let host = host_and_port(registry).0.trim_matches(['[', ']']);
     host == "localhost"

@@ -1,4 +1,4 @@
-//! What the trees of `hosts.toml` and the files beside them say of one registry.
+//! Reads the settings of one registry from the directories of `hosts.toml` and the files beside them.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,12 +13,17 @@ use rustls::{
 use crate::{error::chain, files, image::reference::host_and_port};
 
 use super::{
-    Endpoint, Host, Known, Role, Transport,
-    file::{self, Entry},
+    CachedHosts, Endpoint, Host, Role, Transport,
+    file::{self, HostEntry},
 };
 
-/// Reads what the trees say of a registry. What cannot be used is left out and said.
-pub(super) fn read(roots: &[PathBuf], bundle: Option<&Path>, registry: &str, own: Host) -> Known {
+/// Reads the settings of a registry. What cannot be used is skipped and reported.
+pub(super) fn read(
+    roots: &[PathBuf],
+    bundle: Option<&Path>,
+    registry: &str,
+    own: Host,
+) -> CachedHosts {
     let mut problems = Vec::new();
     let bundle = bundle.and_then(|path| {
         let found = read_file(path).and_then(|pem| usable(&pem, path));
@@ -31,7 +36,7 @@ pub(super) fn read(roots: &[PathBuf], bundle: Option<&Path>, registry: &str, own
     let mut entries = folder.as_deref().map_or_else(Vec::new, |folder| {
         let file = folder.join("hosts.toml");
         let bytes = file.exists().then(|| keep(read_file(&file), &mut problems));
-        // An empty file is none.
+        // An empty file means no hosts.toml.
         let parsed = bytes
             .flatten()
             .filter(|bytes| !bytes.is_empty())
@@ -47,15 +52,15 @@ pub(super) fn read(roots: &[PathBuf], bundle: Option<&Path>, registry: &str, own
         parsed.unwrap_or_else(|| vec![certificates(folder)])
     });
     if entries.is_empty() {
-        entries.push(Entry {
+        entries.push(HostEntry {
             pulls: true,
             resolves: true,
-            ..Entry::default()
+            ..HostEntry::default()
         });
     }
     let last = entries.len() - 1;
-    // In a registry's own folder `server` is the operator's word for where that registry is. In `_default` it
-    // stands for every registry there is: a machine that is none of them.
+    // In a registry's own folder, `server` is the address of that registry. In `_default` it applies to every
+    // registry and is therefore a mirror.
     let own_folder = folder
         .as_deref()
         .is_none_or(|folder| !folder.ends_with(DEFAULT));
@@ -66,13 +71,13 @@ pub(super) fn read(roots: &[PathBuf], bundle: Option<&Path>, registry: &str, own
         hosts.extend(addresses(&entry, registry, &own, origin, &transport));
     }
     let problem = (!problems.is_empty()).then(|| problems.join("; "));
-    Known::new(hosts.into(), problem)
+    CachedHosts::new(hosts.into(), problem)
 }
 
-/// The folder for registries that have none of their own.
+/// The folder for registries without a folder of their own.
 const DEFAULT: &str = "_default";
 
-/// The folder of a registry in one tree; the first that exists.
+/// The first existing folder of a registry in one directory.
 fn folder(root: &Path, registry: &str) -> Option<PathBuf> {
     let with_port = match host_and_port(registry) {
         (host, Some(port)) => format!("{host}_{port}_"),
@@ -84,8 +89,8 @@ fn folder(root: &Path, registry: &str) -> Option<PathBuf> {
         .find(|folder| folder.is_dir())
 }
 
-/// Docker's older way: `*.crt` are authorities, `*.cert` with `*.key` are client certificates.
-fn certificates(folder: &Path) -> Entry {
+/// Docker's older layout: `*.crt` are authorities, `*.cert` with `*.key` are client certificates.
+fn certificates(folder: &Path) -> HostEntry {
     let mut names: Vec<PathBuf> = std::fs::read_dir(folder)
         .into_iter()
         .flatten()
@@ -103,23 +108,23 @@ fn certificates(folder: &Path) -> Entry {
             })
             .cloned()
     };
-    Entry {
+    HostEntry {
         pulls: true,
         resolves: true,
         ca: with("crt").collect(),
         clients: with("cert")
             .map(|path| {
-                // Without a key beside it, one file holds both.
+                // Without a key beside it, the file holds both.
                 let key = Some(path.with_extension("key"));
                 (path, key.filter(|key| key.exists()))
             })
             .collect(),
-        ..Entry::default()
+        ..HostEntry::default()
     }
 }
 
 fn transport(
-    entry: &Entry,
+    entry: &HostEntry,
     bundle: Option<&[Vec<u8>]>,
     own: &Host,
     problems: &mut Vec<String>,
@@ -131,7 +136,7 @@ fn transport(
     }
     authorities.extend(bundle.iter().flat_map(|bundle| bundle.iter().cloned()));
     let mut pem = |path: &PathBuf| keep(read_file(path), problems);
-    // One identity: a server that asks for a certificate is shown the first.
+    // A client can present one identity, so the first one is used.
     let identity = entry.clients.iter().find_map(|(certificate, key)| {
         let mut both = pem(certificate)?;
         if let Some(key) = key {
@@ -149,10 +154,9 @@ fn transport(
     }
 }
 
-/// An entry's address; two for one that may speak either: settings for TLS on an http address mean
-/// https first (not on port 80).
+/// The addresses of an entry. TLS settings on an http address mean that https is tried first, except on port 80.
 fn addresses(
-    entry: &Entry,
+    entry: &HostEntry,
     registry: &str,
     own: &Host,
     origin: bool,
@@ -170,7 +174,7 @@ fn addresses(
     let Some(url) = &entry.url else {
         let own = own.endpoint.clone();
         return match own.secured() {
-            // It would be spoken to in the clear, but somebody has put certificates there.
+            // The address is plain HTTP, but certificates are configured for it.
             Some(secure) if own_tls => vec![host(secure, Role::Origin), host(own, Role::Fallback)],
             _ => vec![host(own, Role::Origin)],
         };
@@ -188,13 +192,13 @@ fn addresses(
     };
     let both = own_tls && url.port_or_known_default() != Some(80);
     match endpoint.secured() {
-        // Credentials stay with the secure one: a certificate that does not verify must not bring them out.
+        // Only the secure address gets credentials: a certificate that fails verification must not leak them.
         Some(secure) if both => vec![host(secure, role), host(endpoint, Role::Fallback)],
         _ => vec![host(endpoint, role)],
     }
 }
 
-/// The certificates of a PEM file that TLS can use, as DER. Go passes over the others, too.
+/// The certificates of a PEM file as DER. Unusable ones are skipped, as in Go.
 fn usable(pem: &[u8], path: &Path) -> Result<Vec<Vec<u8>>, String> {
     let parsable =
         |der: &CertificateDer<'_>| RootCertStore::empty().add(der.clone().into_owned()).is_ok();

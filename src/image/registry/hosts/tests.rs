@@ -6,23 +6,23 @@ use super::{read::read, *};
 
 fn hosts(roots: &[&Path], image: &str, plain: &[&str]) -> Hosts {
     let _ = image;
-    Hosts::new(&Settings {
+    Hosts::new(&RegistrySettings {
         plain_http: plain.iter().map(|name| (*name).to_owned()).collect(),
         hosts_directories: roots.iter().map(|root| root.to_path_buf()).collect(),
-        ..Settings::default()
+        ..RegistrySettings::default()
     })
 }
 
 async fn of(roots: &[&Path], image: &str) -> Vec<Host> {
     let reference = Reference::parse(image).unwrap();
     hosts(roots, image, &[])
-        .of(&reference)
+        .for_reference(&reference)
         .await
         .unwrap()
         .to_vec()
 }
 
-/// The addresses of a manifest, each with its powers: `pr` pulls and resolves, `o` is the origin.
+/// The URLs of a manifest with their capabilities: `pr` pulls and resolves, `o` is the origin.
 async fn urls(roots: &[&Path], image: &str) -> Vec<String> {
     let flag = |on: bool, flag: &'static str| if on { flag } else { "" };
     let one = |host: &Host| {
@@ -51,7 +51,7 @@ async fn plain_http_only_where_it_is_meant() {
     ] {
         let reference = Reference::parse(image).unwrap();
         let hosts = hosts(&[], image, &["reg.local:5000"])
-            .of(&reference)
+            .for_reference(&reference)
             .await
             .unwrap();
         assert_eq!(hosts[0].endpoint.base, expected, "{image}");
@@ -106,7 +106,7 @@ async fn the_first_folder_that_exists_counts() {
             "pro https://{name}.example/v2/app/manifests/v1?ns=reg.io:5000"
         )]
     };
-    // A colon is no part of a host's name; the file is refused, and the registry asked as it is.
+    // A colon is not allowed in a host name. The file is rejected, and the registry is asked directly.
     assert_eq!(
         urls(&roots, "reg.io:5000/x").await,
         ["pro https://reg.io:5000/v2/app/manifests/v1"]
@@ -141,12 +141,12 @@ async fn files_of_certificates_and_headers_are_read() {
     for name in ["both.pem", "one.cert", "one.key", "empty.pem"] {
         fs::write(dir.join(name), name).unwrap();
     }
-    // One that cannot be read is passed over for the others.
+    // An unreadable certificate is skipped.
     let odd = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     for name in ["ca.pem", "b.crt", "a.crt"] {
         fs::write(dir.join(name), format!("{odd}{AUTHORITY}")).unwrap();
     }
-    // Docker's way, without hosts.toml, and with an empty one.
+    // Docker's layout, without hosts.toml and with an empty one.
     for _ in 0..2 {
         let only = of(&[root.path()], "reg.io/x").await;
         assert_eq!(only[0].transport.authorities, [authority(), authority()]);
@@ -186,7 +186,7 @@ async fn files_of_certificates_and_headers_are_read() {
         .iter()
         .map(|host| host.endpoint.base.as_str())
         .collect();
-    // TLS settings on an http address: https first, and credentials are shown to neither.
+    // TLS settings on an http address: https first, and neither address gets credentials.
     let expected = [
         "https://m.io/v2",
         "https://plain.io:8080/v2",
@@ -285,7 +285,7 @@ async fn a_default_for_all_registries_is_none_of_them() {
     write("_default");
     let shown = |hosts: Vec<Host>| hosts.iter().map(|host| host.role).collect::<Vec<_>>();
     assert_eq!(shown(of(&[root.path()], "ghcr.io/x").await), [Role::Mirror]);
-    // In its own folder it is where the registry is.
+    // In the registry's own folder it is the registry's address.
     write("ghcr.io");
     assert_eq!(shown(of(&[root.path()], "ghcr.io/x").await), [Role::Origin]);
 }
@@ -295,19 +295,19 @@ async fn changes_are_seen_after_a_while() {
     let root = tempfile::tempdir().unwrap();
     let reference = Reference::parse("reg.io/x").unwrap();
     let hosts = hosts(&[root.path()], "reg.io/x", &[]);
-    assert_eq!(hosts.of(&reference).await.unwrap().len(), 1);
+    assert_eq!(hosts.for_reference(&reference).await.unwrap().len(), 1);
     let dir = root.path().join("reg.io");
     fs::create_dir(&dir).unwrap();
     fs::write(dir.join("hosts.toml"), "[host.\"https://m.io\"]\n").unwrap();
     assert_eq!(
-        hosts.of(&reference).await.unwrap().len(),
+        hosts.for_reference(&reference).await.unwrap().len(),
         1,
         "within its time"
     );
     let mut known = hosts.known.get("reg.io").unwrap();
-    known.read = Instant::now().checked_sub(READ_AGAIN).unwrap();
+    known.read = Instant::now().checked_sub(REREAD_INTERVAL).unwrap();
     hosts.known.insert("reg.io".to_owned(), known);
-    assert_eq!(hosts.of(&reference).await.unwrap().len(), 2);
+    assert_eq!(hosts.for_reference(&reference).await.unwrap().len(), 2);
 }
 
 mod corpus {

@@ -116,7 +116,7 @@ async fn pull_policy_always_and_latest_are_looked_up_sooner() {
     let mut settings = settings();
     settings.latest_ttl = Duration::from_millis(1);
     let resolver = resolver_with(settings);
-    let keyring = credentials::ready(Keyring::default());
+    let keyring = resolved(Keyring::default());
     registry.add_tag("app", "v1", &testimg::find("amd64"));
     let (image, latest) = (
         format!("{}:v1", registry.image("app")),
@@ -126,7 +126,7 @@ async fn pull_policy_always_and_latest_are_looked_up_sooner() {
     let ask = |image: &str, policy| {
         let (resolver, keyring, image) = (&resolver, &keyring, image.to_owned());
         async move {
-            let request = Request {
+            let request = ResolveRequest {
                 image: &image,
                 policy,
                 keys: keyring,

@@ -1,9 +1,8 @@
-//! A certificate of archaware's own making, in one Secret that all replicas share.
+//! Serves a certificate that archaware issues, from a Secret that all replicas share.
 //!
-//! Each certificate has its own authority. A new one is made when two thirds of the old one's time are
-//! over: first its authority is published in the Secret, and by the configuration's keeper in the
-//! `caBundle`; when it has been there long enough for every API server to know it, the certificate takes
-//! the old one's place. So whichever of the two a replica still serves, it is trusted.
+//! Each certificate has its own authority. A new one is issued after two thirds of the old one's lifetime. First its
+//! authority is stored in the Secret and published in the `caBundle`. When all API servers know it, the certificate
+//! replaces the old one. So the API server trusts whichever of the two a replica serves.
 
 use std::{
     sync::Arc,
@@ -26,67 +25,66 @@ use crate::{
 };
 
 use super::{
-    super::ca_bundle::{self, Authorities, Published},
-    CertificateError, Served,
+    super::ca_bundle::{self, CaBundle, Published},
+    CertResolver, CertificateError,
     issue::issue,
-    stored::{Step, Stored, step},
+    stored::{RenewalStep, StoredCertificates, renewal_step},
 };
 
-/// In a row: more are no race.
+/// Consecutive conflicts that are retried at once.
 const MAX_CONFLICTS: u32 = 5;
 
-/// Keeps the certificate of all replicas.
-pub(in crate::admission) struct Own {
+/// Maintains the Secret and serves its certificate.
+pub(in crate::admission) struct SelfSigned {
     pub(in crate::admission) api: ApiClient,
-    /// Where the Secret is.
+    /// Namespace of the Secret.
     pub(in crate::admission) namespace: String,
-    /// What the API server calls the webhook.
+    /// The names under which the API server reaches the webhook.
     pub(in crate::admission) names: Vec<String>,
     pub(in crate::admission) lifetime: Duration,
-    /// Only the leader replaces what is good.
+    /// Only the leader replaces a valid certificate.
     pub(in crate::admission) leadership: watch::Receiver<bool>,
-    /// What the API server has been told to trust.
+    /// The published `caBundle`.
     pub(in crate::admission) published: watch::Receiver<Published>,
-    pub(in crate::admission) served: Arc<Served>,
-    pub(in crate::admission) authorities: watch::Sender<Authorities>,
+    pub(in crate::admission) served: Arc<CertResolver>,
+    pub(in crate::admission) authorities: watch::Sender<CaBundle>,
 }
 
-/// Why a turn failed.
+/// Why an iteration failed.
 #[derive(Debug, thiserror::Error)]
-enum OwnError {
+enum SelfSignedError {
     #[error("Secret {NAME}: {0}")]
     Secret(#[from] ApiError),
     #[error(transparent)]
     Certificate(#[from] CertificateError),
 }
 
-/// What a replica remembers from turn to turn.
+/// State between iterations.
 #[derive(Default)]
-struct Memory {
-    /// What the Secret held last.
-    stored: Option<Stored>,
-    /// What is published, and since when that is what the Secret asks for.
+struct RenewalState {
+    /// Last content of the Secret.
+    stored: Option<StoredCertificates>,
+    /// The published bundle, and since when it contains what the Secret requires.
     settled: Option<(String, Instant)>,
 }
 
-impl Own {
-    /// How often the Secret is read, by every replica.
+impl SelfSigned {
+    /// How often every replica reads the Secret.
     fn period(&self) -> Duration {
         (self.lifetime / 60).clamp(Duration::from_secs(1), Duration::from_secs(15))
     }
 
-    /// How long an authority is published before a certificate of it is served: what an API server takes to
-    /// hear of it, many times over.
+    /// How long an authority is published before its certificate is served. API servers learn it much faster.
     fn grace(&self) -> Duration {
         (self.lifetime / 20).clamp(Duration::from_secs(2), Duration::from_mins(1))
     }
 
     /// Runs until `stop`.
     pub(in crate::admission) async fn run(self, stop: CancellationToken) {
-        let (mut memory, mut failing) = (Memory::default(), RepeatedError::default());
+        let (mut memory, mut failing) = (RenewalState::default(), RepeatedError::default());
         let (mut conflicts, mut leadership) = (0, self.leadership.clone());
         loop {
-            let turn = self.turn(&mut memory);
+            let turn = self.reconcile_once(&mut memory);
             let Some(result) = stop.run_until_cancelled(turn).await else {
                 return;
             };
@@ -96,8 +94,10 @@ impl Own {
                     conflicts = 0;
                     changed
                 }
-                // Another replica was quicker: what it wrote is read now.
-                Err(OwnError::Secret(ApiError::Conflict(_))) if conflicts < MAX_CONFLICTS => {
+                // Another replica wrote first: its Secret is read now.
+                Err(SelfSignedError::Secret(ApiError::Conflict(_)))
+                    if conflicts < MAX_CONFLICTS =>
+                {
                     conflicts += 1;
                     true
                 }
@@ -116,14 +116,14 @@ impl Own {
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
-                // Whoever leads now has something to do, perhaps.
+                // A new leader may have to renew the certificate.
                 _ = leadership.changed() => {}
             }
         }
     }
 
-    /// Reads the Secret, serves what it holds, and changes it if that is due: then `true`.
-    async fn turn(&self, memory: &mut Memory) -> Result<bool, OwnError> {
+    /// Reads the Secret, serves its certificate and updates it if due. Returns whether it was updated.
+    async fn reconcile_once(&self, memory: &mut RenewalState) -> Result<bool, SelfSignedError> {
         let Some(secret) = self.api.find::<Secret>(&self.name()).await? else {
             let secret = self.fresh(memory.stored.as_ref())?.to_secret();
             let namespace = Some(self.namespace.as_str());
@@ -132,11 +132,12 @@ impl Own {
             tracing::info!(secret = NAME, "admission certificate made");
             return Ok(true);
         };
-        let stored = Stored::parse(&secret);
+        let stored = StoredCertificates::parse(&secret);
         let leads = *self.leadership.borrow();
-        // Whether it has expired is for one clock to say: the leader's.
-        let is_good =
-            |stored: &Stored| stored.is_usable() || (!leads && stored.current.load().is_ok());
+        // Only the leader's clock decides whether it has expired.
+        let is_good = |stored: &StoredCertificates| {
+            stored.is_usable() || (!leads && stored.current.load().is_ok())
+        };
         let Some(stored) = stored.filter(is_good) else {
             let fresh = self.fresh(memory.stored.as_ref())?;
             self.write(&secret, &fresh).await?;
@@ -146,7 +147,7 @@ impl Own {
             );
             return Ok(true);
         };
-        // First whom to trust, then what is shown: the registration waits for the second.
+        // Authorities first, because the registration waits for the certificate.
         self.authorities.send_if_modified(|old| {
             let changed = old.as_deref() != Some(&*stored.authorities);
             *old = Some((*stored.authorities).into());
@@ -161,7 +162,7 @@ impl Own {
         }
         let is_shown = memory.stored.as_ref().map(|old| &old.current) == Some(&stored.current);
         if !is_shown {
-            self.served.show(&stored.current)?;
+            self.served.activate(&stored.current)?;
             tracing::info!("admission certificate served");
         }
         memory.stored = Some(stored.clone());
@@ -171,27 +172,27 @@ impl Own {
         }
         let settled = self.is_settled(memory, &stored);
         let now = SystemTime::now();
-        let after = match step(&stored, now, self.lifetime, &self.names, settled) {
-            Step::Nothing => return Ok(false),
-            Step::Prepare => {
+        let after = match renewal_step(&stored, now, self.lifetime, &self.names, settled) {
+            RenewalStep::Nothing => return Ok(false),
+            RenewalStep::Prepare => {
                 tracing::info!("the next admission certificate is prepared");
                 let made =
                     issue(&self.names, now, self.lifetime).map_err(CertificateError::from)?;
-                Stored {
+                StoredCertificates {
                     authorities: ca_bundle::with(&made.authority, &stored.authorities),
                     next: Some(made.pair),
                     ..stored
                 }
             }
-            Step::Promote => {
+            RenewalStep::Promote => {
                 tracing::info!("the next admission certificate takes its place");
-                Stored {
+                StoredCertificates {
                     current: stored.next.unwrap_or(stored.current),
                     next: None,
                     ..stored
                 }
             }
-            Step::Prune => Stored {
+            RenewalStep::Prune => StoredCertificates {
                 authorities: ca_bundle::pruned(&stored.authorities),
                 ..stored
             },
@@ -200,11 +201,11 @@ impl Own {
         Ok(true)
     }
 
-    /// Whether the API servers know all authorities by now.
-    fn is_settled(&self, memory: &mut Memory, stored: &Stored) -> bool {
+    /// Whether all API servers know the authorities.
+    fn is_settled(&self, memory: &mut RenewalState, stored: &StoredCertificates) -> bool {
         let known = match &*self.published.borrow() {
             Published::Unknown => false,
-            // Nobody asks.
+            // Without a configuration the webhook is not called.
             Published::Nowhere => true,
             Published::Bundle(bundle) => **bundle == *stored.authorities,
         };
@@ -219,16 +220,19 @@ impl Own {
         known && since.elapsed() >= self.grace()
     }
 
-    /// A new certificate, to be served at once; or later, if there is one that still serves.
-    fn fresh(&self, before: Option<&Stored>) -> Result<Stored, CertificateError> {
+    /// A new certificate: served at once, or prepared if there is one that is still valid.
+    fn fresh(
+        &self,
+        before: Option<&StoredCertificates>,
+    ) -> Result<StoredCertificates, CertificateError> {
         let made = issue(&self.names, SystemTime::now(), self.lifetime)?;
         Ok(match before.filter(|before| before.is_usable()) {
-            None => Stored {
+            None => StoredCertificates {
                 authorities: made.authority,
                 current: made.pair,
                 next: None,
             },
-            Some(before) => Stored {
+            Some(before) => StoredCertificates {
                 authorities: ca_bundle::with(&made.authority, &before.authorities),
                 current: before.current.clone(),
                 next: Some(made.pair),
@@ -240,7 +244,7 @@ impl Own {
         NamespacedName::new(&self.namespace, NAME)
     }
 
-    async fn write(&self, seen: &Secret, after: &Stored) -> Result<(), ApiError> {
+    async fn write(&self, seen: &Secret, after: &StoredCertificates) -> Result<(), ApiError> {
         let patch = patch::secret(seen, &after.fields());
         self.api.patch::<Secret>(&self.name(), patch).await
     }

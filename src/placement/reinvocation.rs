@@ -1,6 +1,6 @@
-//! What an earlier call of the webhook has added to a pod. The API server calls again after other
-//! webhooks have changed the pod (`reinvocationPolicy: IfNeeded`): with a sidecar, it may run in fewer
-//! places than it did without, so what was added comes off before it is decided anew.
+//! Removes what an earlier call of the webhook added to a pod. The API server calls the webhook again after other
+//! webhooks changed the pod (`reinvocationPolicy: IfNeeded`). With an injected sidecar the pod may run on fewer
+//! architectures, so earlier additions are removed before the new decision.
 
 use std::collections::BTreeMap;
 
@@ -9,33 +9,33 @@ use serde_json::Value;
 use super::{
     affinity::{self, Affinity},
     annotation,
-    pod::Change,
+    pod::PodChange,
 };
 
-/// Where in a pod stands what was added; each index is what it is when those before it have been removed.
+/// Where the additions are in a pod. Each index applies after the removals before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Undo {
-    /// Tolerations.
+pub struct ReinvocationUndo {
+    /// Indexes of tolerations.
     pub tolerations: Vec<usize>,
-    /// Node affinity.
-    pub affinity: affinity::Undo,
+    /// Places in the node affinity.
+    pub affinity: affinity::AffinityUndo,
 }
 
-/// What the pod's annotation says; what is not readable has added nothing.
-pub fn recorded(annotations: &BTreeMap<String, String>) -> Change {
+/// The additions recorded in the pod's annotation; an unreadable annotation records none.
+pub fn recorded(annotations: &BTreeMap<String, String>) -> PodChange {
     let text = annotations.get(annotation::ADDED);
     text.and_then(|text| serde_json::from_str(text).ok())
         .unwrap_or_default()
 }
 
-/// Takes what was added out of a pod, as far as it is still there. Each toleration comes off once: the
-/// author may have written the same.
+/// Removes the additions that are still in the pod. Each toleration is removed once, because the author may have
+/// written the same one.
 pub fn undo(
-    added: &Change,
+    added: &PodChange,
     tolerations: Option<&mut Vec<Value>>,
     affinity: Option<&mut Affinity>,
-) -> Undo {
-    let mut undo = Undo::default();
+) -> ReinvocationUndo {
+    let mut undo = ReinvocationUndo::default();
     if let Some(tolerations) = tolerations {
         let mut indexes: Vec<usize> = Vec::new();
         for own in &added.tolerations {
@@ -55,9 +55,9 @@ pub fn undo(
     undo
 }
 
-impl Undo {
-    /// Whether all of it was found.
-    pub fn is_whole(&self, added: &Change) -> bool {
+impl ReinvocationUndo {
+    /// Whether all additions were found.
+    pub fn is_complete(&self, added: &PodChange) -> bool {
         let required = added.affinity.require.as_ref();
         let required = required.is_none_or(|require| {
             let made = self.affinity.required || self.affinity.term.is_some();
@@ -79,18 +79,18 @@ mod tests {
     #[test]
     fn each_toleration_comes_off_once() {
         let (ours, other) = (json!({"key": "a"}), json!({"key": "b"}));
-        let added = Change {
+        let added = PodChange {
             tolerations: vec![ours.clone()],
-            ..Change::default()
+            ..PodChange::default()
         };
         let mut tolerations = vec![ours.clone(), other.clone(), ours.clone(), other.clone()];
         let found = undo(&added, Some(&mut tolerations), None);
         assert_eq!(found.tolerations, [2]);
-        assert!(found.is_whole(&added));
+        assert!(found.is_complete(&added));
         assert_eq!(tolerations, [ours, other.clone(), other.clone()]);
         let mut foreign = vec![other];
         let found = undo(&added, Some(&mut foreign), None);
-        assert!(found.tolerations.is_empty() && !found.is_whole(&added));
+        assert!(found.tolerations.is_empty() && !found.is_complete(&added));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What is asked for in a repository, and what an answer that is none means.
+//! Requests to a repository, and the errors that HTTP statuses mean.
 
 use http::{
     HeaderMap, Method, StatusCode,
@@ -8,19 +8,23 @@ use reqwest::Url;
 
 use crate::{image::error::ImageError, platform::media_type};
 
-use super::{auth::Authorization, exchange::Call, hosts::Host};
+use super::{auth::Authorization, exchange::HttpRequest, hosts::Host};
 
-/// What is asked for in a repository.
-pub(super) struct Question<'a> {
+/// A request to a repository.
+pub(super) struct RegistryRequest<'a> {
     pub(super) method: Method,
     pub(super) repository: &'a str,
     pub(super) path: &'a str,
-    /// A manifest; blobs are what they are.
+    /// Whether a manifest is requested, so that `Accept` lists media types.
     pub(super) manifest: bool,
 }
 
-impl Question<'_> {
-    pub(super) fn call(&self, host: &Host, authorization: Option<&Authorization>) -> Option<Call> {
+impl RegistryRequest<'_> {
+    pub(super) fn http_request(
+        &self,
+        host: &Host,
+        authorization: Option<&Authorization>,
+    ) -> Option<HttpRequest> {
         let mut headers = HeaderMap::new();
         if self.manifest {
             headers.insert(ACCEPT, media_type::MANIFESTS.join(", ").parse().ok()?);
@@ -29,7 +33,7 @@ impl Question<'_> {
         if let Some(authorization) = authorization {
             own_headers.insert(AUTHORIZATION, authorization.header());
         }
-        Some(Call {
+        Some(HttpRequest {
             method: self.method.clone(),
             url: Url::parse(&host.endpoint.url(self.repository, self.path)).ok()?,
             headers,
@@ -40,11 +44,11 @@ impl Question<'_> {
     }
 
     /// `host/repository/manifests/tag`, for errors.
-    pub(super) fn on(&self, host: &Host) -> String {
+    pub(super) fn describe(&self, host: &Host) -> String {
         let Self {
             repository, path, ..
         } = self;
-        // In the clear is worth a word: the other end may expect TLS.
+        // Plain HTTP is shown, because the server may expect TLS.
         let scheme = if host.endpoint.is_plain() {
             "http://"
         } else {
@@ -54,8 +58,8 @@ impl Question<'_> {
     }
 }
 
-/// What a status that is no success means.
-pub(super) fn refusal(status: StatusCode, what: impl Into<String>) -> ImageError {
+/// The error that a status means.
+pub(super) fn status_error(status: StatusCode, what: impl Into<String>) -> ImageError {
     let what = what.into();
     match status {
         StatusCode::NOT_FOUND | StatusCode::GONE => ImageError::NotFound { what },

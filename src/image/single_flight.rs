@@ -1,4 +1,4 @@
-//! Single flight: callers who ask for the same thing at the same time share one answer.
+//! Single flight: concurrent callers with the same key share one execution.
 
 use std::{
     collections::HashMap,
@@ -11,27 +11,27 @@ use futures::{
     future::{BoxFuture, WeakShared},
 };
 
-/// `None`: the work panicked.
-type Flight<V> = WeakShared<BoxFuture<'static, Option<V>>>;
+/// `None` when the work panicked.
+type SharedWork<V> = WeakShared<BoxFuture<'static, Option<V>>>;
 use parking_lot::Mutex;
 
-/// The work in progress, by key. It holds no result and nothing that nobody waits for: when the last
-/// waiter goes away, the work is cancelled. Its size is bounded by the number of waiting callers.
-pub(crate) struct Flights<K: Hash + Eq, V> {
-    running: Mutex<HashMap<K, Flight<V>>>,
+/// The executions in progress, by key. Holds no results. When the last waiting caller goes away, the work is
+/// cancelled. The number of entries is bounded by the number of waiting callers.
+pub(crate) struct SingleFlight<K: Hash + Eq, V> {
+    running: Mutex<HashMap<K, SharedWork<V>>>,
 }
 
-impl<K: Hash + Eq + Clone, V: Clone + 'static> Flights<K, V> {
+impl<K: Hash + Eq + Clone, V: Clone + 'static> SingleFlight<K, V> {
     pub(crate) fn new() -> Self {
         Self {
             running: Mutex::new(HashMap::new()),
         }
     }
 
-    /// Joins the work under `key`, or starts it with `work`.
+    /// Waits for the execution under `key`, or starts it with `work`.
     pub(crate) async fn run(&self, key: K, work: impl FnOnce() -> BoxFuture<'static, V>) -> V {
-        // Declared first, so dropped last: by then this caller's share is gone.
-        let _landing = Landing {
+        // Declared first and therefore dropped last, after this caller's handle.
+        let _landing = RemoveOnDrop {
             flights: self,
             key: key.clone(),
         };
@@ -40,7 +40,7 @@ impl<K: Hash + Eq + Clone, V: Clone + 'static> Flights<K, V> {
             if let Some(flight) = running.get(&key).and_then(WeakShared::upgrade) {
                 flight
             } else {
-                // A panic would leave the others who wait with nothing to wake them.
+                // Without this, a panic would leave the other callers waiting forever.
                 let flight = AssertUnwindSafe(work()).catch_unwind().map(Result::ok);
                 let flight = flight.boxed().shared();
                 if let Some(weak) = flight.downgrade() {
@@ -51,18 +51,18 @@ impl<K: Hash + Eq + Clone, V: Clone + 'static> Flights<K, V> {
         };
         match flight.await {
             Some(value) => value,
-            // The panic of the work is the panic of each who waits for it.
+            // A panic of the work becomes a panic of each waiting caller.
             None => resume_unwind(Box::new("shared work panicked")),
         }
     }
 }
 
-struct Landing<'a, K: Hash + Eq, V> {
-    flights: &'a Flights<K, V>,
+struct RemoveOnDrop<'a, K: Hash + Eq, V> {
+    flights: &'a SingleFlight<K, V>,
     key: K,
 }
 
-impl<K: Hash + Eq, V> Drop for Landing<'_, K, V> {
+impl<K: Hash + Eq, V> Drop for RemoveOnDrop<'_, K, V> {
     fn drop(&mut self) {
         let mut running = self.flights.running.lock();
         if running
@@ -85,7 +85,7 @@ mod tests {
 
     #[tokio::test]
     async fn many_callers_share_one_flight_and_nothing_stays() {
-        let flights = Flights::<&str, usize>::new();
+        let flights = SingleFlight::<&str, usize>::new();
         let runs = Arc::new(AtomicUsize::new(0));
         let callers = (0..64).map(|_| {
             let runs = runs.clone();
@@ -105,7 +105,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_of_the_work_reaches_all_who_wait() {
-        let flights = Arc::new(Flights::<&str, ()>::new());
+        let flights = Arc::new(SingleFlight::<&str, ()>::new());
         let callers: Vec<_> = (0..8)
             .map(|_| {
                 let flights = flights.clone();
@@ -127,7 +127,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_cancelled_caller_leaves_nothing_behind() {
-        let flights = Flights::<&str, ()>::new();
+        let flights = SingleFlight::<&str, ()>::new();
         {
             let waiting = flights.run("key", || futures::future::pending().boxed());
             futures::pin_mut!(waiting);

@@ -1,5 +1,5 @@
-//! A certificate that somebody else makes, in files that are read again when they change. Mounted Secrets
-//! change by the swap of a link, so the bytes are looked at, not the file system's notices.
+//! Serves a certificate from files, which are read again when they change. The content is compared instead of using
+//! inotify, because mounted Secrets change by replacing a symbolic link.
 
 use std::{
     path::Path,
@@ -13,42 +13,42 @@ use tokio_util::sync::CancellationToken;
 use crate::{config::CertificatesConfig, error::RepeatedError, files};
 
 use super::{
-    super::ca_bundle::{self, Authorities, Published},
-    CertificateError, Pair, Served,
+    super::ca_bundle::{self, CaBundle, Published},
+    CertResolver, CertificateError, KeyPairPem,
 };
 
-/// How often the files are read. The kubelet takes a minute to bring a changed Secret.
+/// How often the files are read. The kubelet updates mounted Secrets once a minute.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// How much later than this replica the one that publishes may have its files: kubelets look at Secrets once
-/// a minute.
+/// How much later the replica that maintains the configuration may see its files: kubelets update mounted Secrets
+/// once a minute.
 const LAG: Duration = Duration::from_mins(2);
 
-/// Certificate, key, and perhaps the authority.
-pub(in crate::admission) struct Files {
+/// Reads certificate, key and optionally the authority from files.
+pub(in crate::admission) struct FromFiles {
     pub(in crate::admission) config: CertificatesConfig,
-    /// What the API server calls the webhook.
+    /// The name under which the API server reaches the webhook.
     pub(in crate::admission) name: String,
-    /// What the API server has been told to trust, if this replica tells it.
+    /// The published `caBundle`, if this replica maintains it.
     pub(in crate::admission) published: watch::Receiver<Published>,
-    pub(in crate::admission) served: Arc<Served>,
-    pub(in crate::admission) authorities: watch::Sender<Authorities>,
+    pub(in crate::admission) served: Arc<CertResolver>,
+    pub(in crate::admission) authorities: watch::Sender<CaBundle>,
 }
 
-impl Files {
-    /// Reads the files again and again, until `stop`. While they are not usable, what was served before is.
+impl FromFiles {
+    /// Reads the files periodically until `stop`. While they are unusable, the previous certificate is served.
     pub(in crate::admission) async fn run(self, stop: CancellationToken) {
         let (mut shown, mut since) = (None, Instant::now());
         let mut failing = RepeatedError::default();
         loop {
-            // A file system may hang; a process that is told to stop may not.
-            let turn = self.turn(&mut shown, &mut since);
+            // A file system may hang, which must not delay shutdown.
+            let turn = self.reload_once(&mut shown, &mut since);
             let Some(result) = stop.run_until_cancelled(turn).await else {
                 return;
             };
             match result {
                 Ok(()) => failing.clear(),
-                // Between two files that are replaced one after the other they do not fit.
+                // While two files are replaced one after the other, they do not match.
                 Err(error) => {
                     if let Some(error) = failing.changed(&error) {
                         tracing::warn!(error, "admission certificate not usable; looking again");
@@ -62,12 +62,12 @@ impl Files {
         }
     }
 
-    async fn turn(
+    async fn reload_once(
         &self,
-        shown: &mut Option<Pair>,
+        shown: &mut Option<KeyPairPem>,
         since: &mut Instant,
     ) -> Result<(), CertificateError> {
-        let pair = Pair {
+        let pair = KeyPairPem {
             certificate: read(&self.config.certificate).await?,
             key: read(&self.config.key).await?,
         };
@@ -83,8 +83,8 @@ impl Files {
                 *old = Some(new.into());
                 changed
             });
-            // The API server hears of a new authority before it meets a certificate of it. Who publishes
-            // may have its files later.
+            // The authority must be published before a certificate signed by it is served. The replica that publishes
+            // it may see its files later.
             if news {
                 *since = Instant::now();
             }
@@ -102,7 +102,7 @@ impl Files {
             }
         }
         if shown.as_ref() != Some(&pair) {
-            self.served.show(&pair)?;
+            self.served.activate(&pair)?;
             if !pair.is_for(std::slice::from_ref(&self.name)) {
                 let name = &self.name;
                 tracing::warn!(
@@ -117,7 +117,7 @@ impl Files {
     }
 }
 
-/// Off the runtime's workers: a file system may hang.
+/// `spawn_blocking`, because a file system may hang.
 async fn read(path: &Path) -> Result<String, CertificateError> {
     let path = path.to_owned();
     let failed = files::failed("", &path);

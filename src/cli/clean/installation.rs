@@ -1,4 +1,4 @@
-//! archaware's own objects: the webhook configuration, the Secret of its certificate, the Lease.
+//! Removes archaware's own objects: the webhook configuration, the Secret with its certificate, and the Lease.
 
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
 use tokio::time::Instant;
@@ -15,9 +15,9 @@ use crate::{
 use super::{Item, Session};
 
 impl Session {
-    /// So that the API server asks nobody any more.
+    /// First of all, so that the API server stops calling the webhook.
     pub(super) async fn admission(&mut self) {
-        let whose = admission::Whose::Shipped;
+        let whose = admission::Origin::Shipped;
         let removed = admission::remove_configuration(&self.api, whose, self.dry_run).await;
         if removed == Ok(true) && !self.dry_run {
             self.unregistered = Some(Instant::now());
@@ -25,7 +25,7 @@ impl Session {
         self.report(format!("MutatingWebhookConfiguration {NAME}"), removed);
     }
 
-    /// One that archaware has made: of that name there may be somebody else's.
+    /// Removes the Secret if archaware created it: one of that name may belong to another owner.
     pub(super) async fn secret(&mut self) {
         let name = NamespacedName::new(&self.namespace, ADMISSION_SECRET);
         let removed = match self.api.find_metadata::<Secret>(&name).await {
@@ -44,7 +44,7 @@ impl Session {
         self.report(format!("Secret {name}"), removed);
     }
 
-    /// One that was only made for this is not worth a word.
+    /// A Lease that was only created by this command is removed without a message.
     pub(super) async fn lease(&mut self, was_there: bool) {
         let name = NamespacedName::new(&self.namespace, NAME);
         let removed = self.delete::<Lease>(&name).await;
@@ -52,7 +52,7 @@ impl Session {
         self.report(format!("Lease {name}"), removed);
     }
 
-    /// Whether it was there.
+    /// Deletes an object and returns whether it existed.
     async fn delete<K: Kind>(&self, name: &NamespacedName) -> Result<bool, ApiError> {
         if self.dry_run {
             return Ok(self.api.find_metadata::<K>(name).await?.is_some());

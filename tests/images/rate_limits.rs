@@ -39,7 +39,7 @@ async fn seconds_and_dates_close_the_gate_without_further_requests() {
             );
         }
         assert_eq!(registry.seen().len(), 1, "{status} {retry_after}");
-        assert_eq!(resolver.gated_hosts(), 1);
+        assert_eq!(resolver.paused_hosts(), 1);
     }
 }
 
@@ -51,7 +51,7 @@ async fn a_limit_for_one_account_is_none_for_another() {
     }
     registry.require(Auth::Basic("user".into(), "secret".into()));
     registry.script("/busy/", limited(429, "600"));
-    let right = rights::keyring(&registry.address(), "user", "secret");
+    let right = credentials::keyring(&registry.address(), "user", "secret");
     assert_eq!(
         ask(&resolver, &registry, "busy").await.reason(),
         Reason::RateLimited
@@ -86,11 +86,11 @@ async fn a_limit_for_one_account_is_none_for_another() {
     let both = Keyring::new([
         (
             registry.address(),
-            credentials::Credential::password("user".into(), "secret".to_owned().into()),
+            Credential::password("user".into(), "secret".to_owned().into()),
         ),
         (
             registry.address(),
-            credentials::Credential::password("user".into(), "guess".to_owned().into()),
+            Credential::password("user".into(), "guess".to_owned().into()),
         ),
     ]);
     registry.unscript();

@@ -1,5 +1,5 @@
-//! One host's share of attention: how many requests at once, and none at all while it limits the rate
-//! of who asks, or does not answer.
+//! Limits requests per registry host: their concurrency, none while the host rate-limits the principal, and none
+//! while the host does not answer.
 
 use std::{
     collections::HashMap,
@@ -18,28 +18,28 @@ use crate::{
     image::{credentials::Fingerprint, error::ImageError},
 };
 
-/// Hosts are named by whoever creates pods: the state of the least used ones is dropped.
+/// Users choose the hosts, so the state of the least used ones is dropped.
 const MAX_HOSTS: usize = 1024;
-/// Who is being kept waiting by one host: more are let through rather than remembered.
+/// Maximum number of rate-limited principals per host; further ones are not recorded.
 const MAX_CLOSED: usize = 256;
-/// Timeouts in a row that close the gate.
+/// Consecutive timeouts after which the host gets no requests.
 const MAX_TIMEOUTS: u32 = 3;
-/// How long it stays closed.
+/// How long the host gets no requests.
 const PAUSE: Backoff = Backoff::seconds(10, 60);
-/// A registry may ask for this much quiet, not more.
+/// The longest `Retry-After` that is obeyed.
 pub(super) const LONGEST_RETRY_AFTER: Duration = Duration::from_hours(1);
-/// When a registry limits its rate without saying for how long.
+/// Used when a registry limits the rate without `Retry-After`.
 pub(super) const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// As whom a host is asked: registries count anonymous clients by address and others by account.
-pub(super) type Asker = Option<Fingerprint>;
+/// The account of a request. Registries count anonymous clients by address and others by account.
+pub(super) type Principal = Option<Fingerprint>;
 
-pub(super) struct Gates {
-    hosts: Cache<String, Arc<Gate>>,
+pub(super) struct HostLimiters {
+    hosts: Cache<String, Arc<HostLimiter>>,
     per_host: usize,
 }
 
-pub(super) struct Gate {
+pub(super) struct HostLimiter {
     name: String,
     slots: Arc<Semaphore>,
     state: Mutex<State>,
@@ -49,10 +49,10 @@ pub(super) struct Gate {
 struct State {
     timeouts: u32,
     pause: Duration,
-    /// It does not answer: closed for everybody.
+    /// The host does not answer: no requests from any principal until then.
     silent_until: Option<Instant>,
-    /// It asked to be left alone by these.
-    closed: HashMap<Asker, Closed>,
+    /// Principals that the host rate-limits.
+    closed: HashMap<Principal, Closed>,
     quota: Option<Quota>,
 }
 
@@ -62,16 +62,16 @@ struct Closed {
     rate_limited: bool,
 }
 
-/// What a registry last said of its limit, as Docker Hub does.
+/// Rate limit reported by a registry such as Docker Hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// Pulls within its window.
+    /// Pulls per window.
     pub limit: Option<u64>,
-    /// Those that are left.
+    /// Remaining pulls.
     pub remaining: u64,
 }
 
-impl Gates {
+impl HostLimiters {
     pub(super) fn new(per_host: usize) -> Self {
         Self {
             hosts: Cache::new(MAX_HOSTS),
@@ -79,9 +79,9 @@ impl Gates {
         }
     }
 
-    pub(super) fn host(&self, name: &str) -> Arc<Gate> {
+    pub(super) fn host(&self, name: &str) -> Arc<HostLimiter> {
         let fresh = || {
-            Ok::<_, Infallible>(Arc::new(Gate {
+            Ok::<_, Infallible>(Arc::new(HostLimiter {
                 name: name.to_owned(),
                 slots: Arc::new(Semaphore::new(self.per_host)),
                 state: Mutex::default(),
@@ -91,7 +91,7 @@ impl Gates {
         gate
     }
 
-    /// Hosts that somebody is kept from asking at the moment.
+    /// Number of hosts that get no requests from at least one principal.
     pub(super) fn closed(&self) -> usize {
         self.hosts
             .iter()
@@ -99,19 +99,24 @@ impl Gates {
             .count()
     }
 
-    /// What hosts said of their limits.
+    /// Rate limits as hosts last reported them.
     pub(super) fn quotas(&self) -> Vec<(String, Quota)> {
-        let said = |(name, gate): (String, Arc<Gate>)| Some((name, gate.state.lock().quota?));
+        let said =
+            |(name, gate): (String, Arc<HostLimiter>)| Some((name, gate.state.lock().quota?));
         let mut quotas: Vec<_> = self.hosts.iter().filter_map(said).collect();
         quotas.sort_by(|(a, _), (b, _)| a.cmp(b));
         quotas
     }
 }
 
-impl Gate {
-    /// A slot for one request; fails at once while the gate is closed, also when it closes while
-    /// waiting for the slot.
-    pub(super) async fn enter(&self, asker: Asker) -> Result<OwnedSemaphorePermit, ImageError> {
+impl HostLimiter {
+    /// Waits for permission to send one request. Fails at once while the host gets no requests, also if that begins
+    /// during the wait.
+    ///
+    /// # Errors
+    ///
+    /// [`ImageError::RateLimited`] or [`ImageError::Gated`].
+    pub(super) async fn enter(&self, asker: Principal) -> Result<OwnedSemaphorePermit, ImageError> {
         self.check(asker)?;
         let slot = self.slots.clone().acquire_owned().await;
         let slot = slot.map_err(|_| ImageError::unavailable(&self.name, "shutting down"))?;
@@ -119,7 +124,7 @@ impl Gate {
         Ok(slot)
     }
 
-    fn check(&self, asker: Asker) -> Result<(), ImageError> {
+    fn check(&self, asker: Principal) -> Result<(), ImageError> {
         let state = self.state.lock();
         let now = Instant::now();
         if let Some(until) = state.silent_until.filter(|until| *until > now) {
@@ -147,7 +152,7 @@ impl Gate {
         }
     }
 
-    /// The host answered, whatever it said.
+    /// Records that the host answered.
     pub(super) fn answered(&self, headers: &HeaderMap) {
         let mut state = self.state.lock();
         state.timeouts = 0;
@@ -159,12 +164,12 @@ impl Gate {
         }
     }
 
-    /// The host did not answer in time. The third time in a row closes the gate; after that each
-    /// further timeout closes it for twice as long.
+    /// Records a timeout. The third consecutive one stops requests to the host, and each further one doubles the
+    /// pause.
     pub(super) fn timed_out(&self) {
         let mut state = self.state.lock();
         state.timeouts += 1;
-        // Requests that were under way when the gate closed tell nothing new.
+        // Timeouts of requests that were sent before the pause began do not extend it.
         let closed = state
             .silent_until
             .is_some_and(|until| until > Instant::now());
@@ -174,11 +179,10 @@ impl Gate {
         }
     }
 
-    /// The host wants to be left alone by `asker`: because it limits the rate, or is overloaded. Gives
-    /// the error for whoever met it.
+    /// Stops requests of `asker`, because the host limits the rate or is overloaded. Returns the error to report.
     pub(super) fn close(
         &self,
-        asker: Asker,
+        asker: Principal,
         retry_after: Duration,
         rate_limited: bool,
     ) -> ImageError {
@@ -186,7 +190,7 @@ impl Gate {
         let now = Instant::now();
         state.closed.retain(|_, closed| closed.until > now);
         let until = now + retry_after;
-        // Answers to requests that were under way do not shorten what was asked for.
+        // A response to an earlier request must not shorten the pause.
         let longer = state
             .closed
             .get(&asker)
@@ -204,7 +208,7 @@ impl Gate {
     }
 }
 
-/// `RateLimit-Remaining: 76;w=21600`, with or without `X-`.
+/// Parses `RateLimit-Remaining: 76;w=21600`, with or without `X-`.
 fn number(headers: &HeaderMap, what: &str) -> Option<u64> {
     let value = ["ratelimit-", "x-ratelimit-"]
         .iter()
@@ -219,7 +223,7 @@ mod tests {
 
     #[tokio::test]
     async fn three_timeouts_in_a_row_close_the_gate() {
-        let gates = Gates::new(1);
+        let gates = HostLimiters::new(1);
         let gate = gates.host("reg");
         gate.timed_out();
         gate.timed_out();
@@ -242,7 +246,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_for_a_slot_fails_when_the_gate_closes() {
-        let gates = Gates::new(1);
+        let gates = HostLimiters::new(1);
         let gate = gates.host("reg");
         let slot = gate.enter(None).await.unwrap();
         let waiting = {
@@ -264,7 +268,7 @@ mod tests {
     #[tokio::test]
     async fn a_limit_holds_for_who_met_it() {
         use crate::image::credentials::Credential;
-        let gates = Gates::new(1);
+        let gates = HostLimiters::new(1);
         let gate = gates.host("reg");
         let asker = Some(Credential::password("a".into(), "b".into()).fingerprint());
         gate.close(None, Duration::from_mins(1), true);
@@ -276,7 +280,7 @@ mod tests {
 
     #[test]
     fn quotas_are_read_as_docker_hub_writes_them() {
-        let gates = Gates::new(1);
+        let gates = HostLimiters::new(1);
         let mut headers = HeaderMap::new();
         headers.insert("ratelimit-limit", "100;w=21600".parse().unwrap());
         headers.insert("ratelimit-remaining", "76;w=21600".parse().unwrap());

@@ -1,4 +1,4 @@
-//! The connection to containerd: bounded calls, and none while it does not answer.
+//! The connection to containerd: bounded calls, and no calls while it does not answer.
 
 use std::{future::Future, time::Duration};
 
@@ -15,12 +15,12 @@ use super::api::version_client::VersionClient;
 
 use super::breaker::Breaker;
 
-/// containerd answers in under a millisecond; what takes longer than this is slower than a registry.
+/// containerd answers within a millisecond. Beyond this time a registry is faster.
 pub(super) const BUDGET: Duration = Duration::from_millis(250);
-/// Calls under way: containerd takes several thousand a second, one after the other.
+/// Maximum number of concurrent calls; containerd handles several thousand per second, one after the other.
 const MAX_CALLS: usize = 32;
 
-/// Where the socket should be is no usable path.
+/// The configured path cannot be a socket path.
 #[derive(Debug, thiserror::Error)]
 #[error("containerd.socket {path:?} is not usable as a socket path")]
 pub struct SocketError {
@@ -29,31 +29,35 @@ pub struct SocketError {
     source: tonic::transport::Error,
 }
 
-/// Until when one look-up waits for containerd, all of its calls together.
+/// The time limit of one lookup, for all of its calls together.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Patience(Instant);
+pub(crate) struct Deadline(Instant);
 
-impl Patience {
-    /// From now on.
+impl Deadline {
+    /// Starts now.
     pub(crate) fn new() -> Self {
         Self(Instant::now() + BUDGET)
     }
 }
 
-/// containerd gave no answer; the caller goes on without it.
+/// containerd did not answer; the caller continues without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Broken;
+pub(crate) struct ContainerdUnavailable;
 
-/// Made when first used, and again when it breaks.
-pub(super) struct Link {
+/// Connects on first use and reconnects after a failure.
+pub(super) struct Connection {
     pub(super) channel: Channel,
     breaker: Breaker,
-    /// Bounds the calls under way: those that queue in containerd would seem to hang.
+    /// Bounds concurrent calls, because calls that queue inside containerd would look like a hang.
     slots: Semaphore,
     socket: String,
 }
 
-/// A lazy connection to a unix socket whose calls end after `timeout`.
+/// A lazy connection to a Unix socket. `timeout` limits each call.
+///
+/// # Errors
+///
+/// When `path` is not usable as a socket path.
 pub fn connect(path: &str, timeout: Duration) -> Result<Channel, SocketError> {
     let path = path.strip_prefix("unix://").unwrap_or(path);
     let failed = |source| SocketError {
@@ -65,10 +69,10 @@ pub fn connect(path: &str, timeout: Duration) -> Result<Channel, SocketError> {
     Ok(endpoint.connect_lazy())
 }
 
-impl Link {
+impl Connection {
     pub(super) fn new(path: &str) -> Result<Self, SocketError> {
         Ok(Self {
-            // Each call sets a shorter limit of its own.
+            // Each call sets a shorter timeout of its own.
             channel: connect(path, Duration::from_secs(10))?,
             breaker: Breaker::default(),
             slots: Semaphore::new(MAX_CALLS),
@@ -80,23 +84,25 @@ impl Link {
         self.breaker.is_closed()
     }
 
-    /// One call under the breaker, in what is left of the asker's patience. `None`: containerd answered that it
-    /// has no such thing.
+    /// One call through the breaker, within the caller's deadline. `None` when containerd answers that it does not
+    /// have the object.
     pub(super) async fn call<T>(
         &self,
-        patience: Patience,
+        patience: Deadline,
         call: impl Future<Output = Result<T, Status>> + Send,
-    ) -> Result<Option<T>, Broken> {
-        // No slot in time: containerd is busy with others, and not to blame.
+    ) -> Result<Option<T>, ContainerdUnavailable> {
+        // No slot in time: containerd is busy but not broken, so the breaker does not count it.
         let slot = timeout_at(patience.0, self.slots.acquire()).await;
-        let _slot = slot.map_err(|_| Broken)?.map_err(|_| Broken)?;
-        let permit = self.breaker.enter().ok_or(Broken)?;
+        let _slot = slot
+            .map_err(|_| ContainerdUnavailable)?
+            .map_err(|_| ContainerdUnavailable)?;
+        let permit = self.breaker.enter().ok_or(ContainerdUnavailable)?;
         if permit.is_probe() {
             let mut version = VersionClient::new(self.channel.clone());
             let probe = timeout_at(patience.0, version.version(())).await;
             if !matches!(probe, Ok(Ok(_))) {
                 permit.failed();
-                return Err(Broken);
+                return Err(ContainerdUnavailable);
             }
         }
         let status = match timeout_at(patience.0, call).await {
@@ -108,8 +114,7 @@ impl Link {
             Err(_) => Status::deadline_exceeded("no answer in 250 ms"),
         };
         match status.code() {
-            // Answers of a working server: nothing there, a namespace that is closed, a digest that it
-            // does not like.
+            // Answers of a working server: not found, a namespace that may not be read, a digest that it rejects.
             Code::NotFound
             | Code::PermissionDenied
             | Code::InvalidArgument
@@ -126,7 +131,7 @@ impl Link {
                         "containerd does not answer; asking registries instead"
                     );
                 }
-                Err(Broken)
+                Err(ContainerdUnavailable)
             }
         }
     }
@@ -138,7 +143,11 @@ impl Link {
     }
 }
 
-/// Adds the header that every call needs.
+/// Adds the namespace header that every call needs.
+///
+/// # Errors
+///
+/// `NotFound` when the name cannot be a header value.
 pub(crate) fn in_namespace<T>(namespace: &str, message: T) -> Result<Request<T>, Status> {
     let mut request = Request::new(message);
     let value = namespace

@@ -2,7 +2,7 @@
 
 use archaware::image::{
     Reason, Source,
-    credentials::{Credential, Keys},
+    credentials::{Credential, LazyKeyring},
 };
 use futures::FutureExt;
 use testimg::{Auth, Script};
@@ -21,7 +21,7 @@ fn challenge(registry: &FakeRegistry, realm: &str) {
 async fn a_credential_is_not_shown_to_a_foreign_token_endpoint() {
     let (registry, resolver) = (registry().await, resolver());
     registry.add("app", &testimg::find("multi"));
-    let keyring = rights::keyring(&registry.address(), "user", "secret");
+    let keyring = credentials::keyring(&registry.address(), "user", "secret");
     for realm in [
         "https://auth.evil.example/token",
         "http://auth.evil.example/token",
@@ -72,7 +72,7 @@ async fn a_redirect_takes_no_header_and_no_secret_along() {
         "/blobs/",
         Script::Redirect(format!("http://{there}/v2/app/blobs/{}", config.digest)),
     );
-    let keyring = rights::keyring("reg.test", "user", "secret");
+    let keyring = credentials::keyring("reg.test", "user", "secret");
     let resolved = resolve_as(&resolver, "reg.test/app", &keyring)
         .await
         .unwrap();
@@ -165,14 +165,14 @@ async fn no_secret_is_read_for_what_everybody_may_know() {
     let (registry, resolver) = (registry().await, resolver());
     registry.add("app", &testimg::find("multi"));
     resolve(&resolver, &registry.image("app")).await.unwrap();
-    let never: Keys = async { panic!("a secret was read") }.boxed().shared();
+    let never: LazyKeyring = async { panic!("a secret was read") }.boxed().shared();
     let digest = format!(
         "{}@{}",
         registry.image("app"),
         testimg::find("multi").root.digest
     );
     for image in [registry.image("app"), digest] {
-        let request = Request {
+        let request = ResolveRequest {
             image: &image,
             policy: PullPolicy::IfNotPresent,
             keys: &never,
@@ -196,8 +196,8 @@ async fn per_credential_shares_nothing() {
     // The registry is open, so each answer would serve everybody; each asker pays for its own all the same.
     let askers = [
         Keyring::default(),
-        rights::keyring(&registry.address(), "a", "secret"),
-        rights::keyring(&registry.address(), "b", "secret"),
+        credentials::keyring(&registry.address(), "a", "secret"),
+        credentials::keyring(&registry.address(), "b", "secret"),
     ];
     for (number, keyring) in askers.iter().enumerate() {
         for (image, source) in [
@@ -233,7 +233,7 @@ async fn a_good_credential_shares_documents_and_not_tags() {
     registry.add("app", &testimg::find("multi"));
     registry.require(Auth::Bearer(Some(("user".into(), "secret".into()))));
     let image = registry.image("app");
-    let right = rights::keyring(&registry.address(), "user", "secret");
+    let right = credentials::keyring(&registry.address(), "user", "secret");
     resolve_as(&resolver, &image, &right).await.unwrap();
     let before = registry.seen().len();
     // Who knows the digest of content knows the content: nothing is asked.
@@ -244,7 +244,7 @@ async fn a_good_credential_shares_documents_and_not_tags() {
         (Source::Memory, before)
     );
     // The tag is the holder's own, and so are its tokens.
-    let stranger = rights::keyring(&registry.address(), "user", "guess");
+    let stranger = credentials::keyring(&registry.address(), "user", "guess");
     for keyring in [Keyring::default(), stranger] {
         let asked = registry.count("GET", "/token");
         let error = resolve_as(&resolver, &image, &keyring).await.unwrap_err();

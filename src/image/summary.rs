@@ -1,33 +1,34 @@
-//! From a root document to the platforms of the image: follows an index into what does not name its
-//! own platform, and a manifest into its config.
+//! Reads image documents from a root document to the image's platforms. Follows an index into entries that do not
+//! name their platform, and a manifest into its config.
 
 use std::{collections::HashSet, future::Future};
 
 use bytes::Bytes;
 
 use crate::platform::{
-    Config, Descriptor, Document, Index, MAX_DOCUMENT, Manifest, Note, Platform, PlatformSet,
+    Descriptor, Document, ImageConfig, Index, MAX_DOCUMENT, Manifest, NoPlatformReason, Platform,
+    PlatformSet,
 };
 
 use super::{digest::Digest, error::ImageError};
 
-/// Indexes within indexes, the root included: what builders make has two.
+/// Maximum depth of nested indexes, the root included. Build tools make two at most.
 const MAX_DEPTH: usize = 4;
-/// Children that have to be read, in one image: an index with more is an attack or a catalogue.
+/// Maximum number of children that are read for one image. An index with more is hostile or not an image.
 const MAX_CHILDREN: usize = 256;
-/// Bytes of all documents of one image: 256 children have some 2 KiB each.
+/// Maximum bytes of all documents of one image; 256 children of typical size have 2 KiB each.
 const MAX_TOTAL: usize = 16 * 1024 * 1024;
-/// Larger trees are rare, and not worth keeping.
-const MAX_KEPT: usize = 1024 * 1024;
+/// Larger images are rare and are not persisted in containerd.
+const MAX_PERSISTED: usize = 1024 * 1024;
 
-/// What kind of content is asked for: a registry keeps them under different paths.
+/// Registries serve manifests and configs under different paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum DocumentKind {
     Manifest,
     Config,
 }
 
-impl Kind {
+impl DocumentKind {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Manifest => "manifest",
@@ -36,94 +37,95 @@ impl Kind {
     }
 }
 
-/// Where content comes from, by digest. Implementations need not verify it.
+/// A source of content by digest. The caller verifies the content.
 pub(crate) trait Fetch: Sync {
-    /// The whole content, at most [`MAX_DOCUMENT`] bytes.
+    /// Fetches the whole content, at most [`MAX_DOCUMENT`] bytes.
     fn fetch(
         &self,
-        kind: Kind,
+        kind: DocumentKind,
         digest: &Digest,
     ) -> impl Future<Output = Result<Bytes, ImageError>> + Send;
 }
 
-/// What a root document says.
+/// What archaware keeps of an image's documents.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Tree {
+pub(crate) struct ImageSummary {
     pub(crate) media_type: &'static str,
     pub(crate) platforms: PlatformSet,
 }
 
-/// A document that was read on the way.
+/// A document that was fetched while reading an image.
 #[derive(Debug, Clone)]
-pub(crate) struct Leaf {
+pub(crate) struct FetchedDocument {
     pub(crate) digest: Digest,
     pub(crate) bytes: Bytes,
-    pub(crate) kind: Kind,
-    /// The document that names it; the root has none.
+    pub(crate) kind: DocumentKind,
+    /// The document that refers to it; `None` for the root.
     pub(crate) parent: Option<Digest>,
 }
 
-/// Reads what `root` (already fetched, of `digest`) leads to; gives what it says and all that was read, the
-/// root first; nothing when that is more than is worth keeping.
+/// Reads all documents that `root` (already fetched, with digest `digest`) leads to. Returns the summary and the
+/// documents, the root first; no documents if they are too large to be persisted.
 pub(crate) async fn read(
     fetch: &impl Fetch,
     digest: &Digest,
     root: &Bytes,
     content_type: Option<&str>,
-) -> Result<(Tree, Vec<Leaf>), ImageError> {
-    verify(Kind::Manifest, digest, None, root)?;
+) -> Result<(ImageSummary, Vec<FetchedDocument>), ImageError> {
+    verify(DocumentKind::Manifest, digest, None, root)?;
     let document = parse(digest, root, content_type)?;
     let media_type = media_type_of(root, content_type, &document);
-    let mut walk = Walk {
+    let mut walk = DocumentReader {
         fetch,
         seen: HashSet::from([digest.clone()]),
         children: 0,
         total: 0,
-        leaves: Vec::new(),
+        documents: Vec::new(),
     };
-    walk.keep(Leaf {
+    walk.add(FetchedDocument {
         digest: digest.clone(),
         bytes: root.clone(),
-        kind: Kind::Manifest,
+        kind: DocumentKind::Manifest,
         parent: None,
     })?;
     let platforms = match document {
         Document::Manifest(manifest) => walk.manifest(digest, manifest).await?,
         Document::Index(index) => walk.index(digest, index).await?,
     };
-    let tree = Tree {
+    let tree = ImageSummary {
         media_type,
         platforms,
     };
-    Ok((tree, walk.leaves))
+    Ok((tree, walk.documents))
 }
 
-struct Walk<'a, F> {
+struct DocumentReader<'a, F> {
     fetch: &'a F,
     seen: HashSet<Digest>,
     children: usize,
     total: usize,
-    leaves: Vec<Leaf>,
+    documents: Vec<FetchedDocument>,
 }
 
-impl<F: Fetch> Walk<'_, F> {
+impl<F: Fetch> DocumentReader<'_, F> {
     async fn manifest(
         &mut self,
         parent: &Digest,
         manifest: Manifest,
     ) -> Result<PlatformSet, ImageError> {
         let Some(config) = manifest.config else {
-            return Ok(PlatformSet::None(Note::NotAnImage));
+            return Ok(PlatformSet::None(NoPlatformReason::NotAnImage));
         };
-        let (digest, bytes) = self.read(Kind::Config, parent, &config).await?;
-        let Config(platforms) = Config::parse(&bytes).map_err(|source| ImageError::Document {
-            what: format!("config {digest}"),
-            source,
-        })?;
+        let (digest, bytes) = self.read(DocumentKind::Config, parent, &config).await?;
+        let ImageConfig(platforms) =
+            ImageConfig::parse(&bytes).map_err(|source| ImageError::Document {
+                what: format!("config {digest}"),
+                source,
+            })?;
         Ok(platforms)
     }
 
-    /// A worklist instead of recursion: the depth is bounded by data, not by the stack.
+    /// A worklist instead of recursion, so that hostile data cannot overflow the stack.
     async fn index(&mut self, digest: &Digest, root: Index) -> Result<PlatformSet, ImageError> {
         let mut platforms: Vec<Platform> = Vec::new();
         let (mut images, mut gone) = (0_usize, 0_usize);
@@ -152,7 +154,7 @@ impl<F: Fetch> Walk<'_, F> {
                 images += 1;
                 match platforms_of {
                     Ok(set) => platforms.extend_from_slice(set.platforms()),
-                    // Registries collect children nobody pulls; the others still count.
+                    // Some registries garbage-collect unused children. The remaining ones still count.
                     Err(ImageError::NotFound { .. }) => gone += 1,
                     Err(error) => return Err(error),
                 }
@@ -163,7 +165,10 @@ impl<F: Fetch> Walk<'_, F> {
                 what: "every image of the index".to_owned(),
             });
         }
-        Ok(PlatformSet::new(platforms, Note::NoArchitecture))
+        Ok(PlatformSet::new(
+            platforms,
+            NoPlatformReason::NoArchitecture,
+        ))
     }
 
     async fn child(
@@ -177,13 +182,15 @@ impl<F: Fetch> Walk<'_, F> {
                 "more than 256 images of an index have to be read",
             ));
         }
-        let (digest, bytes) = self.read(Kind::Manifest, parent, descriptor).await?;
+        let (digest, bytes) = self
+            .read(DocumentKind::Manifest, parent, descriptor)
+            .await?;
         parse(&digest, &bytes, Some(&descriptor.media_type))
     }
 
     async fn read(
         &mut self,
-        kind: Kind,
+        kind: DocumentKind,
         parent: &Digest,
         descriptor: &Descriptor,
     ) -> Result<(Digest, Bytes), ImageError> {
@@ -196,7 +203,7 @@ impl<F: Fetch> Walk<'_, F> {
         }
         let bytes = self.fetch.fetch(kind, &digest).await?;
         verify(kind, &digest, descriptor.size, &bytes)?;
-        self.keep(Leaf {
+        self.add(FetchedDocument {
             digest: digest.clone(),
             bytes: bytes.clone(),
             kind,
@@ -205,7 +212,7 @@ impl<F: Fetch> Walk<'_, F> {
         Ok((digest, bytes))
     }
 
-    fn keep(&mut self, leaf: Leaf) -> Result<(), ImageError> {
+    fn add(&mut self, leaf: FetchedDocument) -> Result<(), ImageError> {
         self.total += leaf.bytes.len();
         if self.total > MAX_TOTAL {
             return Err(ImageError::too_large(
@@ -213,17 +220,22 @@ impl<F: Fetch> Walk<'_, F> {
                 self.total as u64,
             ));
         }
-        if self.total > MAX_KEPT {
-            self.leaves = Vec::new();
+        if self.total > MAX_PERSISTED {
+            self.documents = Vec::new();
         } else {
-            self.leaves.push(leaf);
+            self.documents.push(leaf);
         }
         Ok(())
     }
 }
 
-/// Everything read is hashed, wherever it came from.
-fn verify(kind: Kind, digest: &Digest, size: Option<u64>, bytes: &Bytes) -> Result<(), ImageError> {
+/// Verifies the digest of all content, whatever its source.
+fn verify(
+    kind: DocumentKind,
+    digest: &Digest,
+    size: Option<u64>,
+    bytes: &Bytes,
+) -> Result<(), ImageError> {
     let what = || format!("{} {digest}", kind.as_str());
     let actual = bytes.len() as u64;
     if let Some(size) = size.filter(|size| *size != actual) {
@@ -244,7 +256,7 @@ fn parse(digest: &Digest, bytes: &[u8], hint: Option<&str>) -> Result<Document, 
     })
 }
 
-/// The document's own word, else the carrier's, else what its shape means.
+/// The document's own media type, else the one of its carrier, else the one that its structure implies.
 fn media_type_of(bytes: &[u8], content_type: Option<&str>, document: &Document) -> &'static str {
     use crate::platform::media_type::{MANIFESTS, OCI_INDEX, OCI_MANIFEST};
     #[derive(serde::Deserialize)]

@@ -1,5 +1,5 @@
-//! Credentials that every pod of the node may use: an operator's `config.json` with its helpers, and the
-//! kubelet's provider plugins.
+//! Credentials that the operator provides for every pod: a `config.json` with its helpers, and the kubelet's
+//! credential provider plugins.
 
 use std::{
     path::PathBuf,
@@ -16,7 +16,7 @@ use tokio::{process::Command, sync::Semaphore};
 
 use crate::{
     error::{RepeatedError, chain},
-    image::{flight::Flights, reference::Reference},
+    image::{reference::Reference, single_flight::SingleFlight},
 };
 
 use super::{
@@ -26,23 +26,23 @@ use super::{
     provider::Providers,
 };
 
-/// The file is looked at again after this time: tokens in mounted Secrets are renewed.
-const READ_AGAIN: Duration = Duration::from_secs(5);
-/// How long the answer of a helper is used. Helpers keep their own tokens.
+/// The file is read again after this time, because tokens in mounted Secrets are renewed.
+const REREAD_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a helper's answer is used. Helpers renew their own tokens.
 const ANSWER: Duration = Duration::from_mins(1);
-/// One per registry.
+/// Maximum number of cached answers, one per registry.
 const MAX_ANSWERS: usize = 1024;
 
-/// What the operator knows.
+/// The operator's credentials.
 #[derive(Default)]
-pub struct NodeCredentials {
-    file: Option<File>,
+pub struct OperatorCredentials {
+    file: Option<WatchedFile>,
     helpers: Option<Arc<Helpers>>,
     providers: Option<Providers>,
     programs: Programs,
 }
 
-struct File {
+struct WatchedFile {
     path: PathBuf,
     content: Arc<Mutex<Content>>,
 }
@@ -57,20 +57,24 @@ struct Content {
 
 struct Helpers {
     answers: Cache<String, (Option<Credential>, Instant)>,
-    flights: Flights<String, Option<Credential>>,
+    flights: SingleFlight<String, Option<Credential>>,
     slots: Semaphore,
 }
 
-impl NodeCredentials {
-    /// With the `config.json` at `path` and these plugins.
+impl OperatorCredentials {
+    /// Credentials from the `config.json` at `path` and these plugins.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be read or is malformed.
     pub fn new(
         path: Option<PathBuf>,
         providers: Option<Providers>,
     ) -> Result<Self, DockerConfigError> {
-        let file = path.map(File::open).transpose()?;
+        let file = path.map(WatchedFile::open).transpose()?;
         let helpers = Helpers {
             answers: Cache::new(MAX_ANSWERS),
-            flights: Flights::new(),
+            flights: SingleFlight::new(),
             slots: Semaphore::new(AT_ONCE),
         };
         let helpers = file.as_ref().map(|_| Arc::new(helpers));
@@ -82,13 +86,13 @@ impl NodeCredentials {
         })
     }
 
-    /// Everything for an image, best match first.
+    /// All credentials for an image, the best match first.
     pub(crate) async fn lookup(&self, reference: &Reference) -> Vec<Credential> {
         let mut found = Vec::new();
         if let (Some(file), Some(helpers)) = (&self.file, &self.helpers) {
             let config = file.current().await;
             if let Some(helper) = config.helper(reference) {
-                let answer = helpers.ask(&self.programs, &helper, server(reference));
+                let answer = helpers.run_helper(&self.programs, &helper, server(reference));
                 found.extend(answer.await);
             }
             found.extend(config.keyring.lookup(reference));
@@ -100,7 +104,7 @@ impl NodeCredentials {
     }
 }
 
-impl File {
+impl WatchedFile {
     fn open(path: PathBuf) -> Result<Self, DockerConfigError> {
         let content = Content {
             config: Arc::new(DockerConfig::load(&path)?),
@@ -114,17 +118,17 @@ impl File {
         })
     }
 
-    /// What the file says now; what it said before while it cannot be read, or another look-up reads it.
+    /// The content of the file; its last good content while it cannot be read or is being read.
     async fn current(&self) -> Arc<DockerConfig> {
         {
             let mut content = self.content.lock();
-            // One read at a time: each that hangs holds a thread.
-            if content.is_reading || content.read.elapsed() < READ_AGAIN {
+            // One read at a time, because a read that hangs holds a thread.
+            if content.is_reading || content.read.elapsed() < REREAD_INTERVAL {
                 return content.config.clone();
             }
             content.is_reading = true;
         }
-        // Off the runtime's workers: a file system may hang.
+        // `spawn_blocking`, because a file system may hang.
         let (path, content) = (self.path.clone(), self.content.clone());
         let read = move || {
             let read = DockerConfig::load(&path);
@@ -142,13 +146,13 @@ impl File {
                 }
             }
         };
-        // It fails only when the runtime is ending.
+        // Fails only during shutdown of the runtime.
         let _ = tokio::task::spawn_blocking(read).await;
         self.content.lock().config.clone()
     }
 }
 
-/// Docker's own name for a registry: that of Docker Hub is older than the others.
+/// Docker's name for a registry; Docker Hub's is historical.
 fn server(reference: &Reference) -> &str {
     match reference.registry() {
         "docker.io" => "https://index.docker.io/v1/",
@@ -166,17 +170,17 @@ impl DockerConfig {
     }
 }
 
-/// What `docker-credential-… get` prints.
+/// The output of `docker-credential-… get`.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Answer {
+struct HelperResult {
     #[serde(default)]
     username: String,
     secret: SecretString,
 }
 
 impl Helpers {
-    async fn ask(
+    async fn run_helper(
         self: &Arc<Self>,
         programs: &Programs,
         helper: &str,
@@ -211,10 +215,10 @@ impl Helpers {
     }
 }
 
-/// What a helper prints that has nothing (`errCredentialsNotFound` of `docker-credential-helpers`).
+/// The output of a helper that has no credentials (`errCredentialsNotFound` of `docker-credential-helpers`).
 const NOTHING: &[u8] = b"credentials not found";
 
-/// Asks a helper by docker's protocol (`docker-credential-helpers`).
+/// Runs a helper with the protocol of `docker-credential-helpers`.
 async fn get(
     program: &str,
     server: &str,
@@ -224,16 +228,16 @@ async fn get(
     command.arg("get");
     let answer = command::run(command, server.as_bytes(), slots).await;
     let answer = match answer {
-        // It says so when it has nothing for a server, with a status of failure.
+        // A helper without credentials for a server exits with an error status.
         Err(CommandError::Failed(_, said)) if said.starts_with(NOTHING) => return Ok(None),
         other => other?,
     };
-    let Ok(answer) = serde_json::from_slice::<Answer>(&answer) else {
+    let Ok(answer) = serde_json::from_slice::<HelperResult>(&answer) else {
         return Err(CommandError::Malformed);
     };
     let empty = answer.secret.expose_secret().is_empty();
     let credential = match answer.username.as_str() {
-        // The secret is a token then, by the same protocol.
+        // By the protocol this user name means that the secret is an identity token.
         "<token>" => Credential::identity_token(answer.secret),
         _ => Credential::password(answer.username, answer.secret),
     };
@@ -255,7 +259,7 @@ mod tests {
         };
         let image = Reference::parse("r.io/x").unwrap();
         write("a");
-        let file = File::open(path.clone()).unwrap();
+        let file = WatchedFile::open(path.clone()).unwrap();
         let before = file.current().await.keyring.lookup(&image)[0].fingerprint();
         write("longer");
         let now = file.current().await.keyring.lookup(&image)[0].fingerprint();
@@ -264,14 +268,14 @@ mod tests {
             if broken {
                 std::fs::write(&path, "hunter2").unwrap();
             }
-            file.content.lock().read = Instant::now().checked_sub(READ_AGAIN).unwrap();
+            file.content.lock().read = Instant::now().checked_sub(REREAD_INTERVAL).unwrap();
             let now = file.current().await.keyring.lookup(&image)[0].fingerprint();
             assert_eq!(now != before, changed);
         }
         let content = format!("{:?}", file.content.lock().failing);
         assert!(content.contains("malformed") && !content.contains("hunter2"));
         write("a");
-        file.content.lock().read = Instant::now().checked_sub(READ_AGAIN).unwrap();
+        file.content.lock().read = Instant::now().checked_sub(REREAD_INTERVAL).unwrap();
         assert_eq!(
             file.current().await.keyring.lookup(&image)[0].fingerprint(),
             before
