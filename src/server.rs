@@ -100,7 +100,7 @@ async fn ready(State(health): State<Health>) -> (StatusCode, String) {
         pending => Err(format!("lists not read yet: {}", pending.join(", "))),
     });
     if let Some(ready) = &health.admission {
-        let why = "the admission webhook has no certificate that is good now";
+        let why = "the admission webhook has no valid certificate";
         lines.push(ready().then_some("webhook").ok_or(why.to_owned()));
     }
     let version = health.api.with_timeout(API_CHECK).version().await;

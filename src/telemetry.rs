@@ -20,7 +20,7 @@ pub enum LogFormat {
 /// Neither a log level nor a filter.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{0:?} is no log level: use error, warn, info, debug, trace, or a filter like archaware=debug,kube=info"
+    "{0:?} is not a log level: use error, warn, info, debug, trace, or a filter like archaware=debug,kube=info"
 )]
 pub struct LevelError(String);
 

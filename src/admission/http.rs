@@ -50,19 +50,19 @@ pub(super) struct Handler {
 /// A request that gets an HTTP error.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
-    #[error("there is nothing here; /pods, /nodes and /daemonsets answer AdmissionReviews")]
+    #[error("unknown path; AdmissionReviews are accepted at /pods, /nodes and /daemonsets")]
     Path,
-    #[error("only POST is answered")]
+    #[error("only POST is allowed")]
     Method,
-    #[error("the content type has to be application/json")]
+    #[error("the content type must be application/json")]
     Type,
     #[error("the body is larger than {} MiB", MAX_BODY >> 20)]
     TooLarge,
-    #[error("the body did not come within {} s", BODY_TIMEOUT.as_secs())]
+    #[error("the body was not received within {} s", BODY_TIMEOUT.as_secs())]
     Slow,
-    #[error("the body was cut short")]
+    #[error("the body is incomplete")]
     Cut,
-    #[error("too much is under way")]
+    #[error("too many requests in progress")]
     Busy,
     #[error(transparent)]
     Review(#[from] ReviewError),

@@ -151,11 +151,11 @@ impl Admission {
                 Ok(()) => "the admission server",
                 Err(_) => "TLS of the admission server",
             }));
-            tasks.spawn(keeping.map(|()| "the keeper of the admission certificate"));
+            tasks.spawn(keeping.map(|()| "the admission certificate task"));
             tasks.spawn(
                 keeper
                     .run(stop.clone())
-                    .map(|()| "the keeper of the webhook configuration"),
+                    .map(|()| "the webhook configuration task"),
             );
             let ended = tasks.join_next().await.and_then(Result::ok);
             stop.cancel();

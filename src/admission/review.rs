@@ -91,7 +91,7 @@ pub(super) struct Expected {
 /// An invalid request, answered with 400.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReviewError {
-    #[error("the body is no AdmissionReview: {0}")]
+    #[error("the body is not an AdmissionReview: {0}")]
     Malformed(String),
     #[error("the body is a {kind:?} of {version:?}, not an {KIND} of {API_VERSION}")]
     Kind { kind: String, version: String },
@@ -99,7 +99,7 @@ pub(super) enum ReviewError {
     NoRequest,
     #[error("the request has no uid")]
     NoUid,
-    #[error("the request is about {0}, which this path does not answer")]
+    #[error("this path does not accept {0}")]
     Unexpected(String),
     #[error("the request has no object")]
     NoObject,

@@ -116,7 +116,7 @@ impl Server {
             .await
             .is_err()
         {
-            tracing::warn!("admission requests are under way; ending all the same");
+            tracing::warn!("stopping with admission requests in progress");
         }
         Ok(())
     }

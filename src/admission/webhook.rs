@@ -94,7 +94,7 @@ pub(super) struct Webhook {
 /// A pod, with and without the additions of an earlier call.
 struct PodReview {
     pod: Pod,
-    authored: Pod,
+    without_owned: Pod,
     namespace: String,
     recorded: PodChange,
     undo: reinvocation::ReinvocationUndo,
@@ -137,23 +137,23 @@ impl Webhook {
         if pod.spec.is_oversized() {
             return (AdmissionResponse::default(), Outcome::Oversized);
         }
-        let case = Arc::new(PodReview::new(pod, namespace));
+        let review = Arc::new(PodReview::new(pod, namespace));
         let evaluation = {
-            let (case, evaluator, namespaces) = (
-                case.clone(),
+            let (review, evaluator, namespaces) = (
+                review.clone(),
                 self.evaluator.clone(),
                 self.namespaces.clone(),
             );
             self.within_budget(may_go_on, async move {
                 // With a mode of its own, the pod does not depend on its namespace, which may not be known yet.
-                let own = annotations(&case.authored.metadata);
-                let of_namespace = if mode::is_own(own) && namespaces.get(&case.namespace).is_none()
-                {
-                    BTreeMap::new()
-                } else {
-                    of_namespace(&namespaces, &case.namespace).await
-                };
-                evaluator.evaluate(case.subject(), &of_namespace).await
+                let own = annotations(&review.without_owned.metadata);
+                let of_namespace =
+                    if mode::is_own(own) && namespaces.get(&review.namespace).is_none() {
+                        BTreeMap::new()
+                    } else {
+                        of_namespace(&namespaces, &review.namespace).await
+                    };
+                evaluator.evaluate(review.subject(), &of_namespace).await
             })
             .await
         };
@@ -174,7 +174,7 @@ impl Webhook {
                     if *decision == Decision::NoCommonArchitecture {
                         let why = evaluation.explain_no_common_architecture(policy);
                         if self.config().on_no_common_architecture == OnNoCommonArchitecture::Deny {
-                            tracing::info!(namespace = case.namespace, why, "pod refused");
+                            tracing::info!(namespace = review.namespace, why, "pod refused");
                             answer.refused = Some(format!("archaware: {why}"));
                             return (answer, Outcome::Denied);
                         }
@@ -182,7 +182,7 @@ impl Webhook {
                         outcome = Some(Outcome::NoCommonArchitecture);
                     }
                     let preferences = &evaluation.preferences;
-                    let change = case.subject().change(policy, decision, preferences);
+                    let change = review.subject().change(policy, decision, preferences);
                     (Some((decision.clone(), change)), outcome)
                 }
             },
@@ -190,8 +190,8 @@ impl Webhook {
         // System-critical pods never wait for a controller.
         let gate = self.config().on_miss == OnMiss::Gate
             && matches!(outcome, Some(Outcome::Missed | Outcome::Unresolved))
-            && !case.pod.spec.is_system_critical();
-        answer.patch = case.patch(decided, gate);
+            && !review.pod.spec.is_system_critical();
+        answer.patch = review.patch(decided, gate);
         let outcome = match outcome {
             _ if gate => Outcome::Gated,
             Some(outcome) => outcome,
@@ -253,7 +253,9 @@ impl Webhook {
             ..AdmissionResponse::default()
         };
         if outcome == Outcome::NoCommonArchitecture {
-            answer.warn("the images of its template share no architecture: it will run nowhere");
+            answer.warn(
+                "the images of its template share no architecture: its pods cannot run on any node",
+            );
         }
         (answer, outcome)
     }
@@ -317,21 +319,21 @@ async fn of_namespace(namespaces: &Namespaces, name: &str) -> BTreeMap<String, S
 impl PodReview {
     fn new(pod: Pod, namespace: String) -> Self {
         let recorded = reinvocation::recorded(annotations(&pod.metadata));
-        let mut authored = pod.clone();
+        let mut without_owned = pod.clone();
         let undo = reinvocation::undo(
             &recorded,
-            authored.spec.tolerations.as_mut(),
-            authored.spec.affinity.as_mut(),
+            without_owned.spec.tolerations.as_mut(),
+            without_owned.spec.affinity.as_mut(),
         );
         // The annotations of an earlier decision are not the author's: they come from an earlier call or from the pod
         // that this one was copied from.
-        if let Some(annotations) = &mut authored.metadata.annotations {
+        if let Some(annotations) = &mut without_owned.metadata.annotations {
             annotations.remove(annotation::DECISION);
             annotations.remove(annotation::ADDED);
         }
         Self {
             pod,
-            authored,
+            without_owned,
             namespace,
             recorded,
             undo,
@@ -340,8 +342,8 @@ impl PodReview {
 
     fn subject(&self) -> Subject<'_> {
         Subject {
-            spec: &self.authored.spec,
-            annotations: annotations(&self.authored.metadata),
+            spec: &self.without_owned.spec,
+            annotations: annotations(&self.without_owned.metadata),
             namespace: &self.namespace,
             stage: Stage::Creation,
             tolerated_all_by_policy: false,
@@ -373,6 +375,6 @@ impl PodReview {
             decision: decision.as_ref(),
             gate,
         };
-        Some(patch::pod::admit(&self.pod, &self.authored, admission))
+        Some(patch::pod::admit(&self.pod, &self.without_owned, admission))
     }
 }

@@ -123,7 +123,7 @@ impl Session {
             self.pods().await.context("cannot list pods")?;
         }
         if !self.dry_run {
-            self.verify().await.context("cannot look again")?;
+            self.verify().await.context("cannot verify the result")?;
         }
         Ok(())
     }
@@ -309,7 +309,7 @@ impl Session {
         self.progress.finish();
         let objects = if self.done == 1 { "object" } else { "objects" };
         match (self.dry_run, self.done, self.remaining.is_empty()) {
-            (_, 0, true) => println!("Nothing of archaware's is left."),
+            (_, 0, true) => println!("Nothing of archaware is left."),
             (true, ..) => println!("Would clean {} {objects}; nothing was changed.", self.done),
             (false, ..) => println!("Cleaned {} {objects}.", self.done),
         }

@@ -145,7 +145,10 @@ fn of_node(node: &Node, change: &node::NodeChange) -> PlannedChange {
         (Some(taint), ..) => ("taint", taint.to_string()),
         (None, Some((_, taint)), _) => ("correct", taint.to_string()),
         (None, None, Some(removed)) => ("untaint", removed),
-        (None, None, None) => ("disown", "drops the record of a taint".to_owned()),
+        (None, None, None) => (
+            "disown",
+            "removes the annotation that records a taint".to_owned(),
+        ),
     };
     PlannedChange::of("Node", node, action, detail)
 }

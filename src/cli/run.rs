@@ -57,7 +57,7 @@ impl Run {
         let mut side_tasks = JoinSet::new();
         let listener = listen(self.listen, "--listen").await?;
         let address = listener.local_addr()?;
-        tracing::info!(version = env!("CARGO_PKG_VERSION"), %address, "archaware starts");
+        tracing::info!(version = env!("CARGO_PKG_VERSION"), %address, "archaware started");
 
         // A signal's request to stop, and the cancellation of all tasks for any reason, are separate tokens.
         let asked = CancellationToken::new();
@@ -125,7 +125,7 @@ impl Run {
             result = Err(RunError::Ended(other.unwrap_or("the controller")));
         }
         result?;
-        tracing::info!("archaware ends");
+        tracing::info!("archaware stopped");
         Ok(Status::Done)
     }
 }
@@ -142,7 +142,7 @@ async fn webhook(
         let withdraw = admission::remove_stale(run.api.clone(), leadership);
         side_tasks.spawn(stop.clone().run_until_cancelled_owned(withdraw));
         if config.affinity != AffinityConfig::default() {
-            tracing::warn!("affinity is set on gated pods only: it needs admission.enabled");
+            tracing::warn!("without admission.enabled, affinity is added to gated pods only");
         }
         return Ok((None, std::future::pending().boxed()));
     }
@@ -156,7 +156,7 @@ async fn webhook(
         listener: listen(config.admission.listen, "admission.listen").await?,
     };
     let address = admission.listener.local_addr()?;
-    tracing::info!(%address, "admission webhook listens");
+    tracing::info!(%address, "admission webhook listening");
     let (ready, running) = admission.run(stop.clone());
     Ok((Some(ready), running.boxed()))
 }
@@ -193,7 +193,8 @@ fn watch_resolver(metrics: &Metrics, resolver: &Resolver) {
     });
     let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let own = resolver.clone();
-    let help = "Registry hosts that are left alone at the moment";
+    let help =
+        "Registry hosts that get no requests at the moment, because of rate limits or timeouts";
     metrics.register_gauges([("registries_gated", help)], move || {
         [vec![([], number(own.paused_hosts() as u64))]]
     });
@@ -201,11 +202,11 @@ fn watch_resolver(metrics: &Metrics, resolver: &Resolver) {
     let limits = [
         (
             "registry_rate_limit",
-            "Pulls that a registry says are allowed in its window, for the first 32 that say so",
+            "Pulls per window that a registry allows, as it reports them, for the first 32 registries",
         ),
         (
             "registry_rate_limit_remaining",
-            "Pulls that a registry says are left, for the first 32 that say so",
+            "Remaining pulls that a registry reports, for the first 32 registries",
         ),
     ];
     metrics.register_gauges(limits, move || {
@@ -229,7 +230,7 @@ pub(super) fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Fut
             _ = terminate.recv() => "SIGTERM",
             _ = interrupt.recv() => "SIGINT",
         };
-        tracing::info!("{name}: finishing what is under way");
+        tracing::info!("{name}: shutting down");
         stop.cancel();
     })
 }

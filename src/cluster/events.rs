@@ -106,7 +106,7 @@ pub struct EventWriter {
     api: ApiClient,
 }
 
-/// The sender and the writer of events.
+/// The sender and the event writer.
 pub fn channel(api: ApiClient, metrics: Metrics) -> (Events, EventWriter) {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let told = Arc::new(Cache::new(REMEMBERED));

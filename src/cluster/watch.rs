@@ -113,7 +113,7 @@ where
         Ok(_) => true,
         Err(error) => {
             let error = crate::error::chain(error);
-            tracing::warn!(kind = %K::kind(&()), error, "watch interrupted; it goes on with back-off");
+            tracing::warn!(kind = %K::kind(&()), error, "watch interrupted; restarting with back-off");
             true
         }
     };

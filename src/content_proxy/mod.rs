@@ -74,7 +74,7 @@ pub enum ProxyError {
     #[error("another process listens on {0}")]
     InUse(PathBuf),
     /// The path exists and is not a socket.
-    #[error("{0} exists and is no socket; it is left as it is")]
+    #[error("{0} exists and is not a socket; it is not replaced")]
     Occupied(PathBuf),
 }
 
@@ -83,9 +83,9 @@ struct Proxy {
     containerd: Channel,
     large: Semaphore,
     /// The second of the last logged refusal.
-    told: AtomicU64,
+    last_logged: AtomicU64,
     /// Refusals that were not logged since then.
-    untold: AtomicU64,
+    unlogged: AtomicU64,
 }
 
 /// Forwards calls from `listen` to `from` until `stop`.
@@ -101,15 +101,15 @@ pub async fn run(
 ) -> Result<(), ProxyError> {
     let containerd = connect(from, ANSWER_TIMEOUT)?;
     let listener = bind(listen).await?;
-    tracing::info!(from, listen = %listen.display(), "passing on what resolution needs");
+    tracing::info!(from, listen = %listen.display(), "forwarding calls to containerd");
     let making = make_namespace(containerd.clone(), rules.own.clone());
     let _namespace = AbortOnDropHandle::new(tokio::spawn(making));
     let proxy = Arc::new(Proxy {
         rules,
         containerd,
         large: Semaphore::new(MAX_LARGE),
-        told: AtomicU64::new(0),
-        untold: AtomicU64::new(0),
+        last_logged: AtomicU64::new(0),
+        unlogged: AtomicU64::new(0),
     });
     let mut connections = JoinSet::new();
     while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
@@ -117,7 +117,7 @@ pub async fn run(
             Ok(accepted) => accepted,
             // Out of file descriptors, or the client is gone. Later connections may succeed.
             Err(error) => {
-                tracing::warn!(%error, "a connection was lost");
+                tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -238,17 +238,21 @@ impl Proxy {
                     "the request is too large, or cut short",
                 ));
             }
-            Err(_) => return Err(Status::deadline_exceeded("the request does not arrive")),
+            Err(_) => {
+                return Err(Status::deadline_exceeded(
+                    "the request was not received in time",
+                ));
+            }
         };
         if !message::is_well_formed(parts.uri.path(), &body) {
             return Err(Status::invalid_argument(
-                "the message lacks what its method reads",
+                "a required field of the message is missing",
             ));
         }
         let path = parts.uri.path().parse::<Uri>();
         let mut request = Request::new(Body::new(http_body_util::Full::new(body)));
         *request.method_mut() = http::Method::POST;
-        *request.uri_mut() = path.map_err(|_| Status::permission_denied("this is no gRPC call"))?;
+        *request.uri_mut() = path.map_err(|_| Status::permission_denied("not a gRPC call"))?;
         *request.headers_mut() = passing.headers;
         let passed = self.containerd.clone().oneshot(request).await;
         passed.map_err(|error| {
@@ -260,13 +264,13 @@ impl Proxy {
     fn log_refusal(&self, parts: &request::Parts, status: &Status) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now = now.unwrap_or_default().as_secs();
-        if self.told.swap(now, Ordering::Relaxed) == now {
-            self.untold.fetch_add(1, Ordering::Relaxed);
+        if self.last_logged.swap(now, Ordering::Relaxed) == now {
+            self.unlogged.fetch_add(1, Ordering::Relaxed);
             return;
         }
         let call: String = parts.uri.path().chars().take(100).collect();
         let namespace = parts.headers.get("containerd-namespace");
-        let (why, untold) = (status.message(), self.untold.swap(0, Ordering::Relaxed));
-        tracing::warn!(call, ?namespace, why, untold, "refused");
+        let (why, unlogged) = (status.message(), self.unlogged.swap(0, Ordering::Relaxed));
+        tracing::warn!(call, ?namespace, why, unlogged, "refused");
     }
 }

@@ -78,11 +78,11 @@ impl Rules {
     /// The call to forward, or why it is refused.
     pub(super) fn check(&self, request: &request::Parts) -> Result<AllowedCall, &'static str> {
         if request.method != Method::POST || request.uri.query().is_some() {
-            return Err("this is no gRPC call");
+            return Err("not a gRPC call");
         }
-        let kind = only(&request.headers, &CONTENT_TYPE)?.ok_or("this is no gRPC call")?;
+        let kind = only(&request.headers, &CONTENT_TYPE)?.ok_or("not a gRPC call")?;
         if !kind.as_bytes().starts_with(b"application/grpc") {
-            return Err("this is no gRPC call");
+            return Err("not a gRPC call");
         }
         let path = request.uri.path();
         let mut headers = HeaderMap::new();
@@ -97,18 +97,19 @@ impl Rules {
                 size: Size::Small,
             });
         }
-        let namespace = only(&request.headers, &NAMESPACE)?.ok_or("no namespace is named")?;
+        let namespace =
+            only(&request.headers, &NAMESPACE)?.ok_or("the namespace header is missing")?;
         let is = |name: &String| namespace.as_bytes() == name.as_bytes();
         let own = self.own.as_ref().is_some_and(is);
         let read = READ.contains(&path);
         if !(read || OWN.contains(&path)) {
-            return Err("this method is closed");
+            return Err("the method is not allowed");
         }
         if !own && !self.read.iter().any(is) {
-            return Err("this namespace is closed");
+            return Err("the namespace is not allowed");
         }
         if !own && !read {
-            return Err("this namespace is only read");
+            return Err("the namespace is read-only");
         }
         headers.insert(NAMESPACE, namespace.clone());
         if let Some(lease) = only(&request.headers, &LEASE)?.filter(|_| own) {

@@ -76,7 +76,7 @@ pub struct Run {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The permissions could not be checked.
-    #[error("cannot ask the API server for archaware's own permissions")]
+    #[error("cannot check archaware's own permissions")]
     Access(#[from] ApiError),
     /// Permissions are missing.
     #[error(
@@ -174,7 +174,7 @@ pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
     let ended = tokio::select! {
         ended = components.tasks.join_next() => ended.unwrap_or(Ok("everything")),
         ended = &mut elector => ended.map(|()| "the elector"),
-        ended = &mut event_writer => ended.map(|()| "the writer of events"),
+        ended = &mut event_writer => ended.map(|()| "the event writer"),
     };
     let result = match ended {
         _ if stop.is_cancelled() => Ok(()),
@@ -217,7 +217,7 @@ impl Components {
         let stop = self.stop.clone();
         self.tasks.spawn(async move {
             stop.run_until_cancelled(startup).await;
-            "the order at start"
+            "the startup sequence"
         });
     }
 

@@ -48,7 +48,7 @@ pub(super) fn register_gauge(metrics: &Metrics, store: Store<Node>) {
     metrics.register_gauges(
         [(
             "nodes",
-            "Nodes by architecture, and whether they carry a taint of archaware's",
+            "Nodes by architecture and by whether they have archaware's taint",
         )],
         move || {
             let mut counts: BTreeMap<(String, bool), i64> = BTreeMap::new();

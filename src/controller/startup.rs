@@ -51,13 +51,13 @@ impl Startup {
             let seconds = started.elapsed().as_secs_f64();
             tracing::info!(
                 seconds,
-                "pods and DaemonSets have been looked at; nodes are next"
+                "every initial pod and DaemonSet has been attempted; tainting nodes"
             );
         } else {
             tracing::warn!(
                 pods,
                 daemon_sets,
-                "startup.timeout is over before these have been looked at; tainting nodes now"
+                "startup.timeout ended before all initial objects were attempted; tainting nodes"
             );
         }
         loop {

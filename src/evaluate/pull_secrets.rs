@@ -162,7 +162,7 @@ impl Inner {
                     docker_config_json(content(".dockerconfigjson"))
                 }
                 Some("kubernetes.io/dockercfg") => docker_cfg(content(".dockercfg")),
-                _ => return Err("it is of no type for pull secrets".into()),
+                _ => return Err("its type is not one of pull secrets".into()),
             }
             .map(Arc::new)
             .map_err(|error| error.to_string().into())

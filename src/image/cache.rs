@@ -73,42 +73,37 @@ impl Caches {
         }
     }
 
-    pub(crate) fn summary(&self, digest: &Digest, audience: CacheScope) -> Option<CachedSummary> {
-        self.summaries.get(&summary_key(digest, audience))
+    pub(crate) fn summary(&self, digest: &Digest, scope: CacheScope) -> Option<CachedSummary> {
+        self.summaries.get(&summary_key(digest, scope))
     }
 
-    pub(crate) fn store_summary(
-        &self,
-        digest: &Digest,
-        audience: CacheScope,
-        known: CachedSummary,
-    ) {
-        self.summaries.insert(summary_key(digest, audience), known);
+    pub(crate) fn store_summary(&self, digest: &Digest, scope: CacheScope, known: CachedSummary) {
+        self.summaries.insert(summary_key(digest, scope), known);
     }
 
     /// Returns the shared copy of a summary.
-    pub(crate) fn intern(&self, tree: ImageSummary) -> Arc<ImageSummary> {
+    pub(crate) fn intern(&self, summary: ImageSummary) -> Arc<ImageSummary> {
         let mut shared = self.interned.lock();
-        if let Some(same) = shared.get(&tree) {
+        if let Some(same) = shared.get(&summary) {
             return same.clone();
         }
-        let tree = Arc::new(tree);
+        let summary = Arc::new(summary);
         if shared.len() < MAX_INTERNED {
-            shared.insert(tree.clone());
+            shared.insert(summary.clone());
         }
-        tree
+        summary
     }
 
     /// The digest that a tag had for one of `scopes`, the most recent one.
     pub(crate) fn tag(
         &self,
         reference: &str,
-        audiences: &[CacheScope],
+        scopes: &[CacheScope],
         ttl: Duration,
     ) -> Option<CachedTag> {
-        let newest = audiences
+        let newest = scopes
             .iter()
-            .filter_map(|audience| self.tags.get(&tag_key(reference, *audience)))
+            .filter_map(|scope| self.tags.get(&tag_key(reference, *scope)))
             .max_by_key(|tag| tag.seen)?;
         let age = newest.seen.elapsed();
         if age < ttl {
@@ -122,11 +117,11 @@ impl Caches {
     pub(crate) fn store_tag(
         &self,
         reference: &str,
-        audience: CacheScope,
+        scope: CacheScope,
         digest: &Digest,
         seen: Instant,
     ) {
-        let key = tag_key(reference, audience);
+        let key = tag_key(reference, scope);
         if self.tags.peek(&key).is_none_or(|tag| tag.seen < seen) {
             let digest = digest.clone();
             self.tags.insert(key, TagEntry { digest, seen });
@@ -134,28 +129,37 @@ impl Caches {
     }
 
     /// Removes a tag whose document turned out not to be an image.
-    pub(crate) fn forget_tag(&self, reference: &str, audiences: &[CacheScope]) {
-        for audience in audiences {
-            self.tags.remove(&tag_key(reference, *audience));
+    pub(crate) fn forget_tag(&self, reference: &str, scopes: &[CacheScope]) {
+        for scope in scopes {
+            self.tags.remove(&tag_key(reference, *scope));
         }
     }
 
     /// A cached failure that must not be retried yet.
-    pub(crate) fn failure(&self, subject: &str, rights: &[Fingerprint]) -> Option<ImageError> {
-        let failure = self.failures.get(&failure_key(subject, rights))?;
+    pub(crate) fn failure(
+        &self,
+        subject: &str,
+        fingerprints: &[Fingerprint],
+    ) -> Option<ImageError> {
+        let failure = self.failures.get(&failure_key(subject, fingerprints))?;
         (Instant::now() < failure.until).then_some(failure.error)
     }
 
     /// Stores a failure. The delay doubles with each repetition.
-    pub(crate) fn store_failure(&self, subject: &str, rights: &[Fingerprint], error: &ImageError) {
+    pub(crate) fn store_failure(
+        &self,
+        subject: &str,
+        fingerprints: &[Fingerprint],
+        error: &ImageError,
+    ) {
         // The host limiter already prevents retries.
-        if matches!(error, ImageError::Gated { .. }) {
+        if matches!(error, ImageError::HostPaused { .. }) {
             return;
         }
         let Some(backoff) = error.reason().backoff() else {
             return;
         };
-        let key = failure_key(subject, rights);
+        let key = failure_key(subject, fingerprints);
         let now = Instant::now();
         let delay = match self.failures.get(&key) {
             // A failure long ago does not lengthen today's delay.
@@ -178,23 +182,23 @@ impl Caches {
         );
     }
 
-    pub(crate) fn forget_failure(&self, subject: &str, rights: &[Fingerprint]) {
-        self.failures.remove(&failure_key(subject, rights));
+    pub(crate) fn forget_failure(&self, subject: &str, fingerprints: &[Fingerprint]) {
+        self.failures.remove(&failure_key(subject, fingerprints));
     }
 }
 
-fn summary_key(digest: &Digest, audience: CacheScope) -> Fingerprint {
-    Fingerprint::of(&[b"tree", digest.to_string().as_bytes(), audience.bytes()])
+fn summary_key(digest: &Digest, scope: CacheScope) -> Fingerprint {
+    Fingerprint::of(&[b"summary", digest.to_string().as_bytes(), scope.bytes()])
 }
 
-fn tag_key(reference: &str, audience: CacheScope) -> Fingerprint {
-    Fingerprint::of(&[b"tag", reference.as_bytes(), audience.bytes()])
+fn tag_key(reference: &str, scope: CacheScope) -> Fingerprint {
+    Fingerprint::of(&[b"tag", reference.as_bytes(), scope.bytes()])
 }
 
 /// A failure with some credentials does not apply to requests with others.
-fn failure_key(subject: &str, rights: &[Fingerprint]) -> Fingerprint {
-    let rights = Fingerprint::of_all(rights);
-    Fingerprint::of(&[b"failure", subject.as_bytes(), rights.bytes()])
+fn failure_key(subject: &str, fingerprints: &[Fingerprint]) -> Fingerprint {
+    let fingerprints = Fingerprint::of_all(fingerprints);
+    Fingerprint::of(&[b"failure", subject.as_bytes(), fingerprints.bytes()])
 }
 
 impl CacheScope {

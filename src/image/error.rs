@@ -84,7 +84,7 @@ pub enum ImageError {
         why: String,
     },
     /// The registry limits the rate of requests.
-    #[error("{host} limits the rate of requests; next try in {} s", retry_after.as_secs())]
+    #[error("{host} limits the rate of requests; next request in {} s", retry_after.as_secs())]
     RateLimited {
         /// Host of the registry.
         host: String,
@@ -111,8 +111,8 @@ pub enum ImageError {
         source: Option<Source>,
     },
     /// The host did not answer several times in a row, so no request is sent for a while.
-    #[error("{host} did not answer lately; next try in {} s", retry_after.as_secs())]
-    Gated {
+    #[error("{host} did not answer several times in a row; next request in {} s", retry_after.as_secs())]
+    HostPaused {
         /// Host of the registry.
         host: String,
         /// Time until the next request.
@@ -152,7 +152,7 @@ impl ImageError {
             Self::NotFound { .. } => Reason::NotFound,
             Self::Denied { .. } => Reason::Denied,
             Self::RateLimited { .. } => Reason::RateLimited,
-            Self::Unavailable { .. } | Self::MethodRefused { .. } | Self::Gated { .. } => {
+            Self::Unavailable { .. } | Self::MethodRefused { .. } | Self::HostPaused { .. } => {
                 Reason::Unavailable
             }
             Self::Document { source, .. } => match source {
@@ -166,7 +166,7 @@ impl ImageError {
     /// The delay that the registry or the host limiter requires.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::RateLimited { retry_after, .. } | Self::Gated { retry_after, .. } => {
+            Self::RateLimited { retry_after, .. } | Self::HostPaused { retry_after, .. } => {
                 Some(*retry_after)
             }
             _ => None,
@@ -200,7 +200,7 @@ impl ImageError {
     pub(crate) fn is_answer(&self) -> bool {
         match self {
             Self::Unavailable { answered, .. } => *answered,
-            Self::Gated { .. } => false,
+            Self::HostPaused { .. } => false,
             _ => true,
         }
     }

@@ -1,4 +1,4 @@
-//! Single flight: concurrent callers with the same key share one execution.
+//! Single execution: concurrent callers with the same key share one execution.
 
 use std::{
     collections::HashMap,
@@ -31,25 +31,25 @@ impl<K: Hash + Eq + Clone, V: Clone + 'static> SingleFlight<K, V> {
     /// Waits for the execution under `key`, or starts it with `work`.
     pub(crate) async fn run(&self, key: K, work: impl FnOnce() -> BoxFuture<'static, V>) -> V {
         // Declared first and therefore dropped last, after this caller's handle.
-        let _landing = RemoveOnDrop {
-            flights: self,
+        let _remove = RemoveOnDrop {
+            owner: self,
             key: key.clone(),
         };
-        let flight = {
+        let execution = {
             let mut running = self.running.lock();
-            if let Some(flight) = running.get(&key).and_then(WeakShared::upgrade) {
-                flight
+            if let Some(execution) = running.get(&key).and_then(WeakShared::upgrade) {
+                execution
             } else {
                 // Without this, a panic would leave the other callers waiting forever.
-                let flight = AssertUnwindSafe(work()).catch_unwind().map(Result::ok);
-                let flight = flight.boxed().shared();
-                if let Some(weak) = flight.downgrade() {
+                let execution = AssertUnwindSafe(work()).catch_unwind().map(Result::ok);
+                let execution = execution.boxed().shared();
+                if let Some(weak) = execution.downgrade() {
                     running.insert(key, weak);
                 }
-                flight
+                execution
             }
         };
-        match flight.await {
+        match execution.await {
             Some(value) => value,
             // A panic of the work becomes a panic of each waiting caller.
             None => resume_unwind(Box::new("shared work panicked")),
@@ -58,16 +58,16 @@ impl<K: Hash + Eq + Clone, V: Clone + 'static> SingleFlight<K, V> {
 }
 
 struct RemoveOnDrop<'a, K: Hash + Eq, V> {
-    flights: &'a SingleFlight<K, V>,
+    owner: &'a SingleFlight<K, V>,
     key: K,
 }
 
 impl<K: Hash + Eq, V> Drop for RemoveOnDrop<'_, K, V> {
     fn drop(&mut self) {
-        let mut running = self.flights.running.lock();
+        let mut running = self.owner.running.lock();
         if running
             .get(&self.key)
-            .is_some_and(|flight| flight.upgrade().is_none())
+            .is_some_and(|execution| execution.upgrade().is_none())
         {
             running.remove(&self.key);
         }
@@ -85,11 +85,11 @@ mod tests {
 
     #[tokio::test]
     async fn many_callers_share_one_flight_and_nothing_stays() {
-        let flights = SingleFlight::<&str, usize>::new();
+        let owner = SingleFlight::<&str, usize>::new();
         let runs = Arc::new(AtomicUsize::new(0));
         let callers = (0..64).map(|_| {
             let runs = runs.clone();
-            flights.run("key", move || {
+            owner.run("key", move || {
                 async move {
                     tokio::task::yield_now().await;
                     runs.fetch_add(1, Ordering::SeqCst)
@@ -100,15 +100,15 @@ mod tests {
         let answers = futures::future::join_all(callers).await;
         assert_eq!(answers, vec![0; 64]);
         assert_eq!(runs.load(Ordering::SeqCst), 1);
-        assert!(flights.running.lock().is_empty());
+        assert!(owner.running.lock().is_empty());
     }
 
     #[tokio::test]
     async fn a_panic_of_the_work_reaches_all_who_wait() {
-        let flights = Arc::new(SingleFlight::<&str, ()>::new());
+        let owner = Arc::new(SingleFlight::<&str, ()>::new());
         let callers: Vec<_> = (0..8)
             .map(|_| {
-                let flights = flights.clone();
+                let owner = owner.clone();
                 let work = || {
                     async {
                         tokio::task::yield_now().await;
@@ -116,25 +116,25 @@ mod tests {
                     }
                     .boxed()
                 };
-                tokio::spawn(async move { flights.run("key", work).await })
+                tokio::spawn(async move { owner.run("key", work).await })
             })
             .collect();
         let all = futures::future::join_all(callers);
         let ended = tokio::time::timeout(std::time::Duration::from_secs(30), all).await;
         assert!(ended.unwrap().iter().all(Result::is_err));
-        assert!(flights.running.lock().is_empty());
+        assert!(owner.running.lock().is_empty());
     }
 
     #[tokio::test]
     async fn a_cancelled_caller_leaves_nothing_behind() {
-        let flights = SingleFlight::<&str, ()>::new();
+        let owner = SingleFlight::<&str, ()>::new();
         {
-            let waiting = flights.run("key", || futures::future::pending().boxed());
+            let waiting = owner.run("key", || futures::future::pending().boxed());
             futures::pin_mut!(waiting);
             assert!(futures::poll!(&mut waiting).is_pending());
         }
-        assert!(flights.running.lock().is_empty());
-        flights
+        assert!(owner.running.lock().is_empty());
+        owner
             .run("key", || futures::future::ready(()).boxed())
             .await;
     }

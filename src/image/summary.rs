@@ -212,8 +212,8 @@ impl<F: Fetch> DocumentReader<'_, F> {
         Ok((digest, bytes))
     }
 
-    fn add(&mut self, leaf: FetchedDocument) -> Result<(), ImageError> {
-        self.total += leaf.bytes.len();
+    fn add(&mut self, document: FetchedDocument) -> Result<(), ImageError> {
+        self.total += document.bytes.len();
         if self.total > MAX_TOTAL {
             return Err(ImageError::too_large(
                 "all of the image's documents",
@@ -223,7 +223,7 @@ impl<F: Fetch> DocumentReader<'_, F> {
         if self.total > MAX_PERSISTED {
             self.documents = Vec::new();
         } else {
-            self.documents.push(leaf);
+            self.documents.push(document);
         }
         Ok(())
     }

@@ -95,12 +95,12 @@ impl Default for Metrics {
         );
         registry.register(
             "decision_duration_seconds",
-            "Time from seeing a pod or DaemonSet to the end of an attempt at it",
+            "Duration of one attempt to decide about a pod or DaemonSet",
             m.decision_seconds,
         );
         registry.register(
             "pod_creation_to_decision_seconds",
-            "Time from the creation of a pod to its decision, in seconds as timestamps of objects have them",
+            "Time from the creation of a pod to its decision, with a resolution of one second",
             m.pod_seconds,
         );
         m.resolutions.register(&mut registry);
@@ -114,12 +114,12 @@ impl Default for Metrics {
         m.api.register(&mut registry);
         registry.register(
             "queue_depth",
-            "Objects being worked on, by controller",
+            "Reconciles in progress, by controller",
             m.in_progress,
         );
         registry.register(
             "events_dropped",
-            "Events not written: the queue was full",
+            "Events dropped because the queue was full",
             m.events_dropped,
         );
         m.panics.register(&mut registry);

@@ -45,7 +45,7 @@ impl Panics {
     pub(super) fn register(self, registry: &mut Registry) {
         registry.register(
             "panics",
-            "Panics that ended one reconcile or one admission request, by where; each is a bug",
+            "Panics that ended one reconcile or one admission request, by place; each is a bug",
             self.0,
         );
     }
@@ -70,17 +70,17 @@ impl AdmissionMetrics {
     pub(super) fn register(self, registry: &mut Registry) {
         registry.register(
             "admission_requests",
-            "Questions of the API server by resource and result",
+            "Admission requests by resource and result",
             self.total,
         );
         registry.register(
             "admission_duration_seconds",
-            "Time from a question of the API server to its answer",
+            "Time from an admission request to its response",
             self.seconds,
         );
         registry.register(
             "admission_connections_refused",
-            "Connections to the webhook closed at once: there were too many",
+            "Connections to the webhook closed because too many were open",
             self.turned_away,
         );
     }
@@ -101,7 +101,7 @@ impl AdmissionMetrics {
 
 impl ContentWrites {
     pub(super) fn register(self, registry: &mut Registry) {
-        let help = "Trees, tags and uses of images to be kept in containerd, by result";
+        let help = "Writes of image documents, tags and lease renewals to containerd, by result";
         registry.register("containerd_writes", help, self.0);
     }
 

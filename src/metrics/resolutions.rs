@@ -44,17 +44,17 @@ impl Resolutions {
     pub(super) fn register(self, registry: &mut Registry) {
         registry.register(
             "image_resolutions",
-            "Images resolved, by where the answer came from and the result",
+            "Image resolutions by source and result",
             self.total,
         );
         registry.register(
             "registry_resolutions",
-            "Images resolved by asking a registry, or not at all, by the registry in their names and the result",
+            "Image resolutions that asked a registry or failed, by registry and result",
             self.by_registry,
         );
         registry.register(
             "image_resolution_duration_seconds",
-            "Time that it took to resolve an image",
+            "Duration of image resolutions",
             self.seconds,
         );
     }

@@ -60,7 +60,7 @@ impl fmt::Display for InvalidAnnotation {
         };
         write!(
             f,
-            "annotation {name}{of} is taken as absent: {value:?} is not {wants}"
+            "annotation {name}{of} is ignored: {value:?} is not {wants}"
         )
     }
 }

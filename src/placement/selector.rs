@@ -92,7 +92,7 @@ fn expression(text: &str) -> Result<Expression, &'static str> {
     let values = values
         .trim_end()
         .strip_suffix(')')
-        .ok_or("a list without its end")?;
+        .ok_or("a list without closing parenthesis")?;
     let values = values.split(',').map(value_of).collect::<Result<_, _>>()?;
     match operator.trim() {
         "in" => Ok(Expression::In(key_of(key)?, values)),

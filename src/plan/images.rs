@@ -96,7 +96,7 @@ impl<'a> Draft<'a> {
         }
         for unusable in &evaluation.unusable {
             let Unusable { secret, why } = unusable;
-            let note = format!("pull secret {secret} is passed over: {why}");
+            let note = format!("pull secret {secret} is skipped: {why}");
             self.report_once(EventReason::PullSecretUnusable, hash(unusable), note);
         }
         match &evaluation.verdict {

@@ -33,14 +33,14 @@ pub(crate) fn describe(problem: &TaintProblem) -> EventDraft {
         TaintProblem::Conflict { wanted, value } => EventDraft::new(
             EventReason::TaintConflict,
             format!(
-                "its taint {}={value}:{} is not archaware's and not {wanted}; it is left alone",
+                "its taint {}={value}:{} was set by another tool and is not {wanted}; archaware does not change it",
                 wanted.kind.key,
                 wanted.kind.effect.as_str()
             ),
         ),
         TaintProblem::UnknownArchitecture => EventDraft::new(
             EventReason::UnknownArchitecture,
-            "status.nodeInfo.architecture names no architecture; the node is not tainted",
+            "status.nodeInfo.architecture is not a known architecture; the node is not tainted",
         ),
     }
 }

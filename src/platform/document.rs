@@ -65,10 +65,10 @@ pub enum DocumentError {
     #[error("ambiguous: {0}")]
     Ambiguous(&'static str),
     /// More distinct platforms, or entries without platform, than any real image has.
-    #[error("more than {MAX_ENTRIES} entries that count")]
+    #[error("more than {MAX_ENTRIES} platforms or entries without platform")]
     TooManyEntries,
     /// Docker schema 1, deprecated since 2017; containerd 2 rejects it too.
-    #[error("a Docker schema 1 manifest, which holds no platform")]
+    #[error("a Docker schema 1 manifest, which names no platform")]
     Schema1,
 }
 
@@ -335,7 +335,7 @@ fn check(bytes: &[u8]) -> Result<(), DocumentError> {
 /// serde_json's messages quote the document, which may be megabytes, so only the position is kept.
 fn malformed(error: serde_json::Error) -> DocumentError {
     let what = if error.is_data() {
-        "JSON of another shape"
+        "JSON of another structure"
     } else {
         "not JSON"
     };

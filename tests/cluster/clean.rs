@@ -85,7 +85,7 @@ async fn clean_leaves_every_foreign_thing_and_nothing_of_its_own() {
     let (status, out, _) = bed.archaware(&["clean"]);
     assert_eq!(
         (status, out.as_str()),
-        (0, "Nothing of archaware's is left.\n")
+        (0, "Nothing of archaware is left.\n")
     );
 }
 

@@ -38,11 +38,11 @@ pub(in crate::admission) struct FromFiles {
 impl FromFiles {
     /// Reads the files periodically until `stop`. While they are unusable, the previous certificate is served.
     pub(in crate::admission) async fn run(self, stop: CancellationToken) {
-        let (mut shown, mut since) = (None, Instant::now());
+        let (mut active, mut since) = (None, Instant::now());
         let mut failing = RepeatedError::default();
         loop {
             // A file system may hang, which must not delay shutdown.
-            let turn = self.reload_once(&mut shown, &mut since);
+            let turn = self.reload_once(&mut active, &mut since);
             let Some(result) = stop.run_until_cancelled(turn).await else {
                 return;
             };
@@ -51,7 +51,7 @@ impl FromFiles {
                 // While two files are replaced one after the other, they do not match.
                 Err(error) => {
                     if let Some(error) = failing.changed(&error) {
-                        tracing::warn!(error, "admission certificate not usable; looking again");
+                        tracing::warn!(error, "admission certificate not usable; trying again");
                     }
                 }
             }
@@ -64,7 +64,7 @@ impl FromFiles {
 
     async fn reload_once(
         &self,
-        shown: &mut Option<KeyPairPem>,
+        active: &mut Option<KeyPairPem>,
         since: &mut Instant,
     ) -> Result<(), CertificateError> {
         let pair = KeyPairPem {
@@ -97,21 +97,21 @@ impl FromFiles {
                 .served
                 .expires()
                 .is_some_and(|at| at > SystemTime::now());
-            if serves && shown.as_ref() != Some(&pair) && since.elapsed() < wait {
+            if serves && active.as_ref() != Some(&pair) && since.elapsed() < wait {
                 return Ok(());
             }
         }
-        if shown.as_ref() != Some(&pair) {
+        if active.as_ref() != Some(&pair) {
             self.served.activate(&pair)?;
             if !pair.is_for(std::slice::from_ref(&self.name)) {
                 let name = &self.name;
                 tracing::warn!(
                     name,
-                    "the admission certificate is not for what the API server calls us"
+                    "the admission certificate is not valid for the name that the API server uses"
                 );
             }
-            tracing::info!(certificate = %self.config.certificate.display(), "certificate read");
-            *shown = Some(pair);
+            tracing::info!(certificate = %self.config.certificate.display(), "admission certificate loaded from file");
+            *active = Some(pair);
         }
         Ok(())
     }

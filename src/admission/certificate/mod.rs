@@ -42,19 +42,19 @@ pub(super) enum CertificateError {
     #[error(transparent)]
     Read(#[from] FileError),
     /// The text contains no certificate.
-    #[error("the certificate is not PEM")]
+    #[error("the file contains no PEM certificate")]
     NoCertificate,
     /// All authorities have expired.
-    #[error("the authority holds no certificate that is still good")]
+    #[error("all certificates of the authority have expired")]
     NoAuthority,
     /// The text contains no private key.
-    #[error("the key is not PEM")]
+    #[error("the file contains no PEM private key")]
     NoKey,
     /// Certificate and key do not match, or the kind of key is not supported.
     #[error("the certificate and the key cannot be used together")]
     Mismatch(#[source] rustls::Error),
     /// A certificate could not be issued.
-    #[error("cannot make a certificate")]
+    #[error("cannot issue a certificate")]
     Issue(#[from] rcgen::Error),
 }
 
@@ -80,23 +80,23 @@ impl CertResolver {
 
     /// When the certificate expires.
     pub(super) fn expires(&self) -> Option<SystemTime> {
-        self.0.borrow().as_ref().map(|shown| shown.expires)
+        self.0.borrow().as_ref().map(|active| active.expires)
     }
 
     /// Replaces the served certificate.
     fn activate(&self, pair: &KeyPairPem) -> Result<(), CertificateError> {
-        let shown = ActiveCertificate {
+        let active = ActiveCertificate {
             key: Arc::new(pair.load()?),
             expires: pair.expires().ok_or(CertificateError::NoCertificate)?,
         };
-        self.0.send_replace(Some(shown));
+        self.0.send_replace(Some(active));
         Ok(())
     }
 }
 
 impl ResolvesServerCert for CertResolver {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.0.borrow().as_ref().map(|shown| shown.key.clone())
+        self.0.borrow().as_ref().map(|active| active.key.clone())
     }
 }
 

@@ -81,10 +81,10 @@ impl SelfSigned {
 
     /// Runs until `stop`.
     pub(in crate::admission) async fn run(self, stop: CancellationToken) {
-        let (mut memory, mut failing) = (RenewalState::default(), RepeatedError::default());
+        let (mut state, mut failing) = (RenewalState::default(), RepeatedError::default());
         let (mut conflicts, mut leadership) = (0, self.leadership.clone());
         loop {
-            let turn = self.reconcile_once(&mut memory);
+            let turn = self.reconcile_once(&mut state);
             let Some(result) = stop.run_until_cancelled(turn).await else {
                 return;
             };
@@ -103,7 +103,10 @@ impl SelfSigned {
                 }
                 Err(error) => {
                     if let Some(error) = failing.changed(&error) {
-                        tracing::warn!(error, "admission certificate not kept; trying again");
+                        tracing::warn!(
+                            error,
+                            "cannot maintain the admission certificate; trying again"
+                        );
                     }
                     false
                 }
@@ -123,13 +126,13 @@ impl SelfSigned {
     }
 
     /// Reads the Secret, serves its certificate and updates it if due. Returns whether it was updated.
-    async fn reconcile_once(&self, memory: &mut RenewalState) -> Result<bool, SelfSignedError> {
+    async fn reconcile_once(&self, state: &mut RenewalState) -> Result<bool, SelfSignedError> {
         let Some(secret) = self.api.find::<Secret>(&self.name()).await? else {
-            let secret = self.fresh(memory.stored.as_ref())?.to_secret();
+            let secret = self.fresh(state.stored.as_ref())?.to_secret();
             let namespace = Some(self.namespace.as_str());
             let created = self.api.create::<Secret, IgnoredAny>(namespace, &secret);
             created.await?;
-            tracing::info!(secret = NAME, "admission certificate made");
+            tracing::info!(secret = NAME, "admission certificate issued");
             return Ok(true);
         };
         let stored = StoredCertificates::parse(&secret);
@@ -139,11 +142,11 @@ impl SelfSigned {
             stored.is_usable() || (!leads && stored.current.load().is_ok())
         };
         let Some(stored) = stored.filter(is_good) else {
-            let fresh = self.fresh(memory.stored.as_ref())?;
+            let fresh = self.fresh(state.stored.as_ref())?;
             self.write(&secret, &fresh).await?;
             tracing::warn!(
                 secret = NAME,
-                "it held no usable certificate; another one was made"
+                "the Secret had no usable certificate; issued a new one"
             );
             return Ok(true);
         };
@@ -160,22 +163,24 @@ impl SelfSigned {
         if has_expired && !leads {
             return Ok(false);
         }
-        let is_shown = memory.stored.as_ref().map(|old| &old.current) == Some(&stored.current);
+        let is_shown = state.stored.as_ref().map(|old| &old.current) == Some(&stored.current);
         if !is_shown {
             self.served.activate(&stored.current)?;
             tracing::info!("admission certificate served");
         }
-        memory.stored = Some(stored.clone());
+        state.stored = Some(stored.clone());
         if !leads {
-            memory.settled = None;
+            state.settled = None;
             return Ok(false);
         }
-        let settled = self.is_settled(memory, &stored);
+        let settled = self.is_settled(state, &stored);
         let now = SystemTime::now();
         let after = match renewal_step(&stored, now, self.lifetime, &self.names, settled) {
             RenewalStep::Nothing => return Ok(false),
             RenewalStep::Prepare => {
-                tracing::info!("the next admission certificate is prepared");
+                tracing::info!(
+                    "issued the next admission certificate; it is served once its authority is published"
+                );
                 let made =
                     issue(&self.names, now, self.lifetime).map_err(CertificateError::from)?;
                 StoredCertificates {
@@ -185,7 +190,7 @@ impl SelfSigned {
                 }
             }
             RenewalStep::Promote => {
-                tracing::info!("the next admission certificate takes its place");
+                tracing::info!("serving the next admission certificate");
                 StoredCertificates {
                     current: stored.next.unwrap_or(stored.current),
                     next: None,
@@ -202,20 +207,20 @@ impl SelfSigned {
     }
 
     /// Whether all API servers know the authorities.
-    fn is_settled(&self, memory: &mut RenewalState, stored: &StoredCertificates) -> bool {
+    fn is_settled(&self, state: &mut RenewalState, stored: &StoredCertificates) -> bool {
         let known = match &*self.published.borrow() {
             Published::Unknown => false,
             // Without a configuration the webhook is not called.
             Published::Nowhere => true,
             Published::Bundle(bundle) => **bundle == *stored.authorities,
         };
-        let since = memory
+        let since = state
             .settled
             .take()
             .filter(|(of, _)| known && *of == stored.authorities);
         let since = since.map_or_else(Instant::now, |(_, since)| since);
         if known {
-            memory.settled = Some((stored.authorities.clone(), since));
+            state.settled = Some((stored.authorities.clone(), since));
         }
         known && since.elapsed() >= self.grace()
     }

@@ -79,7 +79,10 @@ impl ConfigurationReconciler {
                     }
                     Err(error) => {
                         if let Some(error) = failing.changed(&error) {
-                            tracing::warn!(error, "webhook configuration not kept; trying again");
+                            tracing::warn!(
+                                error,
+                                "cannot maintain the webhook configuration; trying again"
+                            );
                         }
                     }
                 }
@@ -200,11 +203,11 @@ pub enum Origin {
 /// The configuration, if archaware owns it.
 async fn find(
     api: &ApiClient,
-    whose: Origin,
+    origin: Origin,
 ) -> Result<Option<MutatingWebhookConfiguration>, ApiError> {
     let found = api.find::<MutatingWebhookConfiguration>(&name()).await?;
     // A configuration of this name may belong to another owner.
-    let label = match whose {
+    let label = match origin {
         Origin::Made => "app.kubernetes.io/managed-by",
         Origin::Shipped => "app.kubernetes.io/name",
     };
@@ -221,8 +224,8 @@ async fn delete(api: &ApiClient, found: MutatingWebhookConfiguration) -> Result<
 /// # Errors
 ///
 /// When the API server cannot be asked or refuses.
-pub async fn remove(api: &ApiClient, whose: Origin, dry_run: bool) -> Result<bool, ApiError> {
-    match find(api, whose).await? {
+pub async fn remove(api: &ApiClient, origin: Origin, dry_run: bool) -> Result<bool, ApiError> {
+    match find(api, origin).await? {
         Some(found) if !dry_run => delete(api, found).await,
         found => Ok(found.is_some()),
     }
@@ -243,7 +246,7 @@ pub async fn remove_stale(api: ApiClient, mut leadership: watch::Receiver<bool>)
             Ok(Some(found)) => match delete(&api, found).await {
                 Ok(_) => tracing::info!(
                     name = NAME,
-                    "admission is off: webhook configuration removed"
+                    "admission is disabled: webhook configuration removed"
                 ),
                 Err(ApiError::Forbidden(_)) => {
                     tracing::warn!(
@@ -254,17 +257,19 @@ pub async fn remove_stale(api: ApiClient, mut leadership: watch::Receiver<bool>)
                 }
                 Err(error) => tracing::warn!(
                     %error,
-                    "admission is off, and its configuration cannot be removed"
+                    "admission is disabled, but its webhook configuration cannot be removed"
                 ),
             },
             // An installation that never had a webhook does not need the permission.
             Err(ApiError::Forbidden(_)) => {
-                tracing::info!("admission is off; whether it is still registered cannot be seen");
+                tracing::info!(
+                    "admission is disabled; no permission to check for an old webhook configuration"
+                );
                 return;
             }
             Err(error) => tracing::warn!(
                 %error,
-                "admission is off, and its configuration cannot be looked for"
+                "admission is disabled, but its webhook configuration cannot be read"
             ),
         }
         tokio::time::sleep(PERIOD).await;

@@ -17,8 +17,8 @@ use super::{Item, Session};
 impl Session {
     /// First of all, so that the API server stops calling the webhook.
     pub(super) async fn admission(&mut self) {
-        let whose = admission::Origin::Shipped;
-        let removed = admission::remove_configuration(&self.api, whose, self.dry_run).await;
+        let origin = admission::Origin::Shipped;
+        let removed = admission::remove_configuration(&self.api, origin, self.dry_run).await;
         if removed == Ok(true) && !self.dry_run {
             self.unregistered = Some(Instant::now());
         }

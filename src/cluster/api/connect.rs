@@ -23,13 +23,13 @@ use super::ApiClient;
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// There is neither a kubeconfig nor a service account.
-    #[error("no cluster: set KUBECONFIG, --kubeconfig or run inside of one")]
+    #[error("no cluster: set KUBECONFIG, --kubeconfig or run inside a cluster")]
     NoCluster(#[source] kube::config::InferConfigError),
     /// The kubeconfig cannot be used.
     #[error("the kubeconfig is not usable")]
     Kubeconfig(#[from] kube::config::KubeconfigError),
     /// The client cannot be created.
-    #[error("cannot make a client for the cluster")]
+    #[error("cannot create a client for the cluster")]
     Client(#[from] kube::Error),
 }
 

@@ -23,7 +23,7 @@ pub enum ApiError {
     #[error("it does not exist: {0}")]
     NotFound(String),
     /// 409, or 422 because a `test` of a JSON patch failed: the object changed, or one of that name exists already.
-    #[error("it has been changed by others: {0}")]
+    #[error("another writer changed it: {0}")]
     Conflict(String),
     /// 400, 413, 415 or 422: the API server rejects the change until the object changes.
     #[error("the API server refuses the change: {0}")]
@@ -125,7 +125,7 @@ impl ApiError {
 
     /// Removes the message, which may repeat the content of an object.
     pub(super) fn without_content(self) -> Self {
-        let hidden = || "(not shown: it may repeat what is secret)".to_owned();
+        let hidden = || "(not shown, because it may contain secrets)".to_owned();
         match self {
             Self::Conflict(_) => Self::Conflict(hidden()),
             Self::Invalid(_) => Self::Invalid("is it immutable?".to_owned()),

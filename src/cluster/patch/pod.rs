@@ -61,8 +61,8 @@ pub struct AdmissionPatch<'a> {
     pub gate: bool,
 }
 
-/// Removes the additions of an earlier call from `pod`, and adds to `authored`, which is the pod without them.
-pub fn admit(pod: &Pod, authored: &Pod, admission: AdmissionPatch<'_>) -> JsonPatch {
+/// Removes the additions of an earlier call from `pod`, and adds to `without_owned`, which is the pod without them.
+pub fn admit(pod: &Pod, without_owned: &Pod, admission: AdmissionPatch<'_>) -> JsonPatch {
     let AdmissionPatch {
         undo,
         change,
@@ -72,7 +72,7 @@ pub fn admit(pod: &Pod, authored: &Pod, admission: AdmissionPatch<'_>) -> JsonPa
     let mut patch = JsonPatch(Vec::new());
     patch.undo(&undo);
     let record = (!change.is_empty()).then(|| json!(change).to_string());
-    patch.change(authored, change);
+    patch.change(without_owned, change);
     let decision = decision.map(Decision::annotation);
     let annotations = [
         (annotation::DECISION, decision.as_deref()),

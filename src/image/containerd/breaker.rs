@@ -19,7 +19,7 @@ struct State {
     /// Set while open: the time of the next probe.
     probe_at: Option<Instant>,
     /// When a failure was last logged.
-    told: Option<Instant>,
+    last_logged: Option<Instant>,
 }
 
 /// Permission for one call; the caller reports the outcome.
@@ -71,11 +71,13 @@ impl Permit<'_> {
         if state.probe_at.is_none() && state.failures >= MAX_FAILURES {
             state.probe_at = Some(now + OPEN);
         }
-        let told = state.told.is_some_and(|told| now < told + OPEN);
-        if !told {
-            state.told = Some(now);
+        let last_logged = state
+            .last_logged
+            .is_some_and(|last_logged| now < last_logged + OPEN);
+        if !last_logged {
+            state.last_logged = Some(now);
         }
-        !told
+        !last_logged
     }
 }
 
@@ -86,9 +88,9 @@ mod tests {
     #[test]
     fn opens_after_three_failures_and_closes_after_a_probe() {
         let breaker = Breaker::default();
-        for told in [true, false, false] {
+        for last_logged in [true, false, false] {
             assert!(breaker.is_closed());
-            assert_eq!(breaker.enter().unwrap().failed(), told);
+            assert_eq!(breaker.enter().unwrap().failed(), last_logged);
         }
         assert!(!breaker.is_closed());
         let time_is_up = || breaker.state.lock().probe_at = Some(Instant::now());

@@ -88,24 +88,24 @@ impl Connection {
     /// have the object.
     pub(super) async fn call<T>(
         &self,
-        patience: Deadline,
+        deadline: Deadline,
         call: impl Future<Output = Result<T, Status>> + Send,
     ) -> Result<Option<T>, ContainerdUnavailable> {
         // No slot in time: containerd is busy but not broken, so the breaker does not count it.
-        let slot = timeout_at(patience.0, self.slots.acquire()).await;
+        let slot = timeout_at(deadline.0, self.slots.acquire()).await;
         let _slot = slot
             .map_err(|_| ContainerdUnavailable)?
             .map_err(|_| ContainerdUnavailable)?;
         let permit = self.breaker.enter().ok_or(ContainerdUnavailable)?;
         if permit.is_probe() {
             let mut version = VersionClient::new(self.channel.clone());
-            let probe = timeout_at(patience.0, version.version(())).await;
+            let probe = timeout_at(deadline.0, version.version(())).await;
             if !matches!(probe, Ok(Ok(_))) {
                 permit.failed();
                 return Err(ContainerdUnavailable);
             }
         }
-        let status = match timeout_at(patience.0, call).await {
+        let status = match timeout_at(deadline.0, call).await {
             Ok(Ok(answer)) => {
                 self.recovered(permit.succeeded());
                 return Ok(Some(answer));

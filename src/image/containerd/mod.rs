@@ -93,9 +93,9 @@ impl Containerd {
             // Only tags have records under their name; content of a digest is read directly.
             return Ok(None);
         }
-        let patience = Deadline::new();
+        let deadline = Deadline::new();
         for namespace in &self.records {
-            if let Some(record) = self.record_in(patience, namespace, reference).await? {
+            if let Some(record) = self.record_in(deadline, namespace, reference).await? {
                 return Ok(Some(record));
             }
         }
@@ -105,13 +105,13 @@ impl Containerd {
     /// Reads a whole document by digest; `None` if containerd does not have it.
     pub(crate) async fn read(
         &self,
-        patience: Deadline,
+        deadline: Deadline,
         digest: &Digest,
     ) -> Result<Option<Bytes>, ContainerdUnavailable> {
         for namespace in &self.content {
             match self
                 .link
-                .call(patience, self.read_in(namespace, digest))
+                .call(deadline, self.read_in(namespace, digest))
                 .await?
             {
                 None => {}
@@ -132,7 +132,7 @@ impl Containerd {
 
     async fn record_in(
         &self,
-        patience: Deadline,
+        deadline: Deadline,
         namespace: &str,
         reference: &Reference,
     ) -> Result<Option<ImageRecord>, ContainerdUnavailable> {
@@ -143,7 +143,7 @@ impl Containerd {
         let get = async { images.get(in_namespace(namespace, request)?).await };
         let Some(image) = self
             .link
-            .call(patience, get)
+            .call(deadline, get)
             .await?
             .and_then(|response| response.into_inner().image)
         else {
@@ -162,7 +162,7 @@ impl Containerd {
         let info = async { content.info(in_namespace(namespace, request)?).await };
         let Some(info) = self
             .link
-            .call(patience, info)
+            .call(deadline, info)
             .await?
             .and_then(|response| response.into_inner().info)
         else {
@@ -173,7 +173,7 @@ impl Containerd {
             repositories.split(',').any(|r| r == reference.repository())
         });
         if !pulled {
-            tracing::debug!(image = %reference, "a record without the trace of a pull is not believed");
+            tracing::debug!(image = %reference, "image record ignored: it has no distribution source label, so it was imported");
             return Ok(None);
         }
         let age = image
@@ -202,7 +202,7 @@ impl Containerd {
         while let Some(chunk) = stream.message().await? {
             let expected = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
             if chunk.offset != expected {
-                return Err(Status::not_found("content with holes"));
+                return Err(Status::not_found("content chunks are not contiguous"));
             }
             bytes.extend_from_slice(&chunk.data);
             if bytes.len() as u64 > MAX_DOCUMENT {

@@ -106,14 +106,14 @@ impl Store {
     }
 
     /// Persists the documents of an image, the root first. An empty list means that they were too large.
-    pub(crate) fn store_documents(&self, root: &Digest, leaves: Vec<FetchedDocument>) {
-        let size: usize = leaves.iter().map(|leaf| leaf.bytes.len()).sum();
+    pub(crate) fn store_documents(&self, root: &Digest, documents: Vec<FetchedDocument>) {
+        let size: usize = documents.iter().map(|document| document.bytes.len()).sum();
         let place = u32::try_from(size)
             .ok()
             .filter(|size| *size > 0)
             .and_then(|size| self.waiting.clone().try_acquire_many_owned(size).ok());
         match place {
-            Some(place) => self.push(root, Job::Documents(leaves, place)),
+            Some(place) => self.push(root, Job::Documents(documents, place)),
             None => self.writes.count("dropped"),
         }
     }
@@ -153,7 +153,7 @@ impl Store {
                             caches.store_tag(&tag.name, CacheScope::Public, &tag.digest, seen);
                         }
                     }
-                    tracing::debug!(tags = tags.len(), "what containerd holds is known");
+                    tracing::debug!(tags = tags.len(), "persisted tags loaded");
                 }
                 stage.send_replace(LoadState::Over);
                 if read.is_ok() {
@@ -209,7 +209,7 @@ impl Worker {
             return self.writes.count("dropped");
         };
         let done = match job {
-            Job::Documents(leaves, _place) => self.write_documents(&leaves).await,
+            Job::Documents(documents, _place) => self.write_documents(&documents).await,
             Job::Touch(digest) => self.namespace.touch(&digest).await.map(|()| true),
             Job::Tag(name, root) => self.namespace.tag(&name, &root).await.map(|()| true),
         };
@@ -217,7 +217,7 @@ impl Worker {
             Ok(kept) => {
                 self.writes.count(if kept { "stored" } else { "dropped" });
                 if permit.succeeded() {
-                    tracing::info!("containerd keeps what is fetched again");
+                    tracing::info!("image documents are persisted in containerd again");
                 }
             }
             // The root is not in archaware's namespace, for example because only the kubelet's namespace has it.
@@ -227,12 +227,12 @@ impl Worker {
             }
             Err(status) => {
                 self.writes.count("failed");
-                tracing::debug!(code = ?status.code(), error = status.message(), "not kept in containerd");
+                tracing::debug!(code = ?status.code(), error = status.message(), "not persisted in containerd");
                 if permit.failed() {
                     let error = status.message();
                     tracing::warn!(
                         error,
-                        "containerd does not keep what is fetched; images are resolved all the same"
+                        "cannot persist image documents in containerd; images are resolved without it"
                     );
                 }
             }
@@ -240,19 +240,19 @@ impl Worker {
     }
 
     /// Writes children first, so that an existing root is always complete.
-    async fn write_documents(&self, leaves: &[FetchedDocument]) -> Result<bool, Status> {
-        let size = leaves.iter().map(|leaf| leaf.bytes.len()).sum();
+    async fn write_documents(&self, documents: &[FetchedDocument]) -> Result<bool, Status> {
+        let size = documents.iter().map(|document| document.bytes.len()).sum();
         if !self.spend(size) {
             return Ok(false);
         }
-        for leaf in leaves.iter().rev() {
-            let children = leaves
+        for document in documents.iter().rev() {
+            let children = documents
                 .iter()
-                .filter(|child| child.parent.as_ref() == Some(&leaf.digest));
+                .filter(|child| child.parent.as_ref() == Some(&document.digest));
             let children =
                 children.map(|child| (child.kind == DocumentKind::Config, child.digest.clone()));
             self.namespace
-                .write(&leaf.digest, &leaf.bytes, references(children))
+                .write(&document.digest, &document.bytes, references(children))
                 .await?;
         }
         Ok(true)

@@ -40,7 +40,7 @@ pub enum DockerConfigError {
     },
     /// A helper's name is a path.
     #[error(
-        "the docker configuration {path} names the helper {helper:?}, which is no name of a program"
+        "the docker configuration {path} names the helper {helper:?}, which is not the name of a program"
     )]
     Helper {
         /// The file.

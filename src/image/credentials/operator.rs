@@ -141,7 +141,10 @@ impl WatchedFile {
                 }
                 Err(error) => {
                     if let Some(error) = content.failing.changed(&error) {
-                        tracing::warn!(error, "the docker configuration of before is used");
+                        tracing::warn!(
+                            error,
+                            "cannot read the docker configuration; using the previous one"
+                        );
                     }
                 }
             }

@@ -87,36 +87,36 @@ impl AuthorizationCache {
     }
 
     /// An authorization that worked before and has not expired.
-    pub(super) fn cached(&self, slot: &TokenKey) -> Option<Authorization> {
-        let kept = self.cached.get(slot)?;
+    pub(super) fn cached(&self, token_key: &TokenKey) -> Option<Authorization> {
+        let kept = self.cached.get(token_key)?;
         (Instant::now() < kept.expires).then_some(kept.authorization)
     }
 
     /// Removes an authorization that the registry refused, unless it was replaced meanwhile.
-    pub(super) fn forget(&self, slot: &TokenKey, refused: &Authorization) {
+    pub(super) fn forget(&self, token_key: &TokenKey, refused: &Authorization) {
         if self
             .cached
-            .get(slot)
+            .get(token_key)
             .is_some_and(|kept| kept.authorization == *refused)
         {
-            self.cached.remove(slot);
+            self.cached.remove(token_key);
         }
     }
 
     /// Answers a challenge of `host`. Concurrent callers that need the same token share one request.
     pub(super) async fn answer_challenge(
         self: &Arc<Self>,
-        asking: &HttpContext,
+        http: &HttpContext,
         host: &Host,
-        slot: TokenKey,
+        token_key: TokenKey,
         challenge: Challenge,
         credential: Option<Credential>,
     ) -> Result<Authorization, ImageError> {
         // Another caller may have fetched the token meanwhile.
-        if let Some(known) = self.cached(&slot) {
+        if let Some(known) = self.cached(&token_key) {
             return Ok(known);
         }
-        let what = slot.endpoint.host().to_owned();
+        let what = token_key.endpoint.host().to_owned();
         let denied = |why: String| ImageError::Denied { what, why };
         let secret = credential.as_ref().map(Credential::secret);
         let (realm, service, scope) = match challenge {
@@ -134,15 +134,15 @@ impl AuthorizationCache {
                 };
                 let basic = Authorization::basic(username, password);
                 let unusable =
-                    || denied("its user name or password fits into no header".to_owned());
+                    || denied("its user name or password cannot be sent in a header".to_owned());
                 let basic = basic.ok_or_else(unusable)?;
-                self.store(slot, basic.clone(), Duration::from_hours(24));
+                self.store(token_key, basic.clone(), Duration::from_hours(24));
                 return Ok(basic);
             }
         };
         let allowed = match credential {
-            Some(_) => may_send_credentials(&slot.endpoint, &realm),
-            None => may_request(&slot.endpoint, &realm),
+            Some(_) => may_send_credentials(&token_key.endpoint, &realm),
+            None => may_request(&token_key.endpoint, &realm),
         };
         if let Err(why) = allowed {
             let endpoint = realm.host_str().unwrap_or_default();
@@ -151,29 +151,29 @@ impl AuthorizationCache {
             )));
         }
         // Headers in hosts.toml are sent to that address only.
-        let same = slot.endpoint.is_at(&realm);
+        let same = token_key.endpoint.is_at(&realm);
         let request = TokenRequest {
-            asking: asking.clone(),
+            http: http.clone(),
             transport: host.transport.clone(),
             headers: if same {
                 host.headers.clone()
             } else {
                 HeaderMap::new()
             },
-            scopes: scopes(scope.as_deref(), &slot.repository),
+            scopes: scopes(scope.as_deref(), &token_key.repository),
             realm,
             service,
             credential,
         };
         let this = self.clone();
         let key = (
-            slot.clone(),
+            token_key.clone(),
             format!("{} {}", request.realm, request.scopes.join(" ")),
         );
         let fetched = move || {
             async move {
                 let (authorization, life) = request.send().await?;
-                this.store(slot, authorization.clone(), life.mul_f32(0.9));
+                this.store(token_key, authorization.clone(), life.mul_f32(0.9));
                 Ok(authorization)
             }
             .boxed()
@@ -181,9 +181,9 @@ impl AuthorizationCache {
         self.in_flight.run(key, fetched).await
     }
 
-    fn store(&self, slot: TokenKey, authorization: Authorization, life: Duration) {
+    fn store(&self, token_key: TokenKey, authorization: Authorization, life: Duration) {
         self.cached.insert(
-            slot,
+            token_key,
             CachedAuthorization {
                 authorization,
                 expires: Instant::now() + life,
@@ -220,11 +220,11 @@ struct TokenResponse {
 #[derive(Clone)]
 pub(super) struct HttpContext {
     pub(super) clients: Arc<Clients>,
-    pub(super) gates: Arc<HostLimiters>,
+    pub(super) limiters: Arc<HostLimiters>,
 }
 
 struct TokenRequest {
-    asking: HttpContext,
+    http: HttpContext,
     transport: Arc<Transport>,
     realm: Url,
     headers: HeaderMap,
@@ -237,14 +237,22 @@ impl TokenRequest {
     async fn send(self) -> Result<(Authorization, Duration), ImageError> {
         let host = Endpoint::new(&self.realm).host().to_owned();
         let what = format!("token endpoint {host}");
-        let HttpContext { clients, gates } = &self.asking;
-        let asker = self.credential.as_ref().map(Credential::fingerprint);
+        let HttpContext { clients, limiters } = &self.http;
+        let principal = self.credential.as_ref().map(Credential::fingerprint);
         let limits = Limits {
             time: clients.timeout(),
             body: MAX_TOKEN_RESPONSE,
         };
-        let gate = gates.host(&host);
-        let answer = exchange(clients, &gate, asker, &what, self.http_request(), limits).await;
+        let limiter = limiters.host(&host);
+        let answer = exchange(
+            clients,
+            &limiter,
+            principal,
+            &what,
+            self.http_request(),
+            limits,
+        )
+        .await;
         let HttpResponse { status, body, .. } = answer.map_err(|error| match error {
             // A token response that is too large says nothing about the image.
             ImageError::Document { .. } => {

@@ -90,7 +90,7 @@ impl Registry {
             mirror_credentials: settings.mirror_credentials,
             http: HttpContext {
                 clients: Arc::new(clients),
-                gates: Arc::new(HostLimiters::new(settings.per_host)),
+                limiters: Arc::new(HostLimiters::new(settings.per_host)),
             },
             authorizations: Arc::new(AuthorizationCache::new()),
         }
@@ -98,12 +98,12 @@ impl Registry {
 
     /// Number of hosts that get no requests from at least one principal at the moment.
     pub(crate) fn paused_hosts(&self) -> usize {
-        self.http.gates.closed()
+        self.http.limiters.closed()
     }
 
     /// Rate limits as hosts last reported them.
     pub(crate) fn quotas(&self) -> Vec<(String, Quota)> {
-        self.http.gates.quotas()
+        self.http.limiters.quotas()
     }
 
     /// Gets the digest of a tag by HEAD, which registries with pull limits do not count.
@@ -141,7 +141,7 @@ impl Registry {
             DocumentKind::Manifest => format!("manifests/{digest}"),
             DocumentKind::Config => format!("blobs/{digest}"),
         };
-        let question = RegistryRequest {
+        let request = RegistryRequest {
             method: Method::GET,
             repository: reference.repository(),
             path: &path,
@@ -154,7 +154,7 @@ impl Registry {
                 continue;
             }
             let credentials = self.effective_credentials(host, credentials);
-            match self.request(host, &question, credentials).await {
+            match self.request(host, &request, credentials).await {
                 // A mirror that returns other content is treated as one that does not have the document.
                 Ok(answer) if !digest.verify(&answer.body) => {
                     let what = format!("{} {digest}", kind.as_str());
@@ -189,13 +189,13 @@ impl Registry {
         path: &str,
         credentials: &[Credential],
     ) -> Result<Head, ImageError> {
-        let mut question = RegistryRequest {
+        let mut request = RegistryRequest {
             method: Method::HEAD,
             repository: reference.repository(),
             path,
             manifest: true,
         };
-        match self.request(host, &question, credentials).await {
+        match self.request(host, &request, credentials).await {
             Err(ImageError::MethodRefused { .. }) => {}
             Err(error) => return Err(error),
             Ok(answer) => {
@@ -204,8 +204,8 @@ impl Registry {
                 }
             }
         }
-        question.method = Method::GET;
-        let answer = self.request(host, &question, credentials).await?;
+        request.method = Method::GET;
+        let answer = self.request(host, &request, credentials).await?;
         match answer.digest() {
             Some(Ok(said)) if !said.verify(&answer.body) => Err(ImageError::Corrupt {
                 what: reference.to_string(),
@@ -220,13 +220,13 @@ impl Registry {
     async fn request(
         &self,
         host: &Host,
-        question: &RegistryRequest<'_>,
+        request: &RegistryRequest<'_>,
         credentials: &[Credential],
     ) -> Result<RegistryResponse, ImageError> {
         let mut failed: Option<ImageError> = None;
         for credential in credentials {
             match self
-                .request_as(host, question, credential.authenticated())
+                .request_as(host, request, credential.authenticated())
                 .await
             {
                 // A limited or invalid account does not affect the next one.
@@ -239,26 +239,26 @@ impl Registry {
         }
         match failed {
             Some(error) => Err(error),
-            None => self.request_as(host, question, None).await,
+            None => self.request_as(host, request, None).await,
         }
     }
 
     async fn request_as(
         &self,
         host: &Host,
-        question: &RegistryRequest<'_>,
+        request: &RegistryRequest<'_>,
         credential: Option<&Credential>,
     ) -> Result<RegistryResponse, ImageError> {
-        let what = question.describe(host);
-        let slot = TokenKey {
+        let what = request.describe(host);
+        let token_key = TokenKey {
             endpoint: host.endpoint.clone(),
-            repository: question.repository.to_owned(),
+            repository: request.repository.to_owned(),
             credential: credential.map(Credential::fingerprint),
         };
-        let mut authorization = self.authorizations.cached(&slot);
+        let mut authorization = self.authorizations.cached(&token_key);
         // At most three attempts: the first may use an expired token, the second gets the challenge for a new one.
         for attempt in 0..3 {
-            let answer = self.send(host, question, &slot, authorization.as_ref());
+            let answer = self.send(host, request, &token_key, authorization.as_ref());
             let HttpResponse {
                 status,
                 headers,
@@ -266,7 +266,7 @@ impl Registry {
             } = answer.await?;
             if status == StatusCode::UNAUTHORIZED && attempt < 2 {
                 if let Some(refused) = authorization.take() {
-                    self.authorizations.forget(&slot, &refused);
+                    self.authorizations.forget(&token_key, &refused);
                     if attempt > 0 {
                         break;
                     }
@@ -278,7 +278,7 @@ impl Registry {
                 let answered = self.authorizations.answer_challenge(
                     &self.http,
                     host,
-                    slot.clone(),
+                    token_key.clone(),
                     challenge,
                     credential.cloned(),
                 );
@@ -286,7 +286,10 @@ impl Registry {
                 continue;
             }
             if status.is_success() {
-                let used = authorization.is_some().then_some(slot.credential).flatten();
+                let used = authorization
+                    .is_some()
+                    .then_some(token_key.credential)
+                    .flatten();
                 return Ok(RegistryResponse {
                     headers,
                     body,
@@ -302,8 +305,8 @@ impl Registry {
     async fn send(
         &self,
         host: &Host,
-        question: &RegistryRequest<'_>,
-        slot: &TokenKey,
+        request: &RegistryRequest<'_>,
+        token_key: &TokenKey,
         authorization: Option<&Authorization>,
     ) -> Result<HttpResponse, ImageError> {
         let pause = ExponentialBuilder::default()
@@ -311,10 +314,10 @@ impl Registry {
             .with_max_times(SERVER_ERROR_RETRIES)
             .with_jitter();
         let once = || async {
-            let answer = self.exchange(host, question, slot, authorization).await;
+            let answer = self.exchange(host, request, token_key, authorization).await;
             let answer = answer.map_err(|error| (error, false))?;
             if answer.status.is_server_error() && answer.status != StatusCode::NOT_IMPLEMENTED {
-                Err((status_error(answer.status, question.describe(host)), true))
+                Err((status_error(answer.status, request.describe(host)), true))
             } else {
                 Ok(answer)
             }
@@ -326,28 +329,28 @@ impl Registry {
     async fn exchange(
         &self,
         host: &Host,
-        question: &RegistryRequest<'_>,
-        slot: &TokenKey,
+        request: &RegistryRequest<'_>,
+        token_key: &TokenKey,
         authorization: Option<&Authorization>,
     ) -> Result<HttpResponse, ImageError> {
-        let HttpContext { clients, gates } = &self.http;
-        let what = question.describe(host);
-        let call = question.http_request(host, authorization).ok_or_else(|| {
+        let HttpContext { clients, limiters } = &self.http;
+        let what = request.describe(host);
+        let call = request.http_request(host, authorization).ok_or_else(|| {
             ImageError::unavailable(&what, "its address cannot be written as a URL")
         })?;
-        let gate = gates.host(host.endpoint.host());
+        let limiter = limiters.host(host.endpoint.host());
         // A silent mirror must leave time for the registry itself.
         let share = if host.role == Role::Origin { 1 } else { 2 };
         let limits = Limits {
             time: clients.timeout() / share,
             body: MAX_DOCUMENT,
         };
-        exchange(clients, &gate, slot.credential, &what, call, limits).await
+        exchange(clients, &limiter, token_key.credential, &what, call, limits).await
     }
 }
 
 fn no_usable_host(reference: &Reference) -> ImageError {
-    let why = "hosts.toml names no host that may answer this";
+    let why = "hosts.toml allows no host for this request";
     ImageError::unavailable(reference.registry(), why)
 }
 
@@ -355,7 +358,7 @@ fn no_usable_host(reference: &Reference) -> ImageError {
 fn combine_errors(host: &Host, before: Option<ImageError>, error: ImageError) -> ImageError {
     if host.role != Role::Origin {
         let (mirror, error) = (host.endpoint.host(), error.chain());
-        tracing::debug!(mirror, error, "the mirror does not help");
+        tracing::debug!(mirror, error, "mirror failed; trying the next host");
     }
     match (before, error) {
         // The user needs to see the errors of mirrors too.
@@ -368,7 +371,7 @@ fn combine_errors(host: &Host, before: Option<ImageError>, error: ImageError) ->
                 source,
             },
         ) if before.is_answer() => {
-            let why = format!("{why}; before that: {}", before.chain());
+            let why = format!("{why}; earlier: {}", before.chain());
             let error = ImageError::Unavailable {
                 what,
                 why,

@@ -213,13 +213,13 @@ pub(super) struct Limits {
 /// Sends a request through the host's limiter and reports the outcome to the limiter.
 pub(super) async fn exchange(
     clients: &Clients,
-    gate: &HostLimiter,
-    asker: Principal,
+    limiter: &HostLimiter,
+    principal: Principal,
     what: &str,
     call: HttpRequest,
     limits: Limits,
 ) -> Result<HttpResponse, ImageError> {
-    let _slot = gate.enter(asker).await?;
+    let _slot = limiter.enter(principal).await?;
     let exchange = async {
         let is_head = call.method == Method::HEAD;
         let response = clients.send(call).await?;
@@ -239,25 +239,25 @@ pub(super) async fn exchange(
         Ok(Ok(answer)) => answer,
         Ok(Err(ExchangeError::Transport(error))) => {
             if error.is_timeout() {
-                gate.timed_out();
+                limiter.timed_out();
             }
             return Err(transport_error(what, error));
         }
         Ok(Err(ExchangeError::Redirect(why))) => return Err(ImageError::unavailable(what, why)),
         Ok(Err(ExchangeError::Other(error))) => return Err(error),
         Err(_) => {
-            gate.timed_out();
+            limiter.timed_out();
             return Err(ImageError::unanswered(what, "no answer in time", None));
         }
     };
     let headers = &answer.headers;
-    gate.answered(headers);
+    limiter.answered(headers);
     let limited = answer.status == StatusCode::TOO_MANY_REQUESTS;
     let overloaded =
         answer.status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(RETRY_AFTER);
     if limited || overloaded {
         let retry_after = retry_after(headers, SystemTime::now());
-        return Err(gate.close(asker, retry_after, limited));
+        return Err(limiter.close(principal, retry_after, limited));
     }
     Ok(answer)
 }
@@ -287,7 +287,7 @@ fn transport_error(what: &str, error: reqwest::Error) -> ImageError {
     let mut why = String::from(if error.is_connect() {
         "no connection"
     } else if error.is_body() || error.is_decode() {
-        "its answer was cut short"
+        "its answer was truncated"
     } else {
         "the request failed"
     });

@@ -87,22 +87,22 @@ impl HostLimiters {
                 state: Mutex::default(),
             }))
         };
-        let Ok(gate) = self.hosts.get_or_insert_with(name, fresh);
-        gate
+        let Ok(limiter) = self.hosts.get_or_insert_with(name, fresh);
+        limiter
     }
 
     /// Number of hosts that get no requests from at least one principal.
     pub(super) fn closed(&self) -> usize {
         self.hosts
             .iter()
-            .filter(|(_, gate)| gate.is_closed())
+            .filter(|(_, limiter)| limiter.is_closed())
             .count()
     }
 
     /// Rate limits as hosts last reported them.
     pub(super) fn quotas(&self) -> Vec<(String, Quota)> {
         let said =
-            |(name, gate): (String, Arc<HostLimiter>)| Some((name, gate.state.lock().quota?));
+            |(name, limiter): (String, Arc<HostLimiter>)| Some((name, limiter.state.lock().quota?));
         let mut quotas: Vec<_> = self.hosts.iter().filter_map(said).collect();
         quotas.sort_by(|(a, _), (b, _)| a.cmp(b));
         quotas
@@ -115,22 +115,29 @@ impl HostLimiter {
     ///
     /// # Errors
     ///
-    /// [`ImageError::RateLimited`] or [`ImageError::Gated`].
-    pub(super) async fn enter(&self, asker: Principal) -> Result<OwnedSemaphorePermit, ImageError> {
-        self.check(asker)?;
+    /// [`ImageError::RateLimited`] or [`ImageError::HostPaused`].
+    pub(super) async fn enter(
+        &self,
+        principal: Principal,
+    ) -> Result<OwnedSemaphorePermit, ImageError> {
+        self.check(principal)?;
         let slot = self.slots.clone().acquire_owned().await;
         let slot = slot.map_err(|_| ImageError::unavailable(&self.name, "shutting down"))?;
-        self.check(asker)?;
+        self.check(principal)?;
         Ok(slot)
     }
 
-    fn check(&self, asker: Principal) -> Result<(), ImageError> {
+    fn check(&self, principal: Principal) -> Result<(), ImageError> {
         let state = self.state.lock();
         let now = Instant::now();
         if let Some(until) = state.silent_until.filter(|until| *until > now) {
             return Err(self.error(until - now, false));
         }
-        match state.closed.get(&asker).filter(|closed| closed.until > now) {
+        match state
+            .closed
+            .get(&principal)
+            .filter(|closed| closed.until > now)
+        {
             Some(closed) => Err(self.error(closed.until - now, closed.rate_limited)),
             None => Ok(()),
         }
@@ -148,7 +155,7 @@ impl HostLimiter {
         if rate_limited {
             ImageError::RateLimited { host, retry_after }
         } else {
-            ImageError::Gated { host, retry_after }
+            ImageError::HostPaused { host, retry_after }
         }
     }
 
@@ -179,10 +186,10 @@ impl HostLimiter {
         }
     }
 
-    /// Stops requests of `asker`, because the host limits the rate or is overloaded. Returns the error to report.
+    /// Stops requests of `principal`, because the host limits the rate or is overloaded. Returns the error to report.
     pub(super) fn close(
         &self,
-        asker: Principal,
+        principal: Principal,
         retry_after: Duration,
         rate_limited: bool,
     ) -> ImageError {
@@ -193,11 +200,11 @@ impl HostLimiter {
         // A response to an earlier request must not shorten the pause.
         let longer = state
             .closed
-            .get(&asker)
+            .get(&principal)
             .is_none_or(|closed| closed.until < until);
-        if longer && (state.closed.len() < MAX_CLOSED || state.closed.contains_key(&asker)) {
+        if longer && (state.closed.len() < MAX_CLOSED || state.closed.contains_key(&principal)) {
             state.closed.insert(
-                asker,
+                principal,
                 Closed {
                     until,
                     rate_limited,
@@ -223,44 +230,44 @@ mod tests {
 
     #[tokio::test]
     async fn three_timeouts_in_a_row_close_the_gate() {
-        let gates = HostLimiters::new(1);
-        let gate = gates.host("reg");
-        gate.timed_out();
-        gate.timed_out();
-        gate.answered(&HeaderMap::new());
-        gate.timed_out();
-        gate.timed_out();
-        assert!(gate.enter(None).await.is_ok());
-        assert_eq!(gates.closed(), 0);
-        gate.timed_out();
-        assert_eq!(gates.closed(), 1);
-        let error = gates.host("reg").enter(None).await.unwrap_err();
+        let limiters = HostLimiters::new(1);
+        let limiter = limiters.host("reg");
+        limiter.timed_out();
+        limiter.timed_out();
+        limiter.answered(&HeaderMap::new());
+        limiter.timed_out();
+        limiter.timed_out();
+        assert!(limiter.enter(None).await.is_ok());
+        assert_eq!(limiters.closed(), 0);
+        limiter.timed_out();
+        assert_eq!(limiters.closed(), 1);
+        let error = limiters.host("reg").enter(None).await.unwrap_err();
         assert!(
             error
                 .retry_after()
                 .is_some_and(|after| after <= PAUSE.first)
         );
-        gate.answered(&HeaderMap::new());
-        assert!(gate.enter(None).await.is_ok());
+        limiter.answered(&HeaderMap::new());
+        assert!(limiter.enter(None).await.is_ok());
     }
 
     #[tokio::test]
     async fn who_waits_for_a_slot_fails_when_the_gate_closes() {
-        let gates = HostLimiters::new(1);
-        let gate = gates.host("reg");
-        let slot = gate.enter(None).await.unwrap();
+        let limiters = HostLimiters::new(1);
+        let limiter = limiters.host("reg");
+        let slot = limiter.enter(None).await.unwrap();
         let waiting = {
-            let gate = gate.clone();
-            tokio::spawn(async move { gate.enter(None).await.map(drop) })
+            let limiter = limiter.clone();
+            tokio::spawn(async move { limiter.enter(None).await.map(drop) })
         };
         tokio::task::yield_now().await;
-        gate.close(None, Duration::from_secs(5), true);
+        limiter.close(None, Duration::from_secs(5), true);
         drop(slot);
         let error = waiting.await.unwrap().unwrap_err();
         assert!(matches!(error, ImageError::RateLimited { .. }), "{error}");
-        gate.answered(&HeaderMap::new());
+        limiter.answered(&HeaderMap::new());
         assert!(
-            gate.enter(None).await.is_err(),
+            limiter.enter(None).await.is_err(),
             "an answer does not lift a rate limit"
         );
     }
@@ -268,28 +275,28 @@ mod tests {
     #[tokio::test]
     async fn a_limit_holds_for_who_met_it() {
         use crate::image::credentials::Credential;
-        let gates = HostLimiters::new(1);
-        let gate = gates.host("reg");
-        let asker = Some(Credential::password("a".into(), "b".into()).fingerprint());
-        gate.close(None, Duration::from_mins(1), true);
-        gate.close(None, Duration::from_secs(1), true);
-        let error = gate.enter(None).await.unwrap_err();
+        let limiters = HostLimiters::new(1);
+        let limiter = limiters.host("reg");
+        let principal = Some(Credential::password("a".into(), "b".into()).fingerprint());
+        limiter.close(None, Duration::from_mins(1), true);
+        limiter.close(None, Duration::from_secs(1), true);
+        let error = limiter.enter(None).await.unwrap_err();
         assert!(error.retry_after().unwrap() > Duration::from_secs(50));
-        assert!(gate.enter(asker).await.is_ok());
+        assert!(limiter.enter(principal).await.is_ok());
     }
 
     #[test]
     fn quotas_are_read_as_docker_hub_writes_them() {
-        let gates = HostLimiters::new(1);
+        let limiters = HostLimiters::new(1);
         let mut headers = HeaderMap::new();
         headers.insert("ratelimit-limit", "100;w=21600".parse().unwrap());
         headers.insert("ratelimit-remaining", "76;w=21600".parse().unwrap());
-        gates.host("reg").answered(&headers);
-        gates.host("silent").answered(&HeaderMap::new());
+        limiters.host("reg").answered(&headers);
+        limiters.host("silent").answered(&HeaderMap::new());
         let quota = Quota {
             limit: Some(100),
             remaining: 76,
         };
-        assert_eq!(gates.quotas(), [("reg".to_owned(), quota)]);
+        assert_eq!(limiters.quotas(), [("reg".to_owned(), quota)]);
     }
 }

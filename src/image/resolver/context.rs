@@ -25,14 +25,14 @@ impl RequestContext {
     pub(super) fn resolved(
         self,
         found: ResolvedTag,
-        tree: &ImageSummary,
+        summary: &ImageSummary,
         source: Source,
     ) -> Resolved {
         Resolved {
             reference: self.reference,
             digest: found.digest,
-            platforms: tree.platforms.clone(),
-            media_type: tree.media_type,
+            platforms: summary.platforms.clone(),
+            media_type: summary.media_type,
             source: found.source.max(source),
         }
     }

@@ -21,17 +21,17 @@ impl Inner {
     /// Reads and caches the summary of an image.
     pub(super) async fn read_summary(
         &self,
-        asker: &RequestContext,
+        context: &RequestContext,
         found: &ResolvedTag,
     ) -> Result<(Arc<ImageSummary>, Source), ImageError> {
-        let rights = asker.fingerprints();
-        let subject = format!("{}@{}", asker.reference.name(), found.digest);
+        let fingerprints = context.fingerprints();
+        let subject = format!("{}@{}", context.reference.name(), found.digest);
         let layers = DocumentSource {
             inner: self,
-            asker,
-            containerd: self.shared_containerd(asker),
-            patience: Deadline::new(),
-            failed: self.caches.failure(&subject, &rights),
+            context,
+            containerd: self.shared_containerd(context),
+            deadline: Deadline::new(),
+            failed: self.caches.failure(&subject, &fingerprints),
             containerd_failed: AtomicBool::new(found.without_containerd),
             asked_registry: AtomicBool::new(found.root.is_some()),
         };
@@ -49,47 +49,47 @@ impl Inner {
             };
             summary::read(&layers, &found.digest, &root, content_type.as_deref()).await
         };
-        let (tree, leaves) = match read.await {
+        let (summary, documents) = match read.await {
             Ok(read) => read,
             Err(error) => {
                 // A cached failure must not be counted twice.
                 if layers.failed.is_none() {
-                    self.caches.store_failure(&subject, &rights, &error);
+                    self.caches.store_failure(&subject, &fingerprints, &error);
                 }
                 return Err(error);
             }
         };
-        self.caches.forget_failure(&subject, &rights);
+        self.caches.forget_failure(&subject, &fingerprints);
         let asked = layers.asked_registry.load(Ordering::Relaxed);
-        let tree = self.caches.intern(tree);
+        let summary = self.caches.intern(summary);
         let mut known = CachedSummary {
-            summary: tree.clone(),
+            summary: summary.clone(),
             last_touched: 0,
         };
-        if let Some(store) = self.store(asker) {
+        if let Some(store) = self.store(context) {
             known.last_touched = Store::today();
             if asked {
-                store.store_documents(&found.digest, leaves);
+                store.store_documents(&found.digest, documents);
             } else {
                 store.touch(&found.digest);
             }
         }
         self.caches
-            .store_summary(&found.digest, asker.summary_scope(), known);
+            .store_summary(&found.digest, context.summary_scope(), known);
         let source = if asked {
             Source::Registry
         } else {
             Source::Containerd
         };
-        Ok((tree, source))
+        Ok((summary, source))
     }
 }
 
 struct DocumentSource<'a> {
     inner: &'a Inner,
-    asker: &'a RequestContext,
+    context: &'a RequestContext,
     containerd: Option<&'a Containerd>,
-    patience: Deadline,
+    deadline: Deadline,
     /// A recent failure of the registry. containerd may have the document by now, but the registry is not asked
     /// again.
     failed: Option<ImageError>,
@@ -106,7 +106,7 @@ impl DocumentSource<'_> {
     ) -> Result<(Bytes, Option<String>), ImageError> {
         let usable = !self.containerd_failed.load(Ordering::Relaxed);
         if let Some(containerd) = self.containerd.filter(|_| usable) {
-            match containerd.read(self.patience, digest).await {
+            match containerd.read(self.deadline, digest).await {
                 Ok(Some(bytes)) => return Ok((bytes, None)),
                 Ok(None) => {}
                 Err(_) => self.containerd_failed.store(true, Ordering::Relaxed),
@@ -120,7 +120,7 @@ impl DocumentSource<'_> {
             reference,
             credentials,
             ..
-        } = self.asker;
+        } = self.context;
         let registry = &self.inner.registry;
         let answer = registry.get(reference, kind, digest, credentials).await?;
         let content_type = answer.content_type().map(str::to_owned);

@@ -124,17 +124,17 @@ struct Inner {
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct TagKey {
     reference: Reference,
-    rights: Vec<Fingerprint>,
+    fingerprints: Vec<Fingerprint>,
     policy: PullPolicy,
 }
 
 /// Lookups of a document with the same result. Credentials are part of the key, because a document is fetched with
-/// the rights of the pods that wait for it.
+/// the fingerprints of the pods that wait for it.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct SummaryKey {
     digest: Digest,
     name: String,
-    rights: Vec<Fingerprint>,
+    fingerprints: Vec<Fingerprint>,
 }
 
 impl Resolver {
@@ -237,7 +237,7 @@ impl Resolver {
     }
 
     async fn resolve_inner(&self, request: ResolveRequest<'_>) -> Result<Resolved, ImageError> {
-        let mut asker = RequestContext {
+        let mut context = RequestContext {
             reference: self.reference(request.image)?,
             policy: request.policy,
             credentials: [].into(),
@@ -246,12 +246,12 @@ impl Resolver {
         let inner = &self.0;
         // A cached public image needs no credentials, so no Secret is read for it.
         if !inner.settings.per_credential
-            && let Some((found, tree)) = inner.cached(&asker)
+            && let Some((found, summary)) = inner.cached(&context)
         {
-            return Ok(asker.resolved(found, &tree, Source::Memory));
+            return Ok(context.resolved(found, &summary, Source::Memory));
         }
-        let mut credentials = request.keys.clone().await.lookup(&asker.reference);
-        for credential in inner.node_credentials.lookup(&asker.reference).await {
+        let mut credentials = request.keys.clone().await.lookup(&context.reference);
+        for credential in inner.node_credentials.lookup(&context.reference).await {
             if !credentials
                 .iter()
                 .any(|own| own.fingerprint() == credential.fingerprint())
@@ -259,35 +259,35 @@ impl Resolver {
                 credentials.push(credential);
             }
         }
-        asker.credentials = credentials.into();
-        if inner.settings.per_credential && !asker.credentials.is_empty() {
-            asker.isolated = Some(Fingerprint::of_all(&asker.fingerprints()));
+        context.credentials = credentials.into();
+        if inner.settings.per_credential && !context.credentials.is_empty() {
+            context.isolated = Some(Fingerprint::of_all(&context.fingerprints()));
         }
-        let found = match asker.reference.version() {
+        let found = match context.reference.version() {
             Version::Digest(digest) => ResolvedTag::known(digest.clone()),
-            Version::Tag(_) => self.resolve_tag(&asker).await?,
+            Version::Tag(_) => self.resolve_tag(&context).await?,
         };
-        let (tree, source) = match self.resolve_summary(&asker, &found).await {
+        let (summary, source) = match self.resolve_summary(&context, &found).await {
             Ok(read) => read,
             Err(error) => {
-                inner.invalidate_tag(&asker, &error);
+                inner.invalidate_tag(&context, &error);
                 return Err(error);
             }
         };
-        if let Some(store) = inner.store(&asker).filter(|_| found.needs_persisting()) {
-            store.store_tag(&asker.reference.to_string(), &found.digest);
+        if let Some(store) = inner.store(&context).filter(|_| found.needs_persisting()) {
+            store.store_tag(&context.reference.to_string(), &found.digest);
         }
-        Ok(asker.resolved(found, &tree, source))
+        Ok(context.resolved(found, &summary, source))
     }
 
-    async fn resolve_tag(&self, asker: &RequestContext) -> Result<ResolvedTag, ImageError> {
-        let name = asker.reference.to_string();
-        let ttl = self.0.ttl(asker);
-        let remembered = || self.0.caches.tag(&name, &asker.cache_scopes(), ttl);
-        let (mut known, mut recalled) = (remembered(), Ok(()));
+    async fn resolve_tag(&self, context: &RequestContext) -> Result<ResolvedTag, ImageError> {
+        let name = context.reference.to_string();
+        let ttl = self.0.ttl(context);
+        let remembered = || self.0.caches.tag(&name, &context.cache_scopes(), ttl);
+        let (mut known, mut loaded) = (remembered(), Ok(()));
         if known.is_none() {
             // Shortly after the start, persisted tags may still be loading.
-            recalled = self.0.wait_until_loaded().await;
+            loaded = self.0.wait_until_loaded().await;
             known = remembered();
         }
         let stale = match known {
@@ -296,13 +296,13 @@ impl Resolver {
             None => None,
         };
         let key = TagKey {
-            reference: asker.reference.clone(),
-            rights: asker.fingerprints(),
-            policy: asker.policy,
+            reference: context.reference.clone(),
+            fingerprints: context.fingerprints(),
+            policy: context.policy,
         };
-        let (inner, asker) = (self.0.clone(), asker.clone());
+        let (inner, context) = (self.0.clone(), context.clone());
         // Created only when needed, and boxed because thousands of pods may wait here at once.
-        let look_up = move || async move { inner.look_up(&asker, ttl, recalled).await }.boxed();
+        let look_up = move || async move { inner.look_up(&context, ttl, loaded).await }.boxed();
         let (error, record) = match self.0.tags.run(key, look_up).await {
             Ok(found) => return Ok(found),
             Err(failed) => failed,
@@ -318,19 +318,19 @@ impl Resolver {
 
     async fn resolve_summary(
         &self,
-        asker: &RequestContext,
+        context: &RequestContext,
         found: &ResolvedTag,
     ) -> Result<(Arc<ImageSummary>, Source), ImageError> {
-        if let Some(tree) = self.0.cached_summary(asker, &found.digest) {
-            return Ok((tree, Source::Memory));
+        if let Some(summary) = self.0.cached_summary(context, &found.digest) {
+            return Ok((summary, Source::Memory));
         }
         let key = SummaryKey {
             digest: found.digest.clone(),
-            name: asker.reference.name(),
-            rights: asker.fingerprints(),
+            name: context.reference.name(),
+            fingerprints: context.fingerprints(),
         };
-        let (inner, asker, found) = (self.0.clone(), asker.clone(), found.clone());
-        let read = move || async move { inner.read_summary(&asker, &found).await }.boxed();
+        let (inner, context, found) = (self.0.clone(), context.clone(), found.clone());
+        let read = move || async move { inner.read_summary(&context, &found).await }.boxed();
         self.0.summaries.run(key, read).await
     }
 }
@@ -338,42 +338,46 @@ impl Resolver {
 impl Inner {
     /// A tag that points at an invalid document (a sign-in page, deleted content) may be fixed soon: the tag is
     /// forgotten and looked up again when the cached failure expires.
-    fn invalidate_tag(&self, asker: &RequestContext, error: &ImageError) {
-        if matches!(asker.reference.version(), Version::Digest(_)) || tag::may_be_stale(error) {
+    fn invalidate_tag(&self, context: &RequestContext, error: &ImageError) {
+        if matches!(context.reference.version(), Version::Digest(_)) || tag::may_be_stale(error) {
             return;
         }
-        let name = asker.reference.to_string();
-        self.caches.forget_tag(&name, &asker.cache_scopes());
+        let name = context.reference.to_string();
+        self.caches.forget_tag(&name, &context.cache_scopes());
         self.caches
-            .store_failure(&name, &asker.fingerprints(), error);
+            .store_failure(&name, &context.fingerprints(), error);
     }
 
     /// Tag and summary from memory, if both are cached.
-    fn cached(&self, asker: &RequestContext) -> Option<(ResolvedTag, Arc<ImageSummary>)> {
-        let digest = match asker.reference.version() {
+    fn cached(&self, context: &RequestContext) -> Option<(ResolvedTag, Arc<ImageSummary>)> {
+        let digest = match context.reference.version() {
             Version::Digest(digest) => digest.clone(),
             Version::Tag(_) => {
-                let (name, ttl) = (asker.reference.to_string(), self.ttl(asker));
-                match self.caches.tag(&name, &asker.cache_scopes(), ttl)? {
+                let (name, ttl) = (context.reference.to_string(), self.ttl(context));
+                match self.caches.tag(&name, &context.cache_scopes(), ttl)? {
                     CachedTag::Fresh(digest) => digest,
                     CachedTag::Stale(..) => return None,
                 }
             }
         };
-        let tree = self.cached_summary(asker, &digest)?;
-        Some((ResolvedTag::known(digest), tree))
+        let summary = self.cached_summary(context, &digest)?;
+        Some((ResolvedTag::known(digest), summary))
     }
 
-    fn cached_summary(&self, asker: &RequestContext, digest: &Digest) -> Option<Arc<ImageSummary>> {
-        let mut known = self.caches.summary(digest, asker.summary_scope())?;
+    fn cached_summary(
+        &self,
+        context: &RequestContext,
+        digest: &Digest,
+    ) -> Option<Arc<ImageSummary>> {
+        let mut known = self.caches.summary(digest, context.summary_scope())?;
         // Persisted content expires unless it is touched on the days on which it is used.
-        if let Some(store) = self.store(asker)
+        if let Some(store) = self.store(context)
             && known.last_touched != Store::today()
         {
             known.last_touched = Store::today();
             store.touch(digest);
             self.caches
-                .store_summary(digest, asker.summary_scope(), known.clone());
+                .store_summary(digest, context.summary_scope(), known.clone());
         }
         Some(known.summary)
     }

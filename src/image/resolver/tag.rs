@@ -68,9 +68,9 @@ pub(super) fn may_be_stale(error: &ImageError) -> bool {
 }
 
 impl Inner {
-    pub(super) fn ttl(&self, asker: &RequestContext) -> Duration {
-        let latest = matches!(asker.reference.version(), Version::Tag(tag) if tag == "latest");
-        if latest || asker.policy == PullPolicy::Always {
+    pub(super) fn ttl(&self, context: &RequestContext) -> Duration {
+        let latest = matches!(context.reference.version(), Version::Tag(tag) if tag == "latest");
+        if latest || context.policy == PullPolicy::Always {
             self.settings.latest_ttl
         } else {
             self.settings.tag_ttl
@@ -78,14 +78,14 @@ impl Inner {
     }
 
     /// containerd, unless the request is isolated from answers of others.
-    pub(super) fn shared_containerd(&self, asker: &RequestContext) -> Option<&Containerd> {
+    pub(super) fn shared_containerd(&self, context: &RequestContext) -> Option<&Containerd> {
         self.containerd
             .as_ref()
-            .filter(|_| asker.isolated.is_none())
+            .filter(|_| context.isolated.is_none())
     }
 
-    pub(super) fn store(&self, asker: &RequestContext) -> Option<&Store> {
-        self.shared_containerd(asker)?.store()
+    pub(super) fn store(&self, context: &RequestContext) -> Option<&Store> {
+        self.shared_containerd(context)?.store()
     }
 
     /// Waits a short time until persisted tags are loaded.
@@ -99,12 +99,12 @@ impl Inner {
     /// Looks a tag up. An image record is not cached, because the next request may require a fresher answer.
     pub(super) async fn look_up(
         &self,
-        asker: &RequestContext,
+        context: &RequestContext,
         ttl: Duration,
-        recalled: Result<(), ContainerdUnavailable>,
+        loaded: Result<(), ContainerdUnavailable>,
     ) -> Result<ResolvedTag, TagLookupError> {
-        let asked = match (self.shared_containerd(asker), recalled) {
-            (Some(containerd), Ok(())) => containerd.record(&asker.reference).await,
+        let asked = match (self.shared_containerd(context), loaded) {
+            (Some(containerd), Ok(())) => containerd.record(&context.reference).await,
             (Some(_), Err(ContainerdUnavailable)) => Err(ContainerdUnavailable),
             (None, _) => Ok(None),
         };
@@ -112,12 +112,12 @@ impl Inner {
         let record = match asked.unwrap_or_default() {
             // With any policy but `Always` the kubelet runs what the node has. For `Always`, a record that is younger
             // than the tag TTL is as fresh as a cached tag.
-            Some(record) if asker.policy == PullPolicy::IfNotPresent || record.age < ttl => {
+            Some(record) if context.policy == PullPolicy::IfNotPresent || record.age < ttl => {
                 return Ok(ResolvedTag::recorded(record.digest));
             }
             other => other,
         };
-        match self.request_tag(asker).await {
+        match self.request_tag(context).await {
             Ok(found) => Ok(ResolvedTag {
                 without_containerd,
                 ..found
@@ -127,17 +127,17 @@ impl Inner {
     }
 
     /// Asks the registry for the digest of a tag, unless it failed recently.
-    async fn request_tag(&self, asker: &RequestContext) -> Result<ResolvedTag, ImageError> {
-        let (name, rights) = (asker.reference.to_string(), asker.fingerprints());
-        let Version::Tag(tag) = asker.reference.version() else {
+    async fn request_tag(&self, context: &RequestContext) -> Result<ResolvedTag, ImageError> {
+        let (name, fingerprints) = (context.reference.to_string(), context.fingerprints());
+        let Version::Tag(tag) = context.reference.version() else {
             return Err(ImageError::NotFound { what: name });
         };
-        if let Some(error) = self.caches.failure(&name, &rights) {
+        if let Some(error) = self.caches.failure(&name, &fingerprints) {
             return Err(error);
         }
         let head = self
             .registry
-            .head(&asker.reference, tag, &asker.credentials);
+            .head(&context.reference, tag, &context.credentials);
         let (digest, root, credential) = match head.await {
             Ok(Head::Digest(digest, credential)) => (digest, None, credential),
             Ok(Head::Document(digest, answer)) => {
@@ -145,18 +145,17 @@ impl Inner {
                 (digest, Some(Arc::new(answer)), credential)
             }
             Err(error) => {
-                self.caches.store_failure(&name, &rights, &error);
+                self.caches.store_failure(&name, &fingerprints, &error);
                 return Err(error);
             }
         };
-        self.caches.forget_failure(&name, &rights);
-        let audience = asker.cache_scope(credential);
-        self.caches
-            .store_tag(&name, audience, &digest, Instant::now());
+        self.caches.forget_failure(&name, &fingerprints);
+        let scope = context.cache_scope(credential);
+        self.caches.store_tag(&name, scope, &digest, Instant::now());
         Ok(ResolvedTag {
             source: Source::Registry,
             root,
-            unpersisted: (audience == CacheScope::Public).then(|| Arc::new(AtomicBool::new(true))),
+            unpersisted: (scope == CacheScope::Public).then(|| Arc::new(AtomicBool::new(true))),
             ..ResolvedTag::known(digest)
         })
     }

@@ -237,7 +237,12 @@ async fn certificates_from_files_are_read_again() {
     let before = bundle().await;
     files.write();
     let read_twice = eventually("the new certificate", DEADLINE, || async {
-        (archaware.log().matches("certificate read").count() == 2).then_some(())
+        (archaware
+            .log()
+            .matches("admission certificate loaded from file")
+            .count()
+            == 2)
+            .then_some(())
     });
     under_load(&bed, read_twice).await;
     let after = bundle().await;

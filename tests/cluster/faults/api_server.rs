@@ -229,7 +229,7 @@ async fn sigterm_waits_for_a_patch_under_way() {
     };
     let _registry = patch_under_way(&scene).await;
     scene.archaware.signal("-TERM");
-    scene.archaware.logged("finishing what is under way").await;
+    scene.archaware.logged("shutting down").await;
     scene.bed.signal_component("-CONT", "kube-apiserver");
     let Scene {
         bed, mut archaware, ..

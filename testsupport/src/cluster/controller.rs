@@ -182,7 +182,9 @@ impl Controller {
     ) -> (u16, String) {
         let address = eventually("an address in the log", DEADLINE, || async {
             let log = self.log();
-            let line = log.lines().find(|line| line.contains("archaware starts"))?;
+            let line = log
+                .lines()
+                .find(|line| line.contains("archaware started"))?;
             let line: serde_json::Value = serde_json::from_str(line).ok()?;
             Some(line["address"].as_str()?.to_owned())
         })

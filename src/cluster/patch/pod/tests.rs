@@ -139,9 +139,9 @@ fn an_earlier_call_is_undone_before_the_next_one() {
         "metadata": {"annotations": {annotation::ADDED: r#"{"tolerations":[{"key":"a"}]}"#}},
         "spec": {"tolerations": [ours, theirs]},
     }));
-    let mut authored = pod.clone();
+    let mut without_owned = pod.clone();
     let recorded = reinvocation::recorded(pod.metadata.annotations.as_ref().unwrap());
-    let undo = reinvocation::undo(&recorded, authored.spec.tolerations.as_mut(), None);
+    let undo = reinvocation::undo(&recorded, without_owned.spec.tolerations.as_mut(), None);
     let decision = Decision::TolerateAll;
     let admission = AdmissionPatch {
         undo,
@@ -150,7 +150,7 @@ fn an_earlier_call_is_undone_before_the_next_one() {
         gate: true,
     };
     assert_eq!(
-        admit(&pod, &authored, admission).into_operations(),
+        admit(&pod, &without_owned, admission).into_operations(),
         json!([
             {"op": "remove", "path": "/spec/tolerations/0"},
             {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "c"}},

@@ -181,7 +181,7 @@ fn read(path: &Path) -> Result<Vec<Provider>, ProviderError> {
         .any(|v| file.api_version == format!("kubelet.config.k8s.io/{v}"));
     if !known || file.kind != "CredentialProviderConfig" {
         let wanted =
-            "is no CredentialProviderConfig of kubelet.config.k8s.io/v1, v1beta1 or v1alpha1";
+            "is not a CredentialProviderConfig of kubelet.config.k8s.io/v1, v1beta1 or v1alpha1";
         return Err(malformed(wanted.to_owned()));
     }
     let mut providers = Vec::new();

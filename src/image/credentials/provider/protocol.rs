@@ -52,7 +52,7 @@ pub(super) enum CacheKey {
 pub(super) enum AnswerError {
     #[error(transparent)]
     Command(#[from] CommandError),
-    #[error("its answer is no CredentialProviderResponse")]
+    #[error("its answer is not a CredentialProviderResponse")]
     Malformed,
     #[error("its answer is of another apiVersion or kind")]
     Version,

@@ -30,7 +30,7 @@ pub(super) struct HostEntry {
 pub(super) enum HostsFileError {
     #[error("not TOML at line {0}")]
     Toml(usize),
-    #[error("a host's address is malformed or holds a password")]
+    #[error("a host's address is malformed or contains a password")]
     Address,
     #[error("{0}")]
     Invalid(String),

@@ -101,7 +101,7 @@ impl Hosts {
             .filter(|root| !root.is_dir())
         {
             let folder = root.display();
-            tracing::warn!(%folder, "registries.hostsDirectories names a folder that is not there (yet)");
+            tracing::warn!(%folder, "registries.hostsDirectories names a folder that does not exist (yet)");
         }
         Self {
             roots: settings.hosts_directories.clone(),
@@ -152,7 +152,7 @@ impl Hosts {
                     tracing::warn!(
                         registry,
                         problem,
-                        "its host configuration is not used as it stands"
+                        "host configuration is invalid; the invalid parts are ignored"
                     );
                 }
                 known
