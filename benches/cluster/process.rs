@@ -51,12 +51,12 @@ async fn ready(controller: &Controller) {
 }
 
 pub(crate) async fn memory_idle(bed: &TestCluster) {
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let archaware = Controller::start_quiet(bed, "");
     ready(&archaware).await;
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     bed.create_pod("one", &["arm64"]).await;
-    bed.bound("one").await;
+    bed.wait_until_bound("one").await;
     report(
         "resident memory, idle",
         memory(&archaware, "VmRSS"),
@@ -70,7 +70,7 @@ pub(crate) async fn memory_idle(bed: &TestCluster) {
 
 pub(crate) async fn large_cluster(bed: &TestCluster) {
     let nodes = futures::stream::iter(0..NODES).map(|n| async move {
-        bed.node(&format!("node-{n}"), ["amd64", "arm64"][n % 2])
+        bed.create_node(&format!("node-{n}"), ["amd64", "arm64"][n % 2])
             .await;
     });
     nodes
@@ -90,7 +90,7 @@ pub(crate) async fn large_cluster(bed: &TestCluster) {
     pods.buffer_unordered(AT_ONCE).for_each(|_| async {}).await;
     let archaware = Controller::start_quiet(bed, "");
     ready(&archaware).await;
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     report(
         "resident memory, 20,000 bound pods and 1,000 nodes",
         memory(&archaware, "VmRSS"),

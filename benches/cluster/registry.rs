@@ -37,9 +37,9 @@ pub(crate) async fn hang(bed: &TestCluster) {
         FakeRegistry::start().await.unwrap(),
     );
     silent.script("/", Script::Hang);
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let _archaware = Controller::start_quiet(bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     let alone = decide(bed, &good, "alone").await;
     let hung = (0..60).map(|n| {
         let image = silent.image(&format!("app{n}"));
@@ -61,9 +61,9 @@ pub(crate) async fn hang(bed: &TestCluster) {
 
 pub(crate) async fn requests(bed: &TestCluster) {
     let registry = FakeRegistry::start().await.unwrap();
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let _archaware = Controller::start_quiet(bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     for (image, pods, target) in [
         ("multi", 1, "1 + 1"),
         ("arm64", 1, "1 + 2"),
@@ -77,7 +77,7 @@ pub(crate) async fn requests(bed: &TestCluster) {
         });
         join_all(create).await;
         for name in &names {
-            bed.bound(name).await;
+            bed.wait_until_bound(name).await;
         }
         let (heads, gets) = (registry.count("HEAD", ""), registry.count("GET", ""));
         println!(

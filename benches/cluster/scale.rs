@@ -39,7 +39,7 @@ async fn fill(bed: &TestCluster) {
     futures::stream::iter(0..NODES)
         .map(|n| async move {
             let architecture = ["amd64", "arm64"][n % 2];
-            bed.node(&format!("node-{n}"), architecture).await;
+            bed.create_node(&format!("node-{n}"), architecture).await;
         })
         .buffer_unordered(AT_ONCE)
         .for_each(|()| async {})

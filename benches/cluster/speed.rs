@@ -67,12 +67,12 @@ async fn namespaces(bed: &TestCluster) -> (String, String) {
 
 pub(crate) async fn latency(bed: &TestCluster) {
     let (ours, bare) = namespaces(bed).await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let _archaware = Controller::start_quiet(bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     // Warm: the image is known, and so is every connection.
     bed.create_pod("warm", &["arm64"]).await;
-    bed.bound("warm").await;
+    bed.wait_until_bound("warm").await;
     let client = floor::watch_and_patch(bed.client.clone(), &bare);
     let (mut of_bare, mut of_ours) = (Vec::new(), Vec::new());
     for turn in 0..SAMPLES / TURN {
@@ -117,9 +117,9 @@ pub(crate) async fn backlog(
 
 /// Three rounds each, in turns: what else the machine does changes from minute to minute.
 pub(crate) async fn throughput(bed: &TestCluster) {
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let archaware = Controller::start_quiet(bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     let (mut floors, mut rates, mut cpus) = (Vec::new(), Vec::new(), Vec::new());
     let images = |n: usize| ["arm64", "multi", "amd64"][n % 3].to_owned();
     for round in 0..3 {

@@ -32,7 +32,7 @@ pub(crate) async fn warm() {
         let request = ResolveRequest {
             image: &images[round % 100],
             policy: PullPolicy::IfNotPresent,
-            keys: &keys,
+            keyring: &keys,
         };
         std::hint::black_box(resolver.resolve(request).await.unwrap());
     }

@@ -23,7 +23,7 @@ use crate::{
 };
 
 use super::{
-    review::{AdmissionResponse, Expected, Review, ReviewError},
+    review::{AdmissionResponse, Expected, InvalidReview, Review},
     webhook::{Outcome, Webhook},
 };
 
@@ -65,7 +65,7 @@ enum Refusal {
     #[error("too many requests in progress")]
     Busy,
     #[error(transparent)]
-    Review(#[from] ReviewError),
+    Review(#[from] InvalidReview),
 }
 
 impl Refusal {
@@ -262,6 +262,6 @@ async fn discard(mut body: Incoming) {
 fn parse<K: DeserializeOwned>(
     body: Bytes,
     expected: &Expected,
-) -> Result<(super::review::AdmissionRequest<K>, K), ReviewError> {
+) -> Result<(super::review::AdmissionRequest<K>, K), InvalidReview> {
     serde_json::from_slice::<Review<K>>(&body)?.open(expected)
 }

@@ -31,7 +31,7 @@ use webhook::Webhook;
 pub use configuration::{Origin, remove as remove_configuration, remove_stale};
 
 /// What the webhook needs.
-pub struct Admission {
+pub struct AdmissionParts {
     /// The API server.
     pub api: ApiClient,
     /// Evaluates pods and templates.
@@ -63,7 +63,7 @@ fn labels() -> BTreeMap<String, String> {
         .into()
 }
 
-impl Admission {
+impl AdmissionParts {
     /// Returns the readiness check, and a future that serves until `stop` and shortly after. The future yields the
     /// name of the part that ended.
     pub fn run(

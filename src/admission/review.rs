@@ -44,26 +44,26 @@ pub(super) struct AdmissionRequest<K> {
     #[serde(default)]
     pub(super) namespace: String,
     #[serde(default = "Option::default")]
-    object: Option<Object<K>>,
+    object: Option<JsonObject<K>>,
 }
 
 /// A JSON object: serde would also accept an array as a struct.
 #[derive(Debug)]
-struct Object<K>(K);
+struct JsonObject<K>(K);
 
-impl<'de, K: Deserialize<'de>> Deserialize<'de> for Object<K> {
+impl<'de, K: Deserialize<'de>> Deserialize<'de> for JsonObject<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct OnlyMaps<K>(PhantomData<K>);
 
         impl<'de, K: Deserialize<'de>> Visitor<'de> for OnlyMaps<K> {
-            type Value = Object<K>;
+            type Value = JsonObject<K>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<K>, A::Error> {
-                K::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<JsonObject<K>, A::Error> {
+                K::deserialize(MapAccessDeserializer::new(map)).map(JsonObject)
             }
         }
 
@@ -90,7 +90,7 @@ pub(super) struct Expected {
 
 /// An invalid request, answered with 400.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ReviewError {
+pub(super) enum InvalidReview {
     #[error("the body is not an AdmissionReview: {0}")]
     Malformed(String),
     #[error("the body is a {kind:?} of {version:?}, not an {KIND} of {API_VERSION}")]
@@ -118,14 +118,17 @@ pub(super) struct AdmissionResponse {
 
 impl<K> Review<K> {
     /// The request and its object, if they are what this path accepts.
-    pub(super) fn open(self, expected: &Expected) -> Result<(AdmissionRequest<K>, K), ReviewError> {
+    pub(super) fn open(
+        self,
+        expected: &Expected,
+    ) -> Result<(AdmissionRequest<K>, K), InvalidReview> {
         if self.api_version != API_VERSION || self.kind != KIND {
             let (kind, version) = (short(self.kind), short(self.api_version));
-            return Err(ReviewError::Kind { kind, version });
+            return Err(InvalidReview::Kind { kind, version });
         }
-        let mut request = self.request.ok_or(ReviewError::NoRequest)?;
+        let mut request = self.request.ok_or(InvalidReview::NoRequest)?;
         if request.uid.is_empty() {
-            return Err(ReviewError::NoUid);
+            return Err(InvalidReview::NoUid);
         }
         let Resource {
             group,
@@ -137,14 +140,14 @@ impl<K> Review<K> {
         if !known || !request.sub_resource.is_empty() || !expected.operations.contains(&operation) {
             let sub = &request.sub_resource;
             let what = format!("{operation} of {group}/{version} {plural}/{sub}");
-            return Err(ReviewError::Unexpected(short(what)));
+            return Err(InvalidReview::Unexpected(short(what)));
         }
-        let Object(object) = request.object.take().ok_or(ReviewError::NoObject)?;
+        let JsonObject(object) = request.object.take().ok_or(InvalidReview::NoObject)?;
         Ok((request, object))
     }
 }
 
-impl From<serde_json::Error> for ReviewError {
+impl From<serde_json::Error> for InvalidReview {
     fn from(error: serde_json::Error) -> Self {
         Self::Malformed(short(error.to_string()))
     }

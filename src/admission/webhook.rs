@@ -318,7 +318,7 @@ async fn of_namespace(namespaces: &Namespaces, name: &str) -> BTreeMap<String, S
 
 impl PodReview {
     fn new(pod: Pod, namespace: String) -> Self {
-        let recorded = reinvocation::recorded(annotations(&pod.metadata));
+        let recorded = reinvocation::recorded_change(annotations(&pod.metadata));
         let mut without_owned = pod.clone();
         let undo = reinvocation::undo(
             &recorded,

@@ -34,14 +34,14 @@ use lease::acquire;
 use super::{Global, Status, progress::Progress};
 
 /// Concurrent patches.
-const AT_ONCE: usize = 16;
+const CONCURRENCY: usize = 16;
 /// How long the creation of a pod may take, and how long an API server may use a configuration that was deleted.
 const IN_FLIGHT: Duration = Duration::from_secs(5);
 /// Attempts per object when other writers change it at the same time.
 const TRIES: usize = 5;
 
 #[derive(Clone, Copy, Debug, Args)]
-pub(super) struct Clean {
+pub(super) struct CleanCommand {
     /// Print what would be removed, and change nothing
     #[arg(long)]
     dry_run: bool,
@@ -73,7 +73,7 @@ struct Session {
     unregistered: Option<Instant>,
 }
 
-impl Clean {
+impl CleanCommand {
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
         let metrics = Metrics::default();
         let api = global.api(&metrics).await?;
@@ -91,7 +91,7 @@ impl Clean {
         };
         let stop = CancellationToken::new();
         let mut session = Session {
-            writer: Writer::new(api.clone(), AT_ONCE, &lease.leadership, stop, metrics),
+            writer: Writer::new(api.clone(), CONCURRENCY, &lease.leadership, stop, metrics),
             api,
             namespace,
             dry_run: self.dry_run,
@@ -185,7 +185,7 @@ impl Session {
             .list(None)
             .try_filter_map(|node: Node| {
                 let owned = annotations(&node.metadata).contains_key(annotation::TAINT);
-                std::future::ready(Ok(owned.then(|| NamespacedName::of(&node))))
+                std::future::ready(Ok(owned.then(|| NamespacedName::of_object(&node))))
             })
             .try_collect()
             .await?;
@@ -276,7 +276,7 @@ impl Session {
         self.progress.expect(found.len());
         let (dry_run, act) = (self.dry_run, &act);
         let items = futures::stream::iter(found).map(|object| {
-            let name = NamespacedName::of(&object);
+            let name = NamespacedName::of_object(&object);
             let what = format!("{} {name}: {}", K::kind(&()), what(&object));
             async move {
                 let outcome = if dry_run { Ok(()) } else { act(object).await };
@@ -284,7 +284,7 @@ impl Session {
             }
         });
         let items: Vec<(NamespacedName, Item)> = items
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(CONCURRENCY)
             .inspect(|(_, item)| self.progress.report(&item.what, &item.outcome, dry_run))
             .collect()
             .await;
@@ -331,7 +331,7 @@ async fn patch_until_done<K: Kind + DeserializeOwned>(
     mut object: K,
     describe: &impl Fn(&K) -> Option<(String, JsonPatch)>,
 ) -> Result<(), String> {
-    let name = NamespacedName::of(&object);
+    let name = NamespacedName::of_object(&object);
     for _ in 0..TRIES {
         let Some((_, patch)) = describe(&object) else {
             return Ok(());

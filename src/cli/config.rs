@@ -5,7 +5,7 @@ use clap::Subcommand;
 use super::{Global, Status, output};
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Action {
+pub(super) enum ConfigCommand {
     /// Check a file
     Check,
     /// Print what is in force: the file and the defaults of what it leaves out
@@ -14,7 +14,7 @@ pub(super) enum Action {
     Schema,
 }
 
-impl Action {
+impl ConfigCommand {
     pub(super) fn execute(&self, global: &Global) -> anyhow::Result<Status> {
         match self {
             Self::Check => {

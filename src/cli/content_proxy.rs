@@ -10,7 +10,7 @@ use crate::content_proxy::{self, Rules};
 use super::{Global, Status, run::stop_on_signal};
 
 #[derive(Debug, Args)]
-pub(super) struct ContentProxy {
+pub(super) struct ContentProxyCommand {
     /// containerd's socket. A connection is made when it is needed, and again when it breaks
     #[arg(long, env = "ARCHAWARE_FROM", value_name = "SOCKET")]
     from: PathBuf,
@@ -19,7 +19,7 @@ pub(super) struct ContentProxy {
     listen: PathBuf,
 }
 
-impl ContentProxy {
+impl ContentProxyCommand {
     /// The namespaces come from the configuration, so that both processes use the same ones.
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
         let containerd = global.load_config()?.containerd;

@@ -20,7 +20,7 @@ use super::{
 };
 
 #[derive(Debug, Args)]
-pub(super) struct Inspect {
+pub(super) struct InspectCommand {
     /// Images, as a pod names them
     #[arg(required = true, value_name = "IMAGE")]
     images: Vec<String>,
@@ -53,7 +53,7 @@ struct InspectFailure {
     message: String,
 }
 
-impl Inspect {
+impl InspectCommand {
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
         let config = global.load_config()?;
         let keys = credentials::resolved(Keyring::default());
@@ -65,7 +65,7 @@ impl Inspect {
                 let request = ResolveRequest {
                     image,
                     policy: PullPolicy::IfNotPresent,
-                    keys,
+                    keyring: keys,
                 };
                 let answer = resolver.resolve_by(request, deadline).await;
                 InspectResult::new(image, resolver.reference(image), answer, os)

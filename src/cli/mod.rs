@@ -90,18 +90,18 @@ struct Global {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the controller
-    Run(run::Run),
+    Run(run::RunCommand),
     /// Show what run would change now, without changing it
-    Plan(plan::Plan),
+    Plan(plan::PlanCommand),
     /// Remove archaware's webhook, gates, taints, tolerations and Lease from the cluster
-    Clean(clean::Clean),
+    Clean(clean::CleanCommand),
     /// Show the platforms of images
-    Inspect(inspect::Inspect),
+    Inspect(inspect::InspectCommand),
     /// Check or print the configuration, or print its JSON schema
     #[command(subcommand)]
-    Config(config::Action),
+    Config(config::ConfigCommand),
     /// Forward to containerd only the calls that resolving images needs
-    ContentProxy(content_proxy::ContentProxy),
+    ContentProxy(content_proxy::ContentProxyCommand),
     /// Print a completion script for a shell
     Completions {
         /// The shell

@@ -31,10 +31,10 @@ use super::{
 };
 
 /// Pods and DaemonSets that are evaluated concurrently; the limits per registry apply.
-const AT_ONCE: usize = 64;
+const CONCURRENCY: usize = 64;
 
 #[derive(Debug, Args)]
-pub(super) struct Plan {
+pub(super) struct PlanCommand {
     /// How to print
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
@@ -52,7 +52,7 @@ struct PlannedChange {
 
 type Namespaces = HashMap<String, BTreeMap<String, String>>;
 
-impl Plan {
+impl PlanCommand {
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
         let config = Arc::new(global.load_config()?);
         let metrics = Metrics::default();
@@ -121,7 +121,7 @@ async fn steps(
     let sets: Vec<DaemonSet> = api.list(None).try_collect().await?;
     let sets = stream::iter(sets).filter(|_| std::future::ready(!config.leaves_daemon_sets()));
     let sets = sets.map(|set| of_daemon_set(set, evaluator, &namespaces));
-    let sets: Vec<Option<PlannedChange>> = sets.buffer_unordered(AT_ONCE).collect().await;
+    let sets: Vec<Option<PlannedChange>> = sets.buffer_unordered(CONCURRENCY).collect().await;
     steps.extend(sets.into_iter().flatten());
     let (fields, _) = controller::pod_selection(config);
     let pods: Vec<Pod> = api
@@ -130,7 +130,7 @@ async fn steps(
         .try_collect()
         .await?;
     let pods = stream::iter(pods).map(|pod| of_pod(pod, evaluator, &namespaces, &taints));
-    let pods: Vec<Vec<PlannedChange>> = pods.buffer_unordered(AT_ONCE).collect().await;
+    let pods: Vec<Vec<PlannedChange>> = pods.buffer_unordered(CONCURRENCY).collect().await;
     steps.extend(pods.into_iter().flatten());
     Ok(steps)
 }

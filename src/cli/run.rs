@@ -14,7 +14,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    admission::{self, Admission, Readiness},
+    admission::{self, AdmissionParts, Readiness},
     cluster::{
         lease::{self, Elector},
         namespaces::Namespaces,
@@ -31,7 +31,7 @@ use crate::{
 use super::{Global, Persist, Status, resolver};
 
 #[derive(Debug, Args)]
-pub(super) struct Run {
+pub(super) struct RunCommand {
     /// Address for /metrics, /healthz and /readyz
     #[arg(
         long,
@@ -42,7 +42,7 @@ pub(super) struct Run {
     listen: ListenAddress,
 }
 
-impl Run {
+impl RunCommand {
     pub(super) async fn execute(
         self,
         global: Global,
@@ -75,7 +75,7 @@ impl Run {
             config: config.clone(),
         };
         let (pending, is_pending) = watch::channel(controller::WATCHES.to_vec());
-        let run = controller::Run {
+        let run = controller::ControllerParts {
             api: api.clone(),
             config,
             evaluator,
@@ -133,7 +133,7 @@ impl Run {
 /// Starts the webhook if it is enabled. Returns its readiness check and its task. It serves a little longer than the
 /// rest, because API servers must learn first that this replica is going away.
 async fn webhook(
-    run: &controller::Run,
+    run: &controller::ControllerParts,
     stop: &CancellationToken,
     side_tasks: &mut JoinSet<Option<()>>,
 ) -> anyhow::Result<(Option<Readiness>, BoxFuture<'static, &'static str>)> {
@@ -146,7 +146,7 @@ async fn webhook(
         }
         return Ok((None, std::future::pending().boxed()));
     }
-    let admission = Admission {
+    let admission = AdmissionParts {
         api: run.api.clone(),
         evaluator: run.evaluator.clone(),
         namespaces: run.namespaces.clone(),

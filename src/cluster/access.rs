@@ -7,7 +7,7 @@ use k8s_openapi::api::authorization::v1::{
 };
 
 /// Concurrent reviews; there are about twenty in all.
-const AT_ONCE: usize = 8;
+const CONCURRENCY: usize = 8;
 
 /// One permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub async fn lacking(
         Ok((!allowed).then_some(permission))
     });
     asked
-        .buffered(AT_ONCE)
+        .buffered(CONCURRENCY)
         .try_filter_map(|lacking| std::future::ready(Ok(lacking)))
         .try_collect()
         .await

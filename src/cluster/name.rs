@@ -31,7 +31,7 @@ impl NamespacedName {
     }
 
     /// The name of an object.
-    pub fn of<K: Resource>(object: &K) -> Self {
+    pub fn of_object<K: Resource>(object: &K) -> Self {
         Self {
             namespace: object.namespace(),
             name: object.name_any(),

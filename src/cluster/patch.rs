@@ -32,7 +32,7 @@ pub struct JsonPatch(Vec<Value>);
 
 impl JsonPatch {
     /// An empty patch that applies only to the object with this uid.
-    fn of(metadata: &ObjectMeta) -> Self {
+    fn for_object(metadata: &ObjectMeta) -> Self {
         let mut patch = Self(Vec::new());
         if let Some(uid) = &metadata.uid {
             patch.test("/metadata/uid", json!(uid));
@@ -137,7 +137,7 @@ fn is_test(operation: &Value) -> bool {
 /// Changes the taint of a node and the annotation that records it.
 pub fn node(node: &Node, change: node::NodeChange) -> JsonPatch {
     const TAINTS: &str = "/spec/taints";
-    let mut patch = JsonPatch::of(&node.metadata);
+    let mut patch = JsonPatch::for_object(&node.metadata);
     let exists = node.spec.taints.is_some();
     match change.ownership {
         Some(Ownership::Of(taint)) => {
@@ -190,7 +190,7 @@ pub fn node(node: &Node, change: node::NodeChange) -> JsonPatch {
 /// Changes the tolerations of a DaemonSet's template and the annotation that records them.
 pub fn daemon_set(set: &DaemonSet, change: daemon_set::TemplateChange) -> JsonPatch {
     const TOLERATIONS: &str = "/spec/template/spec/tolerations";
-    let mut patch = JsonPatch::of(&set.metadata);
+    let mut patch = JsonPatch::for_object(&set.metadata);
     let seen = set.spec.template.spec.tolerations.as_ref();
     patch.test(TOLERATIONS, json!(seen));
     for index in change.remove {
@@ -209,7 +209,7 @@ pub fn daemon_set(set: &DaemonSet, change: daemon_set::TemplateChange) -> JsonPa
 
 /// Sets and removes fields of an unchanged Secret.
 pub fn secret(secret: &Secret, fields: &BTreeMap<&str, Option<&str>>) -> JsonPatch {
-    let mut patch = JsonPatch::of(&secret.metadata);
+    let mut patch = JsonPatch::for_object(&secret.metadata);
     let Some(data) = &secret.data else {
         patch.test("/data", Value::Null);
         let new = fields
@@ -241,7 +241,7 @@ pub fn webhooks(
     wanted: Value,
     labels: &BTreeMap<String, String>,
 ) -> JsonPatch {
-    let mut patch = JsonPatch::of(&found.metadata);
+    let mut patch = JsonPatch::for_object(&found.metadata);
     // The configuration changes rarely, so `resourceVersion` is a good guard here.
     let version = &found.metadata.resource_version;
     patch.test("/metadata/resourceVersion", json!(version));
@@ -260,7 +260,7 @@ pub fn webhooks(
 
 /// Sets the `caBundle` (base64) of webhooks that have another one.
 pub fn authorities(found: &MutatingWebhookConfiguration, bundle: &str) -> JsonPatch {
-    let mut patch = JsonPatch::of(&found.metadata);
+    let mut patch = JsonPatch::for_object(&found.metadata);
     for (index, webhook) in found.webhooks.iter().flatten().enumerate() {
         let has = webhook
             .pointer("/clientConfig/caBundle")
@@ -281,7 +281,7 @@ pub fn authorities(found: &MutatingWebhookConfiguration, bundle: &str) -> JsonPa
 
 /// Updates an unchanged Lease. Only its holders write it, so `resourceVersion` is a good guard.
 pub fn lease(seen: &Lease, record: &LeaseSpec) -> JsonPatch {
-    let mut patch = JsonPatch::of(&seen.metadata);
+    let mut patch = JsonPatch::for_object(&seen.metadata);
     let version = &seen.metadata.resource_version;
     patch.test("/metadata/resourceVersion", json!(version));
     patch.add("/spec", json!(record));

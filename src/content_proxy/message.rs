@@ -101,7 +101,7 @@ mod tests {
             action: WriteAction::Commit.into(),
             r#ref: "a".to_owned(),
             total: 1,
-            expected: Digest::of(b"x").to_string(),
+            expected: Digest::sha256(b"x").to_string(),
             offset: 0,
             data: b"x".to_vec(),
             labels: HashMap::new(),

@@ -18,12 +18,12 @@ pub(super) struct InitialObjects {
 }
 
 /// The initial objects of a kind and their store.
-pub(super) struct Initial<K: Kind + Clone + 'static> {
+pub(super) struct InitialOfKind<K: Kind + Clone + 'static> {
     pub(super) objects: InitialObjects,
     pub(super) store: Store<K>,
 }
 
-impl<K: Kind + Clone + 'static> Initial<K> {
+impl<K: Kind + Clone + 'static> InitialOfKind<K> {
     /// Waits until every object that is in the store now has been attempted or deleted.
     pub(super) async fn wait(&self) {
         self.objects.wait(&self.store).await;

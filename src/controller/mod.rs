@@ -36,7 +36,7 @@ use crate::{
     metrics::Metrics,
 };
 
-use initial::{Initial, InitialObjects};
+use initial::{InitialObjects, InitialOfKind};
 use object_state::ObjectStates;
 use reconcile::{Outputs, Reconcile, Reconciler};
 use run_controller::{ControllerSettings, run_controller};
@@ -44,7 +44,7 @@ use run_controller::{ControllerSettings, run_controller};
 pub(crate) use pods::selection as pod_selection;
 
 /// Concurrent node reconciles. A thousand nodes take seconds, and each connection costs memory.
-const NODES_AT_ONCE: NonZeroU16 = NonZeroU16::MIN.saturating_add(7);
+const CONCURRENT_NODES: NonZeroU16 = NonZeroU16::MIN.saturating_add(7);
 
 /// Names of initial lists that are not complete.
 pub type PendingSyncs = Vec<&'static str>;
@@ -53,7 +53,7 @@ pub type PendingSyncs = Vec<&'static str>;
 pub const WATCHES: [&str; 4] = ["namespaces", "pods", "DaemonSets", "nodes"];
 
 /// What the controllers need.
-pub struct Run {
+pub struct ControllerParts {
     /// The API server.
     pub api: ApiClient,
     /// The configuration.
@@ -118,8 +118,8 @@ struct Components {
 /// # Errors
 ///
 /// When permissions are missing or cannot be checked, or when a task ends by itself.
-pub async fn run(run: Run, stop: CancellationToken) -> Result<(), RunError> {
-    let Run {
+pub async fn run(run: ControllerParts, stop: CancellationToken) -> Result<(), RunError> {
+    let ControllerParts {
         api,
         config,
         evaluator,
@@ -221,7 +221,7 @@ impl Components {
         });
     }
 
-    fn pods(&mut self) -> (Initial<Pod>, watch::Receiver<bool>) {
+    fn pods(&mut self) -> (InitialOfKind<Pod>, watch::Receiver<bool>) {
         let (fields, same) = pods::selection(&self.config);
         let (states, initial) = (ObjectStates::default(), InitialObjects::new());
         let watched = follow(&self.api, fields, same, forget(&states, Some(&initial)));
@@ -246,7 +246,7 @@ impl Components {
             "the controller of pods",
         );
         (
-            Initial {
+            InitialOfKind {
                 objects: initial,
                 store,
             },
@@ -254,7 +254,7 @@ impl Components {
         )
     }
 
-    fn daemon_sets(&mut self) -> (Initial<DaemonSet>, watch::Receiver<bool>) {
+    fn daemon_sets(&mut self) -> (InitialOfKind<DaemonSet>, watch::Receiver<bool>) {
         let (states, initial) = (ObjectStates::default(), InitialObjects::new());
         let forget = forget(&states, Some(&initial));
         let watched = follow(&self.api, None, daemon_sets::same, forget);
@@ -274,7 +274,7 @@ impl Components {
         let name = "the controller of DaemonSets";
         self.spawn(settings, watched, again, reconciler, name);
         (
-            Initial {
+            InitialOfKind {
                 objects: initial,
                 store,
             },
@@ -293,7 +293,7 @@ impl Components {
         let reconciler = self.reconciler(kind, watched.store.clone(), states, None);
         let (may_taint, is_active) = watch::channel(false);
         let ready = watched.ready.clone();
-        let settings = self.settings(nodes::Nodes::NAME, NODES_AT_ONCE, is_active, &ready);
+        let settings = self.settings(nodes::Nodes::NAME, CONCURRENT_NODES, is_active, &ready);
         let again = futures::stream::pending();
         self.spawn(
             settings,

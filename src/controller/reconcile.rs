@@ -25,7 +25,7 @@ use crate::{
     error::chain,
     metrics::Metrics,
     plan::{
-        AppliedChange, EventDraft, Follow, ObjectState, Plan, Write, after_release, after_write,
+        AppliedChange, EventDraft, FollowUp, ObjectState, Plan, Write, after_release, after_write,
     },
 };
 
@@ -107,7 +107,7 @@ impl<R: Reconcile> Reconciler<R> {
             .map_or_else(Action::await_change, Action::requeue)
     }
 
-    async fn attempt(&self, object: &R::Object, stop: &CancellationToken) -> Follow {
+    async fn attempt(&self, object: &R::Object, stop: &CancellationToken) -> FollowUp {
         // Resolution may take long, but shutdown must not wait for it.
         let evaluated = stop.run_until_cancelled(self.kind.evaluate(object)).await;
         let Some(evaluated) = evaluated else {
@@ -124,7 +124,7 @@ impl<R: Reconcile> Reconciler<R> {
     }
 
     /// Step 3: sends the patch and handles its outcome.
-    async fn apply(&self, object: &R::Object, plan: Plan) -> Follow {
+    async fn apply(&self, object: &R::Object, plan: Plan) -> FollowUp {
         let Plan {
             events,
             counts,
@@ -153,8 +153,8 @@ impl<R: Reconcile> Reconciler<R> {
     }
 
     /// Sends the patch; `None` if it was applied.
-    async fn write(&self, object: &R::Object, write: Write) -> Option<Follow> {
-        let name = NamespacedName::of(object);
+    async fn write(&self, object: &R::Object, write: Write) -> Option<FollowUp> {
+        let name = NamespacedName::of_object(object);
         let written = self
             .sinks
             .writer
@@ -183,9 +183,9 @@ impl<R: Reconcile> Reconciler<R> {
         Some(self.failed(object, &written, follows))
     }
 
-    fn failed(&self, object: &R::Object, written: &Written, mut follows: Follow) -> Follow {
+    fn failed(&self, object: &R::Object, written: &Written, mut follows: FollowUp) -> FollowUp {
         if let Written::Failed(error) = written {
-            let name = NamespacedName::of(object);
+            let name = NamespacedName::of_object(object);
             tracing::warn!(kind = %R::Object::kind(&()), %name, error = chain(error), "not patched");
         }
         self.publish(object, follows.event.take());
@@ -204,7 +204,7 @@ impl<R: Reconcile> Reconciler<R> {
                 reason,
                 EventReason::TaintConflict | EventReason::UnknownArchitecture
             ) {
-                tracing::warn!(node = %NamespacedName::of(object), "{note}");
+                tracing::warn!(node = %NamespacedName::of_object(object), "{note}");
             }
             if !on_namespace {
                 self.sinks.events.publish(object, reason, note);
@@ -227,8 +227,8 @@ impl<R: Reconcile> Reconciler<R> {
     }
 }
 
-fn follow(requeue: Option<Duration>, is_complete: bool) -> Follow {
-    Follow {
+fn follow(requeue: Option<Duration>, is_complete: bool) -> FollowUp {
+    FollowUp {
         requeue,
         is_complete,
         event: None,

@@ -7,12 +7,12 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::cluster::objects::{DaemonSet, Pod};
 
-use super::{PendingSyncs, initial::Initial};
+use super::{PendingSyncs, initial::InitialOfKind};
 
 /// What the startup sequence waits for.
 pub(super) struct Startup {
-    pub(super) pods: Initial<Pod>,
-    pub(super) daemon_sets: Initial<DaemonSet>,
+    pub(super) pods: InitialOfKind<Pod>,
+    pub(super) daemon_sets: InitialOfKind<DaemonSet>,
     /// Whether each initial list is complete.
     pub(super) lists: Vec<(&'static str, watch::Receiver<bool>)>,
     /// The longest time that pods and DaemonSets may delay tainting.

@@ -26,7 +26,7 @@ use crate::{
     platform::{Architecture, PlatformSet},
 };
 
-use pull_secrets::{PodKeys, PullSecrets, Unusable};
+use pull_secrets::{PodCredentials, PullSecrets, Unusable};
 
 /// Maximum number of images of a pod, many times that of the largest pods. Beyond it, every architecture is
 /// tolerated.
@@ -169,7 +169,7 @@ impl Evaluator {
     async fn resolve_images(
         &self,
         spec: &PodSpec,
-        keys: &PodKeys,
+        keys: &PodCredentials,
     ) -> (Verdict, Vec<(String, Option<BTreeSet<Architecture>>)>) {
         let all = spec.images();
         // Users must not be able to make archaware resolve thousands of images at once.
@@ -181,7 +181,7 @@ impl Evaluator {
             let request = ResolveRequest {
                 image,
                 policy,
-                keys: &keys.keys,
+                keyring: &keys.keyring,
             };
             let answer = self.resolver.resolve_by(request, deadline).await;
             (image.to_owned(), answer)

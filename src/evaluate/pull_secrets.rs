@@ -71,13 +71,13 @@ pub struct Unusable {
 
 /// The credentials of one pod or template, loaded when needed.
 #[derive(Clone)]
-pub struct PodKeys {
+pub struct PodCredentials {
     /// The keyring for the resolver.
-    pub keys: LazyKeyring,
+    pub keyring: LazyKeyring,
     unusable: Arc<Mutex<BTreeSet<Unusable>>>,
 }
 
-impl PodKeys {
+impl PodCredentials {
     /// The Secrets that could not be used, if they were needed.
     pub fn unusable(&self) -> BTreeSet<Unusable> {
         self.unusable.lock().clone()
@@ -96,7 +96,7 @@ impl PullSecrets {
 
     /// The credentials of a pod in `namespace`. The pods of a template without pull secrets get those of their
     /// ServiceAccount; in a pod, the `ServiceAccount` admission plugin has added them already.
-    pub fn for_pod(&self, namespace: &str, spec: &PodSpec, is_template: bool) -> PodKeys {
+    pub fn for_pod(&self, namespace: &str, spec: &PodSpec, is_template: bool) -> PodCredentials {
         let unusable: Arc<Mutex<BTreeSet<Unusable>>> = Arc::default();
         let named = names(&spec.image_pull_secrets);
         let account = (is_template && named.is_empty()).then(|| {
@@ -124,8 +124,8 @@ impl PullSecrets {
             }
             Arc::new(Keyring::new(entries))
         };
-        PodKeys {
-            keys: keys.boxed().shared(),
+        PodCredentials {
+            keyring: keys.boxed().shared(),
             unusable,
         }
     }

@@ -188,17 +188,17 @@ impl Caches {
 }
 
 fn summary_key(digest: &Digest, scope: CacheScope) -> Fingerprint {
-    Fingerprint::of(&[b"summary", digest.to_string().as_bytes(), scope.bytes()])
+    Fingerprint::from_parts(&[b"summary", digest.to_string().as_bytes(), scope.bytes()])
 }
 
 fn tag_key(reference: &str, scope: CacheScope) -> Fingerprint {
-    Fingerprint::of(&[b"tag", reference.as_bytes(), scope.bytes()])
+    Fingerprint::from_parts(&[b"tag", reference.as_bytes(), scope.bytes()])
 }
 
 /// A failure with some credentials does not apply to requests with others.
 fn failure_key(subject: &str, fingerprints: &[Fingerprint]) -> Fingerprint {
-    let fingerprints = Fingerprint::of_all(fingerprints);
-    Fingerprint::of(&[b"failure", subject.as_bytes(), fingerprints.bytes()])
+    let fingerprints = Fingerprint::combine(fingerprints);
+    Fingerprint::from_parts(&[b"failure", subject.as_bytes(), fingerprints.bytes()])
 }
 
 impl CacheScope {

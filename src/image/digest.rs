@@ -29,7 +29,7 @@ pub enum DigestError {
 
 impl Digest {
     /// The sha256 digest of `bytes`.
-    pub fn of(bytes: &[u8]) -> Self {
+    pub fn sha256(bytes: &[u8]) -> Self {
         Self(Repr::Sha256(Sha256::digest(bytes).into()))
     }
 
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn verifies_content() {
-        let digest = Digest::of(b"hello");
+        let digest = Digest::sha256(b"hello");
         assert!(digest.verify(b"hello"));
         assert!(!digest.verify(b"hellO"));
         let sha512 = format!("sha512:{}", encode_string(&Sha512::digest(b"x")))

@@ -13,18 +13,18 @@ pub type Samples<const N: usize> = Vec<([(&'static str, String); N], i64)>;
 pub type Named<const M: usize> = [(&'static str, &'static str); M];
 
 /// A collector that reads gauges from their source.
-pub(super) struct Computed<const M: usize, F> {
+pub(super) struct GaugeCollector<const M: usize, F> {
     pub(super) gauges: Named<M>,
     pub(super) read: F,
 }
 
-impl<const M: usize, F> std::fmt::Debug for Computed<M, F> {
+impl<const M: usize, F> std::fmt::Debug for GaugeCollector<M, F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.gauges.fmt(f)
     }
 }
 
-impl<const M: usize, const N: usize, F> Collector for Computed<M, F>
+impl<const M: usize, const N: usize, F> Collector for GaugeCollector<M, F>
 where
     F: Fn() -> [Samples<N>; M] + Send + Sync + 'static,
 {

@@ -161,7 +161,7 @@ impl Metrics {
     where
         F: Fn() -> [Samples<N>; M] + Send + Sync + 'static,
     {
-        let computed = Box::new(gauges::Computed { gauges, read });
+        let computed = Box::new(gauges::GaugeCollector { gauges, read });
         self.registry.lock().register_collector(computed);
     }
 

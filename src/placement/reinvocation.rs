@@ -22,7 +22,7 @@ pub struct ReinvocationUndo {
 }
 
 /// The additions recorded in the pod's annotation; an unreadable annotation records none.
-pub fn recorded(annotations: &BTreeMap<String, String>) -> PodChange {
+pub fn recorded_change(annotations: &BTreeMap<String, String>) -> PodChange {
     let text = annotations.get(annotation::ADDED);
     text.and_then(|text| serde_json::from_str(text).ok())
         .unwrap_or_default()
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn nonsense_has_added_nothing() {
         let annotated =
-            |text: &str| recorded(&[(annotation::ADDED.to_owned(), text.to_owned())].into());
+            |text: &str| recorded_change(&[(annotation::ADDED.to_owned(), text.to_owned())].into());
         assert!(annotated("nonsense").is_empty());
         assert!(annotated("{}").is_empty());
         assert_eq!(annotated(r#"{"tolerations":[1]}"#).tolerations, [json!(1)]);

@@ -21,7 +21,7 @@ pub(crate) fn change(
     decision: &Decision,
     by_policy: bool,
 ) -> Option<TemplateChange> {
-    daemon_set::decide(policy, decision, template.placement_view(), by_policy)
+    daemon_set::plan_template(policy, decision, template.placement_view(), by_policy)
 }
 
 /// The plan for a DaemonSet.

@@ -16,7 +16,7 @@ use crate::{
 };
 
 pub(crate) use state::ObjectState;
-pub(crate) use written::{Follow, after_release, after_write};
+pub(crate) use written::{FollowUp, after_release, after_write};
 
 /// Policies for pods and DaemonSets.
 #[derive(Clone, Copy, Debug)]

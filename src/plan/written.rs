@@ -13,7 +13,7 @@ const RELEASE_RETRY: Duration = Duration::from_secs(15);
 
 /// What follows from a patch that was not applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Follow {
+pub(crate) struct FollowUp {
     /// When to reconcile again; `None`: when the object changes.
     pub(crate) requeue: Option<Duration>,
     /// Whether the attempt counts. A patch that did not reach the API server does not.
@@ -23,7 +23,7 @@ pub(crate) struct Follow {
 }
 
 /// What follows from a patch; `None` if it was applied.
-pub(crate) fn after_write(written: &Written) -> Option<Follow> {
+pub(crate) fn after_write(written: &Written) -> Option<FollowUp> {
     let (requeue, is_complete, event) = match written {
         Written::Applied => return None,
         Written::Gone => (None, true, None),
@@ -43,7 +43,7 @@ pub(crate) fn after_write(written: &Written) -> Option<Follow> {
             (error.retry(), refused, refused.then(note))
         }
     };
-    Some(Follow {
+    Some(FollowUp {
         requeue,
         is_complete,
         event,
@@ -52,7 +52,7 @@ pub(crate) fn after_write(written: &Written) -> Option<Follow> {
 
 /// The same for a patch that only removes archaware's scheduling gate. It is always retried, because the pod must not
 /// wait for its next change.
-pub(crate) fn after_release(written: &Written) -> Option<Follow> {
+pub(crate) fn after_release(written: &Written) -> Option<FollowUp> {
     let mut follow = after_write(written)?;
     follow.is_complete = true;
     if *written != Written::Gone {

@@ -50,14 +50,14 @@ fn daemon_set(bed: &TestCluster, name: &str) -> Value {
 #[tokio::test]
 async fn clean_leaves_every_foreign_thing_and_nothing_of_its_own() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     bed.kubectl(&["taint", "node", "amd64", "foreign=1:NoSchedule"]);
     bed.kubectl(&["annotate", "node", "amd64", "foreign=yes"]);
     bed.create::<DaemonSet>(daemon_set(&bed, "agent")).await;
     let before = picture(&bed).await;
     let archaware = Controller::start(&bed, "");
-    bed.tainted().await;
-    bed.event("agent", "TolerationsChanged").await;
+    bed.wait_until_tainted().await;
+    bed.wait_for_event("agent", "TolerationsChanged").await;
     let with = picture(&bed).await;
     assert_ne!(before, with);
     let (status, _, error) = bed.archaware(&["clean"]);
@@ -92,9 +92,9 @@ async fn clean_leaves_every_foreign_thing_and_nothing_of_its_own() {
 #[tokio::test]
 async fn clean_recreates_pods_and_respects_budgets() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     for name in ["free", "guarded"] {
         bed.create::<k8s_openapi::api::apps::v1::Deployment>(json!({"metadata": {"name": name}, "spec": {
             "replicas": 1, "selector": {"matchLabels": {"app": name}},
@@ -117,7 +117,7 @@ async fn clean_recreates_pods_and_respects_budgets() {
         }
     };
     let (free, guarded) = (placed("free").await, placed("guarded").await);
-    bed.bound("bare").await;
+    bed.wait_until_bound("bare").await;
     // A budget counts a pod that is not Ready as unavailable only while it is running.
     let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
     let patch = kube::api::Patch::Merge(status);
@@ -153,7 +153,7 @@ async fn clean_recreates_pods_and_respects_budgets() {
 #[tokio::test]
 async fn clean_stops_the_controller_when_asked() {
     let bed = TestCluster::take().await;
-    bed.node("amd64", "amd64").await;
+    bed.create_node("amd64", "amd64").await;
     bed.kubectl(&[
         "-n",
         "archaware",
@@ -183,7 +183,7 @@ async fn clean_stops_the_controller_when_asked() {
 async fn plan_says_what_run_does_and_changes_nothing() {
     let bed = TestCluster::take().await;
     for architecture in ["amd64", "arm64", "s390x"] {
-        bed.cordoned_node(architecture, architecture).await;
+        bed.create_cordoned_node(architecture, architecture).await;
     }
     bed.create::<DaemonSet>(daemon_set(&bed, "agent")).await;
     bed.create_pod("fits", &["arm64"]).await;
@@ -224,8 +224,8 @@ async fn plan_says_what_run_does_and_changes_nothing() {
     assert_eq!(picture(&bed).await, before);
     assert!(architectures_of(&bed.pods().get("fits").await.unwrap()).is_empty());
     let _archaware = Controller::start(&bed, "");
-    bed.tainted().await;
-    bed.event("agent", "TolerationsChanged").await;
+    bed.wait_until_tainted().await;
+    bed.wait_for_event("agent", "TolerationsChanged").await;
     let (_, out, _) = bed.archaware(&["plan", "-o", "json"]);
     let left: Vec<Value> = serde_json::from_str(&out).unwrap();
     assert!(

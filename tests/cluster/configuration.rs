@@ -119,11 +119,11 @@ async fn inspect_has_a_stable_form() {
 #[tokio::test]
 async fn health_and_metrics_are_served() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     bed.create_pod("app", &["arm64"]).await;
-    bed.bound("app").await;
+    bed.wait_until_bound("app").await;
     assert_eq!(archaware.http("/healthz").await, (200, "ok\n".to_owned()));
     assert_eq!(archaware.http("/readyz").await.0, 200);
     assert_eq!(archaware.http("/nonsense").await.0, 404);

@@ -58,9 +58,9 @@ async fn generation(bed: &TestCluster, name: &str) -> i64 {
 #[tokio::test]
 async fn templates_get_what_their_images_allow() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let _archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     let foreign = json!([{"key": "gpu", "operator": "Exists"}]);
     bed.create::<DaemonSet>(daemon_set(
         &bed,
@@ -91,7 +91,7 @@ async fn templates_get_what_their_images_allow() {
     lands_on(&bed, "all", &["amd64", "arm64", "s390x"]).await;
     lands_on(&bed, "any", &["amd64", "arm64", "s390x"]).await;
     lands_on(&bed, "ignored", &[]).await;
-    bed.event("bare", "TolerationsChanged").await;
+    bed.wait_for_event("bare", "TolerationsChanged").await;
     assert_eq!(generation(&bed, "bare").await, 2, "one write");
     assert_eq!(
         generation(&bed, "all").await,
@@ -118,13 +118,13 @@ async fn templates_get_what_their_images_allow() {
 #[tokio::test]
 async fn a_node_that_joins_gets_its_daemons() {
     let bed = TestCluster::take().await;
-    bed.node("amd64", "amd64").await;
+    bed.create_node("amd64", "amd64").await;
     let _archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     bed.create::<DaemonSet>(daemon_set(&bed, "cni", "multi", json!(null), json!({})))
         .await;
     lands_on(&bed, "cni", &["amd64"]).await;
-    bed.node("arm64", "arm64").await;
+    bed.create_node("arm64", "arm64").await;
     lands_on(&bed, "cni", &["amd64", "arm64"]).await;
     assert_eq!(generation(&bed, "cni").await, 2);
 }
@@ -132,7 +132,7 @@ async fn a_node_that_joins_gets_its_daemons() {
 #[tokio::test]
 async fn report_only_reports() {
     let bed = TestCluster::take().await;
-    bed.node("amd64", "amd64").await;
+    bed.create_node("amd64", "amd64").await;
     let _archaware = Controller::start(&bed, "daemonSets: report");
     bed.create::<DaemonSet>(daemon_set(
         &bed,
@@ -142,16 +142,16 @@ async fn report_only_reports() {
         json!({}),
     ))
     .await;
-    bed.event("reported", "TolerationsMissing").await;
+    bed.wait_for_event("reported", "TolerationsMissing").await;
     assert_eq!(generation(&bed, "reported").await, 1);
 }
 
 #[tokio::test]
 async fn a_template_that_was_stepped_aside_for_is_not_rolled_twice() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let archaware = Controller::start(&bed, "resolution: {failure: {after: 1s}}");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     bed.create::<DaemonSet>(daemon_set(
         &bed,
         "blind",
@@ -160,7 +160,7 @@ async fn a_template_that_was_stepped_aside_for_is_not_rolled_twice() {
         json!({}),
     ))
     .await;
-    bed.event("blind", "SteppedAside").await;
+    bed.wait_for_event("blind", "SteppedAside").await;
     lands_on(&bed, "blind", &["amd64", "arm64", "s390x"]).await;
     assert_eq!(generation(&bed, "blind").await, 2);
     // The image can be resolved now, and archaware starts anew.
@@ -178,11 +178,11 @@ async fn a_template_that_was_stepped_aside_for_is_not_rolled_twice() {
 #[tokio::test]
 async fn a_decision_stands_while_its_images_cannot_be_resolved() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let registry = testimg::FakeRegistry::start().await.unwrap();
     registry.add("app", &testimg::find("arm64"));
     let archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     let mut set = daemon_set(&bed, "agent", "multi", json!(null), json!({}));
     set["spec"]["template"]["spec"]["containers"][0]["image"] = json!(registry.image("app"));
     bed.create::<DaemonSet>(set).await;
@@ -199,8 +199,8 @@ async fn a_decision_stands_while_its_images_cannot_be_resolved() {
         json!({}),
     ))
     .await;
-    bed.event("agent", "ImageNotResolved").await;
-    bed.event("blind", "SteppedAside").await;
+    bed.wait_for_event("agent", "ImageNotResolved").await;
+    bed.wait_for_event("blind", "SteppedAside").await;
     let asked = registry.seen().len();
     eventually("a further try", DEADLINE, || async {
         (registry.seen().len() > asked).then_some(())
@@ -212,9 +212,9 @@ async fn a_decision_stands_while_its_images_cannot_be_resolved() {
 #[tokio::test]
 async fn who_takes_tolerations_out_again_is_not_fought() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let _archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     bed.create::<DaemonSet>(daemon_set(&bed, "agent", "arm64", json!(null), json!({})))
         .await;
     let revert = || async {
@@ -231,7 +231,7 @@ async fn who_takes_tolerations_out_again_is_not_fought() {
     // Created, changed; taken out, changed once more; taken out, and left.
     revert().await;
     revert().await;
-    bed.event("agent", "TolerationsReverted").await;
+    bed.wait_for_event("agent", "TolerationsReverted").await;
     let before = generation(&bed, "agent").await;
     bed.create::<DaemonSet>(daemon_set(&bed, "witness", "arm64", json!(null), json!({})))
         .await;

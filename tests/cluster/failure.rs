@@ -31,11 +31,11 @@ async fn create(bed: &TestCluster, name: &str, image: String, priority: Option<&
 #[tokio::test]
 async fn tolerate_all_steps_aside_after_its_time() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let _archaware = Controller::start(&bed, "resolution: {failure: {after: 3s}}");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     create(&bed, "nowhere", bed.image("no-such-image"), None).await;
-    let note = bed.event("nowhere", "ImageNotResolved").await;
+    let note = bed.wait_for_event("nowhere", "ImageNotResolved").await;
     assert!(
         note.starts_with("NotFound: ") && note.contains("no-such-image"),
         "{note}"
@@ -45,8 +45,8 @@ async fn tolerate_all_steps_aside_after_its_time() {
         "not before its time"
     );
     tolerations(&bed, "nowhere", &["any"]).await;
-    bed.event("nowhere", "SteppedAside").await;
-    bed.bound("nowhere").await;
+    bed.wait_for_event("nowhere", "SteppedAside").await;
+    bed.wait_until_bound("nowhere").await;
     // What nothing can mend comes due all the same.
     create(
         &bed,
@@ -61,7 +61,7 @@ async fn tolerate_all_steps_aside_after_its_time() {
 #[tokio::test]
 async fn what_a_registry_says_of_its_limit_is_in_the_metrics() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let registry = FakeRegistry::start().await.unwrap();
     let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     let headers = vec![
@@ -71,9 +71,9 @@ async fn what_a_registry_says_of_its_limit_is_in_the_metrics() {
     ];
     registry.script("/", Script::Status(429, headers));
     let archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     create(&bed, "limited", registry.image("app"), None).await;
-    bed.event("limited", "ImageNotResolved").await;
+    bed.wait_for_event("limited", "ImageNotResolved").await;
     let (_, metrics) = archaware.http("/metrics").await;
     let of = format!("{{registry=\"{}\"}}", registry.address());
     for line in [
@@ -88,24 +88,24 @@ async fn what_a_registry_says_of_its_limit_is_in_the_metrics() {
 #[tokio::test]
 async fn tolerate_uses_the_configured_architectures() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let config = "resolution: {failure: {after: 1s, action: tolerate, architectures: [amd64]}}";
     let _archaware = Controller::start(&bed, config);
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     create(&bed, "nowhere", bed.image("no-such-image"), None).await;
     tolerations(&bed, "nowhere", &["amd64"]).await;
-    assert_eq!(bed.bound("nowhere").await, "amd64");
-    bed.event("nowhere", "ToleratedByPolicy").await;
+    assert_eq!(bed.wait_until_bound("nowhere").await, "amd64");
+    bed.wait_for_event("nowhere", "ToleratedByPolicy").await;
 }
 
 #[tokio::test]
 async fn hold_waits_until_the_image_is_there() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let registry = FakeRegistry::start().await.unwrap();
     registry.script("/", Script::Status(503, Vec::new()));
     let _archaware = Controller::start(&bed, "resolution: {failure: {after: 1s, action: hold}}");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     create(&bed, "held", registry.image("app"), None).await;
     create(
         &bed,
@@ -116,7 +116,7 @@ async fn hold_waits_until_the_image_is_there() {
     .await;
     // The cluster's own pods do not wait, whatever the action.
     tolerations(&bed, "critical", &["any"]).await;
-    bed.event("held", "ImageNotResolved").await;
+    bed.wait_for_event("held", "ImageNotResolved").await;
     let requests = registry.seen().len();
     eventually("further tries", DEADLINE, || async {
         (registry.seen().len() > requests).then_some(())
@@ -125,13 +125,13 @@ async fn hold_waits_until_the_image_is_there() {
     assert!(architectures_of(&bed.pods().get("held").await.unwrap()).is_empty());
     registry.add("app", &testimg::find("arm64"));
     registry.unscript();
-    assert_eq!(bed.bound("held").await, "arm64");
+    assert_eq!(bed.wait_until_bound("held").await, "arm64");
 }
 
 #[tokio::test]
 async fn a_registry_that_is_down_at_the_start_comes_up() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let registry = FakeRegistry::start().await.unwrap();
     registry.add("app", &testimg::find("arm64"));
     registry.script("/", Script::Hang);
@@ -141,8 +141,8 @@ async fn a_registry_that_is_down_at_the_start_comes_up() {
     bed.create::<Pod>(pod("early", spec, json!({}))).await;
     let _archaware = Controller::start(&bed, "resolution: {timeout: 1s}");
     // The pod has had its first attempt, so nodes are tainted although its registry is silent.
-    bed.tainted().await;
-    bed.event("early", "ImageNotResolved").await;
+    bed.wait_until_tainted().await;
+    bed.wait_for_event("early", "ImageNotResolved").await;
     registry.unscript();
     tolerations(&bed, "early", &["arm64"]).await;
 }
@@ -150,11 +150,11 @@ async fn a_registry_that_is_down_at_the_start_comes_up() {
 #[tokio::test]
 async fn pods_of_other_registries_do_not_wait_for_one_that_hangs() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let registry = FakeRegistry::start().await.unwrap();
     registry.script("/", Script::Hang);
     let _archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     for n in 0..60 {
         create(
             &bed,
@@ -166,7 +166,7 @@ async fn pods_of_other_registries_do_not_wait_for_one_that_hangs() {
     }
     let started = std::time::Instant::now();
     bed.create_pod("quick", &["arm64"]).await;
-    assert_eq!(bed.bound("quick").await, "arm64");
+    assert_eq!(bed.wait_until_bound("quick").await, "arm64");
     assert!(
         started.elapsed() < std::time::Duration::from_secs(4),
         "{:?}",

@@ -80,18 +80,18 @@ fn scraped(text: &str) -> Known {
 async fn the_metrics_are_those_of_the_docs() {
     let bed = TestCluster::take_with_node().await;
     let config = format!("containerd: {{socket: {}}}\n", bed.socket());
-    let archaware = Controller::admitting(&bed, &config, "").await;
-    bed.tainted().await;
+    let archaware = Controller::start_with_webhook(&bed, &config, "").await;
+    bed.wait_until_tainted().await;
     bed.create_pod("app", &["multi"]).await;
-    bed.bound("app").await;
+    bed.wait_until_bound("app").await;
     // One that the webhook does not see, so that the controller decides.
-    let out = bed.opted_out().await;
+    let out = bed.create_opted_out_namespace().await;
     let pods: Api<Pod> = Api::namespaced(bed.client.clone(), &out);
     let unseen = pod("unseen", pod_spec(&[bed.image("multi")]), json!({}));
     let unseen = serde_json::from_value(unseen).unwrap();
     pods.create(&Default::default(), &unseen).await.unwrap();
     bed.create_pod("absent", &["absent"]).await;
-    bed.event("absent", "ImageNotResolved").await;
+    bed.wait_for_event("absent", "ImageNotResolved").await;
     eventually("a pod that waits", DEADLINE, || async {
         let waits = archaware.metric("archaware_pods_undecided{}").await > 0.5;
         let oldest = archaware
@@ -260,17 +260,17 @@ fn prometheus_understands_the_rules_and_each_fires_when_it_should() {
 #[tokio::test]
 async fn the_log_level_can_be_changed_while_it_runs() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let archaware = Controller::start_quiet(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     assert_eq!(
         archaware.http("/log-level").await.1,
         "warn,archaware::cli=info\n"
     );
     assert!(!archaware.log().contains("node tainted"));
     assert_eq!(archaware.put("/log-level", "info").await.0, 200);
-    bed.node("late", "arm64").await;
-    archaware.logged("node tainted").await;
+    bed.create_node("late", "arm64").await;
+    archaware.wait_for_log("node tainted").await;
     let (status, says) = archaware.put("/log-level", "very=loud=indeed").await;
     assert_eq!(status, 400, "{says}");
     assert!(says.contains("is no log level"), "{says}");

@@ -56,16 +56,16 @@ async fn taints_become(bed: &TestCluster, node: &str, expected: &[&str]) {
 #[tokio::test]
 async fn nodes_join_and_are_replaced() {
     let bed = TestCluster::take().await;
-    bed.node("first", "amd64").await;
+    bed.create_node("first", "amd64").await;
     let _archaware = Controller::start(&bed, "");
     taints_become(&bed, "first", &["kubernetes.io/arch=amd64:NoSchedule"]).await;
-    bed.node("later", "arm64").await;
+    bed.create_node("later", "arm64").await;
     taints_become(&bed, "later", &[ARM]).await;
     bed.nodes()
         .delete("first", &DeleteParams::default())
         .await
         .unwrap();
-    bed.node("first", "arm64").await;
+    bed.create_node("first", "arm64").await;
     taints_become(&bed, "first", &[ARM]).await;
     let node = bed.nodes().get("first").await.unwrap();
     assert_eq!(node.annotations()["archaware.dev/taint"], ARM);
@@ -74,7 +74,7 @@ async fn nodes_join_and_are_replaced() {
 #[tokio::test]
 async fn an_owned_taint_is_put_back_and_put_right() {
     let bed = TestCluster::take().await;
-    bed.node("node", "arm64").await;
+    bed.create_node("node", "arm64").await;
     let _archaware = Controller::start(&bed, "");
     taints_become(&bed, "node", &[ARM]).await;
     bed.kubectl(&["taint", "node", "node", "kubernetes.io/arch-"]);
@@ -93,7 +93,7 @@ async fn an_owned_taint_is_put_back_and_put_right() {
 async fn foreign_taints_are_neither_claimed_nor_touched() {
     let bed = TestCluster::take().await;
     for (node, architecture) in [("same", "arm64"), ("other", "arm64"), ("odd", "")] {
-        bed.node(node, architecture).await;
+        bed.create_node(node, architecture).await;
     }
     bed.kubectl(&["taint", "node", "same", ARM]);
     bed.kubectl(&[
@@ -103,9 +103,9 @@ async fn foreign_taints_are_neither_claimed_nor_touched() {
         "kubernetes.io/arch=amd64:NoSchedule",
     ]);
     let archaware = Controller::start(&bed, "");
-    bed.event("other", "TaintConflict").await;
-    bed.event("odd", "UnknownArchitecture").await;
-    bed.node("witness", "amd64").await;
+    bed.wait_for_event("other", "TaintConflict").await;
+    bed.wait_for_event("odd", "UnknownArchitecture").await;
+    bed.create_node("witness", "amd64").await;
     taints_become(&bed, "witness", &["kubernetes.io/arch=amd64:NoSchedule"]).await;
     for (node, expected) in [
         ("same", &[ARM][..]),
@@ -130,7 +130,7 @@ async fn foreign_taints_are_neither_claimed_nor_touched() {
 async fn nodes_can_opt_out() {
     let bed = TestCluster::take().await;
     for node in ["label", "annotation"] {
-        bed.node(node, "arm64").await;
+        bed.create_node(node, "arm64").await;
     }
     let _archaware = Controller::start(&bed, "");
     for node in ["label", "annotation"] {
@@ -161,8 +161,8 @@ async fn nodes_can_opt_out() {
 #[tokio::test]
 async fn a_changed_configuration_moves_taints() {
     let bed = TestCluster::take().await;
-    bed.node("arm", "arm64").await;
-    bed.node("amd", "amd64").await;
+    bed.create_node("arm", "arm64").await;
+    bed.create_node("amd", "amd64").await;
     bed.kubectl(&["taint", "node", "arm", "foreign=1:NoSchedule"]);
     let foreign = "foreign=1:NoSchedule";
     for (config, arm, amd) in [
@@ -200,7 +200,7 @@ async fn a_changed_configuration_moves_taints() {
 #[tokio::test]
 async fn foreign_taints_and_tolerations_survive_concurrent_editors() {
     let bed = TestCluster::take().await;
-    bed.node("node", "arm64").await;
+    bed.create_node("node", "arm64").await;
     // Nothing binds it, so its tolerations can be edited for as long as the test wants.
     let mut spec = pod_spec(&[bed.image("arm64")]);
     spec["nodeSelector"] = json!({"never": "true"});
@@ -253,7 +253,7 @@ async fn foreign_taints_and_tolerations_survive_concurrent_editors() {
 async fn heartbeats_cost_no_api_call() {
     const APPLIED: &str = "archaware_writes_total{kind=\"Node\",result=\"applied\"}";
     let bed = TestCluster::take().await;
-    bed.node("node", "arm64").await;
+    bed.create_node("node", "arm64").await;
     let archaware = Controller::start(&bed, "");
     taints_become(&bed, "node", &[ARM]).await;
     // The node shows its taint before the answer to the patch has come back and is counted.
@@ -276,7 +276,7 @@ async fn heartbeats_cost_no_api_call() {
             .unwrap();
     }
     // A real change behind them shows that they have been read.
-    bed.node("witness", "amd64").await;
+    bed.create_node("witness", "amd64").await;
     taints_become(&bed, "witness", &["kubernetes.io/arch=amd64:NoSchedule"]).await;
     // One for each node. (Guards may have refused others: the node controller changes taints of new nodes, too.)
     assert!(counted(2.0).await < 2.5, "patches for 50 heartbeats");

@@ -13,13 +13,13 @@ use super::*;
 #[tokio::test]
 async fn the_shipped_permissions_are_enough_and_no_request_is_forbidden() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     bed.create_pod("app", &["arm64"]).await;
     bed.create_pod("torn", &["arm64", "amd64"]).await;
-    bed.bound("app").await;
-    bed.event("torn", "NoCommonArchitecture").await;
+    bed.wait_until_bound("app").await;
+    bed.wait_for_event("torn", "NoCommonArchitecture").await;
     let (_, metrics) = archaware.http("/metrics").await;
     assert!(!metrics.contains("result=\"4xx\""), "{metrics}");
     let log = archaware.log();
@@ -50,9 +50,9 @@ async fn all_missing_permissions_are_named_at_once() {
 #[tokio::test]
 async fn a_permission_that_is_taken_away_while_running_is_reported_and_comes_back() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     let roles: Api<ClusterRole> = Api::all(bed.client.clone());
     let shipped = roles.get("archaware").await.unwrap().rules;
     let reduced = json!({"rules": [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}]});
@@ -61,13 +61,13 @@ async fn a_permission_that_is_taken_away_while_running_is_reported_and_comes_bac
         .await
         .unwrap();
     bed.create_pod("app", &["arm64"]).await;
-    archaware.logged("forbidden").await;
+    archaware.wait_for_log("forbidden").await;
     let back = Patch::Merge(json!({"rules": shipped}));
     roles
         .patch("archaware", &PatchParams::default(), &back)
         .await
         .unwrap();
-    assert_eq!(bed.bound("app").await, "arm64");
+    assert_eq!(bed.wait_until_bound("app").await, "arm64");
 }
 
 #[tokio::test]
@@ -227,8 +227,8 @@ fn less_by_one(rules: &Value) -> Vec<(String, Value)> {
 #[tokio::test]
 async fn nothing_is_granted_that_is_not_needed() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
-    let webhook = admission(free_port(), "");
+    bed.create_three_nodes().await;
+    let webhook = admission_config(free_port(), "");
     // It grants reading every Secret, the webhook's own too.
     bed.kubectl(&["delete", "clusterrolebinding", "archaware-pull-secrets"]);
     let mut tried = 0;
@@ -262,7 +262,7 @@ async fn nothing_is_granted_that_is_not_needed() {
                 || async {
                     let mut archaware = Controller::start(&bed, &webhook);
                     let asked = async {
-                        archaware.logged("\"leading\"").await;
+                        archaware.wait_for_log("\"leading\"").await;
                     };
                     let ended = tokio::time::timeout(DEADLINE, archaware_ends(&archaware));
                     tokio::select! {
@@ -289,5 +289,5 @@ async fn nothing_is_granted_that_is_not_needed() {
 
 /// The log has the reason for which it ends.
 async fn archaware_ends(archaware: &Controller) {
-    archaware.logged("archaware lacks permissions").await;
+    archaware.wait_for_log("archaware lacks permissions").await;
 }

@@ -23,9 +23,9 @@ fn decision(pod: &Pod) -> Option<String> {
 #[tokio::test]
 async fn every_kind_of_image_lands_on_its_architectures_only() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let _archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     for (image, decided, may_run_on) in [
         ("amd64", "amd64", &["amd64"][..]),
         ("arm64", "arm64", &["arm64"]),
@@ -44,7 +44,7 @@ async fn every_kind_of_image_lands_on_its_architectures_only() {
         ("helm", "any", &["amd64", "arm64", "s390x"]),
     ] {
         bed.create_pod(image, &[image]).await;
-        let node = bed.bound(image).await;
+        let node = bed.wait_until_bound(image).await;
         assert!(may_run_on.contains(&node.as_str()), "{image} on {node}");
         let pod = bed.pods().get(image).await.unwrap();
         assert_eq!(decision(&pod).as_deref(), Some(decided), "{image}");
@@ -54,9 +54,9 @@ async fn every_kind_of_image_lands_on_its_architectures_only() {
 #[tokio::test]
 async fn all_images_of_a_pod_count() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let _archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     let image = |name: &str| bed.image(name);
     let main = || json!([{"name": "main", "image": image("multi")}]);
     let other = |restart: Option<&str>| json!([{"name": "other", "image": image("arm64-s390x"), "restartPolicy": restart}]);
@@ -77,7 +77,7 @@ async fn all_images_of_a_pod_count() {
         ("volume", spec(json!({"volumes": volume}))),
     ] {
         bed.create::<Pod>(pod(name, spec, json!({}))).await;
-        let node = bed.bound(name).await;
+        let node = bed.wait_until_bound(name).await;
         assert!(
             ["arm64", "s390x"].contains(&node.as_str()),
             "{name} on {node}"
@@ -89,15 +89,15 @@ async fn all_images_of_a_pod_count() {
         );
     }
     bed.create_pod("two", &["amd64-arm64", "arm64-s390x"]).await;
-    assert_eq!(bed.bound("two").await, "arm64");
+    assert_eq!(bed.wait_until_bound("two").await, "arm64");
 }
 
 #[tokio::test]
 async fn ephemeral_containers_count() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let _archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     // No node has such a label yet, so the pod waits while it gets its ephemeral container.
     let mut spec = pod_spec(&[bed.image("no-such-image")]);
     spec["nodeSelector"] = json!({"later": "yes"});
@@ -129,11 +129,11 @@ async fn ephemeral_containers_count() {
 #[tokio::test]
 async fn a_pod_without_a_common_architecture_stays_pending_and_says_why() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let _archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     bed.create_pod("torn", &["amd64", "arm64"]).await;
-    let note = bed.event("torn", "NoCommonArchitecture").await;
+    let note = bed.wait_for_event("torn", "NoCommonArchitecture").await;
     for part in [
         bed.image("amd64"),
         bed.image("arm64"),
@@ -155,9 +155,9 @@ async fn a_pod_without_a_common_architecture_stays_pending_and_says_why() {
 #[tokio::test]
 async fn every_kind_of_workload_is_placed() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let _archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     let template = |labels: &str, restart: &str| {
         let mut spec = pod_spec(&[bed.image("arm64")]);
         spec["restartPolicy"] = json!(restart);
@@ -207,10 +207,10 @@ async fn every_kind_of_workload_is_placed() {
 #[tokio::test]
 async fn the_nearest_mode_wins() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let exempt = format!("{}-exempt", bed.namespace);
     let _archaware = Controller::start(&bed, &format!("pods: {{exemptNamespaces: [{exempt}]}}"));
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     bed.create_namespace(&exempt, json!({})).await;
     let ignored = format!("{}-ignored", bed.namespace);
     bed.create_namespace(&ignored, json!({"archaware.dev/mode": "ignore"}))
@@ -263,7 +263,7 @@ async fn the_nearest_mode_wins() {
         assert_eq!(tolerated, expected, "{name}");
     }
     assert!(
-        bed.event("nonsense", "InvalidAnnotation")
+        bed.wait_for_event("nonsense", "InvalidAnnotation")
             .await
             .contains("archaware.dev/")
     );
@@ -290,7 +290,7 @@ async fn the_nearest_mode_wins() {
     .await
     .unwrap();
     bed.create_pod("after", &["arm64"]).await;
-    bed.bound("after").await;
+    bed.wait_until_bound("after").await;
     assert!(architectures_of(&pods.get("ignored").await.unwrap()).is_empty());
     // Its namespace changes its mind: so does archaware, without a change in the pod.
     bed.kubectl(&["annotate", "namespace", &ignored, "archaware.dev/mode-"]);
@@ -307,9 +307,9 @@ async fn the_nearest_mode_wins() {
 #[tokio::test]
 async fn a_pod_whose_image_changes_is_decided_again() {
     let bed = TestCluster::take().await;
-    bed.node("s390x", "s390x").await;
+    bed.create_node("s390x", "s390x").await;
     let _archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     bed.create_pod("app", &["arm64"]).await;
     eventually("the first decision", DEADLINE, || async {
         (architectures_of(&bed.pods().get("app").await.ok()?) == set(&["arm64"])).then_some(())
@@ -322,7 +322,7 @@ async fn a_pod_whose_image_changes_is_decided_again() {
         .patch("app", &Default::default(), &patch)
         .await
         .unwrap();
-    assert_eq!(bed.bound("app").await, "s390x");
+    assert_eq!(bed.wait_until_bound("app").await, "s390x");
     let pod = bed.pods().get("app").await.unwrap();
     assert_eq!(
         architectures_of(&pod),
@@ -335,11 +335,11 @@ async fn a_pod_whose_image_changes_is_decided_again() {
 #[tokio::test]
 async fn with_no_execute_bound_pods_are_placed_before_nodes_are_tainted() {
     let bed = TestCluster::take().await;
-    bed.node("amd64", "amd64").await;
+    bed.create_node("amd64", "amd64").await;
     bed.create_pod("right", &["amd64"]).await;
     bed.create_pod("wrong", &["arm64"]).await;
     for name in ["right", "wrong"] {
-        bed.bound(name).await;
+        bed.wait_until_bound(name).await;
     }
     let config = "taint: {effect: NoExecute}";
     let file = bed.dir().join("noexecute.yaml");
@@ -359,7 +359,7 @@ async fn with_no_execute_bound_pods_are_placed_before_nodes_are_tainted() {
         .collect();
     assert_eq!(evicted, ["wrong"], "{plan:?}");
     let _archaware = Controller::start(&bed, config);
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     eventually("the eviction of the wrong pod", DEADLINE, || async {
         let gone = bed
             .pods()

@@ -49,9 +49,10 @@ async fn no_pod_is_misplaced_and_none_is_starved() {
     for round in 0..6 {
         let case = case().new_tree(&mut runner).unwrap().current();
         for (n, architecture) in case.nodes.iter().enumerate() {
-            bed.node(&format!("node-{round}-{n}"), architecture).await;
+            bed.create_node(&format!("node-{round}-{n}"), architecture)
+                .await;
         }
-        bed.tainted().await;
+        bed.wait_until_tainted().await;
         let mut allowed: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
         for (n, (containers, init)) in case.pods.iter().enumerate() {
             let name = format!("pod-{round}-{n}");
@@ -75,7 +76,7 @@ async fn no_pod_is_misplaced_and_none_is_starved() {
         for (name, allowed) in &allowed {
             let fits = allowed.intersection(&there).next().is_some();
             if fits {
-                let node = bed.bound(name).await;
+                let node = bed.wait_until_bound(name).await;
                 let node = bed.nodes().get(&node).await.unwrap();
                 let architecture = &node.labels()["kubernetes.io/arch"];
                 assert!(

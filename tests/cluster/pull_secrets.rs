@@ -51,25 +51,25 @@ async fn create(bed: &TestCluster, name: &str, image: &str, secrets: &[&str]) {
 #[tokio::test]
 async fn a_pod_with_its_secret_is_placed_and_one_without_steps_aside() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let registry = private(&["arm64"]).await;
     let archaware = Controller::start(&bed, QUICK);
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     good_secret(&bed, "regcred", &registry).await;
     create(&bed, "with", &registry.image("arm64"), &["regcred"]).await;
-    assert_eq!(bed.bound("with").await, "arm64");
+    assert_eq!(bed.wait_until_bound("with").await, "arm64");
     // What the first one's credential found out does not help the second.
     create(&bed, "without", &registry.image("arm64"), &[]).await;
-    let note = bed.event("without", "ImageNotResolved").await;
+    let note = bed.wait_for_event("without", "ImageNotResolved").await;
     assert!(note.starts_with("Denied: "), "{note}");
-    bed.event("without", "SteppedAside").await;
+    bed.wait_for_event("without", "SteppedAside").await;
     let pod = bed.pods().get("without").await.unwrap();
     assert_eq!(architectures_of(&pod), ["any".to_owned()].into());
     // The older format, and a secret that two pods share.
     let old = docker_config(&registry, "secret").to_string();
     secret(&bed, "old", "dockercfg", ".dockercfg", &old).await;
     create(&bed, "old-format", &registry.image("arm64"), &["old"]).await;
-    assert_eq!(bed.bound("old-format").await, "arm64");
+    assert_eq!(bed.wait_until_bound("old-format").await, "arm64");
     let log = archaware.log();
     assert!(
         !log.contains("c2VjcmV0") && !log.contains("\"secret\""),
@@ -80,10 +80,10 @@ async fn a_pod_with_its_secret_is_placed_and_one_without_steps_aside() {
 #[tokio::test]
 async fn secrets_that_cannot_be_used_are_passed_over_and_named() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let registry = private(&["arm64"]).await;
     let archaware = Controller::start(&bed, QUICK);
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     good_secret(&bed, "good", &registry).await;
     secret(
         &bed,
@@ -101,7 +101,7 @@ async fn secrets_that_cannot_be_used_are_passed_over_and_named() {
     secret(&bed, "huge", "dockerconfigjson", ".dockerconfigjson", &huge).await;
     let secrets = ["missing", "broken", "other", "huge", "good"];
     create(&bed, "mixed", &registry.image("arm64"), &secrets).await;
-    assert_eq!(bed.bound("mixed").await, "arm64");
+    assert_eq!(bed.wait_until_bound("mixed").await, "arm64");
     let events: Vec<String> = eventually("four events", DEADLINE, || async {
         let events: Api<k8s_openapi::api::events::v1::Event> = bed.api();
         let all = events.list(&Default::default()).await.ok()?;
@@ -133,12 +133,12 @@ async fn secrets_that_cannot_be_used_are_passed_over_and_named() {
 #[tokio::test]
 async fn two_namespaces_with_one_registry_never_share_a_token_or_an_answer() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let registry = private(&["arm64", "amd64"]).await;
     let bearer = Auth::Bearer(Some(("user".into(), "secret".into())));
     registry.require(bearer);
     let _archaware = Controller::start(&bed, QUICK);
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     good_secret(&bed, "regcred", &registry).await;
     let other = format!("{}-other", bed.namespace);
     bed.create_namespace(&other, json!({})).await;
@@ -151,7 +151,7 @@ async fn two_namespaces_with_one_registry_never_share_a_token_or_an_answer() {
     let wrong = serde_json::from_value(wrong).unwrap();
     secrets.create(&Default::default(), &wrong).await.unwrap();
     create(&bed, "right", &registry.image("arm64"), &["regcred"]).await;
-    assert_eq!(bed.bound("right").await, "arm64");
+    assert_eq!(bed.wait_until_bound("right").await, "arm64");
     let tokens = registry.count("GET", "/token");
     let mut spec = pod_spec(&[registry.image("arm64")]);
     spec["imagePullSecrets"] = json!([{"name": "regcred"}]);
@@ -177,10 +177,10 @@ async fn two_namespaces_with_one_registry_never_share_a_token_or_an_answer() {
 #[tokio::test]
 async fn a_daemon_set_uses_the_secrets_of_its_service_account() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let registry = private(&["arm64-s390x"]).await;
     let _archaware = Controller::start(&bed, "");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     good_secret(&bed, "regcred", &registry).await;
     let accounts: Api<ServiceAccount> = bed.api();
     let secrets = Patch::Merge(json!({"imagePullSecrets": [{"name": "regcred"}]}));
@@ -210,20 +210,22 @@ async fn a_daemon_set_uses_the_secrets_of_its_service_account() {
 #[tokio::test]
 async fn namespaces_can_decide_whether_their_secrets_are_read() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let registry = private(&["arm64"]).await;
     bed.kubectl(&["delete", "clusterrolebinding", "archaware-pull-secrets"]);
     let archaware = Controller::start(&bed, QUICK);
-    archaware.logged("only where a RoleBinding allows it").await;
-    bed.tainted().await;
+    archaware
+        .wait_for_log("only where a RoleBinding allows it")
+        .await;
+    bed.wait_until_tainted().await;
     good_secret(&bed, "regcred", &registry).await;
     create(&bed, "closed", &registry.image("arm64"), &["regcred"]).await;
-    let note = bed.event("closed", "PullSecretUnusable").await;
+    let note = bed.wait_for_event("closed", "PullSecretUnusable").await;
     assert!(
         note.contains("regcred") && note.contains("may not read"),
         "{note}"
     );
-    bed.event("closed", "SteppedAside").await;
+    bed.wait_for_event("closed", "SteppedAside").await;
     let binding = [
         "create",
         "rolebinding",
@@ -238,7 +240,7 @@ async fn namespaces_can_decide_whether_their_secrets_are_read() {
     loop {
         n += 1;
         create(&bed, &tried(n), &registry.image("arm64"), &["regcred"]).await;
-        bed.bound(&tried(n)).await;
+        bed.wait_until_bound(&tried(n)).await;
         let pod = bed.pods().get(&tried(n)).await.unwrap();
         if architectures_of(&pod) == ["arm64".to_owned()].into() {
             break;

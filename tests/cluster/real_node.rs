@@ -48,7 +48,7 @@ fn inspect(bed: &TestCluster, image: &str) -> Value {
 async fn the_node_s_containerd_answers_without_a_registry() {
     let bed = TestCluster::take_with_node().await;
     let archaware = Controller::start(&bed, &containerd_config(&bed));
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     // Pulled by the kubelet: an index with one platform on the node, and a single manifest.
     for (name, image) in [
         ("multi", "reg.local/testimg/multi:latest"),
@@ -88,9 +88,9 @@ async fn the_node_s_containerd_answers_without_a_registry() {
 #[tokio::test]
 async fn the_node_s_containerd_answers_through_the_content_proxy() {
     let bed = TestCluster::take_with_node().await;
-    let (socket, mut door) = bed.door();
+    let (socket, mut door) = bed.content_proxy();
     let archaware = Controller::start(&bed, &config_of(&socket));
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     let image = "reg.local/testimg/multi:latest";
     bed.ctr(&[
         "images",
@@ -104,7 +104,7 @@ async fn the_node_s_containerd_answers_through_the_content_proxy() {
     assert!(archaware.metric("archaware_containerd_up{}").await > 0.5);
     // What a registry said is kept beside it: the pod's own registry is another than the node's name for it.
     bed.create_pod("elsewhere", &["unnamed"]).await;
-    bed.bound("elsewhere").await;
+    bed.wait_until_bound("elsewhere").await;
     let digest = testimg::find("unnamed").root.digest;
     eventually(
         "the tree and its tag in archaware's namespace",
@@ -128,7 +128,7 @@ async fn the_node_s_containerd_answers_through_the_content_proxy() {
     on_the_node(&bed, "again", image).await;
     phase_becomes(&bed, "again", "Running").await;
     bed.create_pod("elsewhere-again", &["unnamed"]).await;
-    bed.bound("elsewhere-again").await;
+    bed.wait_until_bound("elsewhere-again").await;
     let from_registry = archaware
         .metric("archaware_image_resolutions_total{source=\"registry\",result=\"Resolved\"}")
         .await;
@@ -159,7 +159,7 @@ async fn an_imported_image_is_not_believed() {
 async fn a_pod_of_the_wrong_architecture_never_starts() {
     let bed = TestCluster::take_with_node().await;
     let _archaware = Controller::start(&bed, &containerd_config(&bed));
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     bed.ctr(&[
         "images",
         "pull",
@@ -177,7 +177,7 @@ async fn a_pod_of_the_wrong_architecture_never_starts() {
     .await;
     assert_eq!(tolerated, ["arm64".to_owned()].into());
     // The scheduler has looked at it since, and found no node.
-    bed.event("wrong", "FailedScheduling").await;
+    bed.wait_for_event("wrong", "FailedScheduling").await;
     let pod = bed.pods().get("wrong").await.unwrap();
     assert!(pod.spec.unwrap().node_name.is_none());
     assert!(
@@ -190,7 +190,7 @@ async fn a_pod_of_the_wrong_architecture_never_starts() {
 async fn containerd_may_restart_hang_or_be_absent() {
     let bed = TestCluster::take_with_node().await;
     let archaware = Controller::start(&bed, &containerd_config(&bed));
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     bed.ctr(&[
         "images",
         "pull",

@@ -14,47 +14,47 @@ use super::*;
 /// Two that are ready: the one that leads, and the other.
 async fn pair(bed: &TestCluster) -> (Controller, Controller) {
     let first = Controller::start(bed, "");
-    first.leads(true).await;
+    first.wait_until_leading(true).await;
     let second = Controller::start(bed, "");
     eventually("readiness of both", DEADLINE, || async {
         let ready = first.http("/readyz").await.0 == 200 && second.http("/readyz").await.0 == 200;
         ready.then_some(())
     })
     .await;
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     (first, second)
 }
 
 #[tokio::test]
 async fn sigterm_hands_over_within_two_seconds() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let (first, second) = pair(&bed).await;
     assert!(!second.log().contains("node tainted"));
     let told = Instant::now();
     first.signal("-TERM");
-    second.leads(true).await;
+    second.wait_until_leading(true).await;
     let took = told.elapsed();
     // As docs/reliability.md has it.
     assert!(took < Duration::from_secs(2), "{took:?}");
     bed.create_pod("after", &["arm64"]).await;
-    assert_eq!(bed.bound("after").await, "arm64");
-    bed.node("late", "arm64").await;
-    bed.tainted().await;
+    assert_eq!(bed.wait_until_bound("after").await, "arm64");
+    bed.create_node("late", "arm64").await;
+    bed.wait_until_tainted().await;
     // The node shows its taint before the answer to the patch has come back and is logged.
-    second.logged("node tainted").await;
+    second.wait_for_log("node tainted").await;
     assert_eq!(first.stop().await, 0);
 }
 
 #[tokio::test]
 async fn a_crash_is_made_up_for_within_twenty_seconds() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let (first, second) = pair(&bed).await;
     let killed = Instant::now();
     first.signal("-KILL");
     bed.create_pod("meanwhile", &["arm64"]).await;
-    assert_eq!(bed.bound("meanwhile").await, "arm64");
+    assert_eq!(bed.wait_until_bound("meanwhile").await, "arm64");
     let took = killed.elapsed();
     // As docs/reliability.md has it.
     assert!(took < Duration::from_secs(20), "{took:?}");
@@ -65,7 +65,7 @@ async fn a_crash_is_made_up_for_within_twenty_seconds() {
 #[tokio::test]
 async fn a_leader_that_was_stopped_writes_nothing_when_it_wakes_up() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let (first, second) = pair(&bed).await;
     let before = first.patches().await;
     first.signal("-STOP");
@@ -73,15 +73,15 @@ async fn a_leader_that_was_stopped_writes_nothing_when_it_wakes_up() {
     for n in 0..40 {
         bed.create_pod(&format!("stopped-{n}"), &["s390x"]).await;
     }
-    second.leads(true).await;
+    second.wait_until_leading(true).await;
     first.signal("-CONT");
     for n in 0..40 {
         bed.create_pod(&format!("woken-{n}"), &["arm64"]).await;
     }
-    first.leads(false).await;
+    first.wait_until_leading(false).await;
     for n in 0..40 {
-        assert_eq!(bed.bound(&format!("stopped-{n}")).await, "s390x");
-        assert_eq!(bed.bound(&format!("woken-{n}")).await, "arm64");
+        assert_eq!(bed.wait_until_bound(&format!("stopped-{n}")).await, "s390x");
+        assert_eq!(bed.wait_until_bound(&format!("woken-{n}")).await, "arm64");
     }
     let after = first.patches().await;
     assert_eq!(after, before, "patches of the one that was stopped");
@@ -93,7 +93,7 @@ async fn a_leader_that_was_stopped_writes_nothing_when_it_wakes_up() {
 #[tokio::test]
 async fn a_rolling_update_has_no_gap() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let (mut first, mut second) = pair(&bed).await;
     for round in 0..3 {
         let next = Controller::start(&bed, "");
@@ -105,7 +105,7 @@ async fn a_rolling_update_has_no_gap() {
         let (status, ()) = futures::future::join(old.stop(), async {
             let name = format!("round-{round}");
             bed.create_pod(&name, &["arm64"]).await;
-            assert_eq!(bed.bound(&name).await, "arm64");
+            assert_eq!(bed.wait_until_bound(&name).await, "arm64");
         })
         .await;
         assert_eq!(status, 0);
@@ -118,20 +118,20 @@ async fn a_rolling_update_has_no_gap() {
 #[tokio::test]
 async fn two_that_write_at_once_do_no_harm() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let elsewhere = format!("{}-elsewhere", bed.namespace);
     bed.create_namespace(&elsewhere, json!({})).await;
     let admin = bed.kubeconfig("admin");
     let first = Controller::start_as(&admin, "");
     let second = Controller::start_elsewhere(&admin, &elsewhere);
-    first.leads(true).await;
-    second.leads(true).await;
-    bed.tainted().await;
+    first.wait_until_leading(true).await;
+    second.wait_until_leading(true).await;
+    bed.wait_until_tainted().await;
     for n in 0..60 {
         bed.create_pod(&format!("pod-{n}"), &["arm64"]).await;
     }
     for n in 0..60 {
-        assert_eq!(bed.bound(&format!("pod-{n}")).await, "arm64");
+        assert_eq!(bed.wait_until_bound(&format!("pod-{n}")).await, "arm64");
     }
     for pod in bed.pods().list(&ListParams::default()).await.unwrap() {
         let tolerations = pod.spec.unwrap().tolerations.unwrap();
@@ -151,9 +151,9 @@ async fn two_that_write_at_once_do_no_harm() {
 #[tokio::test]
 async fn the_shipped_deployment_is_spread_and_protected() {
     let bed = TestCluster::take().await;
-    bed.node("one", "amd64").await;
-    bed.node("two", "arm64").await;
-    bed.node("three", "s390x").await;
+    bed.create_node("one", "amd64").await;
+    bed.create_node("two", "arm64").await;
+    bed.create_node("three", "s390x").await;
     bed.kubectl(&["apply", "-f", "manifests/archaware.yaml"]);
     let pods: Api<Pod> = Api::namespaced(bed.client.clone(), "archaware");
     let (placed, nodes) = eventually("two pods that have nodes", DEADLINE, || async {

@@ -41,7 +41,7 @@ fn forms(secret: &str) -> Vec<String> {
 #[tokio::test]
 async fn no_secret_is_printed_even_at_trace_level() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let basic = private(Auth::Basic("user".into(), PASSWORDS[0].into())).await;
     let user = Some(("user".into(), PASSWORDS[1].into()));
     let bearer = private(Auth::Bearer(user)).await;
@@ -52,11 +52,11 @@ async fn no_secret_is_printed_even_at_trace_level() {
     let config = format!(
         "registries: {{dockerConfig: {}}}\nresolution: {{failure: {{after: 2s}}}}\n{}",
         file.display(),
-        admission(free_port(), "")
+        admission_config(free_port(), "")
     );
     let archaware = Controller::start_loud(&bed, &config);
-    bed.asked().await;
-    bed.tainted().await;
+    bed.wait_until_called().await;
+    bed.wait_until_tainted().await;
     let registries = [
         ("basic", &basic, 0),
         ("bearer", &bearer, 1),
@@ -78,9 +78,9 @@ async fn no_secret_is_printed_even_at_trace_level() {
         bed.create::<Pod>(pod(name, spec, json!({}))).await;
     }
     for name in ["basic", "bearer", "node"] {
-        assert_eq!(bed.bound(name).await, "arm64");
+        assert_eq!(bed.wait_until_bound(name).await, "arm64");
     }
-    bed.event("closed", "SteppedAside").await;
+    bed.wait_for_event("closed", "SteppedAside").await;
     assert!(bearer.count("GET", "/token") > 0);
 
     // The token of its ServiceAccount, the private key of its certificate, and what the registry gave.

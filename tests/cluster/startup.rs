@@ -20,7 +20,7 @@ async fn no_node_is_tainted_before_the_backlog_is_decided() {
     }
     // Cordoned from birth: no pod may be bound before archaware is there.
     for architecture in ["amd64", "arm64"] {
-        bed.cordoned_node(architecture, architecture).await;
+        bed.create_cordoned_node(architecture, architecture).await;
     }
     let undecided = || async {
         let pods = bed.pods().list(&ListParams::default()).await.unwrap();
@@ -33,7 +33,7 @@ async fn no_node_is_tainted_before_the_backlog_is_decided() {
     // At each moment: a tainted node means that every pod has been decided.
     never(
         "a taint before the backlog was decided",
-        bed.tainted(),
+        bed.wait_until_tainted(),
         || async {
             let nodes = bed.nodes().list(&ListParams::default()).await.unwrap();
             let tainted = nodes.iter().any(|node| {

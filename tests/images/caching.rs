@@ -129,7 +129,7 @@ async fn pull_policy_always_and_latest_are_looked_up_sooner() {
             let request = ResolveRequest {
                 image: &image,
                 policy,
-                keys: keyring,
+                keyring,
             };
             platforms(&resolver.resolve(request).await.unwrap())
         }

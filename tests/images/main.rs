@@ -68,7 +68,7 @@ async fn resolve_as(
     let request = ResolveRequest {
         image,
         policy: PullPolicy::IfNotPresent,
-        keys: &resolved(keyring.clone()),
+        keyring: &resolved(keyring.clone()),
     };
     resolver.resolve(request).await
 }

@@ -175,7 +175,7 @@ async fn no_secret_is_read_for_what_everybody_may_know() {
         let request = ResolveRequest {
             image: &image,
             policy: PullPolicy::IfNotPresent,
-            keys: &never,
+            keyring: &never,
         };
         assert_eq!(
             resolver.resolve(request).await.unwrap().source,

@@ -210,7 +210,7 @@ async fn kubectl_apply_runs_archaware_from_its_own_image() {
     let (done, out, error) = bed.try_kubectl(&rolled_out);
     let state = || bed.kubectl(&["-n", "archaware", "describe", "pods"]);
     assert!(done, "{out}{error}{}", state());
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
 
     // It places a pod, which the kubelet then starts.
     let mut spec = pod_spec(&[bed.image("multi")]);

@@ -228,7 +228,7 @@ async fn writes_that_are_no_documents_do_not_pass() {
             file.display()
         );
         testsupport::servers::run("sh", &["-c", &command]);
-        let digest = archaware::image::digest::Digest::of(secret).to_string();
+        let digest = archaware::image::digest::Digest::sha256(secret).to_string();
         let write = WriteContentRequest {
             action: WriteAction::Commit.into(),
             r#ref: "odd".to_owned(),

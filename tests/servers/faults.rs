@@ -6,7 +6,7 @@ use archaware::image::{Source, credentials::Keyring};
 
 use testsupport::servers::{Containerd, eventually, platforms, resolve, settings};
 
-use super::store::{MULTI, kept, registry};
+use super::store::{MULTI, registry, wait_until_persisted};
 
 #[tokio::test]
 async fn a_containerd_that_begins_anew_is_filled_again() {
@@ -19,7 +19,7 @@ async fn a_containerd_that_begins_anew_is_filled_again() {
             .await
             .is_ok()
     );
-    kept(&containerd, "multi").await;
+    wait_until_persisted(&containerd, "multi").await;
     containerd.wipe();
     containerd.restart().await;
     let digest = testimg::find("unnamed").root.digest;
@@ -122,7 +122,7 @@ async fn a_full_disk_ends_the_keeping_and_nothing_else() {
             .await
             .is_ok()
     );
-    kept(&containerd, "multi").await;
+    wait_until_persisted(&containerd, "multi").await;
     containerd.limit_files("1");
     for n in 0..20 {
         let name = format!("full-{n}");

@@ -26,7 +26,7 @@ pub(crate) async fn registry() -> FakeRegistry {
     registry
 }
 
-pub(crate) async fn kept(containerd: &Containerd, image: &str) {
+pub(crate) async fn wait_until_persisted(containerd: &Containerd, image: &str) {
     let root = testimg::find(image).root.digest;
     eventually(&format!("{image} in containerd"), || async {
         let held = containerd.ctr("archaware", &["content", "ls"]);
@@ -48,7 +48,7 @@ async fn a_restart_costs_no_request_while_tags_are_fresh() {
                 .await
                 .unwrap();
             assert_eq!(resolved.source, Source::Registry);
-            kept(&containerd, name).await;
+            wait_until_persisted(&containerd, name).await;
             answers.push((name, platforms(&resolved)));
         }
         drop(first);
@@ -85,12 +85,12 @@ async fn many_pods_of_one_image_cost_one_tree_and_one_tag() {
             .iter()
             .all(Result::is_ok)
     );
-    kept(&containerd, "multi").await;
+    wait_until_persisted(&containerd, "multi").await;
     // What comes after all of that in the queue.
     resolve(&resolver, &registry.image("amd64"), &keyring)
         .await
         .unwrap();
-    kept(&containerd, "amd64").await;
+    wait_until_persisted(&containerd, "amd64").await;
     let stored = "archaware_containerd_writes_total{result=\"stored\"} 4\n";
     eventually("two trees and two tags, and no more", || async {
         metrics.encode().unwrap().contains(stored).then_some(())
@@ -140,7 +140,7 @@ async fn a_tag_is_kept_when_its_tree_takes_long_to_write() {
             .await
             .is_ok()
     );
-    kept(&containerd, "unnamed").await;
+    wait_until_persisted(&containerd, "unnamed").await;
 }
 
 #[tokio::test]
@@ -193,7 +193,7 @@ async fn old_tags_are_asked_for_again_and_serve_while_the_registry_is_down() {
     let image = registry.image("multi");
     let first = containerd.resolver(settings());
     assert!(resolve(&first, &image, &Keyring::default()).await.is_ok());
-    kept(&containerd, "multi").await;
+    wait_until_persisted(&containerd, "multi").await;
     let mut impatient = settings();
     (impatient.tag_ttl, impatient.latest_ttl) =
         (Duration::from_millis(1), Duration::from_millis(1));
@@ -222,7 +222,7 @@ async fn content_lives_as_long_as_its_lease_and_longer_while_it_is_used() {
                     .await
                     .is_ok()
             );
-            kept(&containerd, name).await;
+            wait_until_persisted(&containerd, name).await;
         }
         let leases = containerd.ctr("archaware", &["leases", "ls"]);
         let lease = leases
@@ -315,7 +315,7 @@ async fn content_that_another_namespace_holds_is_kept_all_the_same() {
                 .await
                 .is_ok()
         );
-        kept(&containerd, "amd64").await;
+        wait_until_persisted(&containerd, "amd64").await;
         assert!(containerd.holds(&image.root.digest), "{}", binary.display());
     }
 }

@@ -16,7 +16,7 @@ use serde_json::json;
 use testimg::{FakeRegistry, Script};
 
 use testsupport::cluster::{
-    Controller, DEADLINE, TestCluster, admission, eventually, free_port, pod_spec,
+    Controller, DEADLINE, TestCluster, admission_config, eventually, free_port, pod_spec,
 };
 
 use crate::{median, process, report};
@@ -112,8 +112,8 @@ fn at(times: &[f64], percent: usize) -> f64 {
 
 async fn start(bed: &TestCluster, more: &str) -> (Controller, Target) {
     let port = free_port();
-    let archaware = Controller::start_quiet(bed, &admission(port, more));
-    bed.asked().await;
+    let archaware = Controller::start_quiet(bed, &admission_config(port, more));
+    bed.wait_until_called().await;
     let secrets: Api<Secret> = Api::namespaced(bed.client.clone(), "archaware");
     let secret = secrets.get("archaware-admission").await.unwrap();
     let target = Target::new(port, &secret.data.unwrap()["ca.crt"].0);
@@ -240,9 +240,11 @@ pub(crate) async fn cold(bed: &TestCluster) {
 pub(crate) async fn images(bed: &TestCluster) {
     let config = "resolution: {cache: {images: 20000}}\nconcurrency: {perRegistry: 32}\n";
     let port = free_port();
-    let archaware =
-        Controller::start_quiet(bed, &format!("{config}{}", admission(port, "budget: 10s")));
-    bed.asked().await;
+    let archaware = Controller::start_quiet(
+        bed,
+        &format!("{config}{}", admission_config(port, "budget: 10s")),
+    );
+    bed.wait_until_called().await;
     let secrets: Api<Secret> = Api::namespaced(bed.client.clone(), "archaware");
     let secret = secrets.get("archaware-admission").await.unwrap();
     let target = Target::new(port, &secret.data.unwrap()["ca.crt"].0);

@@ -7,7 +7,7 @@ const PODS: Expected = Expected {
     operations: &["CREATE"],
 };
 
-fn open(value: &Value) -> Result<(AdmissionRequest<Pod>, Pod), ReviewError> {
+fn open(value: &Value) -> Result<(AdmissionRequest<Pod>, Pod), InvalidReview> {
     serde_json::from_value::<Review<Pod>>(value.clone())?.open(&PODS)
 }
 

@@ -18,7 +18,7 @@ use crate::{
     metrics::Metrics,
 };
 
-use super::Clean;
+use super::CleanCommand;
 
 /// How long a controller may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_mins(1);
@@ -27,7 +27,7 @@ const EXPIRY: Duration = Duration::from_secs(25);
 
 /// Acquires the Lease. `None`: refused, because a running controller would restore everything.
 pub(super) async fn acquire(
-    clean: Clean,
+    clean: CleanCommand,
     api: &ApiClient,
     namespace: &str,
     metrics: &Metrics,

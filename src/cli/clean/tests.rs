@@ -14,7 +14,7 @@ const SECRET: &str = "/api/v1/namespaces/archaware/secrets/archaware-admission";
 const WEBHOOK: &str =
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/archaware";
 
-const CLEAN: Clean = Clean {
+const CLEAN: CleanCommand = CleanCommand {
     dry_run: false,
     stop_controller: false,
     recreate_pods: false,
@@ -75,7 +75,7 @@ fn cluster() -> ScriptedApi {
     api
 }
 
-async fn clean(api: &ScriptedApi, clean: Clean) -> anyhow::Result<Status> {
+async fn clean(api: &ScriptedApi, clean: CleanCommand) -> anyhow::Result<Status> {
     let namespace = "archaware".to_owned();
     let run = clean.run(api.client(), namespace, Metrics::default());
     let ended = tokio::time::timeout(Duration::from_mins(10), run).await;
@@ -137,7 +137,7 @@ async fn everything_of_archaware_s_goes_and_the_rest_stays() {
 #[tokio::test(start_paused = true)]
 async fn a_dry_run_changes_nothing() {
     let api = cluster();
-    let dry = Clean {
+    let dry = CleanCommand {
         dry_run: true,
         recreate_pods: true,
         ..CLEAN
@@ -212,7 +212,7 @@ async fn a_running_controller_is_in_the_way() {
         tokio::time::sleep(Duration::from_secs(3)).await;
         stopping.put(LEASE, held_by("", 1));
     });
-    let stop = Clean {
+    let stop = CleanCommand {
         stop_controller: true,
         ..CLEAN
     };
@@ -238,7 +238,7 @@ async fn every_answer_to_an_eviction() {
         let api = cluster();
         let call = format!("POST {POD}/eviction");
         api.script(&call, answer.clone());
-        let recreate = Clean {
+        let recreate = CleanCommand {
             recreate_pods: true,
             ..CLEAN
         };

@@ -59,33 +59,33 @@ pub async fn connect(
     config.default_retry = false;
     config.connect_timeout = Some(Duration::from_secs(5));
     let client = ClientBuilder::try_from(config)?
-        .with_layer(&Count(metrics))
+        .with_layer(&CountLayer(metrics))
         .build();
     Ok(ApiClient::new(client))
 }
 
 /// Tower layer that counts requests by verb and result.
 #[derive(Clone)]
-struct Count(ApiRequests);
+struct CountLayer(ApiRequests);
 
 #[derive(Clone)]
-struct Counted<S> {
+struct CountService<S> {
     inner: S,
     metrics: ApiRequests,
 }
 
-impl<S> Layer<S> for Count {
-    type Service = Counted<S>;
+impl<S> Layer<S> for CountLayer {
+    type Service = CountService<S>;
 
-    fn layer(&self, inner: S) -> Counted<S> {
-        Counted {
+    fn layer(&self, inner: S) -> CountService<S> {
+        CountService {
             inner,
             metrics: self.0.clone(),
         }
     }
 }
 
-impl<S, A, B> Service<Request<A>> for Counted<S>
+impl<S, A, B> Service<Request<A>> for CountService<S>
 where
     S: Service<Request<A>, Response = Response<B>>,
     S::Future: Send + 'static,

@@ -214,7 +214,7 @@ impl ApiClient {
     ///
     /// When the call fails; [`ApiError::DisruptionBudget`] if a budget forbids it.
     pub async fn evict(&self, pod: &Pod) -> Result<(), ApiError> {
-        let name = NamespacedName::of(pod);
+        let name = NamespacedName::of_object(pod);
         let eviction = json!({
             "apiVersion": "policy/v1",
             "kind": "Eviction",

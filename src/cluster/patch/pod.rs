@@ -26,9 +26,9 @@ const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 /// Adds the tolerations of a decision, records the decision, and removes archaware's scheduling gate. The API server
 /// does not allow tolerations of a pod to be removed again.
 pub fn place(pod: &Pod, change: PodChange, decision: &Decision) -> JsonPatch {
-    let mut patch = JsonPatch::of(&pod.metadata);
+    let mut patch = JsonPatch::for_object(&pod.metadata);
     // Recorded so that a pod created from this pod's YAML is decided without the additions.
-    let added = reinvocation::recorded(annotations(&pod.metadata)).and(&change);
+    let added = reinvocation::recorded_change(annotations(&pod.metadata)).and(&change);
     let added = (!added.is_empty()).then(|| json!(added).to_string());
     patch.change(pod, change);
     let decision = decision.annotation();
@@ -43,7 +43,7 @@ pub fn place(pod: &Pod, change: PodChange, decision: &Decision) -> JsonPatch {
 
 /// Removes archaware's scheduling gate only.
 pub fn release(pod: &Pod) -> JsonPatch {
-    let mut patch = JsonPatch::of(&pod.metadata);
+    let mut patch = JsonPatch::for_object(&pod.metadata);
     patch.release(pod);
     patch
 }

@@ -16,7 +16,7 @@ impl Reconcile for Panicking {
     const NAME: &'static str = "pods";
 
     async fn evaluate(&self, pod: &Pod) -> Option<()> {
-        let name = NamespacedName::of(pod).name;
+        let name = NamespacedName::of_object(pod).name;
         assert_ne!(name, "bad", "this panic is part of the test");
         None
     }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use super::{Run, RunError, WATCHES, run};
+use super::{ControllerParts, RunError, WATCHES, run};
 use crate::{
     cluster::{lease::Elector, namespaces::Namespaces},
     config::Config,
@@ -50,7 +50,7 @@ impl Controller {
         let election = Elector::new(&client, "archaware", "me".to_owned(), metrics.clone());
         let stop = CancellationToken::new();
         let run = run(
-            Run {
+            ControllerParts {
                 api: client,
                 config,
                 evaluator,

@@ -245,7 +245,7 @@ fn lease_name(day: u32) -> String {
 }
 
 fn tag_label(name: &str) -> (String, String) {
-    let hash = Digest::of(name.as_bytes()).to_string();
+    let hash = Digest::sha256(name.as_bytes()).to_string();
     let short: String = hash.chars().skip("sha256:".len()).take(16).collect();
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     (
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn tags_survive_being_written_down() {
-        let digest = Digest::of(b"x");
+        let digest = Digest::sha256(b"x");
         let (key, value) = tag_label("docker.io/library/nginx:latest");
         let label = |value: &str| Info {
             digest: digest.to_string(),

@@ -113,22 +113,22 @@ impl Store {
             .filter(|size| *size > 0)
             .and_then(|size| self.waiting.clone().try_acquire_many_owned(size).ok());
         match place {
-            Some(place) => self.push(root, Job::Documents(documents, place)),
+            Some(place) => self.enqueue(root, Job::Documents(documents, place)),
             None => self.writes.count("dropped"),
         }
     }
 
     /// Extends the life of content that is in use.
     pub(crate) fn touch(&self, digest: &Digest) {
-        self.push(digest, Job::Touch(digest.clone()));
+        self.enqueue(digest, Job::Touch(digest.clone()));
     }
 
     /// Persists what a public tag points at.
     pub(crate) fn store_tag(&self, name: &str, root: &Digest) {
-        self.push(root, Job::Tag(name.to_owned(), root.clone()));
+        self.enqueue(root, Job::Tag(name.to_owned(), root.clone()));
     }
 
-    fn push(&self, root: &Digest, job: Job) {
+    fn enqueue(&self, root: &Digest, job: Job) {
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(root);
         let worker = usize::try_from(hash % WORKERS).unwrap_or_default();
         let queue = self.queues.get(worker).filter(|_| self.link.is_up());

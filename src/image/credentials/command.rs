@@ -17,7 +17,7 @@ use tokio::{
 /// The kubelet's timeout.
 const TIMEOUT: Duration = Duration::from_mins(1);
 /// Maximum concurrent runs of one program, which may be an interpreter with a cloud SDK.
-pub(super) const AT_ONCE: usize = 4;
+pub(super) const MAX_CONCURRENT_RUNS: usize = 4;
 const MAX_ANSWER: u64 = 1024 * 1024;
 
 /// Why a program gave no answer. Its output is not included, because it may contain secrets.

@@ -64,7 +64,7 @@ impl Credential {
         if username.is_empty() && password.expose_secret().is_empty() {
             return Self::anonymous();
         }
-        let fingerprint = Fingerprint::of(&[
+        let fingerprint = Fingerprint::from_parts(&[
             b"password",
             username.as_bytes(),
             password.expose_secret().as_bytes(),
@@ -77,7 +77,7 @@ impl Credential {
 
     /// An identity token, as `docker login` stores for some registries.
     pub fn identity_token(token: SecretString) -> Self {
-        let fingerprint = Fingerprint::of(&[b"token", token.expose_secret().as_bytes()]);
+        let fingerprint = Fingerprint::from_parts(&[b"token", token.expose_secret().as_bytes()]);
         Self {
             secret: Secret::IdentityToken(token),
             fingerprint,
@@ -88,7 +88,7 @@ impl Credential {
     pub fn anonymous() -> Self {
         Self {
             secret: Secret::Anonymous,
-            fingerprint: Fingerprint::of(&[b"anonymous"]),
+            fingerprint: Fingerprint::from_parts(&[b"anonymous"]),
         }
     }
 
@@ -109,16 +109,16 @@ impl Credential {
 
 impl Fingerprint {
     /// The combined fingerprint of several credentials in their order.
-    pub(crate) fn of_all(fingerprints: &[Self]) -> Self {
+    pub(crate) fn combine(fingerprints: &[Self]) -> Self {
         let parts: Vec<&[u8]> = fingerprints.iter().map(Self::bytes).collect();
-        Self::of(&parts)
+        Self::from_parts(&parts)
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    pub(crate) fn of(parts: &[&[u8]]) -> Self {
+    pub(crate) fn from_parts(parts: &[&[u8]]) -> Self {
         static KEY: LazyLock<[u8; 32]> = LazyLock::new(rand::random);
         let mut hash = Sha256::new();
         hash.update(*KEY);

@@ -21,7 +21,7 @@ use crate::{
 
 use super::{
     Credential,
-    command::{self, AT_ONCE, CommandError, Programs},
+    command::{self, CommandError, MAX_CONCURRENT_RUNS, Programs},
     docker_config::{DockerConfig, DockerConfigError},
     provider::Providers,
 };
@@ -75,7 +75,7 @@ impl OperatorCredentials {
         let helpers = Helpers {
             answers: Cache::new(MAX_ANSWERS),
             flights: SingleFlight::new(),
-            slots: Semaphore::new(AT_ONCE),
+            slots: Semaphore::new(MAX_CONCURRENT_RUNS),
         };
         let helpers = file.as_ref().map(|_| Arc::new(helpers));
         Ok(Self {

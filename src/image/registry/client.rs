@@ -98,7 +98,7 @@ impl Registry {
 
     /// Number of hosts that get no requests from at least one principal at the moment.
     pub(crate) fn paused_hosts(&self) -> usize {
-        self.http.limiters.closed()
+        self.http.limiters.paused_hosts()
     }
 
     /// Rate limits as hosts last reported them.
@@ -211,7 +211,7 @@ impl Registry {
                 what: reference.to_string(),
                 why: "its content is not what Docker-Content-Digest says".to_owned(),
             }),
-            _ => Ok(Head::Document(Digest::of(&answer.body), answer)),
+            _ => Ok(Head::Document(Digest::sha256(&answer.body), answer)),
         }
     }
 

@@ -257,7 +257,7 @@ pub(super) async fn exchange(
         answer.status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(RETRY_AFTER);
     if limited || overloaded {
         let retry_after = retry_after(headers, SystemTime::now());
-        return Err(limiter.close(principal, retry_after, limited));
+        return Err(limiter.pause(principal, retry_after, limited));
     }
     Ok(answer)
 }

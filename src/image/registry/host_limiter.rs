@@ -21,11 +21,11 @@ use crate::{
 /// Users choose the hosts, so the state of the least used ones is dropped.
 const MAX_HOSTS: usize = 1024;
 /// Maximum number of rate-limited principals per host; further ones are not recorded.
-const MAX_CLOSED: usize = 256;
+const MAX_PAUSED: usize = 256;
 /// Consecutive timeouts after which the host gets no requests.
 const MAX_TIMEOUTS: u32 = 3;
 /// How long the host gets no requests.
-const PAUSE: Backoff = Backoff::seconds(10, 60);
+const PAUSE_BACKOFF: Backoff = Backoff::seconds(10, 60);
 /// The longest `Retry-After` that is obeyed.
 pub(super) const LONGEST_RETRY_AFTER: Duration = Duration::from_hours(1);
 /// Used when a registry limits the rate without `Retry-After`.
@@ -52,12 +52,12 @@ struct State {
     /// The host does not answer: no requests from any principal until then.
     silent_until: Option<Instant>,
     /// Principals that the host rate-limits.
-    closed: HashMap<Principal, Closed>,
+    closed: HashMap<Principal, Pause>,
     quota: Option<Quota>,
 }
 
 #[derive(Clone, Copy)]
-struct Closed {
+struct Pause {
     until: Instant,
     rate_limited: bool,
 }
@@ -92,10 +92,10 @@ impl HostLimiters {
     }
 
     /// Number of hosts that get no requests from at least one principal.
-    pub(super) fn closed(&self) -> usize {
+    pub(super) fn paused_hosts(&self) -> usize {
         self.hosts
             .iter()
-            .filter(|(_, limiter)| limiter.is_closed())
+            .filter(|(_, limiter)| limiter.is_paused())
             .count()
     }
 
@@ -143,7 +143,7 @@ impl HostLimiter {
         }
     }
 
-    fn is_closed(&self) -> bool {
+    fn is_paused(&self) -> bool {
         let state = self.state.lock();
         let now = Instant::now();
         state.silent_until.is_some_and(|until| until > now)
@@ -181,13 +181,13 @@ impl HostLimiter {
             .silent_until
             .is_some_and(|until| until > Instant::now());
         if state.timeouts >= MAX_TIMEOUTS && !closed {
-            state.pause = PAUSE.next(state.pause);
+            state.pause = PAUSE_BACKOFF.next(state.pause);
             state.silent_until = Some(Instant::now() + state.pause);
         }
     }
 
     /// Stops requests of `principal`, because the host limits the rate or is overloaded. Returns the error to report.
-    pub(super) fn close(
+    pub(super) fn pause(
         &self,
         principal: Principal,
         retry_after: Duration,
@@ -202,10 +202,10 @@ impl HostLimiter {
             .closed
             .get(&principal)
             .is_none_or(|closed| closed.until < until);
-        if longer && (state.closed.len() < MAX_CLOSED || state.closed.contains_key(&principal)) {
+        if longer && (state.closed.len() < MAX_PAUSED || state.closed.contains_key(&principal)) {
             state.closed.insert(
                 principal,
-                Closed {
+                Pause {
                     until,
                     rate_limited,
                 },
@@ -238,14 +238,14 @@ mod tests {
         limiter.timed_out();
         limiter.timed_out();
         assert!(limiter.enter(None).await.is_ok());
-        assert_eq!(limiters.closed(), 0);
+        assert_eq!(limiters.paused_hosts(), 0);
         limiter.timed_out();
-        assert_eq!(limiters.closed(), 1);
+        assert_eq!(limiters.paused_hosts(), 1);
         let error = limiters.host("reg").enter(None).await.unwrap_err();
         assert!(
             error
                 .retry_after()
-                .is_some_and(|after| after <= PAUSE.first)
+                .is_some_and(|after| after <= PAUSE_BACKOFF.first)
         );
         limiter.answered(&HeaderMap::new());
         assert!(limiter.enter(None).await.is_ok());
@@ -261,7 +261,7 @@ mod tests {
             tokio::spawn(async move { limiter.enter(None).await.map(drop) })
         };
         tokio::task::yield_now().await;
-        limiter.close(None, Duration::from_secs(5), true);
+        limiter.pause(None, Duration::from_secs(5), true);
         drop(slot);
         let error = waiting.await.unwrap().unwrap_err();
         assert!(matches!(error, ImageError::RateLimited { .. }), "{error}");
@@ -278,8 +278,8 @@ mod tests {
         let limiters = HostLimiters::new(1);
         let limiter = limiters.host("reg");
         let principal = Some(Credential::password("a".into(), "b".into()).fingerprint());
-        limiter.close(None, Duration::from_mins(1), true);
-        limiter.close(None, Duration::from_secs(1), true);
+        limiter.pause(None, Duration::from_mins(1), true);
+        limiter.pause(None, Duration::from_secs(1), true);
         let error = limiter.enter(None).await.unwrap_err();
         assert!(error.retry_after().unwrap() > Duration::from_secs(50));
         assert!(limiter.enter(principal).await.is_ok());

@@ -65,7 +65,7 @@ pub struct ResolveRequest<'a> {
     /// Pull policy of its container.
     pub policy: PullPolicy,
     /// The pod's own credentials; those of the operator are tried after them.
-    pub keys: &'a LazyKeyring,
+    pub keyring: &'a LazyKeyring,
 }
 
 /// Where an answer came from.
@@ -205,7 +205,7 @@ impl Resolver {
     /// Reads content that does not exist, to find out whether containerd answers.
     pub async fn probe_containerd(&self) {
         if let Some(containerd) = &self.0.containerd {
-            let nothing = Digest::of(b"archaware asks whether containerd answers");
+            let nothing = Digest::sha256(b"archaware asks whether containerd answers");
             // `containerd_is_up` reports the outcome.
             let _ = containerd.read(Deadline::new(), &nothing).await;
         }
@@ -250,7 +250,7 @@ impl Resolver {
         {
             return Ok(context.resolved(found, &summary, Source::Memory));
         }
-        let mut credentials = request.keys.clone().await.lookup(&context.reference);
+        let mut credentials = request.keyring.clone().await.lookup(&context.reference);
         for credential in inner.node_credentials.lookup(&context.reference).await {
             if !credentials
                 .iter()
@@ -261,7 +261,7 @@ impl Resolver {
         }
         context.credentials = credentials.into();
         if inner.settings.per_credential && !context.credentials.is_empty() {
-            context.isolated = Some(Fingerprint::of_all(&context.fingerprints()));
+            context.isolated = Some(Fingerprint::combine(&context.fingerprints()));
         }
         let found = match context.reference.version() {
             Version::Digest(digest) => ResolvedTag::known(digest.clone()),

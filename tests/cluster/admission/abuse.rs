@@ -89,7 +89,7 @@ async fn idle_and_slow_connections_are_ended() {
     let mut slow = webhook.connect().await;
     let head = "POST /pods HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{";
     slow.write_all(head.as_bytes()).await.unwrap();
-    assert!(bed.is_asked().await);
+    assert!(bed.is_called().await);
     let started = Instant::now();
     let mut said = String::new();
     let ended = async {

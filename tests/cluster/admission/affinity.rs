@@ -15,7 +15,7 @@ const UNTAINTED: &str = "taint: {manage: false}\naffinity: {required: true}\n";
 async fn the_architectures_are_added_and_nothing_else_changes() {
     let bed = TestCluster::take().await;
     let preferred = "taint: {manage: false}\naffinity: {required: true, preferred: [{architecture: arm64, weight: 80}]}\n";
-    let _archaware = Controller::admitting(&bed, preferred, "").await;
+    let _archaware = Controller::start_with_webhook(&bed, preferred, "").await;
     let key = "kubernetes.io/arch";
     let arch = json!({"key": key, "operator": "In", "values": ["amd64", "arm64"]});
     let zone = json!({"key": "zone", "operator": "In", "values": ["a"]});
@@ -216,11 +216,11 @@ async fn no_pod_lands_where_its_author_or_its_images_forbid_it() {
     let bed = TestCluster::take().await;
     for (n, (architecture, zone)) in NODES.iter().enumerate() {
         let name = format!("node-{n}");
-        bed.node(&name, architecture).await;
+        bed.create_node(&name, architecture).await;
         let (zone, old) = (format!("zone={zone}"), format!("{OLD}={architecture}"));
         bed.kubectl(&["label", "node", &name, &zone, &old]);
     }
-    let archaware = Controller::admitting(&bed, UNTAINTED, "").await;
+    let archaware = Controller::start_with_webhook(&bed, UNTAINTED, "").await;
     let mut runner = TestRunner::default();
     let mut pods = Vec::new();
     for n in 0..120 {
@@ -246,7 +246,7 @@ async fn no_pod_lands_where_its_author_or_its_images_forbid_it() {
         if allowed.is_empty() {
             continue;
         }
-        let node = bed.bound(&format!("pod-{n}")).await;
+        let node = bed.wait_until_bound(&format!("pod-{n}")).await;
         let node: usize = node.trim_start_matches("node-").parse().unwrap();
         assert!(
             allowed.contains(&node),

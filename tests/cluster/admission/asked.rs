@@ -20,10 +20,10 @@ pub(super) struct Webhook {
 impl Webhook {
     pub(super) async fn start(bed: &TestCluster, config: &str) -> Self {
         let port = free_port();
-        let config = format!("{config}{}", admission(port, ""));
+        let config = format!("{config}{}", admission_config(port, ""));
         let archaware = Controller::start(bed, &config);
-        bed.asked().await;
-        let bundle = bed.webhook_authorities().await;
+        bed.wait_until_called().await;
+        let bundle = bed.webhook_ca().await;
         Self {
             client: client(&bundle),
             bundle,

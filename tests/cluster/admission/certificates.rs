@@ -49,7 +49,7 @@ async fn under_load<T>(bed: &TestCluster, until: impl Future<Output = T>) -> (T,
 
 /// The API server keeps its connections; a new one has to be trusted at any time, too.
 async fn fresh_connection(bed: &TestCluster, port: u16) {
-    let client = client(&bed.webhook_authorities().await);
+    let client = client(&bed.webhook_ca().await);
     let url = format!("https://127.0.0.1:{port}/pods");
     let answer = client
         .get(url)
@@ -64,16 +64,16 @@ async fn certificates_are_replaced_in_time_and_no_admission_fails() {
     let bed = TestCluster::take().await;
     let port = free_port();
     let minute = "certificates: {lifetime: 1m}";
-    let first = Controller::start(&bed, &admission(port, minute));
-    bed.asked().await;
+    let first = Controller::start(&bed, &admission_config(port, minute));
+    bed.wait_until_called().await;
     // Another replica, which never leads: it follows the Secret.
     let other = free_port();
-    let config = admission(other, minute).replace(
+    let config = admission_config(other, minute).replace(
         &format!("https://127.0.0.1:{other}"),
         &format!("https://127.0.0.1:{port}"),
     );
     let second = Controller::start(&bed, &config);
-    second.logged("admission certificate served").await;
+    second.wait_for_log("admission certificate served").await;
     let before = certificate(&bed).await.unwrap();
     let replaced = eventually("another certificate", Duration::from_mins(2), || async {
         fresh_connection(&bed, port).await;
@@ -137,7 +137,7 @@ async fn an_unusable_secret_is_replaced() {
         .create(&PostParams::default(), &secret)
         .await
         .unwrap();
-    let archaware = Controller::admitting(&bed, "", "").await;
+    let archaware = Controller::start_with_webhook(&bed, "", "").await;
     let secret = secrets(&bed).get("archaware-admission").await.unwrap();
     assert_eq!(secret.labels()["theirs"], "stays");
     assert_eq!(secret.data.unwrap()["theirs"].0, b"stays");
@@ -209,7 +209,7 @@ impl Files {
 async fn certificates_from_files_are_read_again() {
     let bed = TestCluster::take().await;
     let files = Files::new();
-    let archaware = Controller::start(&bed, &admission(free_port(), &files.config()));
+    let archaware = Controller::start(&bed, &admission_config(free_port(), &files.config()));
     // Not ready, and not gone: the files may come.
     let waits = eventually("an answer of /readyz", DEADLINE, || async {
         let (status, says) = archaware.http("/readyz").await;
@@ -217,9 +217,11 @@ async fn certificates_from_files_are_read_again() {
     })
     .await;
     assert_eq!(waits, 503);
-    archaware.logged("admission certificate not usable").await;
+    archaware
+        .wait_for_log("admission certificate not usable")
+        .await;
     files.write();
-    bed.asked().await;
+    bed.wait_until_called().await;
     eventually("readiness", DEADLINE, || async {
         (archaware.http("/readyz").await.0 == 200).then_some(())
     })
@@ -250,7 +252,7 @@ async fn certificates_from_files_are_read_again() {
         after.len() > before.len() && after.ends_with(&before),
         "the old authority stays beside the new one"
     );
-    assert!(bed.is_asked().await);
+    assert!(bed.is_called().await);
     // Broken ones are said, and the good ones go on.
     std::fs::write(files.path("data/tls.key"), "nonsense").unwrap();
     eventually("a word about it", DEADLINE, || async {
@@ -262,6 +264,6 @@ async fn certificates_from_files_are_read_again() {
             .then_some(())
     })
     .await;
-    assert!(bed.is_asked().await);
+    assert!(bed.is_called().await);
     assert_eq!(archaware.stop().await, 0);
 }

@@ -33,11 +33,12 @@ async fn create_from(bed: &TestCluster, name: &str, registry: &FakeRegistry, ima
 #[tokio::test]
 async fn waiting_pods_wait_no_longer_than_the_budget() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(50)))).await;
     let dead = registry("amd64", Some(Script::Hang)).await;
-    let archaware = Controller::admitting(&bed, "resolution: {failure: {after: 3s}}\n", "").await;
-    bed.tainted().await;
+    let archaware =
+        Controller::start_with_webhook(&bed, "resolution: {failure: {after: 3s}}\n", "").await;
+    bed.wait_until_tainted().await;
     let placed = create_from(&bed, "slow", &slow, "arm64").await;
     assert_eq!(
         architectures_of(&placed),
@@ -54,18 +55,18 @@ async fn waiting_pods_wait_no_longer_than_the_budget() {
         "the API server gives up after 3 s: {took:?}"
     );
     // The failure policy has the last word.
-    bed.event("dead", "SteppedAside").await;
-    bed.bound("dead").await;
+    bed.wait_for_event("dead", "SteppedAside").await;
+    bed.wait_until_bound("dead").await;
     assert_eq!(archaware.stop().await, 0);
 }
 
 #[tokio::test]
 async fn passing_pods_are_completed_by_the_controller() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(300)))).await;
-    let _archaware = Controller::admitting(&bed, "", "onMiss: pass").await;
-    bed.tainted().await;
+    let _archaware = Controller::start_with_webhook(&bed, "", "onMiss: pass").await;
+    bed.wait_until_tainted().await;
     let started = Instant::now();
     let passed = create_from(&bed, "first", &slow, "arm64").await;
     assert!(
@@ -73,7 +74,7 @@ async fn passing_pods_are_completed_by_the_controller() {
         "nobody waits for the registry"
     );
     assert!(architectures_of(&passed).is_empty() && !is_gated(&passed));
-    assert_eq!(bed.bound("first").await, "arm64");
+    assert_eq!(bed.wait_until_bound("first").await, "arm64");
     let dead = registry("amd64", Some(Script::Hang)).await;
     let started = Instant::now();
     let waits = create_from(&bed, "dead", &dead, "amd64").await;
@@ -95,16 +96,16 @@ async fn passing_pods_are_completed_by_the_controller() {
 async fn gated_pods_get_tolerations_and_affinity_with_the_removal_of_the_gate() {
     let bed = TestCluster::take().await;
     // Untainted: without its affinity it could land anywhere.
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(300)))).await;
     let config = "taint: {manage: false}\naffinity: {required: true, preferred: [{architecture: arm64, weight: 7}]}\n";
-    let _archaware = Controller::admitting(&bed, config, "onMiss: gate").await;
+    let _archaware = Controller::start_with_webhook(&bed, config, "onMiss: gate").await;
     let zone = json!({"key": "kubernetes.io/os", "operator": "Exists"});
     let mut gated = pod("gated", pod_spec(&[slow.image("arm64")]), json!({}));
     gated["spec"]["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}}});
     let gated: Pod = bed.create(gated).await;
     assert!(is_gated(&gated) && architectures_of(&gated).is_empty());
-    assert_eq!(bed.bound("gated").await, "arm64");
+    assert_eq!(bed.wait_until_bound("gated").await, "arm64");
     let placed = bed.pods().get("gated").await.unwrap();
     assert!(!is_gated(&placed));
     let spec = json!(placed.spec);
@@ -131,24 +132,24 @@ async fn gated_pods_get_tolerations_and_affinity_with_the_removal_of_the_gate() 
 async fn gates_open_although_the_registry_is_dead() {
     for action in ["tolerateAll", "hold", "tolerate, architectures: [arm64]"] {
         let bed = TestCluster::take().await;
-        bed.three_nodes().await;
+        bed.create_three_nodes().await;
         let dead = registry("arm64", Some(Script::Status(503, Vec::new()))).await;
         let config = format!("resolution: {{failure: {{after: 2s, action: {action}}}}}\n");
-        let _archaware = Controller::admitting(&bed, &config, "onMiss: gate").await;
-        bed.tainted().await;
+        let _archaware = Controller::start_with_webhook(&bed, &config, "onMiss: gate").await;
+        bed.wait_until_tainted().await;
         assert!(is_gated(&create_from(&bed, "gated", &dead, "arm64").await));
         eventually("an open gate", DEADLINE, || async {
             (!is_gated(&bed.pods().get("gated").await.ok()?)).then_some(())
         })
         .await;
         if action == "tolerateAll" {
-            bed.bound("gated").await;
+            bed.wait_until_bound("gated").await;
         } else if action != "hold" {
-            assert_eq!(bed.bound("gated").await, "arm64");
+            assert_eq!(bed.wait_until_bound("gated").await, "arm64");
         } else {
             // Held by the taints, until the registry is back.
             dead.unscript();
-            assert_eq!(bed.bound("gated").await, "arm64");
+            assert_eq!(bed.wait_until_bound("gated").await, "arm64");
         }
     }
 }
@@ -157,11 +158,11 @@ async fn gates_open_although_the_registry_is_dead() {
 #[tokio::test]
 async fn gates_open_after_a_restart_with_or_without_the_webhook() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     for (round, next) in ["onMiss: gate", "off"].into_iter().enumerate() {
         let dead = registry("arm64", Some(Script::Hang)).await;
-        let archaware = Controller::admitting(&bed, "", "onMiss: gate").await;
-        bed.tainted().await;
+        let archaware = Controller::start_with_webhook(&bed, "", "onMiss: gate").await;
+        bed.wait_until_tainted().await;
         let name = format!("gated-{round}");
         assert!(is_gated(&create_from(&bed, &name, &dead, "arm64").await));
         let mut torn = pod(
@@ -182,10 +183,10 @@ async fn gates_open_after_a_restart_with_or_without_the_webhook() {
         let _archaware = if next == "off" {
             Controller::start(&bed, "admission: {enabled: false}\n")
         } else {
-            Controller::admitting(&bed, "", next).await
+            Controller::start_with_webhook(&bed, "", next).await
         };
-        assert_eq!(bed.bound(&name).await, "arm64");
-        assert_eq!(bed.bound(&passed.name_any()).await, "arm64");
+        assert_eq!(bed.wait_until_bound(&name).await, "arm64");
+        assert_eq!(bed.wait_until_bound(&passed.name_any()).await, "arm64");
         // Its author wants nothing of archaware, so nothing is what it gets; others' gates are theirs.
         let gates = eventually("the removal of one gate", DEADLINE, || async {
             let gates = bed
@@ -216,10 +217,10 @@ async fn gates_open_after_a_restart_with_or_without_the_webhook() {
 #[tokio::test]
 async fn clean_opens_gates_and_removes_the_webhook() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let dead = registry("arm64", Some(Script::Hang)).await;
-    let archaware = Controller::admitting(&bed, "", "onMiss: gate").await;
-    bed.tainted().await;
+    let archaware = Controller::start_with_webhook(&bed, "", "onMiss: gate").await;
+    bed.wait_until_tainted().await;
     assert!(is_gated(&create_from(&bed, "gated", &dead, "arm64").await));
     assert_eq!(archaware.stop().await, 0);
     let (status, planned, error) = bed.archaware(&["clean", "--dry-run"]);
@@ -238,7 +239,7 @@ async fn clean_opens_gates_and_removes_the_webhook() {
     ] {
         assert!(log.contains(part), "{part}: {log}");
     }
-    bed.bound("gated").await;
+    bed.wait_until_bound("gated").await;
     for kind in ["mutatingwebhookconfigurations", "-n=archaware secrets"] {
         let found = bed.kubectl(
             &[
@@ -266,7 +267,7 @@ async fn clean_opens_gates_and_removes_the_webhook() {
 #[tokio::test]
 async fn a_refused_patch_opens_the_gate_all_the_same() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(300)))).await;
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
@@ -286,7 +287,7 @@ async fn a_refused_patch_opens_the_gate_all_the_same() {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": [policy, binding]});
     std::fs::write(&file, list.to_string()).unwrap();
     bed.kubectl(&["apply", "-f", file.to_str().unwrap()]);
-    let _archaware = Controller::admitting(&bed, "", "onMiss: gate").await;
+    let _archaware = Controller::start_with_webhook(&bed, "", "onMiss: gate").await;
     // The policy is in force when a change is refused by it.
     eventually("a policy in force", DEADLINE, || async {
         let probe = create(&bed, "", &["arm64"], |pod| {
@@ -304,7 +305,7 @@ async fn a_refused_patch_opens_the_gate_all_the_same() {
         (!is_gated(&bed.pods().get("gated").await.ok()?)).then_some(())
     })
     .await;
-    bed.event("gated", "ChangeRefused").await;
+    bed.wait_for_event("gated", "ChangeRefused").await;
     bed.kubectl(&["delete", "-f", file.to_str().unwrap()]);
 }
 
@@ -312,19 +313,19 @@ async fn a_refused_patch_opens_the_gate_all_the_same() {
 #[tokio::test]
 async fn another_replica_opens_the_gates_of_one_that_is_gone() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let dead = registry("arm64", Some(Script::Hang)).await;
-    let first = Controller::admitting(&bed, "", "onMiss: gate").await;
-    bed.tainted().await;
+    let first = Controller::start_with_webhook(&bed, "", "onMiss: gate").await;
+    bed.wait_until_tainted().await;
     let port = free_port();
-    let second = Controller::start(&bed, &admission(port, "onMiss: gate"));
-    second.logged("admission certificate served").await;
+    let second = Controller::start(&bed, &admission_config(port, "onMiss: gate"));
+    second.wait_for_log("admission certificate served").await;
     assert!(is_gated(&create_from(&bed, "gated", &dead, "arm64").await));
     dead.unscript();
     first.signal("-KILL");
     drop(first);
-    assert_eq!(bed.bound("gated").await, "arm64");
+    assert_eq!(bed.wait_until_bound("gated").await, "arm64");
     // The registration is the new leader's by now.
-    bed.asked().await;
+    bed.wait_until_called().await;
     assert_eq!(second.stop().await, 0);
 }

@@ -14,8 +14,8 @@ const ARM: &str = "kubernetes.io/arch=arm64:NoSchedule";
 #[tokio::test]
 async fn nodes_are_tainted_as_they_register() {
     let bed = TestCluster::take().await;
-    let archaware = Controller::admitting(&bed, "", "").await;
-    let node = bed.node("arm", "arm64").await;
+    let archaware = Controller::start_with_webhook(&bed, "", "").await;
+    let node = bed.create_node("arm", "arm64").await;
     assert_eq!(taints(&node), set(&[ARM]));
     assert_eq!(node.annotations()["archaware.dev/taint"], ARM);
     // Like the reconciler: ignored ones stay free, foreign taints stay, what is unknown is not guessed.
@@ -40,7 +40,7 @@ async fn nodes_are_tainted_as_they_register() {
         ),
         ("unknown", "", json!({}), &[]),
     ] {
-        let node = bed.node_with(name, architecture, change).await;
+        let node = bed.create_node_with(name, architecture, change).await;
         assert_eq!(taints(&node), set(expected), "{name}");
     }
     let written = "archaware_writes_total{kind=\"Node\",result=\"applied\"}";
@@ -80,9 +80,9 @@ fn template_architectures(set: &DaemonSet) -> std::collections::BTreeSet<String>
 #[tokio::test]
 async fn daemon_sets_are_rolled_once() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
-    let archaware = Controller::admitting(&bed, "", "").await;
-    bed.tainted().await;
+    bed.create_three_nodes().await;
+    let archaware = Controller::start_with_webhook(&bed, "", "").await;
+    bed.wait_until_tainted().await;
     let created: DaemonSet = bed.create(daemon_set(&bed.image("amd64-arm64"))).await;
     assert_eq!(template_architectures(&created), set(&["amd64", "arm64"]));
     let running = |number: usize| {
@@ -130,7 +130,7 @@ async fn daemon_sets_are_rolled_once() {
 #[tokio::test]
 async fn reported_daemon_sets_are_not_asked_about() {
     let bed = TestCluster::take().await;
-    let _archaware = Controller::admitting(&bed, "daemonSets: report\n", "").await;
+    let _archaware = Controller::start_with_webhook(&bed, "daemonSets: report\n", "").await;
     let created: DaemonSet = bed.create(daemon_set(&bed.image("arm64"))).await;
     assert!(template_architectures(&created).is_empty());
     let webhooks = "jsonpath={.webhooks[*].name}";

@@ -11,7 +11,7 @@ use super::*;
 #[tokio::test]
 async fn pods_are_created_with_what_they_need() {
     let bed = TestCluster::take().await;
-    let archaware = Controller::admitting(&bed, "", "").await;
+    let archaware = Controller::start_with_webhook(&bed, "", "").await;
     let created = create(&bed, "both", &["multi", "amd64-arm64"], |_| {}).await;
     assert_eq!(architectures_of(&created), set(&["amd64", "arm64"]));
     assert_eq!(
@@ -58,8 +58,8 @@ async fn pods_are_created_with_what_they_need() {
 #[tokio::test]
 async fn what_has_its_node_is_left_alone() {
     let bed = TestCluster::take().await;
-    bed.cordoned_node("somewhere", "amd64").await;
-    let archaware = Controller::admitting(&bed, "", "").await;
+    bed.create_cordoned_node("somewhere", "amd64").await;
+    let archaware = Controller::start_with_webhook(&bed, "", "").await;
     let bound = create(&bed, "bound", &["arm64"], |pod| {
         pod["spec"]["nodeName"] = json!("somewhere");
     })
@@ -89,9 +89,9 @@ async fn what_has_its_node_is_left_alone() {
 #[tokio::test]
 async fn a_rollout_is_placed_as_it_is_created() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
-    let archaware = Controller::admitting(&bed, "", "").await;
-    bed.tainted().await;
+    bed.create_three_nodes().await;
+    let archaware = Controller::start_with_webhook(&bed, "", "").await;
+    bed.wait_until_tainted().await;
     let template = json!({
         "metadata": {"labels": {"app": "a"}},
         "spec": pod_spec(&[bed.image("arm64")]),
@@ -124,7 +124,7 @@ async fn a_rollout_is_placed_as_it_is_created() {
 #[tokio::test]
 async fn a_dry_run_leaves_no_trace() {
     let bed = TestCluster::take().await;
-    let archaware = Controller::admitting(&bed, "", "onMiss: gate").await;
+    let archaware = Controller::start_with_webhook(&bed, "", "onMiss: gate").await;
     let dry_run = PostParams {
         dry_run: true,
         ..PostParams::default()
@@ -141,7 +141,7 @@ async fn a_dry_run_leaves_no_trace() {
         .create(&PostParams::default(), &torn)
         .await
         .unwrap();
-    bed.event("dry", "NoCommonArchitecture").await;
+    bed.wait_for_event("dry", "NoCommonArchitecture").await;
     let events: Api<k8s_openapi::api::events::v1::Event> = Api::all(bed.client.clone());
     let about = ListParams::default().fields("reason=NoCommonArchitecture");
     let about = events.list(&about).await.unwrap().items;
@@ -166,7 +166,8 @@ async fn a_pod_without_common_architecture_is_refused_or_warned_about() {
         (created, says)
     };
     {
-        let archaware = Controller::admitting(&bed, "", "onNoCommonArchitecture: deny").await;
+        let archaware =
+            Controller::start_with_webhook(&bed, "", "onNoCommonArchitecture: deny").await;
         let (created, says) = apply();
         assert!(!created && says.contains("share no architecture"), "{says}");
         let (arm, amd) = (bed.image("arm64"), bed.image("amd64"));
@@ -176,7 +177,7 @@ async fn a_pod_without_common_architecture_is_refused_or_warned_about() {
         );
         assert_eq!(archaware.stop().await, 0);
     }
-    let _archaware = Controller::admitting(&bed, "", "").await;
+    let _archaware = Controller::start_with_webhook(&bed, "", "").await;
     let (created, says) = apply();
     assert!(
         created && says.contains("Warning: archaware: its images share no architecture"),
@@ -187,7 +188,7 @@ async fn a_pod_without_common_architecture_is_refused_or_warned_about() {
 #[tokio::test]
 async fn invalid_annotations_are_warned_about() {
     let bed = TestCluster::take().await;
-    let _archaware = Controller::admitting(&bed, "", "").await;
+    let _archaware = Controller::start_with_webhook(&bed, "", "").await;
     let image = bed.image("arm64");
     let annotation = "archaware.dev/preferred-architectures=arm64:80";
     let run = ["-n", &bed.namespace, "run", "odd", "--image", &image];
@@ -202,7 +203,7 @@ async fn invalid_annotations_are_warned_about() {
 async fn further_tolerations_follow_the_platforms() {
     let bed = TestCluster::take().await;
     let rules = "tolerations:\n- platforms: [linux/arm64]\n  toleration: {key: pool, operator: Equal, value: graviton, effect: NoSchedule}\n- toleration: {key: example.com/spot, value: \"spot-{arch}\"}\ntaint: {manage: false}\n";
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     for (node, taint) in [
         ("amd64", "example.com/spot=spot-amd64:NoSchedule"),
         ("arm64", "pool=graviton:NoSchedule"),
@@ -210,11 +211,11 @@ async fn further_tolerations_follow_the_platforms() {
     ] {
         bed.kubectl(&["taint", "node", node, taint]);
     }
-    let archaware = Controller::admitting(&bed, rules, "").await;
+    let archaware = Controller::start_with_webhook(&bed, rules, "").await;
     bed.create_pod("arm", &["arm64"]).await;
     bed.create_pod("amd", &["amd64"]).await;
-    assert_eq!(bed.bound("arm").await, "arm64");
-    assert_eq!(bed.bound("amd").await, "amd64");
+    assert_eq!(bed.wait_until_bound("arm").await, "arm64");
+    assert_eq!(bed.wait_until_bound("amd").await, "amd64");
     let arm = bed.pods().get("arm").await.unwrap();
     let keys: Vec<String> = arm
         .spec
@@ -241,7 +242,7 @@ async fn a_sidecar_that_comes_later_counts() {
     let sidecar = bed.image("arm64");
     let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"], "scope": "Namespaced"});
     // By name, webhooks are called in the order of the alphabet.
-    let injector = Hook::start(&bed, "sidecars", rule, move |pod| {
+    let injector = RecordingWebhook::start(&bed, "sidecars", rule, move |pod| {
         let has = pod["spec"]["containers"].as_array().is_some_and(|all| all.len() > 1);
         let sidecar = json!({"name": "sidecar", "image": sidecar});
         if has || !pod["metadata"]["labels"]["inject"].is_string() {
@@ -254,7 +255,7 @@ async fn a_sidecar_that_comes_later_counts() {
     })
     .await;
     let affinity = "affinity: {required: true, preferred: [{architecture: amd64, weight: 10}]}\n";
-    let _archaware = Controller::admitting(&bed, affinity, "").await;
+    let _archaware = Controller::start_with_webhook(&bed, affinity, "").await;
     let own = json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": "s390x", "effect": "NoSchedule"});
     let created = create(&bed, "meshed", &["multi"], |pod| {
         pod["metadata"]["labels"] = json!({"inject": "yes"});
@@ -289,7 +290,7 @@ async fn a_sidecar_that_comes_later_counts() {
 #[tokio::test]
 async fn namespaces_opt_out_and_prefer() {
     let bed = TestCluster::take().await;
-    let out = bed.opted_out().await;
+    let out = bed.create_opted_out_namespace().await;
     bed.kubectl(&[
         "annotate",
         "namespace",
@@ -297,7 +298,7 @@ async fn namespaces_opt_out_and_prefer() {
         "archaware.dev/preferred-architectures=arm64=70",
     ]);
     let preferred = "affinity: {preferred: [{architecture: arm64, weight: 5}, {architecture: s390x, weight: 6}]}\n";
-    let archaware = Controller::admitting(&bed, preferred, "").await;
+    let archaware = Controller::start_with_webhook(&bed, preferred, "").await;
     let weights = |pod: &Pod| {
         let spec = json!(pod.spec);
         let all =
@@ -342,10 +343,10 @@ async fn namespaces_opt_out_and_prefer() {
 #[tokio::test]
 async fn a_copy_of_a_placed_pod_is_decided_anew() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
-    let out = bed.opted_out().await;
-    let _archaware = Controller::admitting(&bed, "", "").await;
-    bed.tainted().await;
+    bed.create_three_nodes().await;
+    let out = bed.create_opted_out_namespace().await;
+    let _archaware = Controller::start_with_webhook(&bed, "", "").await;
+    bed.wait_until_tainted().await;
     let elsewhere: Api<Pod> = Api::namespaced(bed.client.clone(), &out);
     for (name, image, annotations, copied, expected) in [
         ("multi", "multi", json!({}), "arm64", set(&["arm64"])),
@@ -391,19 +392,24 @@ async fn a_copy_of_a_placed_pod_is_decided_anew() {
 #[tokio::test]
 async fn the_scheduler_follows() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let config = "affinity: {required: true, preferred: [{architecture: arm64, weight: 100}]}\nschedulableArchitectures: [amd64, arm64]\n";
-    let _archaware = Controller::admitting(&bed, config, "").await;
-    bed.tainted().await;
+    let _archaware = Controller::start_with_webhook(&bed, config, "").await;
+    bed.wait_until_tainted().await;
     for n in 0..6 {
         bed.create_pod(&format!("preferred-{n}"), &["multi"]).await;
     }
     for n in 0..6 {
-        assert_eq!(bed.bound(&format!("preferred-{n}")).await, "arm64");
+        assert_eq!(
+            bed.wait_until_bound(&format!("preferred-{n}")).await,
+            "arm64"
+        );
     }
     let unschedulable = bed.create_pod("unschedulable", &["s390x"]).await;
     assert!(architectures_of(&unschedulable).is_empty());
-    let why = bed.event("unschedulable", "NoCommonArchitecture").await;
+    let why = bed
+        .wait_for_event("unschedulable", "NoCommonArchitecture")
+        .await;
     assert!(
         why.contains("schedulableArchitectures are amd64, arm64"),
         "{why}"

@@ -66,11 +66,12 @@ async fn the_fixtures_are_what_the_api_server_sends() {
     let rule = |group: &str, resource: &str| json!({"apiGroups": [group], "apiVersions": ["v1"], "resources": [resource], "operations": ["CREATE", "UPDATE"]});
     let mut rules = rule("", "pods");
     rules["resources"] = json!(["pods", "nodes"]);
-    let core = Hook::start(&bed, "core", rules, |_| json!([])).await;
-    let apps = Hook::start(&bed, "apps", rule("apps", "daemonsets"), |_| json!([])).await;
+    let core = RecordingWebhook::start(&bed, "core", rules, |_| json!([])).await;
+    let apps =
+        RecordingWebhook::start(&bed, "apps", rule("apps", "daemonsets"), |_| json!([])).await;
     // Until the API server asks the new webhooks.
     eventually("the first question", DEADLINE, || async {
-        let node = bed.node("settling", "amd64").await;
+        let node = bed.create_node("settling", "amd64").await;
         bed.nodes().delete("settling", &DeleteParams::default()).await.unwrap();
         drop(node);
         let mut probe = pod_spec(&["probe".to_owned()]);
@@ -92,7 +93,7 @@ async fn the_fixtures_are_what_the_api_server_sends() {
         },
     });
     bed.create::<Pod>(pod).await;
-    bed.node("registers", "arm64").await;
+    bed.create_node("registers", "arm64").await;
     let set = json!({"metadata": {"name": "agent"}, "spec": {
         "selector": {"matchLabels": {"app": "agent"}},
         "template": {"metadata": {"labels": {"app": "agent"}}, "spec": pod_spec(&[bed.image("amd64-arm64")])},
@@ -309,7 +310,7 @@ async fn what_no_api_server_sends_is_refused() {
         let short = says.len() < 300 || status == StatusCode::OK;
         assert!(short, "{what} is not repeated at length: {says}");
     }
-    assert!(bed.is_asked().await, "and it goes on");
+    assert!(bed.is_called().await, "and it goes on");
 }
 
 /// Nor does what is no request at all, or one without an end.
@@ -358,5 +359,5 @@ async fn what_has_no_end_is_ended() {
     assert!(reqwest::get(url.replace("https", "http")).await.is_err());
     let peak = webhook.archaware.peak_memory();
     assert!(peak < 80.0, "{peak} MiB");
-    assert!(bed.is_asked().await, "and it goes on");
+    assert!(bed.is_called().await, "and it goes on");
 }

@@ -14,12 +14,12 @@ use super::*;
 #[tokio::test]
 async fn a_dead_or_hung_webhook_holds_nobody_up() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let port = free_port();
-    let config = admission(port, "");
+    let config = admission_config(port, "");
     let archaware = Controller::start(&bed, &config);
-    bed.asked().await;
-    bed.tainted().await;
+    bed.wait_until_called().await;
+    bed.wait_until_tainted().await;
     archaware.signal("-STOP");
     let started = Instant::now();
     let hung = bed.create_pod("hung", &["arm64"]).await;
@@ -28,8 +28,8 @@ async fn a_dead_or_hung_webhook_holds_nobody_up() {
     // The budget of a second and two more are what the API server is told to wait.
     assert!(took < Duration::from_secs(5), "{took:?}");
     archaware.signal("-CONT");
-    assert_eq!(bed.bound("hung").await, "arm64");
-    assert!(bed.is_asked().await);
+    assert_eq!(bed.wait_until_bound("hung").await, "arm64");
+    assert!(bed.is_called().await);
     archaware.signal("-KILL");
     drop(archaware);
     let started = Instant::now();
@@ -40,20 +40,20 @@ async fn a_dead_or_hung_webhook_holds_nobody_up() {
         "a closed door is no time-out"
     );
     // A node that joins meanwhile is tainted when archaware is back.
-    let late = bed.node("late", "arm64").await;
+    let late = bed.create_node("late", "arm64").await;
     assert!(taints(&late).is_empty());
     let _archaware = Controller::start(&bed, &config);
-    bed.asked().await;
-    bed.bound("dead").await;
-    bed.tainted().await;
+    bed.wait_until_called().await;
+    bed.wait_until_bound("dead").await;
+    bed.wait_until_tainted().await;
 }
 
 #[tokio::test]
 async fn a_configuration_that_somebody_breaks_is_put_right() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
-    let _archaware = Controller::admitting(&bed, "", "").await;
-    bed.tainted().await;
+    bed.create_three_nodes().await;
+    let _archaware = Controller::start_with_webhook(&bed, "", "").await;
+    bed.wait_until_tainted().await;
     let configurations: Api<MutatingWebhookConfiguration> = Api::all(bed.client.clone());
     // Another authority: the API server trusts nobody any more.
     let foreign = rcgen::generate_simple_self_signed(["a".to_owned()])
@@ -71,16 +71,16 @@ async fn a_configuration_that_somebody_breaks_is_put_right() {
         .await
         .unwrap();
     eventually("a webhook that is not trusted", DEADLINE, || async {
-        (!bed.is_asked().await).then_some(())
+        (!bed.is_called().await).then_some(())
     })
     .await;
     bed.create_pod("meanwhile", &["arm64"]).await;
     assert_eq!(
-        bed.bound("meanwhile").await,
+        bed.wait_until_bound("meanwhile").await,
         "arm64",
         "the reconciler is there"
     );
-    bed.asked().await;
+    bed.wait_until_called().await;
     let found = configurations.get("archaware").await.unwrap();
     let selector = json!(found.webhooks.unwrap()[0].namespace_selector).to_string();
     assert!(
@@ -96,7 +96,7 @@ async fn sigterm_drains() {
     let slow = FakeRegistry::start().await.unwrap();
     slow.add("arm64", &testimg::find("arm64"));
     slow.script("/", Script::Slow(Duration::from_millis(200)));
-    let archaware = Controller::admitting(&bed, "", "budget: 2s").await;
+    let archaware = Controller::start_with_webhook(&bed, "", "budget: 2s").await;
     let mut waiting = pod("waiting", pod_spec(&[slow.image("arm64")]), json!({}));
     waiting["spec"]["schedulerName"] = json!("none");
     let create = bed.create::<Pod>(waiting);
@@ -141,8 +141,8 @@ async fn a_configuration_of_the_users_own_gets_the_authorities() {
     let file = bed.dir().join("webhook.json");
     std::fs::write(&file, own.to_string()).unwrap();
     bed.kubectl(&["apply", "-f", file.to_str().unwrap()]);
-    let _archaware = Controller::start(&bed, &admission(port, "manageConfiguration: false"));
-    bed.asked().await;
+    let _archaware = Controller::start(&bed, &admission_config(port, "manageConfiguration: false"));
+    bed.wait_until_called().await;
     let timeouts = "jsonpath={.webhooks[*].timeoutSeconds}";
     let found = bed.kubectl(&[
         "get",

@@ -44,7 +44,7 @@ async fn api_server_killed_and_restarted() {
         return;
     };
     scene.bed.signal_component("-KILL", "kube-apiserver");
-    scene.archaware.logged("watch interrupted").await;
+    scene.archaware.wait_for_log("watch interrupted").await;
     scene.bed.restart_components();
     scene.ends_well().await;
 }
@@ -55,7 +55,7 @@ async fn api_server_stopped_for_a_minute() {
         return;
     };
     scene.bed.signal_component("-STOP", "kube-apiserver");
-    scene.archaware.leads(false).await;
+    scene.archaware.wait_until_leading(false).await;
     let (status, says) = scene.archaware.http("/readyz").await;
     assert_eq!(status, 503);
     assert!(says.contains("[-] the API server"), "{says}");
@@ -72,7 +72,7 @@ async fn etcd_killed_and_restarted() {
     };
     scene.bed.signal_component("-KILL", "etcd");
     // Half a lease: renewals fail meanwhile.
-    scene.archaware.logged("cannot renew the lease").await;
+    scene.archaware.wait_for_log("cannot renew the lease").await;
     scene.bed.restart_components();
     // The API server gives up without etcd, on some versions; whatever has ended is started.
     eventually("an API server", DEADLINE, || async {
@@ -115,11 +115,11 @@ async fn watch_history_compacted() {
     bed.signal_component("-KILL", "kube-apiserver");
     bed.restart_components();
     archaware.signal("-CONT");
-    archaware.logged("too old resource version").await;
+    archaware.wait_for_log("too old resource version").await;
     let paged = archaware.log().contains("reading them in pages");
     assert!(!paged, "this API server streams lists");
     bed.create_pod("witness", &["arm64"]).await;
-    assert_eq!(bed.bound("witness").await, "arm64");
+    assert_eq!(bed.wait_until_bound("witness").await, "arm64");
     assert_eq!(
         archaware.patches().await,
         before + 1,
@@ -179,7 +179,7 @@ async fn connection_reset_in_mid_list() {
     std::fs::write(&path, kubeconfig.replace(&server, &proxy)).unwrap();
     let scene = Scene::set(bed, |_| Controller::start_as(&path, "")).await;
     assert_eq!(cuts.load(Ordering::SeqCst), 0, "the cuts were made");
-    scene.archaware.logged("eof in poll").await;
+    scene.archaware.wait_for_log("eof in poll").await;
     assert!(
         are_decided(&scene.bed, &names).await,
         "before nodes are tainted"
@@ -229,13 +229,13 @@ async fn sigterm_waits_for_a_patch_under_way() {
     };
     let _registry = patch_under_way(&scene).await;
     scene.archaware.signal("-TERM");
-    scene.archaware.logged("shutting down").await;
+    scene.archaware.wait_for_log("shutting down").await;
     scene.bed.signal_component("-CONT", "kube-apiserver");
     let Scene {
         bed, mut archaware, ..
     } = scene;
     assert_eq!(archaware.exited().await, 0);
-    assert_eq!(bed.bound("under-way").await, "arm64");
+    assert_eq!(bed.wait_until_bound("under-way").await, "arm64");
 }
 
 #[tokio::test]

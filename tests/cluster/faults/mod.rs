@@ -32,7 +32,7 @@ impl Scene {
         let taint = json!([{"key": "foreign", "value": "taint", "effect": "PreferNoSchedule"}]);
         let annotations = json!({"foreign.example/annotation": "stays"});
         for architecture in ["amd64", "arm64", "s390x"] {
-            bed.node_with(
+            bed.create_node_with(
                 architecture,
                 architecture,
                 json!({"spec": {"taints": taint}, "metadata": {"annotations": annotations}}),
@@ -45,7 +45,7 @@ impl Scene {
         spec["tolerations"] = json!([{"operator": "Exists"}]);
         bed.create::<Pod>(pod("foreign", spec, annotations)).await;
         let archaware = start(&bed);
-        bed.tainted().await;
+        bed.wait_until_tainted().await;
         let foreign = foreign(&bed).await;
         let scene = Self {
             bed,
@@ -74,7 +74,10 @@ impl Scene {
                 .await;
         }
         for image in ["amd64", "arm64", "s390x"] {
-            assert_eq!(self.bed.bound(&format!("{name}-{image}")).await, image);
+            assert_eq!(
+                self.bed.wait_until_bound(&format!("{name}-{image}")).await,
+                image
+            );
         }
     }
 
@@ -83,8 +86,8 @@ impl Scene {
         let since = Instant::now();
         self.places("after").await;
         let took = since.elapsed();
-        self.bed.node("late", "arm64").await;
-        self.bed.tainted().await;
+        self.bed.create_node("late", "arm64").await;
+        self.bed.wait_until_tainted().await;
         eventually("readiness", DEADLINE, || async {
             (self.archaware.http("/readyz").await.0 == 200).then_some(())
         })

@@ -111,8 +111,8 @@ async fn a_node_replaced_by_one_of_another_architecture() {
         return;
     };
     let bed = &scene.bed;
-    bed.node("machine", "amd64").await;
-    bed.tainted().await;
+    bed.create_node("machine", "amd64").await;
+    bed.wait_until_tainted().await;
     // The new one may come with the metadata of the old one, as a restored backup does.
     let old = bed.nodes().get("machine").await.unwrap();
     let annotations = json!({"metadata": {"annotations": old.metadata.annotations}, "spec": {"taints": old.spec.unwrap().taints}});
@@ -121,7 +121,7 @@ async fn a_node_replaced_by_one_of_another_architecture() {
             .delete("machine", &DeleteParams::default())
             .await
             .unwrap();
-        bed.node_with("machine", "arm64", more).await;
+        bed.create_node_with("machine", "arm64", more).await;
         eventually("the taint of the new machine", DEADLINE, || async {
             let taints = taints(&bed.nodes().get("machine").await.ok()?);
             let own: Vec<_> = taints
@@ -135,7 +135,7 @@ async fn a_node_replaced_by_one_of_another_architecture() {
     let mut spec = pod_spec(&[bed.image("arm64")]);
     spec["nodeSelector"] = json!({"kubernetes.io/hostname": "machine"});
     bed.create::<Pod>(pod("there", spec, json!({}))).await;
-    assert_eq!(bed.bound("there").await, "machine");
+    assert_eq!(bed.wait_until_bound("there").await, "machine");
     bed.pods().delete("there", &NOW).await.unwrap();
     // Another arm64 machine than the one that the pods below are expected on.
     bed.nodes()

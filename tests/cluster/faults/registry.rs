@@ -37,7 +37,7 @@ async fn registry_dead_slow_or_lying() {
         registries.push((name, registry));
     }
     for (name, _) in &registries {
-        bed.event(name, "ImageNotResolved").await;
+        bed.wait_for_event(name, "ImageNotResolved").await;
     }
     scene.places("meanwhile").await;
     for (name, registry) in &registries {
@@ -57,12 +57,12 @@ async fn registry_dead_slow_or_lying() {
 #[tokio::test]
 async fn sigterm_ends_at_once_even_while_a_registry_hangs() {
     let bed = TestCluster::take().await;
-    bed.three_nodes().await;
+    bed.create_three_nodes().await;
     let registry = FakeRegistry::start().await.unwrap();
     registry.script("/", Script::Hang);
     // Longer than `stop` waits: it would not end in time if anything waited for the registry.
     let archaware = Controller::start(&bed, "resolution: {timeout: 10m, budget: 10m}\n");
-    bed.tainted().await;
+    bed.wait_until_tainted().await;
     let spec = pod_spec(&[registry.image("app")]);
     bed.create::<Pod>(pod("hung", spec, json!({}))).await;
     eventually("a request to the registry", DEADLINE, || async {

@@ -35,13 +35,13 @@ async fn clock_jumped() {
         ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
         ("DONT_FAKE_MONOTONIC", "1"),
     ];
-    let webhook = admission(free_port(), "certificates: {lifetime: 48h}");
+    let webhook = admission_config(free_port(), "certificates: {lifetime: 48h}");
     let scene = Scene::set(bed, |bed| {
         Controller::start_with(bed, &webhook, &environment)
     })
     .await;
     let bed = &scene.bed;
-    bed.asked().await;
+    bed.wait_until_called().await;
     // A second one with the right time: it does not think that the first one is dead.
     let second = Controller::start(bed, "");
     eventually("readiness", DEADLINE, || async {

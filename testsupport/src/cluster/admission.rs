@@ -15,7 +15,7 @@ pub fn free_port() -> u16 {
 }
 
 /// `admission:` of a configuration whose webhook is at this port; `more` are further keys.
-pub fn admission(port: u16, more: &str) -> String {
+pub fn admission_config(port: u16, more: &str) -> String {
     format!(
         "admission: {{enabled: true, listen: \"127.0.0.1:{port}\", url: \"https://127.0.0.1:{port}\", {more}}}\n"
     )
@@ -23,16 +23,19 @@ pub fn admission(port: u16, more: &str) -> String {
 
 impl Controller {
     /// Starts with a webhook that the API server asks.
-    pub async fn admitting(bed: &TestCluster, config: &str, more: &str) -> Self {
-        let controller = Self::start(bed, &format!("{config}{}", admission(free_port(), more)));
-        bed.asked().await;
+    pub async fn start_with_webhook(bed: &TestCluster, config: &str, more: &str) -> Self {
+        let controller = Self::start(
+            bed,
+            &format!("{config}{}", admission_config(free_port(), more)),
+        );
+        bed.wait_until_called().await;
         controller
     }
 }
 
 impl TestCluster {
     /// Whether the API server asks the webhook, and gets an answer.
-    pub async fn is_asked(&self) -> bool {
+    pub async fn is_called(&self) -> bool {
         let any = json!({"archaware.dev/mode": "any"});
         let probe = pod("probe", pod_spec(&["probe".to_owned()]), any);
         let dry_run = PostParams {
@@ -48,15 +51,15 @@ impl TestCluster {
     }
 
     /// Waits until it does.
-    pub async fn asked(&self) {
+    pub async fn wait_until_called(&self) {
         eventually("a webhook that is asked", DEADLINE, || async {
-            self.is_asked().await.then_some(())
+            self.is_called().await.then_some(())
         })
         .await;
     }
 
     /// Whom the API server trusts.
-    pub async fn webhook_authorities(&self) -> Vec<u8> {
+    pub async fn webhook_ca(&self) -> Vec<u8> {
         let configurations: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         eventually("a registered webhook", DEADLINE, || async {
             let found = configurations.get("archaware").await.ok()?;

@@ -113,7 +113,7 @@ impl Controller {
     }
 
     /// Waits until it leads, or does not.
-    pub async fn leads(&self, leads: bool) {
+    pub async fn wait_until_leading(&self, leads: bool) {
         let what = format!("archaware_leader to say {leads}");
         eventually(&what, DEADLINE, || async {
             ((self.metric("archaware_leader ").await > 0.0) == leads).then_some(())
@@ -127,7 +127,7 @@ impl Controller {
     }
 
     /// Waits until a line of the log contains `part`.
-    pub async fn logged(&self, part: &str) {
+    pub async fn wait_for_log(&self, part: &str) {
         eventually(&format!("{part:?} in the log"), DEADLINE, || async {
             self.log().contains(part).then_some(())
         })

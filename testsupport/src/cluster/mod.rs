@@ -3,12 +3,12 @@
 
 mod admission;
 mod controller;
-mod hook;
-mod machine;
-mod making;
+mod fixtures;
+mod host;
 mod objects;
 mod tls;
 mod wait;
+mod webhook;
 
 use std::{
     fs::File,
@@ -32,12 +32,12 @@ use kube::{
 };
 use serde_json::json;
 
-pub use admission::{admission, client, free_port};
+pub use admission::{admission_config, client, free_port};
 pub use controller::Controller;
-pub use hook::Hook;
 pub use objects::{architectures_of, pod, pod_spec, taints};
 pub use tls::self_signed;
 pub use wait::{DEADLINE, eventually, never};
+pub use webhook::RecordingWebhook;
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 

@@ -172,7 +172,7 @@ pub async fn resolve(
     let request = ResolveRequest {
         image,
         policy: PullPolicy::IfNotPresent,
-        keys: &credentials::resolved(keyring.clone()),
+        keyring: &credentials::resolved(keyring.clone()),
     };
     resolver.resolve(request).await
 }

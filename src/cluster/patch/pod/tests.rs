@@ -125,7 +125,7 @@ fn affinity_is_added_to_what_is_there() {
         ),
     ] {
         let pod = subject(json!({"spec": {"affinity": affinity}}));
-        let mut patch = JsonPatch::of(&ObjectMeta::default());
+        let mut patch = JsonPatch::for_object(&ObjectMeta::default());
         let change = policy(pod.spec.affinity.as_ref());
         patch.affinity(pod.spec.affinity.as_ref(), &change);
         assert_eq!(patch.into_operations(), expected, "{affinity}");
@@ -140,7 +140,7 @@ fn an_earlier_call_is_undone_before_the_next_one() {
         "spec": {"tolerations": [ours, theirs]},
     }));
     let mut without_owned = pod.clone();
-    let recorded = reinvocation::recorded(pod.metadata.annotations.as_ref().unwrap());
+    let recorded = reinvocation::recorded_change(pod.metadata.annotations.as_ref().unwrap());
     let undo = reinvocation::undo(&recorded, without_owned.spec.tolerations.as_mut(), None);
     let decision = Decision::TolerateAll;
     let admission = AdmissionPatch {

@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use crate::{
     files::{self, FileError},
     image::{
-        credentials::{command::AT_ONCE, keyring::Key},
+        credentials::{command::MAX_CONCURRENT_RUNS, keyring::Key},
         reference::Reference,
     },
 };
@@ -76,7 +76,7 @@ pub(super) struct Provider {
 }
 
 fn slots() -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(AT_ONCE))
+    Arc::new(Semaphore::new(MAX_CONCURRENT_RUNS))
 }
 
 #[derive(Clone, Deserialize)]

@@ -28,7 +28,7 @@ impl TestCluster {
     }
 
     /// A second namespace, which the webhook is not asked about.
-    pub async fn opted_out(&self) -> String {
+    pub async fn create_opted_out_namespace(&self) -> String {
         let name = format!("{}-out", self.namespace);
         self.create_namespace(&name, json!({})).await;
         self.kubectl(&[
@@ -41,7 +41,7 @@ impl TestCluster {
     }
 
     /// A Ready node of an architecture.
-    pub async fn node(&self, name: &str, architecture: &str) -> Node {
+    pub async fn create_node(&self, name: &str, architecture: &str) -> Node {
         let node = serde_json::from_value(objects::node(name, architecture)).unwrap();
         self.nodes()
             .create(&PostParams::default(), &node)
@@ -50,7 +50,7 @@ impl TestCluster {
     }
 
     /// The same with further fields, which replace those of their name.
-    pub async fn node_with(&self, name: &str, architecture: &str, more: Value) -> Node {
+    pub async fn create_node_with(&self, name: &str, architecture: &str, more: Value) -> Node {
         let mut node = objects::node(name, architecture);
         for (part, fields) in more.as_object().into_iter().flatten() {
             for (field, value) in fields.as_object().into_iter().flatten() {
@@ -63,15 +63,15 @@ impl TestCluster {
     }
 
     /// The same, but nothing is scheduled there.
-    pub async fn cordoned_node(&self, name: &str, architecture: &str) {
+    pub async fn create_cordoned_node(&self, name: &str, architecture: &str) {
         let cordoned = json!({"spec": {"unschedulable": true}});
-        self.node_with(name, architecture, cordoned).await;
+        self.create_node_with(name, architecture, cordoned).await;
     }
 
     /// The three that most tests use: `amd64`, `arm64`, `s390x`.
-    pub async fn three_nodes(&self) {
+    pub async fn create_three_nodes(&self) {
         for architecture in ["amd64", "arm64", "s390x"] {
-            self.node(architecture, architecture).await;
+            self.create_node(architecture, architecture).await;
         }
     }
 
@@ -105,7 +105,7 @@ impl TestCluster {
     }
 
     /// Waits until every node carries archaware's own taint.
-    pub async fn tainted(&self) {
+    pub async fn wait_until_tainted(&self) {
         eventually("taints on all nodes", DEADLINE, || async {
             let nodes = self.nodes().list(&ListParams::default()).await.ok()?;
             nodes
@@ -117,7 +117,7 @@ impl TestCluster {
     }
 
     /// Waits until a pod is bound; the name of its node.
-    pub async fn bound(&self, name: &str) -> String {
+    pub async fn wait_until_bound(&self, name: &str) -> String {
         eventually(&format!("pod {name} bound"), DEADLINE, || async {
             self.pods().get(name).await.ok()?.spec?.node_name
         })
@@ -125,7 +125,7 @@ impl TestCluster {
     }
 
     /// Waits until an event of this reason is on an object of that name; its note.
-    pub async fn event(&self, object: &str, reason: &str) -> String {
+    pub async fn wait_for_event(&self, object: &str, reason: &str) -> String {
         let events: Api<k8s_openapi::api::events::v1::Event> = Api::all(self.client.clone());
         let selector = ListParams::default().fields(&format!("reason={reason}"));
         eventually(&format!("event {reason} on {object}"), DEADLINE, || async {

@@ -14,12 +14,12 @@ use tokio::{net::TcpListener, task::JoinHandle};
 use super::{TestCluster, tls::self_signed};
 
 /// Ends when it is dropped; its configuration is deleted with the next test.
-pub struct Hook {
+pub struct RecordingWebhook {
     seen: Arc<Mutex<Vec<Value>>>,
     task: JoinHandle<()>,
 }
 
-impl Hook {
+impl RecordingWebhook {
     /// Registers under `name` for what `rule` says; `patch` gives the operations for an object.
     pub async fn start(
         bed: &TestCluster,
@@ -86,7 +86,7 @@ impl Hook {
     }
 }
 
-impl Drop for Hook {
+impl Drop for RecordingWebhook {
     fn drop(&mut self) {
         self.task.abort();
     }

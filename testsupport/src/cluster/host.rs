@@ -108,7 +108,7 @@ impl TestCluster {
 
     /// A content proxy in front of the node's containerd, with the rights of the shipped manifests; its socket
     /// is in a folder of its own.
-    pub fn door(&self) -> (String, std::process::Child) {
+    pub fn content_proxy(&self) -> (String, std::process::Child) {
         let folder = self.dir().join("door");
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir(&folder).unwrap();
