@@ -50,13 +50,13 @@ async fn ready(controller: &Controller) {
     .await;
 }
 
-pub(crate) async fn memory_idle(bed: &TestCluster) {
-    bed.create_three_nodes().await;
-    let archaware = Controller::start_quiet(bed, "");
+pub(crate) async fn memory_idle(cluster: &TestCluster) {
+    cluster.create_three_nodes().await;
+    let archaware = Controller::start_quiet(cluster, "");
     ready(&archaware).await;
-    bed.wait_until_tainted().await;
-    bed.create_pod("one", &["arm64"]).await;
-    bed.wait_until_bound("one").await;
+    cluster.wait_until_tainted().await;
+    cluster.create_pod("one", &["arm64"]).await;
+    cluster.wait_until_bound("one").await;
     report(
         "resident memory, idle",
         memory(&archaware, "VmRSS"),
@@ -68,18 +68,19 @@ pub(crate) async fn memory_idle(bed: &TestCluster) {
     assert_eq!(archaware.stop().await, 0);
 }
 
-pub(crate) async fn large_cluster(bed: &TestCluster) {
+pub(crate) async fn large_cluster(cluster: &TestCluster) {
     let nodes = futures::stream::iter(0..NODES).map(|n| async move {
-        bed.create_node(&format!("node-{n}"), ["amd64", "arm64"][n % 2])
+        cluster
+            .create_node(&format!("node-{n}"), ["amd64", "arm64"][n % 2])
             .await;
     });
     nodes
         .buffer_unordered(AT_ONCE)
         .for_each(|()| async {})
         .await;
-    let api: Api<Pod> = bed.pods();
+    let api: Api<Pod> = cluster.pods();
     let pods = futures::stream::iter(0..PODS).map(|n| {
-        let mut spec = pod_spec(&[bed.image("multi")]);
+        let mut spec = pod_spec(&[cluster.image("multi")]);
         spec["nodeName"] = json!(format!("node-{}", n % NODES));
         let (api, pod) = (
             api.clone(),
@@ -88,9 +89,9 @@ pub(crate) async fn large_cluster(bed: &TestCluster) {
         async move { api.create(&PostParams::default(), &pod).await.unwrap() }
     });
     pods.buffer_unordered(AT_ONCE).for_each(|_| async {}).await;
-    let archaware = Controller::start_quiet(bed, "");
+    let archaware = Controller::start_quiet(cluster, "");
     ready(&archaware).await;
-    bed.wait_until_tainted().await;
+    cluster.wait_until_tainted().await;
     report(
         "resident memory, 20,000 bound pods and 1,000 nodes",
         memory(&archaware, "VmRSS"),
@@ -99,16 +100,16 @@ pub(crate) async fn large_cluster(bed: &TestCluster) {
         "idle + 5",
     );
     report("  peak", memory(&archaware, "VmHWM"), None, "MiB", "");
-    heartbeats(bed, &archaware, NODES).await;
+    heartbeats(cluster, &archaware, NODES).await;
     assert_eq!(archaware.stop().await, 0);
 }
 
 /// A thousand a second, or as many as the API server takes; the CPU is scaled to a thousand.
-pub(crate) async fn heartbeats(bed: &TestCluster, archaware: &Controller, among: usize) {
+pub(crate) async fn heartbeats(cluster: &TestCluster, archaware: &Controller, among: usize) {
     let requests = "archaware_writes_total{kind=\"Node\",result=\"applied\"}";
     let (before, patches) = (cpu(archaware), archaware.metric(requests).await);
     let (started, time) = (Instant::now(), Duration::from_secs(10));
-    let nodes: Api<Node> = bed.nodes();
+    let nodes: Api<Node> = cluster.nodes();
     let beats = futures::stream::iter(0..).take_while(|_| std::future::ready(started.elapsed() < time)).map(|n| {
         let beat = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "message": format!("beat {n}")}]}});
         let (nodes, patch) = (nodes.clone(), Patch::Strategic(beat));

@@ -14,16 +14,17 @@ use testsupport::cluster::{
 use crate::{median, report};
 
 /// Milliseconds from creation to toleration, of pods whose image is new each time.
-async fn decide(bed: &TestCluster, registry: &FakeRegistry, names: &str) -> f64 {
+async fn decide(cluster: &TestCluster, registry: &FakeRegistry, names: &str) -> f64 {
     let mut values = Vec::new();
     for n in 0..20 {
         let name = format!("{names}-{n}");
         registry.add(&name, &testimg::find("arm64"));
         let started = Instant::now();
-        bed.create::<Pod>(pod(&name, pod_spec(&[registry.image(&name)]), json!({})))
+        cluster
+            .create::<Pod>(pod(&name, pod_spec(&[registry.image(&name)]), json!({})))
             .await;
         eventually("a decision", DEADLINE, || async {
-            (!architectures_of(&bed.pods().get(&name).await.ok()?).is_empty()).then_some(())
+            (!architectures_of(&cluster.pods().get(&name).await.ok()?).is_empty()).then_some(())
         })
         .await;
         values.push(started.elapsed().as_secs_f64() * 1000.0);
@@ -31,25 +32,26 @@ async fn decide(bed: &TestCluster, registry: &FakeRegistry, names: &str) -> f64 
     median(&mut values)
 }
 
-pub(crate) async fn hang(bed: &TestCluster) {
+pub(crate) async fn hang(cluster: &TestCluster) {
     let (good, silent) = (
         FakeRegistry::start().await.unwrap(),
         FakeRegistry::start().await.unwrap(),
     );
     silent.script("/", Script::Hang);
-    bed.create_three_nodes().await;
-    let _archaware = Controller::start_quiet(bed, "");
-    bed.wait_until_tainted().await;
-    let alone = decide(bed, &good, "alone").await;
+    cluster.create_three_nodes().await;
+    let _archaware = Controller::start_quiet(cluster, "");
+    cluster.wait_until_tainted().await;
+    let alone = decide(cluster, &good, "alone").await;
     let hung = (0..60).map(|n| {
         let image = silent.image(&format!("app{n}"));
         async move {
-            bed.create::<Pod>(pod(&format!("hung-{n}"), pod_spec(&[image]), json!({})))
+            cluster
+                .create::<Pod>(pod(&format!("hung-{n}"), pod_spec(&[image]), json!({})))
                 .await
         }
     });
     join_all(hung).await;
-    let beside = decide(bed, &good, "beside").await;
+    let beside = decide(cluster, &good, "beside").await;
     report(
         "new image decided, 60 pods of a silent registry beside it",
         beside,
@@ -59,11 +61,11 @@ pub(crate) async fn hang(bed: &TestCluster) {
     );
 }
 
-pub(crate) async fn requests(bed: &TestCluster) {
+pub(crate) async fn requests(cluster: &TestCluster) {
     let registry = FakeRegistry::start().await.unwrap();
-    bed.create_three_nodes().await;
-    let _archaware = Controller::start_quiet(bed, "");
-    bed.wait_until_tainted().await;
+    cluster.create_three_nodes().await;
+    let _archaware = Controller::start_quiet(cluster, "");
+    cluster.wait_until_tainted().await;
     for (image, pods, target) in [
         ("multi", 1, "1 + 1"),
         ("arm64", 1, "1 + 2"),
@@ -73,11 +75,11 @@ pub(crate) async fn requests(bed: &TestCluster) {
         registry.forget();
         let names: Vec<String> = (0..pods).map(|n| format!("requests-{image}-{n}")).collect();
         let create = names.iter().map(|name| {
-            bed.create::<Pod>(pod(name, pod_spec(&[registry.image(image)]), json!({})))
+            cluster.create::<Pod>(pod(name, pod_spec(&[registry.image(image)]), json!({})))
         });
         join_all(create).await;
         for name in &names {
-            bed.wait_until_bound(name).await;
+            cluster.wait_until_bound(name).await;
         }
         let (heads, gets) = (registry.count("HEAD", ""), registry.count("GET", ""));
         println!(

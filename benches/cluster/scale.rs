@@ -22,32 +22,34 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Nothing here takes this long; a hang is a failure.
 const LONG: Duration = Duration::from_mins(10);
 
-pub(crate) async fn scale(bed: &TestCluster) {
-    fill(bed).await;
-    let archaware = start(bed).await;
-    process::heartbeats(bed, &archaware, NODES).await;
+pub(crate) async fn scale(cluster: &TestCluster) {
+    fill(cluster).await;
+    let archaware = start(cluster).await;
+    process::heartbeats(cluster, &archaware, NODES).await;
     let steady = process::memory(&archaware, "VmRSS");
     report("  steady memory", steady, None, "MiB", "<= 40");
-    relist(bed, &archaware).await;
-    arrivals(bed, &archaware).await;
+    relist(cluster, &archaware).await;
+    arrivals(cluster, &archaware).await;
     let peak = process::memory(&archaware, "VmHWM");
     report("  peak memory of all that", peak, None, "MiB", "<= 60");
     assert_eq!(archaware.stop().await, 0);
 }
 
-async fn fill(bed: &TestCluster) {
+async fn fill(cluster: &TestCluster) {
     futures::stream::iter(0..NODES)
         .map(|n| async move {
             let architecture = ["amd64", "arm64"][n % 2];
-            bed.create_node(&format!("node-{n}"), architecture).await;
+            cluster
+                .create_node(&format!("node-{n}"), architecture)
+                .await;
         })
         .buffer_unordered(AT_ONCE)
         .for_each(|()| async {})
         .await;
-    let api: Api<Pod> = bed.pods();
+    let api: Api<Pod> = cluster.pods();
     futures::stream::iter(0..PODS)
         .map(|n| {
-            let mut spec = pod_spec(&[bed.image("multi")]);
+            let mut spec = pod_spec(&[cluster.image("multi")]);
             spec["nodeName"] = json!(format!("node-{}", n % NODES));
             let pod = pod(&format!("bound-{n}"), spec, json!({}));
             let (api, pod) = (api.clone(), serde_json::from_value(pod).unwrap());
@@ -70,11 +72,11 @@ async fn tainted(archaware: &Controller) {
     .await;
 }
 
-async fn start(bed: &TestCluster) -> Controller {
+async fn start(cluster: &TestCluster) -> Controller {
     let started = Instant::now();
     let hold = "resolution: {failure: {action: hold}}
 ";
-    let archaware = Controller::start_quiet(bed, hold);
+    let archaware = Controller::start_quiet(cluster, hold);
     eventually("readiness", LONG, || async {
         (archaware.http("/readyz").await.0 == 200).then_some(())
     })
@@ -96,22 +98,23 @@ async fn start(bed: &TestCluster) -> Controller {
 }
 
 /// The API server comes back without its history: everything is listed again.
-async fn relist(bed: &TestCluster, archaware: &Controller) {
+async fn relist(cluster: &TestCluster, archaware: &Controller) {
     let before = archaware.patches().await;
-    bed.signal_component("-KILL", "kube-apiserver");
-    bed.restart_components();
+    cluster.signal_component("-KILL", "kube-apiserver");
+    cluster.restart_components();
     eventually("readiness", LONG, || async {
         let ready = archaware.http("/readyz").await.0 == 200;
         (ready && archaware.metric("archaware_leader").await > 0.5).then_some(())
     })
     .await;
-    let pod = speed::waiting_pod(bed, "witness", "arm64");
-    bed.pods()
+    let pod = speed::waiting_pod(cluster, "witness", "arm64");
+    cluster
+        .pods()
         .create(&PostParams::default(), &pod)
         .await
         .unwrap();
     eventually("a pod that is placed after it", LONG, || async {
-        let pod = bed.pods().get("witness").await.ok()?;
+        let pod = cluster.pods().get("witness").await.ok()?;
         (!testsupport::cluster::architectures_of(&pod).is_empty()).then_some(())
     })
     .await;
@@ -130,11 +133,11 @@ async fn relist(bed: &TestCluster, archaware: &Controller) {
 }
 
 /// As many pods at once, beside what a bare client patches in the same cluster.
-async fn arrivals(bed: &TestCluster, archaware: &Controller) {
+async fn arrivals(cluster: &TestCluster, archaware: &Controller) {
     let images = |n: usize| ["arm64", "multi", "amd64"][n % 3].to_owned();
-    let bare = speed::backlog(bed, "bare", ARRIVING, images).await;
-    let floor = floor::patch_all(&bed.client, &bare, AT_ONCE).await;
-    bed.delete_pods(&bare).await;
+    let bare = speed::backlog(cluster, "bare", ARRIVING, images).await;
+    let floor = floor::patch_all(&cluster.client, &bare, AT_ONCE).await;
+    cluster.delete_pods(&bare).await;
 
     let every = ARRIVING / FAILING;
     // Each of the failing ones is another image: what is known of one says nothing of the next.
@@ -142,7 +145,7 @@ async fn arrivals(bed: &TestCluster, archaware: &Controller) {
         0 => format!("absent:{n}"),
         _ => images(n),
     };
-    let ours = speed::backlog(bed, "ours", ARRIVING, images).await;
+    let ours = speed::backlog(cluster, "ours", ARRIVING, images).await;
     let metric = "archaware_writes_total{kind=\"Pod\",result=\"applied\"}";
     let before = archaware.metric(metric).await as usize;
     let cpu = process::cpu(archaware);
@@ -154,7 +157,7 @@ async fn arrivals(bed: &TestCluster, archaware: &Controller) {
         "MiB",
         "",
     );
-    bed.kubectl(&["annotate", "namespace", &ours, "archaware.dev/mode-"]);
+    cluster.kubectl(&["annotate", "namespace", &ours, "archaware.dev/mode-"]);
     let started = Instant::now();
     let placed = ARRIVING - FAILING;
     eventually("all pods placed", LONG, || async {
@@ -181,5 +184,5 @@ async fn arrivals(bed: &TestCluster, archaware: &Controller) {
     );
     let cpu = (process::cpu(archaware) - cpu) / placed as f64 * 1e6;
     report("  CPU for one of them", cpu, None, "us", "");
-    bed.delete_pods(&ours).await;
+    cluster.delete_pods(&ours).await;
 }

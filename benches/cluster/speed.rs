@@ -21,8 +21,8 @@ const BACKLOG: usize = 2000;
 const CONNECTIONS: usize = 32;
 
 /// A pod that no scheduler touches: the API server alone is measured.
-pub(crate) fn waiting_pod(bed: &TestCluster, name: &str, image: &str) -> Pod {
-    let mut spec = pod_spec(&[bed.image(image)]);
+pub(crate) fn waiting_pod(cluster: &TestCluster, name: &str, image: &str) -> Pod {
+    let mut spec = pod_spec(&[cluster.image(image)]);
     spec["schedulerName"] = json!("none");
     serde_json::from_value(pod(name, spec, json!({}))).unwrap()
 }
@@ -35,18 +35,21 @@ fn is_tolerating(pod: &SlimPod) -> bool {
 }
 
 /// Creates pods one after the other: milliseconds from the API server's answer to the toleration on a watch.
-async fn latencies(bed: &TestCluster, namespace: &str, turn: usize) -> Vec<f64> {
-    let api: Api<Pod> = Api::namespaced(bed.client.clone(), namespace);
-    let slim: Api<SlimPod> = Api::namespaced(bed.client.clone(), namespace);
+async fn latencies(cluster: &TestCluster, namespace: &str, turn: usize) -> Vec<f64> {
+    let api: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
+    let slim: Api<SlimPod> = Api::namespaced(cluster.client.clone(), namespace);
     let seen = watcher(slim, watcher::Config::default()).applied_objects();
     futures::pin_mut!(seen);
     let mut values = Vec::new();
     for n in 0..TURN {
         let name = format!("latency-{turn}-{n}");
         let started = Instant::now();
-        api.create(&PostParams::default(), &waiting_pod(bed, &name, "arm64"))
-            .await
-            .unwrap();
+        api.create(
+            &PostParams::default(),
+            &waiting_pod(cluster, &name, "arm64"),
+        )
+        .await
+        .unwrap();
         while let Some(pod) = seen.try_next().await.unwrap() {
             if pod.name_any() == name && is_tolerating(&pod) {
                 break;
@@ -58,26 +61,27 @@ async fn latencies(bed: &TestCluster, namespace: &str, turn: usize) -> Vec<f64> 
 }
 
 /// Two namespaces: archaware places the pods of one, and leaves the other to the bare client.
-async fn namespaces(bed: &TestCluster) -> (String, String) {
-    let bare = format!("{}-bare", bed.namespace);
-    bed.create_namespace(&bare, json!({"archaware.dev/mode": "ignore"}))
+async fn namespaces(cluster: &TestCluster) -> (String, String) {
+    let bare = format!("{}-bare", cluster.namespace);
+    cluster
+        .create_namespace(&bare, json!({"archaware.dev/mode": "ignore"}))
         .await;
-    (bed.namespace.clone(), bare)
+    (cluster.namespace.clone(), bare)
 }
 
-pub(crate) async fn latency(bed: &TestCluster) {
-    let (ours, bare) = namespaces(bed).await;
-    bed.create_three_nodes().await;
-    let _archaware = Controller::start_quiet(bed, "");
-    bed.wait_until_tainted().await;
+pub(crate) async fn latency(cluster: &TestCluster) {
+    let (ours, bare) = namespaces(cluster).await;
+    cluster.create_three_nodes().await;
+    let _archaware = Controller::start_quiet(cluster, "");
+    cluster.wait_until_tainted().await;
     // Warm: the image is known, and so is every connection.
-    bed.create_pod("warm", &["arm64"]).await;
-    bed.wait_until_bound("warm").await;
-    let client = floor::watch_and_patch(bed.client.clone(), &bare);
+    cluster.create_pod("warm", &["arm64"]).await;
+    cluster.wait_until_bound("warm").await;
+    let client = floor::watch_and_patch(cluster.client.clone(), &bare);
     let (mut of_bare, mut of_ours) = (Vec::new(), Vec::new());
     for turn in 0..SAMPLES / TURN {
-        of_bare.extend(latencies(bed, &bare, turn).await);
-        of_ours.extend(latencies(bed, &ours, turn).await);
+        of_bare.extend(latencies(cluster, &bare, turn).await);
+        of_ours.extend(latencies(cluster, &ours, turn).await);
     }
     client.abort();
     let p50 = (median(&mut of_ours), median(&mut of_bare));
@@ -94,17 +98,18 @@ pub(crate) async fn latency(bed: &TestCluster) {
 
 /// Creates waiting pods in a namespace whose pods archaware leaves alone.
 pub(crate) async fn backlog(
-    bed: &TestCluster,
+    cluster: &TestCluster,
     name: &str,
     count: usize,
     image: impl Fn(usize) -> String,
 ) -> String {
-    let namespace = format!("{}-{name}", bed.namespace);
-    bed.create_namespace(&namespace, json!({"archaware.dev/mode": "ignore"}))
+    let namespace = format!("{}-{name}", cluster.namespace);
+    cluster
+        .create_namespace(&namespace, json!({"archaware.dev/mode": "ignore"}))
         .await;
-    let api: Api<Pod> = Api::namespaced(bed.client.clone(), &namespace);
+    let api: Api<Pod> = Api::namespaced(cluster.client.clone(), &namespace);
     let create = futures::stream::iter(0..count).map(|n| {
-        let pod = waiting_pod(bed, &format!("backlog-{n}"), &image(n));
+        let pod = waiting_pod(cluster, &format!("backlog-{n}"), &image(n));
         let api = api.clone();
         async move { api.create(&PostParams::default(), &pod).await.unwrap() }
     });
@@ -116,22 +121,22 @@ pub(crate) async fn backlog(
 }
 
 /// Three rounds each, in turns: what else the machine does changes from minute to minute.
-pub(crate) async fn throughput(bed: &TestCluster) {
-    bed.create_three_nodes().await;
-    let archaware = Controller::start_quiet(bed, "");
-    bed.wait_until_tainted().await;
+pub(crate) async fn throughput(cluster: &TestCluster) {
+    cluster.create_three_nodes().await;
+    let archaware = Controller::start_quiet(cluster, "");
+    cluster.wait_until_tainted().await;
     let (mut floors, mut rates, mut cpus) = (Vec::new(), Vec::new(), Vec::new());
     let images = |n: usize| ["arm64", "multi", "amd64"][n % 3].to_owned();
     for round in 0..3 {
-        let bare = backlog(bed, &format!("bare-{round}"), BACKLOG, images).await;
-        floors.push(floor::patch_all(&bed.client, &bare, CONNECTIONS).await);
-        bed.delete_pods(&bare).await;
+        let bare = backlog(cluster, &format!("bare-{round}"), BACKLOG, images).await;
+        floors.push(floor::patch_all(&cluster.client, &bare, CONNECTIONS).await);
+        cluster.delete_pods(&bare).await;
 
-        let ours = backlog(bed, &format!("ours-{round}"), BACKLOG, images).await;
+        let ours = backlog(cluster, &format!("ours-{round}"), BACKLOG, images).await;
         let metric = "archaware_writes_total{kind=\"Pod\",result=\"applied\"}";
         let before = archaware.metric(metric).await as usize;
         let cpu = process::cpu(&archaware);
-        bed.kubectl(&["annotate", "namespace", &ours, "archaware.dev/mode-"]);
+        cluster.kubectl(&["annotate", "namespace", &ours, "archaware.dev/mode-"]);
         let started = Instant::now();
         eventually("all pods placed", Duration::from_mins(2), || async {
             (archaware.metric(metric).await as usize >= before + BACKLOG).then_some(())
@@ -139,7 +144,7 @@ pub(crate) async fn throughput(bed: &TestCluster) {
         .await;
         rates.push(BACKLOG as f64 / started.elapsed().as_secs_f64());
         cpus.push((process::cpu(&archaware) - cpu) / BACKLOG as f64 * 1e6);
-        bed.delete_pods(&ours).await;
+        cluster.delete_pods(&ours).await;
     }
     let (rate, floor) = (median(&mut rates), median(&mut floors));
     report(

@@ -9,15 +9,15 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Everything in the cluster that archaware could have touched.
-async fn picture(bed: &TestCluster) -> String {
-    let nodes = bed.nodes().list(&ListParams::default()).await.unwrap();
+async fn picture(cluster: &TestCluster) -> String {
+    let nodes = cluster.nodes().list(&ListParams::default()).await.unwrap();
     let nodes = nodes.iter().map(|node| {
         let mut annotations = node.annotations().clone();
         // The controller-manager adds it to each node, some time after it has come.
         annotations.remove("node.alpha.kubernetes.io/ttl");
         (node.name_any(), taints(node), annotations)
     });
-    let sets = Api::<DaemonSet>::all(bed.client.clone())
+    let sets = Api::<DaemonSet>::all(cluster.client.clone())
         .list(&ListParams::default())
         .await
         .unwrap();
@@ -39,8 +39,8 @@ async fn picture(bed: &TestCluster) -> String {
     )
 }
 
-fn daemon_set(bed: &TestCluster, name: &str) -> Value {
-    let mut spec = pod_spec(&[bed.image("multi")]);
+fn daemon_set(cluster: &TestCluster, name: &str) -> Value {
+    let mut spec = pod_spec(&[cluster.image("multi")]);
     spec["tolerations"] = json!([{"key": "foreign", "operator": "Exists"}]);
     json!({"metadata": {"name": name, "annotations": {"foreign": "yes"}}, "spec": {
         "selector": {"matchLabels": {"app": name}},
@@ -49,24 +49,26 @@ fn daemon_set(bed: &TestCluster, name: &str) -> Value {
 
 #[tokio::test]
 async fn clean_leaves_every_foreign_thing_and_nothing_of_its_own() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    bed.kubectl(&["taint", "node", "amd64", "foreign=1:NoSchedule"]);
-    bed.kubectl(&["annotate", "node", "amd64", "foreign=yes"]);
-    bed.create::<DaemonSet>(daemon_set(&bed, "agent")).await;
-    let before = picture(&bed).await;
-    let archaware = Controller::start(&bed, "");
-    bed.wait_until_tainted().await;
-    bed.wait_for_event("agent", "TolerationsChanged").await;
-    let with = picture(&bed).await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    cluster.kubectl(&["taint", "node", "amd64", "foreign=1:NoSchedule"]);
+    cluster.kubectl(&["annotate", "node", "amd64", "foreign=yes"]);
+    cluster
+        .create::<DaemonSet>(daemon_set(&cluster, "agent"))
+        .await;
+    let before = picture(&cluster).await;
+    let archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
+    cluster.wait_for_event("agent", "TolerationsChanged").await;
+    let with = picture(&cluster).await;
     assert_ne!(before, with);
-    let (status, _, error) = bed.archaware(&["clean"]);
+    let (status, _, error) = cluster.archaware(&["clean"]);
     assert_eq!(status, 3, "while it runs, clean refuses");
     assert!(
         error.contains("--stop-controller") && error.contains("scale deployment"),
         "{error}"
     );
-    let (status, out, _) = bed.archaware(&["clean", "--dry-run"]);
+    let (status, out, _) = cluster.archaware(&["clean", "--dry-run"]);
     assert_eq!(status, 0);
     assert!(
         out.contains("Node amd64")
@@ -74,15 +76,15 @@ async fn clean_leaves_every_foreign_thing_and_nothing_of_its_own() {
             && out.contains("nothing was changed"),
         "{out}"
     );
-    assert_eq!(picture(&bed).await, with, "a dry run changes nothing");
+    assert_eq!(picture(&cluster).await, with, "a dry run changes nothing");
     assert_eq!(archaware.stop().await, 0);
-    let (status, out, error) = bed.archaware(&["clean"]);
+    let (status, out, error) = cluster.archaware(&["clean"]);
     assert_eq!(status, 0, "{out}{error}");
     assert!(out.contains("Cleaned 5 objects."), "{out}");
-    assert_eq!(picture(&bed).await, before);
-    let leases: Api<Lease> = Api::namespaced(bed.client.clone(), "archaware");
+    assert_eq!(picture(&cluster).await, before);
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "archaware");
     assert!(leases.get_opt("archaware").await.unwrap().is_none());
-    let (status, out, _) = bed.archaware(&["clean"]);
+    let (status, out, _) = cluster.archaware(&["clean"]);
     assert_eq!(
         (status, out.as_str()),
         (0, "Nothing of archaware is left.\n")
@@ -91,22 +93,23 @@ async fn clean_leaves_every_foreign_thing_and_nothing_of_its_own() {
 
 #[tokio::test]
 async fn clean_recreates_pods_and_respects_budgets() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let archaware = Controller::start(&bed, "");
-    bed.wait_until_tainted().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
     for name in ["free", "guarded"] {
-        bed.create::<k8s_openapi::api::apps::v1::Deployment>(json!({"metadata": {"name": name}, "spec": {
+        cluster.create::<k8s_openapi::api::apps::v1::Deployment>(json!({"metadata": {"name": name}, "spec": {
             "replicas": 1, "selector": {"matchLabels": {"app": name}},
-            "template": {"metadata": {"labels": {"app": name}}, "spec": pod_spec(&[bed.image("arm64")])}}})).await;
+            "template": {"metadata": {"labels": {"app": name}}, "spec": pod_spec(&[cluster.image("arm64")])}}})).await;
     }
-    bed.create_pod("bare", &["arm64"]).await;
-    bed.create::<PodDisruptionBudget>(json!({"metadata": {"name": "guarded"}, "spec": {
+    cluster.create_pod("bare", &["arm64"]).await;
+    cluster
+        .create::<PodDisruptionBudget>(json!({"metadata": {"name": "guarded"}, "spec": {
         "minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}}}))
         .await;
     let placed = |app: &str| {
         let selector = ListParams::default().labels(&format!("app={app}"));
-        let pods = bed.pods();
+        let pods = cluster.pods();
         async move {
             eventually("a placed pod", DEADLINE, || async {
                 let pods = pods.list(&selector).await.ok()?;
@@ -117,33 +120,38 @@ async fn clean_recreates_pods_and_respects_budgets() {
         }
     };
     let (free, guarded) = (placed("free").await, placed("guarded").await);
-    bed.wait_until_bound("bare").await;
+    cluster.wait_until_bound("bare").await;
     // A budget counts a pod that is not Ready as unavailable only while it is running.
     let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
     let patch = kube::api::Patch::Merge(status);
-    bed.pods()
+    cluster
+        .pods()
         .patch_status(&guarded.name_any(), &Default::default(), &patch)
         .await
         .unwrap();
     eventually("a budget that has counted", DEADLINE, || async {
-        let budget = bed.api::<PodDisruptionBudget>().get("guarded").await.ok()?;
+        let budget = cluster
+            .api::<PodDisruptionBudget>()
+            .get("guarded")
+            .await
+            .ok()?;
         (budget.status?.current_healthy == Some(1)).then_some(())
     })
     .await;
     assert_eq!(archaware.stop().await, 0);
-    let (status, out, error) = bed.archaware(&["clean", "--recreate-pods"]);
+    let (status, out, error) = cluster.archaware(&["clean", "--recreate-pods"]);
     assert_eq!(status, 1, "{out}{error}");
     assert!(
         out.contains("PodDisruptionBudget") && out.contains(&guarded.name_any()),
         "{out}"
     );
     eventually("the eviction of the free pod", DEADLINE, || async {
-        let pod = bed.pods().get_opt(&free.name_any()).await.ok()?;
+        let pod = cluster.pods().get_opt(&free.name_any()).await.ok()?;
         pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
             .then_some(())
     })
     .await;
-    let bare = bed.pods().get("bare").await.unwrap();
+    let bare = cluster.pods().get("bare").await.unwrap();
     assert!(
         bare.metadata.deletion_timestamp.is_none(),
         "nobody would make a bare pod again"
@@ -152,9 +160,9 @@ async fn clean_recreates_pods_and_respects_budgets() {
 
 #[tokio::test]
 async fn clean_stops_the_controller_when_asked() {
-    let bed = TestCluster::take().await;
-    bed.create_node("amd64", "amd64").await;
-    bed.kubectl(&[
+    let cluster = TestCluster::take().await;
+    cluster.create_node("amd64", "amd64").await;
+    cluster.kubectl(&[
         "-n",
         "archaware",
         "create",
@@ -165,9 +173,9 @@ async fn clean_stops_the_controller_when_asked() {
         "--replicas",
         "1",
     ]);
-    let (status, out, error) = bed.archaware(&["clean", "--stop-controller"]);
+    let (status, out, error) = cluster.archaware(&["clean", "--stop-controller"]);
     assert_eq!(status, 0, "{out}{error}");
-    let replicas = bed.kubectl(&[
+    let replicas = cluster.kubectl(&[
         "-n",
         "archaware",
         "get",
@@ -181,16 +189,20 @@ async fn clean_stops_the_controller_when_asked() {
 
 #[tokio::test]
 async fn plan_says_what_run_does_and_changes_nothing() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     for architecture in ["amd64", "arm64", "s390x"] {
-        bed.create_cordoned_node(architecture, architecture).await;
+        cluster
+            .create_cordoned_node(architecture, architecture)
+            .await;
     }
-    bed.create::<DaemonSet>(daemon_set(&bed, "agent")).await;
-    bed.create_pod("fits", &["arm64"]).await;
-    bed.create_pod("torn", &["amd64", "arm64"]).await;
-    bed.create_pod("nowhere", &["no-such-image"]).await;
-    let before = picture(&bed).await;
-    let (status, out, error) = bed.archaware(&["plan", "-o", "json"]);
+    cluster
+        .create::<DaemonSet>(daemon_set(&cluster, "agent"))
+        .await;
+    cluster.create_pod("fits", &["arm64"]).await;
+    cluster.create_pod("torn", &["amd64", "arm64"]).await;
+    cluster.create_pod("nowhere", &["no-such-image"]).await;
+    let before = picture(&cluster).await;
+    let (status, out, error) = cluster.archaware(&["plan", "-o", "json"]);
     assert_eq!(status, 0, "{error}");
     let steps: Vec<Value> = serde_json::from_str(&out).unwrap();
     let has = |kind: &str, name: &str, action: &str, detail: &str| {
@@ -216,17 +228,17 @@ async fn plan_says_what_run_does_and_changes_nothing() {
     ] {
         assert!(has(kind, name, action, detail), "{kind} {name}: {out}");
     }
-    let (_, table, _) = bed.archaware(&["plan"]);
+    let (_, table, _) = cluster.archaware(&["plan"]);
     assert!(
         table.lines().all(|line| line.chars().count() <= 80),
         "{table}"
     );
-    assert_eq!(picture(&bed).await, before);
-    assert!(architectures_of(&bed.pods().get("fits").await.unwrap()).is_empty());
-    let _archaware = Controller::start(&bed, "");
-    bed.wait_until_tainted().await;
-    bed.wait_for_event("agent", "TolerationsChanged").await;
-    let (_, out, _) = bed.archaware(&["plan", "-o", "json"]);
+    assert_eq!(picture(&cluster).await, before);
+    assert!(architectures_of(&cluster.pods().get("fits").await.unwrap()).is_empty());
+    let _archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
+    cluster.wait_for_event("agent", "TolerationsChanged").await;
+    let (_, out, _) = cluster.archaware(&["plan", "-o", "json"]);
     let left: Vec<Value> = serde_json::from_str(&out).unwrap();
     assert!(
         left.iter()

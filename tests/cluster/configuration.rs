@@ -66,16 +66,16 @@ fn config_prints_what_it_reads() {
 
 #[tokio::test]
 async fn inspect_has_a_stable_form() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     let images = [
-        bed.image("multi"),
-        bed.image("helm"),
-        bed.image("no-such-image"),
+        cluster.image("multi"),
+        cluster.image("helm"),
+        cluster.image("no-such-image"),
         "Bad Image".to_owned(),
     ];
     let mut arguments = vec!["inspect", "-o", "json"];
     arguments.extend(images.iter().map(String::as_str));
-    let (status, out, _) = bed.archaware(&arguments);
+    let (status, out, _) = cluster.archaware(&arguments);
     assert_eq!(status, 1, "one of them failed");
     let lines: Vec<Value> = serde_json::from_str(&out).unwrap();
     let keys: Vec<_> = lines[0].as_object().unwrap().keys().cloned().collect();
@@ -107,7 +107,7 @@ async fn inspect_has_a_stable_form() {
     assert_eq!(lines[2]["error"]["reason"], "NotFound");
     assert_eq!(lines[3]["error"]["reason"], "InvalidReference");
     assert!(lines[3]["reference"].is_null());
-    let (status, table, _) = bed.archaware(&["inspect", &images[0]]);
+    let (status, table, _) = cluster.archaware(&["inspect", &images[0]]);
     assert_eq!(status, 0);
     assert!(table.contains("linux/arm64"), "{table}");
     assert!(
@@ -118,12 +118,12 @@ async fn inspect_has_a_stable_form() {
 
 #[tokio::test]
 async fn health_and_metrics_are_served() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let archaware = Controller::start(&bed, "");
-    bed.wait_until_tainted().await;
-    bed.create_pod("app", &["arm64"]).await;
-    bed.wait_until_bound("app").await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
+    cluster.create_pod("app", &["arm64"]).await;
+    cluster.wait_until_bound("app").await;
     assert_eq!(archaware.http("/healthz").await, (200, "ok\n".to_owned()));
     assert_eq!(archaware.http("/readyz").await.0, 200);
     assert_eq!(archaware.http("/nonsense").await.0, 404);

@@ -78,20 +78,20 @@ fn scraped(text: &str) -> Known {
 
 #[tokio::test]
 async fn the_metrics_are_those_of_the_docs() {
-    let bed = TestCluster::take_with_node().await;
-    let config = format!("containerd: {{socket: {}}}\n", bed.socket());
-    let archaware = Controller::start_with_webhook(&bed, &config, "").await;
-    bed.wait_until_tainted().await;
-    bed.create_pod("app", &["multi"]).await;
-    bed.wait_until_bound("app").await;
+    let cluster = TestCluster::take_with_node().await;
+    let config = format!("containerd: {{socket: {}}}\n", cluster.socket());
+    let archaware = Controller::start_with_webhook(&cluster, &config, "").await;
+    cluster.wait_until_tainted().await;
+    cluster.create_pod("app", &["multi"]).await;
+    cluster.wait_until_bound("app").await;
     // One that the webhook does not see, so that the controller decides.
-    let out = bed.create_opted_out_namespace().await;
-    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), &out);
-    let unseen = pod("unseen", pod_spec(&[bed.image("multi")]), json!({}));
+    let out = cluster.create_opted_out_namespace().await;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &out);
+    let unseen = pod("unseen", pod_spec(&[cluster.image("multi")]), json!({}));
     let unseen = serde_json::from_value(unseen).unwrap();
     pods.create(&Default::default(), &unseen).await.unwrap();
-    bed.create_pod("absent", &["absent"]).await;
-    bed.wait_for_event("absent", "ImageNotResolved").await;
+    cluster.create_pod("absent", &["absent"]).await;
+    cluster.wait_for_event("absent", "ImageNotResolved").await;
     eventually("a pod that waits", DEADLINE, || async {
         let waits = archaware.metric("archaware_pods_undecided{}").await > 0.5;
         let oldest = archaware
@@ -130,7 +130,7 @@ async fn the_metrics_are_those_of_the_docs() {
     assert!(text.contains("archaware_decisions_total{kind=\"Pod\",result=\"by_policy\"} 0"));
     let failed = format!(
         "archaware_registry_resolutions_total{{registry=\"{}\",result=\"NotFound\"}}",
-        bed.registry()
+        cluster.registry()
     );
     assert!(archaware.metric(&failed).await > 0.5, "{text}");
     assert_eq!(archaware.stop().await, 0);
@@ -197,8 +197,8 @@ fn alerts_and_dashboard_ask_for_what_is_there() {
 
 #[tokio::test]
 async fn the_monitoring_manifests_are_built() {
-    let bed = TestCluster::take().await;
-    let built = bed.kubectl(&["kustomize", "manifests/monitoring"]);
+    let cluster = TestCluster::take().await;
+    let built = cluster.kubectl(&["kustomize", "manifests/monitoring"]);
     for kind in ["PrometheusRule", "PodMonitor", "ConfigMap"] {
         assert!(built.contains(&format!("kind: {kind}\n")), "{built}");
     }
@@ -259,17 +259,17 @@ fn prometheus_understands_the_rules_and_each_fires_when_it_should() {
 
 #[tokio::test]
 async fn the_log_level_can_be_changed_while_it_runs() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let archaware = Controller::start_quiet(&bed, "");
-    bed.wait_until_tainted().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let archaware = Controller::start_quiet(&cluster, "");
+    cluster.wait_until_tainted().await;
     assert_eq!(
         archaware.http("/log-level").await.1,
         "warn,archaware::cli=info\n"
     );
     assert!(!archaware.log().contains("node tainted"));
     assert_eq!(archaware.put("/log-level", "info").await.0, 200);
-    bed.create_node("late", "arm64").await;
+    cluster.create_node("late", "arm64").await;
     archaware.wait_for_log("node tainted").await;
     let (status, says) = archaware.put("/log-level", "very=loud=indeed").await;
     assert_eq!(status, 400, "{says}");

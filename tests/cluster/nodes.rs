@@ -16,25 +16,27 @@ fn set(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-async fn patch(bed: &TestCluster, node: &str, operations: Value) {
+async fn patch(cluster: &TestCluster, node: &str, operations: Value) {
     let patch = Patch::<()>::Json(serde_json::from_value(operations).unwrap());
-    bed.nodes()
+    cluster
+        .nodes()
         .patch(node, &PatchParams::default(), &patch)
         .await
         .unwrap();
 }
 
 /// Removes a taint and nothing else: kubectl would write the whole list as it saw it.
-async fn untaint(bed: &TestCluster, node: &str, key: &str) {
+async fn untaint(cluster: &TestCluster, node: &str, key: &str) {
     eventually("the removal of a taint", DEADLINE, || async {
-        let taints = bed.nodes().get(node).await.ok()?.spec?.taints?;
+        let taints = cluster.nodes().get(node).await.ok()?.spec?.taints?;
         let index = taints.iter().position(|taint| taint.key == key)?;
         let operations = json!([
             {"op": "test", "path": format!("/spec/taints/{index}/key"), "value": key},
             {"op": "remove", "path": format!("/spec/taints/{index}")},
         ]);
         let patch = Patch::<()>::Json(serde_json::from_value(operations).unwrap());
-        bed.nodes()
+        cluster
+            .nodes()
             .patch(node, &PatchParams::default(), &patch)
             .await
             .ok()
@@ -43,76 +45,82 @@ async fn untaint(bed: &TestCluster, node: &str, key: &str) {
     .await;
 }
 
-async fn taints_become(bed: &TestCluster, node: &str, expected: &[&str]) {
+async fn taints_become(cluster: &TestCluster, node: &str, expected: &[&str]) {
     let expected = set(expected);
     eventually(
         &format!("taints {expected:?} on {node}"),
         DEADLINE,
-        || async { (taints(&bed.nodes().get(node).await.ok()?) == expected).then_some(()) },
+        || async { (taints(&cluster.nodes().get(node).await.ok()?) == expected).then_some(()) },
     )
     .await;
 }
 
 #[tokio::test]
 async fn nodes_join_and_are_replaced() {
-    let bed = TestCluster::take().await;
-    bed.create_node("first", "amd64").await;
-    let _archaware = Controller::start(&bed, "");
-    taints_become(&bed, "first", &["kubernetes.io/arch=amd64:NoSchedule"]).await;
-    bed.create_node("later", "arm64").await;
-    taints_become(&bed, "later", &[ARM]).await;
-    bed.nodes()
+    let cluster = TestCluster::take().await;
+    cluster.create_node("first", "amd64").await;
+    let _archaware = Controller::start(&cluster, "");
+    taints_become(&cluster, "first", &["kubernetes.io/arch=amd64:NoSchedule"]).await;
+    cluster.create_node("later", "arm64").await;
+    taints_become(&cluster, "later", &[ARM]).await;
+    cluster
+        .nodes()
         .delete("first", &DeleteParams::default())
         .await
         .unwrap();
-    bed.create_node("first", "arm64").await;
-    taints_become(&bed, "first", &[ARM]).await;
-    let node = bed.nodes().get("first").await.unwrap();
+    cluster.create_node("first", "arm64").await;
+    taints_become(&cluster, "first", &[ARM]).await;
+    let node = cluster.nodes().get("first").await.unwrap();
     assert_eq!(node.annotations()["archaware.dev/taint"], ARM);
 }
 
 #[tokio::test]
 async fn an_owned_taint_is_put_back_and_put_right() {
-    let bed = TestCluster::take().await;
-    bed.create_node("node", "arm64").await;
-    let _archaware = Controller::start(&bed, "");
-    taints_become(&bed, "node", &[ARM]).await;
-    bed.kubectl(&["taint", "node", "node", "kubernetes.io/arch-"]);
-    taints_become(&bed, "node", &[ARM]).await;
-    bed.kubectl(&[
+    let cluster = TestCluster::take().await;
+    cluster.create_node("node", "arm64").await;
+    let _archaware = Controller::start(&cluster, "");
+    taints_become(&cluster, "node", &[ARM]).await;
+    cluster.kubectl(&["taint", "node", "node", "kubernetes.io/arch-"]);
+    taints_become(&cluster, "node", &[ARM]).await;
+    cluster.kubectl(&[
         "taint",
         "node",
         "node",
         "--overwrite",
         "kubernetes.io/arch=amd64:NoSchedule",
     ]);
-    taints_become(&bed, "node", &[ARM]).await;
+    taints_become(&cluster, "node", &[ARM]).await;
 }
 
 #[tokio::test]
 async fn foreign_taints_are_neither_claimed_nor_touched() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     for (node, architecture) in [("same", "arm64"), ("other", "arm64"), ("odd", "")] {
-        bed.create_node(node, architecture).await;
+        cluster.create_node(node, architecture).await;
     }
-    bed.kubectl(&["taint", "node", "same", ARM]);
-    bed.kubectl(&[
+    cluster.kubectl(&["taint", "node", "same", ARM]);
+    cluster.kubectl(&[
         "taint",
         "node",
         "other",
         "kubernetes.io/arch=amd64:NoSchedule",
     ]);
-    let archaware = Controller::start(&bed, "");
-    bed.wait_for_event("other", "TaintConflict").await;
-    bed.wait_for_event("odd", "UnknownArchitecture").await;
-    bed.create_node("witness", "amd64").await;
-    taints_become(&bed, "witness", &["kubernetes.io/arch=amd64:NoSchedule"]).await;
+    let archaware = Controller::start(&cluster, "");
+    cluster.wait_for_event("other", "TaintConflict").await;
+    cluster.wait_for_event("odd", "UnknownArchitecture").await;
+    cluster.create_node("witness", "amd64").await;
+    taints_become(
+        &cluster,
+        "witness",
+        &["kubernetes.io/arch=amd64:NoSchedule"],
+    )
+    .await;
     for (node, expected) in [
         ("same", &[ARM][..]),
         ("other", &["kubernetes.io/arch=amd64:NoSchedule"]),
         ("odd", &[]),
     ] {
-        let node = bed.nodes().get(node).await.unwrap();
+        let node = cluster.nodes().get(node).await.unwrap();
         assert_eq!(taints(&node), set(expected));
         assert!(
             !node.annotations().contains_key("archaware.dev/taint"),
@@ -121,32 +129,33 @@ async fn foreign_taints_are_neither_claimed_nor_touched() {
         );
     }
     assert_eq!(archaware.stop().await, 0);
-    let (status, out, _) = bed.archaware(&["clean"]);
+    let (status, out, _) = cluster.archaware(&["clean"]);
     assert_eq!(status, 0, "{out}");
-    taints_become(&bed, "same", &[ARM]).await;
+    taints_become(&cluster, "same", &[ARM]).await;
 }
 
 #[tokio::test]
 async fn nodes_can_opt_out() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     for node in ["label", "annotation"] {
-        bed.create_node(node, "arm64").await;
+        cluster.create_node(node, "arm64").await;
     }
-    let _archaware = Controller::start(&bed, "");
+    let _archaware = Controller::start(&cluster, "");
     for node in ["label", "annotation"] {
-        taints_become(&bed, node, &[ARM]).await;
+        taints_become(&cluster, node, &[ARM]).await;
     }
-    bed.kubectl(&["label", "node", "label", "archaware.dev/ignore=true"]);
-    bed.kubectl(&[
+    cluster.kubectl(&["label", "node", "label", "archaware.dev/ignore=true"]);
+    cluster.kubectl(&[
         "annotate",
         "node",
         "annotation",
         "archaware.dev/ignore=true",
     ]);
     for node in ["label", "annotation"] {
-        taints_become(&bed, node, &[]).await;
+        taints_become(&cluster, node, &[]).await;
         assert!(
-            !bed.nodes()
+            !cluster
+                .nodes()
                 .get(node)
                 .await
                 .unwrap()
@@ -154,16 +163,16 @@ async fn nodes_can_opt_out() {
                 .contains_key("archaware.dev/taint")
         );
     }
-    bed.kubectl(&["label", "node", "label", "archaware.dev/ignore-"]);
-    taints_become(&bed, "label", &[ARM]).await;
+    cluster.kubectl(&["label", "node", "label", "archaware.dev/ignore-"]);
+    taints_become(&cluster, "label", &[ARM]).await;
 }
 
 #[tokio::test]
 async fn a_changed_configuration_moves_taints() {
-    let bed = TestCluster::take().await;
-    bed.create_node("arm", "arm64").await;
-    bed.create_node("amd", "amd64").await;
-    bed.kubectl(&["taint", "node", "arm", "foreign=1:NoSchedule"]);
+    let cluster = TestCluster::take().await;
+    cluster.create_node("arm", "arm64").await;
+    cluster.create_node("amd", "amd64").await;
+    cluster.kubectl(&["taint", "node", "arm", "foreign=1:NoSchedule"]);
     let foreign = "foreign=1:NoSchedule";
     for (config, arm, amd) in [
         (
@@ -189,9 +198,9 @@ async fn a_changed_configuration_moves_taints() {
         ),
         ("taint: {manage: false}", &[foreign], &[]),
     ] {
-        let archaware = Controller::start(&bed, config);
-        taints_become(&bed, "arm", arm).await;
-        taints_become(&bed, "amd", amd).await;
+        let archaware = Controller::start(&cluster, config);
+        taints_become(&cluster, "arm", arm).await;
+        taints_become(&cluster, "amd", amd).await;
         assert_eq!(archaware.stop().await, 0, "{config}");
     }
 }
@@ -199,41 +208,42 @@ async fn a_changed_configuration_moves_taints() {
 /// Twenty editors change the same lists all the time; nothing of theirs may get lost.
 #[tokio::test]
 async fn foreign_taints_and_tolerations_survive_concurrent_editors() {
-    let bed = TestCluster::take().await;
-    bed.create_node("node", "arm64").await;
+    let cluster = TestCluster::take().await;
+    cluster.create_node("node", "arm64").await;
     // Nothing binds it, so its tolerations can be edited for as long as the test wants.
-    let mut spec = pod_spec(&[bed.image("arm64")]);
+    let mut spec = pod_spec(&[cluster.image("arm64")]);
     spec["nodeSelector"] = json!({"never": "true"});
-    bed.create::<k8s_openapi::api::core::v1::Pod>(pod("pod", spec, json!({})))
+    cluster
+        .create::<k8s_openapi::api::core::v1::Pod>(pod("pod", spec, json!({})))
         .await;
-    let archaware = Controller::start(&bed, "");
+    let archaware = Controller::start(&cluster, "");
     let editors = (0..20).map(|n| {
-        let bed = &bed;
+        let cluster = &cluster;
         async move {
             let key = format!("editor/{n}");
             let taint = json!([{"op": "add", "path": "/spec/taints/-", "value": {"key": key, "effect": "NoSchedule"}}]);
             let toleration = json!([{"op": "add", "path": "/spec/tolerations/-", "value": {"key": key, "operator": "Exists"}}]);
             // The list of taints exists once the first taint is there.
             eventually("a list of taints", DEADLINE, || async {
-                (!taints(&bed.nodes().get("node").await.ok()?).is_empty()).then_some(())
+                (!taints(&cluster.nodes().get("node").await.ok()?).is_empty()).then_some(())
             })
             .await;
-            patch(bed, "node", taint).await;
+            patch(cluster, "node", taint).await;
             let edit = Patch::<()>::Json(serde_json::from_value(toleration).unwrap());
-            bed.pods().patch("pod", &PatchParams::default(), &edit).await.unwrap();
-            untaint(bed, "node", "kubernetes.io/arch").await;
+            cluster.pods().patch("pod", &PatchParams::default(), &edit).await.unwrap();
+            untaint(cluster, "node", "kubernetes.io/arch").await;
         }
     });
     // Each also removes archaware's taint, so that it has to write all the time.
     futures::future::join_all(editors).await;
     let node = eventually("archaware's taint", DEADLINE, || async {
-        let node = bed.nodes().get("node").await.ok()?;
+        let node = cluster.nodes().get("node").await.ok()?;
         taints(&node).contains(ARM).then_some(node)
     })
     .await;
     assert_eq!(taints(&node).len(), 21, "{:?}", taints(&node));
     let pod = eventually("archaware's toleration", DEADLINE, || async {
-        let pod = bed.pods().get("pod").await.ok()?;
+        let pod = cluster.pods().get("pod").await.ok()?;
         (architectures_of(&pod) == set(&["arm64"])).then_some(pod)
     })
     .await;
@@ -252,10 +262,10 @@ async fn foreign_taints_and_tolerations_survive_concurrent_editors() {
 #[tokio::test]
 async fn heartbeats_cost_no_api_call() {
     const APPLIED: &str = "archaware_writes_total{kind=\"Node\",result=\"applied\"}";
-    let bed = TestCluster::take().await;
-    bed.create_node("node", "arm64").await;
-    let archaware = Controller::start(&bed, "");
-    taints_become(&bed, "node", &[ARM]).await;
+    let cluster = TestCluster::take().await;
+    cluster.create_node("node", "arm64").await;
+    let archaware = Controller::start(&cluster, "");
+    taints_become(&cluster, "node", &[ARM]).await;
     // The node shows its taint before the answer to the patch has come back and is counted.
     let counted = async |expected: f64| {
         eventually("patches that are counted", DEADLINE, || async {
@@ -270,14 +280,20 @@ async fn heartbeats_cost_no_api_call() {
         let time = format!("2026-01-01T00:00:{n:02}Z");
         let heartbeat = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": time}]}});
         let beat = Patch::Strategic(heartbeat);
-        bed.nodes()
+        cluster
+            .nodes()
             .patch_status("node", &PatchParams::default(), &beat)
             .await
             .unwrap();
     }
     // A real change behind them shows that they have been read.
-    bed.create_node("witness", "amd64").await;
-    taints_become(&bed, "witness", &["kubernetes.io/arch=amd64:NoSchedule"]).await;
+    cluster.create_node("witness", "amd64").await;
+    taints_become(
+        &cluster,
+        "witness",
+        &["kubernetes.io/arch=amd64:NoSchedule"],
+    )
+    .await;
     // One for each node. (Guards may have refused others: the node controller changes taints of new nodes, too.)
     assert!(counted(2.0).await < 2.5, "patches for 50 heartbeats");
     assert_eq!(archaware.log().matches("node tainted").count(), 2);

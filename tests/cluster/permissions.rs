@@ -12,14 +12,14 @@ use super::*;
 /// Every other test runs with the shipped permissions; this one looks at the whole picture.
 #[tokio::test]
 async fn the_shipped_permissions_are_enough_and_no_request_is_forbidden() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let archaware = Controller::start(&bed, "");
-    bed.wait_until_tainted().await;
-    bed.create_pod("app", &["arm64"]).await;
-    bed.create_pod("torn", &["arm64", "amd64"]).await;
-    bed.wait_until_bound("app").await;
-    bed.wait_for_event("torn", "NoCommonArchitecture").await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
+    cluster.create_pod("app", &["arm64"]).await;
+    cluster.create_pod("torn", &["arm64", "amd64"]).await;
+    cluster.wait_until_bound("app").await;
+    cluster.wait_for_event("torn", "NoCommonArchitecture").await;
     let (_, metrics) = archaware.http("/metrics").await;
     assert!(!metrics.contains("result=\"4xx\""), "{metrics}");
     let log = archaware.log();
@@ -28,11 +28,11 @@ async fn the_shipped_permissions_are_enough_and_no_request_is_forbidden() {
 
 #[tokio::test]
 async fn all_missing_permissions_are_named_at_once() {
-    let bed = TestCluster::take().await;
-    bed.kubectl(&["-n", "archaware", "create", "serviceaccount", "nobody"]);
-    let mut archaware = Controller::start_as(&bed.service_account("nobody"), "");
+    let cluster = TestCluster::take().await;
+    cluster.kubectl(&["-n", "archaware", "create", "serviceaccount", "nobody"]);
+    let mut archaware = Controller::start_as(&cluster.service_account("nobody"), "");
     let status = archaware.exited().await;
-    bed.kubectl(&["-n", "archaware", "delete", "serviceaccount", "nobody"]);
+    cluster.kubectl(&["-n", "archaware", "delete", "serviceaccount", "nobody"]);
     assert_eq!(status, 1);
     let log = archaware.log();
     for permission in [
@@ -49,31 +49,31 @@ async fn all_missing_permissions_are_named_at_once() {
 
 #[tokio::test]
 async fn a_permission_that_is_taken_away_while_running_is_reported_and_comes_back() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let archaware = Controller::start(&bed, "");
-    bed.wait_until_tainted().await;
-    let roles: Api<ClusterRole> = Api::all(bed.client.clone());
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
+    let roles: Api<ClusterRole> = Api::all(cluster.client.clone());
     let shipped = roles.get("archaware").await.unwrap().rules;
     let reduced = json!({"rules": [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}]});
     roles
         .patch("archaware", &PatchParams::default(), &Patch::Merge(reduced))
         .await
         .unwrap();
-    bed.create_pod("app", &["arm64"]).await;
+    cluster.create_pod("app", &["arm64"]).await;
     archaware.wait_for_log("forbidden").await;
     let back = Patch::Merge(json!({"rules": shipped}));
     roles
         .patch("archaware", &PatchParams::default(), &back)
         .await
         .unwrap();
-    assert_eq!(bed.wait_until_bound("app").await, "arm64");
+    assert_eq!(cluster.wait_until_bound("app").await, "arm64");
 }
 
 #[tokio::test]
 async fn the_manifests_are_valid_and_the_kustomize_base_is_the_same() {
-    let bed = TestCluster::take().await;
-    let plain = bed.kubectl(&[
+    let cluster = TestCluster::take().await;
+    let plain = cluster.kubectl(&[
         "apply",
         "--dry-run=server",
         "-o",
@@ -81,7 +81,8 @@ async fn the_manifests_are_valid_and_the_kustomize_base_is_the_same() {
         "-f",
         "manifests/archaware.yaml",
     ]);
-    let kustomized = bed.kubectl(&["apply", "--dry-run=server", "-o", "name", "-k", "manifests"]);
+    let kustomized =
+        cluster.kubectl(&["apply", "--dry-run=server", "-o", "name", "-k", "manifests"]);
     let sorted = |text: &str| {
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         lines.sort();
@@ -90,7 +91,7 @@ async fn the_manifests_are_valid_and_the_kustomize_base_is_the_same() {
     assert_eq!(sorted(&plain), sorted(&kustomized));
     assert!(plain.contains("deployment.apps/archaware"), "{plain}");
     // What the ConfigMap holds is a configuration.
-    let config = bed.kubectl(&[
+    let config = cluster.kubectl(&[
         "create",
         "--dry-run=client",
         "-f",
@@ -98,21 +99,21 @@ async fn the_manifests_are_valid_and_the_kustomize_base_is_the_same() {
         "-o",
         "jsonpath={.data.config\\.yaml}",
     ]);
-    let file = bed.dir().join("shipped.yaml");
+    let file = cluster.dir().join("shipped.yaml");
     std::fs::write(&file, config).unwrap();
     let (status, _, error) =
-        bed.archaware(&["config", "check", "--config", file.to_str().unwrap()]);
+        cluster.archaware(&["config", "check", "--config", file.to_str().unwrap()]);
     assert_eq!(status, 0, "{error}");
 }
 
 /// What the restricted Pod Security Standard says of a way to deploy; empty when nothing.
-fn against_the_restricted_standard(bed: &TestCluster, folder: &str) -> Vec<String> {
-    let kustomized = bed.kubectl(&["kustomize", folder]);
+fn against_the_restricted_standard(cluster: &TestCluster, folder: &str) -> Vec<String> {
+    let kustomized = cluster.kubectl(&["kustomize", folder]);
     let deployment = kustomized
         .split("\n---\n")
         .find(|part| part.contains("kind: Deployment"))
         .unwrap();
-    let file = bed.dir().join("deployment.yaml");
+    let file = cluster.dir().join("deployment.yaml");
     std::fs::write(&file, deployment).unwrap();
     let json = [
         "create",
@@ -122,7 +123,7 @@ fn against_the_restricted_standard(bed: &TestCluster, folder: &str) -> Vec<Strin
         "-f",
         file.to_str().unwrap(),
     ];
-    let deployment: serde_json::Value = serde_json::from_str(&bed.kubectl(&json)).unwrap();
+    let deployment: serde_json::Value = serde_json::from_str(&cluster.kubectl(&json)).unwrap();
     let mut pod = deployment["spec"]["template"].clone();
     pod["apiVersion"] = json!("v1");
     pod["kind"] = json!("Pod");
@@ -131,11 +132,11 @@ fn against_the_restricted_standard(bed: &TestCluster, folder: &str) -> Vec<Strin
     pod["spec"]["priorityClassName"] = json!(null);
     pod["spec"]["serviceAccountName"] = json!("default");
     std::fs::write(&file, pod.to_string()).unwrap();
-    let (file, namespace) = (file.to_str().unwrap().to_owned(), bed.namespace.clone());
+    let (file, namespace) = (file.to_str().unwrap().to_owned(), cluster.namespace.clone());
     let kubectl = std::env::var("ARCHAWARE_KUBECTL").unwrap();
     let output = std::process::Command::new(kubectl)
         .arg("--kubeconfig")
-        .arg(bed.kubeconfig("admin"))
+        .arg(cluster.kubeconfig("admin"))
         .args(["-n", &namespace, "create", "--dry-run=server", "-f", &file])
         .output()
         .unwrap();
@@ -153,27 +154,27 @@ fn against_the_restricted_standard(bed: &TestCluster, folder: &str) -> Vec<Strin
 
 #[tokio::test]
 async fn every_way_to_deploy_is_valid_and_as_restricted_as_it_says() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     let restricted = "pod-security.kubernetes.io/enforce=restricted";
-    bed.kubectl(&["label", "namespace", &bed.namespace, restricted]);
+    cluster.kubectl(&["label", "namespace", &cluster.namespace, restricted]);
     for (folder, violations) in [
         ("manifests/none", 0),
         ("manifests/sidecar", 0),
         ("manifests/host", 1),
     ] {
-        let said = against_the_restricted_standard(&bed, folder);
+        let said = against_the_restricted_standard(&cluster, folder);
         assert_eq!(said.len(), violations, "{folder}: {said:?}");
         // In the default only the volume exceeds the standard.
         assert!(
             said.iter().all(|violation| violation.contains("hostPath")),
             "{said:?}"
         );
-        let applied = bed.kubectl(&["apply", "--dry-run=server", "-o", "name", "-k", folder]);
+        let applied = cluster.kubectl(&["apply", "--dry-run=server", "-o", "name", "-k", folder]);
         assert!(
             applied.contains("deployment.apps/archaware"),
             "{folder}: {applied}"
         );
-        let kustomized = bed.kubectl(&["kustomize", folder]);
+        let kustomized = cluster.kubectl(&["kustomize", folder]);
         let config = kustomized.split("config.yaml: |").nth(1).unwrap();
         let lines = config
             .lines()
@@ -181,10 +182,10 @@ async fn every_way_to_deploy_is_valid_and_as_restricted_as_it_says() {
             .take_while(|line| line.starts_with("    "));
         let config: Vec<&str> = lines.map(|line| line.trim_start_matches("    ")).collect();
         let config = config.join("\n");
-        let file = bed.dir().join("overlay.yaml");
+        let file = cluster.dir().join("overlay.yaml");
         std::fs::write(&file, &config).unwrap();
         let (status, _, error) =
-            bed.archaware(&["config", "check", "--config", file.to_str().unwrap()]);
+            cluster.archaware(&["config", "check", "--config", file.to_str().unwrap()]);
         assert_eq!(status, 0, "{folder}: {config}: {error}");
     }
 }
@@ -226,11 +227,11 @@ fn less_by_one(rules: &Value) -> Vec<(String, Value)> {
 /// Each verb on each resource that the manifests grant is needed: without it archaware says so, and does not start.
 #[tokio::test]
 async fn nothing_is_granted_that_is_not_needed() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let webhook = admission_config(free_port(), "");
     // It grants reading every Secret, the webhook's own too.
-    bed.kubectl(&["delete", "clusterrolebinding", "archaware-pull-secrets"]);
+    cluster.kubectl(&["delete", "clusterrolebinding", "archaware-pull-secrets"]);
     let mut tried = 0;
     for role in [
         "clusterrole/archaware",
@@ -239,11 +240,11 @@ async fn nothing_is_granted_that_is_not_needed() {
         "role/archaware-webhook",
     ] {
         let shipped: Value =
-            serde_json::from_str(&bed.kubectl(&["-n", "archaware", "get", role, "-o", "json"]))
+            serde_json::from_str(&cluster.kubectl(&["-n", "archaware", "get", role, "-o", "json"]))
                 .unwrap();
         let patch = |rules: &Value| {
             let rules = json!({"rules": rules}).to_string();
-            bed.kubectl(&[
+            cluster.kubectl(&[
                 "-n",
                 "archaware",
                 "patch",
@@ -260,7 +261,7 @@ async fn nothing_is_granted_that_is_not_needed() {
                 &format!("a start that fails without {permission}"),
                 DEADLINE,
                 || async {
-                    let mut archaware = Controller::start(&bed, &webhook);
+                    let mut archaware = Controller::start(&cluster, &webhook);
                     let asked = async {
                         archaware.wait_for_log("\"leading\"").await;
                     };

@@ -22,10 +22,10 @@ fn decision(pod: &Pod) -> Option<String> {
 
 #[tokio::test]
 async fn every_kind_of_image_lands_on_its_architectures_only() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let _archaware = Controller::start(&bed, "");
-    bed.wait_until_tainted().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let _archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
     for (image, decided, may_run_on) in [
         ("amd64", "amd64", &["amd64"][..]),
         ("arm64", "arm64", &["arm64"]),
@@ -43,21 +43,21 @@ async fn every_kind_of_image_lands_on_its_architectures_only() {
         ("no-os", "arm64", &["arm64"]),
         ("helm", "any", &["amd64", "arm64", "s390x"]),
     ] {
-        bed.create_pod(image, &[image]).await;
-        let node = bed.wait_until_bound(image).await;
+        cluster.create_pod(image, &[image]).await;
+        let node = cluster.wait_until_bound(image).await;
         assert!(may_run_on.contains(&node.as_str()), "{image} on {node}");
-        let pod = bed.pods().get(image).await.unwrap();
+        let pod = cluster.pods().get(image).await.unwrap();
         assert_eq!(decision(&pod).as_deref(), Some(decided), "{image}");
     }
 }
 
 #[tokio::test]
 async fn all_images_of_a_pod_count() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let _archaware = Controller::start(&bed, "");
-    bed.wait_until_tainted().await;
-    let image = |name: &str| bed.image(name);
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let _archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
+    let image = |name: &str| cluster.image(name);
     let main = || json!([{"name": "main", "image": image("multi")}]);
     let other = |restart: Option<&str>| json!([{"name": "other", "image": image("arm64-s390x"), "restartPolicy": restart}]);
     let spec = |extra: Value| {
@@ -76,50 +76,55 @@ async fn all_images_of_a_pod_count() {
         ),
         ("volume", spec(json!({"volumes": volume}))),
     ] {
-        bed.create::<Pod>(pod(name, spec, json!({}))).await;
-        let node = bed.wait_until_bound(name).await;
+        cluster.create::<Pod>(pod(name, spec, json!({}))).await;
+        let node = cluster.wait_until_bound(name).await;
         assert!(
             ["arm64", "s390x"].contains(&node.as_str()),
             "{name} on {node}"
         );
         assert_eq!(
-            architectures_of(&bed.pods().get(name).await.unwrap()),
+            architectures_of(&cluster.pods().get(name).await.unwrap()),
             set(&["arm64", "s390x"]),
             "{name}"
         );
     }
-    bed.create_pod("two", &["amd64-arm64", "arm64-s390x"]).await;
-    assert_eq!(bed.wait_until_bound("two").await, "arm64");
+    cluster
+        .create_pod("two", &["amd64-arm64", "arm64-s390x"])
+        .await;
+    assert_eq!(cluster.wait_until_bound("two").await, "arm64");
 }
 
 #[tokio::test]
 async fn ephemeral_containers_count() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let _archaware = Controller::start(&bed, "");
-    bed.wait_until_tainted().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let _archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
     // No node has such a label yet, so the pod waits while it gets its ephemeral container.
-    let mut spec = pod_spec(&[bed.image("no-such-image")]);
+    let mut spec = pod_spec(&[cluster.image("no-such-image")]);
     spec["nodeSelector"] = json!({"later": "yes"});
-    bed.create::<Pod>(pod("debugged", spec, json!({}))).await;
+    cluster
+        .create::<Pod>(pod("debugged", spec, json!({})))
+        .await;
     let ephemeral = json!({"spec": {"ephemeralContainers": [
-        {"name": "debug", "image": bed.image("arm64"), "targetContainerName": "c0"}]}});
+        {"name": "debug", "image": cluster.image("arm64"), "targetContainerName": "c0"}]}});
     let patch = kube::api::Patch::Strategic(ephemeral);
     let parameters = kube::api::PatchParams::default();
-    bed.pods()
+    cluster
+        .pods()
         .patch_ephemeral_containers("debugged", &parameters, &patch)
         .await
         .unwrap();
     // The first image is put right, as a user would do it.
-    let image =
-        json!([{"op": "replace", "path": "/spec/containers/0/image", "value": bed.image("multi")}]);
+    let image = json!([{"op": "replace", "path": "/spec/containers/0/image", "value": cluster.image("multi")}]);
     let patch = kube::api::Patch::<()>::Json(serde_json::from_value(image).unwrap());
-    bed.pods()
+    cluster
+        .pods()
         .patch("debugged", &parameters, &patch)
         .await
         .unwrap();
     let tolerated = eventually("tolerations", DEADLINE, || async {
-        let set = architectures_of(&bed.pods().get("debugged").await.ok()?);
+        let set = architectures_of(&cluster.pods().get("debugged").await.ok()?);
         (!set.is_empty()).then_some(set)
     })
     .await;
@@ -128,21 +133,21 @@ async fn ephemeral_containers_count() {
 
 #[tokio::test]
 async fn a_pod_without_a_common_architecture_stays_pending_and_says_why() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let _archaware = Controller::start(&bed, "");
-    bed.wait_until_tainted().await;
-    bed.create_pod("torn", &["amd64", "arm64"]).await;
-    let note = bed.wait_for_event("torn", "NoCommonArchitecture").await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let _archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
+    cluster.create_pod("torn", &["amd64", "arm64"]).await;
+    let note = cluster.wait_for_event("torn", "NoCommonArchitecture").await;
     for part in [
-        bed.image("amd64"),
-        bed.image("arm64"),
+        cluster.image("amd64"),
+        cluster.image("arm64"),
         "(amd64)".to_owned(),
         "(arm64)".to_owned(),
     ] {
         assert!(note.contains(&part), "{note}");
     }
-    let pod = bed.pods().get("torn").await.unwrap();
+    let pod = cluster.pods().get("torn").await.unwrap();
     assert!(pod.spec.as_ref().unwrap().node_name.is_none());
     assert!(architectures_of(&pod).is_empty());
     assert_eq!(
@@ -154,31 +159,33 @@ async fn a_pod_without_a_common_architecture_stays_pending_and_says_why() {
 
 #[tokio::test]
 async fn every_kind_of_workload_is_placed() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let _archaware = Controller::start(&bed, "");
-    bed.wait_until_tainted().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let _archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
     let template = |labels: &str, restart: &str| {
-        let mut spec = pod_spec(&[bed.image("arm64")]);
+        let mut spec = pod_spec(&[cluster.image("arm64")]);
         spec["restartPolicy"] = json!(restart);
         json!({"metadata": {"labels": {"app": labels}}, "spec": spec})
     };
     let selected = |name: &str| json!({"matchLabels": {"app": name}});
-    bed.create::<Deployment>(json!({"metadata": {"name": "deployment"}, "spec": {
+    cluster.create::<Deployment>(json!({"metadata": {"name": "deployment"}, "spec": {
         "replicas": 3, "selector": selected("deployment"), "template": template("deployment", "Always")}})).await;
-    bed.create::<StatefulSet>(json!({"metadata": {"name": "statefulset"}, "spec": {
+    cluster
+        .create::<StatefulSet>(json!({"metadata": {"name": "statefulset"}, "spec": {
         "serviceName": "none", "replicas": 2, "podManagementPolicy": "Parallel",
         "selector": selected("statefulset"), "template": template("statefulset", "Always")}}))
         .await;
-    bed.create::<Job>(json!({"metadata": {"name": "job"}, "spec": {
+    cluster
+        .create::<Job>(json!({"metadata": {"name": "job"}, "spec": {
         "parallelism": 2, "template": template("job", "Never")}}))
         .await;
-    bed.create::<CronJob>(json!({"metadata": {"name": "cronjob"}, "spec": {
+    cluster.create::<CronJob>(json!({"metadata": {"name": "cronjob"}, "spec": {
         "schedule": "* * * * *", "jobTemplate": {"spec": {"template": template("cronjob", "Never")}}}})).await;
     // What a CronJob makes every minute is a Job from its template; this is the same at once.
-    bed.kubectl(&[
+    cluster.kubectl(&[
         "-n",
-        &bed.namespace,
+        &cluster.namespace,
         "create",
         "job",
         "from-cronjob",
@@ -192,7 +199,7 @@ async fn every_kind_of_workload_is_placed() {
     ] {
         let selector = ListParams::default().labels(&format!("app={app}"));
         eventually(&format!("pods of the {app} on arm64"), DEADLINE, || async {
-            let pods = bed.pods().list(&selector).await.ok()?;
+            let pods = cluster.pods().list(&selector).await.ok()?;
             let nodes: Vec<_> = pods
                 .iter()
                 .filter_map(|pod| pod.spec.as_ref()?.node_name.clone())
@@ -206,29 +213,32 @@ async fn every_kind_of_workload_is_placed() {
 
 #[tokio::test]
 async fn the_nearest_mode_wins() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let exempt = format!("{}-exempt", bed.namespace);
-    let _archaware = Controller::start(&bed, &format!("pods: {{exemptNamespaces: [{exempt}]}}"));
-    bed.wait_until_tainted().await;
-    bed.create_namespace(&exempt, json!({})).await;
-    let ignored = format!("{}-ignored", bed.namespace);
-    bed.create_namespace(&ignored, json!({"archaware.dev/mode": "ignore"}))
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let exempt = format!("{}-exempt", cluster.namespace);
+    let _archaware =
+        Controller::start(&cluster, &format!("pods: {{exemptNamespaces: [{exempt}]}}"));
+    cluster.wait_until_tainted().await;
+    cluster.create_namespace(&exempt, json!({})).await;
+    let ignored = format!("{}-ignored", cluster.namespace);
+    cluster
+        .create_namespace(&ignored, json!({"archaware.dev/mode": "ignore"}))
         .await;
-    let invalid = format!("{}-invalid", bed.namespace);
-    bed.create_namespace(&invalid, json!({"archaware.dev/mode": "often"}))
+    let invalid = format!("{}-invalid", cluster.namespace);
+    cluster
+        .create_namespace(&invalid, json!({"archaware.dev/mode": "often"}))
         .await;
     for (name, namespace, annotations, expected) in [
-        ("plain", &bed.namespace, json!({}), set(&["arm64"])),
+        ("plain", &cluster.namespace, json!({}), set(&["arm64"])),
         (
             "any",
-            &bed.namespace,
+            &cluster.namespace,
             json!({"archaware.dev/mode": "any"}),
             set(&["any"]),
         ),
         (
             "override",
-            &bed.namespace,
+            &cluster.namespace,
             json!({"archaware.dev/architectures": "s390x, amd64"}),
             set(&["amd64", "s390x"]),
         ),
@@ -241,14 +251,14 @@ async fn the_nearest_mode_wins() {
         ),
         (
             "nonsense",
-            &bed.namespace,
+            &cluster.namespace,
             json!({"archaware.dev/mode": "x", "archaware.dev/architectures": "a b"}),
             set(&["arm64"]),
         ),
         ("invalid-above", &invalid, json!({}), set(&["arm64"])),
     ] {
-        let pods: kube::Api<Pod> = kube::Api::namespaced(bed.client.clone(), namespace);
-        let object = pod(name, pod_spec(&[bed.image("arm64")]), annotations);
+        let pods: kube::Api<Pod> = kube::Api::namespaced(cluster.client.clone(), namespace);
+        let object = pod(name, pod_spec(&[cluster.image("arm64")]), annotations);
         pods.create(
             &Default::default(),
             &serde_json::from_value(object).unwrap(),
@@ -263,11 +273,12 @@ async fn the_nearest_mode_wins() {
         assert_eq!(tolerated, expected, "{name}");
     }
     assert!(
-        bed.wait_for_event("nonsense", "InvalidAnnotation")
+        cluster
+            .wait_for_event("nonsense", "InvalidAnnotation")
             .await
             .contains("archaware.dev/")
     );
-    let on_namespace = bed.kubectl(&[
+    let on_namespace = cluster.kubectl(&[
         "get",
         "events",
         "-A",
@@ -281,19 +292,19 @@ async fn the_nearest_mode_wins() {
         "{on_namespace}"
     );
     // A pod that is left alone stays as it is while others are placed.
-    let pods: kube::Api<Pod> = kube::Api::namespaced(bed.client.clone(), &ignored);
-    let object = pod("ignored", pod_spec(&[bed.image("arm64")]), json!({}));
+    let pods: kube::Api<Pod> = kube::Api::namespaced(cluster.client.clone(), &ignored);
+    let object = pod("ignored", pod_spec(&[cluster.image("arm64")]), json!({}));
     pods.create(
         &Default::default(),
         &serde_json::from_value(object).unwrap(),
     )
     .await
     .unwrap();
-    bed.create_pod("after", &["arm64"]).await;
-    bed.wait_until_bound("after").await;
+    cluster.create_pod("after", &["arm64"]).await;
+    cluster.wait_until_bound("after").await;
     assert!(architectures_of(&pods.get("ignored").await.unwrap()).is_empty());
     // Its namespace changes its mind: so does archaware, without a change in the pod.
-    bed.kubectl(&["annotate", "namespace", &ignored, "archaware.dev/mode-"]);
+    cluster.kubectl(&["annotate", "namespace", &ignored, "archaware.dev/mode-"]);
     eventually(
         "tolerations of the pod that was ignored",
         DEADLINE,
@@ -306,24 +317,24 @@ async fn the_nearest_mode_wins() {
 
 #[tokio::test]
 async fn a_pod_whose_image_changes_is_decided_again() {
-    let bed = TestCluster::take().await;
-    bed.create_node("s390x", "s390x").await;
-    let _archaware = Controller::start(&bed, "");
-    bed.wait_until_tainted().await;
-    bed.create_pod("app", &["arm64"]).await;
+    let cluster = TestCluster::take().await;
+    cluster.create_node("s390x", "s390x").await;
+    let _archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
+    cluster.create_pod("app", &["arm64"]).await;
     eventually("the first decision", DEADLINE, || async {
-        (architectures_of(&bed.pods().get("app").await.ok()?) == set(&["arm64"])).then_some(())
+        (architectures_of(&cluster.pods().get("app").await.ok()?) == set(&["arm64"])).then_some(())
     })
     .await;
-    let image =
-        json!([{"op": "replace", "path": "/spec/containers/0/image", "value": bed.image("s390x")}]);
+    let image = json!([{"op": "replace", "path": "/spec/containers/0/image", "value": cluster.image("s390x")}]);
     let patch = kube::api::Patch::<()>::Json(serde_json::from_value(image).unwrap());
-    bed.pods()
+    cluster
+        .pods()
         .patch("app", &Default::default(), &patch)
         .await
         .unwrap();
-    assert_eq!(bed.wait_until_bound("app").await, "s390x");
-    let pod = bed.pods().get("app").await.unwrap();
+    assert_eq!(cluster.wait_until_bound("app").await, "s390x");
+    let pod = cluster.pods().get("app").await.unwrap();
     assert_eq!(
         architectures_of(&pod),
         set(&["arm64", "s390x"]),
@@ -334,22 +345,22 @@ async fn a_pod_whose_image_changes_is_decided_again() {
 
 #[tokio::test]
 async fn with_no_execute_bound_pods_are_placed_before_nodes_are_tainted() {
-    let bed = TestCluster::take().await;
-    bed.create_node("amd64", "amd64").await;
-    bed.create_pod("right", &["amd64"]).await;
-    bed.create_pod("wrong", &["arm64"]).await;
+    let cluster = TestCluster::take().await;
+    cluster.create_node("amd64", "amd64").await;
+    cluster.create_pod("right", &["amd64"]).await;
+    cluster.create_pod("wrong", &["arm64"]).await;
     for name in ["right", "wrong"] {
-        bed.wait_until_bound(name).await;
+        cluster.wait_until_bound(name).await;
     }
     let config = "taint: {effect: NoExecute}";
-    let file = bed.dir().join("noexecute.yaml");
+    let file = cluster.dir().join("noexecute.yaml");
     std::fs::write(
         &file,
         format!("apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n{config}"),
     )
     .unwrap();
     let (status, plan, error) =
-        bed.archaware(&["plan", "-o", "json", "--config", file.to_str().unwrap()]);
+        cluster.archaware(&["plan", "-o", "json", "--config", file.to_str().unwrap()]);
     assert_eq!(status, 0, "{error}");
     let plan: Vec<Value> = serde_json::from_str(&plan).unwrap();
     let evicted: Vec<_> = plan
@@ -358,10 +369,10 @@ async fn with_no_execute_bound_pods_are_placed_before_nodes_are_tainted() {
         .map(|step| &step["name"])
         .collect();
     assert_eq!(evicted, ["wrong"], "{plan:?}");
-    let _archaware = Controller::start(&bed, config);
-    bed.wait_until_tainted().await;
+    let _archaware = Controller::start(&cluster, config);
+    cluster.wait_until_tainted().await;
     eventually("the eviction of the wrong pod", DEADLINE, || async {
-        let gone = bed
+        let gone = cluster
             .pods()
             .get_opt("wrong")
             .await
@@ -370,7 +381,7 @@ async fn with_no_execute_bound_pods_are_placed_before_nodes_are_tainted() {
         gone.then_some(())
     })
     .await;
-    let right = bed.pods().get("right").await.unwrap();
+    let right = cluster.pods().get("right").await.unwrap();
     assert!(right.metadata.deletion_timestamp.is_none());
     assert_eq!(architectures_of(&right), set(&["amd64"]));
 }

@@ -43,16 +43,17 @@ fn case() -> impl Strategy<Value = Case> {
 
 #[tokio::test]
 async fn no_pod_is_misplaced_and_none_is_starved() {
-    let bed = TestCluster::take().await;
-    let archaware = Controller::start(&bed, "");
+    let cluster = TestCluster::take().await;
+    let archaware = Controller::start(&cluster, "");
     let mut runner = TestRunner::default();
     for round in 0..6 {
         let case = case().new_tree(&mut runner).unwrap().current();
         for (n, architecture) in case.nodes.iter().enumerate() {
-            bed.create_node(&format!("node-{round}-{n}"), architecture)
+            cluster
+                .create_node(&format!("node-{round}-{n}"), architecture)
                 .await;
         }
-        bed.wait_until_tainted().await;
+        cluster.wait_until_tainted().await;
         let mut allowed: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
         for (n, (containers, init)) in case.pods.iter().enumerate() {
             let name = format!("pod-{round}-{n}");
@@ -63,21 +64,21 @@ async fn no_pod_is_misplaced_and_none_is_starved() {
                 .chain(&init)
                 .map(|(_, set)| set.iter().copied().collect::<BTreeSet<_>>());
             allowed.insert(name.clone(), sets.reduce(|a, b| &a & &b).unwrap());
-            let image = |(name, _): &(&str, &[&str])| bed.image(name);
+            let image = |(name, _): &(&str, &[&str])| cluster.image(name);
             let mut spec = pod_spec(&containers.iter().map(image).collect::<Vec<_>>());
             spec["initContainers"] = init
                 .iter()
                 .enumerate()
                 .map(|(n, i)| json!({"name": format!("i{n}"), "image": image(i)}))
                 .collect();
-            bed.create::<Pod>(pod(&name, spec, json!({}))).await;
+            cluster.create::<Pod>(pod(&name, spec, json!({}))).await;
         }
         let there: BTreeSet<&str> = case.nodes.iter().copied().collect();
         for (name, allowed) in &allowed {
             let fits = allowed.intersection(&there).next().is_some();
             if fits {
-                let node = bed.wait_until_bound(name).await;
-                let node = bed.nodes().get(&node).await.unwrap();
+                let node = cluster.wait_until_bound(name).await;
+                let node = cluster.nodes().get(&node).await.unwrap();
                 let architecture = &node.labels()["kubernetes.io/arch"];
                 assert!(
                     allowed.contains(architecture.as_str()),
@@ -88,14 +89,14 @@ async fn no_pod_is_misplaced_and_none_is_starved() {
         // Those that fit nowhere were decided like the others by now, and wait.
         for (name, allowed) in &allowed {
             if allowed.intersection(&there).next().is_none() {
-                let pod = bed.pods().get(name).await.unwrap();
+                let pod = cluster.pods().get(name).await.unwrap();
                 assert!(
                     pod.spec.unwrap().node_name.is_none(),
                     "{name} is bound: {case:?}"
                 );
             }
         }
-        bed.clear().await;
+        cluster.clear().await;
     }
     assert_eq!(archaware.stop().await, 0);
 }

@@ -30,46 +30,53 @@ fn docker_config(registry: &FakeRegistry, password: &str) -> Value {
     json!({registry.address(): entry})
 }
 
-async fn secret(bed: &TestCluster, name: &str, kind: &str, key: &str, content: &str) {
+async fn secret(cluster: &TestCluster, name: &str, kind: &str, key: &str, content: &str) {
     let kind = format!("kubernetes.io/{kind}");
     let data = json!({"metadata": {"name": name}, "type": kind, "stringData": {key: content}});
-    bed.create::<Secret>(data).await;
+    cluster.create::<Secret>(data).await;
 }
 
-async fn good_secret(bed: &TestCluster, name: &str, registry: &FakeRegistry) {
+async fn good_secret(cluster: &TestCluster, name: &str, registry: &FakeRegistry) {
     let content = json!({"auths": docker_config(registry, "secret")}).to_string();
-    secret(bed, name, "dockerconfigjson", ".dockerconfigjson", &content).await;
+    secret(
+        cluster,
+        name,
+        "dockerconfigjson",
+        ".dockerconfigjson",
+        &content,
+    )
+    .await;
 }
 
-async fn create(bed: &TestCluster, name: &str, image: &str, secrets: &[&str]) {
+async fn create(cluster: &TestCluster, name: &str, image: &str, secrets: &[&str]) {
     let mut spec = pod_spec(&[image.to_owned()]);
     let names: Vec<Value> = secrets.iter().map(|name| json!({"name": name})).collect();
     spec["imagePullSecrets"] = json!(names);
-    bed.create::<Pod>(pod(name, spec, json!({}))).await;
+    cluster.create::<Pod>(pod(name, spec, json!({}))).await;
 }
 
 #[tokio::test]
 async fn a_pod_with_its_secret_is_placed_and_one_without_steps_aside() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let registry = private(&["arm64"]).await;
-    let archaware = Controller::start(&bed, QUICK);
-    bed.wait_until_tainted().await;
-    good_secret(&bed, "regcred", &registry).await;
-    create(&bed, "with", &registry.image("arm64"), &["regcred"]).await;
-    assert_eq!(bed.wait_until_bound("with").await, "arm64");
+    let archaware = Controller::start(&cluster, QUICK);
+    cluster.wait_until_tainted().await;
+    good_secret(&cluster, "regcred", &registry).await;
+    create(&cluster, "with", &registry.image("arm64"), &["regcred"]).await;
+    assert_eq!(cluster.wait_until_bound("with").await, "arm64");
     // What the first one's credential found out does not help the second.
-    create(&bed, "without", &registry.image("arm64"), &[]).await;
-    let note = bed.wait_for_event("without", "ImageNotResolved").await;
+    create(&cluster, "without", &registry.image("arm64"), &[]).await;
+    let note = cluster.wait_for_event("without", "ImageNotResolved").await;
     assert!(note.starts_with("Denied: "), "{note}");
-    bed.wait_for_event("without", "SteppedAside").await;
-    let pod = bed.pods().get("without").await.unwrap();
+    cluster.wait_for_event("without", "SteppedAside").await;
+    let pod = cluster.pods().get("without").await.unwrap();
     assert_eq!(architectures_of(&pod), ["any".to_owned()].into());
     // The older format, and a secret that two pods share.
     let old = docker_config(&registry, "secret").to_string();
-    secret(&bed, "old", "dockercfg", ".dockercfg", &old).await;
-    create(&bed, "old-format", &registry.image("arm64"), &["old"]).await;
-    assert_eq!(bed.wait_until_bound("old-format").await, "arm64");
+    secret(&cluster, "old", "dockercfg", ".dockercfg", &old).await;
+    create(&cluster, "old-format", &registry.image("arm64"), &["old"]).await;
+    assert_eq!(cluster.wait_until_bound("old-format").await, "arm64");
     let log = archaware.log();
     assert!(
         !log.contains("c2VjcmV0") && !log.contains("\"secret\""),
@@ -79,31 +86,39 @@ async fn a_pod_with_its_secret_is_placed_and_one_without_steps_aside() {
 
 #[tokio::test]
 async fn secrets_that_cannot_be_used_are_passed_over_and_named() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let registry = private(&["arm64"]).await;
-    let archaware = Controller::start(&bed, QUICK);
-    bed.wait_until_tainted().await;
-    good_secret(&bed, "good", &registry).await;
+    let archaware = Controller::start(&cluster, QUICK);
+    cluster.wait_until_tainted().await;
+    good_secret(&cluster, "good", &registry).await;
     secret(
-        &bed,
+        &cluster,
         "broken",
         "dockerconfigjson",
         ".dockerconfigjson",
         r#"{"auths": {"a": {"auth": "hunter2"}}}"#,
     )
     .await;
-    bed.create::<Secret>(
-        json!({"metadata": {"name": "other"}, "stringData": {"password": "hunter2"}}),
+    cluster
+        .create::<Secret>(
+            json!({"metadata": {"name": "other"}, "stringData": {"password": "hunter2"}}),
+        )
+        .await;
+    let huge = json!({"auths": {"a": {"auth": "h".repeat(200_000)}}}).to_string();
+    secret(
+        &cluster,
+        "huge",
+        "dockerconfigjson",
+        ".dockerconfigjson",
+        &huge,
     )
     .await;
-    let huge = json!({"auths": {"a": {"auth": "h".repeat(200_000)}}}).to_string();
-    secret(&bed, "huge", "dockerconfigjson", ".dockerconfigjson", &huge).await;
     let secrets = ["missing", "broken", "other", "huge", "good"];
-    create(&bed, "mixed", &registry.image("arm64"), &secrets).await;
-    assert_eq!(bed.wait_until_bound("mixed").await, "arm64");
+    create(&cluster, "mixed", &registry.image("arm64"), &secrets).await;
+    assert_eq!(cluster.wait_until_bound("mixed").await, "arm64");
     let events: Vec<String> = eventually("four events", DEADLINE, || async {
-        let events: Api<k8s_openapi::api::events::v1::Event> = bed.api();
+        let events: Api<k8s_openapi::api::events::v1::Event> = cluster.api();
         let all = events.list(&Default::default()).await.ok()?;
         let notes: Vec<String> = all
             .into_iter()
@@ -132,30 +147,30 @@ async fn secrets_that_cannot_be_used_are_passed_over_and_named() {
 /// The same name of a secret in both, as it usually is.
 #[tokio::test]
 async fn two_namespaces_with_one_registry_never_share_a_token_or_an_answer() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let registry = private(&["arm64", "amd64"]).await;
     let bearer = Auth::Bearer(Some(("user".into(), "secret".into())));
     registry.require(bearer);
-    let _archaware = Controller::start(&bed, QUICK);
-    bed.wait_until_tainted().await;
-    good_secret(&bed, "regcred", &registry).await;
-    let other = format!("{}-other", bed.namespace);
-    bed.create_namespace(&other, json!({})).await;
+    let _archaware = Controller::start(&cluster, QUICK);
+    cluster.wait_until_tainted().await;
+    good_secret(&cluster, "regcred", &registry).await;
+    let other = format!("{}-other", cluster.namespace);
+    cluster.create_namespace(&other, json!({})).await;
     let content = json!({"auths": docker_config(&registry, "guess")}).to_string();
     let wrong = json!({
         "metadata": {"name": "regcred"}, "type": "kubernetes.io/dockerconfigjson",
         "stringData": {".dockerconfigjson": content},
     });
-    let secrets: Api<Secret> = Api::namespaced(bed.client.clone(), &other);
+    let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), &other);
     let wrong = serde_json::from_value(wrong).unwrap();
     secrets.create(&Default::default(), &wrong).await.unwrap();
-    create(&bed, "right", &registry.image("arm64"), &["regcred"]).await;
-    assert_eq!(bed.wait_until_bound("right").await, "arm64");
+    create(&cluster, "right", &registry.image("arm64"), &["regcred"]).await;
+    assert_eq!(cluster.wait_until_bound("right").await, "arm64");
     let tokens = registry.count("GET", "/token");
     let mut spec = pod_spec(&[registry.image("arm64")]);
     spec["imagePullSecrets"] = json!([{"name": "regcred"}]);
-    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), &other);
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &other);
     let stranger = serde_json::from_value(pod("stranger", spec, json!({}))).unwrap();
     pods.create(&Default::default(), &stranger).await.unwrap();
     let aside = || async {
@@ -176,13 +191,13 @@ async fn two_namespaces_with_one_registry_never_share_a_token_or_an_answer() {
 
 #[tokio::test]
 async fn a_daemon_set_uses_the_secrets_of_its_service_account() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let registry = private(&["arm64-s390x"]).await;
-    let _archaware = Controller::start(&bed, "");
-    bed.wait_until_tainted().await;
-    good_secret(&bed, "regcred", &registry).await;
-    let accounts: Api<ServiceAccount> = bed.api();
+    let _archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
+    good_secret(&cluster, "regcred", &registry).await;
+    let accounts: Api<ServiceAccount> = cluster.api();
     let secrets = Patch::Merge(json!({"imagePullSecrets": [{"name": "regcred"}]}));
     accounts
         .patch("default", &PatchParams::default(), &secrets)
@@ -195,9 +210,9 @@ async fn a_daemon_set_uses_the_secrets_of_its_service_account() {
             "template": {"metadata": {"labels": {"app": "agent"}}, "spec": pod_spec(&[registry.image("arm64-s390x")])},
         },
     });
-    bed.create::<DaemonSet>(set).await;
+    cluster.create::<DaemonSet>(set).await;
     eventually("pods on two nodes", DEADLINE, || async {
-        let pods = bed.pods().list(&Default::default()).await.ok()?;
+        let pods = cluster.pods().list(&Default::default()).await.ok()?;
         let nodes: Vec<_> = pods
             .iter()
             .filter_map(|pod| pod.spec.as_ref()?.node_name.clone())
@@ -209,23 +224,23 @@ async fn a_daemon_set_uses_the_secrets_of_its_service_account() {
 
 #[tokio::test]
 async fn namespaces_can_decide_whether_their_secrets_are_read() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let registry = private(&["arm64"]).await;
-    bed.kubectl(&["delete", "clusterrolebinding", "archaware-pull-secrets"]);
-    let archaware = Controller::start(&bed, QUICK);
+    cluster.kubectl(&["delete", "clusterrolebinding", "archaware-pull-secrets"]);
+    let archaware = Controller::start(&cluster, QUICK);
     archaware
         .wait_for_log("only where a RoleBinding allows it")
         .await;
-    bed.wait_until_tainted().await;
-    good_secret(&bed, "regcred", &registry).await;
-    create(&bed, "closed", &registry.image("arm64"), &["regcred"]).await;
-    let note = bed.wait_for_event("closed", "PullSecretUnusable").await;
+    cluster.wait_until_tainted().await;
+    good_secret(&cluster, "regcred", &registry).await;
+    create(&cluster, "closed", &registry.image("arm64"), &["regcred"]).await;
+    let note = cluster.wait_for_event("closed", "PullSecretUnusable").await;
     assert!(
         note.contains("regcred") && note.contains("may not read"),
         "{note}"
     );
-    bed.wait_for_event("closed", "SteppedAside").await;
+    cluster.wait_for_event("closed", "SteppedAside").await;
     let binding = [
         "create",
         "rolebinding",
@@ -233,15 +248,15 @@ async fn namespaces_can_decide_whether_their_secrets_are_read() {
         "--clusterrole=archaware-pull-secrets",
     ];
     let account = "--serviceaccount=archaware:archaware";
-    bed.kubectl(&[&["-n", &bed.namespace], &binding[..], &[account]].concat());
+    cluster.kubectl(&[&["-n", &cluster.namespace], &binding[..], &[account]].concat());
     // What it was told is forgotten soon.
     let tried = |n: u32| format!("open-{n}");
     let mut n = 0;
     loop {
         n += 1;
-        create(&bed, &tried(n), &registry.image("arm64"), &["regcred"]).await;
-        bed.wait_until_bound(&tried(n)).await;
-        let pod = bed.pods().get(&tried(n)).await.unwrap();
+        create(&cluster, &tried(n), &registry.image("arm64"), &["regcred"]).await;
+        cluster.wait_until_bound(&tried(n)).await;
+        let pod = cluster.pods().get(&tried(n)).await.unwrap();
         if architectures_of(&pod) == ["arm64".to_owned()].into() {
             break;
         }

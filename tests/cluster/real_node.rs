@@ -5,34 +5,34 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn containerd_config(bed: &TestCluster) -> String {
-    config_of(&bed.socket())
+fn containerd_config(cluster: &TestCluster) -> String {
+    config_of(&cluster.socket())
 }
 
 fn config_of(socket: &str) -> String {
     format!("containerd: {{socket: {socket}}}\nregistries: {{plainHttp: [reg.local]}}")
 }
 
-async fn on_the_node(bed: &TestCluster, name: &str, image: &str) -> Pod {
+async fn on_the_node(cluster: &TestCluster, name: &str, image: &str) -> Pod {
     let mut spec = pod_spec(&[image.to_owned()]);
     spec["hostNetwork"] = json!(true);
     spec["containers"][0]["imagePullPolicy"] = json!("IfNotPresent");
-    bed.create(pod(name, spec, json!({}))).await
+    cluster.create(pod(name, spec, json!({}))).await
 }
 
-async fn phase_becomes(bed: &TestCluster, name: &str, phase: &str) {
+async fn phase_becomes(cluster: &TestCluster, name: &str, phase: &str) {
     eventually(&format!("phase {phase} of {name}"), DEADLINE, || async {
-        (bed.pods().get(name).await.ok()?.status?.phase? == phase).then_some(())
+        (cluster.pods().get(name).await.ok()?.status?.phase? == phase).then_some(())
     })
     .await;
 }
 
 /// `inspect` against the node's containerd; the registry's name is one that only the node can reach.
-fn inspect(bed: &TestCluster, image: &str) -> Value {
-    let file = bed.dir().join("containerd.yaml");
+fn inspect(cluster: &TestCluster, image: &str) -> Value {
+    let file = cluster.dir().join("containerd.yaml");
     let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
-    std::fs::write(&file, format!("{head}{}", containerd_config(bed))).unwrap();
-    let (_, out, error) = bed.archaware(&[
+    std::fs::write(&file, format!("{head}{}", containerd_config(cluster))).unwrap();
+    let (_, out, error) = cluster.archaware(&[
         "inspect",
         "-o",
         "json",
@@ -46,40 +46,40 @@ fn inspect(bed: &TestCluster, image: &str) -> Value {
 
 #[tokio::test]
 async fn the_node_s_containerd_answers_without_a_registry() {
-    let bed = TestCluster::take_with_node().await;
-    let archaware = Controller::start(&bed, &containerd_config(&bed));
-    bed.wait_until_tainted().await;
+    let cluster = TestCluster::take_with_node().await;
+    let archaware = Controller::start(&cluster, &containerd_config(&cluster));
+    cluster.wait_until_tainted().await;
     // Pulled by the kubelet: an index with one platform on the node, and a single manifest.
     for (name, image) in [
         ("multi", "reg.local/testimg/multi:latest"),
         ("single", "reg.local/testimg/docker-amd64:latest"),
     ] {
         // reg.local resolves for the node's containerd only, so archaware needs the record at once.
-        bed.ctr(&[
+        cluster.ctr(&[
             "images",
             "pull",
             "--hosts-dir",
-            &bed.node_dir("certs.d"),
+            &cluster.node_dir("certs.d"),
             image,
         ]);
-        on_the_node(&bed, name, image).await;
-        phase_becomes(&bed, name, "Running").await;
+        on_the_node(&cluster, name, image).await;
+        phase_becomes(&cluster, name, "Running").await;
     }
-    let multi = inspect(&bed, "reg.local/testimg/multi:latest");
+    let multi = inspect(&cluster, "reg.local/testimg/multi:latest");
     assert_eq!(multi["source"], "containerd", "{multi}");
     assert_eq!(
         multi["platforms"],
         json!(["linux/amd64", "linux/arm64", "linux/s390x"]),
         "all of the index, not only what was pulled"
     );
-    let pod = bed.pods().get("single").await.unwrap();
+    let pod = cluster.pods().get("single").await.unwrap();
     assert_eq!(architectures_of(&pod), ["amd64".to_owned()].into());
     // By digest no record is needed at all.
     let digest = format!(
         "reg.local/testimg/multi@{}",
         multi["digest"].as_str().unwrap()
     );
-    assert_eq!(inspect(&bed, &digest)["source"], "containerd");
+    assert_eq!(inspect(&cluster, &digest)["source"], "containerd");
     assert!(archaware.metric("archaware_containerd_up{}").await > 0.5);
     assert_eq!(archaware.stop().await, 0);
 }
@@ -87,30 +87,30 @@ async fn the_node_s_containerd_answers_without_a_registry() {
 /// The way of the shipped manifests: archaware holds no socket of containerd, its neighbour does.
 #[tokio::test]
 async fn the_node_s_containerd_answers_through_the_content_proxy() {
-    let bed = TestCluster::take_with_node().await;
-    let (socket, mut door) = bed.content_proxy();
-    let archaware = Controller::start(&bed, &config_of(&socket));
-    bed.wait_until_tainted().await;
+    let cluster = TestCluster::take_with_node().await;
+    let (socket, mut door) = cluster.content_proxy();
+    let archaware = Controller::start(&cluster, &config_of(&socket));
+    cluster.wait_until_tainted().await;
     let image = "reg.local/testimg/multi:latest";
-    bed.ctr(&[
+    cluster.ctr(&[
         "images",
         "pull",
         "--hosts-dir",
-        &bed.node_dir("certs.d"),
+        &cluster.node_dir("certs.d"),
         image,
     ]);
-    on_the_node(&bed, "multi", image).await;
-    phase_becomes(&bed, "multi", "Running").await;
+    on_the_node(&cluster, "multi", image).await;
+    phase_becomes(&cluster, "multi", "Running").await;
     assert!(archaware.metric("archaware_containerd_up{}").await > 0.5);
     // What a registry said is kept beside it: the pod's own registry is another than the node's name for it.
-    bed.create_pod("elsewhere", &["unnamed"]).await;
-    bed.wait_until_bound("elsewhere").await;
+    cluster.create_pod("elsewhere", &["unnamed"]).await;
+    cluster.wait_until_bound("elsewhere").await;
     let digest = testimg::find("unnamed").root.digest;
     eventually(
         "the tree and its tag in archaware's namespace",
         DEADLINE,
         || async {
-            let held = bed.ctr_in("archaware", &["content", "ls"]);
+            let held = cluster.ctr_in("archaware", &["content", "ls"]);
             let root = held.lines().find(|line| line.starts_with(&digest))?;
             root.contains("archaware.dev/tag.").then_some(())
         },
@@ -119,16 +119,16 @@ async fn the_node_s_containerd_answers_through_the_content_proxy() {
     assert_eq!(archaware.stop().await, 0);
     // After a restart neither image costs a request: nobody listens where the registry was.
     let archaware = Controller::start(
-        &bed,
+        &cluster,
         &format!(
             "{}\nresolution: {{failure: {{action: hold}}}}",
             config_of(&socket)
         ),
     );
-    on_the_node(&bed, "again", image).await;
-    phase_becomes(&bed, "again", "Running").await;
-    bed.create_pod("elsewhere-again", &["unnamed"]).await;
-    bed.wait_until_bound("elsewhere-again").await;
+    on_the_node(&cluster, "again", image).await;
+    phase_becomes(&cluster, "again", "Running").await;
+    cluster.create_pod("elsewhere-again", &["unnamed"]).await;
+    cluster.wait_until_bound("elsewhere-again").await;
     let from_registry = archaware
         .metric("archaware_image_resolutions_total{source=\"registry\",result=\"Resolved\"}")
         .await;
@@ -144,41 +144,41 @@ async fn the_node_s_containerd_answers_through_the_content_proxy() {
 
 #[tokio::test]
 async fn an_imported_image_is_not_believed() {
-    let bed = TestCluster::take_with_node().await;
+    let cluster = TestCluster::take_with_node().await;
     // Side-loaded: one platform under the name of an image that has three in its registry.
-    let image = bed.image("multi");
+    let image = cluster.image("multi");
     let name = format!("{image}:latest");
-    bed.import(&name, "amd64");
-    let line = inspect(&bed, &image);
-    bed.ctr(&["images", "rm", &name]);
+    cluster.import(&name, "amd64");
+    let line = inspect(&cluster, &image);
+    cluster.ctr(&["images", "rm", &name]);
     assert_eq!(line["source"], "registry", "{line}");
     assert_eq!(line["architectures"], json!(["amd64", "arm64", "s390x"]));
 }
 
 #[tokio::test]
 async fn a_pod_of_the_wrong_architecture_never_starts() {
-    let bed = TestCluster::take_with_node().await;
-    let _archaware = Controller::start(&bed, &containerd_config(&bed));
-    bed.wait_until_tainted().await;
-    bed.ctr(&[
+    let cluster = TestCluster::take_with_node().await;
+    let _archaware = Controller::start(&cluster, &containerd_config(&cluster));
+    cluster.wait_until_tainted().await;
+    cluster.ctr(&[
         "images",
         "pull",
         "--hosts-dir",
-        &bed.node_dir("certs.d"),
+        &cluster.node_dir("certs.d"),
         "--platform",
         "linux/arm64",
         "reg.local/testimg/arm64:latest",
     ]);
-    on_the_node(&bed, "wrong", "reg.local/testimg/arm64:latest").await;
+    on_the_node(&cluster, "wrong", "reg.local/testimg/arm64:latest").await;
     let tolerated = eventually("a decision", DEADLINE, || async {
-        let set = architectures_of(&bed.pods().get("wrong").await.ok()?);
+        let set = architectures_of(&cluster.pods().get("wrong").await.ok()?);
         (!set.is_empty()).then_some(set)
     })
     .await;
     assert_eq!(tolerated, ["arm64".to_owned()].into());
     // The scheduler has looked at it since, and found no node.
-    bed.wait_for_event("wrong", "FailedScheduling").await;
-    let pod = bed.pods().get("wrong").await.unwrap();
+    cluster.wait_for_event("wrong", "FailedScheduling").await;
+    let pod = cluster.pods().get("wrong").await.unwrap();
     assert!(pod.spec.unwrap().node_name.is_none());
     assert!(
         pod.status.unwrap().container_statuses.is_none(),
@@ -188,44 +188,44 @@ async fn a_pod_of_the_wrong_architecture_never_starts() {
 
 #[tokio::test]
 async fn containerd_may_restart_hang_or_be_absent() {
-    let bed = TestCluster::take_with_node().await;
-    let archaware = Controller::start(&bed, &containerd_config(&bed));
-    bed.wait_until_tainted().await;
-    bed.ctr(&[
+    let cluster = TestCluster::take_with_node().await;
+    let archaware = Controller::start(&cluster, &containerd_config(&cluster));
+    cluster.wait_until_tainted().await;
+    cluster.ctr(&[
         "images",
         "pull",
         "--hosts-dir",
-        &bed.node_dir("certs.d"),
+        &cluster.node_dir("certs.d"),
         "reg.local/testimg/multi:latest",
     ]);
     let through_containerd = |name: &'static str| {
-        let bed = &bed;
+        let cluster = &cluster;
         async move {
-            on_the_node(bed, name, "reg.local/testimg/multi:latest").await;
-            phase_becomes(bed, name, "Running").await;
+            on_the_node(cluster, name, "reg.local/testimg/multi:latest").await;
+            phase_becomes(cluster, name, "Running").await;
         }
     };
     through_containerd("before").await;
     // Killed: registries answer instead, then it is back by itself.
-    bed.kill_containerd();
-    bed.create_pod("meanwhile", &["s390x"]).await;
+    cluster.kill_containerd();
+    cluster.create_pod("meanwhile", &["s390x"]).await;
     let decided = || async {
-        let set = architectures_of(&bed.pods().get("meanwhile").await.ok()?);
+        let set = architectures_of(&cluster.pods().get("meanwhile").await.ok()?);
         (!set.is_empty()).then_some(set)
     };
     assert_eq!(
         eventually("a decision without containerd", DEADLINE, decided).await,
         ["s390x".to_owned()].into()
     );
-    bed.restart_containerd();
-    let line = inspect(&bed, "reg.local/testimg/multi:latest");
+    cluster.restart_containerd();
+    let line = inspect(&cluster, "reg.local/testimg/multi:latest");
     assert_eq!(line["source"], "containerd", "{line}");
     // Stopped: each call is cut, the answer comes from the registry within the budget.
-    bed.signal_containerd("-STOP");
+    cluster.signal_containerd("-STOP");
     let started = std::time::Instant::now();
-    let line = inspect(&bed, &bed.image("arm64-s390x"));
+    let line = inspect(&cluster, &cluster.image("arm64-s390x"));
     let took = started.elapsed();
-    bed.signal_containerd("-CONT");
+    cluster.signal_containerd("-CONT");
     assert_eq!(line["source"], "registry", "{line}");
     assert!(took < std::time::Duration::from_secs(3), "{took:?}");
     through_containerd("after").await;
@@ -234,20 +234,20 @@ async fn containerd_may_restart_hang_or_be_absent() {
 
 #[tokio::test]
 async fn content_that_is_corrupt_on_the_node_is_not_used() {
-    let bed = TestCluster::take_with_node().await;
-    bed.ctr(&[
+    let cluster = TestCluster::take_with_node().await;
+    cluster.ctr(&[
         "images",
         "pull",
         "--hosts-dir",
-        &bed.node_dir("certs.d"),
+        &cluster.node_dir("certs.d"),
         &format!("{}:latest", "reg.local/testimg/unnamed"),
     ]);
     let digest = testimg::find("unnamed").root.digest;
-    let before = inspect(&bed, &format!("{}@{digest}", bed.image("unnamed")));
+    let before = inspect(&cluster, &format!("{}@{digest}", cluster.image("unnamed")));
     assert_eq!(before["platforms"].as_array().unwrap().len(), 3, "{before}");
-    bed.corrupt(&digest);
-    let after = inspect(&bed, &format!("{}@{digest}", bed.image("unnamed")));
-    bed.ctr(&["images", "rm", "--sync", "reg.local/testimg/unnamed:latest"]);
+    cluster.corrupt(&digest);
+    let after = inspect(&cluster, &format!("{}@{digest}", cluster.image("unnamed")));
+    cluster.ctr(&["images", "rm", "--sync", "reg.local/testimg/unnamed:latest"]);
     assert_eq!(
         (&after["source"], &after["error"]),
         (&json!("registry"), &Value::Null),

@@ -12,24 +12,24 @@ use serde_json::json;
 use super::*;
 
 /// Two that are ready: the one that leads, and the other.
-async fn pair(bed: &TestCluster) -> (Controller, Controller) {
-    let first = Controller::start(bed, "");
+async fn pair(cluster: &TestCluster) -> (Controller, Controller) {
+    let first = Controller::start(cluster, "");
     first.wait_until_leading(true).await;
-    let second = Controller::start(bed, "");
+    let second = Controller::start(cluster, "");
     eventually("readiness of both", DEADLINE, || async {
         let ready = first.http("/readyz").await.0 == 200 && second.http("/readyz").await.0 == 200;
         ready.then_some(())
     })
     .await;
-    bed.wait_until_tainted().await;
+    cluster.wait_until_tainted().await;
     (first, second)
 }
 
 #[tokio::test]
 async fn sigterm_hands_over_within_two_seconds() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let (first, second) = pair(&bed).await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let (first, second) = pair(&cluster).await;
     assert!(!second.log().contains("node tainted"));
     let told = Instant::now();
     first.signal("-TERM");
@@ -37,10 +37,10 @@ async fn sigterm_hands_over_within_two_seconds() {
     let took = told.elapsed();
     // As docs/reliability.md has it.
     assert!(took < Duration::from_secs(2), "{took:?}");
-    bed.create_pod("after", &["arm64"]).await;
-    assert_eq!(bed.wait_until_bound("after").await, "arm64");
-    bed.create_node("late", "arm64").await;
-    bed.wait_until_tainted().await;
+    cluster.create_pod("after", &["arm64"]).await;
+    assert_eq!(cluster.wait_until_bound("after").await, "arm64");
+    cluster.create_node("late", "arm64").await;
+    cluster.wait_until_tainted().await;
     // The node shows its taint before the answer to the patch has come back and is logged.
     second.wait_for_log("node tainted").await;
     assert_eq!(first.stop().await, 0);
@@ -48,13 +48,13 @@ async fn sigterm_hands_over_within_two_seconds() {
 
 #[tokio::test]
 async fn a_crash_is_made_up_for_within_twenty_seconds() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let (first, second) = pair(&bed).await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let (first, second) = pair(&cluster).await;
     let killed = Instant::now();
     first.signal("-KILL");
-    bed.create_pod("meanwhile", &["arm64"]).await;
-    assert_eq!(bed.wait_until_bound("meanwhile").await, "arm64");
+    cluster.create_pod("meanwhile", &["arm64"]).await;
+    assert_eq!(cluster.wait_until_bound("meanwhile").await, "arm64");
     let took = killed.elapsed();
     // As docs/reliability.md has it.
     assert!(took < Duration::from_secs(20), "{took:?}");
@@ -64,24 +64,32 @@ async fn a_crash_is_made_up_for_within_twenty_seconds() {
 /// A process that was stopped wakes up in the belief that it leads; the clock says that it does not.
 #[tokio::test]
 async fn a_leader_that_was_stopped_writes_nothing_when_it_wakes_up() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let (first, second) = pair(&bed).await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let (first, second) = pair(&cluster).await;
     let before = first.patches().await;
     first.signal("-STOP");
     // What it is to find when it wakes up: plenty to do.
     for n in 0..40 {
-        bed.create_pod(&format!("stopped-{n}"), &["s390x"]).await;
+        cluster
+            .create_pod(&format!("stopped-{n}"), &["s390x"])
+            .await;
     }
     second.wait_until_leading(true).await;
     first.signal("-CONT");
     for n in 0..40 {
-        bed.create_pod(&format!("woken-{n}"), &["arm64"]).await;
+        cluster.create_pod(&format!("woken-{n}"), &["arm64"]).await;
     }
     first.wait_until_leading(false).await;
     for n in 0..40 {
-        assert_eq!(bed.wait_until_bound(&format!("stopped-{n}")).await, "s390x");
-        assert_eq!(bed.wait_until_bound(&format!("woken-{n}")).await, "arm64");
+        assert_eq!(
+            cluster.wait_until_bound(&format!("stopped-{n}")).await,
+            "s390x"
+        );
+        assert_eq!(
+            cluster.wait_until_bound(&format!("woken-{n}")).await,
+            "arm64"
+        );
     }
     let after = first.patches().await;
     assert_eq!(after, before, "patches of the one that was stopped");
@@ -92,11 +100,11 @@ async fn a_leader_that_was_stopped_writes_nothing_when_it_wakes_up() {
 /// New ones come before old ones go: somebody leads all the time, and pods that are created meanwhile are placed.
 #[tokio::test]
 async fn a_rolling_update_has_no_gap() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let (mut first, mut second) = pair(&bed).await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let (mut first, mut second) = pair(&cluster).await;
     for round in 0..3 {
-        let next = Controller::start(&bed, "");
+        let next = Controller::start(&cluster, "");
         eventually("a new replica that is ready", DEADLINE, || async {
             (next.http("/readyz").await.0 == 200).then_some(())
         })
@@ -104,8 +112,8 @@ async fn a_rolling_update_has_no_gap() {
         let old = std::mem::replace(&mut first, std::mem::replace(&mut second, next));
         let (status, ()) = futures::future::join(old.stop(), async {
             let name = format!("round-{round}");
-            bed.create_pod(&name, &["arm64"]).await;
-            assert_eq!(bed.wait_until_bound(&name).await, "arm64");
+            cluster.create_pod(&name, &["arm64"]).await;
+            assert_eq!(cluster.wait_until_bound(&name).await, "arm64");
         })
         .await;
         assert_eq!(status, 0);
@@ -117,30 +125,30 @@ async fn a_rolling_update_has_no_gap() {
 /// Two installations that do not know of each other: both write, and nothing is done twice.
 #[tokio::test]
 async fn two_that_write_at_once_do_no_harm() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let elsewhere = format!("{}-elsewhere", bed.namespace);
-    bed.create_namespace(&elsewhere, json!({})).await;
-    let admin = bed.kubeconfig("admin");
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let elsewhere = format!("{}-elsewhere", cluster.namespace);
+    cluster.create_namespace(&elsewhere, json!({})).await;
+    let admin = cluster.kubeconfig("admin");
     let first = Controller::start_as(&admin, "");
     let second = Controller::start_elsewhere(&admin, &elsewhere);
     first.wait_until_leading(true).await;
     second.wait_until_leading(true).await;
-    bed.wait_until_tainted().await;
+    cluster.wait_until_tainted().await;
     for n in 0..60 {
-        bed.create_pod(&format!("pod-{n}"), &["arm64"]).await;
+        cluster.create_pod(&format!("pod-{n}"), &["arm64"]).await;
     }
     for n in 0..60 {
-        assert_eq!(bed.wait_until_bound(&format!("pod-{n}")).await, "arm64");
+        assert_eq!(cluster.wait_until_bound(&format!("pod-{n}")).await, "arm64");
     }
-    for pod in bed.pods().list(&ListParams::default()).await.unwrap() {
+    for pod in cluster.pods().list(&ListParams::default()).await.unwrap() {
         let tolerations = pod.spec.unwrap().tolerations.unwrap();
         let key = |one: &&k8s_openapi::api::core::v1::Toleration| {
             one.key.as_deref() == Some("kubernetes.io/arch")
         };
         assert_eq!(tolerations.iter().filter(key).count(), 1, "{tolerations:?}");
     }
-    for node in bed.nodes().list(&ListParams::default()).await.unwrap() {
+    for node in cluster.nodes().list(&ListParams::default()).await.unwrap() {
         assert_eq!(node.spec.unwrap().taints.unwrap().len(), 1);
     }
     assert_eq!(first.stop().await, 0);
@@ -150,12 +158,12 @@ async fn two_that_write_at_once_do_no_harm() {
 /// What is shipped, as the scheduler and the controllers of a cluster see it; no kubelet starts it here.
 #[tokio::test]
 async fn the_shipped_deployment_is_spread_and_protected() {
-    let bed = TestCluster::take().await;
-    bed.create_node("one", "amd64").await;
-    bed.create_node("two", "arm64").await;
-    bed.create_node("three", "s390x").await;
-    bed.kubectl(&["apply", "-f", "manifests/archaware.yaml"]);
-    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), "archaware");
+    let cluster = TestCluster::take().await;
+    cluster.create_node("one", "amd64").await;
+    cluster.create_node("two", "arm64").await;
+    cluster.create_node("three", "s390x").await;
+    cluster.kubectl(&["apply", "-f", "manifests/archaware.yaml"]);
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "archaware");
     let (placed, nodes) = eventually("two pods that have nodes", DEADLINE, || async {
         let pods = pods.list(&ListParams::default()).await.ok()?.items;
         let node = |pod: &Pod| pod.spec.as_ref()?.node_name.clone();
@@ -168,12 +176,12 @@ async fn the_shipped_deployment_is_spread_and_protected() {
     for pod in placed {
         assert_eq!(pod.spec.unwrap().priority, Some(2_000_000_000));
     }
-    let budgets: Api<PodDisruptionBudget> = Api::namespaced(bed.client.clone(), "archaware");
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(cluster.client.clone(), "archaware");
     eventually("a budget that knows its pods", DEADLINE, || async {
         let status = budgets.get("archaware").await.ok()?.status?;
         (status.expected_pods == Some(2) && status.desired_healthy == Some(1)).then_some(())
     })
     .await;
     let all = ["deployment/archaware", "pdb/archaware", "quota/archaware"];
-    bed.kubectl(&[&["-n", "archaware", "delete"], &all[..]].concat());
+    cluster.kubectl(&[&["-n", "archaware", "delete"], &all[..]].concat());
 }

@@ -40,23 +40,23 @@ fn forms(secret: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn no_secret_is_printed_even_at_trace_level() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let basic = private(Auth::Basic("user".into(), PASSWORDS[0].into())).await;
     let user = Some(("user".into(), PASSWORDS[1].into()));
     let bearer = private(Auth::Bearer(user)).await;
     let of_node = private(Auth::Basic("user".into(), PASSWORDS[2].into())).await;
     let closed = private(Auth::Basic("user".into(), "another".into())).await;
-    let file = bed.dir().join("docker.json");
+    let file = cluster.dir().join("docker.json");
     std::fs::write(&file, auths(&of_node, PASSWORDS[2])).unwrap();
     let config = format!(
         "registries: {{dockerConfig: {}}}\nresolution: {{failure: {{after: 2s}}}}\n{}",
         file.display(),
         admission_config(free_port(), "")
     );
-    let archaware = Controller::start_loud(&bed, &config);
-    bed.wait_until_called().await;
-    bed.wait_until_tainted().await;
+    let archaware = Controller::start_loud(&cluster, &config);
+    cluster.wait_until_called().await;
+    cluster.wait_until_tainted().await;
     let registries = [
         ("basic", &basic, 0),
         ("bearer", &bearer, 1),
@@ -70,21 +70,23 @@ async fn no_secret_is_printed_even_at_trace_level() {
             "type": "kubernetes.io/dockerconfigjson",
             "stringData": content,
         });
-        bed.create::<k8s_openapi::api::core::v1::Secret>(data).await;
+        cluster
+            .create::<k8s_openapi::api::core::v1::Secret>(data)
+            .await;
         let mut spec = pod_spec(&[registry.image("app")]);
         if name != "node" {
             spec["imagePullSecrets"] = json!([{"name": name}]);
         }
-        bed.create::<Pod>(pod(name, spec, json!({}))).await;
+        cluster.create::<Pod>(pod(name, spec, json!({}))).await;
     }
     for name in ["basic", "bearer", "node"] {
-        assert_eq!(bed.wait_until_bound(name).await, "arm64");
+        assert_eq!(cluster.wait_until_bound(name).await, "arm64");
     }
-    bed.wait_for_event("closed", "SteppedAside").await;
+    cluster.wait_for_event("closed", "SteppedAside").await;
     assert!(bearer.count("GET", "/token") > 0);
 
     // The token of its ServiceAccount, the private key of its certificate, and what the registry gave.
-    let kubeconfig = std::fs::read_to_string(bed.kubeconfig("token-archaware")).unwrap();
+    let kubeconfig = std::fs::read_to_string(cluster.kubeconfig("token-archaware")).unwrap();
     let token = kubeconfig
         .split("{token: ")
         .nth(1)
@@ -102,7 +104,7 @@ async fn no_secret_is_printed_even_at_trace_level() {
         "-o",
         "json",
     ];
-    let stored: Value = serde_json::from_str(&bed.kubectl(&key)).unwrap();
+    let stored: Value = serde_json::from_str(&cluster.kubectl(&key)).unwrap();
     let key = BASE64_STANDARD
         .decode(stored["data"]["tls.key"].as_str().unwrap())
         .unwrap();
@@ -118,8 +120,8 @@ async fn no_secret_is_printed_even_at_trace_level() {
     ]);
 
     let (_, metrics) = archaware.http("/metrics").await;
-    let events = bed.kubectl(&["get", "events", "-A", "-o", "json"]);
-    let pods = bed.kubectl(&["get", "pods", "-A", "-o", "json"]);
+    let events = cluster.kubectl(&["get", "events", "-A", "-o", "json"]);
+    let pods = cluster.kubectl(&["get", "pods", "-A", "-o", "json"]);
     let log = archaware.log();
     assert!(
         log.contains("\"TRACE\"") && log.contains("kube_client::") && log.contains("h2::"),

@@ -7,7 +7,7 @@ use super::*;
 #[tokio::test]
 async fn no_node_is_tainted_before_the_backlog_is_decided() {
     const PODS: usize = 500;
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     // There is no node yet, so all of them wait.
     let names: Vec<String> = (0..PODS).map(|n| format!("waiting-{n}")).collect();
     for chunk in names.chunks(50) {
@@ -15,27 +15,29 @@ async fn no_node_is_tainted_before_the_backlog_is_decided() {
         let create = chunk
             .iter()
             .enumerate()
-            .map(|(n, name)| bed.create_pod(name, std::slice::from_ref(&images[n % 5])));
+            .map(|(n, name)| cluster.create_pod(name, std::slice::from_ref(&images[n % 5])));
         futures::future::join_all(create).await;
     }
     // Cordoned from birth: no pod may be bound before archaware is there.
     for architecture in ["amd64", "arm64"] {
-        bed.create_cordoned_node(architecture, architecture).await;
+        cluster
+            .create_cordoned_node(architecture, architecture)
+            .await;
     }
     let undecided = || async {
-        let pods = bed.pods().list(&ListParams::default()).await.unwrap();
+        let pods = cluster.pods().list(&ListParams::default()).await.unwrap();
         pods.iter()
             .filter(|pod| architectures_of(pod).is_empty())
             .count()
     };
     assert_eq!(undecided().await, PODS);
-    let _archaware = Controller::start(&bed, "");
+    let _archaware = Controller::start(&cluster, "");
     // At each moment: a tainted node means that every pod has been decided.
     never(
         "a taint before the backlog was decided",
-        bed.wait_until_tainted(),
+        cluster.wait_until_tainted(),
         || async {
-            let nodes = bed.nodes().list(&ListParams::default()).await.unwrap();
+            let nodes = cluster.nodes().list(&ListParams::default()).await.unwrap();
             let tainted = nodes.iter().any(|node| {
                 taints(node)
                     .iter()

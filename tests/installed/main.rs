@@ -22,7 +22,7 @@ use testsupport::cluster::{DEADLINE, TestCluster, eventually, pod, pod_spec, tai
 
 /// Both are built beside the tests, which may have to wait.
 const BUILD: Duration = Duration::from_mins(40);
-/// Where this one listens: the node of the test bed is this machine, and its pods have its network.
+/// Where this one listens: the node of the test cluster is this machine, and its pods have its network.
 const PORT: u16 = 18_080;
 
 /// The folder that `hack/build.sh` made, and the digest that it printed.
@@ -55,7 +55,7 @@ fn document(layout: &Path, digest: &Value) -> Value {
 #[tokio::test]
 async fn the_image_holds_what_it_needs_and_starts_on_every_platform() {
     let (layout, digest) = built().await;
-    let bed = TestCluster::take_with_node().await;
+    let cluster = TestCluster::take_with_node().await;
     let index = document(&layout, &json!(digest));
     let mut platforms = Vec::new();
     for entry in index["manifests"].as_array().unwrap() {
@@ -80,7 +80,7 @@ async fn the_image_holds_what_it_needs_and_starts_on_every_platform() {
         assert_eq!(run("find", &[root, "-user", "65532"]), "");
         // It finds its libraries, speaks HTTP, and understands an image: on this machine's architecture
         // itself, on others by emulation.
-        let image = bed.image("multi");
+        let image = cluster.image("multi");
         let inspect = ["inspect", "-o", "json", image.as_str()];
         let native = std::env::consts::ARCH == run_name(architecture);
         let out = if native {
@@ -114,8 +114,8 @@ fn run_name(architecture: &str) -> &str {
 
 /// An overlay of the shipped manifests that sets addresses, because this node has no pod network: pods share
 /// the machine's, two of them would want the same ports, and the API server is on loopback.
-fn overlay(bed: &TestCluster, digest: &str) -> PathBuf {
-    let folder = bed.dir().join("overlay");
+fn overlay(cluster: &TestCluster, digest: &str) -> PathBuf {
+    let folder = cluster.dir().join("overlay");
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir(&folder).unwrap();
     let project = std::env::current_dir().unwrap();
@@ -128,7 +128,7 @@ fn overlay(bed: &TestCluster, digest: &str) -> PathBuf {
             .unwrap()
             .display()
     );
-    let kubeconfig = std::fs::read_to_string(bed.kubeconfig("admin")).unwrap();
+    let kubeconfig = std::fs::read_to_string(cluster.kubeconfig("admin")).unwrap();
     let (_, rest) = kubeconfig.split_once("https://127.0.0.1:").unwrap();
     let api = rest.split('"').next().unwrap();
     let probe = |path: &str| json!({"httpGet": {"path": path, "port": PORT, "host": "127.0.0.1"}});
@@ -148,7 +148,7 @@ fn overlay(bed: &TestCluster, digest: &str) -> PathBuf {
                 "livenessProbe": probe("/healthz"),
                 "readinessProbe": probe("/readyz"),
             }],
-            "volumes": [{"name": "containerd", "hostPath": {"path": bed.node_dir("containerd")}}],
+            "volumes": [{"name": "containerd", "hostPath": {"path": cluster.node_dir("containerd")}}],
         }}},
     });
     let kustomization = json!({
@@ -157,7 +157,7 @@ fn overlay(bed: &TestCluster, digest: &str) -> PathBuf {
         "resources": [base],
         "images": [{
             "name": "ghcr.io/archaware/archaware",
-            "newName": format!("{}/archaware/archaware", bed.registry()),
+            "newName": format!("{}/archaware/archaware", cluster.registry()),
             "digest": digest,
         }],
         "patches": [{"patch": deployment.to_string()}],
@@ -182,8 +182,8 @@ async fn metrics() -> Option<String> {
 #[tokio::test]
 async fn kubectl_apply_runs_archaware_from_its_own_image() {
     let (layout, digest) = built().await;
-    let bed = TestCluster::take_with_node().await;
-    let to = format!("docker://{}/archaware/archaware:test", bed.registry());
+    let cluster = TestCluster::take_with_node().await;
+    let to = format!("docker://{}/archaware/archaware:test", cluster.registry());
     let from = format!("oci:{}", layout.display());
     run(
         "skopeo",
@@ -196,9 +196,9 @@ async fn kubectl_apply_runs_archaware_from_its_own_image() {
             &to,
         ],
     );
-    let folder = overlay(&bed, &digest);
+    let folder = overlay(&cluster, &digest);
     let folder = folder.to_str().unwrap();
-    bed.kubectl(&["apply", "-k", folder]);
+    cluster.kubectl(&["apply", "-k", folder]);
     let rolled_out = [
         "-n",
         "archaware",
@@ -207,18 +207,19 @@ async fn kubectl_apply_runs_archaware_from_its_own_image() {
         "deployment/archaware",
         "--timeout=180s",
     ];
-    let (done, out, error) = bed.try_kubectl(&rolled_out);
-    let state = || bed.kubectl(&["-n", "archaware", "describe", "pods"]);
+    let (done, out, error) = cluster.try_kubectl(&rolled_out);
+    let state = || cluster.kubectl(&["-n", "archaware", "describe", "pods"]);
     assert!(done, "{out}{error}{}", state());
-    bed.wait_until_tainted().await;
+    cluster.wait_until_tainted().await;
 
     // It places a pod, which the kubelet then starts.
-    let mut spec = pod_spec(&[bed.image("multi")]);
+    let mut spec = pod_spec(&[cluster.image("multi")]);
     spec["hostNetwork"] = json!(true);
-    bed.create::<k8s_openapi::api::core::v1::Pod>(pod("app", spec, json!({})))
+    cluster
+        .create::<k8s_openapi::api::core::v1::Pod>(pod("app", spec, json!({})))
         .await;
     eventually("a running pod", DEADLINE, || async {
-        let pod = bed.pods().get("app").await.ok()?;
+        let pod = cluster.pods().get("app").await.ok()?;
         let running = pod.status?.phase? == "Running";
         (running && pod.metadata.annotations?["archaware.dev/decision"] == "amd64,arm64,s390x")
             .then_some(())
@@ -242,12 +243,12 @@ async fn kubectl_apply_runs_archaware_from_its_own_image() {
         "--wait=true",
     ];
     let told = Instant::now();
-    bed.kubectl(&own);
+    cluster.kubectl(&own);
     let took = told.elapsed();
     assert!(took < Duration::from_secs(10), "SIGTERM took {took:?}");
-    let (done, out, error) = bed.try_kubectl(&rolled_out);
+    let (done, out, error) = cluster.try_kubectl(&rolled_out);
     assert!(done, "{out}{error}{}", state());
-    let log = bed.kubectl(&[
+    let log = cluster.kubectl(&[
         "-n",
         "archaware",
         "logs",
@@ -258,15 +259,15 @@ async fn kubectl_apply_runs_archaware_from_its_own_image() {
     assert!(log.contains("\"leading\""), "{log}");
 
     // Away without a trace.
-    let (status, _, error) = bed.archaware(&["clean", "--stop-controller"]);
+    let (status, _, error) = cluster.archaware(&["clean", "--stop-controller"]);
     assert_eq!(status, 0, "{error}");
-    let node = bed.nodes().get("localhost").await.unwrap();
+    let node = cluster.nodes().get("localhost").await.unwrap();
     assert!(
         !taints(&node)
             .iter()
             .any(|taint| taint.contains("kubernetes.io/arch"))
     );
-    bed.kubectl(&[
+    cluster.kubectl(&[
         "delete",
         "-k",
         folder,

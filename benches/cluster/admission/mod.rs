@@ -110,21 +110,21 @@ fn at(times: &[f64], percent: usize) -> f64 {
     times[(times.len() - 1) * percent / 100]
 }
 
-async fn start(bed: &TestCluster, more: &str) -> (Controller, Target) {
+async fn start(cluster: &TestCluster, more: &str) -> (Controller, Target) {
     let port = free_port();
-    let archaware = Controller::start_quiet(bed, &admission_config(port, more));
-    bed.wait_until_called().await;
-    let secrets: Api<Secret> = Api::namespaced(bed.client.clone(), "archaware");
+    let archaware = Controller::start_quiet(cluster, &admission_config(port, more));
+    cluster.wait_until_called().await;
+    let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), "archaware");
     let secret = secrets.get("archaware-admission").await.unwrap();
     let target = Target::new(port, &secret.data.unwrap()["ca.crt"].0);
     (archaware, target)
 }
 
 /// The image is known: what a rollout costs.
-pub(crate) async fn warm(bed: &TestCluster) {
-    let (archaware, target) = start(bed, "").await;
+pub(crate) async fn warm(cluster: &TestCluster) {
+    let (archaware, target) = start(cluster, "").await;
     let floor = floor();
-    let question = question(&bed.image("multi"));
+    let question = question(&cluster.image("multi"));
     let (_, answer) = target.connect().await.ask(&question).await;
     assert!(String::from_utf8_lossy(&answer).contains("JSONPatch"));
     for connections in [1, CONNECTIONS] {
@@ -188,8 +188,8 @@ pub(crate) async fn warm(bed: &TestCluster) {
 }
 
 /// The image is new, and its registry takes 50 ms for each answer.
-pub(crate) async fn cold(bed: &TestCluster) {
-    let (archaware, target) = start(bed, "").await;
+pub(crate) async fn cold(cluster: &TestCluster) {
+    let (archaware, target) = start(cluster, "").await;
     let registry = FakeRegistry::start().await.unwrap();
     registry.script("/", Script::Slow(Duration::from_millis(50)));
     let mut connection = target.connect().await;
@@ -237,15 +237,15 @@ pub(crate) async fn cold(bed: &TestCluster) {
 }
 
 /// Many images, learnt by the webhook.
-pub(crate) async fn images(bed: &TestCluster) {
+pub(crate) async fn images(cluster: &TestCluster) {
     let config = "resolution: {cache: {images: 20000}}\nconcurrency: {perRegistry: 32}\n";
     let port = free_port();
     let archaware = Controller::start_quiet(
-        bed,
+        cluster,
         &format!("{config}{}", admission_config(port, "budget: 10s")),
     );
-    bed.wait_until_called().await;
-    let secrets: Api<Secret> = Api::namespaced(bed.client.clone(), "archaware");
+    cluster.wait_until_called().await;
+    let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), "archaware");
     let secret = secrets.get("archaware-admission").await.unwrap();
     let target = Target::new(port, &secret.data.unwrap()["ca.crt"].0);
     let registry = FakeRegistry::start().await.unwrap();
@@ -286,10 +286,11 @@ pub(crate) async fn images(bed: &TestCluster) {
 }
 
 /// Seconds until all pods of a Deployment are there, and how many of them the webhook has placed.
-async fn rollout(bed: &TestCluster, namespace: &str, name: &str) -> (f64, usize) {
-    let api: Api<Deployment> = Api::namespaced(bed.client.clone(), namespace);
-    let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(bed.client.clone(), namespace);
-    let mut spec = pod_spec(&[bed.image("multi")]);
+async fn rollout(cluster: &TestCluster, namespace: &str, name: &str) -> (f64, usize) {
+    let api: Api<Deployment> = Api::namespaced(cluster.client.clone(), namespace);
+    let pods: Api<k8s_openapi::api::core::v1::Pod> =
+        Api::namespaced(cluster.client.clone(), namespace);
+    let mut spec = pod_spec(&[cluster.image("multi")]);
     spec["schedulerName"] = json!("none");
     let labels = json!({"app": name});
     let deployment = json!({
@@ -311,26 +312,28 @@ async fn rollout(bed: &TestCluster, namespace: &str, name: &str) -> (f64, usize)
         .filter(|pod| pod.annotations().contains_key("archaware.dev/added"));
     let placed = placed.count();
     api.delete(name, &Default::default()).await.unwrap();
-    bed.delete_pods(namespace).await;
+    cluster.delete_pods(namespace).await;
     (seconds, placed)
 }
 
 /// Through the real API server: the same rollout with and without the webhook, in turns.
-pub(crate) async fn rollouts(bed: &TestCluster) {
-    let bare = format!("{}-bare", bed.namespace);
-    bed.create_namespace(&bare, json!({"archaware.dev/mode": "ignore"}))
+pub(crate) async fn rollouts(cluster: &TestCluster) {
+    let bare = format!("{}-bare", cluster.namespace);
+    cluster
+        .create_namespace(&bare, json!({"archaware.dev/mode": "ignore"}))
         .await;
-    bed.kubectl(&[
+    cluster.kubectl(&[
         "label",
         "namespace",
         &bare,
         "archaware.dev/admission=disabled",
     ]);
-    let (archaware, _) = start(bed, "").await;
+    let (archaware, _) = start(cluster, "").await;
     let (mut with, mut without, mut least) = (Vec::new(), Vec::new(), REPLICAS);
     for round in 0..5 {
-        without.push(rollout(bed, &bare, &format!("bare-{round}")).await.0);
-        let (seconds, placed) = rollout(bed, &bed.namespace, &format!("ours-{round}")).await;
+        without.push(rollout(cluster, &bare, &format!("bare-{round}")).await.0);
+        let (seconds, placed) =
+            rollout(cluster, &cluster.namespace, &format!("ours-{round}")).await;
         with.push(seconds);
         least = least.min(placed);
     }

@@ -25,10 +25,10 @@ fn question(spec: &Value) -> String {
 
 #[tokio::test]
 async fn large_pods_cost_neither_memory_nor_requests() {
-    let bed = TestCluster::take().await;
-    let webhook = Webhook::start(&bed, "").await;
+    let cluster = TestCluster::take().await;
+    let webhook = Webhook::start(&cluster, "").await;
     let containers = |number: usize| {
-        let one = |n: usize| json!({"image": format!("{}/n{n}", bed.registry())});
+        let one = |n: usize| json!({"image": format!("{}/n{n}", cluster.registry())});
         json!({"containers": (0..number).map(one).collect::<Vec<_>>()})
     };
     let tolerations = json!({"tolerations": vec![0; 1_400_000]});
@@ -60,9 +60,9 @@ async fn large_pods_cost_neither_memory_nor_requests() {
 /// Bound pods and mirrors are not asked about; whoever keeps the registration may forget that.
 #[tokio::test]
 async fn what_has_its_node_gets_nothing_even_when_asked_about() {
-    let bed = TestCluster::take().await;
-    let webhook = Webhook::start(&bed, "").await;
-    let spec = json!({"nodeName": "n", "containers": [{"image": bed.image("arm64")}]});
+    let cluster = TestCluster::take().await;
+    let webhook = Webhook::start(&cluster, "").await;
+    let spec = json!({"nodeName": "n", "containers": [{"image": cluster.image("arm64")}]});
     let (_, answer) = webhook.send("/pods", question(&spec)).await;
     assert!(
         answer.contains("\"allowed\":true") && !answer.contains("JSONPatch"),
@@ -78,8 +78,8 @@ async fn what_has_its_node_gets_nothing_even_when_asked_about() {
 /// Connections that say nothing, or little, or never end, are ended; meanwhile others are served.
 #[tokio::test]
 async fn idle_and_slow_connections_are_ended() {
-    let bed = TestCluster::take().await;
-    let webhook = Webhook::start(&bed, "").await;
+    let cluster = TestCluster::take().await;
+    let webhook = Webhook::start(&cluster, "").await;
     let address = webhook.address.trim_start_matches("https://").to_owned();
     // No handshake.
     let mut silent = TcpStream::connect(&address).await.unwrap();
@@ -89,7 +89,7 @@ async fn idle_and_slow_connections_are_ended() {
     let mut slow = webhook.connect().await;
     let head = "POST /pods HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{";
     slow.write_all(head.as_bytes()).await.unwrap();
-    assert!(bed.is_called().await);
+    assert!(cluster.is_called().await);
     let started = Instant::now();
     let mut said = String::new();
     let ended = async {
@@ -112,8 +112,8 @@ async fn idle_and_slow_connections_are_ended() {
 /// Both versions of HTTP, both versions of TLS, and no older one.
 #[tokio::test]
 async fn old_and_new_protocols() {
-    let bed = TestCluster::take().await;
-    let webhook = Webhook::start(&bed, "").await;
+    let cluster = TestCluster::take().await;
+    let webhook = Webhook::start(&cluster, "").await;
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
         for protocol in [&b"h2"[..], b"http/1.1"] {
             let stream = webhook.connect_with(&[version], protocol).await;

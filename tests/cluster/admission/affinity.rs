@@ -13,9 +13,9 @@ const UNTAINTED: &str = "taint: {manage: false}\naffinity: {required: true}\n";
 /// What the author writes, and what is stored. Everything else of the affinity stays as it is.
 #[tokio::test]
 async fn the_architectures_are_added_and_nothing_else_changes() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     let preferred = "taint: {manage: false}\naffinity: {required: true, preferred: [{architecture: arm64, weight: 80}]}\n";
-    let _archaware = Controller::start_with_webhook(&bed, preferred, "").await;
+    let _archaware = Controller::start_with_webhook(&cluster, preferred, "").await;
     let key = "kubernetes.io/arch";
     let arch = json!({"key": key, "operator": "In", "values": ["amd64", "arm64"]});
     let zone = json!({"key": "zone", "operator": "In", "values": ["a"]});
@@ -77,7 +77,7 @@ async fn the_architectures_are_added_and_nothing_else_changes() {
     .into_iter()
     .enumerate()
     {
-        let pod = create(&bed, &format!("pod-{n}"), &["amd64-arm64"], |pod| {
+        let pod = create(&cluster, &format!("pod-{n}"), &["amd64-arm64"], |pod| {
             pod["spec"]["nodeSelector"] = selector.clone();
             pod["spec"]["affinity"] = before.clone();
         })
@@ -213,19 +213,19 @@ impl Author {
 
 #[tokio::test]
 async fn no_pod_lands_where_its_author_or_its_images_forbid_it() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     for (n, (architecture, zone)) in NODES.iter().enumerate() {
         let name = format!("node-{n}");
-        bed.create_node(&name, architecture).await;
+        cluster.create_node(&name, architecture).await;
         let (zone, old) = (format!("zone={zone}"), format!("{OLD}={architecture}"));
-        bed.kubectl(&["label", "node", &name, &zone, &old]);
+        cluster.kubectl(&["label", "node", &name, &zone, &old]);
     }
-    let archaware = Controller::start_with_webhook(&bed, UNTAINTED, "").await;
+    let archaware = Controller::start_with_webhook(&cluster, UNTAINTED, "").await;
     let mut runner = TestRunner::default();
     let mut pods = Vec::new();
     for n in 0..120 {
         let author = author().new_tree(&mut runner).unwrap().current();
-        let mut spec = pod_spec(&[bed.image(IMAGES[author.image].0)]);
+        let mut spec = pod_spec(&[cluster.image(IMAGES[author.image].0)]);
         if let Some((key, value)) = author.selector {
             spec["nodeSelector"] = json!({key: value});
         }
@@ -234,7 +234,8 @@ async fn no_pod_lands_where_its_author_or_its_images_forbid_it() {
             spec["affinity"] = json!({"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}});
         }
         let pod = serde_json::from_value(pod(&format!("pod-{n}"), spec, json!({}))).unwrap();
-        bed.pods()
+        cluster
+            .pods()
             .create(&PostParams::default(), &pod)
             .await
             .unwrap();
@@ -246,7 +247,7 @@ async fn no_pod_lands_where_its_author_or_its_images_forbid_it() {
         if allowed.is_empty() {
             continue;
         }
-        let node = bed.wait_until_bound(&format!("pod-{n}")).await;
+        let node = cluster.wait_until_bound(&format!("pod-{n}")).await;
         let node: usize = node.trim_start_matches("node-").parse().unwrap();
         assert!(
             allowed.contains(&node),
@@ -258,7 +259,7 @@ async fn no_pod_lands_where_its_author_or_its_images_forbid_it() {
     // The scheduler has looked at all of them by now: those that fit nowhere wait.
     for (n, author) in pods.iter().enumerate() {
         if author.nodes().is_empty() {
-            let pod = bed.pods().get(&format!("pod-{n}")).await.unwrap();
+            let pod = cluster.pods().get(&format!("pod-{n}")).await.unwrap();
             assert!(
                 pod.spec.as_ref().unwrap().node_name.is_none(),
                 "{}: {author:?}",

@@ -18,12 +18,12 @@ pub(super) struct Webhook {
 }
 
 impl Webhook {
-    pub(super) async fn start(bed: &TestCluster, config: &str) -> Self {
+    pub(super) async fn start(cluster: &TestCluster, config: &str) -> Self {
         let port = free_port();
         let config = format!("{config}{}", admission_config(port, ""));
-        let archaware = Controller::start(bed, &config);
-        bed.wait_until_called().await;
-        let bundle = bed.webhook_ca().await;
+        let archaware = Controller::start(cluster, &config);
+        cluster.wait_until_called().await;
+        let bundle = cluster.webhook_ca().await;
         Self {
             client: client(&bundle),
             bundle,

@@ -10,28 +10,28 @@ use kube::{
 
 use super::*;
 
-fn secrets(bed: &TestCluster) -> Api<Secret> {
-    Api::namespaced(bed.client.clone(), "archaware")
+fn secrets(cluster: &TestCluster) -> Api<Secret> {
+    Api::namespaced(cluster.client.clone(), "archaware")
 }
 
-async fn certificate(bed: &TestCluster) -> Option<Vec<u8>> {
-    let secret = secrets(bed).get("archaware-admission").await.ok()?;
+async fn certificate(cluster: &TestCluster) -> Option<Vec<u8>> {
+    let secret = secrets(cluster).get("archaware-admission").await.ok()?;
     Some(secret.data?["tls.crt"].0.clone())
 }
 
 /// Whether a pod that is created now has been seen by the webhook.
-async fn is_admitted(bed: &TestCluster, pods: &[Pod]) -> bool {
+async fn is_admitted(cluster: &TestCluster, pods: &[Pod]) -> bool {
     let dry_run = PostParams {
         dry_run: true,
         ..PostParams::default()
     };
-    let created = bed.pods().create(&dry_run, &pods[0]).await.unwrap();
+    let created = cluster.pods().create(&dry_run, &pods[0]).await.unwrap();
     !architectures_of(&created).is_empty()
 }
 
 /// Creates pods without pause until `until` has happened. Each of them has to be seen by the webhook.
-async fn under_load<T>(bed: &TestCluster, until: impl Future<Output = T>) -> (T, usize) {
-    let spec = pod_spec(&[bed.image("arm64")]);
+async fn under_load<T>(cluster: &TestCluster, until: impl Future<Output = T>) -> (T, usize) {
+    let spec = pod_spec(&[cluster.image("arm64")]);
     let pod = [serde_json::from_value(pod("load", spec, json!({}))).unwrap()];
     let mut admitted = 0;
     tokio::pin!(until);
@@ -39,7 +39,7 @@ async fn under_load<T>(bed: &TestCluster, until: impl Future<Output = T>) -> (T,
         tokio::select! {
             biased;
             done = &mut until => return (done, admitted),
-            seen = is_admitted(bed, &pod) => {
+            seen = is_admitted(cluster, &pod) => {
                 assert!(seen, "pod {admitted} was created without being asked about");
                 admitted += 1;
             }
@@ -48,8 +48,8 @@ async fn under_load<T>(bed: &TestCluster, until: impl Future<Output = T>) -> (T,
 }
 
 /// The API server keeps its connections; a new one has to be trusted at any time, too.
-async fn fresh_connection(bed: &TestCluster, port: u16) {
-    let client = client(&bed.webhook_ca().await);
+async fn fresh_connection(cluster: &TestCluster, port: u16) {
+    let client = client(&cluster.webhook_ca().await);
     let url = format!("https://127.0.0.1:{port}/pods");
     let answer = client
         .get(url)
@@ -61,35 +61,35 @@ async fn fresh_connection(bed: &TestCluster, port: u16) {
 
 #[tokio::test]
 async fn certificates_are_replaced_in_time_and_no_admission_fails() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     let port = free_port();
     let minute = "certificates: {lifetime: 1m}";
-    let first = Controller::start(&bed, &admission_config(port, minute));
-    bed.wait_until_called().await;
+    let first = Controller::start(&cluster, &admission_config(port, minute));
+    cluster.wait_until_called().await;
     // Another replica, which never leads: it follows the Secret.
     let other = free_port();
     let config = admission_config(other, minute).replace(
         &format!("https://127.0.0.1:{other}"),
         &format!("https://127.0.0.1:{port}"),
     );
-    let second = Controller::start(&bed, &config);
+    let second = Controller::start(&cluster, &config);
     second.wait_for_log("admission certificate served").await;
-    let before = certificate(&bed).await.unwrap();
+    let before = certificate(&cluster).await.unwrap();
     let replaced = eventually("another certificate", Duration::from_mins(2), || async {
-        fresh_connection(&bed, port).await;
-        fresh_connection(&bed, other).await;
-        let now = certificate(&bed).await?;
+        fresh_connection(&cluster, port).await;
+        fresh_connection(&cluster, other).await;
+        let now = certificate(&cluster).await?;
         (now != before).then_some(now)
     });
-    let (after, admitted) = under_load(&bed, replaced).await;
+    let (after, admitted) = under_load(&cluster, replaced).await;
     // The second replica is trusted too, by whoever has the bundle, whichever of the two it serves.
-    fresh_connection(&bed, other).await;
+    fresh_connection(&cluster, other).await;
     // A while with the new one; by then it is served everywhere.
     let served = async {
         for controller in [&first, &second] {
             eventually("the new certificate", DEADLINE, || async {
-                fresh_connection(&bed, port).await;
-                fresh_connection(&bed, other).await;
+                fresh_connection(&cluster, port).await;
+                fresh_connection(&cluster, other).await;
                 (controller
                     .log()
                     .matches("admission certificate served")
@@ -100,21 +100,21 @@ async fn certificates_are_replaced_in_time_and_no_admission_fails() {
             .await;
         }
     };
-    let ((), more) = under_load(&bed, served).await;
+    let ((), more) = under_load(&cluster, served).await;
     assert!(
         admitted > 100 && more > 0,
         "{admitted} and {more} pods under load"
     );
     // Somebody deletes the Secret: the old certificate serves until the API server knows the new one.
-    secrets(&bed)
+    secrets(&cluster)
         .delete("archaware-admission", &DeleteParams::default())
         .await
         .unwrap();
     let replaced = eventually("a third certificate", DEADLINE, || async {
-        let now = certificate(&bed).await?;
+        let now = certificate(&cluster).await?;
         (now != after && now != before).then_some(())
     });
-    let ((), admitted) = under_load(&bed, replaced).await;
+    let ((), admitted) = under_load(&cluster, replaced).await;
     assert!(admitted > 0);
     let log = first.log();
     assert!(!log.contains("PRIVATE KEY"), "a key in the log");
@@ -126,19 +126,19 @@ async fn certificates_are_replaced_in_time_and_no_admission_fails() {
 /// A Secret that holds no certificate is no reason to stay without one.
 #[tokio::test]
 async fn an_unusable_secret_is_replaced() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     let secret = json!({
         "metadata": {"name": "archaware-admission", "labels": {"theirs": "stays"}},
         "type": "kubernetes.io/tls",
         "data": {"tls.crt": "bm8=", "tls.key": "bm8=", "theirs": "c3RheXM="},
     });
     let secret = serde_json::from_value(secret).unwrap();
-    secrets(&bed)
+    secrets(&cluster)
         .create(&PostParams::default(), &secret)
         .await
         .unwrap();
-    let archaware = Controller::start_with_webhook(&bed, "", "").await;
-    let secret = secrets(&bed).get("archaware-admission").await.unwrap();
+    let archaware = Controller::start_with_webhook(&cluster, "", "").await;
+    let secret = secrets(&cluster).get("archaware-admission").await.unwrap();
     assert_eq!(secret.labels()["theirs"], "stays");
     assert_eq!(secret.data.unwrap()["theirs"].0, b"stays");
     let (_, metrics) = archaware.http("/metrics").await;
@@ -207,9 +207,9 @@ impl Files {
 
 #[tokio::test]
 async fn certificates_from_files_are_read_again() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     let files = Files::new();
-    let archaware = Controller::start(&bed, &admission_config(free_port(), &files.config()));
+    let archaware = Controller::start(&cluster, &admission_config(free_port(), &files.config()));
     // Not ready, and not gone: the files may come.
     let waits = eventually("an answer of /readyz", DEADLINE, || async {
         let (status, says) = archaware.http("/readyz").await;
@@ -221,13 +221,13 @@ async fn certificates_from_files_are_read_again() {
         .wait_for_log("admission certificate not usable")
         .await;
     files.write();
-    bed.wait_until_called().await;
+    cluster.wait_until_called().await;
     eventually("readiness", DEADLINE, || async {
         (archaware.http("/readyz").await.0 == 200).then_some(())
     })
     .await;
     let bundle = || async {
-        let configurations: Api<MutatingWebhookConfiguration> = Api::all(bed.client.clone());
+        let configurations: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
         let found = configurations.get("archaware").await.unwrap();
         found.webhooks.unwrap()[0]
             .client_config
@@ -246,13 +246,13 @@ async fn certificates_from_files_are_read_again() {
             == 2)
             .then_some(())
     });
-    under_load(&bed, read_twice).await;
+    under_load(&cluster, read_twice).await;
     let after = bundle().await;
     assert!(
         after.len() > before.len() && after.ends_with(&before),
         "the old authority stays beside the new one"
     );
-    assert!(bed.is_called().await);
+    assert!(cluster.is_called().await);
     // Broken ones are said, and the good ones go on.
     std::fs::write(files.path("data/tls.key"), "nonsense").unwrap();
     eventually("a word about it", DEADLINE, || async {
@@ -264,6 +264,6 @@ async fn certificates_from_files_are_read_again() {
             .then_some(())
     })
     .await;
-    assert!(bed.is_called().await);
+    assert!(cluster.is_called().await);
     assert_eq!(archaware.stop().await, 0);
 }

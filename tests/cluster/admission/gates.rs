@@ -25,28 +25,34 @@ async fn registry(image: &str, script: Option<Script>) -> FakeRegistry {
     registry
 }
 
-async fn create_from(bed: &TestCluster, name: &str, registry: &FakeRegistry, image: &str) -> Pod {
-    bed.create(pod(name, pod_spec(&[registry.image(image)]), json!({})))
+async fn create_from(
+    cluster: &TestCluster,
+    name: &str,
+    registry: &FakeRegistry,
+    image: &str,
+) -> Pod {
+    cluster
+        .create(pod(name, pod_spec(&[registry.image(image)]), json!({})))
         .await
 }
 
 #[tokio::test]
 async fn waiting_pods_wait_no_longer_than_the_budget() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(50)))).await;
     let dead = registry("amd64", Some(Script::Hang)).await;
     let archaware =
-        Controller::start_with_webhook(&bed, "resolution: {failure: {after: 3s}}\n", "").await;
-    bed.wait_until_tainted().await;
-    let placed = create_from(&bed, "slow", &slow, "arm64").await;
+        Controller::start_with_webhook(&cluster, "resolution: {failure: {after: 3s}}\n", "").await;
+    cluster.wait_until_tainted().await;
+    let placed = create_from(&cluster, "slow", &slow, "arm64").await;
     assert_eq!(
         architectures_of(&placed),
         set(&["arm64"]),
         "three requests fit into a second"
     );
     let started = Instant::now();
-    let passed = create_from(&bed, "dead", &dead, "amd64").await;
+    let passed = create_from(&cluster, "dead", &dead, "amd64").await;
     let took = started.elapsed();
     assert!(architectures_of(&passed).is_empty() && !is_gated(&passed));
     assert!(took >= Duration::from_secs(1), "{took:?}");
@@ -55,35 +61,35 @@ async fn waiting_pods_wait_no_longer_than_the_budget() {
         "the API server gives up after 3 s: {took:?}"
     );
     // The failure policy has the last word.
-    bed.wait_for_event("dead", "SteppedAside").await;
-    bed.wait_until_bound("dead").await;
+    cluster.wait_for_event("dead", "SteppedAside").await;
+    cluster.wait_until_bound("dead").await;
     assert_eq!(archaware.stop().await, 0);
 }
 
 #[tokio::test]
 async fn passing_pods_are_completed_by_the_controller() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(300)))).await;
-    let _archaware = Controller::start_with_webhook(&bed, "", "onMiss: pass").await;
-    bed.wait_until_tainted().await;
+    let _archaware = Controller::start_with_webhook(&cluster, "", "onMiss: pass").await;
+    cluster.wait_until_tainted().await;
     let started = Instant::now();
-    let passed = create_from(&bed, "first", &slow, "arm64").await;
+    let passed = create_from(&cluster, "first", &slow, "arm64").await;
     assert!(
         started.elapsed() < Duration::from_millis(300),
         "nobody waits for the registry"
     );
     assert!(architectures_of(&passed).is_empty() && !is_gated(&passed));
-    assert_eq!(bed.wait_until_bound("first").await, "arm64");
+    assert_eq!(cluster.wait_until_bound("first").await, "arm64");
     let dead = registry("amd64", Some(Script::Hang)).await;
     let started = Instant::now();
-    let waits = create_from(&bed, "dead", &dead, "amd64").await;
+    let waits = create_from(&cluster, "dead", &dead, "amd64").await;
     assert!(
         started.elapsed() < Duration::from_secs(1),
         "nobody waits for a dead one either"
     );
     assert!(architectures_of(&waits).is_empty() && !is_gated(&waits));
-    let known = create_from(&bed, "second", &slow, "arm64").await;
+    let known = create_from(&cluster, "second", &slow, "arm64").await;
     assert_eq!(architectures_of(&known), set(&["arm64"]));
     assert_eq!(
         slow.count("HEAD", ""),
@@ -94,19 +100,19 @@ async fn passing_pods_are_completed_by_the_controller() {
 
 #[tokio::test]
 async fn gated_pods_get_tolerations_and_affinity_with_the_removal_of_the_gate() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     // Untainted: without its affinity it could land anywhere.
-    bed.create_three_nodes().await;
+    cluster.create_three_nodes().await;
     let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(300)))).await;
     let config = "taint: {manage: false}\naffinity: {required: true, preferred: [{architecture: arm64, weight: 7}]}\n";
-    let _archaware = Controller::start_with_webhook(&bed, config, "onMiss: gate").await;
+    let _archaware = Controller::start_with_webhook(&cluster, config, "onMiss: gate").await;
     let zone = json!({"key": "kubernetes.io/os", "operator": "Exists"});
     let mut gated = pod("gated", pod_spec(&[slow.image("arm64")]), json!({}));
     gated["spec"]["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}}});
-    let gated: Pod = bed.create(gated).await;
+    let gated: Pod = cluster.create(gated).await;
     assert!(is_gated(&gated) && architectures_of(&gated).is_empty());
-    assert_eq!(bed.wait_until_bound("gated").await, "arm64");
-    let placed = bed.pods().get("gated").await.unwrap();
+    assert_eq!(cluster.wait_until_bound("gated").await, "arm64");
+    let placed = cluster.pods().get("gated").await.unwrap();
     assert!(!is_gated(&placed));
     let spec = json!(placed.spec);
     let node = &spec["affinity"]["nodeAffinity"];
@@ -123,7 +129,7 @@ async fn gated_pods_get_tolerations_and_affinity_with_the_removal_of_the_gate() 
     let unknown = registry("amd64", Some(Script::Hang)).await;
     let mut critical = pod("critical", pod_spec(&[unknown.image("amd64")]), json!({}));
     critical["spec"]["priorityClassName"] = json!("system-cluster-critical");
-    let critical: Pod = bed.create(critical).await;
+    let critical: Pod = cluster.create(critical).await;
     assert!(!is_gated(&critical));
 }
 
@@ -131,25 +137,27 @@ async fn gated_pods_get_tolerations_and_affinity_with_the_removal_of_the_gate() 
 #[tokio::test]
 async fn gates_open_although_the_registry_is_dead() {
     for action in ["tolerateAll", "hold", "tolerate, architectures: [arm64]"] {
-        let bed = TestCluster::take().await;
-        bed.create_three_nodes().await;
+        let cluster = TestCluster::take().await;
+        cluster.create_three_nodes().await;
         let dead = registry("arm64", Some(Script::Status(503, Vec::new()))).await;
         let config = format!("resolution: {{failure: {{after: 2s, action: {action}}}}}\n");
-        let _archaware = Controller::start_with_webhook(&bed, &config, "onMiss: gate").await;
-        bed.wait_until_tainted().await;
-        assert!(is_gated(&create_from(&bed, "gated", &dead, "arm64").await));
+        let _archaware = Controller::start_with_webhook(&cluster, &config, "onMiss: gate").await;
+        cluster.wait_until_tainted().await;
+        assert!(is_gated(
+            &create_from(&cluster, "gated", &dead, "arm64").await
+        ));
         eventually("an open gate", DEADLINE, || async {
-            (!is_gated(&bed.pods().get("gated").await.ok()?)).then_some(())
+            (!is_gated(&cluster.pods().get("gated").await.ok()?)).then_some(())
         })
         .await;
         if action == "tolerateAll" {
-            bed.wait_until_bound("gated").await;
+            cluster.wait_until_bound("gated").await;
         } else if action != "hold" {
-            assert_eq!(bed.wait_until_bound("gated").await, "arm64");
+            assert_eq!(cluster.wait_until_bound("gated").await, "arm64");
         } else {
             // Held by the taints, until the registry is back.
             dead.unscript();
-            assert_eq!(bed.wait_until_bound("gated").await, "arm64");
+            assert_eq!(cluster.wait_until_bound("gated").await, "arm64");
         }
     }
 }
@@ -157,14 +165,16 @@ async fn gates_open_although_the_registry_is_dead() {
 /// A controller that died with pods behind its gate, and one that comes after it: also without the webhook.
 #[tokio::test]
 async fn gates_open_after_a_restart_with_or_without_the_webhook() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     for (round, next) in ["onMiss: gate", "off"].into_iter().enumerate() {
         let dead = registry("arm64", Some(Script::Hang)).await;
-        let archaware = Controller::start_with_webhook(&bed, "", "onMiss: gate").await;
-        bed.wait_until_tainted().await;
+        let archaware = Controller::start_with_webhook(&cluster, "", "onMiss: gate").await;
+        cluster.wait_until_tainted().await;
         let name = format!("gated-{round}");
-        assert!(is_gated(&create_from(&bed, &name, &dead, "arm64").await));
+        assert!(is_gated(
+            &create_from(&cluster, &name, &dead, "arm64").await
+        ));
         let mut torn = pod(
             &format!("ignored-{round}"),
             pod_spec(&[dead.image("arm64")]),
@@ -173,23 +183,23 @@ async fn gates_open_after_a_restart_with_or_without_the_webhook() {
         torn["spec"]["schedulingGates"] =
             json!([{"name": "archaware.dev/inspect"}, {"name": "test/other"}]);
         torn["metadata"]["annotations"] = json!({"archaware.dev/mode": "ignore"});
-        let torn: Pod = bed.create(torn).await;
+        let torn: Pod = cluster.create(torn).await;
         archaware.signal("-KILL");
         drop(archaware);
         // Created without anybody to ask: it passes.
-        let passed = create_from(&bed, &format!("passed-{round}"), &dead, "arm64").await;
+        let passed = create_from(&cluster, &format!("passed-{round}"), &dead, "arm64").await;
         assert!(!is_gated(&passed));
         dead.unscript();
         let _archaware = if next == "off" {
-            Controller::start(&bed, "admission: {enabled: false}\n")
+            Controller::start(&cluster, "admission: {enabled: false}\n")
         } else {
-            Controller::start_with_webhook(&bed, "", next).await
+            Controller::start_with_webhook(&cluster, "", next).await
         };
-        assert_eq!(bed.wait_until_bound(&name).await, "arm64");
-        assert_eq!(bed.wait_until_bound(&passed.name_any()).await, "arm64");
+        assert_eq!(cluster.wait_until_bound(&name).await, "arm64");
+        assert_eq!(cluster.wait_until_bound(&passed.name_any()).await, "arm64");
         // Its author wants nothing of archaware, so nothing is what it gets; others' gates are theirs.
         let gates = eventually("the removal of one gate", DEADLINE, || async {
-            let gates = bed
+            let gates = cluster
                 .pods()
                 .get(&torn.name_any())
                 .await
@@ -208,7 +218,7 @@ async fn gates_open_after_a_restart_with_or_without_the_webhook() {
     }
     // With admission off, the API server is sent nowhere.
     eventually("no webhook configuration", DEADLINE, || async {
-        let found = bed.kubectl(&["get", "mutatingwebhookconfigurations", "-o", "name"]);
+        let found = cluster.kubectl(&["get", "mutatingwebhookconfigurations", "-o", "name"]);
         found.trim().is_empty().then_some(())
     })
     .await;
@@ -216,20 +226,22 @@ async fn gates_open_after_a_restart_with_or_without_the_webhook() {
 
 #[tokio::test]
 async fn clean_opens_gates_and_removes_the_webhook() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let dead = registry("arm64", Some(Script::Hang)).await;
-    let archaware = Controller::start_with_webhook(&bed, "", "onMiss: gate").await;
-    bed.wait_until_tainted().await;
-    assert!(is_gated(&create_from(&bed, "gated", &dead, "arm64").await));
+    let archaware = Controller::start_with_webhook(&cluster, "", "onMiss: gate").await;
+    cluster.wait_until_tainted().await;
+    assert!(is_gated(
+        &create_from(&cluster, "gated", &dead, "arm64").await
+    ));
     assert_eq!(archaware.stop().await, 0);
-    let (status, planned, error) = bed.archaware(&["clean", "--dry-run"]);
+    let (status, planned, error) = cluster.archaware(&["clean", "--dry-run"]);
     assert_eq!(status, 0, "{error}");
     assert!(
-        is_gated(&bed.pods().get("gated").await.unwrap()),
+        is_gated(&cluster.pods().get("gated").await.unwrap()),
         "{planned}"
     );
-    let (status, lines, error) = bed.archaware(&["clean"]);
+    let (status, lines, error) = cluster.archaware(&["clean"]);
     let log = format!("{lines}{error}");
     assert_eq!(status, 0, "{log}");
     for part in [
@@ -239,9 +251,9 @@ async fn clean_opens_gates_and_removes_the_webhook() {
     ] {
         assert!(log.contains(part), "{part}: {log}");
     }
-    bed.wait_until_bound("gated").await;
+    cluster.wait_until_bound("gated").await;
     for kind in ["mutatingwebhookconfigurations", "-n=archaware secrets"] {
-        let found = bed.kubectl(
+        let found = cluster.kubectl(
             &[
                 &["get"][..],
                 &kind.split(' ').rev().collect::<Vec<_>>(),
@@ -251,13 +263,14 @@ async fn clean_opens_gates_and_removes_the_webhook() {
         );
         assert!(found.trim().is_empty(), "{found}");
     }
-    let (status, says, _) = bed.archaware(&["clean"]);
+    let (status, says, _) = cluster.archaware(&["clean"]);
     assert_eq!(
         (status, says.contains("Nothing of archaware's is left")),
         (0, true),
         "{says}"
     );
-    bed.pods()
+    cluster
+        .pods()
         .delete("gated", &DeleteParams::default())
         .await
         .unwrap();
@@ -266,8 +279,8 @@ async fn clean_opens_gates_and_removes_the_webhook() {
 /// A namespace's quota or policy may refuse tolerations: that is no reason to hold the pod behind our gate.
 #[tokio::test]
 async fn a_refused_patch_opens_the_gate_all_the_same() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(300)))).await;
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
@@ -283,49 +296,53 @@ async fn a_refused_patch_opens_the_gate_all_the_same() {
         "metadata": {"name": "no-tolerations"},
         "spec": {"policyName": "no-tolerations", "validationActions": ["Deny"]},
     });
-    let file = bed.dir().join("policy.json");
+    let file = cluster.dir().join("policy.json");
     let list = json!({"apiVersion": "v1", "kind": "List", "items": [policy, binding]});
     std::fs::write(&file, list.to_string()).unwrap();
-    bed.kubectl(&["apply", "-f", file.to_str().unwrap()]);
-    let _archaware = Controller::start_with_webhook(&bed, "", "onMiss: gate").await;
+    cluster.kubectl(&["apply", "-f", file.to_str().unwrap()]);
+    let _archaware = Controller::start_with_webhook(&cluster, "", "onMiss: gate").await;
     // The policy is in force when a change is refused by it.
     eventually("a policy in force", DEADLINE, || async {
-        let probe = create(&bed, "", &["arm64"], |pod| {
+        let probe = create(&cluster, "", &["arm64"], |pod| {
             pod["metadata"] = json!({"generateName": "probe-", "annotations": {"archaware.dev/mode": "ignore"}});
         })
         .await;
         let add = json!([{"op": "add", "path": "/spec/tolerations/-", "value": {"key": "kubernetes.io/arch", "operator": "Exists"}}]);
         let patch = kube::api::Patch::<()>::Json(serde_json::from_value(add).unwrap());
-        let refused = bed.pods().patch(&probe.name_any(), &Default::default(), &patch).await;
+        let refused = cluster.pods().patch(&probe.name_any(), &Default::default(), &patch).await;
         refused.is_err().then_some(())
     })
     .await;
-    assert!(is_gated(&create_from(&bed, "gated", &slow, "arm64").await));
+    assert!(is_gated(
+        &create_from(&cluster, "gated", &slow, "arm64").await
+    ));
     eventually("an open gate", DEADLINE, || async {
-        (!is_gated(&bed.pods().get("gated").await.ok()?)).then_some(())
+        (!is_gated(&cluster.pods().get("gated").await.ok()?)).then_some(())
     })
     .await;
-    bed.wait_for_event("gated", "ChangeRefused").await;
-    bed.kubectl(&["delete", "-f", file.to_str().unwrap()]);
+    cluster.wait_for_event("gated", "ChangeRefused").await;
+    cluster.kubectl(&["delete", "-f", file.to_str().unwrap()]);
 }
 
 /// Whoever leads opens the gates, and somebody always does.
 #[tokio::test]
 async fn another_replica_opens_the_gates_of_one_that_is_gone() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let dead = registry("arm64", Some(Script::Hang)).await;
-    let first = Controller::start_with_webhook(&bed, "", "onMiss: gate").await;
-    bed.wait_until_tainted().await;
+    let first = Controller::start_with_webhook(&cluster, "", "onMiss: gate").await;
+    cluster.wait_until_tainted().await;
     let port = free_port();
-    let second = Controller::start(&bed, &admission_config(port, "onMiss: gate"));
+    let second = Controller::start(&cluster, &admission_config(port, "onMiss: gate"));
     second.wait_for_log("admission certificate served").await;
-    assert!(is_gated(&create_from(&bed, "gated", &dead, "arm64").await));
+    assert!(is_gated(
+        &create_from(&cluster, "gated", &dead, "arm64").await
+    ));
     dead.unscript();
     first.signal("-KILL");
     drop(first);
-    assert_eq!(bed.wait_until_bound("gated").await, "arm64");
+    assert_eq!(cluster.wait_until_bound("gated").await, "arm64");
     // The registration is the new leader's by now.
-    bed.wait_until_called().await;
+    cluster.wait_until_called().await;
     assert_eq!(second.stop().await, 0);
 }

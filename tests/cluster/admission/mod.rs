@@ -17,16 +17,16 @@ use super::*;
 
 /// A pod that nobody schedules: what the webhook has made of it is all there is.
 async fn create(
-    bed: &TestCluster,
+    cluster: &TestCluster,
     name: &str,
     images: &[&str],
     change: impl Fn(&mut Value),
 ) -> Pod {
-    let images: Vec<String> = images.iter().map(|image| bed.image(image)).collect();
+    let images: Vec<String> = images.iter().map(|image| cluster.image(image)).collect();
     let mut pod = pod(name, pod_spec(&images), json!({}));
     pod["spec"]["schedulerName"] = json!("none");
     change(&mut pod);
-    bed.create(pod).await
+    cluster.create(pod).await
 }
 
 fn set(names: &[&str]) -> std::collections::BTreeSet<String> {

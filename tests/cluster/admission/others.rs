@@ -13,9 +13,9 @@ const ARM: &str = "kubernetes.io/arch=arm64:NoSchedule";
 /// What `create` answers is what is stored: there is no moment without the taint.
 #[tokio::test]
 async fn nodes_are_tainted_as_they_register() {
-    let bed = TestCluster::take().await;
-    let archaware = Controller::start_with_webhook(&bed, "", "").await;
-    let node = bed.create_node("arm", "arm64").await;
+    let cluster = TestCluster::take().await;
+    let archaware = Controller::start_with_webhook(&cluster, "", "").await;
+    let node = cluster.create_node("arm", "arm64").await;
     assert_eq!(taints(&node), set(&[ARM]));
     assert_eq!(node.annotations()["archaware.dev/taint"], ARM);
     // Like the reconciler: ignored ones stay free, foreign taints stay, what is unknown is not guessed.
@@ -40,7 +40,7 @@ async fn nodes_are_tainted_as_they_register() {
         ),
         ("unknown", "", json!({}), &[]),
     ] {
-        let node = bed.create_node_with(name, architecture, change).await;
+        let node = cluster.create_node_with(name, architecture, change).await;
         assert_eq!(taints(&node), set(expected), "{name}");
     }
     let written = "archaware_writes_total{kind=\"Node\",result=\"applied\"}";
@@ -51,8 +51,9 @@ async fn nodes_are_tainted_as_they_register() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-async fn revisions(bed: &TestCluster) -> usize {
-    bed.api::<ControllerRevision>()
+async fn revisions(cluster: &TestCluster) -> usize {
+    cluster
+        .api::<ControllerRevision>()
         .list(&ListParams::default())
         .await
         .unwrap()
@@ -79,16 +80,18 @@ fn template_architectures(set: &DaemonSet) -> std::collections::BTreeSet<String>
 /// author's own changes.
 #[tokio::test]
 async fn daemon_sets_are_rolled_once() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let archaware = Controller::start_with_webhook(&bed, "", "").await;
-    bed.wait_until_tainted().await;
-    let created: DaemonSet = bed.create(daemon_set(&bed.image("amd64-arm64"))).await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let archaware = Controller::start_with_webhook(&cluster, "", "").await;
+    cluster.wait_until_tainted().await;
+    let created: DaemonSet = cluster
+        .create(daemon_set(&cluster.image("amd64-arm64")))
+        .await;
     assert_eq!(template_architectures(&created), set(&["amd64", "arm64"]));
     let running = |number: usize| {
-        let bed = &bed;
+        let cluster = &cluster;
         async move {
-            let all = bed.pods().list(&ListParams::default()).await.ok()?;
+            let all = cluster.pods().list(&ListParams::default()).await.ok()?;
             let bound = all
                 .iter()
                 .filter(|pod| pod.spec.as_ref().unwrap().node_name.is_some());
@@ -96,10 +99,10 @@ async fn daemon_sets_are_rolled_once() {
         }
     };
     eventually("pods on two nodes", DEADLINE, || running(2)).await;
-    assert_eq!(revisions(&bed).await, 1);
-    let image = json!([{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": bed.image("arm64")}]);
+    assert_eq!(revisions(&cluster).await, 1);
+    let image = json!([{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": cluster.image("arm64")}]);
     let image = Patch::<()>::Json(serde_json::from_value(image).unwrap());
-    let sets = bed.api::<DaemonSet>();
+    let sets = cluster.api::<DaemonSet>();
     let changed = sets
         .patch("agent", &PatchParams::default(), &image)
         .await
@@ -118,7 +121,7 @@ async fn daemon_sets_are_rolled_once() {
     assert_eq!(again.metadata.generation, changed.metadata.generation);
     assert_eq!(template_architectures(&again), set(&["arm64"]));
     eventually("pods of the new image", DEADLINE, || running(1)).await;
-    assert_eq!(revisions(&bed).await, 2);
+    assert_eq!(revisions(&cluster).await, 2);
     let written = "archaware_writes_total{kind=\"DaemonSet\",result=\"applied\"}";
     assert!(
         archaware.metric(written).await < 0.5,
@@ -129,12 +132,12 @@ async fn daemon_sets_are_rolled_once() {
 
 #[tokio::test]
 async fn reported_daemon_sets_are_not_asked_about() {
-    let bed = TestCluster::take().await;
-    let _archaware = Controller::start_with_webhook(&bed, "daemonSets: report\n", "").await;
-    let created: DaemonSet = bed.create(daemon_set(&bed.image("arm64"))).await;
+    let cluster = TestCluster::take().await;
+    let _archaware = Controller::start_with_webhook(&cluster, "daemonSets: report\n", "").await;
+    let created: DaemonSet = cluster.create(daemon_set(&cluster.image("arm64"))).await;
     assert!(template_architectures(&created).is_empty());
     let webhooks = "jsonpath={.webhooks[*].name}";
-    let names = bed.kubectl(&[
+    let names = cluster.kubectl(&[
         "get",
         "mutatingwebhookconfiguration",
         "archaware",

@@ -10,16 +10,16 @@ use super::*;
 
 #[tokio::test]
 async fn pods_are_created_with_what_they_need() {
-    let bed = TestCluster::take().await;
-    let archaware = Controller::start_with_webhook(&bed, "", "").await;
-    let created = create(&bed, "both", &["multi", "amd64-arm64"], |_| {}).await;
+    let cluster = TestCluster::take().await;
+    let archaware = Controller::start_with_webhook(&cluster, "", "").await;
+    let created = create(&cluster, "both", &["multi", "amd64-arm64"], |_| {}).await;
     assert_eq!(architectures_of(&created), set(&["amd64", "arm64"]));
     assert_eq!(
         created.annotations()["archaware.dev/decision"],
         "amd64,arm64"
     );
     // The name is not known yet when the API server asks.
-    let named = create(&bed, "", &["arm64"], |pod| {
+    let named = create(&cluster, "", &["arm64"], |pod| {
         pod["metadata"] = json!({"generateName": "generated-"});
     })
     .await;
@@ -33,7 +33,7 @@ async fn pods_are_created_with_what_they_need() {
         .unwrap();
         copy
     };
-    let again = bed
+    let again = cluster
         .pods()
         .create(&PostParams::default(), &copy("again"))
         .await
@@ -45,8 +45,8 @@ async fn pods_are_created_with_what_they_need() {
     assert_eq!(again.annotations(), created.annotations());
     // And with another image, what was archaware's goes.
     let mut other = copy("other");
-    other.spec.as_mut().unwrap().containers[0].image = Some(bed.image("arm64"));
-    let other = bed
+    other.spec.as_mut().unwrap().containers[0].image = Some(cluster.image("arm64"));
+    let other = cluster
         .pods()
         .create(&PostParams::default(), &other)
         .await
@@ -57,19 +57,19 @@ async fn pods_are_created_with_what_they_need() {
 
 #[tokio::test]
 async fn what_has_its_node_is_left_alone() {
-    let bed = TestCluster::take().await;
-    bed.create_cordoned_node("somewhere", "amd64").await;
-    let archaware = Controller::start_with_webhook(&bed, "", "").await;
-    let bound = create(&bed, "bound", &["arm64"], |pod| {
+    let cluster = TestCluster::take().await;
+    cluster.create_cordoned_node("somewhere", "amd64").await;
+    let archaware = Controller::start_with_webhook(&cluster, "", "").await;
+    let bound = create(&cluster, "bound", &["arm64"], |pod| {
         pod["spec"]["nodeName"] = json!("somewhere");
     })
     .await;
-    let mirror = create(&bed, "mirror", &["arm64"], |pod| {
+    let mirror = create(&cluster, "mirror", &["arm64"], |pod| {
         pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
         pod["spec"]["nodeName"] = json!("somewhere");
     })
     .await;
-    let ignored = create(&bed, "ignored", &["arm64"], |pod| {
+    let ignored = create(&cluster, "ignored", &["arm64"], |pod| {
         pod["metadata"]["annotations"] = json!({"archaware.dev/mode": "ignore"});
     })
     .await;
@@ -88,21 +88,26 @@ async fn what_has_its_node_is_left_alone() {
 /// A rollout, and nothing written but by the API server itself.
 #[tokio::test]
 async fn a_rollout_is_placed_as_it_is_created() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let archaware = Controller::start_with_webhook(&bed, "", "").await;
-    bed.wait_until_tainted().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let archaware = Controller::start_with_webhook(&cluster, "", "").await;
+    cluster.wait_until_tainted().await;
     let template = json!({
         "metadata": {"labels": {"app": "a"}},
-        "spec": pod_spec(&[bed.image("arm64")]),
+        "spec": pod_spec(&[cluster.image("arm64")]),
     });
-    bed.create::<Deployment>(json!({
+    cluster.create::<Deployment>(json!({
         "metadata": {"name": "rollout"},
         "spec": {"replicas": 60, "selector": {"matchLabels": {"app": "a"}}, "template": template},
     }))
     .await;
     let pods = eventually("sixty pods on arm64", DEADLINE, || async {
-        let pods = bed.pods().list(&ListParams::default()).await.ok()?.items;
+        let pods = cluster
+            .pods()
+            .list(&ListParams::default())
+            .await
+            .ok()?
+            .items;
         let on_arm = |pod: &Pod| pod.spec.as_ref().unwrap().node_name.as_deref() == Some("arm64");
         (pods.len() == 60 && pods.iter().all(on_arm)).then_some(pods)
     })
@@ -123,61 +128,62 @@ async fn a_rollout_is_placed_as_it_is_created() {
 /// A dry run is answered like any other: nothing that the answer needs is ever written.
 #[tokio::test]
 async fn a_dry_run_leaves_no_trace() {
-    let bed = TestCluster::take().await;
-    let archaware = Controller::start_with_webhook(&bed, "", "onMiss: gate").await;
+    let cluster = TestCluster::take().await;
+    let archaware = Controller::start_with_webhook(&cluster, "", "onMiss: gate").await;
     let dry_run = PostParams {
         dry_run: true,
         ..PostParams::default()
     };
     let torn = pod(
         "dry",
-        pod_spec(&[bed.image("arm64"), bed.image("amd64")]),
+        pod_spec(&[cluster.image("arm64"), cluster.image("amd64")]),
         json!({}),
     );
     let torn = serde_json::from_value(torn).unwrap();
-    bed.pods().create(&dry_run, &torn).await.unwrap();
+    cluster.pods().create(&dry_run, &torn).await.unwrap();
     // The same pod in earnest comes after it, and has its event.
-    bed.pods()
+    cluster
+        .pods()
         .create(&PostParams::default(), &torn)
         .await
         .unwrap();
-    bed.wait_for_event("dry", "NoCommonArchitecture").await;
-    let events: Api<k8s_openapi::api::events::v1::Event> = Api::all(bed.client.clone());
+    cluster.wait_for_event("dry", "NoCommonArchitecture").await;
+    let events: Api<k8s_openapi::api::events::v1::Event> = Api::all(cluster.client.clone());
     let about = ListParams::default().fields("reason=NoCommonArchitecture");
     let about = events.list(&about).await.unwrap().items;
     let here = about
         .iter()
-        .filter(|event| event.metadata.namespace.as_deref() == Some(&bed.namespace));
+        .filter(|event| event.metadata.namespace.as_deref() == Some(&cluster.namespace));
     assert_eq!(here.count(), 1);
     drop(archaware);
 }
 
 #[tokio::test]
 async fn a_pod_without_common_architecture_is_refused_or_warned_about() {
-    let bed = TestCluster::take().await;
-    let file = bed.dir().join("torn.yaml");
+    let cluster = TestCluster::take().await;
+    let file = cluster.dir().join("torn.yaml");
     let torn = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "torn", "namespace": bed.namespace},
-        "spec": pod_spec(&[bed.image("arm64"), bed.image("amd64")]),
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "torn", "namespace": cluster.namespace},
+        "spec": pod_spec(&[cluster.image("arm64"), cluster.image("amd64")]),
     });
     std::fs::write(&file, torn.to_string()).unwrap();
     let apply = || {
-        let (created, _, says) = bed.try_kubectl(&["apply", "-f", file.to_str().unwrap()]);
+        let (created, _, says) = cluster.try_kubectl(&["apply", "-f", file.to_str().unwrap()]);
         (created, says)
     };
     {
         let archaware =
-            Controller::start_with_webhook(&bed, "", "onNoCommonArchitecture: deny").await;
+            Controller::start_with_webhook(&cluster, "", "onNoCommonArchitecture: deny").await;
         let (created, says) = apply();
         assert!(!created && says.contains("share no architecture"), "{says}");
-        let (arm, amd) = (bed.image("arm64"), bed.image("amd64"));
+        let (arm, amd) = (cluster.image("arm64"), cluster.image("amd64"));
         assert!(
             says.contains(&format!("{amd} (amd64)")) && says.contains(&format!("{arm} (arm64)")),
             "{says}"
         );
         assert_eq!(archaware.stop().await, 0);
     }
-    let _archaware = Controller::start_with_webhook(&bed, "", "").await;
+    let _archaware = Controller::start_with_webhook(&cluster, "", "").await;
     let (created, says) = apply();
     assert!(
         created && says.contains("Warning: archaware: its images share no architecture"),
@@ -187,12 +193,12 @@ async fn a_pod_without_common_architecture_is_refused_or_warned_about() {
 
 #[tokio::test]
 async fn invalid_annotations_are_warned_about() {
-    let bed = TestCluster::take().await;
-    let _archaware = Controller::start_with_webhook(&bed, "", "").await;
-    let image = bed.image("arm64");
+    let cluster = TestCluster::take().await;
+    let _archaware = Controller::start_with_webhook(&cluster, "", "").await;
+    let image = cluster.image("arm64");
     let annotation = "archaware.dev/preferred-architectures=arm64:80";
-    let run = ["-n", &bed.namespace, "run", "odd", "--image", &image];
-    let (_, _, says) = bed.try_kubectl(&[&run[..], &["--annotations", annotation]].concat());
+    let run = ["-n", &cluster.namespace, "run", "odd", "--image", &image];
+    let (_, _, says) = cluster.try_kubectl(&[&run[..], &["--annotations", annotation]].concat());
     assert!(
         says.contains("Warning: archaware: annotation archaware.dev/preferred-architectures"),
         "{says}"
@@ -201,22 +207,22 @@ async fn invalid_annotations_are_warned_about() {
 
 #[tokio::test]
 async fn further_tolerations_follow_the_platforms() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     let rules = "tolerations:\n- platforms: [linux/arm64]\n  toleration: {key: pool, operator: Equal, value: graviton, effect: NoSchedule}\n- toleration: {key: example.com/spot, value: \"spot-{arch}\"}\ntaint: {manage: false}\n";
-    bed.create_three_nodes().await;
+    cluster.create_three_nodes().await;
     for (node, taint) in [
         ("amd64", "example.com/spot=spot-amd64:NoSchedule"),
         ("arm64", "pool=graviton:NoSchedule"),
         ("s390x", "other=x:NoSchedule"),
     ] {
-        bed.kubectl(&["taint", "node", node, taint]);
+        cluster.kubectl(&["taint", "node", node, taint]);
     }
-    let archaware = Controller::start_with_webhook(&bed, rules, "").await;
-    bed.create_pod("arm", &["arm64"]).await;
-    bed.create_pod("amd", &["amd64"]).await;
-    assert_eq!(bed.wait_until_bound("arm").await, "arm64");
-    assert_eq!(bed.wait_until_bound("amd").await, "amd64");
-    let arm = bed.pods().get("arm").await.unwrap();
+    let archaware = Controller::start_with_webhook(&cluster, rules, "").await;
+    cluster.create_pod("arm", &["arm64"]).await;
+    cluster.create_pod("amd", &["amd64"]).await;
+    assert_eq!(cluster.wait_until_bound("arm").await, "arm64");
+    assert_eq!(cluster.wait_until_bound("amd").await, "amd64");
+    let arm = cluster.pods().get("arm").await.unwrap();
     let keys: Vec<String> = arm
         .spec
         .unwrap()
@@ -226,7 +232,7 @@ async fn further_tolerations_follow_the_platforms() {
         .filter_map(|one| one.value)
         .collect();
     assert_eq!(keys, ["arm64", "graviton", "spot-arm64"]);
-    for node in bed.nodes().list(&ListParams::default()).await.unwrap() {
+    for node in cluster.nodes().list(&ListParams::default()).await.unwrap() {
         assert!(
             !node.annotations().contains_key("archaware.dev/taint"),
             "nobody is tainted"
@@ -238,11 +244,11 @@ async fn further_tolerations_follow_the_platforms() {
 /// Another webhook adds a sidecar after us: the API server asks again, and what was right is not any more.
 #[tokio::test]
 async fn a_sidecar_that_comes_later_counts() {
-    let bed = TestCluster::take().await;
-    let sidecar = bed.image("arm64");
+    let cluster = TestCluster::take().await;
+    let sidecar = cluster.image("arm64");
     let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"], "scope": "Namespaced"});
     // By name, webhooks are called in the order of the alphabet.
-    let injector = RecordingWebhook::start(&bed, "sidecars", rule, move |pod| {
+    let injector = RecordingWebhook::start(&cluster, "sidecars", rule, move |pod| {
         let has = pod["spec"]["containers"].as_array().is_some_and(|all| all.len() > 1);
         let sidecar = json!({"name": "sidecar", "image": sidecar});
         if has || !pod["metadata"]["labels"]["inject"].is_string() {
@@ -255,9 +261,9 @@ async fn a_sidecar_that_comes_later_counts() {
     })
     .await;
     let affinity = "affinity: {required: true, preferred: [{architecture: amd64, weight: 10}]}\n";
-    let _archaware = Controller::start_with_webhook(&bed, affinity, "").await;
+    let _archaware = Controller::start_with_webhook(&cluster, affinity, "").await;
     let own = json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": "s390x", "effect": "NoSchedule"});
-    let created = create(&bed, "meshed", &["multi"], |pod| {
+    let created = create(&cluster, "meshed", &["multi"], |pod| {
         pod["metadata"]["labels"] = json!({"inject": "yes"});
         pod["spec"]["tolerations"] = json!([own]);
     })
@@ -289,16 +295,16 @@ async fn a_sidecar_that_comes_later_counts() {
 
 #[tokio::test]
 async fn namespaces_opt_out_and_prefer() {
-    let bed = TestCluster::take().await;
-    let out = bed.create_opted_out_namespace().await;
-    bed.kubectl(&[
+    let cluster = TestCluster::take().await;
+    let out = cluster.create_opted_out_namespace().await;
+    cluster.kubectl(&[
         "annotate",
         "namespace",
-        &bed.namespace,
+        &cluster.namespace,
         "archaware.dev/preferred-architectures=arm64=70",
     ]);
     let preferred = "affinity: {preferred: [{architecture: arm64, weight: 5}, {architecture: s390x, weight: 6}]}\n";
-    let archaware = Controller::start_with_webhook(&bed, preferred, "").await;
+    let archaware = Controller::start_with_webhook(&cluster, preferred, "").await;
     let weights = |pod: &Pod| {
         let spec = json!(pod.spec);
         let all =
@@ -311,15 +317,15 @@ async fn namespaces_opt_out_and_prefer() {
         };
         all.iter().map(one).collect::<Vec<_>>().join(" ")
     };
-    let pod = create(&bed, "near", &["multi"], |pod| {
+    let pod = create(&cluster, "near", &["multi"], |pod| {
         pod["metadata"]["annotations"] =
             json!({"archaware.dev/preferred-architectures": "s390x=0,amd64=1"});
     })
     .await;
     assert_eq!(weights(&pod), "amd64=1 arm64=70");
-    let pod = create(&bed, "far", &["multi"], |_| {}).await;
+    let pod = create(&cluster, "far", &["multi"], |_| {}).await;
     assert_eq!(weights(&pod), "arm64=70 s390x=6");
-    let pod = create(&bed, "only", &["amd64"], |_| {}).await;
+    let pod = create(&cluster, "only", &["amd64"], |_| {}).await;
     assert_eq!(weights(&pod), "");
     // In a namespace that opted out, and in archaware's own, nobody is asked.
     let asked = || async {
@@ -329,8 +335,8 @@ async fn namespaces_opt_out_and_prefer() {
     };
     let before = asked().await;
     for namespace in [&out, "archaware"] {
-        let pods: Api<Pod> = Api::namespaced(bed.client.clone(), namespace);
-        let mut spec = pod_spec(&[bed.image("arm64")]);
+        let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
+        let mut spec = pod_spec(&[cluster.image("arm64")]);
         spec["schedulerName"] = json!("none");
         let pod = serde_json::from_value(super::pod("outside", spec, json!({}))).unwrap();
         let pod = pods.create(&PostParams::default(), &pod).await.unwrap();
@@ -342,12 +348,12 @@ async fn namespaces_opt_out_and_prefer() {
 /// The YAML of a pod that the controller has placed says nothing about the next one.
 #[tokio::test]
 async fn a_copy_of_a_placed_pod_is_decided_anew() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let out = bed.create_opted_out_namespace().await;
-    let _archaware = Controller::start_with_webhook(&bed, "", "").await;
-    bed.wait_until_tainted().await;
-    let elsewhere: Api<Pod> = Api::namespaced(bed.client.clone(), &out);
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let out = cluster.create_opted_out_namespace().await;
+    let _archaware = Controller::start_with_webhook(&cluster, "", "").await;
+    cluster.wait_until_tainted().await;
+    let elsewhere: Api<Pod> = Api::namespaced(cluster.client.clone(), &out);
     for (name, image, annotations, copied, expected) in [
         ("multi", "multi", json!({}), "arm64", set(&["arm64"])),
         (
@@ -358,7 +364,7 @@ async fn a_copy_of_a_placed_pod_is_decided_anew() {
             set(&["amd64", "arm64"]),
         ),
     ] {
-        let original = pod(name, pod_spec(&[bed.image(image)]), annotations);
+        let original = pod(name, pod_spec(&[cluster.image(image)]), annotations);
         let original = serde_json::from_value(original).unwrap();
         elsewhere
             .create(&PostParams::default(), &original)
@@ -378,8 +384,8 @@ async fn a_copy_of_a_placed_pod_is_decided_anew() {
         spec.node_name = None;
         spec.volumes = None;
         spec.containers[0].volume_mounts = None;
-        spec.containers[0].image = Some(bed.image(copied));
-        let copy = bed
+        spec.containers[0].image = Some(cluster.image(copied));
+        let copy = cluster
             .pods()
             .create(&PostParams::default(), &placed)
             .await
@@ -391,23 +397,25 @@ async fn a_copy_of_a_placed_pod_is_decided_anew() {
 /// What is preferred is where pods go, and what is not schedulable is where they do not.
 #[tokio::test]
 async fn the_scheduler_follows() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let config = "affinity: {required: true, preferred: [{architecture: arm64, weight: 100}]}\nschedulableArchitectures: [amd64, arm64]\n";
-    let _archaware = Controller::start_with_webhook(&bed, config, "").await;
-    bed.wait_until_tainted().await;
+    let _archaware = Controller::start_with_webhook(&cluster, config, "").await;
+    cluster.wait_until_tainted().await;
     for n in 0..6 {
-        bed.create_pod(&format!("preferred-{n}"), &["multi"]).await;
+        cluster
+            .create_pod(&format!("preferred-{n}"), &["multi"])
+            .await;
     }
     for n in 0..6 {
         assert_eq!(
-            bed.wait_until_bound(&format!("preferred-{n}")).await,
+            cluster.wait_until_bound(&format!("preferred-{n}")).await,
             "arm64"
         );
     }
-    let unschedulable = bed.create_pod("unschedulable", &["s390x"]).await;
+    let unschedulable = cluster.create_pod("unschedulable", &["s390x"]).await;
     assert!(architectures_of(&unschedulable).is_empty());
-    let why = bed
+    let why = cluster
         .wait_for_event("unschedulable", "NoCommonArchitecture")
         .await;
     assert!(

@@ -16,7 +16,7 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 /// Without what is different each time.
-fn settled(review: &Value, bed: &TestCluster) -> Value {
+fn settled(review: &Value, cluster: &TestCluster) -> Value {
     fn settle(value: &mut Value) {
         match value {
             Value::Object(map) => {
@@ -53,8 +53,8 @@ fn settled(review: &Value, bed: &TestCluster) -> Value {
     }
     let text = review
         .to_string()
-        .replace(&bed.namespace, "NAMESPACE")
-        .replace(&bed.registry(), "REGISTRY");
+        .replace(&cluster.namespace, "NAMESPACE")
+        .replace(&cluster.registry(), "REGISTRY");
     serde_json::from_str(&text).unwrap()
 }
 
@@ -62,24 +62,24 @@ fn settled(review: &Value, bed: &TestCluster) -> Value {
 /// written down anew.
 #[tokio::test]
 async fn the_fixtures_are_what_the_api_server_sends() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     let rule = |group: &str, resource: &str| json!({"apiGroups": [group], "apiVersions": ["v1"], "resources": [resource], "operations": ["CREATE", "UPDATE"]});
     let mut rules = rule("", "pods");
     rules["resources"] = json!(["pods", "nodes"]);
-    let core = RecordingWebhook::start(&bed, "core", rules, |_| json!([])).await;
+    let core = RecordingWebhook::start(&cluster, "core", rules, |_| json!([])).await;
     let apps =
-        RecordingWebhook::start(&bed, "apps", rule("apps", "daemonsets"), |_| json!([])).await;
+        RecordingWebhook::start(&cluster, "apps", rule("apps", "daemonsets"), |_| json!([])).await;
     // Until the API server asks the new webhooks.
     eventually("the first question", DEADLINE, || async {
-        let node = bed.create_node("settling", "amd64").await;
-        bed.nodes().delete("settling", &DeleteParams::default()).await.unwrap();
+        let node = cluster.create_node("settling", "amd64").await;
+        cluster.nodes().delete("settling", &DeleteParams::default()).await.unwrap();
         drop(node);
         let mut probe = pod_spec(&["probe".to_owned()]);
         probe["schedulerName"] = json!("none");
         let set = json!({"metadata": {"name": "probe"}, "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}}, "spec": probe}}});
         let dry_run = PostParams { dry_run: true, ..PostParams::default() };
         let set: DaemonSet = serde_json::from_value(set).unwrap();
-        bed.api::<DaemonSet>().create(&dry_run, &set).await.unwrap();
+        cluster.api::<DaemonSet>().create(&dry_run, &set).await.unwrap();
         (!core.seen().is_empty() && !apps.seen().is_empty()).then_some(())
     })
     .await;
@@ -87,21 +87,22 @@ async fn the_fixtures_are_what_the_api_server_sends() {
         "metadata": {"generateName": "web-", "labels": {"app": "web"}, "annotations": {"archaware.dev/preferred-architectures": "arm64=5"}},
         "spec": {
             "schedulerName": "none",
-            "initContainers": [{"name": "init", "image": bed.image("amd64-arm64")}],
-            "containers": [{"name": "web", "image": bed.image("multi"), "ports": [{"containerPort": 80}], "resources": {"requests": {"cpu": "10m"}}}],
+            "initContainers": [{"name": "init", "image": cluster.image("amd64-arm64")}],
+            "containers": [{"name": "web", "image": cluster.image("multi"), "ports": [{"containerPort": 80}], "resources": {"requests": {"cpu": "10m"}}}],
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}}},
         },
     });
-    bed.create::<Pod>(pod).await;
-    bed.create_node("registers", "arm64").await;
+    cluster.create::<Pod>(pod).await;
+    cluster.create_node("registers", "arm64").await;
     let set = json!({"metadata": {"name": "agent"}, "spec": {
         "selector": {"matchLabels": {"app": "agent"}},
-        "template": {"metadata": {"labels": {"app": "agent"}}, "spec": pod_spec(&[bed.image("amd64-arm64")])},
+        "template": {"metadata": {"labels": {"app": "agent"}}, "spec": pod_spec(&[cluster.image("amd64-arm64")])},
     }});
-    bed.create::<DaemonSet>(set).await;
-    let image = json!([{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": bed.image("arm64")}]);
+    cluster.create::<DaemonSet>(set).await;
+    let image = json!([{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": cluster.image("arm64")}]);
     let image = Patch::<()>::Json(serde_json::from_value(image).unwrap());
-    bed.api::<DaemonSet>()
+    cluster
+        .api::<DaemonSet>()
         .patch("agent", &PatchParams::default(), &image)
         .await
         .unwrap();
@@ -120,7 +121,7 @@ async fn the_fixtures_are_what_the_api_server_sends() {
                 && named.iter().any(|one| **one == of)
                 && !is_status
         });
-        let sent = settled(sent.unwrap_or_else(|| panic!("no {name}")), &bed);
+        let sent = settled(sent.unwrap_or_else(|| panic!("no {name}")), &cluster);
         let path = fixture(name);
         if std::env::var("ARCHAWARE_UPDATE_FIXTURES").is_ok_and(|update| update == "yes") {
             std::fs::write(&path, format!("{sent:#}\n")).unwrap();
@@ -133,11 +134,11 @@ async fn the_fixtures_are_what_the_api_server_sends() {
     }
 }
 
-fn load(name: &str, bed: &TestCluster) -> Value {
+fn load(name: &str, cluster: &TestCluster) -> Value {
     let text = std::fs::read_to_string(fixture(name)).unwrap();
     let text = text
-        .replace("NAMESPACE", &bed.namespace)
-        .replace("REGISTRY", &bed.registry());
+        .replace("NAMESPACE", &cluster.namespace)
+        .replace("REGISTRY", &cluster.registry());
     serde_json::from_str(&text).unwrap()
 }
 
@@ -160,13 +161,13 @@ fn operations(answer: &str) -> Value {
 
 #[tokio::test]
 async fn fixtures_are_answered_with_the_least_operations() {
-    let bed = TestCluster::take().await;
-    let webhook = Webhook::start(&bed, "affinity: {required: true}\n").await;
+    let cluster = TestCluster::take().await;
+    let webhook = Webhook::start(&cluster, "affinity: {required: true}\n").await;
     let toleration = |architecture: &str| json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": architecture, "effect": "NoSchedule"});
     let (amd, arm) = (toleration("amd64"), toleration("arm64"));
 
     let (status, answer) = webhook
-        .send("/pods", load("pod-create", &bed).to_string())
+        .send("/pods", load("pod-create", &cluster).to_string())
         .await;
     assert_eq!(status, StatusCode::OK);
     let sent = operations(&answer);
@@ -190,7 +191,7 @@ async fn fixtures_are_answered_with_the_least_operations() {
     );
 
     let (_, answer) = webhook
-        .send("/nodes", load("node-create", &bed).to_string())
+        .send("/nodes", load("node-create", &cluster).to_string())
         .await;
     let taint = operations(&answer).to_string();
     assert!(
@@ -204,7 +205,7 @@ async fn fixtures_are_answered_with_the_least_operations() {
         ("daemonset-update", vec![&arm]),
     ] {
         let (_, answer) = webhook
-            .send("/daemonsets", load(name, &bed).to_string())
+            .send("/daemonsets", load(name, &cluster).to_string())
             .await;
         let sent = operations(&answer);
         let added = sent
@@ -223,9 +224,9 @@ async fn fixtures_are_answered_with_the_least_operations() {
 /// Nothing that can be sent ends the process, fills its memory, or is answered with anything but a 4xx.
 #[tokio::test]
 async fn what_no_api_server_sends_is_refused() {
-    let bed = TestCluster::take().await;
-    let webhook = Webhook::start(&bed, "").await;
-    let good = load("pod-create", &bed);
+    let cluster = TestCluster::take().await;
+    let webhook = Webhook::start(&cluster, "").await;
+    let good = load("pod-create", &cluster);
     let changed = |path: &str, value: Value| {
         let mut review = good.clone();
         *review.pointer_mut(path).unwrap() = value;
@@ -310,15 +311,15 @@ async fn what_no_api_server_sends_is_refused() {
         let short = says.len() < 300 || status == StatusCode::OK;
         assert!(short, "{what} is not repeated at length: {says}");
     }
-    assert!(bed.is_called().await, "and it goes on");
+    assert!(cluster.is_called().await, "and it goes on");
 }
 
 /// Nor does what is no request at all, or one without an end.
 #[tokio::test]
 async fn what_has_no_end_is_ended() {
-    let bed = TestCluster::take().await;
-    let webhook = Webhook::start(&bed, "").await;
-    let text = load("pod-create", &bed).to_string();
+    let cluster = TestCluster::take().await;
+    let webhook = Webhook::start(&cluster, "").await;
+    let text = load("pod-create", &cluster).to_string();
     let url = format!("{}/pods", webhook.address);
     let get = webhook.client.get(&url).send().await.unwrap();
     assert_eq!(get.status(), StatusCode::METHOD_NOT_ALLOWED);
@@ -359,5 +360,5 @@ async fn what_has_no_end_is_ended() {
     assert!(reqwest::get(url.replace("https", "http")).await.is_err());
     let peak = webhook.archaware.peak_memory();
     assert!(peak < 80.0, "{peak} MiB");
-    assert!(bed.is_called().await, "and it goes on");
+    assert!(cluster.is_called().await, "and it goes on");
 }

@@ -13,48 +13,48 @@ use super::*;
 
 #[tokio::test]
 async fn a_dead_or_hung_webhook_holds_nobody_up() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let port = free_port();
     let config = admission_config(port, "");
-    let archaware = Controller::start(&bed, &config);
-    bed.wait_until_called().await;
-    bed.wait_until_tainted().await;
+    let archaware = Controller::start(&cluster, &config);
+    cluster.wait_until_called().await;
+    cluster.wait_until_tainted().await;
     archaware.signal("-STOP");
     let started = Instant::now();
-    let hung = bed.create_pod("hung", &["arm64"]).await;
+    let hung = cluster.create_pod("hung", &["arm64"]).await;
     let took = started.elapsed();
     assert!(architectures_of(&hung).is_empty());
     // The budget of a second and two more are what the API server is told to wait.
     assert!(took < Duration::from_secs(5), "{took:?}");
     archaware.signal("-CONT");
-    assert_eq!(bed.wait_until_bound("hung").await, "arm64");
-    assert!(bed.is_called().await);
+    assert_eq!(cluster.wait_until_bound("hung").await, "arm64");
+    assert!(cluster.is_called().await);
     archaware.signal("-KILL");
     drop(archaware);
     let started = Instant::now();
-    let dead = bed.create_pod("dead", &["arm64"]).await;
+    let dead = cluster.create_pod("dead", &["arm64"]).await;
     assert!(architectures_of(&dead).is_empty());
     assert!(
         started.elapsed() < Duration::from_secs(2),
         "a closed door is no time-out"
     );
     // A node that joins meanwhile is tainted when archaware is back.
-    let late = bed.create_node("late", "arm64").await;
+    let late = cluster.create_node("late", "arm64").await;
     assert!(taints(&late).is_empty());
-    let _archaware = Controller::start(&bed, &config);
-    bed.wait_until_called().await;
-    bed.wait_until_bound("dead").await;
-    bed.wait_until_tainted().await;
+    let _archaware = Controller::start(&cluster, &config);
+    cluster.wait_until_called().await;
+    cluster.wait_until_bound("dead").await;
+    cluster.wait_until_tainted().await;
 }
 
 #[tokio::test]
 async fn a_configuration_that_somebody_breaks_is_put_right() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
-    let _archaware = Controller::start_with_webhook(&bed, "", "").await;
-    bed.wait_until_tainted().await;
-    let configurations: Api<MutatingWebhookConfiguration> = Api::all(bed.client.clone());
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let _archaware = Controller::start_with_webhook(&cluster, "", "").await;
+    cluster.wait_until_tainted().await;
+    let configurations: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
     // Another authority: the API server trusts nobody any more.
     let foreign = rcgen::generate_simple_self_signed(["a".to_owned()])
         .unwrap()
@@ -71,16 +71,16 @@ async fn a_configuration_that_somebody_breaks_is_put_right() {
         .await
         .unwrap();
     eventually("a webhook that is not trusted", DEADLINE, || async {
-        (!bed.is_called().await).then_some(())
+        (!cluster.is_called().await).then_some(())
     })
     .await;
-    bed.create_pod("meanwhile", &["arm64"]).await;
+    cluster.create_pod("meanwhile", &["arm64"]).await;
     assert_eq!(
-        bed.wait_until_bound("meanwhile").await,
+        cluster.wait_until_bound("meanwhile").await,
         "arm64",
         "the reconciler is there"
     );
-    bed.wait_until_called().await;
+    cluster.wait_until_called().await;
     let found = configurations.get("archaware").await.unwrap();
     let selector = json!(found.webhooks.unwrap()[0].namespace_selector).to_string();
     assert!(
@@ -92,14 +92,14 @@ async fn a_configuration_that_somebody_breaks_is_put_right() {
 /// What is under way is answered before the process ends, and nobody is sent to a closed door.
 #[tokio::test]
 async fn sigterm_drains() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     let slow = FakeRegistry::start().await.unwrap();
     slow.add("arm64", &testimg::find("arm64"));
     slow.script("/", Script::Slow(Duration::from_millis(200)));
-    let archaware = Controller::start_with_webhook(&bed, "", "budget: 2s").await;
+    let archaware = Controller::start_with_webhook(&cluster, "", "budget: 2s").await;
     let mut waiting = pod("waiting", pod_spec(&[slow.image("arm64")]), json!({}));
     waiting["spec"]["schedulerName"] = json!("none");
-    let create = bed.create::<Pod>(waiting);
+    let create = cluster.create::<Pod>(waiting);
     let stop = async {
         eventually(
             "a question on its way to the registry",
@@ -119,9 +119,9 @@ async fn sigterm_drains() {
 /// The user's own configuration is left as it is, but for the authorities that only archaware knows.
 #[tokio::test]
 async fn a_configuration_of_the_users_own_gets_the_authorities() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     let port = free_port();
-    let shipped = bed.kubectl(&[
+    let shipped = cluster.kubectl(&[
         "create",
         "--dry-run=client",
         "-o",
@@ -138,13 +138,16 @@ async fn a_configuration_of_the_users_own_gets_the_authorities() {
         webhook["clientConfig"] = json!({"url": format!("https://127.0.0.1:{port}{path}")});
         webhook["timeoutSeconds"] = json!(7);
     }
-    let file = bed.dir().join("webhook.json");
+    let file = cluster.dir().join("webhook.json");
     std::fs::write(&file, own.to_string()).unwrap();
-    bed.kubectl(&["apply", "-f", file.to_str().unwrap()]);
-    let _archaware = Controller::start(&bed, &admission_config(port, "manageConfiguration: false"));
-    bed.wait_until_called().await;
+    cluster.kubectl(&["apply", "-f", file.to_str().unwrap()]);
+    let _archaware = Controller::start(
+        &cluster,
+        &admission_config(port, "manageConfiguration: false"),
+    );
+    cluster.wait_until_called().await;
     let timeouts = "jsonpath={.webhooks[*].timeoutSeconds}";
-    let found = bed.kubectl(&[
+    let found = cluster.kubectl(&[
         "get",
         "mutatingwebhookconfiguration",
         "archaware",
@@ -157,19 +160,19 @@ async fn a_configuration_of_the_users_own_gets_the_authorities() {
 /// What is shipped for those who keep the configuration themselves is what archaware would make.
 #[tokio::test]
 async fn the_shipped_configuration_is_what_archaware_makes() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     let listen = format!("127.0.0.1:{}", free_port());
     let _archaware = Controller::start(
-        &bed,
+        &cluster,
         &format!("admission: {{enabled: true, listen: \"{listen}\"}}\n"),
     );
-    let configurations: Api<MutatingWebhookConfiguration> = Api::all(bed.client.clone());
+    let configurations: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
     let made = eventually("a configuration", DEADLINE, || async {
         configurations.get("archaware").await.ok()?.webhooks
     })
     .await;
-    bed.kubectl(&["delete", "mutatingwebhookconfiguration", "archaware"]);
-    let shipped = bed.kubectl(&[
+    cluster.kubectl(&["delete", "mutatingwebhookconfiguration", "archaware"]);
+    let shipped = cluster.kubectl(&[
         "create",
         "-o",
         "json",

@@ -18,19 +18,21 @@ use testimg::{FakeRegistry, Script};
 use super::*;
 
 /// So many pods that no scheduler looks at.
-async fn held_pods(bed: &TestCluster, count: usize) -> Vec<String> {
+async fn held_pods(cluster: &TestCluster, count: usize) -> Vec<String> {
     let names: Vec<String> = (0..count).map(|n| format!("held-{n}")).collect();
     for chunk in names.chunks(20) {
-        let create = chunk.iter().map(|name| bed.create_gated_pod(name, "arm64"));
+        let create = chunk
+            .iter()
+            .map(|name| cluster.create_gated_pod(name, "arm64"));
         futures::future::join_all(create).await;
     }
     names
 }
 
 /// Whether each of them has the toleration for its image, and no other.
-async fn are_decided(bed: &TestCluster, names: &[String]) -> bool {
+async fn are_decided(cluster: &TestCluster, names: &[String]) -> bool {
     for name in names {
-        let pod = bed.pods().get(name).await.unwrap();
+        let pod = cluster.pods().get(name).await.unwrap();
         if architectures_of(&pod) != ["arm64".to_owned()].into() {
             return false;
         }
@@ -43,9 +45,9 @@ async fn api_server_killed_and_restarted() {
     let Some(scene) = Scene::begin().await else {
         return;
     };
-    scene.bed.signal_component("-KILL", "kube-apiserver");
+    scene.cluster.signal_component("-KILL", "kube-apiserver");
     scene.archaware.wait_for_log("watch interrupted").await;
-    scene.bed.restart_components();
+    scene.cluster.restart_components();
     scene.ends_well().await;
 }
 
@@ -54,14 +56,14 @@ async fn api_server_stopped_for_a_minute() {
     let Some(scene) = Scene::begin().await else {
         return;
     };
-    scene.bed.signal_component("-STOP", "kube-apiserver");
+    scene.cluster.signal_component("-STOP", "kube-apiserver");
     scene.archaware.wait_until_leading(false).await;
     let (status, says) = scene.archaware.http("/readyz").await;
     assert_eq!(status, 503);
     assert!(says.contains("[-] the API server"), "{says}");
     // The fault itself lasts: nothing is waited for.
     tokio::time::sleep(Duration::from_mins(1)).await;
-    scene.bed.signal_component("-CONT", "kube-apiserver");
+    scene.cluster.signal_component("-CONT", "kube-apiserver");
     scene.ends_well().await;
 }
 
@@ -70,14 +72,14 @@ async fn etcd_killed_and_restarted() {
     let Some(scene) = Scene::begin().await else {
         return;
     };
-    scene.bed.signal_component("-KILL", "etcd");
+    scene.cluster.signal_component("-KILL", "etcd");
     // Half a lease: renewals fail meanwhile.
     scene.archaware.wait_for_log("cannot renew the lease").await;
-    scene.bed.restart_components();
+    scene.cluster.restart_components();
     // The API server gives up without etcd, on some versions; whatever has ended is started.
     eventually("an API server", DEADLINE, || async {
-        scene.bed.restart_components();
-        scene.bed.nodes().get("amd64").await.ok()
+        scene.cluster.restart_components();
+        scene.cluster.nodes().get("amd64").await.ok()
     })
     .await;
     scene.ends_well().await;
@@ -89,37 +91,40 @@ async fn watch_history_compacted() {
     let Some(scene) = Scene::begin().await else {
         return;
     };
-    let Scene { bed, archaware, .. } = &scene;
-    let names = held_pods(bed, 200).await;
+    let Scene {
+        cluster, archaware, ..
+    } = &scene;
+    let names = held_pods(cluster, 200).await;
     eventually("decisions on all", DEADLINE, || async {
-        are_decided(bed, &names).await.then_some(())
+        are_decided(cluster, &names).await.then_some(())
     })
     .await;
     let before = archaware.patches().await;
     archaware.signal("-STOP");
     // While archaware sleeps: changes that it will never see one by one, and no trace of them.
-    bed.signal_component("-KILL", "kube-apiserver");
-    bed.restart_components();
+    cluster.signal_component("-KILL", "kube-apiserver");
+    cluster.restart_components();
     for round in 0..3 {
         for name in names.iter().take(50) {
             let label = json!({"metadata": {"labels": {"round": round.to_string()}}});
             let patch = kube::api::Patch::Merge(label);
-            bed.pods()
+            cluster
+                .pods()
                 .patch(name, &Default::default(), &patch)
                 .await
                 .unwrap();
         }
     }
-    bed.compact().await;
+    cluster.compact().await;
     // A new watch cache begins at the present.
-    bed.signal_component("-KILL", "kube-apiserver");
-    bed.restart_components();
+    cluster.signal_component("-KILL", "kube-apiserver");
+    cluster.restart_components();
     archaware.signal("-CONT");
     archaware.wait_for_log("too old resource version").await;
     let paged = archaware.log().contains("reading them in pages");
     assert!(!paged, "this API server streams lists");
-    bed.create_pod("witness", &["arm64"]).await;
-    assert_eq!(bed.wait_until_bound("witness").await, "arm64");
+    cluster.create_pod("witness", &["arm64"]).await;
+    assert_eq!(cluster.wait_until_bound("witness").await, "arm64");
     assert_eq!(
         archaware.patches().await,
         before + 1,
@@ -168,20 +173,20 @@ async fn cutting_proxy(server: String, cuts: Arc<AtomicUsize>) -> String {
 
 #[tokio::test]
 async fn connection_reset_in_mid_list() {
-    let bed = TestCluster::take().await;
-    let names = held_pods(&bed, 300).await;
-    let kubeconfig = std::fs::read_to_string(bed.service_account("archaware")).unwrap();
+    let cluster = TestCluster::take().await;
+    let names = held_pods(&cluster, 300).await;
+    let kubeconfig = std::fs::read_to_string(cluster.service_account("archaware")).unwrap();
     let (_, rest) = kubeconfig.split_once("https://").unwrap();
     let server = rest.split('"').next().unwrap().to_owned();
     let cuts = Arc::new(AtomicUsize::new(3));
     let proxy = cutting_proxy(server.clone(), cuts.clone()).await;
-    let path = bed.dir().join("kubeconfig/proxied");
+    let path = cluster.dir().join("kubeconfig/proxied");
     std::fs::write(&path, kubeconfig.replace(&server, &proxy)).unwrap();
-    let scene = Scene::set(bed, |_| Controller::start_as(&path, "")).await;
+    let scene = Scene::set(cluster, |_| Controller::start_as(&path, "")).await;
     assert_eq!(cuts.load(Ordering::SeqCst), 0, "the cuts were made");
     scene.archaware.wait_for_log("eof in poll").await;
     assert!(
-        are_decided(&scene.bed, &names).await,
+        are_decided(&scene.cluster, &names).await,
         "before nodes are tainted"
     );
     scene.ends_well().await;
@@ -189,12 +194,12 @@ async fn connection_reset_in_mid_list() {
 
 #[tokio::test]
 async fn an_api_server_that_cannot_stream_lists_is_read_in_pages() {
-    let bed = TestCluster::start_with("API_ARGS", "--feature-gates=WatchList=false").await;
-    let names = held_pods(&bed, 300).await;
-    let scene = Scene::set(bed, |bed| Controller::start(bed, "")).await;
+    let cluster = TestCluster::start_with("API_ARGS", "--feature-gates=WatchList=false").await;
+    let names = held_pods(&cluster, 300).await;
+    let scene = Scene::set(cluster, |cluster| Controller::start(cluster, "")).await;
     assert!(scene.archaware.log().contains("reading them in pages"));
     assert!(
-        are_decided(&scene.bed, &names).await,
+        are_decided(&scene.cluster, &names).await,
         "before nodes are tainted"
     );
     scene.ends_well().await;
@@ -209,12 +214,12 @@ async fn patch_under_way(scene: &Scene) -> FakeRegistry {
     let before = scene.archaware.metric(known).await;
     let spec = pod_spec(&[registry.image("app")]);
     let pod = pod("under-way", spec, json!({}));
-    scene.bed.create::<Pod>(pod).await;
+    scene.cluster.create::<Pod>(pod).await;
     eventually("a question to the registry", DEADLINE, || async {
         (!registry.seen().is_empty()).then_some(())
     })
     .await;
-    scene.bed.signal_component("-STOP", "kube-apiserver");
+    scene.cluster.signal_component("-STOP", "kube-apiserver");
     eventually("the image", DEADLINE, || async {
         (scene.archaware.metric(known).await > before + 0.5).then_some(())
     })
@@ -230,12 +235,14 @@ async fn sigterm_waits_for_a_patch_under_way() {
     let _registry = patch_under_way(&scene).await;
     scene.archaware.signal("-TERM");
     scene.archaware.wait_for_log("shutting down").await;
-    scene.bed.signal_component("-CONT", "kube-apiserver");
+    scene.cluster.signal_component("-CONT", "kube-apiserver");
     let Scene {
-        bed, mut archaware, ..
+        cluster,
+        mut archaware,
+        ..
     } = scene;
     assert_eq!(archaware.exited().await, 0);
-    assert_eq!(bed.wait_until_bound("under-way").await, "arm64");
+    assert_eq!(cluster.wait_until_bound("under-way").await, "arm64");
 }
 
 #[tokio::test]
@@ -244,11 +251,13 @@ async fn sigterm_does_not_wait_for_an_api_server_that_hangs() {
         return;
     };
     let _registry = patch_under_way(&scene).await;
-    let Scene { bed, archaware, .. } = scene;
+    let Scene {
+        cluster, archaware, ..
+    } = scene;
     let told = std::time::Instant::now();
     let status = archaware.stop().await;
     let took = told.elapsed();
-    bed.signal_component("-CONT", "kube-apiserver");
+    cluster.signal_component("-CONT", "kube-apiserver");
     assert_eq!(status, 0);
     assert!(took < Duration::from_secs(10), "{took:?}");
 }

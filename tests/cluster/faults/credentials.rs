@@ -5,10 +5,10 @@ use super::*;
 /// The kubelet replaces a token long before it expires; what the file holds counts, not what it held at the start.
 #[tokio::test]
 async fn token_rotated() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     // Two tokens that die with their Secrets.
     let token = |name: &str| {
-        bed.kubectl(&[
+        cluster.kubectl(&[
             "-n",
             "archaware",
             "delete",
@@ -16,12 +16,12 @@ async fn token_rotated() {
             name,
             "--ignore-not-found",
         ]);
-        bed.kubectl(&["-n", "archaware", "create", "secret", "generic", name]);
+        cluster.kubectl(&["-n", "archaware", "create", "secret", "generic", name]);
         let bound = [
             "--bound-object-kind=Secret",
             &format!("--bound-object-name={name}"),
         ];
-        bed.kubectl(
+        cluster.kubectl(
             &[
                 &["-n", "archaware", "create", "token", "archaware"],
                 &bound[..],
@@ -30,18 +30,18 @@ async fn token_rotated() {
         )
     };
     let (first, second) = (token("token-one"), token("token-two"));
-    let file = bed.dir().join("token");
+    let file = cluster.dir().join("token");
     std::fs::write(&file, first.trim()).unwrap();
-    let kubeconfig = std::fs::read_to_string(bed.service_account("archaware")).unwrap();
-    let path = bed.dir().join("kubeconfig/rotated");
+    let kubeconfig = std::fs::read_to_string(cluster.service_account("archaware")).unwrap();
+    let path = cluster.dir().join("kubeconfig/rotated");
     let (head, rest) = kubeconfig.split_once("user: {token: ").unwrap();
     let (_, tail) = rest.split_once('}').unwrap();
     let text = format!("{head}user: {{tokenFile: {}}}{tail}", file.display());
     std::fs::write(&path, text).unwrap();
-    let scene = Scene::set(bed, |_| Controller::start_as(&path, "")).await;
+    let scene = Scene::set(cluster, |_| Controller::start_as(&path, "")).await;
     std::fs::write(&file, second.trim()).unwrap();
-    let bed = &scene.bed;
-    bed.kubectl(&["-n", "archaware", "delete", "secret", "token-one"]);
+    let cluster = &scene.cluster;
+    cluster.kubectl(&["-n", "archaware", "delete", "secret", "token-one"]);
     // The API server refuses the first one, once it has forgotten that it was good; archaware reads the file again
     // within a minute.
     let refused = "archaware_api_requests_total{verb=\"get\",result=\"4xx\"}";
@@ -50,8 +50,8 @@ async fn token_rotated() {
         (scene.archaware.metric(refused).await > 0.5).then_some(())
     })
     .await;
-    bed.create_pod("meanwhile", &["arm64"]).await;
-    let bound = async || bed.pods().get("meanwhile").await.ok()?.spec?.node_name;
+    cluster.create_pod("meanwhile", &["arm64"]).await;
+    let bound = async || cluster.pods().get("meanwhile").await.ok()?.spec?.node_name;
     assert_eq!(eventually("a bound pod", file_again, bound).await, "arm64");
     scene.ends_well().await;
 }

@@ -21,34 +21,37 @@ const MEMORY: f64 = 96.0;
 
 /// A cluster with nodes of three architectures, somebody else's things in it, and archaware at work.
 struct Scene {
-    bed: TestCluster,
+    cluster: TestCluster,
     archaware: Controller,
     foreign: (Value, Value),
 }
 
 impl Scene {
     /// Begins with a configuration; `start` starts archaware.
-    async fn set(bed: TestCluster, start: impl FnOnce(&TestCluster) -> Controller) -> Self {
+    async fn set(cluster: TestCluster, start: impl FnOnce(&TestCluster) -> Controller) -> Self {
         let taint = json!([{"key": "foreign", "value": "taint", "effect": "PreferNoSchedule"}]);
         let annotations = json!({"foreign.example/annotation": "stays"});
         for architecture in ["amd64", "arm64", "s390x"] {
-            bed.create_node_with(
-                architecture,
-                architecture,
-                json!({"spec": {"taints": taint}, "metadata": {"annotations": annotations}}),
-            )
-            .await;
+            cluster
+                .create_node_with(
+                    architecture,
+                    architecture,
+                    json!({"spec": {"taints": taint}, "metadata": {"annotations": annotations}}),
+                )
+                .await;
         }
         // Placed by its author, and kept from being bound: archaware has no business with it.
-        let mut spec = pod_spec(&[bed.image("arm64")]);
+        let mut spec = pod_spec(&[cluster.image("arm64")]);
         spec["schedulingGates"] = json!([{"name": "foreign/gate"}]);
         spec["tolerations"] = json!([{"operator": "Exists"}]);
-        bed.create::<Pod>(pod("foreign", spec, annotations)).await;
-        let archaware = start(&bed);
-        bed.wait_until_tainted().await;
-        let foreign = foreign(&bed).await;
+        cluster
+            .create::<Pod>(pod("foreign", spec, annotations))
+            .await;
+        let archaware = start(&cluster);
+        cluster.wait_until_tainted().await;
+        let foreign = foreign(&cluster).await;
         let scene = Self {
-            bed,
+            cluster,
             archaware,
             foreign,
         };
@@ -58,24 +61,26 @@ impl Scene {
 
     /// With archaware's defaults, on a control plane that may be broken; `None` (and a word) where it may not.
     async fn begin() -> Option<Self> {
-        let bed = TestCluster::take().await;
-        if bed.is_existing() {
+        let cluster = TestCluster::take().await;
+        if cluster.is_existing() {
             eprintln!("not run: the machinery of an existing cluster is not ours to break");
             return None;
         }
-        Some(Self::set(bed, |bed| Controller::start(bed, "")).await)
+        Some(Self::set(cluster, |cluster| Controller::start(cluster, "")).await)
     }
 
     /// A pod of each architecture lands where it can run.
     async fn places(&self, name: &str) {
         for image in ["amd64", "arm64", "s390x"] {
-            self.bed
+            self.cluster
                 .create_pod(&format!("{name}-{image}"), &[image])
                 .await;
         }
         for image in ["amd64", "arm64", "s390x"] {
             assert_eq!(
-                self.bed.wait_until_bound(&format!("{name}-{image}")).await,
+                self.cluster
+                    .wait_until_bound(&format!("{name}-{image}"))
+                    .await,
                 image
             );
         }
@@ -86,19 +91,29 @@ impl Scene {
         let since = Instant::now();
         self.places("after").await;
         let took = since.elapsed();
-        self.bed.create_node("late", "arm64").await;
-        self.bed.wait_until_tainted().await;
+        self.cluster.create_node("late", "arm64").await;
+        self.cluster.wait_until_tainted().await;
         eventually("readiness", DEADLINE, || async {
             (self.archaware.http("/readyz").await.0 == 200).then_some(())
         })
         .await;
-        assert_eq!(foreign(&self.bed).await, self.foreign, "foreign objects");
-        for pod in self.bed.pods().list(&ListParams::default()).await.unwrap() {
+        assert_eq!(
+            foreign(&self.cluster).await,
+            self.foreign,
+            "foreign objects"
+        );
+        for pod in self
+            .cluster
+            .pods()
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+        {
             let (name, tolerated) = (pod.name_any(), architectures_of(&pod));
             let Some(node) = pod.spec.and_then(|spec| spec.node_name) else {
                 continue;
             };
-            let node = self.bed.nodes().get(&node).await.unwrap();
+            let node = self.cluster.nodes().get(&node).await.unwrap();
             let architecture = node.status.unwrap().node_info.unwrap().architecture;
             assert!(tolerated.contains(&architecture), "{name} is misplaced");
         }
@@ -112,14 +127,14 @@ impl Scene {
 }
 
 /// What belongs to others: taints and annotations of nodes but for archaware's own, and a whole pod.
-async fn foreign(bed: &TestCluster) -> (Value, Value) {
-    let node: Node = bed.nodes().get("s390x").await.unwrap();
+async fn foreign(cluster: &TestCluster) -> (Value, Value) {
+    let node: Node = cluster.nodes().get("s390x").await.unwrap();
     let taints = taints(&node)
         .into_iter()
         .filter(|taint| taint.contains("foreign"));
     let annotations = node.metadata.annotations.unwrap_or_default();
     let kept = annotations.get("foreign.example/annotation");
-    let pod = bed.pods().get("foreign").await.unwrap();
+    let pod = cluster.pods().get("foreign").await.unwrap();
     let version = pod.metadata.resource_version.clone();
     let pod =
         json!({"version": version, "spec": pod.spec, "annotations": pod.metadata.annotations});

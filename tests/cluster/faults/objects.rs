@@ -41,15 +41,15 @@ async fn a_thousand_pods_deleted_while_being_decided() {
     let Some(scene) = Scene::begin().await else {
         return;
     };
-    let (bed, registry) = (&scene.bed, slow_registry().await);
-    let pods = bed.pods();
+    let (cluster, registry) = (&scene.cluster, slow_registry().await);
+    let pods = cluster.pods();
     let image = registry.image("app");
     let names: Vec<String> = (0..1000).map(|n| format!("short-{n}")).collect();
     for chunk in names.chunks(50) {
         // Each has a tag of its own, so that each is asked for.
         let create = chunk.iter().map(|name| {
             let spec = pod_spec(&[format!("{image}:{name}")]);
-            bed.create::<Pod>(pod(name, spec, json!({})))
+            cluster.create::<Pod>(pod(name, spec, json!({})))
         });
         futures::future::join_all(create).await;
     }
@@ -70,11 +70,12 @@ async fn a_namespace_deleted_in_the_middle() {
     let Some(scene) = Scene::begin().await else {
         return;
     };
-    let (bed, registry) = (&scene.bed, slow_registry().await);
-    let name = format!("{}-gone", bed.namespace);
-    bed.create_namespace(&name, json!({"archaware.dev/mode": "inspect"}))
+    let (cluster, registry) = (&scene.cluster, slow_registry().await);
+    let name = format!("{}-gone", cluster.namespace);
+    cluster
+        .create_namespace(&name, json!({"archaware.dev/mode": "inspect"}))
         .await;
-    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), &name);
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &name);
     for n in 0..50 {
         let spec = pod_spec(&[registry.image("app")]);
         let pod = serde_json::from_value(pod(&format!("gone-{n}"), spec, json!({}))).unwrap();
@@ -84,7 +85,7 @@ async fn a_namespace_deleted_in_the_middle() {
         (!registry.seen().is_empty()).then_some(())
     })
     .await;
-    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(bed.client.clone());
+    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(cluster.client.clone());
     namespaces
         .delete(&name, &DeleteParams::default())
         .await
@@ -110,20 +111,21 @@ async fn a_node_replaced_by_one_of_another_architecture() {
     let Some(scene) = Scene::begin().await else {
         return;
     };
-    let bed = &scene.bed;
-    bed.create_node("machine", "amd64").await;
-    bed.wait_until_tainted().await;
+    let cluster = &scene.cluster;
+    cluster.create_node("machine", "amd64").await;
+    cluster.wait_until_tainted().await;
     // The new one may come with the metadata of the old one, as a restored backup does.
-    let old = bed.nodes().get("machine").await.unwrap();
+    let old = cluster.nodes().get("machine").await.unwrap();
     let annotations = json!({"metadata": {"annotations": old.metadata.annotations}, "spec": {"taints": old.spec.unwrap().taints}});
     for more in [json!({}), annotations] {
-        bed.nodes()
+        cluster
+            .nodes()
             .delete("machine", &DeleteParams::default())
             .await
             .unwrap();
-        bed.create_node_with("machine", "arm64", more).await;
+        cluster.create_node_with("machine", "arm64", more).await;
         eventually("the taint of the new machine", DEADLINE, || async {
-            let taints = taints(&bed.nodes().get("machine").await.ok()?);
+            let taints = taints(&cluster.nodes().get("machine").await.ok()?);
             let own: Vec<_> = taints
                 .iter()
                 .filter(|taint| taint.contains("kubernetes.io/arch"))
@@ -132,13 +134,14 @@ async fn a_node_replaced_by_one_of_another_architecture() {
         })
         .await;
     }
-    let mut spec = pod_spec(&[bed.image("arm64")]);
+    let mut spec = pod_spec(&[cluster.image("arm64")]);
     spec["nodeSelector"] = json!({"kubernetes.io/hostname": "machine"});
-    bed.create::<Pod>(pod("there", spec, json!({}))).await;
-    assert_eq!(bed.wait_until_bound("there").await, "machine");
-    bed.pods().delete("there", &NOW).await.unwrap();
+    cluster.create::<Pod>(pod("there", spec, json!({}))).await;
+    assert_eq!(cluster.wait_until_bound("there").await, "machine");
+    cluster.pods().delete("there", &NOW).await.unwrap();
     // Another arm64 machine than the one that the pods below are expected on.
-    bed.nodes()
+    cluster
+        .nodes()
         .delete("machine", &DeleteParams::default())
         .await
         .unwrap();

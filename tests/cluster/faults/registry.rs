@@ -10,10 +10,10 @@ use super::*;
 /// policy holds, so nothing is guessed.
 #[tokio::test]
 async fn registry_dead_slow_or_lying() {
-    let bed = TestCluster::take().await;
+    let cluster = TestCluster::take().await;
     let hold = "resolution: {timeout: 1s, failure: {action: hold}}\n";
-    let scene = Scene::set(bed, |bed| Controller::start(bed, hold)).await;
-    let bed = &scene.bed;
+    let scene = Scene::set(cluster, |cluster| Controller::start(cluster, hold)).await;
+    let cluster = &scene.cluster;
     let other = testimg::find("amd64");
     let faults = [
         ("dead", Script::Status(503, Vec::new())),
@@ -33,21 +33,21 @@ async fn registry_dead_slow_or_lying() {
         registry.add("app", &testimg::find("arm64"));
         registry.script("/", script);
         let spec = pod_spec(&[registry.image("app")]);
-        bed.create::<Pod>(pod(name, spec, json!({}))).await;
+        cluster.create::<Pod>(pod(name, spec, json!({}))).await;
         registries.push((name, registry));
     }
     for (name, _) in &registries {
-        bed.wait_for_event(name, "ImageNotResolved").await;
+        cluster.wait_for_event(name, "ImageNotResolved").await;
     }
     scene.places("meanwhile").await;
     for (name, registry) in &registries {
-        let pod = bed.pods().get(name).await.unwrap();
+        let pod = cluster.pods().get(name).await.unwrap();
         assert!(architectures_of(&pod).is_empty(), "{name} is not known");
         registry.unscript();
     }
     for (name, _) in &registries {
         // What is forbidden is asked for again after 5 s, then 10 s, then 20 s; what lies after 1 min, then 2 min.
-        let bound = async || bed.pods().get(name).await.ok()?.spec?.node_name;
+        let bound = async || cluster.pods().get(name).await.ok()?.spec?.node_name;
         let node = eventually(&format!("pod {name} bound"), Duration::from_mins(4), bound).await;
         assert_eq!(node, "arm64", "{name}");
     }
@@ -56,15 +56,15 @@ async fn registry_dead_slow_or_lying() {
 
 #[tokio::test]
 async fn sigterm_ends_at_once_even_while_a_registry_hangs() {
-    let bed = TestCluster::take().await;
-    bed.create_three_nodes().await;
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
     let registry = FakeRegistry::start().await.unwrap();
     registry.script("/", Script::Hang);
     // Longer than `stop` waits: it would not end in time if anything waited for the registry.
-    let archaware = Controller::start(&bed, "resolution: {timeout: 10m, budget: 10m}\n");
-    bed.wait_until_tainted().await;
+    let archaware = Controller::start(&cluster, "resolution: {timeout: 10m, budget: 10m}\n");
+    cluster.wait_until_tainted().await;
     let spec = pod_spec(&[registry.image("app")]);
-    bed.create::<Pod>(pod("hung", spec, json!({}))).await;
+    cluster.create::<Pod>(pod("hung", spec, json!({}))).await;
     eventually("a request to the registry", DEADLINE, || async {
         (!registry.seen().is_empty()).then_some(())
     })

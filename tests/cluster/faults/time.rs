@@ -23,8 +23,8 @@ fn library() -> String {
 /// The time of day jumps by days in both directions; monotonic time goes on, as it does on real machines.
 #[tokio::test]
 async fn clock_jumped() {
-    let bed = TestCluster::take().await;
-    let offset = bed.dir().join("offset");
+    let cluster = TestCluster::take().await;
+    let offset = cluster.dir().join("offset");
     let jump = |by: &str| std::fs::write(&offset, by).unwrap();
     jump("+0");
     let (preload, file) = (library(), offset.to_str().unwrap().to_owned());
@@ -36,20 +36,20 @@ async fn clock_jumped() {
         ("DONT_FAKE_MONOTONIC", "1"),
     ];
     let webhook = admission_config(free_port(), "certificates: {lifetime: 48h}");
-    let scene = Scene::set(bed, |bed| {
-        Controller::start_with(bed, &webhook, &environment)
+    let scene = Scene::set(cluster, |cluster| {
+        Controller::start_with(cluster, &webhook, &environment)
     })
     .await;
-    let bed = &scene.bed;
-    bed.wait_until_called().await;
+    let cluster = &scene.cluster;
+    cluster.wait_until_called().await;
     // A second one with the right time: it does not think that the first one is dead.
-    let second = Controller::start(bed, "");
+    let second = Controller::start(cluster, "");
     eventually("readiness", DEADLINE, || async {
         (second.http("/readyz").await.0 == 200).then_some(())
     })
     .await;
-    // Never before today: the API server's certificate is as young as the test bed.
-    let leases: Api<Lease> = Api::namespaced(bed.client.clone(), "archaware");
+    // Never before today: the API server's certificate is as young as the test cluster.
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "archaware");
     for (name, by) in [("ahead", "+3d"), ("back", "+1d"), ("right", "+0d")] {
         jump(by);
         // It sees the other time, and so does whoever reads the Lease.

@@ -23,12 +23,12 @@ pub fn admission_config(port: u16, more: &str) -> String {
 
 impl Controller {
     /// Starts with a webhook that the API server asks.
-    pub async fn start_with_webhook(bed: &TestCluster, config: &str, more: &str) -> Self {
+    pub async fn start_with_webhook(cluster: &TestCluster, config: &str, more: &str) -> Self {
         let controller = Self::start(
-            bed,
+            cluster,
             &format!("{config}{}", admission_config(free_port(), more)),
         );
-        bed.wait_until_called().await;
+        cluster.wait_until_called().await;
         controller
     }
 }

@@ -18,14 +18,14 @@ pub struct Controller {
 
 impl Controller {
     /// Starts with the shipped permissions, and this configuration after its two first lines.
-    pub fn start(bed: &TestCluster, config: &str) -> Self {
-        Self::start_as(&bed.service_account("archaware"), config)
+    pub fn start(cluster: &TestCluster, config: &str) -> Self {
+        Self::start_as(&cluster.service_account("archaware"), config)
     }
 
     /// Starts with other log level than the talkative one of tests.
-    pub fn start_quiet(bed: &TestCluster, config: &str) -> Self {
+    pub fn start_quiet(cluster: &TestCluster, config: &str) -> Self {
         Self::launch(
-            &bed.service_account("archaware"),
+            &cluster.service_account("archaware"),
             config,
             "warn,archaware::cli=info",
         )
@@ -37,8 +37,8 @@ impl Controller {
     }
 
     /// Starts with every library at its most talkative.
-    pub fn start_loud(bed: &TestCluster, config: &str) -> Self {
-        let account = bed.service_account("archaware");
+    pub fn start_loud(cluster: &TestCluster, config: &str) -> Self {
+        let account = cluster.service_account("archaware");
         Self::launch(&account, config, "archaware=trace,trace")
     }
 
@@ -49,9 +49,9 @@ impl Controller {
     }
 
     /// Starts with further environment.
-    pub fn start_with(bed: &TestCluster, config: &str, environment: &[(&str, &str)]) -> Self {
+    pub fn start_with(cluster: &TestCluster, config: &str, environment: &[(&str, &str)]) -> Self {
         Self::launch_with(
-            &bed.service_account("archaware"),
+            &cluster.service_account("archaware"),
             config,
             "debug",
             environment,

@@ -1,4 +1,4 @@
-//! What tests do to the machinery of a bed: kill, stop, corrupt.
+//! What tests do to the machinery of a cluster: kill, stop, corrupt.
 
 use std::{
     path::Path,

@@ -65,16 +65,16 @@ impl TestCluster {
 
     async fn take_one(suits: impl Fn(&Path) -> bool) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let beds = std::env::var("ARCHAWARE_TEST_BEDS")
+        let clusters = std::env::var("ARCHAWARE_TEST_BEDS")
             .expect("run tests with hack/test.sh: it starts the control planes");
-        let beds: Vec<PathBuf> = beds
+        let clusters: Vec<PathBuf> = clusters
             .split(':')
             .map(PathBuf::from)
             .filter(|dir| suits(dir))
             .collect();
-        assert!(!beds.is_empty(), "no test bed suits this test");
-        let (dir, lock) = eventually("a free test bed", Duration::from_mins(15), || async {
-            beds.iter().find_map(|dir| {
+        assert!(!clusters.is_empty(), "no test cluster suits this test");
+        let (dir, lock) = eventually("a free test cluster", Duration::from_mins(15), || async {
+            clusters.iter().find_map(|dir| {
                 let file = File::create(dir.join("lock")).ok()?;
                 file.try_lock().ok()?;
                 Some((dir.clone(), file))
@@ -87,8 +87,8 @@ impl TestCluster {
     /// One of this test's own, with further flags for a component; it ends with this process.
     pub async fn start_with(variable: &str, flags: &str) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let beds = std::env::var("ARCHAWARE_TEST_BEDS").expect("run tests with hack/test.sh");
-        let shared = PathBuf::from(beds.split(':').next().unwrap());
+        let clusters = std::env::var("ARCHAWARE_TEST_BEDS").expect("run tests with hack/test.sh");
+        let shared = PathBuf::from(clusters.split(':').next().unwrap());
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = shared.with_file_name(format!("own-{}-{number}", std::process::id()));
         let status = Command::new("hack/testbed/up.sh")
@@ -119,16 +119,18 @@ impl TestCluster {
         let client = Client::try_from(config).unwrap();
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let namespace = format!("test-{}-{number}", std::process::id());
-        let bed = Self {
+        let cluster = Self {
             dir,
             client,
             namespace,
             _lock: lock,
         };
-        bed.resume_components();
-        bed.empty().await;
-        bed.create_namespace(&bed.namespace, json!({})).await;
-        bed.kubectl(&[
+        cluster.resume_components();
+        cluster.empty().await;
+        cluster
+            .create_namespace(&cluster.namespace, json!({}))
+            .await;
+        cluster.kubectl(&[
             "apply",
             "-f",
             "manifests/archaware.yaml",
@@ -137,7 +139,7 @@ impl TestCluster {
             "-l",
             "app.kubernetes.io/component=access",
         ]);
-        bed
+        cluster
     }
 
     /// Deletes what tests make.
@@ -260,7 +262,7 @@ impl TestCluster {
         }
     }
 
-    /// The name of a test image in the bed's registry.
+    /// The name of a test image in the cluster's registry.
     pub fn image(&self, name: &str) -> String {
         format!("{}/testimg/{name}", self.registry())
     }
@@ -273,12 +275,12 @@ impl TestCluster {
             .to_owned()
     }
 
-    /// Where the bed keeps its files.
+    /// Where the cluster keeps its files.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// A kubeconfig of this bed: `admin`, …
+    /// A kubeconfig of this cluster: `admin`, …
     pub fn kubeconfig(&self, name: &str) -> PathBuf {
         self.dir.join("kubeconfig").join(name)
     }

@@ -22,7 +22,7 @@ pub struct RecordingWebhook {
 impl RecordingWebhook {
     /// Registers under `name` for what `rule` says; `patch` gives the operations for an object.
     pub async fn start(
-        bed: &TestCluster,
+        cluster: &TestCluster,
         name: &str,
         rule: Value,
         patch: impl Fn(&Value) -> Value + Send + Sync + 'static,
@@ -71,7 +71,7 @@ impl RecordingWebhook {
                 "rules": [rule], "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": "Fail",
             }],
         });
-        let configurations: Api<MutatingWebhookConfiguration> = Api::all(bed.client.clone());
+        let configurations: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
         let configuration = serde_json::from_value(configuration).unwrap();
         configurations
             .create(&PostParams::default(), &configuration)
