@@ -63,6 +63,10 @@ pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
 }
 
 /// Serves until `stop` is cancelled.
+///
+/// # Errors
+///
+/// When the listener fails.
 pub async fn serve(
     listener: TcpListener,
     health: Health,

@@ -1,4 +1,4 @@
-//! Checks archaware's own permissions by SelfSubjectAccessReview.
+//! Checks archaware's own permissions by `SelfSubjectAccessReview`.
 
 use super::api::{ApiClient, ApiError};
 use futures::{StreamExt, TryStreamExt, stream};

@@ -83,7 +83,7 @@ fn admission(namespace: &str, config: &Config) -> Vec<Permission> {
 }
 
 /// Permissions to read every pod's pull secrets. Without them, pull secrets are read only in namespaces with a
-/// RoleBinding.
+/// `RoleBinding`.
 pub(super) fn pull_secrets() -> Vec<Permission> {
     vec![Permission {
         group: "",

@@ -243,7 +243,7 @@ fn log(change: &AppliedChange, name: &NamespacedName) {
             by_policy,
         } => tracing::info!(pod = %name, decision, by_policy, "pod placed"),
         AppliedChange::GateRemoved => {
-            tracing::info!(pod = %name, "scheduling gate removed without a decision")
+            tracing::info!(pod = %name, "scheduling gate removed without a decision");
         }
         AppliedChange::TemplateChanged {
             decision,
@@ -254,7 +254,7 @@ fn log(change: &AppliedChange, name: &NamespacedName) {
             tracing::info!(node = %name, taint, removed, "node tainted");
         }
         AppliedChange::NodeReleased { removed } => {
-            tracing::info!(node = %name, removed, "node released")
+            tracing::info!(node = %name, removed, "node released");
         }
     }
 }

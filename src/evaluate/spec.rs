@@ -58,7 +58,7 @@ impl PodSpec {
             .unwrap_or_else(Os::linux)
     }
 
-    /// The one OS that every required term names. Terms are ORed, so a term without OS leaves it open.
+    /// The one OS that every required term names. Terms are `ORed`, so a term without OS leaves it open.
     fn required_os(&self) -> Option<&str> {
         let affinity = self.affinity.as_ref()?.node_affinity.as_ref()?;
         let required = affinity.required.as_ref()?;

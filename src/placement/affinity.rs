@@ -1,7 +1,7 @@
 //! Node affinity of a pod: the parts that archaware reads and the parts that it adds. Autoscalers follow affinity,
 //! and it also applies to nodes without a taint.
 //!
-//! Required terms are ORed, so the architectures must be added to each of them. A term that names an architecture was
+//! Required terms are `ORed`, so the architectures must be added to each of them. A term that names an architecture was
 //! chosen by the pod's author and is not changed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,7 +40,7 @@ pub struct NodeAffinity {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelector {
-    /// Terms, ORed.
+    /// Terms, `ORed`.
     pub node_selector_terms: Vec<NodeSelectorTerm>,
 }
 
@@ -48,7 +48,7 @@ pub struct NodeSelector {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelectorTerm {
-    /// Requirements on labels, ANDed.
+    /// Requirements on labels, `ANDed`.
     pub match_expressions: Vec<Requirement>,
     /// Requirements on fields: only `metadata.name` exists.
     pub match_fields: Vec<Requirement>,

@@ -332,7 +332,7 @@ fn check(bytes: &[u8]) -> Result<(), DocumentError> {
     Ok(())
 }
 
-/// serde_json's messages quote the document, which may be megabytes, so only the position is kept.
+/// `serde_json`'s messages quote the document, which may be megabytes, so only the position is kept.
 fn malformed(error: serde_json::Error) -> DocumentError {
     let what = if error.is_data() {
         "JSON of another structure"

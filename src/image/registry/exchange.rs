@@ -41,7 +41,7 @@ pub(super) struct Clients {
     timeout: Duration,
     per_host: usize,
     /// Created on first use, because reading the system's CA bundle costs time and memory.
-    clients: Cache<(Arc<Transport>, ConnectionKind), reqwest::Client>,
+    by_transport: Cache<(Arc<Transport>, ConnectionKind), reqwest::Client>,
 }
 
 /// Loopback connections bypass proxies, as in Go. Plain HTTP connections do not need the CA bundle.
@@ -70,7 +70,7 @@ impl Clients {
         Self {
             timeout,
             per_host,
-            clients: Cache::new(MAX_CLIENTS),
+            by_transport: Cache::new(MAX_CLIENTS),
         }
     }
 
@@ -129,7 +129,7 @@ impl Clients {
         let key = (transport.clone(), kind);
         // A failure is not cached, because its cause may be fixed later.
         let made = self
-            .clients
+            .by_transport
             .get_or_insert_with(&key, || self.build_client(transport, kind));
         made.map_err(|error| {
             let host = url.host_str().unwrap_or_default();

@@ -164,6 +164,11 @@ pub fn resolver(settings: ResolverSettings) -> Resolver {
     )
 }
 
+/// Resolves an image with pull policy `IfNotPresent`.
+///
+/// # Errors
+///
+/// When the image cannot be resolved.
 pub async fn resolve(
     resolver: &Resolver,
     image: &str,
