@@ -1,5 +1,4 @@
-//! The modules of the library form layers: each uses only those above it in this list. A cycle would make two of them
-//! one.
+//! The modules of the library form layers: each uses only those above it in this list, so there are no cycles.
 
 #![allow(
     clippy::unwrap_used,
@@ -13,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// From those that know nothing to the command line.
+/// From modules without dependencies to the command line.
 const LAYERS: [&str; 20] = [
     "backoff",
     "duration",
@@ -49,7 +48,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The modules that a source text names behind `crate::`, its own tests left out.
+/// The modules that a source text names after `crate::`, except in its tests.
 fn used(text: &str) -> BTreeSet<String> {
     let code = text.lines().map(|line| line.split("//").next().unwrap());
     let code: Vec<&str> = code

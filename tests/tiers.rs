@@ -1,9 +1,9 @@
-//! The last line of `cargo test`: which tests it did not run, and how to run them. `ARCHAWARE_TEST_TIERS=all`, which
-//! `hack/test.sh` sets when it is to run everything, makes that an error.
+//! Prints as the last line of `cargo test` which tests did not run, and how to run them. With
+//! `ARCHAWARE_TEST_TIERS=all`, which `hack/test.sh` sets when it runs everything, that is an error.
 
 use std::{env, process::ExitCode};
 
-/// The tests that need more than Rust, and what says that it is there.
+/// The tests that need more than Rust, and the variable that shows that their servers are there.
 const TIERS: [(&str, &str, &str); 3] = [
     (
         "cluster",

@@ -1,4 +1,4 @@
-//! A bare client: it patches a fixed toleration into every pod as soon as it sees it, and decides nothing.
+//! The floor: a client that patches a constant toleration into every pod as soon as it sees it.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use kube::{
 use kube_runtime::{WatchStreamExt, watcher};
 use serde_json::json;
 
-/// One toleration and one annotation, guarded as archaware's are.
+/// One toleration and one annotation, guarded as archaware's patches are.
 pub(crate) async fn patch(api: &Api<Pod>, pod: &Pod) {
     let operations = json!([
         {"op": "test", "path": "/metadata/uid", "value": pod.metadata.uid},
@@ -26,7 +26,7 @@ pub(crate) async fn patch(api: &Api<Pod>, pod: &Pod) {
         .unwrap();
 }
 
-/// Watches a namespace and patches what appears there, until it is dropped.
+/// Watches a namespace and patches new pods until it is dropped.
 pub(crate) fn watch_and_patch(client: Client, namespace: &str) -> tokio::task::JoinHandle<()> {
     let api: Api<Pod> = Api::namespaced(client, namespace);
     tokio::spawn(async move {
@@ -46,7 +46,7 @@ pub(crate) fn watch_and_patch(client: Client, namespace: &str) -> tokio::task::J
     })
 }
 
-/// Patches pods that it knows already, so many at once; how many a second.
+/// Patches known pods with this concurrency; returns patches per second.
 pub(crate) async fn patch_all(client: &Client, namespace: &str, at_once: usize) -> f64 {
     let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let pods = api.list(&Default::default()).await.unwrap().items;

@@ -1,7 +1,7 @@
-//! What the performance claims of the README rest on: each figure beside its floor, what a bare client
-//! does on the same machine in the same run. Run it with `hack/bench.sh`.
+//! The figures behind the README's performance claims, each beside its floor: what a minimal client achieves on the
+//! same machine in the same run. Run with `hack/bench.sh`.
 //!
-//! The machine is shared and noisy: look at the ratios.
+//! The machine is shared and noisy, so compare ratios.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -62,7 +62,7 @@ async fn main() {
     if wanted("memory") || wanted("heartbeats") {
         process::large_cluster(&TestCluster::take().await).await;
     }
-    // Minutes, and gigabytes for the control plane: only when it is asked for.
+    // Takes minutes and gigabytes, so it runs only on request.
     if only.iter().any(|one| one == "scale") {
         scale::scale(&TestCluster::take().await).await;
         return;
@@ -70,7 +70,7 @@ async fn main() {
     TestCluster::take().await;
 }
 
-/// One line of the result.
+/// Prints one line of the result.
 pub(crate) fn report(what: &str, value: f64, floor: Option<f64>, unit: &str, target: &str) {
     let floor_text = floor.map_or("-".to_owned(), |floor| format!("{floor:.1}{unit}"));
     let ratio = floor.map_or("-".to_owned(), |floor| format!("{:.2}x", value / floor));
@@ -80,7 +80,7 @@ pub(crate) fn report(what: &str, value: f64, floor: Option<f64>, unit: &str, tar
     );
 }
 
-/// The middle of many measurements.
+/// The median.
 pub(crate) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

@@ -1,4 +1,4 @@
-//! What the process costs: memory and CPU.
+//! Memory and CPU of the process.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ pub(crate) fn cpu(controller: &Controller) -> f64 {
         .unwrap()
         .split_whitespace()
         .collect();
-    // utime and stime, in ticks of a hundredth.
+    // utime and stime, in hundredths of a second.
     (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
 }
 
@@ -104,7 +104,7 @@ pub(crate) async fn large_cluster(cluster: &TestCluster) {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// A thousand a second, or as many as the API server takes; the CPU is scaled to a thousand.
+/// A thousand heartbeats per second, or as many as the API server accepts; CPU is scaled to a thousand.
 pub(crate) async fn heartbeats(cluster: &TestCluster, archaware: &Controller, among: usize) {
     let requests = "archaware_writes_total{kind=\"Node\",result=\"applied\"}";
     let (before, patches) = (cpu(archaware), archaware.metric(requests).await);

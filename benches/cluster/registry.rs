@@ -1,4 +1,4 @@
-//! What registries are asked, and what a silent one costs the others.
+//! Requests to registries, and how a silent registry affects pods of others.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use testsupport::cluster::{
 
 use crate::{median, report};
 
-/// Milliseconds from creation to toleration, of pods whose image is new each time.
+/// Milliseconds from creation to toleration, for pods with a new image each.
 async fn decide(cluster: &TestCluster, registry: &FakeRegistry, names: &str) -> f64 {
     let mut values = Vec::new();
     for n in 0..20 {

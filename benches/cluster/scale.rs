@@ -1,4 +1,4 @@
-//! A cluster of 5,000 nodes with 50,000 pods, and then 10,000 pods at once.
+//! A cluster of 5,000 nodes with 50,000 pods, then 10,000 new pods at once.
 
 use std::time::{Duration, Instant};
 
@@ -14,12 +14,12 @@ use crate::{floor, process, report, speed};
 const NODES: usize = 5000;
 const PODS: usize = 50_000;
 const ARRIVING: usize = 10_000;
-/// Of these, so many have an image that is not there, and are tried again and again.
+/// How many of the new pods have an image that does not exist.
 const FAILING: usize = 500;
 const AT_ONCE: usize = 32;
-/// Between two looks at the metrics.
+/// Interval of reading the metrics.
 const LOOK: Duration = Duration::from_millis(500);
-/// Nothing here takes this long; a hang is a failure.
+/// No step takes this long; a hang is a failure.
 const LONG: Duration = Duration::from_mins(10);
 
 pub(crate) async fn scale(cluster: &TestCluster) {
@@ -97,7 +97,7 @@ async fn start(cluster: &TestCluster) -> Controller {
     archaware
 }
 
-/// The API server comes back without its history: everything is listed again.
+/// The API server restarts without its watch history, so that everything is listed again.
 async fn relist(cluster: &TestCluster, archaware: &Controller) {
     let before = archaware.patches().await;
     cluster.signal_component("-KILL", "kube-apiserver");
@@ -132,7 +132,7 @@ async fn relist(cluster: &TestCluster, archaware: &Controller) {
     report("  peak memory with that", memory, None, "MiB", "<= 60");
 }
 
-/// As many pods at once, beside what a bare client patches in the same cluster.
+/// Pods created at once, compared with a minimal client in the same cluster.
 async fn arrivals(cluster: &TestCluster, archaware: &Controller) {
     let images = |n: usize| ["arm64", "multi", "amd64"][n % 3].to_owned();
     let bare = speed::backlog(cluster, "bare", ARRIVING, images).await;
@@ -140,7 +140,7 @@ async fn arrivals(cluster: &TestCluster, archaware: &Controller) {
     cluster.delete_pods(&bare).await;
 
     let every = ARRIVING / FAILING;
-    // Each of the failing ones is another image: what is known of one says nothing of the next.
+    // Each failing pod has another image, so that no cached failure helps.
     let images = |n: usize| match n % every {
         0 => format!("absent:{n}"),
         _ => images(n),
@@ -161,7 +161,7 @@ async fn arrivals(cluster: &TestCluster, archaware: &Controller) {
     let started = Instant::now();
     let placed = ARRIVING - FAILING;
     eventually("all pods placed", LONG, || async {
-        // Each question makes it look through 15,000 objects, as a scrape does that comes every half minute.
+        // Each scrape walks 15,000 objects, as one that comes every half minute does.
         tokio::time::sleep(LOOK).await;
         (archaware.metric(metric).await as usize >= before + placed).then_some(())
     })

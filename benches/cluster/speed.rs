@@ -1,4 +1,4 @@
-//! How fast pods are placed.
+//! Latency and throughput of decisions.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ use testsupport::cluster::{Controller, TestCluster, eventually, pod, pod_spec};
 
 use crate::{floor, median, process, report};
 
-/// Of each, in turns of [`TURN`].
+/// Samples of each, in turns of [`TURN`].
 const SAMPLES: usize = 200;
 const TURN: usize = 25;
 const BACKLOG: usize = 2000;
-/// As many as `concurrency.writes`.
+/// The value of `concurrency.writes`.
 const CONNECTIONS: usize = 32;
 
-/// A pod that no scheduler touches: the API server alone is measured.
+/// A pod that no scheduler handles, so that only the API server is measured.
 pub(crate) fn waiting_pod(cluster: &TestCluster, name: &str, image: &str) -> Pod {
     let mut spec = pod_spec(&[cluster.image(image)]);
     spec["schedulerName"] = json!("none");
@@ -34,7 +34,7 @@ fn is_tolerating(pod: &SlimPod) -> bool {
         .any(|toleration| toleration["key"] == "kubernetes.io/arch")
 }
 
-/// Creates pods one after the other: milliseconds from the API server's answer to the toleration on a watch.
+/// Creates pods one after the other: milliseconds from the API server's response to the toleration on a watch.
 async fn latencies(cluster: &TestCluster, namespace: &str, turn: usize) -> Vec<f64> {
     let api: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
     let slim: Api<SlimPod> = Api::namespaced(cluster.client.clone(), namespace);
@@ -60,7 +60,7 @@ async fn latencies(cluster: &TestCluster, namespace: &str, turn: usize) -> Vec<f
     values
 }
 
-/// Two namespaces: archaware places the pods of one, and leaves the other to the bare client.
+/// Two namespaces: archaware decides about the pods of one, the minimal client about the other.
 async fn namespaces(cluster: &TestCluster) -> (String, String) {
     let bare = format!("{}-bare", cluster.namespace);
     cluster
@@ -74,7 +74,7 @@ pub(crate) async fn latency(cluster: &TestCluster) {
     cluster.create_three_nodes().await;
     let _archaware = Controller::start_quiet(cluster, "");
     cluster.wait_until_tainted().await;
-    // Warm: the image is known, and so is every connection.
+    // The image and all connections are warm.
     cluster.create_pod("warm", &["arm64"]).await;
     cluster.wait_until_bound("warm").await;
     let client = floor::watch_and_patch(cluster.client.clone(), &bare);
@@ -96,7 +96,7 @@ pub(crate) async fn latency(cluster: &TestCluster) {
     report("  the same, p99", p99.0, Some(p99.1), "ms", "");
 }
 
-/// Creates waiting pods in a namespace whose pods archaware leaves alone.
+/// Creates waiting pods in a namespace that archaware ignores.
 pub(crate) async fn backlog(
     cluster: &TestCluster,
     name: &str,
@@ -120,7 +120,7 @@ pub(crate) async fn backlog(
     namespace
 }
 
-/// Three rounds each, in turns: what else the machine does changes from minute to minute.
+/// Three rounds each, alternating, because the load of the machine varies.
 pub(crate) async fn throughput(cluster: &TestCluster) {
     cluster.create_three_nodes().await;
     let archaware = Controller::start_quiet(cluster, "");

@@ -1,4 +1,4 @@
-//! How long resolving takes: with everything in memory, and with a containerd that is silent.
+//! Duration of resolutions: with everything cached, and with a containerd that does not answer.
 
 use std::{collections::HashMap, time::Instant};
 
@@ -37,7 +37,7 @@ pub(crate) async fn warm() {
         std::hint::black_box(resolver.resolve(request).await.unwrap());
     }
     let ours = ROUNDS as f64 / started.elapsed().as_secs_f64();
-    // The floor: a map that knows nothing of tags, ages, digests and tenants.
+    // The floor: a map without tags, ages, digests and tenants.
     let map: HashMap<&str, Vec<u8>> = images
         .iter()
         .map(|image| (image.as_str(), vec![0; 64]))

@@ -1,6 +1,6 @@
-//! What resolving images costs: requests, time, memory. Run it with `hack/bench.sh`.
+//! Cost of resolving images: requests, time, memory. Run with `hack/bench.sh`.
 //!
-//! The resolver is measured without a cluster; `benches/cluster` measures the whole.
+//! Measures the resolver without a cluster; `benches/cluster` measures the whole program.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -24,7 +24,7 @@ async fn main() {
     {
         return memory::child(address).await;
     }
-    // The helpers would show what they log for tests that fail.
+    // The helpers would otherwise print logs.
     let _ = tracing_subscriber::fmt().with_env_filter("off").try_init();
     // cargo passes flags of its own test harness.
     let only: Vec<&String> = arguments.iter().filter(|a| !a.starts_with("--")).collect();
@@ -50,12 +50,12 @@ async fn main() {
     }
 }
 
-/// One line of the result.
+/// Prints one line of the result.
 fn report(what: &str, value: &str, floor: &str, target: &str) {
     println!("{what:<58} {value:>12} {floor:>12} {target:>9}");
 }
 
-/// The middle of many measurements.
+/// The median.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

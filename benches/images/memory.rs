@@ -1,4 +1,4 @@
-//! What an image in the cache costs, in a process that does nothing else.
+//! Memory per cached image, in a process that does nothing else.
 
 use futures::{StreamExt, stream};
 use testimg::FakeRegistry;
@@ -11,7 +11,7 @@ use testsupport::servers::{resolve, resolver, settings};
 use super::report;
 
 const IMAGES: usize = 20_000;
-/// Before the first of those is looked up, everything else is there.
+/// Images resolved before the first measurement, so that everything else is allocated.
 const WARM_UP: usize = 500;
 
 pub(crate) async fn cache() {
@@ -44,7 +44,7 @@ pub(crate) async fn cache() {
     );
 }
 
-/// The process that is measured.
+/// The measured process.
 pub(crate) async fn child(address: &str) {
     let mut settings = settings();
     settings.images = WARM_UP + IMAGES;
@@ -71,7 +71,7 @@ pub(crate) async fn child(address: &str) {
     println!("{each:.0}");
 }
 
-/// Bytes of this process in memory.
+/// Resident bytes of this process.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status

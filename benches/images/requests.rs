@@ -1,4 +1,4 @@
-//! How many requests images cost, by kind.
+//! Number of registry requests per image, by kind.
 
 use futures::future::join_all;
 use testimg::{Auth, FakeRegistry};
@@ -9,7 +9,7 @@ use testsupport::servers::{Containerd, eventually, keyring, resolve, resolver, s
 
 use super::report;
 
-/// `HEAD + GET + tokens` so far. A request that was only refused with a challenge is not counted.
+/// `HEAD + GET + tokens` so far. Requests answered with a challenge are not counted.
 fn counts(registry: &FakeRegistry) -> String {
     let seen = registry.seen();
     let answered = |method: &str| {

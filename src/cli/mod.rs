@@ -215,7 +215,7 @@ impl Global {
     }
 
     /// The operator's credentials from the configuration.
-    fn node_credentials(&self, config: &Config) -> anyhow::Result<OperatorCredentials> {
+    fn operator_credentials(&self, config: &Config) -> anyhow::Result<OperatorCredentials> {
         let configured = || non_empty(&config.registries.docker_config);
         let path = self
             .docker_config
@@ -288,7 +288,7 @@ fn resolver(
         latest_ttl: config.resolution.cache.latest_ttl,
         per_credential: config.resolution.cache.per_credential,
     };
-    let credentials = global.node_credentials(config)?;
+    let credentials = global.operator_credentials(config)?;
     let resolutions = metrics.resolutions.clone();
     Ok(Resolver::new(
         settings,

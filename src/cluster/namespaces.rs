@@ -105,7 +105,7 @@ impl Namespaces {
         })
     }
 
-    /// The annotations of a namespace. Waits up to [`LAG`] for one that the watch has not brought yet.
+    /// The annotations of a namespace. Waits up to a second for one that the watch has not brought yet.
     pub async fn annotations(&self, name: &str) -> BTreeMap<String, String> {
         let of = |namespace: &Namespace| annotations(&namespace.metadata).clone();
         let mut arrivals = self.arrivals.subscribe();

@@ -1,4 +1,4 @@
-//! Content-addressed pieces of images.
+//! Content-addressed parts of images.
 #![allow(
     clippy::indexing_slicing,
     reason = "assigning to a key of a JSON object makes it"
@@ -32,10 +32,10 @@ pub struct Blob {
     pub bytes: Bytes,
 }
 
-/// An image: a root document and what it leads to.
+/// An image: a root document and everything that it refers to.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// What its tag points at.
+    /// The document that its tag points at.
     pub root: Blob,
     /// Further indexes and manifests.
     pub manifests: Vec<Blob>,
@@ -57,7 +57,7 @@ impl Blob {
         }
     }
 
-    /// Keys in the order written: `serde_json` sorts them, so the bytes are always the same.
+    /// `serde_json` sorts keys, so the bytes are always the same.
     pub(crate) fn json(media_type: &str, value: &Value) -> Self {
         Self::new(media_type, value.to_string())
     }
@@ -90,7 +90,7 @@ pub(crate) const DOCKER: Family = Family {
 };
 
 impl Image {
-    /// An image of one platform, `linux/arm/v7`, whose only file `/app` waits for ever.
+    /// An image of one platform (`linux/arm/v7`) whose only file `/app` waits forever.
     pub(crate) fn single(family: Family, platform: &str) -> Self {
         let (os, architecture, variant) = split(platform);
         let layer = Blob::new(family.layer, elf::layer(architecture));
@@ -107,7 +107,7 @@ impl Image {
         Self::with_config(family, Blob::json(family.config, &config), vec![layer])
     }
 
-    /// An image with any config at all.
+    /// An image with an arbitrary config.
     pub(crate) fn with_config(family: Family, config: Blob, layers: Vec<Blob>) -> Self {
         let manifest = json!({
             "schemaVersion": 2,
@@ -124,7 +124,7 @@ impl Image {
         }
     }
 
-    /// An index over images, each entry as `entry` makes it from the child's descriptor.
+    /// An index of images; `entry` makes each entry from the child's descriptor.
     pub(crate) fn index(family: Family, children: Vec<(Self, Value)>) -> Self {
         let mut entries = Vec::new();
         let (mut manifests, mut blobs) = (Vec::new(), Vec::new());
@@ -148,7 +148,7 @@ impl Image {
         }
     }
 
-    /// The usual multi-platform image.
+    /// A typical multi-platform image.
     pub(crate) fn multi(family: Family, platforms: &[&str]) -> Self {
         let child = |platform: &&str| (Self::single(family, platform), platform_of(platform));
         Self::index(family, platforms.iter().map(child).collect())

@@ -1,4 +1,4 @@
-//! Every kind of image that archaware has to understand, each under a name.
+//! A named image of every kind that archaware must understand.
 
 use std::sync::LazyLock;
 
@@ -6,12 +6,12 @@ use serde_json::{Value, json};
 
 use crate::blob::{Blob, DOCKER, Image, OCI, OCI_CONFIG, OCI_INDEX, OCI_MANIFEST, platform_of};
 
-/// What resolving an image has to say.
+/// The expected result of resolving an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// These platforms, sorted.
     Platforms(&'static [&'static str]),
-    /// No opinion, with this note.
+    /// No platforms, for this reason.
     Note(&'static str),
     /// A failure with this reason.
     Error(&'static str),
@@ -19,7 +19,7 @@ pub enum Expected {
 
 use Expected::{Error, Note, Platforms};
 
-/// A named image.
+/// Name, image and expected result.
 type Entry = (&'static str, Image, Expected);
 
 /// The image called `name`.
@@ -35,13 +35,13 @@ pub fn find(name: &str) -> Image {
     )
 }
 
-/// One of any number of different images: an index of a few platforms, with its number in an annotation.
+/// One of any number of different images: an index of a few platforms with its number in an annotation.
 #[allow(
     clippy::indexing_slicing,
     reason = "assigning to a key of a JSON object makes it"
 )]
 pub fn numbered(number: usize) -> Image {
-    // Made once: there are callers who want thousands.
+    // Created once, because some callers need thousands.
     static KINDS: LazyLock<[Image; 3]> =
         LazyLock::new(|| ["multi", "amd64-arm64", "docker-list"].map(find));
     let mut image = KINDS[number % 3].clone();
@@ -51,7 +51,7 @@ pub fn numbered(number: usize) -> Image {
     image
 }
 
-/// An index of so many manifests that name no platform, each padded to so many bytes.
+/// An index of this many manifests without platform, each padded to this many bytes.
 pub fn swollen(number: usize, size: usize) -> Image {
     let children: Vec<Image> = (0..number)
         .map(|number| {

@@ -1,5 +1,5 @@
-//! The smallest programs that can be started and stay: hand-made static ELF files, so that no compiler's
-//! version changes a digest.
+//! The smallest programs that start and stay: hand-written static ELF files, so that digests do not depend on a
+//! compiler.
 
 /// `for (;;) pause();`
 const AMD64: &[u8] = &[
@@ -8,7 +8,7 @@ const AMD64: &[u8] = &[
     0xeb, 0xf7, // jmp back
 ];
 
-/// `for (;;) ppoll(0, 0, 0, 0);`, there is no pause on arm64.
+/// `for (;;) ppoll(0, 0, 0, 0);`, because arm64 has no pause.
 const ARM64: &[u32] = &[
     0xd280_0928, // mov x8, #73 (ppoll)
     0xd280_0000, // mov x0, #0
@@ -29,7 +29,7 @@ fn program(architecture: &str) -> Vec<u8> {
             183,
             ARM64.iter().flat_map(|word| word.to_le_bytes()).collect(),
         ),
-        // Never started anywhere: the name alone makes a layer of its own.
+        // Never executed: the name alone makes a distinct layer.
         other => return other.as_bytes().to_vec(),
     };
     let size = HEADERS + code.len() as u64;

@@ -1,5 +1,5 @@
-//! What archaware's tests read: deterministic images of every kind, odd ones included, and a registry
-//! that answers as scripted and counts what it was asked.
+//! Deterministic test images of every kind, malformed ones included, and a registry that answers as scripted and
+//! counts requests.
 
 mod blob;
 mod catalogue;

@@ -1,4 +1,4 @@
-//! `testimg list`: names and digests; `testimg push REGISTRY`: pushes what a real registry accepts.
+//! `testimg list` prints names and digests; `testimg push REGISTRY` pushes the images that a real registry accepts.
 
 use std::process::ExitCode;
 
@@ -38,7 +38,7 @@ async fn main() -> ExitCode {
 }
 
 async fn push(registry: &str, prefix: &str) -> ExitCode {
-    // The HTTP client wants to know its TLS provider even where it speaks plain http only.
+    // The HTTP client needs a TLS provider even for plain HTTP.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let http = match reqwest::Client::builder().tls_certs_only([]).build() {
         Ok(http) => http,
@@ -56,7 +56,7 @@ async fn push(registry: &str, prefix: &str) -> ExitCode {
                 eprintln!("error: {registry} cannot be used: {error}");
                 return ExitCode::FAILURE;
             }
-            // Odd images are odd so that somebody refuses them.
+            // Malformed images are rejected on purpose.
             Err(_) => refused.push(name),
         }
     }

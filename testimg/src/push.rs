@@ -1,4 +1,4 @@
-//! Pushes images by the distribution specification: blobs first, then children, then the root.
+//! Pushes images as the distribution specification describes: blobs, then children, then the root.
 
 use reqwest::{Client, StatusCode, header};
 

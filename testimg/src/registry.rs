@@ -1,4 +1,4 @@
-//! A registry in this process, on loopback, that answers as scripted and counts what it was asked.
+//! An in-process registry on loopback that answers as scripted and counts requests.
 
 use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -16,16 +16,16 @@ use tokio::net::TcpListener;
 
 use crate::blob::{Blob, Image};
 
-/// What a client has to show.
+/// Required authentication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Auth {
-    /// Basic with this user and password.
+    /// Basic with this user name and password.
     Basic(String, String),
-    /// A bearer token from this registry's own `/token`; with a user and password if given.
+    /// A bearer token from this registry's `/token`, with user name and password if given.
     Bearer(Option<(String, String)>),
 }
 
-/// How paths that contain a text are answered instead of truthfully.
+/// How requests whose path contains a text are answered.
 #[derive(Clone, Debug)]
 pub enum Script {
     /// With this status and these headers.
@@ -34,25 +34,25 @@ pub enum Script {
     Slow(Duration),
     /// Never.
     Hang,
-    /// A byte every so often, for ever.
+    /// One byte per interval, forever.
     Trickle(Duration),
-    /// A body of so many bytes, without a length in advance.
+    /// A body of this many bytes without Content-Length.
     Oversized(usize),
-    /// A success with other content than asked for.
+    /// 200 with other content than requested.
     OtherContent(Bytes),
-    /// A `Docker-Content-Digest` that is somebody else's.
+    /// A wrong `Docker-Content-Digest`.
     OtherDigest(String),
-    /// With this body, said to be gzip.
+    /// This body with `Content-Encoding: gzip`.
     Packed(Bytes),
     /// A redirect to this address.
     Redirect(String),
-    /// Headers promise more than the body holds.
+    /// A body shorter than its Content-Length.
     CutShort,
-    /// No digest in the answer to HEAD.
+    /// HEAD without a digest.
     NoDigestHeader,
 }
 
-/// One request that was received.
+/// A received request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// `GET`, `HEAD`, `POST`.
@@ -120,12 +120,12 @@ impl FakeRegistry {
         format!("{}/{name}", self.address)
     }
 
-    /// Holds an image as `repository:latest`.
+    /// Stores an image as `repository:latest`.
     pub fn add(&self, repository: &str, image: &Image) {
         self.add_tag(repository, "latest", image);
     }
 
-    /// Holds an image as `repository:tag`.
+    /// Stores an image as `repository:tag`.
     pub fn add_tag(&self, repository: &str, tag: &str, image: &Image) {
         let mut content = self.content();
         let key = |name: &str| (repository.to_owned(), name.to_owned());
@@ -140,22 +140,22 @@ impl FakeRegistry {
         }
     }
 
-    /// From now on answers paths that contain `part` by the script.
+    /// Answers requests whose path contains `part` by the script.
     pub fn script(&self, part: &str, script: Script) {
         self.content().scripts.push((part.to_owned(), script));
     }
 
-    /// Answers truthfully again.
+    /// Removes all scripts.
     pub fn unscript(&self) {
         self.content().scripts.clear();
     }
 
-    /// From now on wants to see this.
+    /// Requires this authentication.
     pub fn require(&self, auth: Auth) {
         self.content().auth = Some(auth);
     }
 
-    /// Forgets every token that was given out.
+    /// Invalidates all tokens.
     pub fn revoke_tokens(&self) {
         self.content().tokens.clear();
     }
@@ -165,17 +165,17 @@ impl FakeRegistry {
         self.content().token_life = Some(seconds);
     }
 
-    /// Every request so far.
+    /// All requests so far.
     pub fn seen(&self) -> Vec<Seen> {
         self.content().seen.clone()
     }
 
-    /// Forgets the requests so far.
+    /// Clears the recorded requests.
     pub fn forget(&self) {
         self.content().seen.clear();
     }
 
-    /// How many requests of this method had a path that contains `part`.
+    /// Number of requests with this method whose path contains `part`.
     pub fn count(&self, method: &str, part: &str) -> usize {
         let matches = |seen: &&Seen| seen.method == method && seen.path.contains(part);
         self.content().seen.iter().filter(matches).count()

@@ -1,4 +1,4 @@
-//! Against an API server in this process that says what a real one says rarely.
+//! Tests against an in-process API server that gives rare answers.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,7 +12,7 @@ use std::{sync::Arc, time::Duration};
 use axum::{Router, body::Body, response::Response};
 use serde_json::json;
 
-/// Before the first list is complete, there is nothing to finish.
+/// Before the first list is complete there is nothing to finish.
 #[tokio::test]
 async fn sigterm_ends_a_start_that_hangs() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,4 +1,4 @@
-//! `clean` and `plan`.
+//! `archaware clean` and `archaware plan`.
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet, coordination::v1::Lease, core::v1::Pod, policy::v1::PodDisruptionBudget,
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Everything in the cluster that archaware could have touched.
+/// Everything in the cluster that archaware could have changed.
 async fn picture(cluster: &TestCluster) -> String {
     let nodes = cluster.nodes().list(&ListParams::default()).await.unwrap();
     let nodes = nodes.iter().map(|node| {
         let mut annotations = node.annotations().clone();
-        // The controller-manager adds it to each node, some time after it has come.
+        // The controller manager adds it to each node some time after its creation.
         annotations.remove("node.alpha.kubernetes.io/ttl");
         (node.name_any(), taints(node), annotations)
     });

@@ -1,4 +1,4 @@
-//! The command line, as a stranger meets it.
+//! The command line as a new user sees it.
 
 use std::process::{Command, Output};
 

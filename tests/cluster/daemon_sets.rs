@@ -1,4 +1,4 @@
-//! DaemonSets: no pod of theirs exists before the template tolerates the node.
+//! DaemonSets: no pod is created before the template tolerates the node.
 
 use std::collections::BTreeSet;
 
@@ -110,7 +110,7 @@ async fn templates_get_what_their_images_allow() {
         1,
         "a template that tolerates all is untouched"
     );
-    // Other images: what is owned follows, what is foreign stays.
+    // With other images, owned tolerations follow and foreign ones stay.
     let image = json!([{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": cluster.image("arm64")}]);
     let patch = Patch::<()>::Json(serde_json::from_value(image).unwrap());
     cluster
@@ -181,7 +181,7 @@ async fn a_template_that_was_stepped_aside_for_is_not_rolled_twice() {
     cluster.wait_for_event("blind", "SteppedAside").await;
     lands_on(&cluster, "blind", &["amd64", "arm64", "s390x"]).await;
     assert_eq!(generation(&cluster, "blind").await, 2);
-    // The image can be resolved now, and archaware starts anew.
+    // The image exists now, and archaware restarts.
     cluster.push("not-there-yet", "arm64").await;
     assert_eq!(archaware.stop().await, 0);
     let _archaware = Controller::start(&cluster, "");
@@ -213,7 +213,7 @@ async fn a_decision_stands_while_its_images_cannot_be_resolved() {
     cluster.create::<DaemonSet>(set).await;
     lands_on(&cluster, "agent", &["arm64"]).await;
     assert_eq!(archaware.stop().await, 0);
-    // The image is gone, nothing is remembered, and the failure policy is impatient.
+    // The image is gone, nothing is cached, and the failure policy applies at once.
     registry.script("/", testimg::Script::Status(404, Vec::new()));
     let _archaware = Controller::start(&cluster, "resolution: {failure: {after: 1s}}");
     cluster
@@ -262,7 +262,7 @@ async fn who_takes_tolerations_out_again_is_not_fought() {
         })
         .await;
     };
-    // Created, changed; taken out, changed once more; taken out, and left.
+    // Created and changed; reverted and changed again; reverted and left unchanged.
     revert().await;
     revert().await;
     cluster.wait_for_event("agent", "TolerationsReverted").await;

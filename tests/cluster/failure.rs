@@ -47,7 +47,7 @@ async fn tolerate_all_steps_aside_after_its_time() {
     tolerations(&cluster, "nowhere", &["any"]).await;
     cluster.wait_for_event("nowhere", "SteppedAside").await;
     cluster.wait_until_bound("nowhere").await;
-    // What nothing can mend comes due all the same.
+    // The policy applies although no retry can succeed.
     create(
         &cluster,
         "nonsense",
@@ -115,7 +115,7 @@ async fn hold_waits_until_the_image_is_there() {
         Some("system-cluster-critical"),
     )
     .await;
-    // The cluster's own pods do not wait, whatever the action.
+    // System-critical pods do not wait, whatever the action.
     tolerations(&cluster, "critical", &["any"]).await;
     cluster.wait_for_event("held", "ImageNotResolved").await;
     let requests = registry.seen().len();
@@ -136,12 +136,12 @@ async fn a_registry_that_is_down_at_the_start_comes_up() {
     let registry = FakeRegistry::start().await.unwrap();
     registry.add("app", &testimg::find("arm64"));
     registry.script("/", Script::Hang);
-    // Nothing may bind it before archaware is there.
+    // It must not be bound before archaware runs.
     let mut spec = pod_spec(&[registry.image("app")]);
     spec["schedulingGates"] = json!([{"name": "test/wait"}]);
     cluster.create::<Pod>(pod("early", spec, json!({}))).await;
     let _archaware = Controller::start(&cluster, "resolution: {timeout: 1s}");
-    // The pod has had its first attempt, so nodes are tainted although its registry is silent.
+    // The pod has been attempted once, so nodes are tainted although its registry does not answer.
     cluster.wait_until_tainted().await;
     cluster.wait_for_event("early", "ImageNotResolved").await;
     registry.unscript();

@@ -1,4 +1,4 @@
-//! On a real control plane, with the real scheduler: where pods really land.
+//! Tests on a real control plane with a real scheduler.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! What operators look at: the metrics are those of the docs, alerts and dashboard ask for nothing else, and Prometheus
-//! understands them.
+//! The documentation lists exactly the metrics that exist, alerts and dashboard use only those, and Prometheus
+//! accepts them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Names of metrics with the names of their labels.
+/// Labels by metric name.
 type Known = BTreeMap<String, BTreeSet<String>>;
 
 /// The table in docs/operations.md.
@@ -36,7 +36,7 @@ fn documented() -> Known {
     known
 }
 
-/// What a scrape holds; labels only of those that have values.
+/// Metrics of a scrape; labels only of those with values.
 fn scraped(text: &str) -> Known {
     let mut known = Known::new();
     let mut histograms = BTreeSet::new();
@@ -84,7 +84,7 @@ async fn the_metrics_are_those_of_the_docs() {
     cluster.wait_until_tainted().await;
     cluster.create_pod("app", &["multi"]).await;
     cluster.wait_until_bound("app").await;
-    // One that the webhook does not see, so that the controller decides.
+    // Excluded from the webhook, so that the controller decides.
     let out = cluster.create_opted_out_namespace().await;
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &out);
     let unseen = pod("unseen", pod_spec(&[cluster.image("multi")]), json!({}));
@@ -126,7 +126,7 @@ async fn the_metrics_are_those_of_the_docs() {
     ] {
         assert!(archaware.metric(metric).await > 0.5, "{metric}: {text}");
     }
-    // There from the start, for the alerts.
+    // Present from the start, for the alerts.
     assert!(text.contains("archaware_decisions_total{kind=\"Pod\",result=\"by_policy\"} 0"));
     let failed = format!(
         "archaware_registry_resolutions_total{{registry=\"{}\",result=\"NotFound\"}}",
@@ -136,7 +136,7 @@ async fn the_metrics_are_those_of_the_docs() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// Names of metrics in an expression of Prometheus.
+/// Metric names in a Prometheus expression.
 fn asked(expression: &str) -> impl Iterator<Item = String> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let names: Vec<String> = words
@@ -156,7 +156,7 @@ fn dashboard() -> Value {
     serde_json::from_str(&file).unwrap()
 }
 
-/// Every expression of alerts and dashboard.
+/// All expressions of alerts and dashboard.
 fn expressions() -> Vec<String> {
     let (rules, dashboard) = (rules(), dashboard());
     let alerts = rules["spec"]["groups"][0]["rules"].as_array().unwrap();
@@ -179,7 +179,7 @@ fn alerts_and_dashboard_ask_for_what_is_there() {
             assert!(documented.contains_key(base), "{name} in {expression}");
         }
     }
-    // What operators should look at is on the dashboard.
+    // The dashboard shows every documented metric.
     let shown: BTreeSet<String> = expressions().iter().flat_map(|one| asked(one)).collect();
     for name in documented.keys() {
         let here = shown.iter().any(|shown| shown.starts_with(name.as_str()));
@@ -220,7 +220,7 @@ fn prometheus_understands_the_rules_and_each_fires_when_it_should() {
         text
     };
     std::fs::write(path("alerts.yaml"), rules()["spec"].to_string()).unwrap();
-    // JSON is YAML; Grafana's own variables are intervals.
+    // JSON is YAML. Grafana's variables are replaced by intervals.
     let panels: Vec<Value> = expressions()
         .iter()
         .map(|one| json!({"record": "panel", "expr": one.replace("$__rate_interval", "5m")}))
@@ -236,7 +236,7 @@ fn prometheus_understands_the_rules_and_each_fires_when_it_should() {
     ]);
     std::fs::copy("tests/cluster/alerts.yaml", path("tests.yaml")).unwrap();
     promtool(&["test", "rules", "tests.yaml"]);
-    // Every alert is tested, and has its section in the docs.
+    // Every alert has a test and a section in the docs.
     let tests = std::fs::read_to_string("tests/cluster/alerts.yaml").unwrap();
     let docs = std::fs::read_to_string("docs/operations.md").unwrap();
     for rule in rules()["spec"]["groups"][0]["rules"].as_array().unwrap() {

@@ -1,4 +1,4 @@
-//! The taint on nodes: whose it is, and what becomes of it.
+//! The taint of nodes.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ async fn patch(cluster: &TestCluster, node: &str, operations: Value) {
         .unwrap();
 }
 
-/// Removes a taint and nothing else: kubectl would write the whole list as it saw it.
+/// Removes a single taint; kubectl would replace the whole list.
 async fn untaint(cluster: &TestCluster, node: &str, key: &str) {
     eventually("the removal of a taint", DEADLINE, || async {
         let taints = cluster.nodes().get(node).await.ok()?.spec?.taints?;
@@ -205,12 +205,12 @@ async fn a_changed_configuration_moves_taints() {
     }
 }
 
-/// Twenty editors change the same lists all the time; nothing of theirs may get lost.
+/// Twenty clients edit the same lists concurrently; none of their changes may be lost.
 #[tokio::test]
 async fn foreign_taints_and_tolerations_survive_concurrent_editors() {
     let cluster = TestCluster::take().await;
     cluster.create_node("node", "arm64").await;
-    // Nothing binds it, so its tolerations can be edited for as long as the test wants.
+    // It is not scheduled, so its tolerations can be edited during the whole test.
     let mut spec = pod_spec(&[cluster.image("arm64")]);
     spec["nodeSelector"] = json!({"never": "true"});
     cluster
@@ -223,7 +223,7 @@ async fn foreign_taints_and_tolerations_survive_concurrent_editors() {
             let key = format!("editor/{n}");
             let taint = json!([{"op": "add", "path": "/spec/taints/-", "value": {"key": key, "effect": "NoSchedule"}}]);
             let toleration = json!([{"op": "add", "path": "/spec/tolerations/-", "value": {"key": key, "operator": "Exists"}}]);
-            // The list of taints exists once the first taint is there.
+            // The list of taints exists once the first taint is set.
             eventually("a list of taints", DEADLINE, || async {
                 (!taints(&cluster.nodes().get("node").await.ok()?).is_empty()).then_some(())
             })
@@ -234,7 +234,7 @@ async fn foreign_taints_and_tolerations_survive_concurrent_editors() {
             untaint(cluster, "node", "kubernetes.io/arch").await;
         }
     });
-    // Each also removes archaware's taint, so that it has to write all the time.
+    // Each client also removes archaware's taint, so that archaware writes all the time.
     futures::future::join_all(editors).await;
     let node = eventually("archaware's taint", DEADLINE, || async {
         let node = cluster.nodes().get("node").await.ok()?;
@@ -266,7 +266,7 @@ async fn heartbeats_cost_no_api_call() {
     cluster.create_node("node", "arm64").await;
     let archaware = Controller::start(&cluster, "");
     taints_become(&cluster, "node", &[ARM]).await;
-    // The node shows its taint before the answer to the patch has come back and is counted.
+    // The node has its taint before the response to the patch arrives and is counted.
     let counted = async |expected: f64| {
         eventually("patches that are counted", DEADLINE, || async {
             let logged: f64 = archaware.log().matches("node tainted").map(|_| 1.0).sum();
@@ -286,7 +286,7 @@ async fn heartbeats_cost_no_api_call() {
             .await
             .unwrap();
     }
-    // A real change behind them shows that they have been read.
+    // A relevant change after them shows that the heartbeats have been processed.
     cluster.create_node("witness", "amd64").await;
     taints_become(
         &cluster,
@@ -294,7 +294,7 @@ async fn heartbeats_cost_no_api_call() {
         &["kubernetes.io/arch=amd64:NoSchedule"],
     )
     .await;
-    // One for each node. (Guards may have refused others: the node controller changes taints of new nodes, too.)
+    // One per node. (Guards may have failed: the node controller changes taints of new nodes too.)
     assert!(counted(2.0).await < 2.5, "patches for 50 heartbeats");
     assert_eq!(archaware.log().matches("node tainted").count(), 2);
 }

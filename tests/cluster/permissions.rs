@@ -1,4 +1,4 @@
-//! Exactly the shipped permissions, and what happens without one of them.
+//! The shipped permissions are sufficient, and each of them is needed.
 
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::{
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Every other test runs with the shipped permissions; this one looks at the whole picture.
+/// Every other test uses the shipped permissions; this one looks at the denied requests.
 #[tokio::test]
 async fn the_shipped_permissions_are_enough_and_no_request_is_forbidden() {
     let cluster = TestCluster::take().await;
@@ -90,7 +90,7 @@ async fn the_manifests_are_valid_and_the_kustomize_base_is_the_same() {
     };
     assert_eq!(sorted(&plain), sorted(&kustomized));
     assert!(plain.contains("deployment.apps/archaware"), "{plain}");
-    // What the ConfigMap holds is a configuration.
+    // The ConfigMap contains a valid configuration.
     let config = cluster.kubectl(&[
         "create",
         "--dry-run=client",
@@ -106,7 +106,7 @@ async fn the_manifests_are_valid_and_the_kustomize_base_is_the_same() {
     assert_eq!(status, 0, "{error}");
 }
 
-/// What the restricted Pod Security Standard says of a way to deploy; empty when nothing.
+/// The violations of the restricted Pod Security Standard; empty if none.
 fn against_the_restricted_standard(cluster: &TestCluster, folder: &str) -> Vec<String> {
     let kustomized = cluster.kubectl(&["kustomize", folder]);
     let deployment = kustomized
@@ -128,7 +128,7 @@ fn against_the_restricted_standard(cluster: &TestCluster, folder: &str) -> Vec<S
     pod["apiVersion"] = json!("v1");
     pod["kind"] = json!("Pod");
     pod["metadata"]["name"] = json!("trial");
-    // The class and the account belong to another namespace; neither matters to the standard.
+    // Priority class and ServiceAccount belong to another namespace and do not matter to the standard.
     pod["spec"]["priorityClassName"] = json!(null);
     pod["spec"]["serviceAccountName"] = json!("default");
     std::fs::write(&file, pod.to_string()).unwrap();
@@ -164,7 +164,7 @@ async fn every_way_to_deploy_is_valid_and_as_restricted_as_it_says() {
     ] {
         let said = against_the_restricted_standard(&cluster, folder);
         assert_eq!(said.len(), violations, "{folder}: {said:?}");
-        // In the default only the volume exceeds the standard.
+        // In the default overlay, only the volume violates the standard.
         assert!(
             said.iter().all(|violation| violation.contains("hostPath")),
             "{said:?}"
@@ -190,7 +190,7 @@ async fn every_way_to_deploy_is_valid_and_as_restricted_as_it_says() {
     }
 }
 
-/// The rules of a role with one verb on one resource less, for each of them; and how a user would say it.
+/// The rules of a role with one verb on one resource removed, for each of them, and the name of that permission.
 fn less_by_one(rules: &Value) -> Vec<(String, Value)> {
     let mut less = Vec::new();
     let strings = |list: &Value| -> Vec<String> { serde_json::from_value(list.clone()).unwrap() };
@@ -224,13 +224,13 @@ fn less_by_one(rules: &Value) -> Vec<(String, Value)> {
     less
 }
 
-/// Each verb on each resource that the manifests grant is needed: without it archaware says so, and does not start.
+/// Without any of the granted permissions archaware names it and does not start.
 #[tokio::test]
 async fn nothing_is_granted_that_is_not_needed() {
     let cluster = TestCluster::take().await;
     cluster.create_three_nodes().await;
     let webhook = admission_config(free_port(), "");
-    // It grants reading every Secret, the webhook's own too.
+    // The binding grants reading all Secrets, the webhook's own too.
     cluster.kubectl(&["delete", "clusterrolebinding", "archaware-pull-secrets"]);
     let mut tried = 0;
     for role in [
@@ -256,7 +256,7 @@ async fn nothing_is_granted_that_is_not_needed() {
         };
         for (permission, rules) in less_by_one(&shipped["rules"]) {
             patch(&rules);
-            // The authoriser hears of it a moment later.
+            // The authorizer sees the change a moment later.
             eventually(
                 &format!("a start that fails without {permission}"),
                 DEADLINE,
@@ -288,7 +288,7 @@ async fn nothing_is_granted_that_is_not_needed() {
     assert!(tried > 20, "{tried}");
 }
 
-/// The log has the reason for which it ends.
+/// The log contains the reason for exiting.
 async fn archaware_ends(archaware: &Controller) {
     archaware.wait_for_log("archaware lacks permissions").await;
 }

@@ -1,4 +1,4 @@
-//! Pods land on the architectures of their images, and nowhere else.
+//! Pods are bound to nodes with an architecture of their images, and to no others.
 
 use std::collections::BTreeSet;
 
@@ -100,7 +100,7 @@ async fn ephemeral_containers_count() {
     cluster.create_three_nodes().await;
     let _archaware = Controller::start(&cluster, "");
     cluster.wait_until_tainted().await;
-    // No node has such a label yet, so the pod waits while it gets its ephemeral container.
+    // No node has this label yet, so the pod waits until it has an ephemeral container.
     let mut spec = pod_spec(&[cluster.image("no-such-image")]);
     spec["nodeSelector"] = json!({"later": "yes"});
     cluster
@@ -115,7 +115,7 @@ async fn ephemeral_containers_count() {
         .patch_ephemeral_containers("debugged", &parameters, &patch)
         .await
         .unwrap();
-    // The first image is put right, as a user would do it.
+    // The user corrects the first image.
     let image = json!([{"op": "replace", "path": "/spec/containers/0/image", "value": cluster.image("multi")}]);
     let patch = kube::api::Patch::<()>::Json(serde_json::from_value(image).unwrap());
     cluster
@@ -182,7 +182,7 @@ async fn every_kind_of_workload_is_placed() {
         .await;
     cluster.create::<CronJob>(json!({"metadata": {"name": "cronjob"}, "spec": {
         "schedule": "* * * * *", "jobTemplate": {"spec": {"template": template("cronjob", "Never")}}}})).await;
-    // What a CronJob makes every minute is a Job from its template; this is the same at once.
+    // A CronJob creates a Job from its template every minute; this creates it at once.
     cluster.kubectl(&[
         "-n",
         &cluster.namespace,
@@ -291,7 +291,7 @@ async fn the_nearest_mode_wins() {
         on_namespace.contains(&format!("Namespace/{invalid}")),
         "{on_namespace}"
     );
-    // A pod that is left alone stays as it is while others are placed.
+    // An ignored pod is unchanged while others are decided.
     let pods: kube::Api<Pod> = kube::Api::namespaced(cluster.client.clone(), &ignored);
     let object = pod("ignored", pod_spec(&[cluster.image("arm64")]), json!({}));
     pods.create(
@@ -303,7 +303,7 @@ async fn the_nearest_mode_wins() {
     cluster.create_pod("after", &["arm64"]).await;
     cluster.wait_until_bound("after").await;
     assert!(architectures_of(&pods.get("ignored").await.unwrap()).is_empty());
-    // Its namespace changes its mind: so does archaware, without a change in the pod.
+    // The mode of the namespace changes, which affects the pod without a change of its own.
     cluster.kubectl(&["annotate", "namespace", &ignored, "archaware.dev/mode-"]);
     eventually(
         "tolerations of the pod that was ignored",

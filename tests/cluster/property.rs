@@ -1,5 +1,5 @@
-//! Random pods, images and nodes against the real scheduler: no pod is bound to a node that one of its
-//! images lacks, and every pod that fits somewhere is bound.
+//! Random pods, images and nodes with a real scheduler: no pod is bound to a node that one of its images does not
+//! support, and every pod that fits on a node is bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Images and what runs them.
+/// Images and the architectures that run them.
 const IMAGES: &[(&str, &[&str])] = &[
     ("amd64", &["amd64"]),
     ("arm64", &["arm64"]),
@@ -27,7 +27,7 @@ const IMAGES: &[(&str, &[&str])] = &[
 #[derive(Clone, Debug)]
 struct Case {
     nodes: Vec<&'static str>,
-    /// Of each pod: indexes into [`IMAGES`], containers and init containers.
+    /// For each pod: indexes into [`IMAGES`] for containers and init containers.
     pods: Vec<(Vec<usize>, Vec<usize>)>,
 }
 
@@ -86,7 +86,7 @@ async fn no_pod_is_misplaced_and_none_is_starved() {
                 );
             }
         }
-        // Those that fit nowhere were decided like the others by now, and wait.
+        // By now, those that fit nowhere have been decided too, and are pending.
         for (name, allowed) in &allowed {
             if allowed.intersection(&there).next().is_none() {
                 let pod = cluster.pods().get(name).await.unwrap();

@@ -1,4 +1,4 @@
-//! Private images: whoever has the credential is placed, whoever has not steps aside.
+//! Private images: a pod with the credential is decided by its image, one without by the failure policy.
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
@@ -15,7 +15,7 @@ use super::*;
 
 const QUICK: &str = "resolution: {failure: {after: 3s}}";
 
-/// `user` may see it, with the password `secret`.
+/// A registry that accepts `user` with password `secret`.
 async fn private(images: &[&str]) -> FakeRegistry {
     let registry = FakeRegistry::start().await.unwrap();
     for image in images {
@@ -65,14 +65,14 @@ async fn a_pod_with_its_secret_is_placed_and_one_without_steps_aside() {
     good_secret(&cluster, "regcred", &registry).await;
     create(&cluster, "with", &registry.image("arm64"), &["regcred"]).await;
     assert_eq!(cluster.wait_until_bound("with").await, "arm64");
-    // What the first one's credential found out does not help the second.
+    // The answer for the first credential is not used for the second pod.
     create(&cluster, "without", &registry.image("arm64"), &[]).await;
     let note = cluster.wait_for_event("without", "ImageNotResolved").await;
     assert!(note.starts_with("Denied: "), "{note}");
     cluster.wait_for_event("without", "SteppedAside").await;
     let pod = cluster.pods().get("without").await.unwrap();
     assert_eq!(architectures_of(&pod), ["any".to_owned()].into());
-    // The older format, and a secret that two pods share.
+    // The older format, and a Secret that two pods share.
     let old = docker_config(&registry, "secret").to_string();
     secret(&cluster, "old", "dockercfg", ".dockercfg", &old).await;
     create(&cluster, "old-format", &registry.image("arm64"), &["old"]).await;
@@ -144,7 +144,7 @@ async fn secrets_that_cannot_be_used_are_passed_over_and_named() {
     assert!(!format!("{events:?}{}", archaware.log()).contains("hunter2"));
 }
 
-/// The same name of a secret in both, as it usually is.
+/// Both namespaces have a Secret of the same name, as is common.
 #[tokio::test]
 async fn two_namespaces_with_one_registry_never_share_a_token_or_an_answer() {
     let cluster = TestCluster::take().await;
@@ -249,7 +249,7 @@ async fn namespaces_can_decide_whether_their_secrets_are_read() {
     ];
     let account = "--serviceaccount=archaware:archaware";
     cluster.kubectl(&[&["-n", &cluster.namespace], &binding[..], &[account]].concat());
-    // What it was told is forgotten soon.
+    // A missing permission is cached briefly.
     let tried = |n: u32| format!("open-{n}");
     let mut n = 0;
     loop {

@@ -1,4 +1,4 @@
-//! A real kubelet and a real containerd: what the node has, no registry has to be asked for.
+//! With a real kubelet and containerd: images on the node need no registry.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ async fn phase_becomes(cluster: &TestCluster, name: &str, phase: &str) {
     .await;
 }
 
-/// `inspect` against the node's containerd; the registry's name is one that only the node can reach.
+/// `archaware inspect` with the node's containerd. Only the node can reach the registry's name.
 fn inspect(cluster: &TestCluster, image: &str) -> Value {
     let file = cluster.dir().join("containerd.yaml");
     let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
@@ -54,7 +54,7 @@ async fn the_node_s_containerd_answers_without_a_registry() {
         ("multi", "reg.local/testimg/multi:latest"),
         ("single", "reg.local/testimg/docker-amd64:latest"),
     ] {
-        // reg.local resolves for the node's containerd only, so archaware needs the record at once.
+        // reg.local resolves only for the node's containerd, so archaware needs the image record.
         cluster.ctr(&[
             "images",
             "pull",
@@ -74,7 +74,7 @@ async fn the_node_s_containerd_answers_without_a_registry() {
     );
     let pod = cluster.pods().get("single").await.unwrap();
     assert_eq!(architectures_of(&pod), ["amd64".to_owned()].into());
-    // By digest no record is needed at all.
+    // Images by digest need no record.
     let digest = format!(
         "reg.local/testimg/multi@{}",
         multi["digest"].as_str().unwrap()
@@ -84,7 +84,7 @@ async fn the_node_s_containerd_answers_without_a_registry() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// The way of the shipped manifests: archaware holds no socket of containerd, its neighbour does.
+/// As in the shipped manifests: archaware has no access to containerd's socket, only to the proxy's.
 #[tokio::test]
 async fn the_node_s_containerd_answers_through_the_content_proxy() {
     let cluster = TestCluster::take_with_node().await;
@@ -102,7 +102,7 @@ async fn the_node_s_containerd_answers_through_the_content_proxy() {
     on_the_node(&cluster, "multi", image).await;
     phase_becomes(&cluster, "multi", "Running").await;
     assert!(archaware.metric("archaware_containerd_up{}").await > 0.5);
-    // What a registry said is kept beside it: the pod's own registry is another than the node's name for it.
+    // Answers of a registry are persisted too: the pod's registry has another name than the node's.
     cluster.create_pod("elsewhere", &["unnamed"]).await;
     cluster.wait_until_bound("elsewhere").await;
     let digest = testimg::find("unnamed").root.digest;
@@ -117,7 +117,7 @@ async fn the_node_s_containerd_answers_through_the_content_proxy() {
     )
     .await;
     assert_eq!(archaware.stop().await, 0);
-    // After a restart neither image costs a request: nobody listens where the registry was.
+    // After a restart neither image needs a request: nothing listens at the registry's address.
     let archaware = Controller::start(
         &cluster,
         &format!(
@@ -145,7 +145,7 @@ async fn the_node_s_containerd_answers_through_the_content_proxy() {
 #[tokio::test]
 async fn an_imported_image_is_not_believed() {
     let cluster = TestCluster::take_with_node().await;
-    // Side-loaded: one platform under the name of an image that has three in its registry.
+    // Imported: one platform under the name of an image that has three in its registry.
     let image = cluster.image("multi");
     let name = format!("{image}:latest");
     cluster.import(&name, "amd64");
@@ -176,7 +176,7 @@ async fn a_pod_of_the_wrong_architecture_never_starts() {
     })
     .await;
     assert_eq!(tolerated, ["arm64".to_owned()].into());
-    // The scheduler has looked at it since, and found no node.
+    // The scheduler has tried since, and found no node.
     cluster.wait_for_event("wrong", "FailedScheduling").await;
     let pod = cluster.pods().get("wrong").await.unwrap();
     assert!(pod.spec.unwrap().node_name.is_none());
@@ -206,7 +206,7 @@ async fn containerd_may_restart_hang_or_be_absent() {
         }
     };
     through_containerd("before").await;
-    // Killed: registries answer instead, then it is back by itself.
+    // containerd is killed: registries answer instead, and it recovers by itself.
     cluster.kill_containerd();
     cluster.create_pod("meanwhile", &["s390x"]).await;
     let decided = || async {
@@ -220,7 +220,7 @@ async fn containerd_may_restart_hang_or_be_absent() {
     cluster.restart_containerd();
     let line = inspect(&cluster, "reg.local/testimg/multi:latest");
     assert_eq!(line["source"], "containerd", "{line}");
-    // Stopped: each call is cut, the answer comes from the registry within the budget.
+    // containerd is stopped: each call times out, and the registry answers within the budget.
     cluster.signal_containerd("-STOP");
     let started = std::time::Instant::now();
     let line = inspect(&cluster, &cluster.image("arm64-s390x"));

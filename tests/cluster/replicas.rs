@@ -1,4 +1,4 @@
-//! Two replicas: one writes, the other takes over, and never both for longer than one patch.
+//! Two replicas: one writes, the other takes over, and both write at most for the duration of one patch.
 
 use std::{
     collections::BTreeSet,
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Two that are ready: the one that leads, and the other.
+/// Two ready replicas: the leader and the other.
 async fn pair(cluster: &TestCluster) -> (Controller, Controller) {
     let first = Controller::start(cluster, "");
     first.wait_until_leading(true).await;
@@ -35,13 +35,13 @@ async fn sigterm_hands_over_within_two_seconds() {
     first.signal("-TERM");
     second.wait_until_leading(true).await;
     let took = told.elapsed();
-    // As docs/reliability.md has it.
+    // As documented in docs/reliability.md.
     assert!(took < Duration::from_secs(2), "{took:?}");
     cluster.create_pod("after", &["arm64"]).await;
     assert_eq!(cluster.wait_until_bound("after").await, "arm64");
     cluster.create_node("late", "arm64").await;
     cluster.wait_until_tainted().await;
-    // The node shows its taint before the answer to the patch has come back and is logged.
+    // The node has its taint before the response to the patch arrives and is logged.
     second.wait_for_log("node tainted").await;
     assert_eq!(first.stop().await, 0);
 }
@@ -56,12 +56,12 @@ async fn a_crash_is_made_up_for_within_twenty_seconds() {
     cluster.create_pod("meanwhile", &["arm64"]).await;
     assert_eq!(cluster.wait_until_bound("meanwhile").await, "arm64");
     let took = killed.elapsed();
-    // As docs/reliability.md has it.
+    // As documented in docs/reliability.md.
     assert!(took < Duration::from_secs(20), "{took:?}");
     assert_eq!(second.stop().await, 0);
 }
 
-/// A process that was stopped wakes up in the belief that it leads; the clock says that it does not.
+/// A paused process still believes that it leads; its monotonic clock shows that it does not.
 #[tokio::test]
 async fn a_leader_that_was_stopped_writes_nothing_when_it_wakes_up() {
     let cluster = TestCluster::take().await;
@@ -69,7 +69,7 @@ async fn a_leader_that_was_stopped_writes_nothing_when_it_wakes_up() {
     let (first, second) = pair(&cluster).await;
     let before = first.patches().await;
     first.signal("-STOP");
-    // What it is to find when it wakes up: plenty to do.
+    // Work that it finds when it resumes.
     for n in 0..40 {
         cluster
             .create_pod(&format!("stopped-{n}"), &["s390x"])
@@ -97,7 +97,7 @@ async fn a_leader_that_was_stopped_writes_nothing_when_it_wakes_up() {
     assert_eq!(second.stop().await, 0);
 }
 
-/// New ones come before old ones go: somebody leads all the time, and pods that are created meanwhile are placed.
+/// New replicas start before old ones stop: there is always a leader, and pods created meanwhile are decided.
 #[tokio::test]
 async fn a_rolling_update_has_no_gap() {
     let cluster = TestCluster::take().await;
@@ -122,7 +122,7 @@ async fn a_rolling_update_has_no_gap() {
     assert_eq!(second.stop().await, 0);
 }
 
-/// Two installations that do not know of each other: both write, and nothing is done twice.
+/// Two installations in different namespaces: both write, and nothing is done twice.
 #[tokio::test]
 async fn two_that_write_at_once_do_no_harm() {
     let cluster = TestCluster::take().await;
@@ -155,7 +155,7 @@ async fn two_that_write_at_once_do_no_harm() {
     assert_eq!(second.stop().await, 0);
 }
 
-/// What is shipped, as the scheduler and the controllers of a cluster see it; no kubelet starts it here.
+/// The shipped Deployment as the scheduler and the controllers see it; no kubelet starts it here.
 #[tokio::test]
 async fn the_shipped_deployment_is_spread_and_protected() {
     let cluster = TestCluster::take().await;
@@ -171,7 +171,7 @@ async fn the_shipped_deployment_is_spread_and_protected() {
         (nodes.len() == 2).then_some((pods, nodes))
     })
     .await;
-    // Its image is for amd64 and arm64, and nobody has tainted anything yet.
+    // Its image supports amd64 and arm64, and no node is tainted yet.
     assert_eq!(nodes, ["one".to_owned(), "two".to_owned()].into());
     for pod in placed {
         assert_eq!(pod.spec.unwrap().priority, Some(2_000_000_000));

@@ -1,4 +1,4 @@
-//! Nothing that a full run prints, at the most talkative level of every library, holds a secret.
+//! A complete run with log level trace for all libraries prints no secret.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use k8s_openapi::api::core::v1::Pod;
@@ -7,7 +7,7 @@ use testimg::{Auth, FakeRegistry};
 
 use super::*;
 
-/// Told apart from everything else that may be in a log.
+/// Distinct from everything else in a log.
 const PASSWORDS: [&str; 3] = [
     "hunter2-basic-0c5f",
     "hunter2-bearer-7ad1",
@@ -26,10 +26,10 @@ fn auths(registry: &FakeRegistry, password: &str) -> String {
     json!({"auths": {registry.address(): entry}}).to_string()
 }
 
-/// Every text that must not be there: as it is, and as it travels in headers and Secrets.
+/// Every form that must not occur: plain, and as encoded in headers and Secrets.
 fn forms(secret: &str) -> Vec<String> {
     let user = format!("user:{secret}");
-    // base64 of a part of a text depends on what stands before it: all three ways.
+    // base64 of a substring depends on its offset: all three cases.
     let shifted = (0..3).map(|by| {
         let encoded = BASE64_STANDARD.encode(format!("{}{secret}", "x".repeat(by)));
         encoded[4..encoded.len() - 4].to_owned()
@@ -85,7 +85,7 @@ async fn no_secret_is_printed_even_at_trace_level() {
     cluster.wait_for_event("closed", "SteppedAside").await;
     assert!(bearer.count("GET", "/token") > 0);
 
-    // The token of its ServiceAccount, the private key of its certificate, and what the registry gave.
+    // The ServiceAccount's token, the certificate's private key, and the registry's tokens.
     let kubeconfig = std::fs::read_to_string(cluster.kubeconfig("token-archaware")).unwrap();
     let token = kubeconfig
         .split("{token: ")

@@ -1,4 +1,4 @@
-//! The order at start.
+//! The startup sequence.
 
 use kube::api::ListParams;
 
@@ -18,7 +18,7 @@ async fn no_node_is_tainted_before_the_backlog_is_decided() {
             .map(|(n, name)| cluster.create_pod(name, std::slice::from_ref(&images[n % 5])));
         futures::future::join_all(create).await;
     }
-    // Cordoned from birth: no pod may be bound before archaware is there.
+    // Unschedulable, so that no pod is bound before archaware runs.
     for architecture in ["amd64", "arm64"] {
         cluster
             .create_cordoned_node(architecture, architecture)
@@ -32,7 +32,7 @@ async fn no_node_is_tainted_before_the_backlog_is_decided() {
     };
     assert_eq!(undecided().await, PODS);
     let _archaware = Controller::start(&cluster, "");
-    // At each moment: a tainted node means that every pod has been decided.
+    // At any time: if a node is tainted, every pod has been decided.
     never(
         "a taint before the backlog was decided",
         cluster.wait_until_tainted(),

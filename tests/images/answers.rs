@@ -1,4 +1,4 @@
-//! Odd answers: each a typed error within the time limit, nothing kept that should not be.
+//! Unusual answers of registries: each causes a typed error within the time limit, and nothing wrong is cached.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use tokio::{io::AsyncWriteExt, net::TcpListener};
 
 use super::*;
 
-/// What comes to an end by its own time limits, long before this one.
+/// Work that ends by its own time limits, long before this one.
 async fn in_time<T>(work: impl Future<Output = T>) -> T {
     let ended = tokio::time::timeout(Duration::from_mins(1), work).await;
     ended.expect("it ends by itself")
 }
 
-/// Scripts every manifest of a registry that holds `multi`, and gives the reason of the failure.
+/// Scripts every manifest of a registry with `multi`, and returns the reason of the failure.
 async fn failing(script: Script) -> Reason {
     let (registry, resolver) = (registry().await, resolver());
     registry.add("app", &testimg::find("multi"));
@@ -24,7 +24,7 @@ async fn failing(script: Script) -> Reason {
     error.reason()
 }
 
-/// The same, but only the document by digest is answered oddly, not the HEAD by tag.
+/// The same, but only for the document by digest, not for the HEAD of the tag.
 async fn failing_document(script: Script) -> Reason {
     let (registry, resolver) = (registry().await, resolver());
     registry.add("app", &testimg::find("multi"));
@@ -32,7 +32,7 @@ async fn failing_document(script: Script) -> Reason {
     let image = registry.image("app");
     let error = in_time(resolve(&resolver, &image)).await.unwrap_err();
     registry.unscript();
-    // Nothing of the odd answer was kept as the image's truth.
+    // Nothing of the wrong answer was cached for the image.
     let fresh = super::resolver();
     assert!(resolve(&fresh, &registry.image("app")).await.is_ok());
     error.reason()
@@ -102,7 +102,7 @@ async fn a_body_that_is_cut_short_is_no_answer() {
 
 #[tokio::test]
 async fn a_gzip_bomb_is_too_large() {
-    // 64 MiB of spaces, packed: some 64 KiB.
+    // 64 MiB of spaces, compressed to some 64 KiB.
     let (registry, resolver) = (registry().await, resolver());
     registry.add("app", &testimg::find("multi"));
     let packed = include_bytes!("spaces.gz").to_vec();
@@ -235,7 +235,7 @@ async fn a_host_that_never_answers_fails_fast_after_three_timeouts() {
             .as_ref()
             .is_err_and(|e| e.reason() == Reason::Unavailable)
     }));
-    // Those under way when the host is given up, at most eight at once, and those that were let in by then; not forty.
+    // Requests in progress when the host is paused, at most eight at once, and those admitted by then; not forty.
     let asked = registry.seen().len();
     assert!(asked <= 16, "{asked} requests to a host that never answers");
     let late = registry.image("late");
@@ -251,7 +251,7 @@ async fn a_failing_server_is_tried_again() {
     assert_eq!(registry.count("HEAD", ""), 3);
 }
 
-/// A sign-in page of a network, for a moment: it is no image, and nobody remembers it as one.
+/// A captive portal's page is temporary: it is not an image and must not be cached as one.
 #[tokio::test]
 async fn a_page_that_is_no_image_is_not_what_the_tag_points_at() {
     let (registry, resolver) = (registry().await, resolver());
@@ -271,13 +271,13 @@ async fn a_page_that_is_no_image_is_not_what_the_tag_points_at() {
         "its digest is nobody's"
     );
     registry.unscript();
-    // The failure is kept for a while for who met it; the tag is kept for nobody.
+    // The failure is cached for a while for this credential; the tag is not cached at all.
     let keyring = super::credentials::keyring(&registry.address(), "user", "secret");
     let resolved = resolve_as(&resolver, &image, &keyring).await.unwrap();
     assert_eq!(platforms(&resolved).len(), 3);
 }
 
-/// Documents of 4 MiB each: the whole is bounded, too.
+/// Documents of 4 MiB each: their sum is bounded too.
 #[tokio::test]
 async fn many_large_documents_of_one_image_are_too_much() {
     let (registry, resolver) = (registry().await, resolver());
@@ -286,6 +286,6 @@ async fn many_large_documents_of_one_image_are_too_much() {
         .await
         .unwrap_err();
     assert_eq!(error.reason(), Reason::TooLarge, "{}", error.chain());
-    // The root, and children of 3 MiB until 16 MiB are full.
+    // The root, and children of 3 MiB up to 16 MiB.
     assert_eq!(registry.count("GET", "/manifests/sha256:"), 7);
 }

@@ -1,5 +1,4 @@
-//! Few requests: answers are shared by those who ask at the same time, and remembered for those who
-//! ask later.
+//! Few requests: concurrent requests share one lookup, later ones use the cache.
 
 use std::time::Duration;
 
@@ -79,13 +78,13 @@ async fn a_tag_that_moved_is_seen_after_its_time_and_an_old_one_serves_when_the_
     assert_eq!(platforms(&stale), ["linux/arm64"], "stale if error");
     registry.unscript();
     registry.script("/", Script::Status(404, Vec::new()));
-    // The negative answer of the outage is remembered for a second; then the truth comes out.
+    // The failure is cached for a second, then the request succeeds.
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     loop {
         match resolve(&resolver, &image).await {
             Err(error) => {
                 assert_eq!(error.reason(), Reason::NotFound);
-                // Also when asked again, while the answer is remembered.
+                // The same from the cache.
                 let again = resolve(&resolver, &image).await.unwrap_err();
                 break assert_eq!(again.reason(), Reason::NotFound);
             }

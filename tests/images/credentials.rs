@@ -1,4 +1,4 @@
-//! Who gets to see what, and who is shown which credential.
+//! Which credential is sent where, and who may use an answer.
 
 use archaware::image::{
     Reason,
@@ -69,7 +69,7 @@ async fn bearer_tokens_are_fetched_once_and_renewed() {
             .all(Result::is_ok)
     );
     assert_eq!(registry.count("GET", "/token"), 1);
-    // A token that the registry forgot is replaced, once.
+    // An invalidated token is replaced once.
     registry.revoke_tokens();
     registry.add_tag("app", "new", &testimg::find("arm64"));
     assert!(
@@ -80,7 +80,7 @@ async fn bearer_tokens_are_fetched_once_and_renewed() {
     assert_eq!(registry.count("GET", "/token"), 2);
 }
 
-/// A rollout of a repository with many tags: they meet the challenge in turns, and one token is enough.
+/// A rollout of a repository with many tags: the lookups get challenges concurrently and share one token.
 #[tokio::test]
 async fn many_tags_of_a_repository_share_one_token() {
     let (registry, resolver) = (registry().await, resolver());
@@ -106,7 +106,7 @@ async fn many_tags_of_a_repository_share_one_token() {
             .all(Result::is_ok)
     );
     assert_eq!(registry.count("GET", "/token"), 1);
-    // Revoked: whoever is refused does not throw away what another has got since.
+    // An invalidated token is removed only if it was not replaced meanwhile.
     registry.revoke_tokens();
     for (number, tag) in tags.iter().enumerate() {
         registry.add_tag("app", tag, &testimg::numbered(100 + number));

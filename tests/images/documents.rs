@@ -1,4 +1,4 @@
-//! What every kind of image says.
+//! The result for every kind of image.
 
 use testimg::{Expected, catalogue};
 
@@ -9,7 +9,7 @@ async fn every_kind_of_image_is_understood() {
     let registry = registry().await;
     for (name, image, expected) in catalogue() {
         registry.add(name, &image);
-        // Some share a root: each is looked at for the first time.
+        // Some share a root document, so each gets an empty cache.
         let resolver = resolver();
         let answer = resolve(&resolver, &registry.image(name)).await;
         match (expected, answer) {
@@ -36,7 +36,7 @@ async fn every_kind_of_image_is_understood() {
     }
 }
 
-/// The images are what other tests, and users of `testimg/update.sh`, rely on.
+/// Other tests and users of `testimg/update.sh` rely on these images.
 #[test]
 fn test_images_have_fixed_digests() {
     let line = |(name, image, _): (_, testimg::Image, _)| format!("{name} {}", image.root.digest);

@@ -1,4 +1,4 @@
-//! Images against a registry in this process: every kind of image, and every odd answer.
+//! Images in an in-process registry: every kind of image and every unusual answer.
 
 #![allow(
     clippy::unwrap_used,
@@ -28,7 +28,7 @@ use archaware::{
 };
 use testimg::FakeRegistry;
 
-/// Short, so that what hangs is cut soon; long enough for a busy machine.
+/// Short, so that hanging requests end soon; long enough for a busy machine.
 const TIMEOUT: Duration = Duration::from_millis(1500);
 
 fn settings() -> ResolverSettings {

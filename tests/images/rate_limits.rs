@@ -1,4 +1,4 @@
-//! Limits of registries are kept: when they say for how long, by whom, and when they say nothing.
+//! Rate limits of registries are obeyed, per account, with and without `Retry-After`.
 
 use std::time::{Duration, SystemTime};
 
@@ -56,7 +56,7 @@ async fn a_limit_for_one_account_is_none_for_another() {
         ask(&resolver, &registry, "busy").await.reason(),
         Reason::RateLimited
     );
-    // Anonymous clients are kept out now, for every repository; the account is not.
+    // Anonymous requests are paused for every repository; the account's are not.
     assert_eq!(
         ask(&resolver, &registry, "free").await.reason(),
         Reason::RateLimited
@@ -66,7 +66,7 @@ async fn a_limit_for_one_account_is_none_for_another() {
             .await
             .is_ok()
     );
-    // An account that is limited is passed over for the next one.
+    // A limited account is skipped, and the next one is tried.
     let busy = resolve_as(&resolver, &registry.image("busy"), &right)
         .await
         .unwrap_err();
@@ -97,7 +97,7 @@ async fn a_limit_for_one_account_is_none_for_another() {
     let denied = resolve_as(&resolver, &registry.image("busy"), &both)
         .await
         .unwrap_err();
-    // A limit ends by itself, so it is what is told; the second was asked all the same.
+    // A rate limit is transient and therefore reported; the second account was tried all the same.
     assert_eq!(denied.reason(), Reason::RateLimited, "{}", denied.chain());
     let shown: Vec<_> = registry
         .seen()
@@ -126,7 +126,7 @@ async fn server_errors_are_tried_again_a_little_later_and_not_for_ever() {
         started.elapsed() > Duration::from_millis(150),
         "with pauses between them"
     );
-    // The failure is remembered: a second asker costs nothing.
+    // The failure is cached: a second request causes none.
     assert_eq!(
         ask(&resolver, &registry, "app").await.reason(),
         Reason::Unavailable

@@ -1,4 +1,4 @@
-//! What no credential and no answer may cross: registries, token endpoints, hosts, tenants.
+//! Credentials and answers never cross registries, token endpoints, hosts or tenants.
 
 use archaware::image::{
     Reason, Source,
@@ -91,7 +91,7 @@ async fn a_redirect_takes_no_header_and_no_secret_along() {
             .all(|(name, _)| name != "x-operator"),
         "{at_other:?}"
     );
-    // A token endpoint that sends the form with the refresh token elsewhere gets an error instead.
+    // A token endpoint that redirects the form with the refresh token causes an error.
     let tokens = registry().await;
     tokens.add("app", &image);
     tokens.require(Auth::Bearer(None));
@@ -146,7 +146,7 @@ async fn a_mirror_that_lies_or_fails_does_not_matter() {
             mirror.seen()
         );
     }
-    // One that is right is enough, and the registry itself is asked for the tag alone.
+    // A mirror with the right content suffices, and the registry itself is only asked for the tag.
     mirror.unscript();
     mirror.add("app", &testimg::find("multi"));
     origin.forget();
@@ -193,7 +193,7 @@ async fn per_credential_shares_nothing() {
     let resolver = resolver_with(strict);
     let (image, digest) = (registry.image("app"), testimg::find("multi").root.digest);
     let by_digest = format!("{image}@{digest}");
-    // The registry is open, so each answer would serve everybody; each asker pays for its own all the same.
+    // The registry is public, so each answer could be shared; with `perCredential` each credential asks itself.
     let askers = [
         Keyring::default(),
         credentials::keyring(&registry.address(), "a", "secret"),
@@ -215,7 +215,7 @@ async fn per_credential_shares_nothing() {
             (number + 1, number + 1)
         );
     }
-    // Without it, one is enough for all.
+    // Without it, one lookup serves all.
     registry.forget();
     let resolver = super::resolver();
     for keyring in askers {
@@ -236,14 +236,14 @@ async fn a_good_credential_shares_documents_and_not_tags() {
     let right = credentials::keyring(&registry.address(), "user", "secret");
     resolve_as(&resolver, &image, &right).await.unwrap();
     let before = registry.seen().len();
-    // Who knows the digest of content knows the content: nothing is asked.
+    // Content addressed by digest needs no request.
     let by_digest = format!("{image}@{}", testimg::find("multi").root.digest);
     let shared = resolve(&resolver, &by_digest).await.unwrap();
     assert_eq!(
         (shared.source, registry.seen().len()),
         (Source::Memory, before)
     );
-    // The tag is the holder's own, and so are its tokens.
+    // The tag is cached for the credential only, and so are its tokens.
     let stranger = credentials::keyring(&registry.address(), "user", "guess");
     for keyring in [Keyring::default(), stranger] {
         let asked = registry.count("GET", "/token");

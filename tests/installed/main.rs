@@ -1,4 +1,4 @@
-//! archaware as users install it: its own image, the shipped manifests, a real kubelet and a real containerd.
+//! archaware as users install it: its own image, the shipped manifests, a real kubelet and containerd.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,12 +20,12 @@ use serde_json::{Value, json};
 
 use testsupport::cluster::{DEADLINE, TestCluster, eventually, pod, pod_spec, taints};
 
-/// Both are built beside the tests, which may have to wait.
+/// Both architectures are built beside the tests, which may have to wait.
 const BUILD: Duration = Duration::from_mins(40);
-/// Where this one listens: the node of the test cluster is this machine, and its pods have its network.
+/// The node of the test cluster is this machine, so pods share its network.
 const PORT: u16 = 18_080;
 
-/// The folder that `hack/build.sh` made, and the digest that it printed.
+/// The folder that `hack/build.sh` wrote, and the digest that it printed.
 async fn built() -> (PathBuf, String) {
     let folder = std::env::var("ARCHAWARE_TEST_IMAGE").expect(
         "hack/test.sh builds the image when it is called without a filter, or with IMAGE=yes",
@@ -70,7 +70,7 @@ async fn the_image_holds_what_it_needs_and_starts_on_every_platform() {
         let layer = manifest["layers"][0]["digest"].as_str().unwrap();
         let blob = layout.join("blobs").join(layer.replace(':', "/"));
         run("tar", &["-xzf", blob.to_str().unwrap(), "-C", root]);
-        // Nothing but the program can be run, and nothing belongs to the user that runs it.
+        // The image contains no other program, and its files do not belong to the user that runs it.
         let programs = run(
             "find",
             &[root, "-type", "f", "-perm", "/111", "-printf", "%P\n"],
@@ -78,8 +78,8 @@ async fn the_image_holds_what_it_needs_and_starts_on_every_platform() {
         let programs = programs.lines().filter(|path| !path.contains("ld-linux"));
         assert_eq!(programs.collect::<Vec<_>>(), ["archaware"]);
         assert_eq!(run("find", &[root, "-user", "65532"]), "");
-        // It finds its libraries, speaks HTTP, and understands an image: on this machine's architecture
-        // itself, on others by emulation.
+        // The program finds its libraries, uses HTTP and resolves an image: natively on this machine's architecture,
+        // emulated on others.
         let image = cluster.image("multi");
         let inspect = ["inspect", "-o", "json", image.as_str()];
         let native = std::env::consts::ARCH == run_name(architecture);
@@ -103,7 +103,7 @@ async fn the_image_holds_what_it_needs_and_starts_on_every_platform() {
     assert_eq!(platforms, ["amd64", "arm64"]);
 }
 
-/// What Rust, Linux and QEMU call a GOARCH.
+/// The name of a GOARCH in Rust, Linux and QEMU.
 fn run_name(architecture: &str) -> &str {
     match architecture {
         "amd64" => "x86_64",
@@ -112,8 +112,8 @@ fn run_name(architecture: &str) -> &str {
     }
 }
 
-/// An overlay of the shipped manifests that sets addresses, because this node has no pod network: pods share
-/// the machine's, two of them would want the same ports, and the API server is on loopback.
+/// An overlay of the shipped manifests with other addresses: this node has no pod network, so pods share the
+/// machine's ports, and the API server is on loopback.
 fn overlay(cluster: &TestCluster, digest: &str) -> PathBuf {
     let folder = cluster.dir().join("overlay");
     let _ = std::fs::remove_dir_all(&folder);
@@ -212,7 +212,7 @@ async fn kubectl_apply_runs_archaware_from_its_own_image() {
     assert!(done, "{out}{error}{}", state());
     cluster.wait_until_tainted().await;
 
-    // It places a pod, which the kubelet then starts.
+    // It decides about a pod, which the kubelet then starts.
     let mut spec = pod_spec(&[cluster.image("multi")]);
     spec["hostNetwork"] = json!(true);
     cluster
@@ -225,14 +225,14 @@ async fn kubectl_apply_runs_archaware_from_its_own_image() {
             .then_some(())
     })
     .await;
-    // Through the neighbour that holds the node's socket.
+    // Through the content proxy, which has the node's socket.
     let up = metrics().await.unwrap();
     assert!(
         up.contains("archaware_containerd_up 1") || up.contains("archaware_containerd_up{} 1"),
         "{up}"
     );
 
-    // Its own next pod lands on the node that it has tainted, and the last one ends in time.
+    // Its own next pod runs on the node that it tainted, and the previous one ends in time.
     let own = [
         "-n",
         "archaware",
@@ -258,7 +258,7 @@ async fn kubectl_apply_runs_archaware_from_its_own_image() {
     ]);
     assert!(log.contains("\"leading\""), "{log}");
 
-    // Away without a trace.
+    // `archaware clean` removes everything.
     let (status, _, error) = cluster.archaware(&["clean", "--stop-controller"]);
     assert_eq!(status, 0, "{error}");
     let node = cluster.nodes().get("localhost").await.unwrap();

@@ -1,5 +1,5 @@
-//! `archaware content-proxy` in front of a real containerd: what passes, what does not, and that each end
-//! survives the other.
+//! `archaware content-proxy` in front of a real containerd: what is forwarded, what is refused, and that each end
+//! survives restarts of the other.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
 
@@ -15,7 +15,7 @@ use tower::ServiceExt;
 
 use testsupport::servers::{Containerd, Process, eventually, platforms, resolve, settings};
 
-/// Permission denied, and resource exhausted, in gRPC's numbers.
+/// `PermissionDenied` as a gRPC status code.
 const REFUSED: &str = "7";
 const TOO_LARGE: &str = "8";
 
@@ -62,7 +62,7 @@ impl Door {
         connect(self.path(), Duration::from_secs(10)).unwrap()
     }
 
-    /// The `grpc-status` of a call with these bytes as its message.
+    /// The `grpc-status` of a call with this message.
     async fn call(&self, path: &str, headers: &[(&str, &str)], message: &[u8]) -> String {
         let mut frame = vec![0];
         frame.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
@@ -94,7 +94,7 @@ impl Door {
     }
 }
 
-/// Every other service of containerd, the kubelet's own ones, and those that gRPC servers often have.
+/// All other services of containerd, the kubelet's, and common services of gRPC servers.
 const CLOSED: &[&str] = &[
     "/containerd.services.namespaces.v1.Namespaces/Create",
     "/containerd.services.namespaces.v1.Namespaces/Delete",
@@ -126,7 +126,7 @@ const CLOSED: &[&str] = &[
     "/containerd.services.content.v1.Content",
     "//containerd.services.content.v1.Content/Info",
 ];
-/// Open for reading, and only in archaware's own namespace.
+/// Methods for reading, allowed in archaware's own namespace only.
 const READ: &[&str] = &[
     "content.v1.Content/Info",
     "content.v1.Content/Read",
@@ -183,7 +183,7 @@ async fn only_what_resolution_needs_passes() {
             .chain(OWN.iter().map(|path| (path, false)));
         for (path, read) in open {
             let path = format!("/containerd.services.{path}");
-            // An empty message, and bytes that are none: neither may end containerd.
+            // An empty message and malformed ones must not crash containerd.
             for message in [&b""[..], &[0xff; 20], &[0x0a, 0]] {
                 assert_ne!(door.call(&path, &[own], message).await, REFUSED, "{path}");
             }
@@ -211,7 +211,7 @@ async fn only_what_resolution_needs_passes() {
     }
 }
 
-/// What a write of containerd would do with them: end it (2.x), or open a namespace that is closed.
+/// Writes that would crash containerd (2.x) or open a namespace.
 #[tokio::test]
 async fn writes_that_are_no_documents_do_not_pass() {
     let own = ("containerd-namespace", "archaware");
@@ -273,7 +273,7 @@ async fn nonsense_and_floods_end_at_the_door() {
             "{path}"
         );
     }
-    // Bytes that are no message reach containerd, which says so.
+    // containerd itself rejects malformed messages.
     assert_ne!(door.call(info, &[own], &[0xff; 100]).await, "0");
     let long = "x".repeat(60 * 1024);
     let flooded = Request::post(info)
@@ -297,7 +297,7 @@ async fn nonsense_and_floods_end_at_the_door() {
             tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut end)).await;
         assert!(closed.is_ok(), "the connection is closed");
     }
-    // A client that opens more connections than it needs, and says nothing.
+    // A client that opens more connections than it needs and sends nothing.
     let mut silent = Vec::new();
     for _ in 0..40 {
         silent.push(tokio::net::UnixStream::connect(&door.socket).await.unwrap());
@@ -325,7 +325,7 @@ async fn nonsense_and_floods_end_at_the_door() {
         .unwrap();
     let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
     assert!(peak < 64 * 1024, "{peak} kB");
-    // What is no socket is somebody's file.
+    // A path that is not a socket is not replaced.
     let file = door.socket.with_extension("file");
     fs::write(&file, "important").unwrap();
     let log = door.socket.with_extension("occupied");
@@ -339,7 +339,7 @@ async fn nonsense_and_floods_end_at_the_door() {
     let mut occupied = Process::start(testsupport::program(), &arguments, &log, false);
     assert_eq!(occupied.exited().await, 1);
     assert_eq!(fs::read_to_string(&file).unwrap(), "important");
-    // One door for one socket, and a clean end.
+    // Only one proxy per socket, and a clean exit.
     let log = door.socket.with_extension("second");
     let arguments = [
         "content-proxy",
@@ -399,7 +399,7 @@ async fn each_end_survives_a_restart_of_the_other() {
         .await;
         door.restart().await;
         registry.forget();
-        // The same process of archaware, over a socket that is another file now.
+        // The same process of archaware uses the new socket.
         let digest = testimg::find("multi").root.digest;
         let by_digest = format!("{}@{digest}", registry.image("multi"));
         let resolved = resolve(&again, &by_digest, &Keyring::default())

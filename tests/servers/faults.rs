@@ -1,4 +1,4 @@
-//! A containerd that is killed, hung, forbidden, full or emptied: the answers are the same.
+//! A containerd that is killed, hung, forbidden, full or wiped: the answers are the same.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ async fn one_that_is_killed_hung_forbidden_or_full_changes_no_answer() {
             testimg::find(image).root.digest
         )
     };
-    // Hung: each resolution waits for it a little, until the breaker is open.
+    // Hung: each resolution waits briefly, until the breaker opens.
     containerd.signal("-STOP");
     let resolver = containerd.resolver(settings());
     for (name, image) in [
@@ -83,7 +83,7 @@ async fn one_that_is_killed_hung_forbidden_or_full_changes_no_answer() {
         .await
         .unwrap();
     assert_eq!(platforms(&resolved), MULTI);
-    // Forbidden: the socket is there, for somebody else.
+    // Forbidden: the socket belongs to another user.
     let program = containerd.dir().join("archaware");
     std::fs::copy(testsupport::program(), &program).unwrap();
     let config = containerd.dir().join("config.yaml");
@@ -136,7 +136,8 @@ async fn a_full_disk_ends_the_keeping_and_nothing_else() {
                 .is_ok()
         );
     }
-    // containerd itself may not survive it: its database has to write, too. With room again, what was kept is there.
+    // containerd itself may exit, because its database writes too. After a restart with free space, the persisted
+    // content is there.
     containerd.restart().await;
     let digest = format!(
         "{}@{}",

@@ -1,5 +1,5 @@
-//! Images against real servers: Debian's docker-registry with each way of authorising and securing it, real
-//! containerds of every supported version, run without any privilege.
+//! Images on real servers: Debian's docker-registry with every authentication and TLS setting, and real containerds
+//! of every supported version, unprivileged.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,6 +12,6 @@
 
 mod content_proxy;
 mod faults;
-mod node_credentials;
+mod operator_credentials;
 mod registries;
 mod store;

@@ -1,4 +1,4 @@
-//! docker-registry, open and closed, plain and with TLS, directly and behind `hosts.toml`.
+//! docker-registry, open and protected, with and without TLS, directly and behind `hosts.toml`.
 
 use std::{fs, path::Path, process::Command};
 
@@ -14,7 +14,7 @@ use testsupport::servers::{
 
 const MULTI: [&str; 3] = ["linux/amd64", "linux/arm64", "linux/s390x"];
 
-/// A tree of `hosts.toml` with one registry.
+/// A directory with the `hosts.toml` of one registry.
 fn tree(root: &Path, registry: &str, text: &str) -> ResolverSettings {
     let (host, port) = registry.rsplit_once(':').unwrap_or((registry, ""));
     let name = if port.is_empty() {
@@ -28,7 +28,7 @@ fn tree(root: &Path, registry: &str, text: &str) -> ResolverSettings {
     settings_of(root)
 }
 
-/// With the trees of this root.
+/// Settings with the directories below this root.
 fn settings_of(root: &Path) -> ResolverSettings {
     let mut settings = settings();
     settings.registry.hosts_directories = vec![root.to_owned()];
@@ -74,7 +74,7 @@ async fn with_user_and_password() {
     let right = keyring(registry.address(), "user", "secret");
     let resolved = resolve(&resolver, &image, &right).await.unwrap();
     assert_eq!(platforms(&resolved), MULTI);
-    // What the good credential found out is not for others.
+    // Answers for the valid credential are not used for others.
     let error = resolve(&resolver, &image, &Keyring::default())
         .await
         .unwrap_err();
@@ -102,7 +102,7 @@ async fn with_tokens_of_which_each_credential_gets_its_own() {
         assert_eq!(answer.unwrap(), MULTI);
     }
     assert_eq!(tokens.seen().len(), 1, "one token for all who need it");
-    // The second has a token for its own repository, and the first one's does not help it with the other.
+    // Each user has a token for its own repository, which does not allow the other one.
     assert!(resolve(&resolver, &amd64, &user("one")).await.is_ok());
     for (image, name) in [(&multi, "one"), (&multi, "none"), (&amd64, "none")] {
         let error = resolve(&resolver, image, &user(name)).await.unwrap_err();
@@ -176,7 +176,7 @@ async fn certificates_on_an_http_address_mean_https_first() {
         let settings = tree(&roots.path().join(name), "reg.test", &text);
         let resolved = resolve(&resolver(settings), "reg.test/multi", &Keyring::default()).await;
         assert_eq!(platforms(&resolved.unwrap()), MULTI, "{name}");
-        // Docker's way, for a registry on loopback: it would be spoken to in the clear otherwise.
+        // Docker's layout, for a registry on loopback that would otherwise be accessed by plain HTTP.
         let port = address.rsplit(':').next().unwrap();
         let folder = roots.path().join(name).join(format!("127.0.0.1_{port}_"));
         fs::create_dir(&folder).unwrap();
@@ -218,7 +218,7 @@ async fn with_certificates_of_clients() {
             .await
             .is_err()
     );
-    // Docker's way: files beside no hosts.toml.
+    // Docker's layout without hosts.toml.
     let folder = roots.path().join("c").join(format!(
         "127.0.0.1_{}_",
         registry.address().rsplit(':').next().unwrap()
@@ -268,7 +268,7 @@ async fn mirrors_first_and_the_registry_last() {
         (MULTI.map(str::to_owned).to_vec(), Source::Registry)
     );
     assert_eq!(origin.count("HEAD") + origin.count("GET"), 0);
-    // What the mirror lacks, the registry has, for those who may.
+    // What the mirror lacks is fetched from the registry, with permission.
     let error = resolve(&resolver, &origin.image("amd64"), &anonymous)
         .await
         .unwrap_err();
@@ -302,7 +302,7 @@ async fn mirrors_are_shown_credentials_only_if_the_operator_says_so() {
             .await
             .is_ok()
     );
-    // Headers of hosts.toml are the operator's own word.
+    // Headers in hosts.toml are set by the operator.
     let header = format!(
         "{text}[host.\"{}\".header]\n  authorization = \"Basic dXNlcjpzZWNyZXQ=\"\n",
         mirror.url()
@@ -332,7 +332,7 @@ async fn a_rewritten_name_stands_for_the_original() {
         resolver.reference("multi").unwrap().to_string(),
         format!("{}:latest", registry.image("multi"))
     );
-    // Credentials are those of the name that is asked for.
+    // Credentials are matched against the rewritten name.
     assert!(
         resolve(&resolver, "multi", &keyring("docker.io", "user", "secret"))
             .await
@@ -354,7 +354,7 @@ async fn on_an_ipv6_address() {
     drop(listener);
     let registry = Registry::open(&["multi"]).await;
     let to = registry.address().to_owned();
-    // socat in ten lines: docker-registry listens on one address only.
+    // Forwards a port, because docker-registry listens on one address only.
     let listener = tokio::net::TcpListener::bind(format!("[::1]:{port}"))
         .await
         .unwrap();
@@ -377,7 +377,7 @@ async fn on_an_ipv6_address() {
     forward.abort();
 }
 
-/// The environment belongs to a process, so this one runs the program.
+/// The environment belongs to a process, so this test runs the program.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn through_a_proxy_from_the_environment() {
     let registry = Registry::open(&["multi"]).await;
@@ -404,7 +404,7 @@ async fn through_a_proxy_from_the_environment() {
             .unwrap();
         serde_json::from_slice::<Value>(&output.stdout).unwrap()[0].clone()
     };
-    // A name that nobody knows: only the proxy can have answered.
+    // Only the proxy can resolve this name.
     let line = tokio::task::block_in_place(|| inspect("reg.test/multi", ""));
     assert_eq!(
         line["platforms"],
@@ -412,7 +412,7 @@ async fn through_a_proxy_from_the_environment() {
         "{line}"
     );
     assert!(proxy.seen()[0].path.contains("reg.test") || proxy.count("HEAD", "/v2/multi") == 1);
-    // Loopback is never asked for through a proxy, and NO_PROXY counts.
+    // Loopback bypasses the proxy, and NO_PROXY is obeyed.
     let line = tokio::task::block_in_place(|| inspect(&registry.image("multi"), ""));
     assert_eq!(line["platforms"], serde_json::json!(MULTI), "{line}");
     let line = tokio::task::block_in_place(|| inspect("reg.test/multi", "reg.test"));

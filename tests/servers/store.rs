@@ -1,5 +1,4 @@
-//! What was fetched survives archaware in a real containerd, of each supported version, and nothing stays
-//! there for ever.
+//! Fetched documents are persisted in a real containerd, of each supported version, and nothing stays there forever.
 
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use testsupport::servers::{Containerd, eventually, keyring, platforms, resolve, 
 
 pub(crate) const MULTI: [&str; 3] = ["linux/amd64", "linux/arm64", "linux/s390x"];
 
-/// A registry with one index, whose entries name their platforms, one without, and a manifest.
+/// A registry with an index whose entries name their platforms, one without, and a manifest.
 pub(crate) async fn registry() -> FakeRegistry {
     let registry = FakeRegistry::start().await.unwrap();
     for name in ["multi", "unnamed", "amd64", "nested"] {
@@ -70,7 +69,7 @@ async fn a_restart_costs_no_request_while_tags_are_fresh() {
     }
 }
 
-/// Each write waits for the disk: a rollout must not repeat them.
+/// Each write waits for the disk, so a rollout must not repeat them.
 #[tokio::test]
 async fn many_pods_of_one_image_cost_one_tree_and_one_tag() {
     let containerd = Containerd::start(&Containerd::binaries()[0]).await;
@@ -86,7 +85,7 @@ async fn many_pods_of_one_image_cost_one_tree_and_one_tag() {
             .all(Result::is_ok)
     );
     wait_until_persisted(&containerd, "multi").await;
-    // What comes after all of that in the queue.
+    // This comes after all of that in its queue.
     resolve(&resolver, &registry.image("amd64"), &keyring)
         .await
         .unwrap();
@@ -98,7 +97,7 @@ async fn many_pods_of_one_image_cost_one_tree_and_one_tag() {
     .await;
 }
 
-/// Forwards to containerd's socket; each document on its way there takes as long as on a slow disk.
+/// Forwards to containerd's socket and delays each document, as a slow disk would.
 fn slow_disk(containerd: &Containerd) -> String {
     const WRITE: Duration = Duration::from_millis(300);
     let (target, socket) = (
@@ -175,7 +174,7 @@ async fn a_private_image_costs_one_head_after_a_restart() {
         registry.forget();
         assert!(resolve(&second, &image, &right).await.is_ok());
         let heads = registry.count("HEAD", "");
-        // Refused once, for the challenge, then answered.
+        // The first request gets a challenge, the second an answer.
         assert_eq!(
             (heads, registry.count("GET", "")),
             (2, 0),
@@ -247,7 +246,7 @@ async fn content_lives_as_long_as_its_lease_and_longer_while_it_is_used() {
                 .count()
         };
         assert!(held() > 0, "its children are kept, too");
-        // The bucket of another day is used by a new process: one image only.
+        // A new process uses one image on another day, whose lease is new.
         let name = lease.split_whitespace().next().unwrap();
         containerd.ctr("archaware", &["leases", "delete", name]);
         let metrics = Metrics::default();
@@ -257,7 +256,7 @@ async fn content_lives_as_long_as_its_lease_and_longer_while_it_is_used() {
                 .await
                 .is_ok()
         );
-        // The lease is there before it holds the image: two calls.
+        // The lease exists before it holds the image: two calls.
         let stored = "archaware_containerd_writes_total{result=\"stored\"} 1\n";
         eventually("a lease that holds it", || async {
             metrics.encode().unwrap().contains(stored).then_some(())
@@ -329,7 +328,7 @@ async fn who_shares_nothing_leaves_nothing_and_reads_nothing() {
     let mut alone = settings();
     alone.per_credential = true;
     let right = keyring(&registry.address(), "user", "secret");
-    // What is kept by one who shares is not used by one who does not.
+    // Documents that a shared resolver persisted are not used by an isolated one.
     let sharing = containerd.resolver(settings());
     assert!(
         resolve(&sharing, &registry.image("multi"), &right)
@@ -341,7 +340,7 @@ async fn who_shares_nothing_leaves_nothing_and_reads_nothing() {
         containerd.holds(&root).then_some(())
     })
     .await;
-    // A record as the kubelet's pull leaves it, for an image that its registry would deny.
+    // A record as a kubelet's pull creates it, for an image that its registry would deny.
     let image = testimg::find("amd64");
     let name = registry.image("amd64");
     for blob in image
@@ -374,7 +373,7 @@ async fn who_shares_nothing_leaves_nothing_and_reads_nothing() {
         assert_eq!(resolved.source, Source::Registry, "{name}");
     }
     assert!(registry.count("GET", "/v2/multi/manifests/sha256") > 0);
-    // What comes after it in the queue is written, and it is not.
+    // A later job of the queue is written, and the isolated image is not.
     registry.require(Auth::Basic("other".into(), "secret".into()));
     let shared = registry.image("unnamed");
     let other = keyring(&registry.address(), "other", "secret");

@@ -1,5 +1,5 @@
-//! What archaware's tests and benches share: control planes that `hack/test.sh` has started, and real registries and
-//! containerds for one test each.
+//! Shared by tests and benches: control planes that `hack/test.sh` started, and real registries and containerds per
+//! test.
 
 #![allow(
     missing_docs,
@@ -17,8 +17,8 @@ pub mod servers;
 
 use std::path::PathBuf;
 
-/// The program under test: the one that cargo has built beside this test, or that `ARCHAWARE_BIN` names (a bench's
-/// release build).
+/// The program under test: the one that cargo built beside this test, or `ARCHAWARE_BIN` (a release build for
+/// benches).
 pub fn program() -> PathBuf {
     std::env::var_os("ARCHAWARE_BIN").map_or_else(
         || {

@@ -1,4 +1,4 @@
-//! The webhook, asked as the API server asks; and the floor.
+//! Clients of the webhook that behave like the API server, and the floor.
 
 use std::{sync::Arc, time::Instant};
 
@@ -20,7 +20,7 @@ use testsupport::cluster::self_signed;
 /// One connection.
 pub(super) struct Connection(http1::SendRequest<Full<Bytes>>);
 
-/// Whom a client asks, and whom it trusts.
+/// Address and authority for a client.
 #[derive(Clone)]
 pub(super) struct Target {
     port: u16,
@@ -61,7 +61,7 @@ impl Target {
 }
 
 impl Connection {
-    /// Milliseconds to the answer, and the answer.
+    /// Sends a request; returns milliseconds and the response.
     pub(super) async fn ask(&mut self, question: &Bytes) -> (f64, Bytes) {
         let request = Request::post("/pods")
             .header("host", "127.0.0.1")
@@ -76,7 +76,7 @@ impl Connection {
     }
 }
 
-/// A question about a pod of 8 KB: two containers with much environment, as the API server sends it.
+/// A request about a pod of 8 KB: two containers with many environment variables, as the API server sends it.
 pub(super) fn question(image: &str) -> Bytes {
     let environment = |n: usize| json!({"name": format!("SETTING_{n}"), "value": format!("https://service-{n}.example.svc:8443/path")});
     let environment: Vec<Value> = (0..41).map(environment).collect();
@@ -119,7 +119,7 @@ pub(super) fn question(image: &str) -> Bytes {
     review.to_string().into()
 }
 
-/// The floor: reads everything, answers always the same.
+/// The floor: a server that reads the request and returns a constant response.
 pub(super) fn floor() -> Target {
     let (tls, certificate) = self_signed();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -147,7 +147,7 @@ pub(super) fn floor() -> Target {
             });
         }
     };
-    // A thread of its own, like the process that it stands for. It ends with this one.
+    // A thread of its own, like the process that it stands for. Ends with this process.
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

@@ -1,6 +1,6 @@
-//! What the webhook costs: asked directly, over TLS, as the API server asks; and by the API server itself.
+//! Cost of the webhook: requests over TLS as the API server sends them, and requests through a real API server.
 //!
-//! The floor is a server of the same library that reads the question and answers "allowed".
+//! The floor is a server with the same library that reads the request and answers "allowed".
 
 mod client;
 
@@ -29,7 +29,7 @@ const CONNECTIONS: usize = 16;
 const IMAGES: usize = 20_000;
 const REPLICAS: usize = 300;
 
-/// Milliseconds of each of many questions, on so many connections; and how many a second.
+/// Milliseconds of each request over this many connections, and requests per second.
 async fn ask_all(target: &Target, connections: usize, question: &Bytes) -> (Vec<f64>, f64) {
     let all = (0..connections).map(|_| async {
         let mut connection = target.connect().await;
@@ -51,8 +51,8 @@ async fn ask_all(target: &Target, connections: usize, question: &Bytes) -> (Vec<
     (times, rate)
 }
 
-/// A thousand questions a second for ten seconds. One that is asked late, because the one before it was
-/// answered late, has waited since it was due.
+/// A thousand requests per second for ten seconds. A request that is sent late because the previous one was answered
+/// late counts from the time at which it was due.
 async fn paced(target: &Target, question: &Bytes) -> Vec<f64> {
     let connections = join_all((0..CONNECTIONS).map(|_| target.connect())).await;
     let started = tokio::time::Instant::now();
@@ -74,7 +74,7 @@ async fn paced(target: &Target, question: &Bytes) -> Vec<f64> {
     times
 }
 
-/// As the API server asks: one connection with HTTP/2, 16 questions at once.
+/// One HTTP/2 connection with 16 concurrent requests.
 async fn multiplexed(target: &Target, question: &Bytes) -> (Vec<f64>, f64) {
     let stream = target.stream(&[b"h2"]).await;
     let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
@@ -120,7 +120,7 @@ async fn start(cluster: &TestCluster, more: &str) -> (Controller, Target) {
     (archaware, target)
 }
 
-/// The image is known: what a rollout costs.
+/// The image is cached, as in a rollout.
 pub(crate) async fn warm(cluster: &TestCluster) {
     let (archaware, target) = start(cluster, "").await;
     let floor = floor();
@@ -187,7 +187,7 @@ pub(crate) async fn warm(cluster: &TestCluster) {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// The image is new, and its registry takes 50 ms for each answer.
+/// The image is new, and its registry takes 50 ms per response.
 pub(crate) async fn cold(cluster: &TestCluster) {
     let (archaware, target) = start(cluster, "").await;
     let registry = FakeRegistry::start().await.unwrap();
@@ -236,7 +236,7 @@ pub(crate) async fn cold(cluster: &TestCluster) {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// Many images, learnt by the webhook.
+/// Memory for many images that the webhook resolved.
 pub(crate) async fn images(cluster: &TestCluster) {
     let config = "resolution: {cache: {images: 20000}}\nconcurrency: {perRegistry: 32}\n";
     let port = free_port();
@@ -249,7 +249,7 @@ pub(crate) async fn images(cluster: &TestCluster) {
     let secret = secrets.get("archaware-admission").await.unwrap();
     let target = Target::new(port, &secret.data.unwrap()["ca.crt"].0);
     let registry = FakeRegistry::start().await.unwrap();
-    // What connections and buffers cost is not what images cost.
+    // Separates the memory of connections and buffers from that of images.
     let ask = |range: std::ops::Range<usize>| {
         let (registry, target) = (&registry, &target);
         let lanes = (0..32).map(move |lane| {
@@ -285,7 +285,7 @@ pub(crate) async fn images(cluster: &TestCluster) {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// Seconds until all pods of a Deployment are there, and how many of them the webhook has placed.
+/// Seconds until all pods of a Deployment exist, and how many of them the webhook completed.
 async fn rollout(cluster: &TestCluster, namespace: &str, name: &str) -> (f64, usize) {
     let api: Api<Deployment> = Api::namespaced(cluster.client.clone(), namespace);
     let pods: Api<k8s_openapi::api::core::v1::Pod> =
@@ -316,7 +316,7 @@ async fn rollout(cluster: &TestCluster, namespace: &str, name: &str) -> (f64, us
     (seconds, placed)
 }
 
-/// Through the real API server: the same rollout with and without the webhook, in turns.
+/// The same rollout through a real API server with and without the webhook, alternating.
 pub(crate) async fn rollouts(cluster: &TestCluster) {
     let bare = format!("{}-bare", cluster.namespace);
     cluster

@@ -114,7 +114,7 @@ struct Inner {
     caches: Arc<Caches>,
     registry: Registry,
     containerd: Option<Containerd>,
-    node_credentials: OperatorCredentials,
+    operator_credentials: OperatorCredentials,
     tags: SingleFlight<TagKey, Result<ResolvedTag, TagLookupError>>,
     summaries: SingleFlight<SummaryKey, Result<(Arc<ImageSummary>, Source), ImageError>>,
     metrics: Resolutions,
@@ -143,7 +143,7 @@ impl Resolver {
     pub fn new(
         settings: ResolverSettings,
         containerd: Option<Containerd>,
-        node_credentials: OperatorCredentials,
+        operator_credentials: OperatorCredentials,
         metrics: Resolutions,
     ) -> Self {
         let caches = Arc::new(Caches::new(settings.images));
@@ -155,7 +155,7 @@ impl Resolver {
             caches,
             settings,
             containerd,
-            node_credentials,
+            operator_credentials,
             tags: SingleFlight::new(),
             summaries: SingleFlight::new(),
             metrics,
@@ -251,7 +251,7 @@ impl Resolver {
             return Ok(context.resolved(found, &summary, Source::Memory));
         }
         let mut credentials = request.keyring.clone().await.lookup(&context.reference);
-        for credential in inner.node_credentials.lookup(&context.reference).await {
+        for credential in inner.operator_credentials.lookup(&context.reference).await {
             if !credentials
                 .iter()
                 .any(|own| own.fingerprint() == credential.fingerprint())

@@ -1,4 +1,4 @@
-//! What whoever can reach the port may try.
+//! Hostile clients of the webhook's port.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{asked::Webhook, *};
+use super::{direct_client::Webhook, *};
 
-/// A question about a pod with this spec.
+/// A request about a pod with this spec.
 fn question(spec: &Value) -> String {
     json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -57,7 +57,7 @@ async fn large_pods_cost_neither_memory_nor_requests() {
     assert!(asked < 500.0, "{asked} images were looked up");
 }
 
-/// Bound pods and mirrors are not asked about; whoever keeps the registration may forget that.
+/// The registration excludes bound and mirror pods, but another writer may change it.
 #[tokio::test]
 async fn what_has_its_node_gets_nothing_even_when_asked_about() {
     let cluster = TestCluster::take().await;
@@ -75,7 +75,7 @@ async fn what_has_its_node_gets_nothing_even_when_asked_about() {
     assert!(!answer.contains("JSONPatch"), "{answer}");
 }
 
-/// Connections that say nothing, or little, or never end, are ended; meanwhile others are served.
+/// Connections that send nothing, little or endlessly are closed, while others are served.
 #[tokio::test]
 async fn idle_and_slow_connections_are_ended() {
     let cluster = TestCluster::take().await;
@@ -83,9 +83,9 @@ async fn idle_and_slow_connections_are_ended() {
     let address = webhook.address.trim_start_matches("https://").to_owned();
     // No handshake.
     let mut silent = TcpStream::connect(&address).await.unwrap();
-    // A handshake, and no question.
+    // A handshake and no request.
     let mut idle = webhook.connect().await;
-    // A question without its body.
+    // A request without its body.
     let mut slow = webhook.connect().await;
     let head = "POST /pods HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{";
     slow.write_all(head.as_bytes()).await.unwrap();
@@ -109,7 +109,7 @@ async fn idle_and_slow_connections_are_ended() {
     );
 }
 
-/// Both versions of HTTP, both versions of TLS, and no older one.
+/// Both HTTP versions, TLS 1.2 and 1.3, and no older TLS.
 #[tokio::test]
 async fn old_and_new_protocols() {
     let cluster = TestCluster::take().await;

@@ -1,4 +1,4 @@
-//! Node affinity: what is added, and where pods land by it alone. No node is tainted here.
+//! Node affinity: what is added, and where pods are scheduled by it alone. No node is tainted here.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::*;
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const UNTAINTED: &str = "taint: {manage: false}\naffinity: {required: true}\n";
 
-/// What the author writes, and what is stored. Everything else of the affinity stays as it is.
+/// What the author writes and what is stored. The rest of the affinity is unchanged.
 #[tokio::test]
 async fn the_architectures_are_added_and_nothing_else_changes() {
     let cluster = TestCluster::take().await;
@@ -87,7 +87,7 @@ async fn the_architectures_are_added_and_nothing_else_changes() {
     }
 }
 
-/// A term of the author's: expressions on the zone and the architecture, perhaps a node's name.
+/// A term of the author: expressions on zone and architecture, optionally a node name.
 #[derive(Clone, Debug)]
 struct Term {
     zone: Option<&'static str>,
@@ -171,7 +171,7 @@ impl Term {
         self.zone.is_none() && self.arch.is_none() && self.name.is_none()
     }
 
-    /// Whether the author's own words allow a node.
+    /// Whether the author's terms allow a node.
     fn allows(&self, node: usize) -> bool {
         let (architecture, zone) = NODES[node];
         let arch = self
@@ -183,14 +183,14 @@ impl Term {
             && self.name.is_none_or(|own| own == node)
     }
 
-    /// Whether the author has chosen an architecture by it.
+    /// Whether the author chose an architecture.
     fn chooses(&self) -> bool {
         self.arch.is_some() || (self.zone.is_none() && self.name.is_some())
     }
 }
 
 impl Author {
-    /// The nodes that the author's words and the images allow.
+    /// The nodes that the author's terms and the images allow.
     fn nodes(&self) -> BTreeSet<usize> {
         let runs = |node: usize| IMAGES[self.image].1.contains(&NODES[node].0);
         let by_selector = |node: usize| match self.selector {
@@ -256,7 +256,7 @@ async fn no_pod_lands_where_its_author_or_its_images_forbid_it() {
         );
         bound += 1;
     }
-    // The scheduler has looked at all of them by now: those that fit nowhere wait.
+    // The scheduler has tried all of them by now: those that fit nowhere stay pending.
     for (n, author) in pods.iter().enumerate() {
         if author.nodes().is_empty() {
             let pod = cluster.pods().get(&format!("pod-{n}")).await.unwrap();

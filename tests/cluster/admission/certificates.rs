@@ -1,4 +1,4 @@
-//! Certificates: made, shared, replaced while the API server asks; or somebody else's, from files.
+//! The webhook's certificate: issued, shared, renewed under load, and loaded from files.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ async fn certificate(cluster: &TestCluster) -> Option<Vec<u8>> {
     Some(secret.data?["tls.crt"].0.clone())
 }
 
-/// Whether a pod that is created now has been seen by the webhook.
+/// Whether a pod that is created now was seen by the webhook.
 async fn is_admitted(cluster: &TestCluster, pods: &[Pod]) -> bool {
     let dry_run = PostParams {
         dry_run: true,
@@ -29,7 +29,7 @@ async fn is_admitted(cluster: &TestCluster, pods: &[Pod]) -> bool {
     !architectures_of(&created).is_empty()
 }
 
-/// Creates pods without pause until `until` has happened. Each of them has to be seen by the webhook.
+/// Creates pods continuously until `until` completes. The webhook must see each of them.
 async fn under_load<T>(cluster: &TestCluster, until: impl Future<Output = T>) -> (T, usize) {
     let spec = pod_spec(&[cluster.image("arm64")]);
     let pod = [serde_json::from_value(pod("load", spec, json!({}))).unwrap()];
@@ -47,7 +47,7 @@ async fn under_load<T>(cluster: &TestCluster, until: impl Future<Output = T>) ->
     }
 }
 
-/// The API server keeps its connections; a new one has to be trusted at any time, too.
+/// The API server reuses connections. A new connection must be trusted at any time too.
 async fn fresh_connection(cluster: &TestCluster, port: u16) {
     let client = client(&cluster.webhook_ca().await);
     let url = format!("https://127.0.0.1:{port}/pods");
@@ -66,7 +66,7 @@ async fn certificates_are_replaced_in_time_and_no_admission_fails() {
     let minute = "certificates: {lifetime: 1m}";
     let first = Controller::start(&cluster, &admission_config(port, minute));
     cluster.wait_until_called().await;
-    // Another replica, which never leads: it follows the Secret.
+    // Another replica that never leads and only reads the Secret.
     let other = free_port();
     let config = admission_config(other, minute).replace(
         &format!("https://127.0.0.1:{other}"),
@@ -82,9 +82,9 @@ async fn certificates_are_replaced_in_time_and_no_admission_fails() {
         (now != before).then_some(now)
     });
     let (after, admitted) = under_load(&cluster, replaced).await;
-    // The second replica is trusted too, by whoever has the bundle, whichever of the two it serves.
+    // Clients with the bundle trust the second replica too, whichever certificate it serves.
     fresh_connection(&cluster, other).await;
-    // A while with the new one; by then it is served everywhere.
+    // Some time with the new certificate; by then every replica serves it.
     let served = async {
         for controller in [&first, &second] {
             eventually("the new certificate", DEADLINE, || async {
@@ -105,7 +105,7 @@ async fn certificates_are_replaced_in_time_and_no_admission_fails() {
         admitted > 100 && more > 0,
         "{admitted} and {more} pods under load"
     );
-    // Somebody deletes the Secret: the old certificate serves until the API server knows the new one.
+    // The Secret is deleted: the old certificate is served until the API server knows the new one.
     secrets(&cluster)
         .delete("archaware-admission", &DeleteParams::default())
         .await
@@ -123,7 +123,7 @@ async fn certificates_are_replaced_in_time_and_no_admission_fails() {
     }
 }
 
-/// A Secret that holds no certificate is no reason to stay without one.
+/// A Secret without certificate is replaced.
 #[tokio::test]
 async fn an_unusable_secret_is_replaced() {
     let cluster = TestCluster::take().await;
@@ -172,7 +172,7 @@ impl Files {
         self.dir.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// As the kubelet changes a mounted Secret: all at once, by a link.
+    /// Replaces the files atomically by a symbolic link, as the kubelet does.
     fn write(&self) {
         let authority_key = rcgen::KeyPair::generate().unwrap();
         let mut authority = rcgen::CertificateParams::default();
@@ -210,7 +210,7 @@ async fn certificates_from_files_are_read_again() {
     let cluster = TestCluster::take().await;
     let files = Files::new();
     let archaware = Controller::start(&cluster, &admission_config(free_port(), &files.config()));
-    // Not ready, and not gone: the files may come.
+    // Not ready but running: the files may appear later.
     let waits = eventually("an answer of /readyz", DEADLINE, || async {
         let (status, says) = archaware.http("/readyz").await;
         says.contains("certificate").then_some(status)
@@ -253,7 +253,7 @@ async fn certificates_from_files_are_read_again() {
         "the old authority stays beside the new one"
     );
     assert!(cluster.is_called().await);
-    // Broken ones are said, and the good ones go on.
+    // Malformed files are reported, and the previous certificate is still served.
     std::fs::write(files.path("data/tls.key"), "nonsense").unwrap();
     eventually("a word about it", DEADLINE, || async {
         (archaware

@@ -1,4 +1,4 @@
-//! Images that are not known yet: pods wait, pass, or get a gate; and every gate is opened.
+//! Images that are not cached: pods wait, pass, or get a gate; and every gate is removed.
 
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ async fn waiting_pods_wait_no_longer_than_the_budget() {
         took < Duration::from_millis(2900),
         "the API server gives up after 3 s: {took:?}"
     );
-    // The failure policy has the last word.
+    // The failure policy decides.
     cluster.wait_for_event("dead", "SteppedAside").await;
     cluster.wait_until_bound("dead").await;
     assert_eq!(archaware.stop().await, 0);
@@ -101,7 +101,7 @@ async fn passing_pods_are_completed_by_the_controller() {
 #[tokio::test]
 async fn gated_pods_get_tolerations_and_affinity_with_the_removal_of_the_gate() {
     let cluster = TestCluster::take().await;
-    // Untainted: without its affinity it could land anywhere.
+    // Without taints, only affinity decides where it runs.
     cluster.create_three_nodes().await;
     let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(300)))).await;
     let config = "taint: {manage: false}\naffinity: {required: true, preferred: [{architecture: arm64, weight: 7}]}\n";
@@ -123,9 +123,9 @@ async fn gated_pods_get_tolerations_and_affinity_with_the_removal_of_the_gate() 
         "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 7, "preference": {"matchExpressions": [arch("arm64")]}}],
     });
     assert_eq!(*node, expected);
-    // Created, then one patch of archaware's; the rest is the scheduler's.
+    // Created, then one patch of archaware; the rest is the scheduler's.
     assert_eq!(placed.metadata.generation, Some(2));
-    // The cluster's own pods are never held back.
+    // System-critical pods never get a gate.
     let unknown = registry("amd64", Some(Script::Hang)).await;
     let mut critical = pod("critical", pod_spec(&[unknown.image("amd64")]), json!({}));
     critical["spec"]["priorityClassName"] = json!("system-cluster-critical");
@@ -133,7 +133,7 @@ async fn gated_pods_get_tolerations_and_affinity_with_the_removal_of_the_gate() 
     assert!(!is_gated(&critical));
 }
 
-/// After the failure policy; whatever it says.
+/// After the failure policy, whatever its action is.
 #[tokio::test]
 async fn gates_open_although_the_registry_is_dead() {
     for action in ["tolerateAll", "hold", "tolerate, architectures: [arm64]"] {
@@ -155,14 +155,14 @@ async fn gates_open_although_the_registry_is_dead() {
         } else if action != "hold" {
             assert_eq!(cluster.wait_until_bound("gated").await, "arm64");
         } else {
-            // Held by the taints, until the registry is back.
+            // Held by the taints until the registry answers.
             dead.unscript();
             assert_eq!(cluster.wait_until_bound("gated").await, "arm64");
         }
     }
 }
 
-/// A controller that died with pods behind its gate, and one that comes after it: also without the webhook.
+/// A controller was killed while pods had its gate; the next one starts with or without the webhook.
 #[tokio::test]
 async fn gates_open_after_a_restart_with_or_without_the_webhook() {
     let cluster = TestCluster::take().await;
@@ -186,7 +186,7 @@ async fn gates_open_after_a_restart_with_or_without_the_webhook() {
         let torn: Pod = cluster.create(torn).await;
         archaware.signal("-KILL");
         drop(archaware);
-        // Created without anybody to ask: it passes.
+        // Created while no webhook is served: it is admitted unchanged.
         let passed = create_from(&cluster, &format!("passed-{round}"), &dead, "arm64").await;
         assert!(!is_gated(&passed));
         dead.unscript();
@@ -197,7 +197,7 @@ async fn gates_open_after_a_restart_with_or_without_the_webhook() {
         };
         assert_eq!(cluster.wait_until_bound(&name).await, "arm64");
         assert_eq!(cluster.wait_until_bound(&passed.name_any()).await, "arm64");
-        // Its author wants nothing of archaware, so nothing is what it gets; others' gates are theirs.
+        // Its mode is `ignore`, so only archaware's own gate is removed.
         let gates = eventually("the removal of one gate", DEADLINE, || async {
             let gates = cluster
                 .pods()
@@ -216,7 +216,7 @@ async fn gates_open_after_a_restart_with_or_without_the_webhook() {
             }]
         );
     }
-    // With admission off, the API server is sent nowhere.
+    // With admission disabled, the API server calls no webhook.
     eventually("no webhook configuration", DEADLINE, || async {
         let found = cluster.kubectl(&["get", "mutatingwebhookconfigurations", "-o", "name"]);
         found.trim().is_empty().then_some(())
@@ -276,7 +276,7 @@ async fn clean_opens_gates_and_removes_the_webhook() {
         .unwrap();
 }
 
-/// A namespace's quota or policy may refuse tolerations: that is no reason to hold the pod behind our gate.
+/// A quota or policy may reject tolerations. The gate must be removed all the same.
 #[tokio::test]
 async fn a_refused_patch_opens_the_gate_all_the_same() {
     let cluster = TestCluster::take().await;
@@ -301,7 +301,7 @@ async fn a_refused_patch_opens_the_gate_all_the_same() {
     std::fs::write(&file, list.to_string()).unwrap();
     cluster.kubectl(&["apply", "-f", file.to_str().unwrap()]);
     let _archaware = Controller::start_with_webhook(&cluster, "", "onMiss: gate").await;
-    // The policy is in force when a change is refused by it.
+    // The policy is active once it rejects a change.
     eventually("a policy in force", DEADLINE, || async {
         let probe = create(&cluster, "", &["arm64"], |pod| {
             pod["metadata"] = json!({"generateName": "probe-", "annotations": {"archaware.dev/mode": "ignore"}});
@@ -324,7 +324,7 @@ async fn a_refused_patch_opens_the_gate_all_the_same() {
     cluster.kubectl(&["delete", "-f", file.to_str().unwrap()]);
 }
 
-/// Whoever leads opens the gates, and somebody always does.
+/// The leader removes gates, and there is always a new leader.
 #[tokio::test]
 async fn another_replica_opens_the_gates_of_one_that_is_gone() {
     let cluster = TestCluster::take().await;
@@ -342,7 +342,7 @@ async fn another_replica_opens_the_gates_of_one_that_is_gone() {
     first.signal("-KILL");
     drop(first);
     assert_eq!(cluster.wait_until_bound("gated").await, "arm64");
-    // The registration is the new leader's by now.
+    // By now the new leader has registered its webhook.
     cluster.wait_until_called().await;
     assert_eq!(second.stop().await, 0);
 }

@@ -1,21 +1,21 @@
-//! The real API server asks the real webhook, and the real scheduler decides.
+//! A real API server calls the webhook, and a real scheduler schedules the pods.
 
 mod abuse;
 mod affinity;
-mod asked;
 mod certificates;
+mod direct_client;
+mod faults;
 mod gates;
-mod others;
+mod nodes_and_daemon_sets;
 mod pods;
 mod requests;
-mod trouble;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use super::*;
 
-/// A pod that nobody schedules: what the webhook has made of it is all there is.
+/// A pod without scheduler, so that it shows only what the webhook did.
 async fn create(
     cluster: &TestCluster,
     name: &str,

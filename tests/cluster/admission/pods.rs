@@ -1,4 +1,4 @@
-//! What becomes of a pod while it is created.
+//! What the webhook does to pods.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::{
@@ -18,13 +18,13 @@ async fn pods_are_created_with_what_they_need() {
         created.annotations()["archaware.dev/decision"],
         "amd64,arm64"
     );
-    // The name is not known yet when the API server asks.
+    // The name is generated after the webhook was called.
     let named = create(&cluster, "", &["arm64"], |pod| {
         pod["metadata"] = json!({"generateName": "generated-"});
     })
     .await;
     assert_eq!(architectures_of(&named), set(&["arm64"]));
-    // A decision that is there already is made again, without anything twice.
+    // An existing decision is made again, without duplicates.
     let copy = |name: &str| {
         let mut copy = created.clone();
         copy.metadata = serde_json::from_value(json!({
@@ -43,7 +43,7 @@ async fn pods_are_created_with_what_they_need() {
         created.spec.as_ref().unwrap().tolerations
     );
     assert_eq!(again.annotations(), created.annotations());
-    // And with another image, what was archaware's goes.
+    // With another image, archaware's additions are removed.
     let mut other = copy("other");
     other.spec.as_mut().unwrap().containers[0].image = Some(cluster.image("arm64"));
     let other = cluster
@@ -85,7 +85,7 @@ async fn what_has_its_node_is_left_alone() {
     );
 }
 
-/// A rollout, and nothing written but by the API server itself.
+/// A rollout without any patch of the controller.
 #[tokio::test]
 async fn a_rollout_is_placed_as_it_is_created() {
     let cluster = TestCluster::take().await;
@@ -125,7 +125,7 @@ async fn a_rollout_is_placed_as_it_is_created() {
     }
 }
 
-/// A dry run is answered like any other: nothing that the answer needs is ever written.
+/// A dry run gets the same response, which never writes anything.
 #[tokio::test]
 async fn a_dry_run_leaves_no_trace() {
     let cluster = TestCluster::take().await;
@@ -141,7 +141,7 @@ async fn a_dry_run_leaves_no_trace() {
     );
     let torn = serde_json::from_value(torn).unwrap();
     cluster.pods().create(&dry_run, &torn).await.unwrap();
-    // The same pod in earnest comes after it, and has its event.
+    // The same pod without dry run is created after it, and has its event.
     cluster
         .pods()
         .create(&PostParams::default(), &torn)
@@ -241,13 +241,13 @@ async fn further_tolerations_follow_the_platforms() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// Another webhook adds a sidecar after us: the API server asks again, and what was right is not any more.
+/// Another webhook adds a sidecar after archaware's: the API server calls again, and the first decision is revised.
 #[tokio::test]
 async fn a_sidecar_that_comes_later_counts() {
     let cluster = TestCluster::take().await;
     let sidecar = cluster.image("arm64");
     let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"], "scope": "Namespaced"});
-    // By name, webhooks are called in the order of the alphabet.
+    // Webhooks are called in the alphabetical order of their names.
     let injector = RecordingWebhook::start(&cluster, "sidecars", rule, move |pod| {
         let has = pod["spec"]["containers"].as_array().is_some_and(|all| all.len() > 1);
         let sidecar = json!({"name": "sidecar", "image": sidecar});
@@ -273,7 +273,7 @@ async fn a_sidecar_that_comes_later_counts() {
         "once for the probe, once for the pod"
     );
     assert_eq!(created.annotations()["archaware.dev/decision"], "arm64");
-    // The author's own toleration stays, although the same was decided for a moment.
+    // The author's own toleration stays, although it was also part of the first decision.
     assert_eq!(architectures_of(&created), set(&["arm64", "s390x"]));
     let spec = json!(created.spec.unwrap());
     let node = &spec["affinity"]["nodeAffinity"];
@@ -327,7 +327,7 @@ async fn namespaces_opt_out_and_prefer() {
     assert_eq!(weights(&pod), "arm64=70 s390x=6");
     let pod = create(&cluster, "only", &["amd64"], |_| {}).await;
     assert_eq!(weights(&pod), "");
-    // In a namespace that opted out, and in archaware's own, nobody is asked.
+    // In an excluded namespace and in archaware's own, the webhook is not called.
     let asked = || async {
         archaware
             .metric("archaware_admission_duration_seconds_count")
@@ -345,7 +345,7 @@ async fn namespaces_opt_out_and_prefer() {
     assert!((asked().await - before).abs() < 0.5);
 }
 
-/// The YAML of a pod that the controller has placed says nothing about the next one.
+/// The YAML of a pod that the controller decided does not determine the next pod's decision.
 #[tokio::test]
 async fn a_copy_of_a_placed_pod_is_decided_anew() {
     let cluster = TestCluster::take().await;
@@ -394,7 +394,7 @@ async fn a_copy_of_a_placed_pod_is_decided_anew() {
     }
 }
 
-/// What is preferred is where pods go, and what is not schedulable is where they do not.
+/// The scheduler follows preferences and schedulable architectures.
 #[tokio::test]
 async fn the_scheduler_follows() {
     let cluster = TestCluster::take().await;

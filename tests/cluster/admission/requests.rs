@@ -1,4 +1,4 @@
-//! Requests from a real API server, kept as fixtures; and such as no API server sends.
+//! Requests of a real API server, stored as fixtures, and invalid requests.
 
 use std::path::{Path, PathBuf};
 
@@ -8,14 +8,14 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use reqwest::StatusCode;
 
-use super::{asked::Webhook, *};
+use super::{direct_client::Webhook, *};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join(format!("tests/cluster/admission/fixtures/{name}.json"))
 }
 
-/// Without what is different each time.
+/// Without the parts that differ each time.
 fn settled(review: &Value, cluster: &TestCluster) -> Value {
     fn settle(value: &mut Value) {
         match value {
@@ -23,7 +23,7 @@ fn settled(review: &Value, cluster: &TestCluster) -> Value {
                 for (key, value) in map {
                     let id = "authentication.kubernetes.io/credential-id";
                     let changes = ["uid", "resourceVersion", "managedFields", id];
-                    // `kube-api-access-x7k2p`, and where it is mounted.
+                    // For example `kube-api-access-x7k2p`, and its mounts.
                     let random = value
                         .as_str()
                         .is_some_and(|text| text.starts_with("kube-api-access-"));
@@ -58,8 +58,7 @@ fn settled(review: &Value, cluster: &TestCluster) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// What the API server of this Kubernetes sends is what is kept. With `ARCHAWARE_UPDATE_FIXTURES=yes` it is
-/// written down anew.
+/// The fixtures equal what this version's API server sends. `ARCHAWARE_UPDATE_FIXTURES=yes` rewrites them.
 #[tokio::test]
 async fn the_fixtures_are_what_the_api_server_sends() {
     let cluster = TestCluster::take().await;
@@ -69,7 +68,7 @@ async fn the_fixtures_are_what_the_api_server_sends() {
     let core = RecordingWebhook::start(&cluster, "core", rules, |_| json!([])).await;
     let apps =
         RecordingWebhook::start(&cluster, "apps", rule("apps", "daemonsets"), |_| json!([])).await;
-    // Until the API server asks the new webhooks.
+    // Until the API server calls the new webhooks.
     eventually("the first question", DEADLINE, || async {
         let node = cluster.create_node("settling", "amd64").await;
         cluster.nodes().delete("settling", &DeleteParams::default()).await.unwrap();
@@ -142,7 +141,7 @@ fn load(name: &str, cluster: &TestCluster) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// The operations of an answer, as the API server reads them.
+/// The operations of a response, as the API server parses them.
 fn operations(answer: &str) -> Value {
     let answer: Value = serde_json::from_str(answer).unwrap();
     assert_eq!(answer["apiVersion"], "admission.k8s.io/v1");
@@ -221,7 +220,7 @@ async fn fixtures_are_answered_with_the_least_operations() {
     }
 }
 
-/// Nothing that can be sent ends the process, fills its memory, or is answered with anything but a 4xx.
+/// No request crashes the process, exhausts its memory, or gets anything but a 4xx.
 #[tokio::test]
 async fn what_no_api_server_sends_is_refused() {
     let cluster = TestCluster::take().await;
@@ -314,7 +313,7 @@ async fn what_no_api_server_sends_is_refused() {
     assert!(cluster.is_called().await, "and it goes on");
 }
 
-/// Nor does what is no request at all, or one without an end.
+/// The same for what is not HTTP, and for endless requests.
 #[tokio::test]
 async fn what_has_no_end_is_ended() {
     let cluster = TestCluster::take().await;
@@ -331,7 +330,7 @@ async fn what_has_no_end_is_ended() {
         .await
         .unwrap();
     assert_eq!(untyped.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
-    // A length that nobody promises, and no end.
+    // Chunked, without length and without end.
     let chunk = |_| {
         Ok::<_, std::io::Error>(hyper::body::Frame::data(hyper::body::Bytes::from(
             " ".repeat(64 << 10),
@@ -344,7 +343,7 @@ async fn what_has_no_end_is_ended() {
         .post(&url)
         .header("content-type", "application/json")
         .body(endless);
-    // It may be told, or find the door closed while it still talks.
+    // The server may respond or close the connection while the client still sends.
     if let Ok(answer) = endless.send().await {
         assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE);
     }

@@ -1,4 +1,4 @@
-//! The API server, etcd, and what is between them and archaware.
+//! Faults of the API server, of etcd, and of the network in between.
 
 use std::{
     sync::{
@@ -17,7 +17,7 @@ use testimg::{FakeRegistry, Script};
 
 use super::*;
 
-/// So many pods that no scheduler looks at.
+/// This many pods with a scheduling gate.
 async fn held_pods(cluster: &TestCluster, count: usize) -> Vec<String> {
     let names: Vec<String> = (0..count).map(|n| format!("held-{n}")).collect();
     for chunk in names.chunks(20) {
@@ -29,7 +29,7 @@ async fn held_pods(cluster: &TestCluster, count: usize) -> Vec<String> {
     names
 }
 
-/// Whether each of them has the toleration for its image, and no other.
+/// Whether each of them has exactly the toleration for its image.
 async fn are_decided(cluster: &TestCluster, names: &[String]) -> bool {
     for name in names {
         let pod = cluster.pods().get(name).await.unwrap();
@@ -61,7 +61,7 @@ async fn api_server_stopped_for_a_minute() {
     let (status, says) = scene.archaware.http("/readyz").await;
     assert_eq!(status, 503);
     assert!(says.contains("[-] the API server"), "{says}");
-    // The fault itself lasts: nothing is waited for.
+    // The fault itself takes a minute.
     tokio::time::sleep(Duration::from_mins(1)).await;
     scene.cluster.signal_component("-CONT", "kube-apiserver");
     scene.ends_well().await;
@@ -73,10 +73,10 @@ async fn etcd_killed_and_restarted() {
         return;
     };
     scene.cluster.signal_component("-KILL", "etcd");
-    // Half a lease: renewals fail meanwhile.
+    // Half of the Lease's duration: renewals fail meanwhile.
     scene.archaware.wait_for_log("cannot renew the lease").await;
     scene.cluster.restart_components();
-    // The API server gives up without etcd, on some versions; whatever has ended is started.
+    // Some versions of the API server exit without etcd; whatever has ended is restarted.
     eventually("an API server", DEADLINE, || async {
         scene.cluster.restart_components();
         scene.cluster.nodes().get("amd64").await.ok()
@@ -85,7 +85,7 @@ async fn etcd_killed_and_restarted() {
     scene.ends_well().await;
 }
 
-/// The watch cannot go on where it was, and begins anew: everything is listed again, and nothing is patched.
+/// The watch cannot resume: everything is listed again, and nothing is patched.
 #[tokio::test]
 async fn watch_history_compacted() {
     let Some(scene) = Scene::begin().await else {
@@ -101,7 +101,7 @@ async fn watch_history_compacted() {
     .await;
     let before = archaware.patches().await;
     archaware.signal("-STOP");
-    // While archaware sleeps: changes that it will never see one by one, and no trace of them.
+    // Changes while archaware is stopped, whose history is gone.
     cluster.signal_component("-KILL", "kube-apiserver");
     cluster.restart_components();
     for round in 0..3 {
@@ -116,7 +116,7 @@ async fn watch_history_compacted() {
         }
     }
     cluster.compact().await;
-    // A new watch cache begins at the present.
+    // The new API server's watch cache begins at the current revision.
     cluster.signal_component("-KILL", "kube-apiserver");
     cluster.restart_components();
     archaware.signal("-CONT");
@@ -133,7 +133,7 @@ async fn watch_history_compacted() {
     scene.ends_well().await;
 }
 
-/// Passes connections on to the API server; each of the first `cuts` is reset after some of the answer.
+/// Forwards connections to the API server; each of the first `cuts` is reset in the middle of a response.
 async fn cutting_proxy(server: String, cuts: Arc<AtomicUsize>) -> String {
     const ENOUGH: usize = 40_000;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -163,7 +163,7 @@ async fn cutting_proxy(server: String, cuts: Arc<AtomicUsize>) -> String {
                         break;
                     }
                 }
-                // Both ends go with their tasks: in the middle of a record, which is an error to TLS.
+                // Both directions end with their tasks, in the middle of a TLS record.
                 up.abort();
             });
         }
@@ -205,7 +205,7 @@ async fn an_api_server_that_cannot_stream_lists_is_read_in_pages() {
     scene.ends_well().await;
 }
 
-/// A pod whose image takes a while, so that its patch comes when the API server has stopped.
+/// A pod whose image takes a while, so that it is patched when the API server is stopped.
 async fn patch_under_way(scene: &Scene) -> FakeRegistry {
     let registry = FakeRegistry::start().await.unwrap();
     registry.add("app", &testimg::find("arm64"));

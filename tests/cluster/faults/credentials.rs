@@ -1,12 +1,12 @@
-//! archaware's own credentials for the API server.
+//! Faults of archaware's own credentials for the API server.
 
 use super::*;
 
-/// The kubelet replaces a token long before it expires; what the file holds counts, not what it held at the start.
+/// The kubelet replaces a token long before it expires, so the file is read again.
 #[tokio::test]
 async fn token_rotated() {
     let cluster = TestCluster::take().await;
-    // Two tokens that die with their Secrets.
+    // Two tokens that become invalid with their Secrets.
     let token = |name: &str| {
         cluster.kubectl(&[
             "-n",
@@ -42,8 +42,7 @@ async fn token_rotated() {
     std::fs::write(&file, second.trim()).unwrap();
     let cluster = &scene.cluster;
     cluster.kubectl(&["-n", "archaware", "delete", "secret", "token-one"]);
-    // The API server refuses the first one, once it has forgotten that it was good; archaware reads the file again
-    // within a minute.
+    // The API server rejects the first token once its cache expires; archaware reads the file again within a minute.
     let refused = "archaware_api_requests_total{verb=\"get\",result=\"4xx\"}";
     let file_again = std::time::Duration::from_secs(90);
     eventually("a request that is refused", file_again, || async {

@@ -1,6 +1,5 @@
-//! What clusters do to controllers. Each test breaks one thing, and then the same holds: nothing is misplaced, nothing is
-//! starved, no foreign object is touched, archaware is back to work by itself, and its memory is bounded.
-//! docs/reliability.md has the table.
+//! Faults of the environment. After each the same must hold: no pod is misplaced or left waiting, foreign objects are
+//! unchanged, archaware recovers by itself, and its memory is bounded. docs/reliability.md has the table.
 
 mod api_server;
 mod credentials;
@@ -16,10 +15,10 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Of a debug build, which holds more than what is shipped. A tenth of it is what the tests hold at once.
+/// Limit in MiB for a debug build, which needs more than a release build.
 const MEMORY: f64 = 96.0;
 
-/// A cluster with nodes of three architectures, somebody else's things in it, and archaware at work.
+/// A cluster with nodes of three architectures, foreign objects, and a running archaware.
 struct Scene {
     cluster: TestCluster,
     archaware: Controller,
@@ -27,7 +26,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Begins with a configuration; `start` starts archaware.
+    /// Prepares a cluster; `start` starts archaware.
     async fn set(cluster: TestCluster, start: impl FnOnce(&TestCluster) -> Controller) -> Self {
         let taint = json!([{"key": "foreign", "value": "taint", "effect": "PreferNoSchedule"}]);
         let annotations = json!({"foreign.example/annotation": "stays"});
@@ -40,7 +39,7 @@ impl Scene {
                 )
                 .await;
         }
-        // Placed by its author, and kept from being bound: archaware has no business with it.
+        // Tolerations by its author and a gate: archaware does not decide about it.
         let mut spec = pod_spec(&[cluster.image("arm64")]);
         spec["schedulingGates"] = json!([{"name": "foreign/gate"}]);
         spec["tolerations"] = json!([{"operator": "Exists"}]);
@@ -59,7 +58,7 @@ impl Scene {
         scene
     }
 
-    /// With archaware's defaults, on a control plane that may be broken; `None` (and a word) where it may not.
+    /// With default configuration on a control plane that may be manipulated; `None` (and a message) otherwise.
     async fn begin() -> Option<Self> {
         let cluster = TestCluster::take().await;
         if cluster.is_existing() {
@@ -69,7 +68,7 @@ impl Scene {
         Some(Self::set(cluster, |cluster| Controller::start(cluster, "")).await)
     }
 
-    /// A pod of each architecture lands where it can run.
+    /// A pod of each architecture is bound to a node that can run it.
     async fn places(&self, name: &str) {
         for image in ["amd64", "arm64", "s390x"] {
             self.cluster
@@ -86,7 +85,7 @@ impl Scene {
         }
     }
 
-    /// What holds after every fault.
+    /// The conditions that hold after every fault.
     async fn ends_well(self) {
         let since = Instant::now();
         self.places("after").await;
@@ -126,7 +125,7 @@ impl Scene {
     }
 }
 
-/// What belongs to others: taints and annotations of nodes but for archaware's own, and a whole pod.
+/// Foreign state: taints and annotations of nodes except archaware's own, and a whole pod.
 async fn foreign(cluster: &TestCluster) -> (Value, Value) {
     let node: Node = cluster.nodes().get("s390x").await.unwrap();
     let taints = taints(&node)

@@ -1,4 +1,4 @@
-//! Objects that go or change under archaware's hands.
+//! Objects that are deleted or replaced while archaware handles them.
 
 use kube::{
     Api,
@@ -14,7 +14,7 @@ const NOW: DeleteParams = DeleteParams {
     preconditions: None,
 };
 
-/// A registry that takes its time, and a pod of its image being decided.
+/// A slow registry, and a pod of its image that is being decided.
 async fn slow_registry() -> testimg::FakeRegistry {
     let registry = testimg::FakeRegistry::start().await.unwrap();
     let slow = testimg::Script::Slow(std::time::Duration::from_secs(1));
@@ -23,7 +23,7 @@ async fn slow_registry() -> testimg::FakeRegistry {
     registry
 }
 
-/// Nothing is worked on, nothing waits.
+/// Waits until no reconcile is in progress or pending.
 async fn idle(archaware: &Controller) {
     eventually("an idle queue", DEADLINE, || async {
         let leads = archaware.metric("archaware_leader").await > 0.5;
@@ -46,7 +46,7 @@ async fn a_thousand_pods_deleted_while_being_decided() {
     let image = registry.image("app");
     let names: Vec<String> = (0..1000).map(|n| format!("short-{n}")).collect();
     for chunk in names.chunks(50) {
-        // Each has a tag of its own, so that each is asked for.
+        // Each has its own tag, so that each causes a request.
         let create = chunk.iter().map(|name| {
             let spec = pod_spec(&[format!("{image}:{name}")]);
             cluster.create::<Pod>(pod(name, spec, json!({})))
@@ -90,7 +90,7 @@ async fn a_namespace_deleted_in_the_middle() {
         .delete(&name, &DeleteParams::default())
         .await
         .unwrap();
-    // Pods without a node go at once; those that were bound meanwhile have nobody who ends them.
+    // Unbound pods are deleted at once; bound ones have no kubelet that ends them.
     eventually("an empty namespace", DEADLINE, || async {
         let _ = pods.delete_collection(&NOW, &ListParams::default()).await;
         pods.list(&ListParams::default())
@@ -105,7 +105,7 @@ async fn a_namespace_deleted_in_the_middle() {
     scene.ends_well().await;
 }
 
-/// The same name, another machine: what was known of the old one says nothing about the new.
+/// A node with the same name is another machine: nothing of the old one applies.
 #[tokio::test]
 async fn a_node_replaced_by_one_of_another_architecture() {
     let Some(scene) = Scene::begin().await else {
@@ -114,7 +114,7 @@ async fn a_node_replaced_by_one_of_another_architecture() {
     let cluster = &scene.cluster;
     cluster.create_node("machine", "amd64").await;
     cluster.wait_until_tainted().await;
-    // The new one may come with the metadata of the old one, as a restored backup does.
+    // The new node may have the old one's metadata, as after restoring a backup.
     let old = cluster.nodes().get("machine").await.unwrap();
     let annotations = json!({"metadata": {"annotations": old.metadata.annotations}, "spec": {"taints": old.spec.unwrap().taints}});
     for more in [json!({}), annotations] {
@@ -139,7 +139,7 @@ async fn a_node_replaced_by_one_of_another_architecture() {
     cluster.create::<Pod>(pod("there", spec, json!({}))).await;
     assert_eq!(cluster.wait_until_bound("there").await, "machine");
     cluster.pods().delete("there", &NOW).await.unwrap();
-    // Another arm64 machine than the one that the pods below are expected on.
+    // Another arm64 node than the one that the pods below are expected on.
     cluster
         .nodes()
         .delete("machine", &DeleteParams::default())

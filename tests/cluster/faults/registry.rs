@@ -1,4 +1,4 @@
-//! Registries that are dead, slow or liars.
+//! Registries that do not answer, are slow, or return wrong content.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use testimg::{FakeRegistry, Script};
 
 use super::*;
 
-/// Whatever a registry does, pods of another one are placed meanwhile, and its own are when it is back; the failure
-/// policy holds, so nothing is guessed.
+/// Meanwhile pods of another registry are decided, and the pods of this one when it recovers; with failure policy
+/// `hold` nothing is guessed.
 #[tokio::test]
 async fn registry_dead_slow_or_lying() {
     let cluster = TestCluster::take().await;
@@ -46,7 +46,7 @@ async fn registry_dead_slow_or_lying() {
         registry.unscript();
     }
     for (name, _) in &registries {
-        // What is forbidden is asked for again after 5 s, then 10 s, then 20 s; what lies after 1 min, then 2 min.
+        // A denied image is retried after 5 s, 10 s, 20 s; a corrupt one after 1 min, 2 min.
         let bound = async || cluster.pods().get(name).await.ok()?.spec?.node_name;
         let node = eventually(&format!("pod {name} bound"), Duration::from_mins(4), bound).await;
         assert_eq!(node, "arm64", "{name}");
@@ -60,7 +60,7 @@ async fn sigterm_ends_at_once_even_while_a_registry_hangs() {
     cluster.create_three_nodes().await;
     let registry = FakeRegistry::start().await.unwrap();
     registry.script("/", Script::Hang);
-    // Longer than `stop` waits: it would not end in time if anything waited for the registry.
+    // Longer than `stop` waits, which would fail if shutdown waited for the registry.
     let archaware = Controller::start(&cluster, "resolution: {timeout: 10m, budget: 10m}\n");
     cluster.wait_until_tainted().await;
     let spec = pod_spec(&[registry.image("app")]);

@@ -1,4 +1,4 @@
-//! A clock that jumps, as clocks do when a machine wakes up or is set right.
+//! Changes of the system clock.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use kube::Api;
 
 use super::*;
 
-/// Where Debian's `faketime` keeps its library.
+/// The library of Debian's `faketime`.
 fn library() -> String {
     let folders = [
         "/usr/lib/x86_64-linux-gnu",
@@ -20,7 +20,7 @@ fn library() -> String {
     found.expect("libfaketime: hack/install.sh installs it")
 }
 
-/// The time of day jumps by days in both directions; monotonic time goes on, as it does on real machines.
+/// The system time jumps by days in both directions, while monotonic time continues.
 #[tokio::test]
 async fn clock_jumped() {
     let cluster = TestCluster::take().await;
@@ -42,17 +42,17 @@ async fn clock_jumped() {
     .await;
     let cluster = &scene.cluster;
     cluster.wait_until_called().await;
-    // A second one with the right time: it does not think that the first one is dead.
+    // A second replica with the right time does not consider the first one dead.
     let second = Controller::start(cluster, "");
     eventually("readiness", DEADLINE, || async {
         (second.http("/readyz").await.0 == 200).then_some(())
     })
     .await;
-    // Never before today: the API server's certificate is as young as the test cluster.
+    // Not before today, because the API server's certificate is as old as the test cluster.
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "archaware");
     for (name, by) in [("ahead", "+3d"), ("back", "+1d"), ("right", "+0d")] {
         jump(by);
-        // It sees the other time, and so does whoever reads the Lease.
+        // archaware sees the changed time, and it shows in the Lease.
         let days: i64 = by
             .trim_start_matches('+')
             .trim_end_matches('d')
@@ -68,7 +68,7 @@ async fn clock_jumped() {
             ((ahead.as_secs() - days * 86_400).abs() < 3600).then_some(())
         })
         .await;
-        // A certificate of two days is over after three, and then there is another.
+        // A certificate with two days of validity has expired after three, and is replaced.
         let now = jiff::Timestamp::now().as_second() + days * 86_400;
         let expiry = "archaware_admission_certificate_expiry_seconds{}";
         eventually("a certificate that is good", DEADLINE, || async {
@@ -76,7 +76,7 @@ async fn clock_jumped() {
             (until.parse::<i64>().ok()? > now).then_some(())
         })
         .await;
-        // Another renewal with that clock.
+        // Another renewal of the Lease with that clock.
         let renewals = "archaware_api_requests_total{verb=\"patch\",result=\"2xx\"}";
         let before = scene.archaware.metric(renewals).await;
         eventually("renewals", DEADLINE, || async {

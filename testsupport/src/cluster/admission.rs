@@ -1,4 +1,4 @@
-//! The webhook as the API server sees it.
+//! The webhook from the API server's point of view.
 
 use std::net::TcpListener;
 
@@ -8,13 +8,13 @@ use serde_json::json;
 
 use super::{Controller, DEADLINE, TestCluster, eventually, pod, pod_spec};
 
-/// A port that nobody listens on.
+/// A free port.
 pub fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }
 
-/// `admission:` of a configuration whose webhook is at this port; `more` are further keys.
+/// The `admission:` section of a configuration with this port; `more` are additional keys.
 pub fn admission_config(port: u16, more: &str) -> String {
     format!(
         "admission: {{enabled: true, listen: \"127.0.0.1:{port}\", url: \"https://127.0.0.1:{port}\", {more}}}\n"
@@ -22,7 +22,7 @@ pub fn admission_config(port: u16, more: &str) -> String {
 }
 
 impl Controller {
-    /// Starts with a webhook that the API server asks.
+    /// Starts archaware with a webhook and waits until the API server calls it.
     pub async fn start_with_webhook(cluster: &TestCluster, config: &str, more: &str) -> Self {
         let controller = Self::start(
             cluster,
@@ -34,7 +34,7 @@ impl Controller {
 }
 
 impl TestCluster {
-    /// Whether the API server asks the webhook, and gets an answer.
+    /// Whether the API server calls the webhook and gets a response.
     pub async fn is_called(&self) -> bool {
         let any = json!({"archaware.dev/mode": "any"});
         let probe = pod("probe", pod_spec(&["probe".to_owned()]), any);
@@ -50,7 +50,7 @@ impl TestCluster {
             .any(|one| one.key.as_deref() == Some("kubernetes.io/arch"))
     }
 
-    /// Waits until it does.
+    /// Waits until the API server calls the webhook.
     pub async fn wait_until_called(&self) {
         eventually("a webhook that is asked", DEADLINE, || async {
             self.is_called().await.then_some(())
@@ -58,7 +58,7 @@ impl TestCluster {
         .await;
     }
 
-    /// Whom the API server trusts.
+    /// The authorities that the API server trusts.
     pub async fn webhook_ca(&self) -> Vec<u8> {
         let configurations: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         eventually("a registered webhook", DEADLINE, || async {
@@ -70,7 +70,7 @@ impl TestCluster {
     }
 }
 
-/// A client that trusts these authorities only, and speaks HTTP/1.1, as API servers do to Services.
+/// A client that trusts only these authorities and uses HTTP/1.1, as API servers do for Services.
 pub fn client(authorities: &[u8]) -> reqwest::Client {
     reqwest::Client::builder()
         .tls_certs_only(reqwest::Certificate::from_pem_bundle(authorities).unwrap())

@@ -9,7 +9,7 @@ use std::{
 
 use super::{DEADLINE, TestCluster, eventually};
 
-/// Ends, at the latest, when it is dropped.
+/// Killed on drop.
 pub struct Controller {
     child: Child,
     log: PathBuf,
@@ -17,12 +17,12 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Starts with the shipped permissions, and this configuration after its two first lines.
+    /// Starts with the shipped permissions and this configuration, without its `apiVersion` and `kind`.
     pub fn start(cluster: &TestCluster, config: &str) -> Self {
         Self::start_as(&cluster.service_account("archaware"), config)
     }
 
-    /// Starts with other log level than the talkative one of tests.
+    /// Starts with a lower log level than other tests.
     pub fn start_quiet(cluster: &TestCluster, config: &str) -> Self {
         Self::launch(
             &cluster.service_account("archaware"),
@@ -36,19 +36,19 @@ impl Controller {
         Self::launch(kubeconfig, config, "debug")
     }
 
-    /// Starts with every library at its most talkative.
+    /// Starts with log level trace for all libraries.
     pub fn start_loud(cluster: &TestCluster, config: &str) -> Self {
         let account = cluster.service_account("archaware");
         Self::launch(&account, config, "archaware=trace,trace")
     }
 
-    /// Starts one whose own namespace is another.
+    /// Starts with another namespace of its own.
     pub fn start_elsewhere(kubeconfig: &Path, namespace: &str) -> Self {
         let environment = [("ARCHAWARE_NAMESPACE", namespace)];
         Self::launch_with(kubeconfig, "", "debug", &environment)
     }
 
-    /// Starts with further environment.
+    /// Starts with additional environment variables.
     pub fn start_with(cluster: &TestCluster, config: &str, environment: &[(&str, &str)]) -> Self {
         Self::launch_with(
             &cluster.service_account("archaware"),
@@ -96,12 +96,12 @@ impl Controller {
         }
     }
 
-    /// Of its process.
+    /// Process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The most memory that it has ever held, in MiB.
+    /// Peak memory in MiB.
     pub fn peak_memory(&self) -> f64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status
@@ -112,7 +112,7 @@ impl Controller {
         kilobytes / 1024.0
     }
 
-    /// Waits until it leads, or does not.
+    /// Waits until `archaware_leader` has this value.
     pub async fn wait_until_leading(&self, leads: bool) {
         let what = format!("archaware_leader to say {leads}");
         eventually(&what, DEADLINE, || async {
@@ -121,12 +121,12 @@ impl Controller {
         .await;
     }
 
-    /// Everything it has logged.
+    /// The whole log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// Waits until a line of the log contains `part`.
+    /// Waits until the log contains `part`.
     pub async fn wait_for_log(&self, part: &str) {
         eventually(&format!("{part:?} in the log"), DEADLINE, || async {
             self.log().contains(part).then_some(())
@@ -141,13 +141,13 @@ impl Controller {
         assert!(status.unwrap().success());
     }
 
-    /// SIGTERM; its exit status.
+    /// Sends SIGTERM; returns the exit status.
     pub async fn stop(mut self) -> i32 {
         self.signal("-TERM");
         self.exited().await
     }
 
-    /// Waits until it ends by itself; its exit status.
+    /// Waits until it exits; returns the exit status.
     pub async fn exited(&mut self) -> i32 {
         let mut status = None;
         let deadline = Duration::from_secs(20);
@@ -164,12 +164,12 @@ impl Controller {
         status.and_then(|status| status.code()).unwrap_or(-1)
     }
 
-    /// What an HTTP path answers.
+    /// GETs an HTTP path; returns status and body.
     pub async fn http(&self, path: &str) -> (u16, String) {
         self.ask(path, reqwest::Client::get).await
     }
 
-    /// What an HTTP path answers to a PUT.
+    /// PUTs to an HTTP path; returns status and body.
     pub async fn put(&self, path: &str, body: &str) -> (u16, String) {
         let body = body.to_owned();
         self.ask(path, |http, url| http.put(url).body(body)).await
@@ -198,7 +198,7 @@ impl Controller {
         (response.status().as_u16(), response.text().await.unwrap())
     }
 
-    /// Patches that it has sent, whatever became of them.
+    /// Number of patches sent, whatever their outcome.
     pub async fn patches(&self) -> u64 {
         let (_, body) = self.http("/metrics").await;
         let lines = body
@@ -209,7 +209,7 @@ impl Controller {
             .sum()
     }
 
-    /// The value of a metric, its name with labels as in the scrape; 0 when absent.
+    /// The value of a metric by its name with labels; 0 when absent.
     pub async fn metric(&self, name: &str) -> f64 {
         let (_, body) = self.http("/metrics").await;
         let value = body

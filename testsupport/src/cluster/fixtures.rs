@@ -1,4 +1,4 @@
-//! Objects that tests make, and what they wait for on them.
+//! Creates objects and waits for changes of them.
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::{
@@ -18,7 +18,7 @@ impl TestCluster {
             .create(&PostParams::default(), &namespace)
             .await
             .unwrap();
-        // Without it, pods are refused.
+        // Without a ServiceAccount, pods are rejected.
         let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
             Api::namespaced(self.client.clone(), name);
         eventually("a ServiceAccount", DEADLINE, || async {
@@ -27,7 +27,7 @@ impl TestCluster {
         .await;
     }
 
-    /// A second namespace, which the webhook is not asked about.
+    /// A second namespace that is excluded from the webhook.
     pub async fn create_opted_out_namespace(&self) -> String {
         let name = format!("{}-out", self.namespace);
         self.create_namespace(&name, json!({})).await;
@@ -40,7 +40,7 @@ impl TestCluster {
         name
     }
 
-    /// A Ready node of an architecture.
+    /// A ready node of an architecture.
     pub async fn create_node(&self, name: &str, architecture: &str) -> Node {
         let node = serde_json::from_value(objects::node(name, architecture)).unwrap();
         self.nodes()
@@ -49,7 +49,7 @@ impl TestCluster {
             .unwrap()
     }
 
-    /// The same with further fields, which replace those of their name.
+    /// The same with additional fields, which replace fields of the same name.
     pub async fn create_node_with(&self, name: &str, architecture: &str, more: Value) -> Node {
         let mut node = objects::node(name, architecture);
         for (part, fields) in more.as_object().into_iter().flatten() {
@@ -62,33 +62,33 @@ impl TestCluster {
         nodes.create(&parameters, &node).await.unwrap()
     }
 
-    /// The same, but nothing is scheduled there.
+    /// The same, unschedulable.
     pub async fn create_cordoned_node(&self, name: &str, architecture: &str) {
         let cordoned = json!({"spec": {"unschedulable": true}});
         self.create_node_with(name, architecture, cordoned).await;
     }
 
-    /// The three that most tests use: `amd64`, `arm64`, `s390x`.
+    /// The nodes of most tests: `amd64`, `arm64`, `s390x`.
     pub async fn create_three_nodes(&self) {
         for architecture in ["amd64", "arm64", "s390x"] {
             self.create_node(architecture, architecture).await;
         }
     }
 
-    /// A pod with these images, all of them containers.
+    /// A pod with one container per image.
     pub async fn create_pod(&self, name: &str, images: &[&str]) -> Pod {
         let images: Vec<String> = images.iter().map(|image| self.image(image)).collect();
         self.create(pod(name, pod_spec(&images), json!({}))).await
     }
 
-    /// A pod that no scheduler looks at yet.
+    /// A pod with a scheduling gate.
     pub async fn create_gated_pod(&self, name: &str, image: &str) -> Pod {
         let mut spec = pod_spec(&[self.image(image)]);
         spec["schedulingGates"] = json!([{"name": "test/wait"}]);
         self.create(pod(name, spec, json!({}))).await
     }
 
-    /// Any object of a kind in the test's namespace.
+    /// Any object in the test's namespace.
     pub async fn create<K>(&self, object: Value) -> K
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
@@ -104,7 +104,7 @@ impl TestCluster {
             .unwrap()
     }
 
-    /// Waits until every node carries archaware's own taint.
+    /// Waits until every node has archaware's taint.
     pub async fn wait_until_tainted(&self) {
         eventually("taints on all nodes", DEADLINE, || async {
             let nodes = self.nodes().list(&ListParams::default()).await.ok()?;
@@ -116,7 +116,7 @@ impl TestCluster {
         .await;
     }
 
-    /// Waits until a pod is bound; the name of its node.
+    /// Waits until a pod is bound; returns the name of its node.
     pub async fn wait_until_bound(&self, name: &str) -> String {
         eventually(&format!("pod {name} bound"), DEADLINE, || async {
             self.pods().get(name).await.ok()?.spec?.node_name
@@ -124,7 +124,7 @@ impl TestCluster {
         .await
     }
 
-    /// Waits until an event of this reason is on an object of that name; its note.
+    /// Waits for an event with this reason about the object; returns its note.
     pub async fn wait_for_event(&self, object: &str, reason: &str) -> String {
         let events: Api<k8s_openapi::api::events::v1::Event> = Api::all(self.client.clone());
         let selector = ListParams::default().fields(&format!("reason={reason}"));

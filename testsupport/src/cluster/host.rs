@@ -1,4 +1,4 @@
-//! What tests do to the machinery of a cluster: kill, stop, corrupt.
+//! Manipulates the processes of a cluster: kills, stops, corrupts.
 
 use std::{
     path::Path,
@@ -28,7 +28,7 @@ fn kill(signal: &str, pid: &str) {
 }
 
 impl TestCluster {
-    /// Whether this cluster was there before the tests.
+    /// Whether the cluster was not started by `hack/test.sh`.
     pub fn is_existing(&self) -> bool {
         self.dir().join("existing").exists()
     }
@@ -40,8 +40,8 @@ impl TestCluster {
             .to_owned()
     }
 
-    /// Sends a signal to a process of the control plane. One that is killed is gone afterwards: a large one takes a
-    /// while to give its memory, and its port, back.
+    /// Sends a signal to a component of the control plane. Waits until a killed one is gone, because a large process
+    /// takes a while to release its memory and port.
     pub fn signal_component(&self, signal: &str, name: &str) {
         let pid = self.pid(name);
         kill(signal, &pid);
@@ -52,24 +52,24 @@ impl TestCluster {
         }
     }
 
-    /// Lets every process of the control plane run that a test has stopped and failed before it let it go on.
+    /// Resumes all components, in case a test stopped one and failed.
     pub fn resume_components(&self) {
         for file in std::fs::read_dir(self.dir().join("pid"))
             .into_iter()
             .flatten()
         {
             let pid = std::fs::read_to_string(file.unwrap().path()).unwrap();
-            // It may have been killed.
+            // The component may have been killed.
             let _ = Command::new("kill").args(["-CONT", pid.trim()]).status();
         }
     }
 
-    /// Starts what has ended of the control plane.
+    /// Restarts the components that have ended.
     pub fn restart_components(&self) {
         script("hack/testbed/up.sh", &[self.dir().to_str().unwrap()]);
     }
 
-    /// Compacts etcd to its present revision: what a watch has missed until now is gone.
+    /// Compacts etcd to its current revision, so that watches lose their history.
     pub async fn compact(&self) {
         let ports = std::fs::read_to_string(self.dir().join("ports")).unwrap();
         let port = ports
@@ -106,15 +106,15 @@ impl TestCluster {
             .to_owned()
     }
 
-    /// A content proxy in front of the node's containerd, with the rights of the shipped manifests; its socket
-    /// is in a folder of its own.
+    /// A content proxy for the node's containerd, with the permissions of the shipped manifests. Its socket is in a
+    /// separate folder.
     pub fn content_proxy(&self) -> (String, std::process::Child) {
         let folder = self.dir().join("door");
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir(&folder).unwrap();
         script("chmod", &["777", folder.to_str().unwrap()]);
         let socket = folder.join("containerd.sock").to_str().unwrap().to_owned();
-        // Its user may not look into the folders of whoever built it.
+        // Its user cannot read the build folder.
         let program = folder.join("archaware");
         std::fs::copy(crate::program(), &program).unwrap();
         let child = Command::new("setpriv")
@@ -141,12 +141,12 @@ impl TestCluster {
         (socket, child)
     }
 
-    /// Runs ctr in the namespace of the kubelet.
+    /// Runs ctr in the kubelet's namespace.
     pub fn ctr(&self, arguments: &[&str]) {
         self.ctr_in("k8s.io", arguments);
     }
 
-    /// What ctr prints in a namespace.
+    /// The output of ctr in a namespace.
     pub fn ctr_in(&self, namespace: &str, arguments: &[&str]) -> String {
         let socket = self.socket();
         script(
@@ -155,7 +155,7 @@ impl TestCluster {
         )
     }
 
-    /// Side-loads an image of one platform, as `kind load` and the like do.
+    /// Imports an image of one platform, as `kind load` does.
     pub fn import(&self, name: &str, architecture: &str) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path();

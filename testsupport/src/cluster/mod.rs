@@ -1,5 +1,5 @@
-//! A real control plane for one test at a time: taken from those that `hack/test.sh` started, emptied
-//! before use, so that a test that was killed leaves nothing to the next one.
+//! A real control plane for one test at a time. It is taken from those that `hack/test.sh` started and emptied before
+//! use, so that a test that was killed does not affect the next one.
 
 mod admission;
 mod controller;
@@ -41,24 +41,24 @@ pub use webhook::RecordingWebhook;
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// A control plane, with a registry that holds the test images.
+/// A control plane and a registry with the test images.
 pub struct TestCluster {
     dir: PathBuf,
-    /// As administrator.
+    /// Client with administrator permissions.
     pub client: Client,
-    /// A namespace of this test's own.
+    /// A namespace for this test.
     pub namespace: String,
     /// Released when the test ends.
     _lock: File,
 }
 
 impl TestCluster {
-    /// Any free one that has only the nodes that the test makes.
+    /// Any free cluster that only has the nodes that the test creates.
     pub async fn take() -> Self {
         Self::take_one(|dir| !dir.join("node").exists()).await
     }
 
-    /// The one that has a real node beside it.
+    /// The cluster with a real node.
     pub async fn take_with_node() -> Self {
         Self::take_one(|dir| dir.join("node").exists()).await
     }
@@ -84,7 +84,7 @@ impl TestCluster {
         Self::open(dir, lock).await
     }
 
-    /// One of this test's own, with further flags for a component; it ends with this process.
+    /// A separate cluster with additional flags for a component. Ends with this process.
     pub async fn start_with(variable: &str, flags: &str) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let clusters = std::env::var("ARCHAWARE_TEST_BEDS").expect("run tests with hack/test.sh");
@@ -99,7 +99,7 @@ impl TestCluster {
             .status()
             .unwrap();
         assert!(status.success());
-        // The registry is the other's: it is only read.
+        // The registry is shared and only read.
         std::fs::create_dir_all(dir.join("registry")).unwrap();
         std::fs::copy(
             shared.join("registry/address"),
@@ -142,9 +142,9 @@ impl TestCluster {
         cluster
     }
 
-    /// Deletes what tests make.
+    /// Deletes everything that tests create.
     async fn empty(&self) {
-        // First: what is created below is not asked about.
+        // Deleted first, so that no webhook is called for what is created below.
         let webhooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         let (now, all) = (DeleteParams::default(), ListParams::default());
         webhooks.delete_collection(&now, &all).await.unwrap();
@@ -209,7 +209,7 @@ impl TestCluster {
         self.empty_objects().await;
     }
 
-    /// Deletes the pods of a namespace at once.
+    /// Deletes the pods of a namespace without grace period.
     pub async fn delete_pods(&self, namespace: &str) {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let now = DeleteParams {
@@ -218,7 +218,7 @@ impl TestCluster {
         };
         let all = ListParams::default();
         eventually("an empty namespace", 10 * DEADLINE, || async {
-            // Of very many, some are left when the API server's time for one request is over.
+            // With very many pods, some are left when the API server's request timeout ends.
             let _ = pods.delete_collection(&now, &all).await;
             let left = pods.list(&all.clone().limit(1)).await.ok()?;
             left.items.is_empty().then_some(())
@@ -275,17 +275,17 @@ impl TestCluster {
             .to_owned()
     }
 
-    /// Where the cluster keeps its files.
+    /// The folder with the cluster's files.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// A kubeconfig of this cluster: `admin`, …
+    /// A kubeconfig of this cluster, for example `admin`.
     pub fn kubeconfig(&self, name: &str) -> PathBuf {
         self.dir.join("kubeconfig").join(name)
     }
 
-    /// A kubeconfig with a token of a ServiceAccount, which has the permissions of the manifests.
+    /// A kubeconfig with a token of a ServiceAccount from the manifests.
     pub fn service_account(&self, name: &str) -> PathBuf {
         let token = self.kubectl(&["-n", "archaware", "create", "token", name]);
         let admin = std::fs::read_to_string(self.kubeconfig("admin")).unwrap();
@@ -302,14 +302,14 @@ impl TestCluster {
         path
     }
 
-    /// Runs kubectl as administrator; it has to succeed.
+    /// Runs kubectl as administrator and requires success.
     pub fn kubectl(&self, arguments: &[&str]) -> String {
         let (done, output, error) = self.try_kubectl(arguments);
         assert!(done, "kubectl {arguments:?}: {error}");
         output
     }
 
-    /// Runs kubectl as administrator: whether it succeeded, stdout, stderr.
+    /// Runs kubectl as administrator; returns success, stdout and stderr.
     pub fn try_kubectl(&self, arguments: &[&str]) -> (bool, String, String) {
         let kubectl = std::env::var("ARCHAWARE_KUBECTL").expect("hack/test.sh sets it");
         let output = Command::new(kubectl)
@@ -326,7 +326,7 @@ impl TestCluster {
         )
     }
 
-    /// Runs archaware to its end: exit status, stdout, stderr.
+    /// Runs an archaware command; returns exit status, stdout and stderr.
     pub fn archaware(&self, arguments: &[&str]) -> (i32, String, String) {
         let output = Command::new(crate::program())
             .arg("--kubeconfig")

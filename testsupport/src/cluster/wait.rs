@@ -1,11 +1,11 @@
-//! Waiting for conditions.
+//! Waits for conditions.
 
 use std::time::{Duration, Instant};
 
-/// Long enough for a machine that is busy with something else.
+/// Long enough for a busy machine.
 pub const DEADLINE: Duration = Duration::from_mins(1);
 
-/// Asks until there is an answer.
+/// Polls until `check` returns something.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(
     what: &str,
     deadline: Duration,
@@ -24,7 +24,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(
     }
 }
 
-/// For what must not happen: true from now until `until` has happened.
+/// Asserts that a condition holds until `until` completes.
 pub async fn never<F: Future<Output = bool>, U: Future>(
     what: &str,
     until: U,

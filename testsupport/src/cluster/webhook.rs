@@ -1,4 +1,4 @@
-//! A webhook of somebody else's, which the API server asks, too.
+//! Another webhook beside archaware's, which records its requests.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,14 +13,14 @@ use tokio::{net::TcpListener, task::JoinHandle};
 
 use super::{TestCluster, tls::self_signed};
 
-/// Ends when it is dropped; its configuration is deleted with the next test.
+/// Stops on drop. The next test deletes its configuration.
 pub struct RecordingWebhook {
     seen: Arc<Mutex<Vec<Value>>>,
     task: JoinHandle<()>,
 }
 
 impl RecordingWebhook {
-    /// Registers under `name` for what `rule` says; `patch` gives the operations for an object.
+    /// Registers under `name` for `rule`; `patch` returns the operations for an object.
     pub async fn start(
         cluster: &TestCluster,
         name: &str,
@@ -80,7 +80,7 @@ impl RecordingWebhook {
         Self { seen, task }
     }
 
-    /// What it was asked so far.
+    /// The requests so far.
     pub fn seen(&self) -> Vec<Value> {
         self.seen.lock().unwrap().clone()
     }

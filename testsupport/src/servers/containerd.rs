@@ -1,4 +1,4 @@
-//! containerd as the sidecar overlay runs it: content only, without any privilege.
+//! containerd as in the sidecar overlay: content only, unprivileged.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
@@ -25,7 +25,7 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// The binaries that tests run against: every supported version.
+    /// The binaries of all supported versions.
     pub fn binaries() -> Vec<PathBuf> {
         let list = std::env::var("ARCHAWARE_TEST_CONTAINERDS")
             .expect("run tests with hack/test.sh: it builds the containerds");
@@ -34,7 +34,7 @@ impl Containerd {
         binaries
     }
 
-    /// With the shipped configuration, in a folder of its own.
+    /// Starts with the shipped configuration in a temporary folder.
     pub async fn start(binary: &std::path::Path) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -46,7 +46,7 @@ impl Containerd {
             .replace("/run/containerd", path)
             .replace("65532", user);
         fs::write(dir.path().join("config.toml"), config).unwrap();
-        // Its user may not look into the folders of whoever built it.
+        // Its user cannot read the build folder.
         let own = dir.path().join("containerd");
         fs::copy(binary, &own).unwrap();
         let mut containerd = Self {
@@ -58,7 +58,7 @@ impl Containerd {
         containerd
     }
 
-    /// Ends it, if it runs, and starts it again with what it had.
+    /// Stops it if it runs, and starts it with the same data.
     pub async fn restart(&mut self) {
         self.kill();
         let config = self.dir.path().join("config.toml");
@@ -81,7 +81,7 @@ impl Containerd {
         let _ = fs::remove_file(self.socket());
     }
 
-    /// Ends it and everything that it kept.
+    /// Stops it and deletes its data.
     pub fn wipe(&mut self) {
         self.kill();
         fs::remove_dir_all(self.dir.path().join("root")).unwrap();
@@ -91,7 +91,7 @@ impl Containerd {
         self.process.as_ref().unwrap().signal(signal);
     }
 
-    /// Runs a program as somebody who may do nothing; it has to succeed.
+    /// Runs a program as another unprivileged user and requires success.
     #[allow(clippy::unused_self, reason = "a stranger to this containerd")]
     pub fn as_stranger(&self, command: &[&str]) -> String {
         if is_root() {
@@ -102,13 +102,13 @@ impl Containerd {
         }
     }
 
-    /// Lets its files grow to this many bytes only: what a full disk is to it.
+    /// Limits the size of its files, to simulate a full disk.
     pub fn limit_files(&self, bytes: &str) {
         let pid = self.process.as_ref().unwrap().id().to_string();
         let limit = format!("--fsize={bytes}:unlimited");
         let prlimit = ["prlimit", "--pid", &pid, &limit];
         if is_root() {
-            // Its own user may lower its limits.
+            // A user may lower the limits of its own processes.
             run(
                 "setpriv",
                 &[
@@ -131,12 +131,12 @@ impl Containerd {
             .to_owned()
     }
 
-    /// A folder where its user may write.
+    /// A folder that its user can write.
     pub fn dir(&self) -> &std::path::Path {
         self.dir.path()
     }
 
-    /// What ctr prints in a namespace.
+    /// The output of ctr in a namespace.
     pub fn ctr(&self, namespace: &str, arguments: &[&str]) -> String {
         let socket = self.socket();
         run(
@@ -145,7 +145,7 @@ impl Containerd {
         )
     }
 
-    /// Puts a document into a namespace.
+    /// Writes a document into a namespace.
     pub fn ingest(&self, namespace: &str, blob: &testimg::Blob) {
         let file = self.dir.path().join("blob");
         fs::write(&file, &blob.bytes).unwrap();
@@ -155,7 +155,7 @@ impl Containerd {
         run("sh", &["-c", &format!("{ingest} < {}", file.display())]);
     }
 
-    /// A record of an image, as a pull leaves it.
+    /// Creates an image record, as a pull does.
     pub async fn image_record(&self, namespace: &str, name: &str, root: &testimg::Blob) {
         let channel = containerd::connect(&self.socket(), super::DEADLINE).unwrap();
         let mut images = ImagesClient::new(channel);
@@ -181,24 +181,24 @@ impl Containerd {
         images.create(request).await.unwrap();
     }
 
-    /// Collects garbage now.
+    /// Runs the garbage collector.
     pub fn collect(&self) {
         self.ctr("archaware", &["content", "prune", "references"]);
     }
 
-    /// Whether archaware's namespace holds a digest.
+    /// Whether archaware's namespace contains a digest.
     pub fn holds(&self, digest: &str) -> bool {
         self.ctr("archaware", &["content", "ls", "-q"])
             .lines()
             .any(|line| line == digest)
     }
 
-    /// A process of archaware that keeps what it fetches here.
+    /// A new resolver that persists documents here.
     pub fn resolver(&self, settings: ResolverSettings) -> Resolver {
         self.resolver_at(&self.socket(), settings)
     }
 
-    /// The same, counting what it does.
+    /// The same with these metrics.
     pub fn counting(&self, settings: ResolverSettings, metrics: &Metrics) -> Resolver {
         Self::made(&self.socket(), settings, metrics)
     }

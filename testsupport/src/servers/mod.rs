@@ -1,4 +1,4 @@
-//! Real servers for one test each, in a folder of its own; they end with the test, and with its process.
+//! Real servers for one test each, in temporary folders. They end with the test and with its process.
 
 mod containerd;
 mod pki;
@@ -28,14 +28,14 @@ pub use pki::Pki;
 pub use registry::Registry;
 pub use tokens::Tokens;
 
-/// For what a healthy machine does in a second, and one that builds an image meanwhile in half a minute.
+/// An idle machine needs a second; one that builds an image at the same time, half a minute.
 pub const DEADLINE: Duration = Duration::from_mins(1);
 
-/// A server. It is killed when it is dropped, and by the kernel when this process dies.
+/// A server process. Killed on drop, and by the kernel when this process dies.
 pub struct Process(Child);
 
 impl Process {
-    /// Starts a program with its output in `log`, without any privilege when `plain` says so.
+    /// Starts a program with its output in `log`, unprivileged if `plain` is set.
     pub fn start(
         program: impl AsRef<std::ffi::OsStr>,
         arguments: &[&str],
@@ -66,7 +66,7 @@ impl Process {
         self.0.id()
     }
 
-    /// Waits until it has ended by itself; its exit status.
+    /// Waits until it exits; returns the exit status.
     pub async fn exited(&mut self) -> i32 {
         let end = Instant::now() + DEADLINE;
         loop {
@@ -93,7 +93,7 @@ impl Drop for Process {
     }
 }
 
-/// The user of the shipped manifests.
+/// The user id of the shipped manifests.
 pub const NOBODY: &str = "65532";
 
 pub fn is_root() -> bool {
@@ -101,7 +101,7 @@ pub fn is_root() -> bool {
     id.stdout.starts_with(b"0\n")
 }
 
-/// Runs a program to its end; it has to succeed.
+/// Runs a program and requires success.
 pub fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
@@ -117,7 +117,7 @@ pub fn free_port() -> u16 {
         .port()
 }
 
-/// Asks again and again until there is an answer.
+/// Polls until `check` returns something.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(
     what: &str,
     mut ask: impl FnMut() -> F,
@@ -133,7 +133,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(
 }
 
 pub fn settings() -> ResolverSettings {
-    // Shown for tests that fail.
+    // Shown for failed tests.
     let filter = tracing_subscriber::EnvFilter::new("archaware=debug");
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)

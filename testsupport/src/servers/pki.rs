@@ -1,10 +1,10 @@
-//! Certificates, made with openssl.
+//! Certificates created with openssl.
 
 use std::path::{Path, PathBuf};
 
 use super::run;
 
-/// An authority that nobody else trusts.
+/// A private certificate authority.
 pub struct Pki {
     dir: PathBuf,
 }
@@ -48,7 +48,7 @@ impl Pki {
         pki
     }
 
-    /// Makes `NAME.crt` and `NAME.key`, for 127.0.0.1 and as a client.
+    /// Issues `NAME.crt` and `NAME.key` for 127.0.0.1, also valid for clients.
     pub fn leaf(&self, name: &str) {
         let file = |extension: &str| self.path(&format!("{name}.{extension}"));
         let extensions = "basicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth,clientAuth\nsubjectAltName=IP:127.0.0.1\n";

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::{Pki, Process, Tokens, eventually, free_port};
 
-/// A running registry with test images. Its data is written by an open one first.
+/// A running registry with test images. They are pushed while it is open.
 pub struct Registry {
     address: String,
     scheme: &'static str,
@@ -14,18 +14,18 @@ pub struct Registry {
     process: Option<Process>,
 }
 
-/// `user` with password `secret`, by bcrypt: the only kind that the registry takes.
+/// `user` with password `secret` as bcrypt, the only format that the registry accepts.
 const HTPASSWD: &str = "user:$2b$05$k79l2cQfEm9PrZPuQrDTreokb8anr1hvPqTgzrc1D34UlUQYp3yXG\n";
 
 impl Registry {
-    /// Open to everybody.
+    /// Without authentication.
     pub async fn open(images: &[&str]) -> Self {
         let registry = Self::start("", "http", |_| String::new()).await;
         registry.push(images).await;
         registry
     }
 
-    /// Wants a user name and password.
+    /// Requires a user name and password.
     pub async fn with_password(images: &[&str]) -> Self {
         let auth = |dir: &std::path::Path| {
             let file = dir.join("htpasswd");
@@ -38,7 +38,7 @@ impl Registry {
         Self::open(images).await.restarted("", "http", auth).await
     }
 
-    /// Wants a token of this server.
+    /// Requires a token of this server.
     pub async fn with_tokens(images: &[&str], tokens: &Tokens) -> Self {
         let auth = |_: &std::path::Path| {
             let (realm, bundle) = (tokens.realm(), tokens.certificate());
@@ -49,7 +49,7 @@ impl Registry {
         Self::open(images).await.restarted("", "http", auth).await
     }
 
-    /// Speaks TLS with the leaf `server` of an authority; asks clients for a certificate, too, if wanted.
+    /// Serves TLS with the leaf `server` of an authority, optionally requiring client certificates.
     pub async fn with_tls(images: &[&str], pki: &Pki, clients: bool) -> Self {
         let authority = pki.path("ca.crt");
         let clients = if clients {
@@ -153,7 +153,7 @@ impl Registry {
         format!("{}/{name}", self.address)
     }
 
-    /// How many requests of this method it has answered, by its own access log.
+    /// Number of answered requests with this method, by the registry's access log.
     pub fn count(&self, method: &str) -> usize {
         let log = fs::read_to_string(self.dir.path().join("log")).unwrap();
         log.matches(&format!("\"{method} /v2/")).count()

@@ -23,7 +23,7 @@ use tempfile::TempDir;
 
 use super::{Pki, run};
 
-/// A running token server; ends when it is dropped.
+/// A running token server; stops on drop.
 pub struct Tokens {
     address: std::net::SocketAddr,
     shared: Arc<Shared>,
@@ -33,9 +33,9 @@ pub struct Tokens {
 struct Shared {
     pki: Pki,
     dir: TempDir,
-    /// Users, each with password and the only repository that it may pull; `*` means all.
+    /// User name, password and the only repository that the user may pull; `*` means all.
     users: Vec<(String, String, String)>,
-    /// Each request: the user, and the scope.
+    /// User and scope of each request.
     seen: Mutex<Vec<(Option<String>, String)>>,
 }
 
@@ -48,7 +48,7 @@ struct Asked {
 }
 
 impl Tokens {
-    /// Knows these users: name, password, and the repository they may pull.
+    /// Starts with these users: name, password and allowed repository.
     pub async fn start(users: &[(&str, &str, &str)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let pki = Pki::new(dir.path());
@@ -87,7 +87,7 @@ impl Tokens {
         self.shared.pki.path("signer.crt")
     }
 
-    /// Each request so far: the user, and the scope.
+    /// User and scope of each request so far.
     pub fn seen(&self) -> Vec<(Option<String>, String)> {
         self.shared.seen.lock().unwrap().clone()
     }

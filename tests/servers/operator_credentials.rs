@@ -1,5 +1,5 @@
-//! What the operator knows, against a real registry that wants a password: `config.json`, its helpers, and the
-//! kubelet's plugins, by the program itself.
+//! The operator's credentials with a real registry that requires a password: `config.json`, its helpers, and the
+//! kubelet's plugins, run by the program.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
@@ -14,7 +14,7 @@ fn executable(folder: &Path, name: &str, text: &str) {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// `archaware inspect` with this configuration; helpers are found in the folder.
+/// `archaware inspect` with this configuration; helpers are in the folder.
 fn inspect(dir: &TempDir, config: &Value, image: &str) -> (i32, Value, String) {
     let file = dir.path().join("config.yaml");
     let mut whole = json!({"apiVersion": "archaware.dev/v1alpha1", "kind": "Configuration"});
@@ -96,7 +96,7 @@ async fn a_docker_config_gives_credentials_to_every_pod() {
         );
         assert!(!log.contains("secret\""), "{what}: {log}");
     }
-    // One that fails otherwise, or answers nonsense, is named; what it printed is not.
+    // A helper that fails or returns nonsense is named, but not its output.
     executable(
         dir.path(),
         "docker-credential-broken",
