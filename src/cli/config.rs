@@ -20,8 +20,8 @@ impl ConfigCommand {
             Self::Check => {
                 global.load_config()?;
                 match &global.config {
-                    Some(path) => println!("{} is good", path.display()),
-                    None => println!("no file given (--config): the defaults are good"),
+                    Some(path) => println!("{} is valid", path.display()),
+                    None => println!("no file given (--config): the defaults are valid"),
                 }
             }
             Self::Print => print!("{}", serde_saphyr::to_string(&global.load_config()?)?),

@@ -235,7 +235,7 @@ impl Proxy {
             Ok(Ok(body)) => body.to_bytes(),
             Ok(Err(_)) => {
                 return Err(Status::resource_exhausted(
-                    "the request is too large, or cut short",
+                    "the request is too large or incomplete",
                 ));
             }
             Err(_) => {

@@ -273,7 +273,7 @@ async fn the_log_level_can_be_changed_while_it_runs() {
     archaware.wait_for_log("node tainted").await;
     let (status, says) = archaware.put("/log-level", "very=loud=indeed").await;
     assert_eq!(status, 400, "{says}");
-    assert!(says.contains("is no log level"), "{says}");
+    assert!(says.contains("is not a log level"), "{says}");
     assert_eq!(archaware.put("/log-level", &"x".repeat(2000)).await.0, 413);
     assert_eq!(archaware.http("/log-level").await.1, "info\n");
     assert_eq!(archaware.stop().await, 0);

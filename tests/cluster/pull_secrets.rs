@@ -131,7 +131,7 @@ async fn secrets_that_cannot_be_used_are_passed_over_and_named() {
     for (name, why) in [
         ("missing", "does not exist"),
         ("broken", "malformed"),
-        ("other", "no type for pull secrets"),
+        ("other", "not one of pull secrets"),
         ("huge", "larger than 128 KiB"),
     ] {
         assert!(

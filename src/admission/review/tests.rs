@@ -33,13 +33,13 @@ fn only_the_expected_question_is_answered() {
         ("/kind", json!("Pod"), "AdmissionReview"),
         ("/request", json!(null), "no request"),
         ("/request/uid", json!(""), "uid"),
-        ("/request/uid", json!(null), "no AdmissionReview"),
+        ("/request/uid", json!(null), "not an AdmissionReview"),
         ("/request/operation", json!("DELETE"), "DELETE"),
         ("/request/subResource", json!("status"), "pods/status"),
         ("/request/resource/resource", json!("nodes"), "nodes"),
         ("/request/resource/version", json!("v2"), "v2"),
         ("/request/object", json!(null), "no object"),
-        ("/request/object", json!([1]), "no AdmissionReview"),
+        ("/request/object", json!([1]), "not an AdmissionReview"),
     ] {
         let mut bad = good.clone();
         if path == "/request/subResource" {

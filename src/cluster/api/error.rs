@@ -26,10 +26,10 @@ pub enum ApiError {
     #[error("another writer changed it: {0}")]
     Conflict(String),
     /// 400, 413, 415 or 422: the API server rejects the change until the object changes.
-    #[error("the API server refuses the change: {0}")]
+    #[error("the API server rejects the change: {0}")]
     Invalid(String),
     /// An admission webhook or a `ValidatingAdmissionPolicy` denied the change, with any status code.
-    #[error("an admission policy refuses the change: {0}")]
+    #[error("an admission plugin denied the change: {0}")]
     Denied(String),
     /// 401: the credentials are not accepted.
     #[error("the API server does not accept the credentials: {0}")]

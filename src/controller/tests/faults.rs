@@ -167,9 +167,9 @@ async fn the_start_ends_without_permissions() {
             ScriptedResponse::Body(denied),
             "archaware lacks permissions",
         ),
-        (ScriptedResponse::Silence, "cannot ask the API server"),
-        (ScriptedResponse::Broken, "cannot ask the API server"),
-        (down, "cannot ask the API server"),
+        (ScriptedResponse::Silence, "cannot check archaware's own permissions"),
+        (ScriptedResponse::Broken, "cannot check archaware's own permissions"),
+        (down, "cannot check archaware's own permissions"),
     ] {
         let api = cluster();
         api.script(call, [answer]);

@@ -265,7 +265,7 @@ async fn clean_opens_gates_and_removes_the_webhook() {
     }
     let (status, says, _) = cluster.archaware(&["clean"]);
     assert_eq!(
-        (status, says.contains("Nothing of archaware's is left")),
+        (status, says.contains("Nothing of archaware is left")),
         (0, true),
         "{says}"
     );

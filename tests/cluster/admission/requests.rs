@@ -293,7 +293,7 @@ async fn what_no_api_server_sends_is_refused() {
             StatusCode::NOT_FOUND,
         ),
         (
-            "too much",
+            "too many requests",
             "/pods",
             format!("{text}{}", " ".repeat(3 << 20)),
             StatusCode::PAYLOAD_TOO_LARGE,

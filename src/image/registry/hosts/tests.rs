@@ -234,7 +234,7 @@ async fn files_of_certificates_and_headers_are_read() {
     let problem = read(&[root.path().to_owned()], None, "reg.io", hosts[3].clone())
         .problem
         .unwrap();
-    for part in ["holds a password", "missing.pem", "empty.pem"] {
+    for part in ["contains a password", "missing.pem", "empty.pem"] {
         assert!(problem.contains(part), "{problem}");
     }
     assert!(!problem.contains("hunter2"), "{problem}");
