@@ -66,7 +66,7 @@ elif [ -n "$(find "$home/toolchain.log" -mtime +0)" ]; then
     > "$home/toolchain.log" 2>&1 || { tail "$home/toolchain.log" >&2; die "Debian's packages cannot be updated"; }
 fi
 
-# Root may build in the checkout of somebody else.
+# Root may build in a checkout of another user.
 git() { command git -c safe.directory="$PWD" "$@"; }
 work=$(mktemp -d "$home/work.XXXXXX")
 trap 'rm -rf "$work"' EXIT

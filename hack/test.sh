@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 hack/install.sh
 . hack/testbed/lib.sh
 work=$(mktemp -d "${TMPDIR:-/tmp}/archaware-test.XXXXXX")
-# Some processes run as nobody, and have to find their files.
+# Some processes run as an unprivileged user and need to read their files.
 chmod 711 "$work"
 image=''
 finish() {

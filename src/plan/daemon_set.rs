@@ -58,7 +58,7 @@ pub(crate) fn plan(
         DaemonSets::Manage => match revert_backoff(&mut draft, template) {
             // Undoing another writer's change again and again would roll the DaemonSet out forever.
             Some(wait) => {
-                let note = "somebody removes the tolerations that archaware adds to its template; give them \
+                let note = "another tool removes the tolerations that archaware adds to its template; add them \
                             to it at its source, or annotate the template with archaware.dev/mode: ignore";
                 let event = EventDraft::new(EventReason::TolerationsReverted, note);
                 draft.plan.events.push(event);

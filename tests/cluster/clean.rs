@@ -154,7 +154,7 @@ async fn clean_recreates_pods_and_respects_budgets() {
     let bare = cluster.pods().get("bare").await.unwrap();
     assert!(
         bare.metadata.deletion_timestamp.is_none(),
-        "nobody would make a bare pod again"
+        "a bare pod would not be recreated"
     );
 }
 

@@ -268,7 +268,7 @@ async fn a_page_that_is_no_image_is_not_what_the_tag_points_at() {
     assert_eq!(
         registry.count("GET", "/manifests/sha256:"),
         0,
-        "its digest is nobody's"
+        "its digest is not cached"
     );
     registry.unscript();
     // The failure is cached for a while for this credential; the tag is not cached at all.

@@ -125,7 +125,10 @@ async fn a_docker_config_gives_credentials_to_every_pod() {
         &docker_config(&dir, &json!({"credsStore": "../good"})),
         &image,
     );
-    assert!(status == 2 && log.contains("not the name of a program"), "{log}");
+    assert!(
+        status == 2 && log.contains("not the name of a program"),
+        "{log}"
+    );
 }
 
 #[tokio::test]

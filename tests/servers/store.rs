@@ -163,7 +163,7 @@ async fn a_private_image_costs_one_head_after_a_restart() {
             !containerd
                 .ctr("archaware", &["content", "ls"])
                 .contains("archaware.dev/tag."),
-            "its tag is nobody's business"
+            "its tag is not persisted"
         );
         registry.forget();
         let second = containerd.resolver(settings());
@@ -263,7 +263,7 @@ async fn content_lives_as_long_as_its_lease_and_longer_while_it_is_used() {
         })
         .await;
         let multi = testimg::find("multi").root.digest;
-        eventually("what nobody uses to go", || async {
+        eventually("the deletion of unused content", || async {
             containerd.collect();
             (!containerd.holds(&multi)).then_some(())
         })
@@ -362,7 +362,7 @@ async fn who_shares_nothing_leaves_nothing_and_reads_nothing() {
     assert_eq!(
         recorded.source,
         Source::Containerd,
-        "the record answers for everybody"
+        "the record serves every request"
     );
     registry.forget();
     let resolver = containerd.resolver(alone);

@@ -66,7 +66,7 @@ impl ConfigurationReconciler {
                         if unknown && !warned {
                             tracing::warn!(
                                 "there is no MutatingWebhookConfiguration {NAME}, and \
-                                 admission.manageConfiguration is false: nobody asks the webhook"
+                                 admission.manageConfiguration is false: the API server does not call the webhook"
                             );
                         }
                         warned = unknown;

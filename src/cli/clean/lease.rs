@@ -70,7 +70,7 @@ pub(super) async fn acquire(
         return Ok(Some(lease));
     }
     lease.release().await;
-    refuse("somebody", &name);
+    refuse("another process", &name);
     Ok(None)
 }
 

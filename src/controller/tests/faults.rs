@@ -167,8 +167,14 @@ async fn the_start_ends_without_permissions() {
             ScriptedResponse::Body(denied),
             "archaware lacks permissions",
         ),
-        (ScriptedResponse::Silence, "cannot check archaware's own permissions"),
-        (ScriptedResponse::Broken, "cannot check archaware's own permissions"),
+        (
+            ScriptedResponse::Silence,
+            "cannot check archaware's own permissions",
+        ),
+        (
+            ScriptedResponse::Broken,
+            "cannot check archaware's own permissions",
+        ),
         (down, "cannot check archaware's own permissions"),
     ] {
         let api = cluster();

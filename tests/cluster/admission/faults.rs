@@ -55,7 +55,7 @@ async fn a_configuration_that_somebody_breaks_is_put_right() {
     let _archaware = Controller::start_with_webhook(&cluster, "", "").await;
     cluster.wait_until_tainted().await;
     let configurations: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
-    // Another authority: the API server trusts nobody any more.
+    // Another authority, so that the API server trusts no certificate of the webhook.
     let foreign = rcgen::generate_simple_self_signed(["a".to_owned()])
         .unwrap()
         .cert
@@ -89,7 +89,7 @@ async fn a_configuration_that_somebody_breaks_is_put_right() {
     );
 }
 
-/// What is under way is answered before the process ends, and nobody is sent to a closed door.
+/// Requests in progress are answered before the process ends, and later ones reach the other replica.
 #[tokio::test]
 async fn sigterm_drains() {
     let cluster = TestCluster::take().await;

@@ -77,7 +77,7 @@ async fn passing_pods_are_completed_by_the_controller() {
     let passed = create_from(&cluster, "first", &slow, "arm64").await;
     assert!(
         started.elapsed() < Duration::from_millis(300),
-        "nobody waits for the registry"
+        "no pod waits for the registry"
     );
     assert!(architectures_of(&passed).is_empty() && !is_gated(&passed));
     assert_eq!(cluster.wait_until_bound("first").await, "arm64");
@@ -86,7 +86,7 @@ async fn passing_pods_are_completed_by_the_controller() {
     let waits = create_from(&cluster, "dead", &dead, "amd64").await;
     assert!(
         started.elapsed() < Duration::from_secs(1),
-        "nobody waits for a dead one either"
+        "no pod waits for a dead registry either"
     );
     assert!(architectures_of(&waits).is_empty() && !is_gated(&waits));
     let known = create_from(&cluster, "second", &slow, "arm64").await;

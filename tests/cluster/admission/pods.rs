@@ -235,7 +235,7 @@ async fn further_tolerations_follow_the_platforms() {
     for node in cluster.nodes().list(&ListParams::default()).await.unwrap() {
         assert!(
             !node.annotations().contains_key("archaware.dev/taint"),
-            "nobody is tainted"
+            "no node is tainted"
         );
     }
     assert_eq!(archaware.stop().await, 0);
