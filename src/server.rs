@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_not_ready_says_why() {
+    async fn readyz_lists_what_is_missing() {
         let (status, says) = ready(State(starting())).await;
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
         for part in [
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_log_level_is_nobody_else_s_business() {
+    async fn the_log_level_is_changed_from_loopback_only() {
         for peer in ["192.0.2.1:1000", "[2001:db8::1]:1000"] {
             let peer = ConnectInfo(peer.parse().unwrap());
             let answer = set_log_level(State(starting()), peer, "warn".to_owned()).await;

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_of_the_pen_does_not_silence_the_log() {
+    fn a_misspelt_level_does_not_silence_the_log() {
         for good in [
             "info",
             "INFO",

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_goes_with_its_object() {
+    fn a_state_is_removed_with_its_object() {
         let (store, mut writer) = reflector::store::<Pod>();
         let states = ObjectStates::default();
         let state = || Some(ObjectState::resume(None, 1, Instant::now()));

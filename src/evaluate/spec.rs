@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_os_comes_from_the_clearest_word() {
+    fn the_os_comes_from_the_most_specific_field() {
         let term = |os: &str| json!({"matchExpressions": [{"key": "kubernetes.io/os", "operator": "In", "values": [os]}]});
         let affinity = |terms: Vec<Value>| json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}});
         for (value, expected) in [

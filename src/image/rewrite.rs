@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_parts_are_replaced_rule_after_rule() {
+    fn whole_components_are_replaced_rule_by_rule() {
         let hub = ("docker.io", "mirror.local/hub");
         for (image, rules, expected) in [
             ("nginx", &[hub][..], "mirror.local/hub/library/nginx:latest"),

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_of_the_work_reaches_all_who_wait() {
+    async fn a_panic_of_the_work_reaches_all_waiting_callers() {
         let owner = Arc::new(SingleFlight::<&str, ()>::new());
         let callers: Vec<_> = (0..8)
             .map(|_| {

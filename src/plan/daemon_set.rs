@@ -59,7 +59,7 @@ pub(crate) fn plan(
             // Undoing another writer's change again and again would roll the DaemonSet out forever.
             Some(wait) => {
                 let note = "another tool removes the tolerations that archaware adds to its template; add them \
-                            to it at its source, or annotate the template with archaware.dev/mode: ignore";
+                            at the template's source, or annotate it with archaware.dev/mode: ignore";
                 let event = EventDraft::new(EventReason::TolerationsReverted, note);
                 draft.plan.events.push(event);
                 draft.plan.requeue = Some(wait);

@@ -236,7 +236,7 @@ async fn a_decision_stands_while_its_images_cannot_be_resolved() {
 }
 
 #[tokio::test]
-async fn who_takes_tolerations_out_again_is_not_fought() {
+async fn a_writer_that_reverts_tolerations_is_not_fought() {
     let cluster = TestCluster::take().await;
     cluster.create_three_nodes().await;
     let _archaware = Controller::start(&cluster, "");

@@ -14,7 +14,7 @@ pub(crate) fn keyring(registry: &str, user: &str, password: &str) -> Keyring {
 }
 
 #[tokio::test]
-async fn basic_credentials_are_shown_when_asked_for() {
+async fn basic_credentials_are_sent_after_a_challenge() {
     let (registry, resolver) = (registry().await, resolver());
     registry.add("app", &testimg::find("multi"));
     registry.require(Auth::Basic("user".into(), "secret".into()));
@@ -133,7 +133,7 @@ async fn many_tags_of_a_repository_share_one_token() {
 }
 
 #[tokio::test]
-async fn anonymous_tokens_serve_everybody() {
+async fn anonymous_tokens_are_shared() {
     let (registry, resolver) = (registry().await, resolver());
     registry.add("app", &testimg::find("multi"));
     registry.require(Auth::Bearer(None));

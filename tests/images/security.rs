@@ -161,7 +161,7 @@ async fn a_mirror_that_lies_or_fails_does_not_matter() {
 }
 
 #[tokio::test]
-async fn no_secret_is_read_for_what_everybody_may_know() {
+async fn cached_public_images_need_no_secret() {
     let (registry, resolver) = (registry().await, resolver());
     registry.add("app", &testimg::find("multi"));
     resolve(&resolver, &registry.image("app")).await.unwrap();

@@ -258,7 +258,7 @@ async fn writes_that_are_no_documents_do_not_pass() {
 }
 
 #[tokio::test]
-async fn nonsense_and_floods_end_at_the_door() {
+async fn malformed_and_excessive_requests_do_not_reach_containerd() {
     let containerd = Containerd::start(&Containerd::binaries()[0]).await;
     let mut door = Door::open(&containerd).await;
     let own = ("containerd-namespace", "archaware");

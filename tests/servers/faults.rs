@@ -9,7 +9,7 @@ use testsupport::servers::{Containerd, eventually, platforms, resolve, settings}
 use super::store::{MULTI, registry, wait_until_persisted};
 
 #[tokio::test]
-async fn a_containerd_that_begins_anew_is_filled_again() {
+async fn a_wiped_containerd_is_filled_again() {
     let binary = Containerd::binaries().remove(2);
     let mut containerd = Containerd::start(&binary).await;
     let registry = registry().await;
@@ -41,7 +41,7 @@ async fn a_containerd_that_begins_anew_is_filled_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_is_killed_hung_forbidden_or_full_changes_no_answer() {
+async fn faults_of_containerd_change_no_answer() {
     let binary = Containerd::binaries().remove(1);
     let mut containerd = Containerd::start(&binary).await;
     let registry = registry().await;
@@ -112,7 +112,7 @@ async fn one_that_is_killed_hung_forbidden_or_full_changes_no_answer() {
 }
 
 #[tokio::test]
-async fn a_full_disk_ends_the_keeping_and_nothing_else() {
+async fn a_full_disk_only_stops_persisting() {
     let binary = Containerd::binaries().remove(1);
     let mut containerd = Containerd::start(&binary).await;
     let registry = registry().await;

@@ -36,7 +36,7 @@ fn settings_of(root: &Path) -> ResolverSettings {
 }
 
 #[tokio::test]
-async fn open_to_everybody() {
+async fn without_authentication() {
     let registry = Registry::open(&["multi", "amd64"]).await;
     let resolver = resolver(settings());
     for (image, expected, requests) in [

@@ -185,7 +185,7 @@ async fn a_private_image_costs_one_head_after_a_restart() {
 }
 
 #[tokio::test]
-async fn old_tags_are_asked_for_again_and_serve_while_the_registry_is_down() {
+async fn old_tags_are_refreshed_and_used_while_the_registry_is_down() {
     let binary = Containerd::binaries().remove(0);
     let containerd = Containerd::start(&binary).await;
     let registry = registry().await;
@@ -210,7 +210,7 @@ async fn old_tags_are_asked_for_again_and_serve_while_the_registry_is_down() {
 }
 
 #[tokio::test]
-async fn content_lives_as_long_as_its_lease_and_longer_while_it_is_used() {
+async fn content_lives_as_long_as_its_lease_which_use_extends() {
     for binary in Containerd::binaries() {
         let containerd = Containerd::start(&binary).await;
         let registry = registry().await;
@@ -320,7 +320,7 @@ async fn content_that_another_namespace_holds_is_kept_all_the_same() {
 }
 
 #[tokio::test]
-async fn who_shares_nothing_leaves_nothing_and_reads_nothing() {
+async fn isolated_requests_persist_nothing_and_read_nothing() {
     let binary = Containerd::binaries().remove(2);
     let containerd = Containerd::start(&binary).await;
     let registry = registry().await;

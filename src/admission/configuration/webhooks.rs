@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_right_stays() {
+    fn a_correct_configuration_is_not_changed() {
         let names: Vec<String> = usual().into_iter().map(|webhook| webhook.name).collect();
         assert_eq!(
             names,
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_needed_is_asked() {
+    fn only_necessary_requests_match() {
         let url = "admission: {url: \"https://a.b:9/x/\", budget: 2500ms}";
         let config = config(&format!(
             "taint: {{manage: false}}\ndaemonSets: report\n{url}"
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_bundle_stays() {
+    fn a_foreign_ca_bundle_is_kept() {
         let mut existing = stored(usual());
         let without = || wanted(&Config::default(), "ns", None);
         assert_eq!(correct(&existing, without()), None);

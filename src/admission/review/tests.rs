@@ -12,7 +12,7 @@ fn open(value: &Value) -> Result<(AdmissionRequest<Pod>, Pod), InvalidReview> {
 }
 
 #[test]
-fn only_the_expected_question_is_answered() {
+fn only_expected_requests_are_answered() {
     let good = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "unknown": 1,
         "request": {

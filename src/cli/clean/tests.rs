@@ -97,7 +97,7 @@ fn changes(api: &ScriptedApi) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn everything_of_archaware_s_goes_and_the_rest_stays() {
+async fn everything_owned_is_removed_and_nothing_else() {
     let api = cluster();
     assert_eq!(clean(&api, CLEAN).await.unwrap(), Status::Done);
     let lease = LEASE.strip_suffix("/archaware").unwrap();

@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn three_timeouts_in_a_row_close_the_gate() {
+    async fn three_consecutive_timeouts_pause_the_host() {
         let limiters = HostLimiters::new(1);
         let limiter = limiters.host("reg");
         limiter.timed_out();
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_for_a_slot_fails_when_the_gate_closes() {
+    async fn waiting_requests_fail_when_the_host_is_paused() {
         let limiters = HostLimiters::new(1);
         let limiter = limiters.host("reg");
         let slot = limiter.enter(None).await.unwrap();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_limit_holds_for_who_met_it() {
+    async fn a_rate_limit_applies_to_its_account_only() {
         use crate::image::credentials::Credential;
         let limiters = HostLimiters::new(1);
         let limiter = limiters.host("reg");

@@ -77,7 +77,7 @@ fn the_architectures_are_required_in_every_term_that_names_none() {
 }
 
 #[test]
-fn who_selects_an_architecture_has_chosen() {
+fn a_selected_architecture_is_not_changed() {
     for label in [LABEL, OLD_LABEL] {
         assert!(change(None, &[(label, "s390x")]).is_empty());
     }

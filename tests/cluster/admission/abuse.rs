@@ -59,7 +59,7 @@ async fn large_pods_cost_neither_memory_nor_requests() {
 
 /// The registration excludes bound and mirror pods, but another writer may change it.
 #[tokio::test]
-async fn what_has_its_node_gets_nothing_even_when_asked_about() {
+async fn bound_pods_get_nothing_even_in_a_request() {
     let cluster = TestCluster::take().await;
     let webhook = Webhook::start(&cluster, "").await;
     let spec = json!({"nodeName": "n", "containers": [{"image": cluster.image("arm64")}]});

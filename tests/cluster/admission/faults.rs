@@ -12,7 +12,7 @@ use testimg::{FakeRegistry, Script};
 use super::*;
 
 #[tokio::test]
-async fn a_dead_or_hung_webhook_holds_nobody_up() {
+async fn a_dead_or_hung_webhook_delays_no_pod() {
     let cluster = TestCluster::take().await;
     cluster.create_three_nodes().await;
     let port = free_port();
@@ -49,7 +49,7 @@ async fn a_dead_or_hung_webhook_holds_nobody_up() {
 }
 
 #[tokio::test]
-async fn a_configuration_that_somebody_breaks_is_put_right() {
+async fn a_broken_configuration_is_repaired() {
     let cluster = TestCluster::take().await;
     cluster.create_three_nodes().await;
     let _archaware = Controller::start_with_webhook(&cluster, "", "").await;

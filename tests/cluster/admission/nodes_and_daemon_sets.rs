@@ -131,7 +131,7 @@ async fn daemon_sets_are_rolled_once() {
 }
 
 #[tokio::test]
-async fn reported_daemon_sets_are_not_asked_about() {
+async fn the_webhook_is_not_called_for_reported_daemon_sets() {
     let cluster = TestCluster::take().await;
     let _archaware = Controller::start_with_webhook(&cluster, "daemonSets: report\n", "").await;
     let created: DaemonSet = cluster.create(daemon_set(&cluster.image("arm64"))).await;

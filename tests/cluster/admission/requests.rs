@@ -222,7 +222,7 @@ async fn fixtures_are_answered_with_the_least_operations() {
 
 /// No request crashes the process, exhausts its memory, or gets anything but a 4xx.
 #[tokio::test]
-async fn what_no_api_server_sends_is_refused() {
+async fn invalid_requests_are_refused() {
     let cluster = TestCluster::take().await;
     let webhook = Webhook::start(&cluster, "").await;
     let good = load("pod-create", &cluster);
@@ -315,7 +315,7 @@ async fn what_no_api_server_sends_is_refused() {
 
 /// The same for what is not HTTP, and for endless requests.
 #[tokio::test]
-async fn what_has_no_end_is_ended() {
+async fn endless_requests_are_ended() {
     let cluster = TestCluster::take().await;
     let webhook = Webhook::start(&cluster, "").await;
     let text = load("pod-create", &cluster).to_string();

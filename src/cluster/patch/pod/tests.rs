@@ -57,7 +57,7 @@ fn a_pod_with_and_without_a_list() {
 }
 
 #[test]
-fn the_gate_goes_with_the_decision_and_foreign_gates_stay() {
+fn the_decision_removes_the_gate_and_keeps_foreign_gates() {
     let gated = subject(json!({
         "metadata": {"uid": "u", "annotations": {}},
         "spec": {"schedulingGates": [{"name": "other"}, {"name": GATE}]},

@@ -142,7 +142,7 @@ async fn answers_are_kept_as_the_plugin_says() {
 }
 
 #[tokio::test]
-async fn many_who_ask_share_one_run_and_several_plugins_are_asked_in_order() {
+async fn concurrent_requests_share_one_run_and_plugins_run_in_order() {
     let node = Node::new();
     let auth = |user: &str| {
         answer(
