@@ -177,7 +177,7 @@ async fn two_namespaces_with_one_registry_never_share_a_token_or_an_answer() {
         let set = architectures_of(&pods.get("stranger").await.ok()?);
         (!set.is_empty()).then_some(set)
     };
-    let aside = eventually("the stranger to step aside", DEADLINE, aside).await;
+    let aside = eventually("the other pod to tolerate every architecture", DEADLINE, aside).await;
     assert_eq!(
         aside,
         ["any".to_owned()].into(),
