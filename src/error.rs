@@ -1,4 +1,4 @@
-//! Formatting of error chains for people.
+//! Error chains as text, and errors that repeat.
 
 use std::error::Error;
 
@@ -18,7 +18,7 @@ pub fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// Logs the error of a retry loop when it first occurs and when it changes, not on every repetition.
+/// Remembers the last error of a retry loop, so that the caller logs it only when it changes.
 #[derive(Debug, Default)]
 pub(crate) struct RepeatedError(Option<String>);
 

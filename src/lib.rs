@@ -8,8 +8,9 @@
 //!                      image::Resolver ──▶ containerd / registry
 //! ```
 //!
-//! Pods, DaemonSets and nodes are reconciled in the same three steps. The webhook (`admission`) runs the first two
-//! steps for objects that are being created, and `archaware plan` runs them to print what would change.
+//! Pods, DaemonSets and nodes are reconciled in the same three steps. The webhook (`admission`) and `archaware plan`
+//! evaluate in the same way. They keep no state per object, so they call `placement` for pods and nodes, and
+//! `plan::daemon_set::change` for DaemonSets, instead of the whole of `plan`.
 //!
 //! | module | purpose | does not know |
 //! |---|---|---|
@@ -17,12 +18,12 @@
 //! | `placement` | decides tolerations, node affinity and taints | IO, clocks, `image`, `cluster` |
 //! | `image` | image reference → platforms: containerd, registries, credentials, caches | Kubernetes |
 //! | `config` | the configuration file | IO except reading that file |
-//! | `cluster` | Kubernetes API: client, watches, Lease, events, JSON patches | `image`, decisions |
+//! | `cluster` | Kubernetes API: client, watches, Lease, events, JSON patches | `image`, `evaluate` |
 //! | `evaluate` | step 1: reads what a decision depends on | patches |
-//! | `plan` | step 2: decides the patch, events and the next look, without IO | clients, stores |
+//! | `plan` | step 2: decides the patch, the events and when to reconcile again, without IO | clients, stores |
 //! | `controller` | step 3: applies plans; watches, retries, leadership | HTTP servers |
 //! | `admission` | the webhook, its certificate and its registration | `controller` |
-//! | `content_proxy` | limits what archaware can do with a node's containerd | everything else |
+//! | `content_proxy` | limits what archaware can do with a node's containerd | Kubernetes |
 //! | `metrics`, `telemetry`, `server` | metrics, logs, `/metrics` and probes | decisions |
 //! | `cli` | the commands; builds the parts and connects them | |
 //!

@@ -14,7 +14,7 @@ pub(super) enum Published {
     /// Not read yet.
     #[default]
     Unknown,
-    /// There is no configuration.
+    /// There is no configuration, or archaware does not maintain its `caBundle`.
     Nowhere,
     /// These authorities.
     Bundle(Arc<str>),

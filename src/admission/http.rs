@@ -142,7 +142,7 @@ impl Handler {
             }
             Err(refusal) => {
                 self.metrics.answered("none", "refused", started.elapsed());
-                tracing::debug!(%refusal, "request not answered");
+                tracing::debug!(%refusal, "admission request rejected");
                 let mut response = Response::new(Full::new(format!("{refusal}\n").into()));
                 *response.status_mut() = refusal.status();
                 if matches!(refusal, Refusal::Method) {

@@ -347,5 +347,7 @@ async fn patch_until_done<K: Kind + DeserializeOwned>(
             Written::Stopping => return Err("archaware is stopping".to_owned()),
         }
     }
-    Err(format!("changed by others {TRIES} times in a row"))
+    Err(format!(
+        "another writer changed it {TRIES} times in a row; run clean again"
+    ))
 }

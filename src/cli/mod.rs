@@ -1,4 +1,4 @@
-//! The command line: one file per subcommand.
+//! The command line: one file per subcommand, and the parts that they share.
 
 mod clean;
 mod config;

@@ -175,7 +175,7 @@ async fn listen(address: ListenAddress, setting: &str) -> anyhow::Result<TcpList
 /// How often containerd is probed when nothing else calls it: as long as its breaker stays open.
 const PROBE: Duration = Duration::from_secs(30);
 
-/// Without it, the gauge of containerd would be as old as the last new image.
+/// Probes containerd periodically: otherwise its gauge would be as old as the last new image.
 async fn probe_containerd(resolver: Resolver) {
     loop {
         resolver.probe_containerd().await;
@@ -221,7 +221,7 @@ fn watch_resolver(metrics: &Metrics, resolver: &Resolver) {
     });
 }
 
-/// Called before anything starts, so that no signal is lost.
+/// Installs the signal handlers at once; the returned future cancels `stop` at the first signal.
 pub(super) fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;

@@ -1,7 +1,7 @@
-//! Leader election by a Lease: only the holder writes.
+//! Leader election by a Lease: only the holder patches nodes, pods and DaemonSets, and maintains the webhook configuration.
 //!
 //! Every patch is guarded, so two holders for a moment do no harm. A Lease counts as expired when it has not changed
-//! for its duration as observed here; the holder's clock is never compared with the local clock (client-go's rule,
+//! for its duration as observed here; the elector never compares the holder's clock with the local one (client-go's rule,
 //! `k8s.io/client-go/tools/leaderelection`).
 
 use std::time::Duration;
@@ -124,7 +124,9 @@ impl Elector {
                     self.set(leads);
                 }
                 Err(ApiError::Conflict(_)) => {}
-                Err(error) => tracing::warn!(%error, "cannot renew the lease"),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot acquire or renew the Lease; trying again");
+                }
             }
             // Gives up when another attempt could end after the Lease expires.
             if renewed.elapsed() + 2 * pause.min(RETRY) + TIMEOUT >= DURATION {
@@ -150,7 +152,9 @@ impl Elector {
         match result {
             Ok(true) => tracing::info!("lease released"),
             Ok(false) => {}
-            Err(error) => tracing::warn!(%error, "lease not released"),
+            Err(error) => {
+                tracing::warn!(%error, "Lease not released; another replica leads when it expires");
+            }
         }
     }
 
@@ -253,8 +257,8 @@ fn duration_of(record: &LeaseSpec) -> Duration {
     seconds.map_or(DURATION, Duration::from_secs)
 }
 
-/// The holder, if it renewed recently by its own clock: reason enough to refuse at once. A holder that looks expired
-/// may be alive with a different clock, which only observation shows.
+/// The holder, if its renewal time is recent by the local clock; `archaware clean` then refuses at once. A holder with
+/// another clock may look expired and be alive, so `clean` still waits for the Lease.
 pub fn fresh_holder(lease: &Lease) -> Option<String> {
     let record = lease.spec.clone().unwrap_or_default();
     let fresh = record.renew_time.as_ref().is_some_and(|time| {

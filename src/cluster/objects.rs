@@ -284,7 +284,7 @@ impl PodSpec {
             self.image_pull_secrets.len(),
             self.tolerations.as_ref().map_or(0, Vec::len),
             self.scheduling_gates.as_ref().map_or(0, Vec::len),
-            self.affinity.as_ref().map_or(0, Affinity::len),
+            self.affinity.as_ref().map_or(0, Affinity::size),
         ];
         lists.into_iter().any(|len| len > MAX_LIST)
     }

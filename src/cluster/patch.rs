@@ -1,4 +1,4 @@
-//! Guarded JSON patches: each is applied only if what it relies on is unchanged.
+//! JSON patches, guarded: each is applied only if what it relies on is unchanged. Only [`replicas`] has no guard.
 //!
 //! Tolerations and taints are atomic lists without a merge key, so any other kind of patch would replace the whole
 //! list. An append does not conflict with appends of other writers. `test` operations prevent it from being applied

@@ -127,7 +127,7 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
         .all(is_namespace)
     {
         return contradiction(
-            "a namespace of containerd holds letters, digits, '-', '_' and '.' only",
+            "containerd.readNamespaces and containerd.cacheNamespace may contain only letters, digits, '-', '_' and '.'",
         );
     }
     if let Some(problem) = admission_problem(&config) {

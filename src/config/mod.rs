@@ -188,7 +188,7 @@ pub struct CacheConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct FailureConfig {
-    /// How long to retry.
+    /// Time from the first failure until the action applies.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub after: Duration,
@@ -242,9 +242,9 @@ pub struct ContainerdConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ConcurrencyConfig {
-    /// Pods that are resolved and decided concurrently.
+    /// Pods, and as many DaemonSets, that are resolved and decided concurrently.
     pub pods: NonZeroU16,
-    /// Concurrent write requests to the Kubernetes API.
+    /// Concurrent patches of pods, DaemonSets and nodes.
     pub writes: NonZeroU16,
     /// Concurrent requests to one registry.
     pub per_registry: NonZeroU16,

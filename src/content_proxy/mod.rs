@@ -82,7 +82,7 @@ struct Proxy {
     rules: Rules,
     containerd: Channel,
     large: Semaphore,
-    /// The second of the last logged refusal.
+    /// Unix time, in seconds, of the last logged refusal.
     last_logged: AtomicU64,
     /// Refusals that were not logged since then.
     unlogged: AtomicU64,
@@ -176,11 +176,11 @@ async fn make_namespace(containerd: Channel, own: Option<String>) {
                 if let Some(error) = failing.changed(&status) {
                     tracing::warn!(
                         error,
-                        "containerd does not answer yet; is --from its socket?"
+                        "cannot create archaware's namespace in containerd; is --from its socket? Trying again"
                     );
                 }
             }
-            _ => return tracing::info!(namespace = name, "containerd answers"),
+            _ => return tracing::info!(namespace = name, "the namespace exists in containerd"),
         }
         tokio::time::sleep(REQUEST_TIMEOUT).await;
     }
@@ -246,7 +246,7 @@ impl Proxy {
         };
         if !message::is_well_formed(parts.uri.path(), &body) {
             return Err(Status::invalid_argument(
-                "a required field of the message is missing",
+                "the message lacks a required field, has a malformed digest, or does not write a whole document",
             ));
         }
         let path = parts.uri.path().parse::<Uri>();
@@ -271,6 +271,6 @@ impl Proxy {
         let call: String = parts.uri.path().chars().take(100).collect();
         let namespace = parts.headers.get("containerd-namespace");
         let (why, unlogged) = (status.message(), self.unlogged.swap(0, Ordering::Relaxed));
-        tracing::warn!(call, ?namespace, why, unlogged, "refused");
+        tracing::warn!(call, ?namespace, why, unlogged, "call refused");
     }
 }

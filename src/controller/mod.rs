@@ -89,7 +89,7 @@ pub enum RunError {
     #[error("{0} ended; the process cannot go on without it")]
     Ended(&'static str),
     /// A task panicked that should run until `stop`.
-    #[error("a task failed")]
+    #[error("a task panicked, which is a bug; its location is in the log")]
     Failed(#[from] tokio::task::JoinError),
 }
 

@@ -186,7 +186,7 @@ impl<R: Reconcile> Reconciler<R> {
     fn failed(&self, object: &R::Object, written: &Written, mut follows: FollowUp) -> FollowUp {
         if let Written::Failed(error) = written {
             let name = NamespacedName::of_object(object);
-            tracing::warn!(kind = %R::Object::kind(&()), %name, error = chain(error), "not patched");
+            tracing::warn!(kind = %R::Object::kind(&()), %name, error = chain(error), "cannot patch the object");
         }
         self.publish(object, follows.event.take());
         follows
@@ -254,7 +254,7 @@ fn log(change: &AppliedChange, name: &NamespacedName) {
             tracing::info!(node = %name, taint, removed, "node tainted");
         }
         AppliedChange::NodeReleased { removed } => {
-            tracing::info!(node = %name, removed, "node released");
+            tracing::info!(node = %name, removed, "taint or its record removed from node");
         }
     }
 }

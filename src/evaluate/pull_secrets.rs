@@ -162,7 +162,7 @@ impl Inner {
                     docker_config_json(content(".dockerconfigjson"))
                 }
                 Some("kubernetes.io/dockercfg") => docker_cfg(content(".dockercfg")),
-                _ => return Err("its type is not one of pull secrets".into()),
+                _ => return Err("its type is neither kubernetes.io/dockerconfigjson nor kubernetes.io/dockercfg".into()),
             }
             .map(Arc::new)
             .map_err(|error| error.to_string().into())
@@ -226,7 +226,7 @@ where
         Ok(Some(object)) => Ok(object),
         Ok(None) => Err("it does not exist".into()),
         // Where access is granted per namespace, this is expected.
-        Err(ApiError::Forbidden(_)) => Err("archaware may not read it".into()),
+        Err(ApiError::Forbidden(_)) => Err("archaware may not read it; bind the ClusterRole archaware-pull-secrets in its namespace".into()),
         Err(error) => Err(error.to_string().into()),
     }
 }

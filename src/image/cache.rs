@@ -1,4 +1,4 @@
-//! In-memory caches of the resolver. `resolution.cache.images` bounds each of them; `quick_cache` evicts the entries
+//! In-memory caches of the resolver. `resolution.cache.images` bounds tags and summaries, an eighth of it failures; `quick_cache` evicts the entries
 //! that are least likely to be used again.
 
 use std::{

@@ -92,7 +92,7 @@ pub enum ImageError {
         retry_after: Duration,
     },
     /// The registry does not support the method; a HEAD is followed by a GET.
-    #[error("{what} unavailable: it does not answer HEAD")]
+    #[error("{what} unavailable: the registry does not support the method")]
     MethodRefused {
         /// The requested document.
         what: String,
@@ -110,8 +110,9 @@ pub enum ImageError {
         #[source]
         source: Option<Source>,
     },
-    /// The host did not answer several times in a row, so no request is sent for a while.
-    #[error("{host} did not answer several times in a row; next request in {} s", retry_after.as_secs())]
+    /// The host is overloaded (503 with `Retry-After`) or did not answer several times in a row: no request is sent for a
+    /// while.
+    #[error("{host} is overloaded or does not answer; next request in {} s", retry_after.as_secs())]
     HostPaused {
         /// Host of the registry.
         host: String,

@@ -1,5 +1,5 @@
-//! Prometheus metrics. Values are in base units. Label values come from fixed sets, never from users, pods or
-//! registries.
+//! Prometheus metrics. Values are in base units. Label values come from fixed sets, except `registry` (the first 32
+//! hosts, then `other`) and `architecture` (of nodes).
 
 mod gauges;
 mod requests;
@@ -215,7 +215,7 @@ impl Metrics {
         InProgress(gauge)
     }
 
-    /// Counts an event that was not written.
+    /// Counts an event that was dropped because the queue was full.
     pub fn event_dropped(&self) {
         self.events_dropped.inc();
     }

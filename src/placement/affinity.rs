@@ -164,8 +164,8 @@ impl NodeSelectorTerm {
 }
 
 impl Affinity {
-    /// The number of additions that were found.
-    pub fn len(&self) -> usize {
+    /// The number of terms and requirements, for the size limit of the webhook.
+    pub fn size(&self) -> usize {
         let of_term =
             |term: &NodeSelectorTerm| 1 + term.match_expressions.len() + term.match_fields.len();
         let required = self
@@ -179,12 +179,6 @@ impl Affinity {
             .map(|term| of_term(&term.preference));
         required.chain(preferred).sum()
     }
-
-    /// Whether no addition was found.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     fn required_terms(&self) -> Option<&[NodeSelectorTerm]> {
         let required = self.node_affinity.as_ref()?.required.as_ref()?;
         Some(&required.node_selector_terms)

@@ -13,7 +13,7 @@ use super::{decision::Decision, pod::PlacementPolicy};
 /// How long to wait for images, and what to do then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailurePolicy {
-    /// How long to retry.
+    /// Time from the first failure until the action applies.
     pub after: Duration,
     /// The action after that.
     pub action: FailureAction,
@@ -59,7 +59,7 @@ pub struct FailureStep {
     pub decision: Option<Decision>,
     /// Whether the failure policy applies, even if its action is to keep the pod waiting.
     pub due: bool,
-    /// When to retry; `None` once a decision allows every architecture.
+    /// When to retry; `None` if every architecture is tolerated or no retry can succeed.
     pub retry: Option<Duration>,
 }
 

@@ -117,12 +117,12 @@ impl TryFrom<Fields> for TolerationConfig {
         }
         // Values of taints follow the API's rule for label values.
         if fields.value.matches(ARCH).count() > 1 {
-            return Err("{arch} stands once in the value of a toleration");
+            return Err("{arch} may occur only once in the value of a toleration");
         }
         let value = fields.value.replacen(ARCH, "a", 1);
         if value.len() > 50 || !is_label_value(&value) {
             return Err(
-                "the value of a toleration has letters, digits, '-', '_' and '.', at most 50, and {arch}",
+                "the value of a toleration may contain letters, digits, '-', '_', '.' and {arch}, at most 50 characters",
             );
         }
         Ok(Self {

@@ -49,8 +49,8 @@ pub(crate) fn plan(
     match mode {
         DaemonSets::Report => {
             let note = format!(
-                "its images allow {}, its template tolerates something else; \
-                 daemonSets: report leaves that to you",
+                "its template should tolerate {}; with daemonSets: report archaware does not change it: change the \
+                 tolerations at the template's source",
                 decision.annotation()
             );
             draft.report(EventReason::TolerationsMissing, note);

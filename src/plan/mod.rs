@@ -149,7 +149,9 @@ impl Write {
             Decision::TolerateAll => (EventReason::SteppedAside, "every architecture".to_owned()),
             _ => (EventReason::ToleratedByPolicy, decision.annotation()),
         };
-        let note = format!("its images could not be resolved; it may run on {where_to}");
+        let note = format!(
+            "its images could not be resolved; by the failure policy it tolerates {where_to}"
+        );
         self.events.push(EventDraft::new(reason, note));
         self.counts.push("by_policy");
     }

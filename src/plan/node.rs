@@ -40,7 +40,7 @@ pub(crate) fn describe(problem: &TaintProblem) -> EventDraft {
         ),
         TaintProblem::UnknownArchitecture => EventDraft::new(
             EventReason::UnknownArchitecture,
-            "status.nodeInfo.architecture is not a known architecture; the node is not tainted",
+            "status.nodeInfo.architecture is not a known architecture; archaware does not change its taint",
         ),
     }
 }

@@ -34,12 +34,11 @@ pub(crate) fn after_write(written: &Written) -> Option<FollowUp> {
             // RBAC, validation or an admission plugin rejected the change, which the object's owner should know.
             let refused = error.is_refusal();
             let hint = match error {
-                ApiError::Forbidden(_) => {
-                    "; does the ClusterRole of archaware match its manifests?"
-                }
+                ApiError::Forbidden(_) => "; apply the manifests of this version again",
                 _ => "",
             };
-            let note = || EventDraft::new(EventReason::ChangeRefused, format!("{error}{hint}"));
+            let note = format!("archaware's change was rejected: {error}{hint}");
+            let note = || EventDraft::new(EventReason::ChangeRefused, note);
             (error.retry(), refused, refused.then(note))
         }
     };

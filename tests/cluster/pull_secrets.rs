@@ -131,7 +131,7 @@ async fn secrets_that_cannot_be_used_are_passed_over_and_named() {
     for (name, why) in [
         ("missing", "does not exist"),
         ("broken", "malformed"),
-        ("other", "not one of pull secrets"),
+        ("other", "neither kubernetes.io/dockerconfigjson"),
         ("huge", "larger than 128 KiB"),
     ] {
         assert!(
@@ -177,7 +177,12 @@ async fn two_namespaces_with_one_registry_never_share_a_token_or_an_answer() {
         let set = architectures_of(&pods.get("stranger").await.ok()?);
         (!set.is_empty()).then_some(set)
     };
-    let aside = eventually("the other pod to tolerate every architecture", DEADLINE, aside).await;
+    let aside = eventually(
+        "the other pod to tolerate every architecture",
+        DEADLINE,
+        aside,
+    )
+    .await;
     assert_eq!(
         aside,
         ["any".to_owned()].into(),

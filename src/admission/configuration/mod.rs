@@ -160,7 +160,7 @@ impl ConfigurationReconciler {
         Ok(published)
     }
 
-    /// Only the `caBundle` of archaware's own certificate is maintained; the rest of the configuration is the user's.
+    /// Writes the `caBundle` only; the rest of the configuration is the user's.
     async fn inject_ca_bundle(
         &self,
         found: &MutatingWebhookConfiguration,

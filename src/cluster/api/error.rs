@@ -1,4 +1,4 @@
-//! Errors of calls to the API server. All answers are classified here.
+//! Errors of calls to the API server. Every answer whose status is not 2xx is classified here, except those of watches.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub enum ApiError {
     #[error("it does not exist: {0}")]
     NotFound(String),
     /// 409, or 422 because a `test` of a JSON patch failed: the object changed, or one of that name exists already.
-    #[error("another writer changed it: {0}")]
+    #[error("it has changed or exists already: {0}")]
     Conflict(String),
     /// 400, 413, 415 or 422: the API server rejects the change until the object changes.
     #[error("the API server rejects the change: {0}")]

@@ -118,14 +118,14 @@ impl Containerd {
                 // Corrupt content is treated as missing: the registry's copy is used.
                 Some(bytes) if digest.verify(&bytes) => return Ok(Some(bytes)),
                 Some(_) => {
-                    tracing::warn!(%digest, namespace, "content in containerd is corrupt");
+                    tracing::warn!(%digest, namespace, "content in containerd is corrupt; asking the registry instead");
                 }
             }
         }
         Ok(None)
     }
 
-    /// Whether calls are sent to containerd, or the breaker is open.
+    /// Whether calls are sent to containerd: false while the breaker is open.
     pub fn is_up(&self) -> bool {
         self.link.is_up()
     }

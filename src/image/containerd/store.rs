@@ -227,7 +227,7 @@ impl Worker {
             }
             Err(status) => {
                 self.writes.count("failed");
-                tracing::debug!(code = ?status.code(), error = status.message(), "not persisted in containerd");
+                tracing::debug!(code = ?status.code(), error = status.message(), "cannot write to containerd");
                 if permit.failed() {
                     let error = status.message();
                     tracing::warn!(

@@ -60,7 +60,10 @@ impl Programs {
         }
         let answer = tokio::time::timeout(QUEUE_TIMEOUT, answer).await;
         if answer.is_err() {
-            tracing::warn!(program, "no answer in 5 s; it serves the next attempt");
+            tracing::warn!(
+                program,
+                "the credential program did not answer in 5 s; the next attempt uses its answer"
+            );
         }
         answer.ok()?.ok()
     }

@@ -127,9 +127,10 @@ impl AuthorizationCache {
             } => (realm, service, scope),
             Challenge::Basic => {
                 let Some(Secret::Password { username, password }) = secret else {
-                    let only = secret.map_or("nothing", |_| "a token");
-                    let why =
-                        format!("it wants a user name and password, and there is {only} for it");
+                    let only = secret.map_or("anonymous access", |_| "a token");
+                    let why = format!(
+                        "it requires a user name and password, but there is only {only} for it"
+                    );
                     return Err(denied(why));
                 };
                 let basic = Authorization::basic(username, password);

@@ -273,7 +273,8 @@ impl Registry {
                 }
                 let challenge = Challenge::choose(&headers).ok_or_else(|| ImageError::Denied {
                     what: what.clone(),
-                    why: "its challenge cannot be answered".to_owned(),
+                    why: "its WWW-Authenticate header has neither Basic nor Bearer with a realm"
+                        .to_owned(),
                 })?;
                 let answered = self.authorizations.answer_challenge(
                     &self.http,

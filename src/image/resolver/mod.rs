@@ -37,7 +37,7 @@ pub struct ResolverSettings {
     pub registry: registry::RegistrySettings,
     /// `registries.rewrites`.
     pub rewrites: Vec<Rewrite>,
-    /// Maximum number of entries in each cache.
+    /// Maximum number of cached tags, and of cached summaries.
     pub images: usize,
     /// How long a cached tag is used without asking again.
     pub tag_ttl: Duration,
@@ -129,7 +129,7 @@ struct TagKey {
 }
 
 /// Lookups of a document with the same result. Credentials are part of the key, because a document is fetched with
-/// the fingerprints of the pods that wait for it.
+/// the credentials of the request that started the lookup.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct SummaryKey {
     digest: Digest,

@@ -74,7 +74,10 @@ async fn etcd_killed_and_restarted() {
     };
     scene.cluster.signal_component("-KILL", "etcd");
     // Half of the Lease's duration: renewals fail meanwhile.
-    scene.archaware.wait_for_log("cannot renew the lease").await;
+    scene
+        .archaware
+        .wait_for_log("cannot acquire or renew the Lease")
+        .await;
     scene.cluster.restart_components();
     // Some versions of the API server exit without etcd; whatever has ended is restarted.
     eventually("an API server", DEADLINE, || async {

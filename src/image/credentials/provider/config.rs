@@ -116,7 +116,7 @@ impl Provider {
             || self.name.contains(['/', ' '])
             || [".", ".."].contains(&&*self.name)
         {
-            return Err("has no name of a file");
+            return Err("has a name that is not a file name");
         }
         if self.match_images.is_empty() {
             return Err("has no matchImages");

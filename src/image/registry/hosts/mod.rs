@@ -50,7 +50,7 @@ pub(super) enum Role {
     Origin,
     /// A mirror.
     Mirror,
-    /// The previous mirror over plain HTTP, for servers without TLS.
+    /// The previous host over plain HTTP, for servers without TLS. Gets no credentials unless `mirrorCredentials` is set.
     Fallback,
 }
 
