@@ -35,7 +35,7 @@ impl Backoff {
 
 /// A random duration between `time` and twice `time`, so that processes and objects that wait for the same event do
 /// not retry at the same moment.
-pub fn jitter(time: Duration) -> Duration {
+pub fn jittered(time: Duration) -> Duration {
     time.mul_f64(1.0 + rand::random::<f64>())
 }
 
@@ -65,7 +65,7 @@ mod tests {
     fn jitter_stays_within_twice_the_time() {
         let second = Duration::from_secs(1);
         for _ in 0..100 {
-            let time = jitter(second);
+            let time = jittered(second);
             assert!(time >= second && time <= 2 * second, "{time:?}");
         }
     }

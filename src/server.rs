@@ -107,7 +107,7 @@ async fn ready(State(health): State<Health>) -> (StatusCode, String) {
         let why = "the admission webhook has no valid certificate";
         lines.push(ready().then_some("webhook").ok_or(why.to_owned()));
     }
-    let version = health.api.with_timeout(API_CHECK).version().await;
+    let version = health.api.with_timeout(API_CHECK).ping().await;
     lines.push(match version {
         Ok(()) => Ok("API server"),
         Err(ApiError::TimedOut(_)) => Err("the API server does not answer".to_owned()),

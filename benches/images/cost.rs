@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Instant};
 
 use archaware::image::{
     PullPolicy, ResolveRequest,
-    credentials::{Keyring, resolved},
+    credentials::{Keyring, ready_keyring},
 };
 use testimg::FakeRegistry;
 
@@ -26,7 +26,7 @@ pub(crate) async fn warm() {
             .await
             .unwrap();
     }
-    let keys = resolved(Keyring::default());
+    let keys = ready_keyring(Keyring::default());
     let started = Instant::now();
     for round in 0..ROUNDS {
         let request = ResolveRequest {

@@ -15,7 +15,7 @@ pub(super) enum Published {
     #[default]
     Unknown,
     /// There is no configuration, or archaware does not maintain its `caBundle`.
-    Nowhere,
+    NotPublished,
     /// These authorities.
     Bundle(Arc<str>),
 }
@@ -23,13 +23,13 @@ pub(super) enum Published {
 use x509_cert::Certificate;
 
 /// Maximum number of authorities; the oldest are removed. Normal operation never reaches it.
-const MAX: usize = 8;
+const MAX_AUTHORITIES: usize = 8;
 const END: &str = "-----END CERTIFICATE-----";
 
 /// The bundle with another authority and without expired ones.
-pub(in crate::admission) fn with(authority: &str, bundle: &str) -> String {
-    let mut all: Vec<&str> = parts(authority);
-    for one in parts(bundle) {
+pub(in crate::admission) fn with_authority(authority: &str, bundle: &str) -> String {
+    let mut all: Vec<&str> = pem_certificates(authority);
+    for one in pem_certificates(bundle) {
         if !all.contains(&one) {
             all.push(one);
         }
@@ -38,25 +38,27 @@ pub(in crate::admission) fn with(authority: &str, bundle: &str) -> String {
 }
 
 /// The bundle without expired authorities.
-pub(in crate::admission) fn pruned(bundle: &str) -> String {
-    join(parts(bundle))
+pub(in crate::admission) fn without_expired(bundle: &str) -> String {
+    join(pem_certificates(bundle))
 }
 
 /// Whether the bundle contains this authority.
-pub(in crate::admission) fn holds(bundle: &str, authority: &str) -> bool {
-    let all = parts(bundle);
-    parts(authority).iter().all(|one| all.contains(one))
+pub(in crate::admission) fn contains_authority(bundle: &str, authority: &str) -> bool {
+    let all = pem_certificates(bundle);
+    pem_certificates(authority)
+        .iter()
+        .all(|one| all.contains(one))
 }
 
 fn join(mut all: Vec<&str>) -> String {
     let now = SystemTime::now();
     all.retain(|one| expires(one).is_some_and(|at| at > now));
-    all.truncate(MAX);
+    all.truncate(MAX_AUTHORITIES);
     all.iter().flat_map(|one| [one, "\n"]).collect()
 }
 
 /// The certificates of a PEM text without the text between them.
-fn parts(bundle: &str) -> Vec<&str> {
+fn pem_certificates(bundle: &str) -> Vec<&str> {
     let part = |text: &'_ str| text.find("-----BEGIN CERTIFICATE-----");
     bundle
         .split_inclusive(END)
@@ -66,7 +68,7 @@ fn parts(bundle: &str) -> Vec<&str> {
 }
 
 /// The first certificate of a PEM text.
-pub(super) fn first(pem: &str) -> Option<Certificate> {
+pub(super) fn first_certificate(pem: &str) -> Option<Certificate> {
     let chain = Certificate::load_pem_chain(pem.as_bytes()).ok()?;
     chain.into_iter().next()
 }
@@ -74,7 +76,7 @@ pub(super) fn first(pem: &str) -> Option<Certificate> {
 /// When the first certificate of a PEM text expires.
 pub(super) fn expires(pem: &str) -> Option<SystemTime> {
     Some(
-        first(pem)?
+        first_certificate(pem)?
             .tbs_certificate
             .validity
             .not_after
@@ -95,17 +97,23 @@ mod tests {
         let names = ["a.b.svc".to_owned()];
         let make = |at| issue(&names, at, hour).unwrap().authority;
         let (old, new, gone) = (make(now), make(now + hour), make(now - 2 * hour));
-        let two = with(&new, &format!("{old}words\n{gone}"));
-        assert_eq!(parts(&two), [new.trim(), old.trim()]);
+        let two = with_authority(&new, &format!("{old}words\n{gone}"));
+        assert_eq!(pem_certificates(&two), [new.trim(), old.trim()]);
         assert_eq!(
-            with(&old, &two),
+            with_authority(&old, &two),
             format!("{}\n{}\n", old.trim(), new.trim())
         );
-        assert_eq!(pruned(&format!("{gone}{new}")), format!("{}\n", new.trim()));
-        assert_eq!(with("nonsense", ""), "");
+        assert_eq!(
+            without_expired(&format!("{gone}{new}")),
+            format!("{}\n", new.trim())
+        );
+        assert_eq!(with_authority("nonsense", ""), "");
         let many: String = (0..20)
             .map(|n| make(now + n * Duration::from_secs(1)))
             .collect();
-        assert_eq!(parts(&with(&new, &many)).len(), MAX);
+        assert_eq!(
+            pem_certificates(&with_authority(&new, &many)).len(),
+            MAX_AUTHORITIES
+        );
     }
 }

@@ -35,7 +35,7 @@ const MAX_BODIES: usize = 64 << 20;
 /// Counted for each body in addition to its bytes, so that the number of small ones is bounded.
 const OVERHEAD: usize = 8 << 10;
 /// A request up to this size is evaluated further in the background when its time is over.
-const MAX_BACKGROUND: usize = 64 << 10;
+const MAX_BACKGROUND_BODY: usize = 64 << 10;
 /// Timeout for receiving a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -83,13 +83,13 @@ impl Refusal {
 }
 
 #[derive(Clone, Copy)]
-enum Endpoint {
+enum WebhookPath {
     Pods,
     Nodes,
     DaemonSets,
 }
 
-impl Endpoint {
+impl WebhookPath {
     fn parse(path: &str) -> Option<Self> {
         // With a user-defined URL, the paths are below the path of that URL.
         match path.rsplit('/').next()? {
@@ -158,7 +158,7 @@ impl Handler {
         &self,
         request: Request<Incoming>,
     ) -> Result<(&'static str, Outcome, Vec<u8>), Refusal> {
-        let path = Endpoint::parse(request.uri().path()).ok_or(Refusal::Path)?;
+        let path = WebhookPath::parse(request.uri().path()).ok_or(Refusal::Path)?;
         if request.method() != Method::POST {
             return Err(Refusal::Method);
         }
@@ -173,19 +173,19 @@ impl Handler {
         let _room = room?;
         let body = read(request.into_body()).await?;
         let expected = path.expected();
-        let may_go_on = body.len() <= MAX_BACKGROUND;
+        let may_go_on = body.len() <= MAX_BACKGROUND_BODY;
         let (uid, (answer, outcome)) = match path {
-            Endpoint::Pods => {
+            WebhookPath::Pods => {
                 let (request, pod) = parse::<Pod>(body, &expected)?;
                 let answer = self.webhook.pod(pod, request.namespace, may_go_on);
                 (request.uid, self.catch_panic(answer).await)
             }
-            Endpoint::Nodes => {
+            WebhookPath::Nodes => {
                 let (request, node) = parse::<Node>(body, &expected)?;
                 let answer = async { self.webhook.node(&node) };
                 (request.uid, self.catch_panic(answer).await)
             }
-            Endpoint::DaemonSets => {
+            WebhookPath::DaemonSets => {
                 let (request, set) = parse::<DaemonSet>(body, &expected)?;
                 let answer = self.webhook.daemon_set(set, request.namespace, may_go_on);
                 (request.uid, self.catch_panic(answer).await)

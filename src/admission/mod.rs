@@ -28,7 +28,7 @@ use http::Handler;
 use server::Server;
 use webhook::Webhook;
 
-pub use configuration::{Origin, remove as remove_configuration, remove_stale};
+pub use configuration::{RemovalScope, remove as remove_configuration, remove_stale};
 
 /// What the webhook needs.
 pub struct AdmissionParts {

@@ -35,7 +35,7 @@ pub(super) struct AdmissionRequest<K> {
     /// Repeated in the response.
     pub(super) uid: String,
     #[serde(default)]
-    resource: Resource,
+    resource: ResourceName,
     #[serde(default)]
     sub_resource: String,
     #[serde(default)]
@@ -73,7 +73,7 @@ impl<'de, K: Deserialize<'de>> Deserialize<'de> for JsonObject<K> {
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-struct Resource {
+struct ResourceName {
     group: String,
     version: String,
     #[serde(rename = "resource")]
@@ -130,7 +130,7 @@ impl<K> Review<K> {
         if request.uid.is_empty() {
             return Err(InvalidReview::NoUid);
         }
-        let Resource {
+        let ResourceName {
             group,
             version,
             plural,

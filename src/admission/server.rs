@@ -26,7 +26,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, rustls};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{backoff::jitter, metrics::AdmissionMetrics};
+use crate::{backoff::jittered, metrics::AdmissionMetrics};
 
 use super::{certificate::CertResolver, http::Handler};
 
@@ -91,7 +91,7 @@ impl Server {
                     }
                 };
                 let Ok(slot) = slots.clone().try_acquire_owned() else {
-                    self.metrics.rejected();
+                    self.metrics.connection_refused();
                     continue;
                 };
                 let (tls, handler, drain) = (tls.clone(), self.handler.clone(), drain.clone());
@@ -153,7 +153,7 @@ async fn connection(
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let (asked, until) = (
         Arc::new(AtomicBool::new(false)),
-        Instant::now() + jitter(LIFETIME),
+        Instant::now() + jittered(LIFETIME),
     );
     let seen = asked.clone();
     let service = service_fn(move |request| {

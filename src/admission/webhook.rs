@@ -26,7 +26,7 @@ use crate::{
 use super::review::AdmissionResponse;
 
 /// Maximum number of background evaluations. The controller handles further pods, so more would only use memory.
-const BACKGROUND: usize = 512;
+const MAX_BACKGROUND_EVALUATIONS: usize = 512;
 
 /// Timeout of `onMiss: pass` and `gate`. Cached images resolve without waiting. A private image needs its pull secret
 /// first, which takes one API call.
@@ -110,7 +110,7 @@ impl Webhook {
     ) -> Self {
         Self {
             nodes: node::TaintPolicy::from(&*evaluator.config),
-            background: Arc::new(Semaphore::new(BACKGROUND)),
+            background: Arc::new(Semaphore::new(MAX_BACKGROUND_EVALUATIONS)),
             evaluator,
             namespaces,
             tasks,
@@ -148,7 +148,7 @@ impl Webhook {
                 // With a mode of its own, the pod does not depend on its namespace, which may not be known yet.
                 let own = annotations(&review.without_owned.metadata);
                 let of_namespace =
-                    if mode::is_own(own) && namespaces.get(&review.namespace).is_none() {
+                    if mode::has_own_rule(own) && namespaces.get(&review.namespace).is_none() {
                         BTreeMap::new()
                     } else {
                         of_namespace(&namespaces, &review.namespace).await

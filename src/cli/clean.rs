@@ -17,11 +17,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
-        api::{ApiClient, ApiError, Kind},
+        api::{ApiClient, ApiError, ApiObject},
         name::NamespacedName,
         objects::{DaemonSet, Node, Pod, annotations},
         patch::{self, JsonPatch},
-        writer::{Writer, Written},
+        writer::{PatchOutcome, Writer},
     },
     error::chain,
     evaluate::template,
@@ -31,7 +31,7 @@ use crate::{
 
 use lease::acquire;
 
-use super::{Global, Status, progress::Progress};
+use super::{CommandStatus, Global, progress::Progress};
 
 /// Concurrent patches.
 const CONCURRENCY: usize = 16;
@@ -54,7 +54,7 @@ pub(super) struct CleanCommand {
 }
 
 /// One change, for the report.
-struct Item {
+struct CleanedObject {
     what: String,
     outcome: Result<(), String>,
 }
@@ -74,7 +74,7 @@ struct Session {
 }
 
 impl CleanCommand {
-    pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
+    pub(super) async fn execute(self, global: Global) -> anyhow::Result<CommandStatus> {
         let metrics = Metrics::default();
         let api = global.api(&metrics).await?;
         self.run(api, global.namespace(), metrics).await
@@ -85,9 +85,9 @@ impl CleanCommand {
         api: ApiClient,
         namespace: String,
         metrics: Metrics,
-    ) -> anyhow::Result<Status> {
+    ) -> anyhow::Result<CommandStatus> {
         let Some(lease) = acquire(self, &api, &namespace, &metrics).await? else {
-            return Ok(Status::Refused);
+            return Ok(CommandStatus::Refused);
         };
         let stop = CancellationToken::new();
         let mut session = Session {
@@ -101,7 +101,7 @@ impl CleanCommand {
             failed_nodes: Vec::new(),
             unregistered: None,
         };
-        let cleaned = session.objects(self.recreate_pods).await;
+        let cleaned = session.clean_objects(self.recreate_pods).await;
         let was_there = lease.was_there;
         // Released in any case, so that the next attempt need not wait until it expires.
         lease.release().await;
@@ -113,14 +113,16 @@ impl CleanCommand {
 }
 
 impl Session {
-    async fn objects(&mut self, recreate_pods: bool) -> anyhow::Result<()> {
+    async fn clean_objects(&mut self, recreate_pods: bool) -> anyhow::Result<()> {
         // First, because the webhook would restore what is removed below.
-        self.admission().await;
-        self.gates().await.context("cannot list pods")?;
-        self.nodes().await.context("cannot list nodes")?;
-        self.daemon_sets().await.context("cannot list DaemonSets")?;
+        self.remove_configuration().await;
+        self.remove_gates().await.context("cannot list pods")?;
+        self.untaint_nodes().await.context("cannot list nodes")?;
+        self.restore_templates()
+            .await
+            .context("cannot list DaemonSets")?;
         if recreate_pods {
-            self.pods().await.context("cannot list pods")?;
+            self.evict_pods().await.context("cannot list pods")?;
         }
         if !self.dry_run {
             self.verify().await.context("cannot verify the result")?;
@@ -128,7 +130,7 @@ impl Session {
         Ok(())
     }
 
-    async fn nodes(&mut self) -> Result<(), ApiError> {
+    async fn untaint_nodes(&mut self) -> Result<(), ApiError> {
         let found: Vec<Node> = self
             .api
             .list(None)
@@ -147,7 +149,7 @@ impl Session {
         Ok(())
     }
 
-    async fn daemon_sets(&mut self) -> Result<(), ApiError> {
+    async fn restore_templates(&mut self) -> Result<(), ApiError> {
         let is_owned =
             |set: &DaemonSet| annotations(&set.metadata).contains_key(annotation::TOLERATIONS);
         let found: Vec<DaemonSet> = self
@@ -178,7 +180,7 @@ impl Session {
         // A pod may have received a gate while it was being created when the configuration was removed.
         if let Some(since) = self.unregistered {
             tokio::time::sleep(IN_FLIGHT.saturating_sub(since.elapsed())).await;
-            self.gates().await?;
+            self.remove_gates().await?;
         }
         let nodes: Vec<NamespacedName> = self
             .api
@@ -200,7 +202,7 @@ impl Session {
     }
 
     /// Removes scheduling gates. Without archaware nothing else would remove them, and their pods would wait forever.
-    async fn gates(&mut self) -> Result<(), ApiError> {
+    async fn remove_gates(&mut self) -> Result<(), ApiError> {
         let found: Vec<Pod> = self
             .api
             .list(Some("spec.nodeName="))
@@ -209,7 +211,12 @@ impl Session {
             .await?;
         let describe = |pod: &Pod| {
             let gated = pod.spec.gate().is_some();
-            gated.then(|| (format!("scheduling gate {GATE}"), patch::pod::release(pod)))
+            gated.then(|| {
+                (
+                    format!("scheduling gate {GATE}"),
+                    patch::pod::remove_gate(pod),
+                )
+            })
         };
         self.patch(found, describe).await;
         Ok(())
@@ -223,7 +230,7 @@ impl Session {
         describe: impl Fn(&K) -> Option<(String, JsonPatch)>,
     ) -> Vec<NamespacedName>
     where
-        K: Kind + DeserializeOwned,
+        K: ApiObject + DeserializeOwned,
     {
         let (api, writer, describe) = (self.api.clone(), self.writer.clone(), &describe);
         let what = |object: &K| describe(object).map(|(what, _)| what).unwrap_or_default();
@@ -235,7 +242,7 @@ impl Session {
     }
 
     /// Tolerations cannot be removed from existing pods, so they are recreated.
-    async fn pods(&mut self) -> Result<(), ApiError> {
+    async fn evict_pods(&mut self) -> Result<(), ApiError> {
         let found: Vec<Pod> = self
             .api
             .list(None)
@@ -280,10 +287,10 @@ impl Session {
             let what = format!("{} {name}: {}", K::kind(&()), what(&object));
             async move {
                 let outcome = if dry_run { Ok(()) } else { act(object).await };
-                (name, Item { what, outcome })
+                (name, CleanedObject { what, outcome })
             }
         });
-        let items: Vec<(NamespacedName, Item)> = items
+        let items: Vec<(NamespacedName, CleanedObject)> = items
             .buffer_unordered(CONCURRENCY)
             .inspect(|(_, item)| self.progress.report(&item.what, &item.outcome, dry_run))
             .collect()
@@ -298,14 +305,14 @@ impl Session {
         failed
     }
 
-    fn count(&mut self, item: Item) {
+    fn count(&mut self, item: CleanedObject) {
         match item.outcome {
             Ok(()) => self.done += 1,
             Err(why) => self.remaining.push(format!("{} ({why})", item.what)),
         }
     }
 
-    fn summary(self) -> Status {
+    fn summary(self) -> CommandStatus {
         self.progress.finish();
         let objects = if self.done == 1 { "object" } else { "objects" };
         match (self.dry_run, self.done, self.remaining.is_empty()) {
@@ -314,18 +321,18 @@ impl Session {
             (false, ..) => println!("Cleaned {} {objects}.", self.done),
         }
         if self.remaining.is_empty() {
-            return Status::Done;
+            return CommandStatus::Done;
         }
         println!("{} remain:", self.remaining.len());
         for item in &self.remaining {
             println!("  {item}");
         }
-        Status::Failed
+        CommandStatus::Failed
     }
 }
 
 /// If another writer changes the object at the same time, it is read again and the patch computed anew.
-async fn patch_until_done<K: Kind + DeserializeOwned>(
+async fn patch_until_done<K: ApiObject + DeserializeOwned>(
     api: &ApiClient,
     writer: &Writer,
     mut object: K,
@@ -337,14 +344,14 @@ async fn patch_until_done<K: Kind + DeserializeOwned>(
             return Ok(());
         };
         match writer.patch::<K>(&name, patch).await {
-            Written::Applied | Written::Gone => return Ok(()),
-            Written::Stale => match api.find(&name).await {
+            PatchOutcome::Applied | PatchOutcome::Gone => return Ok(()),
+            PatchOutcome::Stale => match api.find(&name).await {
                 Ok(Some(now)) => object = now,
                 Ok(None) => return Ok(()),
                 Err(error) => return Err(chain(&error)),
             },
-            Written::Failed(error) => return Err(chain(&error)),
-            Written::Stopping => return Err("archaware is stopping".to_owned()),
+            PatchOutcome::Failed(error) => return Err(chain(&error)),
+            PatchOutcome::Stopping => return Err("archaware is stopping".to_owned()),
         }
     }
     Err(format!(

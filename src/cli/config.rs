@@ -2,7 +2,7 @@
 
 use clap::Subcommand;
 
-use super::{Global, Status, output};
+use super::{CommandStatus, Global, output};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
@@ -15,7 +15,7 @@ pub(super) enum ConfigCommand {
 }
 
 impl ConfigCommand {
-    pub(super) fn execute(&self, global: &Global) -> anyhow::Result<Status> {
+    pub(super) fn execute(&self, global: &Global) -> anyhow::Result<CommandStatus> {
         match self {
             Self::Check => {
                 global.load_config()?;
@@ -27,6 +27,6 @@ impl ConfigCommand {
             Self::Print => print!("{}", serde_saphyr::to_string(&global.load_config()?)?),
             Self::Schema => print!("{}", output::json(&crate::config::schema())?),
         }
-        Ok(Status::Done)
+        Ok(CommandStatus::Done)
     }
 }

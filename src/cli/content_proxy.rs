@@ -7,7 +7,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::content_proxy::{self, Rules};
 
-use super::{Global, Status, run::stop_on_signal};
+use super::{CommandStatus, Global, run::stop_on_signal};
 
 #[derive(Debug, Args)]
 pub(super) struct ContentProxyCommand {
@@ -21,7 +21,7 @@ pub(super) struct ContentProxyCommand {
 
 impl ContentProxyCommand {
     /// The namespaces come from the configuration, so that both processes use the same ones.
-    pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
+    pub(super) async fn execute(self, global: Global) -> anyhow::Result<CommandStatus> {
         let containerd = global.load_config()?.containerd;
         let rules = Rules {
             read: containerd.read_namespaces,
@@ -30,6 +30,6 @@ impl ContentProxyCommand {
         let stop = CancellationToken::new();
         let _signals = AbortOnDropHandle::new(tokio::spawn(stop_on_signal(stop.clone())?));
         content_proxy::run(&self.from.to_string_lossy(), &self.listen, rules, stop).await?;
-        Ok(Status::Done)
+        Ok(CommandStatus::Done)
     }
 }

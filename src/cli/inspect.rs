@@ -14,7 +14,7 @@ use crate::{
 };
 
 use super::{
-    Global, Persist, Status,
+    CommandStatus, Global, Persist,
     output::{self, Output},
     resolver,
 };
@@ -54,9 +54,9 @@ struct InspectFailure {
 }
 
 impl InspectCommand {
-    pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
+    pub(super) async fn execute(self, global: Global) -> anyhow::Result<CommandStatus> {
         let config = global.load_config()?;
-        let keys = credentials::resolved(Keyring::default());
+        let keys = credentials::ready_keyring(Keyring::default());
         let resolver = resolver(&global, &config, &Metrics::default(), Persist::No)?;
         let deadline = tokio::time::Instant::now() + config.resolution.budget;
         let lines = join_all(self.images.iter().map(|image| {
@@ -77,7 +77,11 @@ impl InspectCommand {
             Output::Json => print!("{}", output::json(&lines)?),
             Output::Table => print!("{}", table(&lines)),
         }
-        Ok(if failed { Status::Failed } else { Status::Done })
+        Ok(if failed {
+            CommandStatus::Failed
+        } else {
+            CommandStatus::Done
+        })
     }
 }
 
@@ -112,7 +116,7 @@ impl InspectResult {
                 line.architectures = architectures.iter().map(ToString::to_string).collect();
                 line.note = resolved
                     .platforms
-                    .note()
+                    .no_platform_reason()
                     .map(crate::platform::NoPlatformReason::as_str);
                 line.digest = Some(resolved.digest.to_string());
                 line.media_type = Some(resolved.media_type);

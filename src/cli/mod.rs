@@ -111,7 +111,7 @@ enum Command {
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Status {
+enum CommandStatus {
     Done,
     /// Some of it failed, as already printed.
     Failed,
@@ -119,12 +119,12 @@ enum Status {
     Refused,
 }
 
-impl From<Status> for ExitCode {
-    fn from(status: Status) -> Self {
+impl From<CommandStatus> for ExitCode {
+    fn from(status: CommandStatus) -> Self {
         match status {
-            Status::Done => Self::SUCCESS,
-            Status::Failed => Self::from(1),
-            Status::Refused => Self::from(3),
+            CommandStatus::Done => Self::SUCCESS,
+            CommandStatus::Failed => Self::from(1),
+            CommandStatus::Refused => Self::from(3),
         }
     }
 }
@@ -172,7 +172,7 @@ pub fn main() -> ExitCode {
 }
 
 impl Cli {
-    async fn execute(self, log_level: LogLevel) -> anyhow::Result<Status> {
+    async fn execute(self, log_level: LogLevel) -> anyhow::Result<CommandStatus> {
         match self.command {
             Command::Run(command) => command.execute(self.global, log_level).await,
             Command::Plan(command) => command.execute(self.global).await,
@@ -183,7 +183,7 @@ impl Cli {
             Command::Completions { shell } => {
                 let mut command = Self::command();
                 clap_complete::generate(shell, &mut command, "archaware", &mut std::io::stdout());
-                Ok(Status::Done)
+                Ok(CommandStatus::Done)
             }
         }
     }
@@ -274,7 +274,7 @@ fn resolver(
         ..
     } = &config.registries;
     let settings = ResolverSettings {
-        registry: crate::image::registry::RegistrySettings {
+        registry: crate::image::registry::RegistryClient {
             timeout: config.resolution.timeout,
             per_host: config.concurrency.per_registry.get().into(),
             plain_http: plain_http.clone(),

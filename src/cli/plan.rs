@@ -25,7 +25,7 @@ use crate::{
 };
 
 use super::{
-    Global, Persist, Status,
+    CommandStatus, Global, Persist,
     output::{self, Output},
     resolver,
 };
@@ -50,10 +50,10 @@ struct PlannedChange {
     detail: String,
 }
 
-type Namespaces = HashMap<String, BTreeMap<String, String>>;
+type AnnotationsByNamespace = HashMap<String, BTreeMap<String, String>>;
 
 impl PlanCommand {
-    pub(super) async fn execute(self, global: Global) -> anyhow::Result<Status> {
+    pub(super) async fn execute(self, global: Global) -> anyhow::Result<CommandStatus> {
         let config = Arc::new(global.load_config()?);
         let metrics = Metrics::default();
         // Built first, so that errors in the configuration are reported before connecting.
@@ -72,7 +72,7 @@ impl PlanCommand {
             Output::Table if steps.is_empty() => println!("Nothing to do."),
             Output::Table => print!("{}", table(&steps)),
         }
-        Ok(Status::Done)
+        Ok(CommandStatus::Done)
     }
 }
 
@@ -81,7 +81,7 @@ async fn steps(
     config: &Config,
     evaluator: &Evaluator,
 ) -> anyhow::Result<Vec<PlannedChange>> {
-    let namespaces: Namespaces = api
+    let namespaces: AnnotationsByNamespace = api
         .list(None)
         .map_ok(|namespace: Namespace| {
             (
@@ -119,7 +119,8 @@ async fn steps(
     }
     // Lists are read completely first, because the token of a page would expire while registries are asked.
     let sets: Vec<DaemonSet> = api.list(None).try_collect().await?;
-    let sets = stream::iter(sets).filter(|_| std::future::ready(!config.leaves_daemon_sets()));
+    let sets =
+        stream::iter(sets).filter(|_| std::future::ready(!config.webhook_handles_daemon_sets()));
     let sets = sets.map(|set| of_daemon_set(set, evaluator, &namespaces));
     let sets: Vec<Option<PlannedChange>> = sets.buffer_unordered(CONCURRENCY).collect().await;
     steps.extend(sets.into_iter().flatten());
@@ -156,7 +157,7 @@ fn of_node(node: &Node, change: &node::NodeChange) -> PlannedChange {
 async fn of_daemon_set(
     set: DaemonSet,
     evaluator: &Evaluator,
-    namespaces: &Namespaces,
+    namespaces: &AnnotationsByNamespace,
 ) -> Option<PlannedChange> {
     let template = Template::new(&set);
     let of_namespace = of_namespace(&set, namespaces);
@@ -183,7 +184,7 @@ async fn of_daemon_set(
 async fn of_pod(
     pod: Pod,
     evaluator: &Evaluator,
-    namespaces: &Namespaces,
+    namespaces: &AnnotationsByNamespace,
     taints: &HashMap<String, Taint>,
 ) -> Vec<PlannedChange> {
     let subject = plan::pod::subject(&pod);
@@ -262,7 +263,7 @@ fn wait(evaluation: &Evaluation) -> Option<(&'static str, String)> {
 
 fn of_namespace<'a, K: ResourceExt>(
     object: &K,
-    namespaces: &'a Namespaces,
+    namespaces: &'a AnnotationsByNamespace,
 ) -> &'a BTreeMap<String, String> {
     static EMPTY: BTreeMap<String, String> = BTreeMap::new();
     object

@@ -28,7 +28,7 @@ use crate::{
     telemetry::LogLevel,
 };
 
-use super::{Global, Persist, Status, resolver};
+use super::{CommandStatus, Global, Persist, resolver};
 
 #[derive(Debug, Args)]
 pub(super) struct RunCommand {
@@ -47,12 +47,12 @@ impl RunCommand {
         self,
         global: Global,
         log_level: LogLevel,
-    ) -> anyhow::Result<Status> {
+    ) -> anyhow::Result<CommandStatus> {
         let config = Arc::new(global.load_config()?);
         let metrics = Metrics::default();
         let api = global.api(&metrics).await?;
         let resolver = resolver(&global, &config, &metrics, Persist::Yes)?;
-        watch_resolver(&metrics, &resolver);
+        register_resolver_gauges(&metrics, &resolver);
         let probe = probe_containerd(resolver.clone());
         let mut side_tasks = JoinSet::new();
         let listener = listen(self.listen, "--listen").await?;
@@ -126,7 +126,7 @@ impl RunCommand {
         }
         result?;
         tracing::info!("archaware stopped");
-        Ok(Status::Done)
+        Ok(CommandStatus::Done)
     }
 }
 
@@ -184,7 +184,7 @@ async fn probe_containerd(resolver: Resolver) {
 }
 
 /// Registers gauges of the resolver's state.
-fn watch_resolver(metrics: &Metrics, resolver: &Resolver) {
+fn register_resolver_gauges(metrics: &Metrics, resolver: &Resolver) {
     let own = resolver.clone();
     let gauge = [("containerd_up", "1 while containerd answers")];
     metrics.register_gauges(gauge, move || {

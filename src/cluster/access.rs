@@ -29,7 +29,7 @@ pub struct Permission {
 /// # Errors
 ///
 /// When a review fails.
-pub async fn lacking(
+pub async fn missing(
     api: &ApiClient,
     permissions: Vec<Permission>,
 ) -> Result<Vec<Permission>, ApiError> {
@@ -49,7 +49,7 @@ pub async fn lacking(
     });
     asked
         .buffered(CONCURRENCY)
-        .try_filter_map(|lacking| std::future::ready(Ok(lacking)))
+        .try_filter_map(|missing| std::future::ready(Ok(missing)))
         .try_collect()
         .await
 }

@@ -19,7 +19,7 @@ use crate::metrics::Metrics;
 
 use super::{
     NAME,
-    api::{ApiClient, Kind},
+    api::{ApiClient, ApiObject},
 };
 
 /// Maximum number of remembered events, eight bytes each.
@@ -125,7 +125,7 @@ pub fn channel(api: ApiClient, metrics: Metrics) -> (Events, EventWriter) {
 
 impl Events {
     /// Queues an event about an object. The same note about the same object is published once.
-    pub fn publish<K: Kind>(&self, on: &K, reason: EventReason, mut note: String) {
+    pub fn publish<K: ApiObject>(&self, on: &K, reason: EventReason, mut note: String) {
         let regarding = on.object_ref(&());
         note.truncate(note.floor_char_boundary(MAX_NOTE));
         let mut hasher = DefaultHasher::new();

@@ -14,7 +14,7 @@ use serde::de::IgnoredAny;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::{backoff::jitter, metrics::Metrics};
+use crate::{backoff::jittered, metrics::Metrics};
 
 use super::{
     NAME,
@@ -135,7 +135,7 @@ impl Elector {
             }
             tokio::select! {
                 () = stop.cancelled() => break,
-                () = tokio::time::sleep(pause + jitter(pause) / 20) => {}
+                () = tokio::time::sleep(pause + jittered(pause) / 20) => {}
             }
         }
         self.until.send_replace(None);

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     api::ApiClient,
     objects::{Namespace, annotations},
-    watch::{Watched, follow},
+    watch::{Watched, watch_objects},
 };
 
 /// How long to wait for a new namespace to arrive on the watch.
@@ -45,7 +45,7 @@ impl Default for Namespaces {
 
 impl Namespaces {
     /// Watches namespaces until `stop`.
-    pub fn follow(
+    pub fn watch(
         &self,
         api: &ApiClient,
         stop: CancellationToken,
@@ -55,7 +55,7 @@ impl Namespaces {
             store,
             changes,
             ready: mut synced,
-        } = follow(api, None, same, |_| {});
+        } = watch_objects(api, None, same, |_| {});
         *self.store.lock() = Some(store);
         let (arrivals, changed, ready) = (
             self.arrivals.clone(),

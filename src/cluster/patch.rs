@@ -68,10 +68,10 @@ impl JsonPatch {
     /// Appends to a list that is unchanged. A missing list passes a test for null.
     fn append(&mut self, path: &str, seen: Option<&Vec<Value>>, values: Vec<Value>) {
         self.test(path, json!(seen));
-        self.append_unseen(path, seen.is_some(), values);
+        self.append_unguarded(path, seen.is_some(), values);
     }
 
-    fn append_unseen(&mut self, path: &str, exists: bool, values: Vec<Value>) {
+    fn append_unguarded(&mut self, path: &str, exists: bool, values: Vec<Value>) {
         if exists {
             for value in values {
                 self.add(&format!("{path}/-"), value);
@@ -182,7 +182,7 @@ pub fn node(node: &Node, change: node::NodeChange) -> JsonPatch {
         if !exists {
             patch.test(TAINTS, Value::Null);
         }
-        patch.append_unseen(TAINTS, exists, vec![taint.to_json()]);
+        patch.append_unguarded(TAINTS, exists, vec![taint.to_json()]);
     }
     patch
 }
@@ -196,7 +196,7 @@ pub fn daemon_set(set: &DaemonSet, change: daemon_set::TemplateChange) -> JsonPa
     for index in change.remove {
         patch.remove(&format!("{TOLERATIONS}/{index}"));
     }
-    patch.append_unseen(TOLERATIONS, seen.is_some(), change.add);
+    patch.append_unguarded(TOLERATIONS, seen.is_some(), change.add);
     let record = change
         .record
         .and_then(|record| serde_json::to_string(&record).ok());
@@ -259,7 +259,7 @@ pub fn webhooks(
 }
 
 /// Sets the `caBundle` (base64) of webhooks that have another one.
-pub fn authorities(found: &MutatingWebhookConfiguration, bundle: &str) -> JsonPatch {
+pub fn ca_bundle(found: &MutatingWebhookConfiguration, bundle: &str) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&found.metadata);
     for (index, webhook) in found.webhooks.iter().flatten().enumerate() {
         let has = webhook

@@ -15,19 +15,19 @@ use kube_runtime::{
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-use super::api::{ApiClient, Kind, PAGE};
+use super::api::{ApiClient, ApiObject, PAGE};
 
 /// Duration of one watch request. kube detects a dead connection five seconds later.
 const WATCH_SECONDS: u32 = 240;
 
 /// All events of a kind. The watch is restarted with back-off. The initial list is streamed (WatchList: constant
 /// memory) if the API server supports it, otherwise read in pages.
-fn events<K>(
+fn watch_events<K>(
     api: Api<K>,
     fields: Option<&str>,
 ) -> impl Stream<Item = watcher::Result<Event<K>>> + Send + use<K>
 where
-    K: Kind + Clone + DeserializeOwned + Debug + Send + 'static,
+    K: ApiObject + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let mut paged = watcher::Config::default()
         .timeout(WATCH_SECONDS)
@@ -73,7 +73,7 @@ fn cannot_stream(error: &watcher::Error) -> bool {
 /// A watch of the objects of one kind.
 pub struct Watched<K>
 where
-    K: Kind + Clone + 'static,
+    K: ApiObject + Clone + 'static,
 {
     /// The current objects.
     pub store: Store<K>,
@@ -94,14 +94,14 @@ pub enum Removed<'a, K> {
 
 /// Watches the objects of a kind. Changes for which `same` returns true are not passed on, so a node's heartbeat
 /// costs no more than parsing it.
-pub fn follow<K>(
+pub fn watch_objects<K>(
     api: &ApiClient,
     fields: Option<&str>,
     same: impl Fn(&K, &K) -> bool + Send + 'static,
     removed: impl Fn(Removed<'_, K>) + Send + 'static,
 ) -> Watched<K>
 where
-    K: Kind + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K: ApiObject + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     let (store, writer) = reflector::store::<K>();
     let (done, ready) = watch::channel(false);
@@ -118,7 +118,7 @@ where
         }
     };
     let listed = store.clone();
-    let changes = events(api.watched(), fields)
+    let changes = watch_events(api.watched(), fields)
         .filter(move |event| std::future::ready(is_change(event)))
         .reflect(writer)
         .inspect(move |event| match event {

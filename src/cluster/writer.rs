@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::Metrics;
 
 use super::{
-    api::{ApiClient, ApiError, Kind},
+    api::{ApiClient, ApiError, ApiObject},
     lease::Leadership,
     name::NamespacedName,
     patch::JsonPatch,
@@ -33,7 +33,7 @@ pub struct Writer {
 
 /// The outcome of a patch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum PatchOutcome {
     /// The patch was applied.
     Applied,
     /// Something that the patch relies on changed; the watch will bring it.
@@ -46,7 +46,7 @@ pub enum Written {
     Stopping,
 }
 
-impl Written {
+impl PatchOutcome {
     fn result(&self) -> &'static str {
         match self {
             Self::Applied => "applied",
@@ -89,9 +89,13 @@ impl Writer {
     }
 
     /// Sends a patch.
-    pub async fn patch<K: Kind>(&self, name: &NamespacedName, patch: JsonPatch) -> Written {
+    pub async fn patch<K: ApiObject>(
+        &self,
+        name: &NamespacedName,
+        patch: JsonPatch,
+    ) -> PatchOutcome {
         let Some(_slot) = self.slot().await else {
-            return Written::Stopping;
+            return PatchOutcome::Stopping;
         };
         let finish = async {
             self.stop.cancelled().await;
@@ -100,21 +104,21 @@ impl Writer {
         let mut until = self.until.clone();
         let written = tokio::select! {
             answer = self.api.patch::<K>(name, patch) => match answer {
-                Ok(()) => Written::Applied,
-                Err(ApiError::Conflict(_)) => Written::Stale,
-                Err(ApiError::NotFound(_)) => Written::Gone,
-                Err(error) => Written::Failed(error),
+                Ok(()) => PatchOutcome::Applied,
+                Err(ApiError::Conflict(_)) => PatchOutcome::Stale,
+                Err(ApiError::NotFound(_)) => PatchOutcome::Gone,
+                Err(error) => PatchOutcome::Failed(error),
             },
-            () = finish => Written::Stopping,
+            () = finish => PatchOutcome::Stopping,
             // Another process may write from now on. Whether this patch arrived will be seen in the object.
-            Ok(_) = until.wait_for(Option::is_none) => Written::Stale,
+            Ok(_) = until.wait_for(Option::is_none) => PatchOutcome::Stale,
         };
-        self.metrics.wrote(kind::<K>(), written.result());
+        self.metrics.patch_finished(kind::<K>(), written.result());
         written
     }
 }
 
-fn kind<K: Kind>() -> &'static str {
+fn kind<K: ApiObject>() -> &'static str {
     match &*K::kind(&()) {
         "Pod" => "Pod",
         "Node" => "Node",

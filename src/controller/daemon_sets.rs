@@ -9,10 +9,10 @@ use crate::{
     plan::{self, ObjectState, Plan, Policies},
 };
 
-use super::reconcile::Reconcile;
+use super::reconcile::ReconcileSteps;
 
 /// The reconciler of DaemonSets.
-pub(super) struct DaemonSets {
+pub(super) struct DaemonSetSteps {
     pub(super) evaluator: Evaluator,
     pub(super) namespaces: Namespaces,
     pub(super) failure: FailurePolicy,
@@ -26,14 +26,14 @@ pub(super) fn same(old: &DaemonSet, new: &DaemonSet) -> bool {
         && old.spec == new.spec
 }
 
-impl Reconcile for DaemonSets {
+impl ReconcileSteps for DaemonSetSteps {
     type Object = DaemonSet;
     type Evaluation = Evaluation;
     const NAME: &'static str = "daemonsets";
 
     async fn evaluate(&self, set: &DaemonSet) -> Option<Evaluation> {
         // The webhook sees every change of a template, and without a taint no toleration is needed.
-        let is_idle = self.evaluator.config.leaves_daemon_sets();
+        let is_idle = self.evaluator.config.webhook_handles_daemon_sets();
         if set.metadata.deletion_timestamp.is_some() || is_idle {
             return None;
         }

@@ -7,7 +7,7 @@ use kube_runtime::reflector::Store;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::cluster::{api::Kind, watch::Removed};
+use crate::cluster::{api::ApiObject, watch::Removed};
 
 /// Uids of the initial objects of one kind. Cheap to clone.
 #[derive(Clone)]
@@ -18,12 +18,12 @@ pub(super) struct InitialObjects {
 }
 
 /// The initial objects of a kind and their store.
-pub(super) struct InitialOfKind<K: Kind + Clone + 'static> {
+pub(super) struct InitialOfKind<K: ApiObject + Clone + 'static> {
     pub(super) objects: InitialObjects,
     pub(super) store: Store<K>,
 }
 
-impl<K: Kind + Clone + 'static> InitialOfKind<K> {
+impl<K: ApiObject + Clone + 'static> InitialOfKind<K> {
     /// Waits until every object that is in the store now has been attempted or deleted.
     pub(super) async fn wait(&self) {
         self.objects.wait(&self.store).await;
@@ -77,7 +77,7 @@ impl InitialObjects {
     }
 
     /// Waits until every object that is in the store now has been attempted or deleted.
-    pub(super) async fn wait<K: Kind + Clone + 'static>(&self, store: &Store<K>) {
+    pub(super) async fn wait<K: ApiObject + Clone + 'static>(&self, store: &Store<K>) {
         let mut is_left = self.left.subscribe();
         self.update(|phase| {
             // Under the lock, so that no attempt is missed.

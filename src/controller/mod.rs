@@ -28,7 +28,7 @@ use crate::{
         lease::{Elector, Leadership},
         namespaces::Namespaces,
         objects::{DaemonSet, Pod},
-        watch::{Removed, Watched, follow},
+        watch::{Removed, Watched, watch_objects},
         writer::Writer,
     },
     config::Config,
@@ -38,7 +38,7 @@ use crate::{
 
 use initial::{InitialObjects, InitialOfKind};
 use object_state::ObjectStates;
-use reconcile::{Outputs, Reconcile, Reconciler};
+use reconcile::{Outputs, ReconcileSteps, Reconciler};
 use run_controller::{ControllerSettings, run_controller};
 
 pub(crate) use pods::selection as pod_selection;
@@ -107,7 +107,7 @@ struct Components {
     config: Arc<Config>,
     evaluator: Evaluator,
     leadership: Leadership,
-    sinks: Outputs,
+    outputs: Outputs,
     stop: CancellationToken,
     /// Tasks that run until `stop`; each returns its name.
     tasks: JoinSet<&'static str>,
@@ -129,11 +129,11 @@ pub async fn run(run: ControllerParts, stop: CancellationToken) -> Result<(), Ru
         metrics,
         pending,
     } = run;
-    let lacking = access::lacking(&api, permissions::needed(&namespace, &config)).await?;
+    let lacking = access::missing(&api, permissions::needed(&namespace, &config)).await?;
     if !lacking.is_empty() {
         return Err(RunError::Lacking(lacking));
     }
-    if !access::lacking(&api, permissions::pull_secrets())
+    if !access::missing(&api, permissions::pull_secrets())
         .await?
         .is_empty()
     {
@@ -154,7 +154,7 @@ pub async fn run(run: ControllerParts, stop: CancellationToken) -> Result<(), Ru
         evaluator,
         config,
         leadership,
-        sinks: Outputs {
+        outputs: Outputs {
             writer,
             events,
             metrics,
@@ -198,8 +198,8 @@ pub async fn run(run: ControllerParts, stop: CancellationToken) -> Result<(), Ru
 impl Components {
     /// Starts all tasks: watches, one controller per kind, and the startup sequence.
     fn start(&mut self, pending: watch::Sender<PendingSyncs>) {
-        let namespaces = &self.sinks.namespaces;
-        let following = namespaces.follow(&self.api, self.stop.clone());
+        let namespaces = &self.outputs.namespaces;
+        let following = namespaces.watch(&self.api, self.stop.clone());
         let namespaces_ready = namespaces.ready();
         self.tasks
             .spawn(following.map(|()| "the watch of namespaces"));
@@ -224,20 +224,20 @@ impl Components {
     fn pods(&mut self) -> (InitialOfKind<Pod>, watch::Receiver<bool>) {
         let (fields, same) = pods::selection(&self.config);
         let (states, initial) = (ObjectStates::default(), InitialObjects::new());
-        let watched = follow(&self.api, fields, same, forget(&states, Some(&initial)));
+        let watched = watch_objects(&self.api, fields, same, forget(&states, Some(&initial)));
         let leading = self.leadership.leading.clone();
-        let (store, metrics) = (watched.store.clone(), &self.sinks.metrics);
+        let (store, metrics) = (watched.store.clone(), &self.outputs.metrics);
         pods::register_gauges(metrics, store.clone(), states.clone(), leading.clone());
-        let kind = pods::Pods {
+        let kind = pods::PodSteps {
             evaluator: self.evaluator.clone(),
-            namespaces: self.sinks.namespaces.clone(),
+            namespaces: self.outputs.namespaces.clone(),
             failure: (&self.config.resolution.failure).into(),
             metrics: metrics.clone(),
         };
         let reconciler = self.reconciler(kind, store.clone(), states, Some(initial.clone()));
-        let (again, ready) = (self.sinks.namespaces.changes(), watched.ready.clone());
+        let (again, ready) = (self.outputs.namespaces.changes(), watched.ready.clone());
         let concurrency = self.config.concurrency.pods;
-        let settings = self.settings(pods::Pods::NAME, concurrency, leading, &ready);
+        let settings = self.settings(pods::PodSteps::NAME, concurrency, leading, &ready);
         self.spawn(
             settings,
             watched,
@@ -257,20 +257,25 @@ impl Components {
     fn daemon_sets(&mut self) -> (InitialOfKind<DaemonSet>, watch::Receiver<bool>) {
         let (states, initial) = (ObjectStates::default(), InitialObjects::new());
         let forget = forget(&states, Some(&initial));
-        let watched = follow(&self.api, None, daemon_sets::same, forget);
-        let kind = daemon_sets::DaemonSets {
+        let watched = watch_objects(&self.api, None, daemon_sets::same, forget);
+        let kind = daemon_sets::DaemonSetSteps {
             evaluator: self.evaluator.clone(),
-            namespaces: self.sinks.namespaces.clone(),
+            namespaces: self.outputs.namespaces.clone(),
             failure: (&self.config.resolution.failure).into(),
         };
         let store = watched.store.clone();
         let reconciler = self.reconciler(kind, store.clone(), states, Some(initial.clone()));
-        let (again, ready) = (self.sinks.namespaces.changes(), watched.ready.clone());
+        let (again, ready) = (self.outputs.namespaces.changes(), watched.ready.clone());
         let (concurrency, leading) = (
             self.config.concurrency.pods,
             self.leadership.leading.clone(),
         );
-        let settings = self.settings(daemon_sets::DaemonSets::NAME, concurrency, leading, &ready);
+        let settings = self.settings(
+            daemon_sets::DaemonSetSteps::NAME,
+            concurrency,
+            leading,
+            &ready,
+        );
         let name = "the controller of DaemonSets";
         self.spawn(settings, watched, again, reconciler, name);
         (
@@ -285,15 +290,15 @@ impl Components {
     /// Starts the node controller. The returned sender enables it.
     fn nodes(&mut self) -> (watch::Sender<bool>, watch::Receiver<bool>) {
         let states = ObjectStates::default();
-        let watched = follow(&self.api, None, nodes::same, forget(&states, None));
-        nodes::register_gauge(&self.sinks.metrics, watched.store.clone());
-        let kind = nodes::Nodes {
+        let watched = watch_objects(&self.api, None, nodes::same, forget(&states, None));
+        nodes::register_gauge(&self.outputs.metrics, watched.store.clone());
+        let kind = nodes::NodeSteps {
             policy: (&*self.config).into(),
         };
         let reconciler = self.reconciler(kind, watched.store.clone(), states, None);
         let (may_taint, is_active) = watch::channel(false);
         let ready = watched.ready.clone();
-        let settings = self.settings(nodes::Nodes::NAME, CONCURRENT_NODES, is_active, &ready);
+        let settings = self.settings(nodes::NodeSteps::NAME, CONCURRENT_NODES, is_active, &ready);
         let again = futures::stream::pending();
         self.spawn(
             settings,
@@ -305,7 +310,7 @@ impl Components {
         (may_taint, ready)
     }
 
-    fn reconciler<R: Reconcile>(
+    fn reconciler<R: ReconcileSteps>(
         &self,
         kind: R,
         store: Store<R::Object>,
@@ -314,7 +319,7 @@ impl Components {
     ) -> Arc<Reconciler<R>> {
         Arc::new(Reconciler {
             kind,
-            sinks: self.sinks.clone(),
+            outputs: self.outputs.clone(),
             store,
             states,
             initial,
@@ -332,15 +337,15 @@ impl Components {
             name,
             concurrency: concurrency.get(),
             is_active,
-            ready: self.sinks.namespaces.ready(),
-            metrics: self.sinks.metrics.clone(),
+            ready: self.outputs.namespaces.ready(),
+            metrics: self.outputs.metrics.clone(),
             listed: listed.clone(),
             stop: self.stop.clone(),
         }
     }
 
     /// Spawns the controller of one kind as a task of this name.
-    fn spawn<R: Reconcile>(
+    fn spawn<R: ReconcileSteps>(
         &mut self,
         settings: ControllerSettings,
         watched: Watched<R::Object>,

@@ -12,10 +12,10 @@ use crate::{
     platform::Architecture,
 };
 
-use super::reconcile::Reconcile;
+use super::reconcile::ReconcileSteps;
 
 /// The reconciler of nodes.
-pub(super) struct Nodes {
+pub(super) struct NodeSteps {
     pub(super) policy: TaintPolicy,
 }
 
@@ -28,7 +28,7 @@ pub(super) fn same(old: &Node, new: &Node) -> bool {
         && old.status == new.status
 }
 
-impl Reconcile for Nodes {
+impl ReconcileSteps for NodeSteps {
     type Object = Node;
     /// Nothing else has to be read for a node.
     type Evaluation = ();

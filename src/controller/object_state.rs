@@ -7,7 +7,7 @@ use kube_runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
 
 use crate::{
-    cluster::{api::Kind, watch::Removed},
+    cluster::{api::ApiObject, watch::Removed},
     plan::ObjectState,
 };
 
@@ -32,7 +32,7 @@ impl ObjectStates {
     /// was already called for it.
     pub(super) fn set<K>(&self, object: &K, state: Option<ObjectState>, store: &Store<K>)
     where
-        K: Kind + Clone + 'static,
+        K: ApiObject + Clone + 'static,
     {
         let Some(uid) = &object.meta().uid else {
             return;

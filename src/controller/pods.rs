@@ -17,10 +17,10 @@ use crate::{
     plan::{self, ObjectState, Plan, Policies},
 };
 
-use super::{object_state::ObjectStates, reconcile::Reconcile};
+use super::{object_state::ObjectStates, reconcile::ReconcileSteps};
 
 /// The reconciler of pods.
-pub(super) struct Pods {
+pub(super) struct PodSteps {
     pub(super) evaluator: Evaluator,
     pub(super) namespaces: Namespaces,
     pub(super) failure: FailurePolicy,
@@ -59,7 +59,7 @@ fn age(pod: &Pod) -> Duration {
         .unwrap_or_default()
 }
 
-impl Reconcile for Pods {
+impl ReconcileSteps for PodSteps {
     type Object = Pod;
     type Evaluation = Evaluation;
     const NAME: &'static str = "pods";

@@ -16,16 +16,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
-        api::Kind,
+        api::ApiObject,
         events::{EventReason, Events},
         name::NamespacedName,
         namespaces::Namespaces,
-        writer::{Writer, Written},
+        writer::{PatchOutcome, Writer},
     },
     error::chain,
     metrics::Metrics,
     plan::{
-        AppliedChange, EventDraft, FollowUp, ObjectState, Plan, Write, after_release, after_write,
+        EventDraft, FollowUp, ObjectState, Plan, PlannedChange, PlannedPatch, after_gate_removal,
+        after_patch,
     },
 };
 
@@ -36,9 +37,9 @@ use super::{initial::InitialObjects, object_state::ObjectStates};
 const PANIC_RETRY: Duration = Duration::from_mins(1);
 
 /// The two steps that differ between kinds.
-pub(super) trait Reconcile: Send + Sync + 'static {
+pub(super) trait ReconcileSteps: Send + Sync + 'static {
     /// The reconciled kind.
-    type Object: Kind + Clone + DeserializeOwned + Debug + Send + Sync + 'static;
+    type Object: ApiObject + Clone + DeserializeOwned + Debug + Send + Sync + 'static;
     /// The result of the first step.
     type Evaluation: Send;
     /// Name of the controller in logs and metrics.
@@ -73,16 +74,16 @@ pub(super) struct Outputs {
 }
 
 /// Reconciles the objects of one kind.
-pub(super) struct Reconciler<R: Reconcile> {
+pub(super) struct Reconciler<R: ReconcileSteps> {
     pub(super) kind: R,
-    pub(super) sinks: Outputs,
+    pub(super) outputs: Outputs,
     pub(super) store: Store<R::Object>,
     pub(super) states: ObjectStates,
     /// Tracks the initial objects; `None` if the startup sequence does not wait for this kind.
     pub(super) initial: Option<InitialObjects>,
 }
 
-impl<R: Reconcile> Reconciler<R> {
+impl<R: ReconcileSteps> Reconciler<R> {
     /// Reconciles an object once, or until `stop`.
     pub(super) async fn reconcile(
         self: Arc<Self>,
@@ -93,11 +94,11 @@ impl<R: Reconcile> Reconciler<R> {
         let attempt = AssertUnwindSafe(self.attempt(&object, &stop)).catch_unwind();
         // A panic ends only this reconcile and counts as an attempt. The panic hook has logged its location.
         let follow = attempt.await.unwrap_or_else(|_| {
-            self.sinks.metrics.panics.count(R::NAME);
+            self.outputs.metrics.panics.count(R::NAME);
             follow(Some(PANIC_RETRY), true)
         });
         if let Some(initial) = &self.initial {
-            self.sinks.metrics.attempt_took(started.elapsed());
+            self.outputs.metrics.attempt_took(started.elapsed());
             if follow.is_complete {
                 initial.attempted(&*object);
             }
@@ -144,7 +145,7 @@ impl<R: Reconcile> Reconciler<R> {
             return failed;
         }
         if let Some(mut state) = state.filter(|_| decides)
-            && state.decide()
+            && state.mark_decided()
         {
             self.states.set(object, Some(state), &self.store);
             self.kind.decided(object);
@@ -153,16 +154,16 @@ impl<R: Reconcile> Reconciler<R> {
     }
 
     /// Sends the patch; `None` if it was applied.
-    async fn write(&self, object: &R::Object, write: Write) -> Option<FollowUp> {
+    async fn write(&self, object: &R::Object, write: PlannedPatch) -> Option<FollowUp> {
         let name = NamespacedName::of_object(object);
         let written = self
-            .sinks
+            .outputs
             .writer
             .patch::<R::Object>(&name, write.patch)
             .await;
         let follows = match write.change {
-            AppliedChange::GateRemoved => after_release(&written),
-            _ => after_write(&written),
+            PlannedChange::GateRemoved => after_gate_removal(&written),
+            _ => after_patch(&written),
         };
         let Some(follows) = follows else {
             log(&write.change, &name);
@@ -170,21 +171,26 @@ impl<R: Reconcile> Reconciler<R> {
             self.count(write.counts);
             return None;
         };
-        let refused = matches!(&written, Written::Failed(error) if error.is_refusal());
+        let refused = matches!(&written, PatchOutcome::Failed(error) if error.is_refusal());
         let failed = self.failed(object, &written, follows);
-        let Some(release) = write.release.filter(|_| refused) else {
+        let Some(release) = write.gate_removal.filter(|_| refused) else {
             return Some(failed);
         };
-        let written = self.sinks.writer.patch::<R::Object>(&name, release).await;
-        let Some(follows) = after_release(&written) else {
-            log(&AppliedChange::GateRemoved, &name);
+        let written = self.outputs.writer.patch::<R::Object>(&name, release).await;
+        let Some(follows) = after_gate_removal(&written) else {
+            log(&PlannedChange::GateRemoved, &name);
             return Some(follow(failed.requeue, true));
         };
         Some(self.failed(object, &written, follows))
     }
 
-    fn failed(&self, object: &R::Object, written: &Written, mut follows: FollowUp) -> FollowUp {
-        if let Written::Failed(error) = written {
+    fn failed(
+        &self,
+        object: &R::Object,
+        written: &PatchOutcome,
+        mut follows: FollowUp,
+    ) -> FollowUp {
+        if let PatchOutcome::Failed(error) = written {
             let name = NamespacedName::of_object(object);
             tracing::warn!(kind = %R::Object::kind(&()), %name, error = chain(error), "cannot patch the object");
         }
@@ -207,11 +213,11 @@ impl<R: Reconcile> Reconciler<R> {
                 tracing::warn!(node = %NamespacedName::of_object(object), "{note}");
             }
             if !on_namespace {
-                self.sinks.events.publish(object, reason, note);
+                self.outputs.events.publish(object, reason, note);
             } else if let Some(namespace) = &object.meta().namespace
-                && let Some(carrier) = self.sinks.namespaces.get(namespace)
+                && let Some(carrier) = self.outputs.namespaces.get(namespace)
             {
-                self.sinks.events.publish(&*carrier, reason, note);
+                self.outputs.events.publish(&*carrier, reason, note);
             }
         }
     }
@@ -222,7 +228,7 @@ impl<R: Reconcile> Reconciler<R> {
             _ => "DaemonSet",
         };
         for result in results {
-            self.sinks.metrics.decided(kind, result);
+            self.outputs.metrics.decided(kind, result);
         }
     }
 }
@@ -236,24 +242,24 @@ fn follow(requeue: Option<Duration>, is_complete: bool) -> FollowUp {
 }
 
 /// Logs an applied change.
-fn log(change: &AppliedChange, name: &NamespacedName) {
+fn log(change: &PlannedChange, name: &NamespacedName) {
     match change {
-        AppliedChange::PodPlaced {
+        PlannedChange::PodPlaced {
             decision,
             by_policy,
         } => tracing::info!(pod = %name, decision, by_policy, "pod placed"),
-        AppliedChange::GateRemoved => {
+        PlannedChange::GateRemoved => {
             tracing::info!(pod = %name, "scheduling gate removed without a decision");
         }
-        AppliedChange::TemplateChanged {
+        PlannedChange::TemplateChanged {
             decision,
             by_policy,
         } => tracing::info!(daemonset = %name, decision, by_policy, "template changed"),
-        AppliedChange::RecordChanged => {}
-        AppliedChange::NodeTainted { taint, removed } => {
+        PlannedChange::RecordChanged => {}
+        PlannedChange::NodeTainted { taint, removed } => {
             tracing::info!(node = %name, taint, removed, "node tainted");
         }
-        AppliedChange::NodeReleased { removed } => {
+        PlannedChange::NodeUntainted { removed } => {
             tracing::info!(node = %name, removed, "taint or its record removed from node");
         }
     }

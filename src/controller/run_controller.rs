@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cluster::{api::Kind, watch::Watched},
+    cluster::{api::ApiObject, watch::Watched},
     metrics::Metrics,
 };
 
@@ -41,7 +41,7 @@ pub(super) async fn run_controller<K, F, Fut>(
     again: impl Stream<Item = ()> + Send + 'static,
     reconcile: F,
 ) where
-    K: Kind + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K: ApiObject + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     F: Fn(Arc<K>) -> Fut + Clone + Send + Sync + 'static,
     Fut: Future<Output = Action> + Send + 'static,
 {
@@ -63,7 +63,7 @@ pub(super) async fn run_controller<K, F, Fut>(
             if !is_active {
                 return Ok(Action::await_change());
             }
-            let _counted = metrics.work(name);
+            let _counted = metrics.reconcile_started(name);
             Ok::<_, Infallible>(reconcile(object).await)
         }
     };

@@ -26,7 +26,7 @@ use crate::{
     platform::{Architecture, PlatformSet},
 };
 
-use pull_secrets::{PodCredentials, PullSecrets, Unusable};
+use pull_secrets::{PodCredentials, PullSecrets, UnusablePullSecret};
 
 /// Maximum number of images of a pod, many times that of the largest pods. Beyond it, every architecture is
 /// tolerated.
@@ -70,7 +70,7 @@ pub struct Evaluation {
     /// The resolved images with their architectures for the pod's OS; `None`: the image names no platform.
     pub images: Vec<(String, Option<BTreeSet<Architecture>>)>,
     /// Pull secrets that were skipped.
-    pub unusable: BTreeSet<Unusable>,
+    pub unusable: BTreeSet<UnusablePullSecret>,
 }
 
 /// What is evaluated.
@@ -234,7 +234,7 @@ impl Evaluation {
         let mut why = if self.images.is_empty() {
             "none of the architectures in its annotation is schedulable".to_owned()
         } else {
-            format!("its images share no architecture: {}", self.describe())
+            format!("its images share no architecture: {}", self.list_images())
         };
         if !policy.schedulable.is_empty() {
             let names = join(&policy.schedulable, ", ");
@@ -244,7 +244,7 @@ impl Evaluation {
     }
 
     /// For example `a (amd64, arm64), b (s390x)`.
-    fn describe(&self) -> String {
+    fn list_images(&self) -> String {
         let one = |(image, set): &(String, Option<BTreeSet<Architecture>>)| {
             let architectures = match set {
                 None => "any".to_owned(),

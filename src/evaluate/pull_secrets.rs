@@ -30,9 +30,9 @@ use crate::{
 };
 
 /// How long a Secret is cached. A rollout creates many pods with the same one.
-const USED: Duration = Duration::from_mins(1);
+const USABLE_TTL: Duration = Duration::from_mins(1);
 /// How long an unusable Secret is cached; its owner may be fixing it.
-const UNUSABLE: Duration = Duration::from_secs(10);
+const UNUSABLE_TTL: Duration = Duration::from_secs(10);
 /// Maximum number of cached Secrets.
 const MAX_CACHED: usize = 128;
 /// Maximum bytes of a Secret. The API allows 1 MiB, but users must not fill archaware's memory; the pull secret of a
@@ -44,9 +44,9 @@ const MAX_OF_POD: usize = 32;
 
 /// Reads and caches pull secrets. Cheap to clone.
 #[derive(Clone)]
-pub struct PullSecrets(Arc<Inner>);
+pub struct PullSecrets(Arc<PullSecretsInner>);
 
-struct Inner {
+struct PullSecretsInner {
     api: ApiClient,
     secrets: TtlCache<Entries>,
     accounts: TtlCache<Vec<String>>,
@@ -62,7 +62,7 @@ struct TtlCache<T> {
 
 /// A pull secret that was skipped.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Unusable {
+pub struct UnusablePullSecret {
     /// Name of the Secret.
     pub secret: String,
     /// The reason, without any content.
@@ -74,12 +74,12 @@ pub struct Unusable {
 pub struct PodCredentials {
     /// The keyring for the resolver.
     pub keyring: LazyKeyring,
-    unusable: Arc<Mutex<BTreeSet<Unusable>>>,
+    unusable: Arc<Mutex<BTreeSet<UnusablePullSecret>>>,
 }
 
 impl PodCredentials {
     /// The Secrets that could not be used, if they were needed.
-    pub fn unusable(&self) -> BTreeSet<Unusable> {
+    pub fn unusable(&self) -> BTreeSet<UnusablePullSecret> {
         self.unusable.lock().clone()
     }
 }
@@ -87,7 +87,7 @@ impl PodCredentials {
 impl PullSecrets {
     /// Creates an empty cache.
     pub fn new(api: ApiClient) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(PullSecretsInner {
             api,
             secrets: TtlCache::new(),
             accounts: TtlCache::new(),
@@ -97,7 +97,7 @@ impl PullSecrets {
     /// The credentials of a pod in `namespace`. The pods of a template without pull secrets get those of their
     /// ServiceAccount; in a pod, the `ServiceAccount` admission plugin has added them already.
     pub fn for_pod(&self, namespace: &str, spec: &PodSpec, is_template: bool) -> PodCredentials {
-        let unusable: Arc<Mutex<BTreeSet<Unusable>>> = Arc::default();
+        let unusable: Arc<Mutex<BTreeSet<UnusablePullSecret>>> = Arc::default();
         let named = names(&spec.image_pull_secrets);
         let account = (is_template && named.is_empty()).then(|| {
             let name = spec
@@ -118,7 +118,7 @@ impl PullSecrets {
                     Ok(read) => entries.extend(read.iter().cloned()),
                     Err(why) => {
                         let why = why.as_ref().to_owned();
-                        told.lock().insert(Unusable { secret: name, why });
+                        told.lock().insert(UnusablePullSecret { secret: name, why });
                     }
                 }
             }
@@ -144,7 +144,7 @@ fn names(references: &[LocalObjectReference]) -> Vec<String> {
     names
 }
 
-impl Inner {
+impl PullSecretsInner {
     async fn secret(self: &Arc<Self>, namespace: &str, name: String) -> Read<Entries> {
         let (name, api) = (NamespacedName::new(namespace, &name), self.api.clone());
         let read = |name: NamespacedName| async move {
@@ -214,7 +214,12 @@ impl<T: Send + Sync + 'static> TtlCache<T> {
 }
 
 fn is_fresh<T>(held: &Read<T>, at: Instant) -> bool {
-    at.elapsed() < if held.is_ok() { USED } else { UNUSABLE }
+    at.elapsed()
+        < if held.is_ok() {
+            USABLE_TTL
+        } else {
+            UNUSABLE_TTL
+        }
 }
 
 /// Reads an object. The error is shown in events of the pods that name it.

@@ -58,7 +58,7 @@ impl Reason {
 }
 
 /// A cause that is shared by all callers that waited for the same request.
-pub(crate) type Source = Arc<dyn std::error::Error + Send + Sync>;
+pub(crate) type SharedError = Arc<dyn std::error::Error + Send + Sync>;
 
 /// Why an image could not be resolved. Cheap to clone: all callers that waited for a request get the same error.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -108,7 +108,7 @@ pub enum ImageError {
         answered: bool,
         /// The cause, if known.
         #[source]
-        source: Option<Source>,
+        source: Option<SharedError>,
     },
     /// The host is overloaded (503 with `Retry-After`) or did not answer several times in a row: no request is sent for a
     /// while.
@@ -187,7 +187,7 @@ impl ImageError {
     pub(crate) fn unanswered(
         what: impl Into<String>,
         why: impl Into<String>,
-        source: Option<Source>,
+        source: Option<SharedError>,
     ) -> Self {
         Self::Unavailable {
             what: what.into(),

@@ -15,5 +15,7 @@ mod summary;
 
 pub use error::{ImageError, Reason};
 pub use reference::Reference;
-pub use resolver::{PullPolicy, ResolveRequest, Resolved, Resolver, ResolverSettings, Source};
+pub use resolver::{
+    PullPolicy, ResolutionSource, ResolveRequest, Resolved, Resolver, ResolverSettings,
+};
 pub use rewrite::Rewrite;

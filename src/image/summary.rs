@@ -138,7 +138,7 @@ impl<F: Fetch> DocumentReader<'_, F> {
             }
             images += index.platforms.len();
             platforms.extend(index.platforms);
-            for descriptor in index.unnamed {
+            for descriptor in index.without_platform {
                 let digest: Digest = descriptor.digest.parse()?;
                 if !self.seen.insert(digest.clone()) {
                     continue;

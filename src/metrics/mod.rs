@@ -30,12 +30,12 @@ type Counters<const N: usize> = Family<Labels<N>, Counter>;
 use parking_lot::Mutex;
 
 /// Seconds: from a cache hit (microseconds) to a registry request that times out.
-const BUCKETS: [f64; 13] = [
+const LATENCY_BUCKETS: [f64; 13] = [
     0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0,
 ];
 
 /// Seconds: from an immediate decision to one by the failure policy and later.
-const WAITS: [f64; 11] = [
+const WAIT_BUCKETS: [f64; 11] = [
     0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 3600.0,
 ];
 
@@ -76,8 +76,8 @@ impl Default for Metrics {
             content_writes: ContentWrites::default(),
             admissions: AdmissionMetrics::default(),
             decisions: Family::default(),
-            decision_seconds: Histogram::new(BUCKETS),
-            pod_seconds: Histogram::new(WAITS),
+            decision_seconds: Histogram::new(LATENCY_BUCKETS),
+            pod_seconds: Histogram::new(WAIT_BUCKETS),
             writes: Family::default(),
             in_progress: Family::default(),
             events_dropped: Counter::default(),
@@ -200,14 +200,14 @@ impl Metrics {
     }
 
     /// Counts a patch of an object of `kind`.
-    pub fn wrote(&self, kind: &'static str, result: &'static str) {
+    pub fn patch_finished(&self, kind: &'static str, result: &'static str) {
         self.writes
             .get_or_create(&[("kind", kind), ("result", result)])
             .inc();
     }
 
     /// Counts one object of a controller as in progress.
-    pub fn work(&self, controller: &'static str) -> InProgress {
+    pub fn reconcile_started(&self, controller: &'static str) -> InProgress {
         let gauge = self
             .in_progress
             .get_or_create_owned(&[("controller", controller)]);

@@ -7,7 +7,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::{BUCKETS, Counters};
+use super::{Counters, LATENCY_BUCKETS};
 
 /// Requests to the Kubernetes API by verb and result.
 #[derive(Clone, Default)]
@@ -60,7 +60,7 @@ impl Default for AdmissionMetrics {
     fn default() -> Self {
         Self {
             total: Family::default(),
-            seconds: Histogram::new(BUCKETS),
+            seconds: Histogram::new(LATENCY_BUCKETS),
             turned_away: Counter::default(),
         }
     }
@@ -94,7 +94,7 @@ impl AdmissionMetrics {
     }
 
     /// Counts a connection that was closed because too many are open.
-    pub fn rejected(&self) {
+    pub fn connection_refused(&self) {
         self.turned_away.inc();
     }
 }

@@ -9,7 +9,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::{BUCKETS, Counters};
+use super::{Counters, LATENCY_BUCKETS};
 
 /// Registry hosts that get their own label value; later ones are counted as `other`, because users choose the names.
 pub const MAX_HOSTS: usize = 32;
@@ -35,7 +35,7 @@ impl Default for Resolutions {
             total: Family::default(),
             by_registry: Family::default(),
             hosts: Arc::default(),
-            seconds: Histogram::new(BUCKETS),
+            seconds: Histogram::new(LATENCY_BUCKETS),
         }
     }
 }

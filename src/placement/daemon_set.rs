@@ -79,7 +79,7 @@ pub struct TemplateView<'a> {
 
 /// The change that brings a template to `decision`; `None` if it is there. `by_policy`: the failure policy decided
 /// instead of the images.
-pub fn plan_template(
+pub fn decide_template(
     policy: &PlacementPolicy,
     decision: &Decision,
     template: TemplateView<'_>,
@@ -230,7 +230,7 @@ mod tests {
                 vec![],
             ),
         ] {
-            let change = plan_template(
+            let change = decide_template(
                 &policy,
                 &decision,
                 view(&existing, &images("a"), &record(&owned)),
@@ -250,7 +250,7 @@ mod tests {
             (Decision::NoCommonArchitecture, vec![foreign], vec![]),
         ] {
             assert_eq!(
-                plan_template(
+                decide_template(
                     &policy,
                     &decision,
                     view(&existing, &images("a"), &record(&owned)),
@@ -273,14 +273,14 @@ mod tests {
         assert!(old.is_for(&images("old")) && !old.is_for(&images("new")));
         let (aside, existing) = (Decision::TolerateAll, [any]);
         let change =
-            plan_template(&policy, &aside, view(&existing, &images("new"), &old), true).unwrap();
+            decide_template(&policy, &aside, view(&existing, &images("new"), &old), true).unwrap();
         assert!(
             change.remove.is_empty() && change.add.is_empty(),
             "no rollout"
         );
         assert_eq!(change.record.unwrap().images, images("new"));
         assert_eq!(
-            plan_template(&policy, &aside, view(&existing, &images("old"), &old), true),
+            decide_template(&policy, &aside, view(&existing, &images("old"), &old), true),
             None
         );
     }

@@ -65,7 +65,7 @@ pub struct FailureStep {
 
 /// The next step after a failed attempt. `critical` pods (with a system-critical priority class) do not wait, because
 /// the cluster depends on them.
-pub fn next(
+pub fn next_step(
     config: &FailurePolicy,
     policy: &PlacementPolicy,
     failures: &[ImageFailure],
@@ -146,7 +146,7 @@ mod tests {
             failing_for: Duration::from_secs(seconds),
         };
         let policy = PlacementPolicy::from(&Config::default());
-        next(&config, &policy, &[failure], attempts, critical)
+        next_step(&config, &policy, &[failure], attempts, critical)
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl Mode {
 }
 
 /// Whether the pod's own annotations select a rule.
-pub fn is_own(pod: &Annotations) -> bool {
+pub fn has_own_rule(pod: &Annotations) -> bool {
     let mode = pod.get(annotation::MODE);
     let mode = mode.and_then(|text| Mode::parse(text.trim()));
     let architectures = pod.get(annotation::ARCHITECTURES);

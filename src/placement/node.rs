@@ -108,20 +108,20 @@ pub fn decide(
         .as_ref()
         .filter(|_| !is_ignored(node) && policy.selector.matches(node.labels));
     let Some(kind) = wanted else {
-        return (release(node), None);
+        return (untaint(node), None);
     };
     let Ok(architecture) = node.architecture.parse::<Architecture>() else {
         // A node whose status is briefly empty keeps its taint: removing it would admit every pod.
         return (None, Some(TaintProblem::UnknownArchitecture));
     };
     if !policy.architectures.is_empty() && !policy.architectures.contains(&architecture) {
-        return (release(node), None);
+        return (untaint(node), None);
     }
-    plan_taint(node, kind.taint(&architecture))
+    decide_taint(node, kind.taint(&architecture))
 }
 
 /// The change when no taint is wanted: removes an owned taint, by key and effect, and the annotation.
-fn release(node: &NodeView<'_>) -> Option<NodeChange> {
+fn untaint(node: &NodeView<'_>) -> Option<NodeChange> {
     node.annotations.get(annotation::TAINT)?;
     let remove = owned(node.annotations).and_then(|own| remove(node, own.kind));
     Some(NodeChange {
@@ -135,7 +135,7 @@ fn remove(node: &NodeView<'_>, kind: TaintKind) -> Option<(usize, Taint)> {
     find(node.taints, &kind).map(|(index, value)| (index, Taint { kind, value }))
 }
 
-fn plan_taint(node: &NodeView<'_>, wanted: Taint) -> (Option<NodeChange>, Option<TaintProblem>) {
+fn decide_taint(node: &NodeView<'_>, wanted: Taint) -> (Option<NodeChange>, Option<TaintProblem>) {
     let own = owned(node.annotations);
     let owns_wanted = own.as_ref().is_some_and(|own| own.kind == wanted.kind);
     // After a change of the configured key or effect, the owned taint moves.

@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-use super::{AppliedChange, EventDraft, ObjectState, Plan, Policies, Write, images::Draft};
+use super::{EventDraft, ObjectState, Plan, PlannedChange, PlannedPatch, Policies, draft::Draft};
 
 /// The change that brings a template to a decision; `None` if it is there.
 pub(crate) fn change(
@@ -21,7 +21,7 @@ pub(crate) fn change(
     decision: &Decision,
     by_policy: bool,
 ) -> Option<TemplateChange> {
-    daemon_set::plan_template(policy, decision, template.placement_view(), by_policy)
+    daemon_set::decide_template(policy, decision, template.placement_view(), by_policy)
 }
 
 /// The plan for a DaemonSet.
@@ -82,23 +82,23 @@ fn write(
     change: TemplateChange,
     decision: &Decision,
     by_policy: bool,
-) -> Write {
+) -> PlannedPatch {
     let rolls = !(change.add.is_empty() && change.remove.is_empty());
     let patch = patch::daemon_set(template.set, change);
     if !rolls {
-        return Write::new(patch, AppliedChange::RecordChanged);
+        return PlannedPatch::new(patch, PlannedChange::RecordChanged);
     }
     let tolerated = decision.annotation();
     let note = format!("its template now tolerates {tolerated}; this rolls the DaemonSet");
-    let done = AppliedChange::TemplateChanged {
+    let done = PlannedChange::TemplateChanged {
         decision: tolerated,
         by_policy,
     };
-    let mut write = Write::new(patch, done);
+    let mut write = PlannedPatch::new(patch, done);
     let event = EventDraft::new(EventReason::TolerationsChanged, note);
     write.events.push(event);
     if by_policy {
-        write.by_policy(decision);
+        write.report_failure_policy(decision);
     }
     write
 }

@@ -2,11 +2,11 @@
 //! consequences. Pure: no client, no clock, no store.
 
 pub(crate) mod daemon_set;
-mod images;
+mod draft;
+mod follow_up;
 pub(crate) mod node;
 pub(crate) mod pod;
 mod state;
-mod written;
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use crate::{
     placement::{Decision, PlacementPolicy, failure::FailurePolicy},
 };
 
+pub(crate) use follow_up::{FollowUp, after_gate_removal, after_patch};
 pub(crate) use state::ObjectState;
-pub(crate) use written::{FollowUp, after_release, after_write};
 
 /// Policies for pods and DaemonSets.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
     /// Results to count in the metric of decisions.
     pub(crate) counts: Vec<&'static str>,
     /// The patch; `None`: the object needs no change.
-    pub(crate) write: Option<Write>,
+    pub(crate) write: Option<PlannedPatch>,
     /// When to reconcile again if the object does not change.
     pub(crate) requeue: Option<Duration>,
     /// Whether this counts as an attempt; nodes are tainted after one attempt at each initial object.
@@ -48,22 +48,22 @@ pub(crate) struct Plan {
 
 /// A patch and what follows when it is applied.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Write {
+pub(crate) struct PlannedPatch {
     /// The patch.
     pub(crate) patch: JsonPatch,
     /// What it changes, for the log.
-    pub(crate) change: AppliedChange,
+    pub(crate) change: PlannedChange,
     /// Events to publish when it is applied.
     pub(crate) events: Vec<EventDraft>,
     /// Results to count when it is applied.
     pub(crate) counts: Vec<&'static str>,
     /// A patch that only removes archaware's scheduling gate, used when this patch is rejected.
-    pub(crate) release: Option<JsonPatch>,
+    pub(crate) gate_removal: Option<JsonPatch>,
 }
 
 /// What a patch changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum AppliedChange {
+pub(crate) enum PlannedChange {
     /// A pod gets tolerations or affinity.
     PodPlaced {
         /// The value of its decision annotation.
@@ -90,7 +90,7 @@ pub(crate) enum AppliedChange {
         removed: bool,
     },
     /// A node loses its taint or the annotation that records one.
-    NodeReleased {
+    NodeUntainted {
         /// Whether a taint is removed.
         removed: bool,
     },
@@ -131,20 +131,20 @@ impl Plan {
     }
 }
 
-impl Write {
+impl PlannedPatch {
     /// A patch without consequences.
-    fn new(patch: JsonPatch, change: AppliedChange) -> Self {
+    fn new(patch: JsonPatch, change: PlannedChange) -> Self {
         Self {
             patch,
             change,
             events: Vec::new(),
             counts: Vec::new(),
-            release: None,
+            gate_removal: None,
         }
     }
 
     /// Adds the event and the count for a decision of the failure policy.
-    fn by_policy(&mut self, decision: &Decision) {
+    fn report_failure_policy(&mut self, decision: &Decision) {
         let (reason, where_to) = match decision {
             Decision::TolerateAll => (EventReason::SteppedAside, "every architecture".to_owned()),
             _ => (EventReason::ToleratedByPolicy, decision.annotation()),

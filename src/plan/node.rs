@@ -5,7 +5,7 @@ use crate::{
     placement::node::{self, TaintPolicy, TaintProblem},
 };
 
-use super::{AppliedChange, EventDraft, Plan, Write};
+use super::{EventDraft, Plan, PlannedChange, PlannedPatch};
 
 /// The plan for a node.
 pub(crate) fn plan(node: &Node, policy: &TaintPolicy) -> Plan {
@@ -16,13 +16,13 @@ pub(crate) fn plan(node: &Node, policy: &TaintPolicy) -> Plan {
         let removed = change.remove.is_some();
         let corrected = change.correct.as_ref().map(|(_, taint)| taint);
         let done = match change.add.as_ref().or(corrected) {
-            Some(taint) => AppliedChange::NodeTainted {
+            Some(taint) => PlannedChange::NodeTainted {
                 taint: taint.to_string(),
                 removed,
             },
-            None => AppliedChange::NodeReleased { removed },
+            None => PlannedChange::NodeUntainted { removed },
         };
-        Write::new(patch::node(node, change), done)
+        PlannedPatch::new(patch::node(node, change), done)
     });
     plan
 }

@@ -11,7 +11,7 @@ use crate::{
     placement::annotation,
 };
 
-use super::{AppliedChange, ObjectState, Plan, Policies, Write, images::Draft};
+use super::{ObjectState, Plan, PlannedChange, PlannedPatch, Policies, draft::Draft};
 
 /// The parts of a pod that are evaluated.
 pub(crate) fn subject(pod: &Pod) -> Subject<'_> {
@@ -41,13 +41,13 @@ pub(crate) fn plan(
     let mut draft = Draft::new(&pod.spec, remembered, policies, now);
     let decided = draft.decide(&pod.spec, evaluation, is_decided_by_images(pod));
     let gate = pod.spec.gate();
-    let release = gate.map(|_| patch::pod::release(pod));
+    let release = gate.map(|_| patch::pod::remove_gate(pod));
     let plan = &mut draft.plan;
     plan.requeue = decided.requeue;
     let Some(decision) = decided.decision else {
         plan.write = release
-            .filter(|_| decided.releases)
-            .map(|patch| Write::new(patch, AppliedChange::GateRemoved));
+            .filter(|_| decided.may_remove_gate)
+            .map(|patch| PlannedPatch::new(patch, PlannedChange::GateRemoved));
         plan.decides = plan.write.is_none() && !decided.waiting;
         // A taint with NoExecute would evict a bound pod, so startup waits for its decision, of the failure policy if
         // necessary.
@@ -58,15 +58,15 @@ pub(crate) fn plan(
     let subject = subject(pod);
     let change = subject.change(policies.placement, &decision, &evaluation.preferences);
     if !change.is_empty() || gate.is_some() {
-        let done = AppliedChange::PodPlaced {
+        let done = PlannedChange::PodPlaced {
             decision: decision.annotation(),
             by_policy: decided.by_policy,
         };
-        let mut write = Write::new(patch::pod::place(pod, change, &decision), done);
+        let mut write = PlannedPatch::new(patch::pod::place(pod, change, &decision), done);
         // The change may be rejected, but the gate must be removed all the same.
-        write.release = release;
+        write.gate_removal = release;
         if decided.by_policy {
-            write.by_policy(&decision);
+            write.report_failure_policy(&decision);
         }
         plan.write = Some(write);
     }

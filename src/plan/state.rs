@@ -58,7 +58,7 @@ impl ObjectState {
     }
 
     /// Counts a failed attempt.
-    pub(super) fn failed(&mut self, now: Instant) -> FailureHistory {
+    pub(super) fn record_failure(&mut self, now: Instant) -> FailureHistory {
         if self.failures == 0 {
             self.failing_since = now;
         }
@@ -70,7 +70,7 @@ impl ObjectState {
     }
 
     /// Records that the images have been resolved.
-    pub(super) fn succeeded(&mut self) {
+    pub(super) fn record_success(&mut self) {
         self.resolved = true;
         self.failures = 0;
     }
@@ -87,7 +87,7 @@ impl ObjectState {
     }
 
     /// Records that nothing remains to be decided; returns whether that is new.
-    pub(crate) fn decide(&mut self) -> bool {
+    pub(crate) fn mark_decided(&mut self) -> bool {
         !std::mem::replace(&mut self.decided, true)
     }
 
@@ -122,31 +122,31 @@ mod tests {
         let now = Instant::now();
         let reason = EventReason::ImageNotResolved;
         let mut state = ObjectState::resume(None, 1, now);
-        assert_eq!(state.failed(now).failures, 1);
-        let second = state.failed(now + Duration::from_secs(3));
+        assert_eq!(state.record_failure(now).failures, 1);
+        let second = state.record_failure(now + Duration::from_secs(3));
         assert_eq!(
             (second.failures, second.failing_for),
             (2, Duration::from_secs(3))
         );
         assert!(state.report_once(reason, 7) && !state.report_once(reason, 7));
-        assert!(state.decide() && !state.decide());
+        assert!(state.mark_decided() && !state.mark_decided());
         let same = ObjectState::resume(Some(state.clone()), 1, now);
         assert_eq!(same, state);
         let mut other = ObjectState::resume(Some(state), 2, now);
         assert!(other.report_once(reason, 7) && !other.is_decided());
-        assert_eq!(other.failed(now).failures, 1);
+        assert_eq!(other.record_failure(now).failures, 1);
     }
 
     #[test]
     fn success_ends_a_row_of_failures_and_the_decision_is_valid() {
         let now = Instant::now();
         let mut state = ObjectState::resume(None, 1, now);
-        state.failed(now);
+        state.record_failure(now);
         assert!(!state.decision_is_valid(false));
         assert!(state.decision_is_valid(true), "recorded before a restart");
-        state.succeeded();
+        state.record_success();
         assert!(state.decision_is_valid(false));
-        assert_eq!(state.failed(now).failures, 1);
+        assert_eq!(state.record_failure(now).failures, 1);
         let other = ObjectState::resume(Some(state), 2, now);
         assert!(!other.decision_is_valid(true), "recorded for other images");
     }

@@ -89,7 +89,7 @@ pub struct Index {
     /// Platforms named by the entries.
     pub platforms: BTreeSet<Platform>,
     /// Entries without a complete platform: their own manifests must be read. Each digest once.
-    pub unnamed: Vec<Descriptor>,
+    pub without_platform: Vec<Descriptor>,
 }
 
 /// An image manifest.
@@ -179,14 +179,15 @@ impl RawIndex {
         } else if let Ok(entry) = Descriptor::from_raw(raw)
             && of_manifest(&entry.media_type)
             && !index
-                .unnamed
+                .without_platform
                 .iter()
                 .any(|other| other.digest == entry.digest)
             && !self.too_many
         {
-            index.unnamed.push(entry);
+            index.without_platform.push(entry);
         }
-        self.too_many |= index.platforms.len() > MAX_ENTRIES || index.unnamed.len() > MAX_ENTRIES;
+        self.too_many |=
+            index.platforms.len() > MAX_ENTRIES || index.without_platform.len() > MAX_ENTRIES;
         if self.too_many {
             self.index = Index::default();
         }

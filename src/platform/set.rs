@@ -52,7 +52,7 @@ impl PlatformSet {
     }
 
     /// The reason why there are no platforms.
-    pub fn note(&self) -> Option<NoPlatformReason> {
+    pub fn no_platform_reason(&self) -> Option<NoPlatformReason> {
         match self {
             Self::Platforms(_) => None,
             Self::None(note) => Some(*note),

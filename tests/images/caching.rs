@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use archaware::image::{Reason, Source};
+use archaware::image::{Reason, ResolutionSource};
 use testimg::Script;
 
 use super::*;
@@ -14,14 +14,14 @@ async fn an_index_costs_one_head_and_one_get_and_a_manifest_one_more() {
         registry.add(name, &testimg::find(name));
         registry.forget();
         let first = resolve(&resolver, &registry.image(name)).await.unwrap();
-        assert_eq!(first.source, Source::Registry);
+        assert_eq!(first.source, ResolutionSource::Registry);
         assert_eq!(
             (registry.count("HEAD", ""), registry.count("GET", "")),
             (1, gets),
             "{name}"
         );
         let again = resolve(&resolver, &registry.image(name)).await.unwrap();
-        assert_eq!(again.source, Source::Memory);
+        assert_eq!(again.source, ResolutionSource::Memory);
         assert_eq!(registry.seen().len(), 1 + gets, "{name}");
     }
 }
@@ -115,7 +115,7 @@ async fn pull_policy_always_and_latest_are_looked_up_sooner() {
     let mut settings = settings();
     settings.latest_ttl = Duration::from_millis(1);
     let resolver = resolver_with(settings);
-    let keyring = resolved(Keyring::default());
+    let keyring = ready_keyring(Keyring::default());
     registry.add_tag("app", "v1", &testimg::find("amd64"));
     let (image, latest) = (
         format!("{}:v1", registry.image("app")),

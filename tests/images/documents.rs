@@ -22,7 +22,7 @@ async fn every_kind_of_image_is_understood() {
                 assert_eq!(
                     resolved
                         .platforms
-                        .note()
+                        .no_platform_reason()
                         .map(archaware::platform::NoPlatformReason::as_str),
                     Some(note),
                     "{name}"

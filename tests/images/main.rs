@@ -21,7 +21,7 @@ use std::time::Duration;
 use archaware::{
     image::{
         ImageError, PullPolicy, ResolveRequest, Resolved, Resolver, ResolverSettings,
-        credentials::{Credential, Keyring, OperatorCredentials, resolved},
+        credentials::{Credential, Keyring, OperatorCredentials, ready_keyring},
         registry,
     },
     metrics::Resolutions,
@@ -34,7 +34,7 @@ const TIMEOUT: Duration = Duration::from_millis(1500);
 fn settings() -> ResolverSettings {
     let _ = rustls::crypto::ring::default_provider().install_default();
     ResolverSettings {
-        registry: registry::RegistrySettings {
+        registry: registry::RegistryClient {
             timeout: TIMEOUT,
             per_host: 8,
             ..Default::default()
@@ -68,13 +68,13 @@ async fn resolve_as(
     let request = ResolveRequest {
         image,
         policy: PullPolicy::IfNotPresent,
-        keyring: &resolved(keyring.clone()),
+        keyring: &ready_keyring(keyring.clone()),
     };
     resolver.resolve(request).await
 }
 
 fn platforms(resolved: &Resolved) -> Vec<String> {
-    resolved
+    ready_keyring
         .platforms
         .platforms()
         .iter()

@@ -1,7 +1,7 @@
 //! Credentials and answers never cross registries, token endpoints, hosts or tenants.
 
 use archaware::image::{
-    Reason, Source,
+    Reason, ResolutionSource,
     credentials::{Credential, LazyKeyring},
 };
 use futures::FutureExt;
@@ -179,7 +179,7 @@ async fn cached_public_images_need_no_secret() {
         };
         assert_eq!(
             resolver.resolve(request).await.unwrap().source,
-            Source::Memory
+            ResolutionSource::Memory
         );
     }
 }
@@ -201,9 +201,9 @@ async fn per_credential_shares_nothing() {
     ];
     for (number, keyring) in askers.iter().enumerate() {
         for (image, source) in [
-            (&image, Source::Registry),
-            (&image, Source::Memory),
-            (&by_digest, Source::Memory),
+            (&image, ResolutionSource::Registry),
+            (&image, ResolutionSource::Memory),
+            (&by_digest, ResolutionSource::Memory),
         ] {
             assert_eq!(
                 resolve_as(&resolver, image, keyring).await.unwrap().source,
@@ -241,7 +241,7 @@ async fn a_good_credential_shares_documents_and_not_tags() {
     let shared = resolve(&resolver, &by_digest).await.unwrap();
     assert_eq!(
         (shared.source, registry.seen().len()),
-        (Source::Memory, before)
+        (ResolutionSource::Memory, before)
     );
     // The tag is cached for the credential only, and so are its tokens.
     let stranger = credentials::keyring(&registry.address(), "user", "guess");

@@ -4,7 +4,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
 
 use archaware::image::containerd::api::{WriteAction, WriteContentRequest};
-use archaware::image::{Source, containerd::connect, credentials::Keyring};
+use archaware::image::{ResolutionSource, containerd::connect, credentials::Keyring};
 use bytes::Bytes;
 use http::Request;
 use prost::Message;
@@ -384,7 +384,7 @@ async fn each_end_survives_a_restart_of_the_other() {
         let first = resolve(&resolver, &registry.image("multi"), &Keyring::default())
             .await
             .unwrap();
-        assert_eq!(first.source, Source::Registry);
+        assert_eq!(first.source, ResolutionSource::Registry);
         kept("multi").await;
         containerd.restart().await;
         let again = containerd.resolver_at(door.path(), settings());
@@ -394,7 +394,7 @@ async fn each_end_survives_a_restart_of_the_other() {
             let resolved = resolve(&fresh, &registry.image("multi"), &Keyring::default())
                 .await
                 .unwrap();
-            (resolved.source == Source::Containerd).then_some(())
+            (resolved.source == ResolutionSource::Containerd).then_some(())
         })
         .await;
         door.restart().await;
@@ -407,7 +407,7 @@ async fn each_end_survives_a_restart_of_the_other() {
             .unwrap();
         assert_eq!(
             (resolved.source, platforms(&resolved).len()),
-            (Source::Containerd, 3)
+            (ResolutionSource::Containerd, 3)
         );
         assert_eq!(registry.seen(), []);
     }

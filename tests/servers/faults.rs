@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use archaware::image::{Source, credentials::Keyring};
+use archaware::image::{ResolutionSource, credentials::Keyring};
 
 use testsupport::servers::{Containerd, eventually, platforms, resolve, settings};
 
@@ -64,7 +64,7 @@ async fn faults_of_containerd_change_no_answer() {
         let resolved = resolve(&resolver, &image, &Keyring::default())
             .await
             .unwrap();
-        assert_eq!(resolved.source, Source::Registry, "{name}");
+        assert_eq!(resolved.source, ResolutionSource::Registry, "{name}");
     }
     containerd.signal("-CONT");
     assert_eq!(resolver.containerd_is_up(), Some(false));
@@ -150,6 +150,6 @@ async fn a_full_disk_only_stops_persisting() {
             .await
             .unwrap()
             .source,
-        Source::Containerd
+        ResolutionSource::Containerd
     );
 }

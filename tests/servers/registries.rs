@@ -3,7 +3,7 @@
 use std::{fs, path::Path, process::Command};
 
 use archaware::image::{
-    Reason, ResolverSettings, Source,
+    Reason, ResolutionSource, ResolverSettings,
     credentials::{Credential, Keyring},
 };
 use serde_json::Value;
@@ -265,7 +265,10 @@ async fn mirrors_first_and_the_registry_last() {
         .unwrap();
     assert_eq!(
         (platforms(&resolved), resolved.source),
-        (MULTI.map(str::to_owned).to_vec(), Source::Registry)
+        (
+            MULTI.map(str::to_owned).to_vec(),
+            ResolutionSource::Registry
+        )
     );
     assert_eq!(origin.count("HEAD") + origin.count("GET"), 0);
     // What the mirror lacks is fetched from the registry, with permission.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use archaware::{
-    image::{Reason, Source, credentials::Keyring},
+    image::{Reason, ResolutionSource, credentials::Keyring},
     metrics::Metrics,
 };
 use testimg::{Auth, FakeRegistry, Script};
@@ -46,7 +46,7 @@ async fn a_restart_costs_no_request_while_tags_are_fresh() {
             let resolved = resolve(&first, &registry.image(name), &Keyring::default())
                 .await
                 .unwrap();
-            assert_eq!(resolved.source, Source::Registry);
+            assert_eq!(resolved.source, ResolutionSource::Registry);
             wait_until_persisted(&containerd, name).await;
             answers.push((name, platforms(&resolved)));
         }
@@ -61,7 +61,7 @@ async fn a_restart_costs_no_request_while_tags_are_fresh() {
                 .unwrap();
             assert_eq!(
                 (platforms(&resolved), resolved.source),
-                (expected, Source::Containerd),
+                (expected, ResolutionSource::Containerd),
                 "{name}"
             );
         }
@@ -361,7 +361,7 @@ async fn isolated_requests_persist_nothing_and_read_nothing() {
         .unwrap();
     assert_eq!(
         recorded.source,
-        Source::Containerd,
+        ResolutionSource::Containerd,
         "the record serves every request"
     );
     registry.forget();
@@ -370,7 +370,7 @@ async fn isolated_requests_persist_nothing_and_read_nothing() {
         let resolved = resolve(&resolver, &registry.image(name), &right)
             .await
             .unwrap();
-        assert_eq!(resolved.source, Source::Registry, "{name}");
+        assert_eq!(resolved.source, ResolutionSource::Registry, "{name}");
     }
     assert!(registry.count("GET", "/v2/multi/manifests/sha256") > 0);
     // A later job of the queue is written, and the isolated image is not.

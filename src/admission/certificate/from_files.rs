@@ -74,11 +74,11 @@ impl FromFiles {
         pair.load()?;
         if !self.config.authority.as_os_str().is_empty() {
             let authority = read(&self.config.authority).await?;
-            if ca_bundle::with(&authority, "").is_empty() {
+            if ca_bundle::with_authority(&authority, "").is_empty() {
                 return Err(CertificateError::NoAuthority);
             }
             let news = self.authorities.send_if_modified(|old| {
-                let new = ca_bundle::with(&authority, old.as_deref().unwrap_or_default());
+                let new = ca_bundle::with_authority(&authority, old.as_deref().unwrap_or_default());
                 let changed = old.as_deref() != Some(&*new);
                 *old = Some(new.into());
                 changed
@@ -89,8 +89,8 @@ impl FromFiles {
                 *since = Instant::now();
             }
             let is_known = match &*self.published.borrow() {
-                Published::Bundle(bundle) => ca_bundle::holds(bundle, &authority),
-                Published::Unknown | Published::Nowhere => false,
+                Published::Bundle(bundle) => ca_bundle::contains_authority(bundle, &authority),
+                Published::Unknown | Published::NotPublished => false,
             };
             let wait = if is_known { PERIOD } else { LAG };
             let serves = self

@@ -20,7 +20,7 @@ use x509_cert::Certificate;
 
 use crate::files::FileError;
 
-use super::ca_bundle::{expires, first};
+use super::ca_bundle::{expires, first_certificate};
 
 pub(super) use from_files::FromFiles;
 pub(super) use self_signed::SelfSigned;
@@ -121,7 +121,7 @@ impl KeyPairPem {
     /// Whether one of these authorities issued it, compared by name.
     fn is_signed_by(&self, authorities: &str) -> bool {
         let all = Certificate::load_pem_chain(authorities.as_bytes()).unwrap_or_default();
-        let issuer = first(&self.certificate).map(|own| own.tbs_certificate.issuer);
+        let issuer = first_certificate(&self.certificate).map(|own| own.tbs_certificate.issuer);
         all.iter()
             .any(|one| Some(&one.tbs_certificate.subject) == issuer.as_ref())
     }

@@ -184,7 +184,7 @@ impl SelfSigned {
                 let made =
                     issue(&self.names, now, self.lifetime).map_err(CertificateError::from)?;
                 StoredCertificates {
-                    authorities: ca_bundle::with(&made.authority, &stored.authorities),
+                    authorities: ca_bundle::with_authority(&made.authority, &stored.authorities),
                     next: Some(made.pair),
                     ..stored
                 }
@@ -198,7 +198,7 @@ impl SelfSigned {
                 }
             }
             RenewalStep::Prune => StoredCertificates {
-                authorities: ca_bundle::pruned(&stored.authorities),
+                authorities: ca_bundle::without_expired(&stored.authorities),
                 ..stored
             },
         };
@@ -211,7 +211,7 @@ impl SelfSigned {
         let known = match &*self.published.borrow() {
             Published::Unknown => false,
             // Without a configuration the webhook is not called.
-            Published::Nowhere => true,
+            Published::NotPublished => true,
             Published::Bundle(bundle) => **bundle == *stored.authorities,
         };
         let since = state
@@ -238,7 +238,7 @@ impl SelfSigned {
                 next: None,
             },
             Some(before) => StoredCertificates {
-                authorities: ca_bundle::with(&made.authority, &before.authorities),
+                authorities: ca_bundle::with_authority(&made.authority, &before.authorities),
                 current: before.current.clone(),
                 next: Some(made.pair),
             },

@@ -61,7 +61,7 @@ pub(super) fn renewal_step(
     // A certificate with a much longer lifetime was issued under another configuration.
     if left < lifetime / 3 || left > lifetime * 2 || !stored.current.is_for(names) {
         RenewalStep::Prepare
-    } else if ca_bundle::pruned(&stored.authorities) != stored.authorities {
+    } else if ca_bundle::without_expired(&stored.authorities) != stored.authorities {
         RenewalStep::Prune
     } else {
         RenewalStep::Nothing
@@ -91,7 +91,7 @@ impl StoredCertificates {
             && self.current.load().is_ok()
             && self
                 .current
-                .is_signed_by(&ca_bundle::pruned(&self.authorities))
+                .is_signed_by(&ca_bundle::without_expired(&self.authorities))
     }
 
     pub(super) fn fields(&self) -> BTreeMap<&'static str, Option<&str>> {

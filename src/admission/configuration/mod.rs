@@ -62,7 +62,8 @@ impl ConfigurationReconciler {
                 let authorities = self.authorities.borrow_and_update().clone();
                 match self.reconcile(authorities).await {
                     Ok(published) => {
-                        let unknown = published == Published::Nowhere && self.is_told();
+                        let unknown =
+                            published == Published::NotPublished && self.maintains_only_ca_bundle();
                         if unknown && !warned {
                             tracing::warn!(
                                 "there is no MutatingWebhookConfiguration {NAME}, and \
@@ -96,7 +97,7 @@ impl ConfigurationReconciler {
     }
 
     /// Whether the `caBundle` of a configuration that the user maintains is filled in.
-    fn is_told(&self) -> bool {
+    fn maintains_only_ca_bundle(&self) -> bool {
         let admission = &self.config.admission;
         let own = admission.certificates.certificate.as_os_str().is_empty();
         own && !admission.manage_configuration
@@ -105,7 +106,7 @@ impl ConfigurationReconciler {
     async fn reconcile(&self, authorities: CaBundle) -> Result<Published, ApiError> {
         let manages = self.config.admission.manage_configuration;
         if !manages && authorities.is_none() {
-            return Ok(Published::Nowhere);
+            return Ok(Published::NotPublished);
         }
         let found: Option<MutatingWebhookConfiguration> = self.api.find(&name()).await?;
         // archaware's own authorities are stored in the Secret; those from files are only known here.
@@ -122,11 +123,11 @@ impl ConfigurationReconciler {
         };
         let published = authorities
             .clone()
-            .map_or(Published::Nowhere, Published::Bundle);
+            .map_or(Published::NotPublished, Published::Bundle);
         if !manages {
             let Some(found) = found else {
                 tracing::debug!(name = NAME, "there is no webhook configuration");
-                return Ok(Published::Nowhere);
+                return Ok(Published::NotPublished);
             };
             if let Some(authorities) = &authorities {
                 self.inject_ca_bundle(&found, authorities).await?;
@@ -166,7 +167,7 @@ impl ConfigurationReconciler {
         found: &MutatingWebhookConfiguration,
         authorities: &str,
     ) -> Result<(), ApiError> {
-        let patch = patch::authorities(found, &STANDARD.encode(authorities));
+        let patch = patch::ca_bundle(found, &STANDARD.encode(authorities));
         if !patch.is_empty() {
             self.api
                 .patch::<MutatingWebhookConfiguration>(&name(), patch)
@@ -188,28 +189,28 @@ fn merged(authority: &str, found: &MutatingWebhookConfiguration) -> Arc<str> {
         .and_then(|webhook| webhook.pointer("/clientConfig/caBundle")?.as_str())
         .and_then(|text| STANDARD.decode(text).ok());
     let published = published.and_then(|bytes| String::from_utf8(bytes).ok());
-    ca_bundle::with(authority, &published.unwrap_or_default()).into()
+    ca_bundle::with_authority(authority, &published.unwrap_or_default()).into()
 }
 
 /// Which configuration to remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum RemovalScope {
     /// One that archaware created.
-    Made,
+    CreatedByArchaware,
     /// Also one from the manifests.
-    Shipped,
+    AlsoFromManifests,
 }
 
 /// The configuration, if archaware owns it.
 async fn find(
     api: &ApiClient,
-    origin: Origin,
+    origin: RemovalScope,
 ) -> Result<Option<MutatingWebhookConfiguration>, ApiError> {
     let found = api.find::<MutatingWebhookConfiguration>(&name()).await?;
     // A configuration of this name may belong to another owner.
     let label = match origin {
-        Origin::Made => "app.kubernetes.io/managed-by",
-        Origin::Shipped => "app.kubernetes.io/name",
+        RemovalScope::CreatedByArchaware => "app.kubernetes.io/managed-by",
+        RemovalScope::AlsoFromManifests => "app.kubernetes.io/name",
     };
     Ok(found.filter(|found| found.labels().get(label).is_some_and(|name| name == NAME)))
 }
@@ -224,7 +225,11 @@ async fn delete(api: &ApiClient, found: MutatingWebhookConfiguration) -> Result<
 /// # Errors
 ///
 /// When the API server cannot be asked or refuses.
-pub async fn remove(api: &ApiClient, origin: Origin, dry_run: bool) -> Result<bool, ApiError> {
+pub async fn remove(
+    api: &ApiClient,
+    origin: RemovalScope,
+    dry_run: bool,
+) -> Result<bool, ApiError> {
     match find(api, origin).await? {
         Some(found) if !dry_run => delete(api, found).await,
         found => Ok(found.is_some()),
@@ -241,7 +246,7 @@ pub async fn remove_stale(api: ApiClient, mut leadership: watch::Receiver<bool>)
         if leadership.wait_for(|leading| *leading).await.is_err() {
             return;
         }
-        match find(&api, Origin::Made).await {
+        match find(&api, RemovalScope::CreatedByArchaware).await {
             Ok(None) => {}
             Ok(Some(found)) => match delete(&api, found).await {
                 Ok(_) => tracing::info!(

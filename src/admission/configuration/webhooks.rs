@@ -154,14 +154,14 @@ pub(super) fn correct(
         let bundle = &before.client_config.ca_bundle;
         webhook.client_config.ca_bundle = webhook.client_config.ca_bundle.take().or(bundle.clone());
         let (before, webhook) = (serde_json::to_value(before), serde_json::to_value(webhook));
-        same &= before.is_ok_and(|before| webhook.is_ok_and(|webhook| holds(&before, &webhook)));
+        same &= before.is_ok_and(|before| webhook.is_ok_and(|webhook| contains(&before, &webhook)));
     }
     (!same).then_some(wanted)
 }
 
 /// Whether `existing` contains everything in `wanted`. Fields that the API server adds are ignored, and so is the
 /// order of selectors.
-fn holds(existing: &Value, wanted: &Value) -> bool {
+fn contains(existing: &Value, wanted: &Value) -> bool {
     match (existing, wanted) {
         (Value::Object(existing), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
             let existing = existing.get(key).unwrap_or(&Value::Null);
@@ -169,11 +169,12 @@ fn holds(existing: &Value, wanted: &Value) -> bool {
                 ("matchExpressions" | "matchConditions", Some(existing), Some(wanted)) => {
                     wanted.iter().all(|one| existing.contains(one))
                 }
-                _ => holds(existing, wanted),
+                _ => contains(existing, wanted),
             }
         }),
         (Value::Array(existing), Value::Array(wanted)) => {
-            existing.len() == wanted.len() && existing.iter().zip(wanted).all(|(e, w)| holds(e, w))
+            existing.len() == wanted.len()
+                && existing.iter().zip(wanted).all(|(e, w)| contains(e, w))
         }
         (existing, wanted) => existing == wanted,
     }

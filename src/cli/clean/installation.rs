@@ -7,17 +7,17 @@ use crate::{
     admission,
     cluster::{
         ADMISSION_SECRET, NAME,
-        api::{ApiError, Kind},
+        api::{ApiError, ApiObject},
         name::NamespacedName,
     },
 };
 
-use super::{Item, Session};
+use super::{CleanedObject, Session};
 
 impl Session {
     /// First of all, so that the API server stops calling the webhook.
-    pub(super) async fn admission(&mut self) {
-        let origin = admission::Origin::Shipped;
+    pub(super) async fn remove_configuration(&mut self) {
+        let origin = admission::RemovalScope::AlsoFromManifests;
         let removed = admission::remove_configuration(&self.api, origin, self.dry_run).await;
         if removed == Ok(true) && !self.dry_run {
             self.unregistered = Some(Instant::now());
@@ -53,7 +53,7 @@ impl Session {
     }
 
     /// Deletes an object and returns whether it existed.
-    async fn delete<K: Kind>(&self, name: &NamespacedName) -> Result<bool, ApiError> {
+    async fn delete<K: ApiObject>(&self, name: &NamespacedName) -> Result<bool, ApiError> {
         if self.dry_run {
             return Ok(self.api.find_metadata::<K>(name).await?.is_some());
         }
@@ -68,6 +68,6 @@ impl Session {
         };
         self.progress.expect(1);
         self.progress.report(&what, &outcome, self.dry_run);
-        self.count(Item { what, outcome });
+        self.count(CleanedObject { what, outcome });
     }
 }

@@ -31,13 +31,13 @@ pub(super) async fn acquire(
     api: &ApiClient,
     namespace: &str,
     metrics: &Metrics,
-) -> anyhow::Result<Option<HeldLease>> {
+) -> anyhow::Result<Option<CleanLease>> {
     let installed = api
         .find::<Namespace>(&NamespacedName::cluster(namespace))
         .await
         .context("cannot read namespaces")?;
     if clean.dry_run || installed.is_none() {
-        return Ok(Some(HeldLease::not_needed()));
+        return Ok(Some(CleanLease::not_needed()));
     }
     let name = NamespacedName::new(namespace, NAME);
     let found = api.find::<Lease>(&name).await;
@@ -61,7 +61,7 @@ pub(super) async fn acquire(
     let acquired = tokio::time::timeout(patience, leading.wait_for(|leads| *leads))
         .await
         .is_ok();
-    let lease = HeldLease {
+    let lease = CleanLease {
         leadership,
         held: Some((elector, stop)),
         was_there: found.is_some(),
@@ -85,14 +85,14 @@ fn refuse(holder: &str, lease: &NamespacedName) {
 }
 
 /// The held Lease, or the result that nothing competes for it.
-pub(super) struct HeldLease {
+pub(super) struct CleanLease {
     pub(super) leadership: Leadership,
     held: Option<(AbortOnDropHandle<()>, CancellationToken)>,
     /// Whether it existed before. A Lease that was only created by this command is removed without a message.
     pub(super) was_there: bool,
 }
 
-impl HeldLease {
+impl CleanLease {
     fn not_needed() -> Self {
         Self {
             leadership: Leadership::always(),

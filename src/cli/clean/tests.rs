@@ -75,7 +75,7 @@ fn cluster() -> ScriptedApi {
     api
 }
 
-async fn clean(api: &ScriptedApi, clean: CleanCommand) -> anyhow::Result<Status> {
+async fn clean(api: &ScriptedApi, clean: CleanCommand) -> anyhow::Result<CommandStatus> {
     let namespace = "archaware".to_owned();
     let run = clean.run(api.client(), namespace, Metrics::default());
     let ended = tokio::time::timeout(Duration::from_mins(10), run).await;
@@ -99,7 +99,7 @@ fn changes(api: &ScriptedApi) -> Vec<String> {
 #[tokio::test(start_paused = true)]
 async fn everything_owned_is_removed_and_nothing_else() {
     let api = cluster();
-    assert_eq!(clean(&api, CLEAN).await.unwrap(), Status::Done);
+    assert_eq!(clean(&api, CLEAN).await.unwrap(), CommandStatus::Done);
     let lease = LEASE.strip_suffix("/archaware").unwrap();
     let mut made = changes(&api);
     made.retain(|call| *call != format!("PATCH {LEASE}"));
@@ -131,7 +131,7 @@ async fn everything_owned_is_removed_and_nothing_else() {
     );
     assert_eq!(left(DAEMON_SET, "/metadata/annotations"), Some(json!({})));
     // A second run has nothing to do.
-    assert_eq!(clean(&api, CLEAN).await.unwrap(), Status::Done);
+    assert_eq!(clean(&api, CLEAN).await.unwrap(), CommandStatus::Done);
 }
 
 #[tokio::test(start_paused = true)]
@@ -142,7 +142,7 @@ async fn a_dry_run_changes_nothing() {
         recreate_pods: true,
         ..CLEAN
     };
-    assert_eq!(clean(&api, dry).await.unwrap(), Status::Done);
+    assert_eq!(clean(&api, dry).await.unwrap(), CommandStatus::Done);
     assert_eq!(changes(&api), Vec::<String>::new());
 }
 
@@ -152,20 +152,36 @@ async fn a_dry_run_changes_nothing() {
 async fn every_answer_to_a_patch() {
     let status = |code, message| ScriptedResponse::Status(code, message, Value::Null);
     for (answers, is_clean, expected) in [
-        (vec![status(409, "modified")], true, Status::Done),
-        (vec![status(422, "test failed"); 4], true, Status::Done),
-        (vec![status(422, "test failed"); 5], false, Status::Failed),
+        (vec![status(409, "modified")], true, CommandStatus::Done),
+        (
+            vec![status(422, "test failed"); 4],
+            true,
+            CommandStatus::Done,
+        ),
+        (
+            vec![status(422, "test failed"); 5],
+            false,
+            CommandStatus::Failed,
+        ),
         (
             vec![ScriptedResponse::RetryAfter(429, 2)],
             true,
-            Status::Done,
+            CommandStatus::Done,
         ),
-        (vec![status(403, "cannot patch")], false, Status::Failed),
-        (vec![status(500, "down")], false, Status::Failed),
-        (vec![ScriptedResponse::Broken], false, Status::Failed),
+        (
+            vec![status(403, "cannot patch")],
+            false,
+            CommandStatus::Failed,
+        ),
+        (vec![status(500, "down")], false, CommandStatus::Failed),
+        (vec![ScriptedResponse::Broken], false, CommandStatus::Failed),
         // The call hung once.
-        (vec![ScriptedResponse::Silence], false, Status::Failed),
-        (vec![ScriptedResponse::Lost], true, Status::Failed),
+        (
+            vec![ScriptedResponse::Silence],
+            false,
+            CommandStatus::Failed,
+        ),
+        (vec![ScriptedResponse::Lost], true, CommandStatus::Failed),
     ] {
         let api = cluster();
         let name = format!("{answers:?}");
@@ -202,7 +218,7 @@ async fn a_list_that_hangs_ends_in_time() {
 async fn a_running_controller_is_in_the_way() {
     let api = cluster();
     api.put(LEASE, held_by("pod_1", 1));
-    assert_eq!(clean(&api, CLEAN).await.unwrap(), Status::Refused);
+    assert_eq!(clean(&api, CLEAN).await.unwrap(), CommandStatus::Refused);
     assert_eq!(changes(&api), Vec::<String>::new());
     // The controller is told to stop and releases the Lease a little later.
     let stopping = api.clone();
@@ -216,7 +232,7 @@ async fn a_running_controller_is_in_the_way() {
         stop_controller: true,
         ..CLEAN
     };
-    assert_eq!(clean(&api, stop).await.unwrap(), Status::Done);
+    assert_eq!(clean(&api, stop).await.unwrap(), CommandStatus::Done);
     stops.await.unwrap();
     assert_eq!(api.get(DEPLOYMENT).unwrap()["spec"]["replicas"], 0);
 }
@@ -226,14 +242,17 @@ async fn every_answer_to_an_eviction() {
     let budget = json!({ "causes": [{ "reason": "DisruptionBudget" }] });
     let status = |code, details| ScriptedResponse::Status(code, "m", details);
     for (answer, expected) in [
-        (None, Status::Done),
-        (Some(status(404, Value::Null)), Status::Done),
-        (Some(status(409, Value::Null)), Status::Done),
+        (None, CommandStatus::Done),
+        (Some(status(404, Value::Null)), CommandStatus::Done),
+        (Some(status(409, Value::Null)), CommandStatus::Done),
         // A disruption budget is not waited for; a rate limit is.
-        (Some(status(429, budget)), Status::Failed),
-        (Some(ScriptedResponse::RetryAfter(429, 3)), Status::Done),
-        (Some(status(500, Value::Null)), Status::Failed),
-        (Some(ScriptedResponse::Silence), Status::Failed),
+        (Some(status(429, budget)), CommandStatus::Failed),
+        (
+            Some(ScriptedResponse::RetryAfter(429, 3)),
+            CommandStatus::Done,
+        ),
+        (Some(status(500, Value::Null)), CommandStatus::Failed),
+        (Some(ScriptedResponse::Silence), CommandStatus::Failed),
     ] {
         let api = cluster();
         let call = format!("POST {POD}/eviction");

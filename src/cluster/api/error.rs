@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 
-use crate::backoff::jitter;
+use crate::backoff::jittered;
 
 /// Minimum delay before a failed call is repeated.
 const RETRY: Duration = Duration::from_secs(2);
@@ -171,7 +171,7 @@ impl ApiError {
             Self::NotFound(_) | Self::Invalid(_) | Self::Denied(_) | Self::Name(_) => None,
             Self::Unauthorized(_) | Self::Forbidden(_) => Some(FORBIDDEN_RETRY),
             // With jitter, because thousands of pods may wait for an API server that restarts.
-            _ => Some(jitter(RETRY) + self.retry_after().unwrap_or_default()),
+            _ => Some(jittered(RETRY) + self.retry_after().unwrap_or_default()),
         }
     }
 

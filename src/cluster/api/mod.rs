@@ -27,7 +27,7 @@ use serde::{
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::{backoff::jitter, error::chain, names::is_dns_subdomain};
+use crate::{backoff::jittered, error::chain, names::is_dns_subdomain};
 
 use super::{name::NamespacedName, objects::Pod, patch::JsonPatch};
 
@@ -49,8 +49,8 @@ const MAX_OBJECT: usize = 4 << 20;
 const MAX_PAGE: usize = PAGE as usize * (2 << 20);
 
 /// Kinds that archaware reads or writes.
-pub trait Kind: Resource<DynamicType = ()> {}
-impl<K: Resource<DynamicType = ()>> Kind for K {}
+pub trait ApiObject: Resource<DynamicType = ()> {}
+impl<K: Resource<DynamicType = ()>> ApiObject for K {}
 
 /// Client of the API server. Cheap to clone.
 #[derive(Clone)]
@@ -78,7 +78,7 @@ impl ApiClient {
     }
 
     /// Access to all objects of a kind, for kube-runtime's watches.
-    pub(super) fn watched<K: Kind>(&self) -> Api<K> {
+    pub(super) fn watched<K: ApiObject>(&self) -> Api<K> {
         Api::all(self.client.clone())
     }
 
@@ -87,7 +87,7 @@ impl ApiClient {
     /// # Errors
     ///
     /// When the API server does not answer.
-    pub async fn version(&self) -> Result<(), ApiError> {
+    pub async fn ping(&self) -> Result<(), ApiError> {
         let request = http::Request::get("/version").body(Vec::new());
         let request = request.map_err(request::Error::BuildRequest);
         let _: IgnoredAny = self.send(request, MAX_OBJECT).await?;
@@ -101,7 +101,7 @@ impl ApiClient {
     /// When the call fails in any other way than 404.
     pub async fn find<K>(&self, name: &NamespacedName) -> Result<Option<K>, ApiError>
     where
-        K: Kind + DeserializeOwned,
+        K: ApiObject + DeserializeOwned,
     {
         let request = collection::<K>(name)?.get(&name.name, &GetParams::default());
         found(self.call::<K, K>(request).await)
@@ -112,7 +112,7 @@ impl ApiClient {
     /// # Errors
     ///
     /// When the call fails in any other way than 404.
-    pub async fn find_metadata<K: Kind>(
+    pub async fn find_metadata<K: ApiObject>(
         &self,
         name: &NamespacedName,
     ) -> Result<Option<ObjectMeta>, ApiError> {
@@ -127,7 +127,7 @@ impl ApiClient {
         fields: Option<&'static str>,
     ) -> impl Stream<Item = Result<K, ApiError>> + Send + use<K>
     where
-        K: Kind + Clone + DeserializeOwned + Send + 'static,
+        K: ApiObject + Clone + DeserializeOwned + Send + 'static,
     {
         let api = self.with_timeout(PAGE_TIMEOUT);
         let pages = stream::try_unfold(Some(None), move |next: Option<Option<String>>| {
@@ -160,7 +160,7 @@ impl ApiClient {
         object: &impl Serialize,
     ) -> Result<T, ApiError>
     where
-        K: Kind,
+        K: ApiObject,
         T: DeserializeOwned,
     {
         if let Some(namespace) = namespace {
@@ -176,7 +176,7 @@ impl ApiClient {
     /// # Errors
     ///
     /// When the call fails; [`ApiError::Conflict`] if a `test` of the patch failed.
-    pub async fn patch<K: Kind>(
+    pub async fn patch<K: ApiObject>(
         &self,
         name: &NamespacedName,
         patch: JsonPatch,
@@ -197,7 +197,7 @@ impl ApiClient {
     /// # Errors
     ///
     /// When the call fails in any other way than 404.
-    pub async fn delete<K: Kind>(
+    pub async fn delete<K: ApiObject>(
         &self,
         name: &NamespacedName,
         uid: Option<String>,
@@ -228,7 +228,7 @@ impl ApiClient {
     }
 
     /// A call about one object of kind `K`. Messages about Secrets are removed, because they may repeat the content.
-    async fn call<K: Kind, T: DeserializeOwned>(
+    async fn call<K: ApiObject, T: DeserializeOwned>(
         &self,
         request: Result<http::Request<Vec<u8>>, request::Error>,
     ) -> Result<T, ApiError> {
@@ -257,7 +257,7 @@ impl ApiClient {
             let after = answer.as_ref().err().and_then(ApiError::retry_after);
             let pause = after.map(|after| after.max(Duration::from_secs(1)));
             // With jitter, so that rejected requests do not return together.
-            match pause.map(|pause| Instant::now() + pause + jitter(pause) / 20) {
+            match pause.map(|pause| Instant::now() + pause + jittered(pause) / 20) {
                 Some(next) if next < deadline => tokio::time::sleep_until(next).await,
                 _ => return answer,
             }
@@ -294,7 +294,7 @@ impl ApiClient {
 }
 
 /// The collection of objects of kind `K`, in the namespace of `name`.
-fn collection<K: Kind>(name: &NamespacedName) -> Result<Request, ApiError> {
+fn collection<K: ApiObject>(name: &NamespacedName) -> Result<Request, ApiError> {
     if let Some(namespace) = &name.namespace {
         check(namespace)?;
     }

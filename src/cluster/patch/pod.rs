@@ -42,7 +42,7 @@ pub fn place(pod: &Pod, change: PodChange, decision: &Decision) -> JsonPatch {
 }
 
 /// Removes archaware's scheduling gate only.
-pub fn release(pod: &Pod) -> JsonPatch {
+pub fn remove_gate(pod: &Pod) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&pod.metadata);
     patch.release(pod);
     patch
@@ -82,7 +82,7 @@ pub fn admit(pod: &Pod, without_owned: &Pod, admission: AdmissionPatch<'_>) -> J
     match (gate, pod.spec.gate()) {
         (true, None) => {
             let exists = pod.spec.scheduling_gates.is_some();
-            patch.append_unseen(GATES, exists, vec![json!({ "name": GATE })]);
+            patch.append_unguarded(GATES, exists, vec![json!({ "name": GATE })]);
         }
         (false, Some(_)) => patch.release(pod),
         _ => {}
@@ -148,7 +148,7 @@ impl JsonPatch {
             if node.preferred.is_none() {
                 self.test(&path, Value::Null);
             }
-            self.append_unseen(&path, node.preferred.is_some(), preferred);
+            self.append_unguarded(&path, node.preferred.is_some(), preferred);
         }
     }
 

@@ -33,7 +33,7 @@ async fn after_a_relist_objects_have_changed_when_they_can_be_found() {
             }
         });
     };
-    let mut pods = follow(&api.client(), None, |_, _| true, removed);
+    let mut pods = watch_objects(&api.client(), None, |_, _| true, removed);
     let mut names = Vec::new();
     let all = async {
         while names.last().is_none_or(|name| name != "new") {

@@ -10,7 +10,7 @@ use crate::{
 /// Panics for one pod and does nothing for the others.
 struct Panicking;
 
-impl Reconcile for Panicking {
+impl ReconcileSteps for Panicking {
     type Object = Pod;
     type Evaluation = ();
     const NAME: &'static str = "pods";
@@ -43,7 +43,7 @@ async fn a_panic_is_kept_to_its_reconcile() {
     let initial = InitialObjects::new();
     let reconciler = Arc::new(Reconciler {
         kind: Panicking,
-        sinks: Outputs {
+        outputs: Outputs {
             writer: Writer::new(api.clone(), 1, &leadership, stop.clone(), metrics.clone()),
             events: events::channel(api, metrics.clone()).0,
             metrics: metrics.clone(),

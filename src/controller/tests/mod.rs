@@ -88,7 +88,7 @@ impl Controller {
 fn resolver() -> Resolver {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let settings = image::ResolverSettings {
-        registry: image::registry::RegistrySettings::default(),
+        registry: image::registry::RegistryClient::default(),
         rewrites: Vec::new(),
         images: 16,
         tag_ttl: Duration::from_mins(1),

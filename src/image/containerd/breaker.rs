@@ -10,11 +10,11 @@ const OPEN: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 pub(super) struct Breaker {
-    state: Mutex<State>,
+    state: Mutex<BreakerState>,
 }
 
 #[derive(Default)]
-struct State {
+struct BreakerState {
     failures: u32,
     /// Set while open: the time of the next probe.
     probe_at: Option<Instant>,

@@ -16,7 +16,7 @@ use super::api::version_client::VersionClient;
 use super::breaker::Breaker;
 
 /// containerd answers within a millisecond. Beyond this time a registry is faster.
-pub(super) const BUDGET: Duration = Duration::from_millis(250);
+pub(super) const LOOKUP_TIMEOUT: Duration = Duration::from_millis(250);
 /// Maximum number of concurrent calls; containerd handles several thousand per second, one after the other.
 const MAX_CALLS: usize = 32;
 
@@ -36,7 +36,7 @@ pub(crate) struct Deadline(Instant);
 impl Deadline {
     /// Starts now.
     pub(crate) fn new() -> Self {
-        Self(Instant::now() + BUDGET)
+        Self(Instant::now() + LOOKUP_TIMEOUT)
     }
 }
 
@@ -65,7 +65,7 @@ pub fn connect(path: &str, timeout: Duration) -> Result<Channel, SocketError> {
         source,
     };
     let endpoint = Endpoint::try_from(format!("unix://{path}")).map_err(failed)?;
-    let endpoint = endpoint.connect_timeout(BUDGET).timeout(timeout);
+    let endpoint = endpoint.connect_timeout(LOOKUP_TIMEOUT).timeout(timeout);
     Ok(endpoint.connect_lazy())
 }
 

@@ -37,7 +37,7 @@ const DISTRIBUTION_SOURCE: &str = "containerd.io/distribution.source.";
 
 /// The node's containerd.
 pub struct Containerd {
-    link: Arc<Connection>,
+    connection: Arc<Connection>,
     /// Namespaces where content is read, archaware's own last.
     content: Vec<String>,
     /// Namespaces whose image records are used.
@@ -73,7 +73,7 @@ impl Containerd {
         let kept = own.zip(writes);
         Ok(Self {
             store: kept.map(|(own, writes)| Store::start(link.clone(), own, writes.clone())),
-            link,
+            connection: link,
             content,
             records: namespaces,
         })
@@ -110,7 +110,7 @@ impl Containerd {
     ) -> Result<Option<Bytes>, ContainerdUnavailable> {
         for namespace in &self.content {
             match self
-                .link
+                .connection
                 .call(deadline, self.read_in(namespace, digest))
                 .await?
             {
@@ -127,7 +127,7 @@ impl Containerd {
 
     /// Whether calls are sent to containerd: false while the breaker is open.
     pub fn is_up(&self) -> bool {
-        self.link.is_up()
+        self.connection.is_up()
     }
 
     async fn record_in(
@@ -136,13 +136,13 @@ impl Containerd {
         namespace: &str,
         reference: &Reference,
     ) -> Result<Option<ImageRecord>, ContainerdUnavailable> {
-        let mut images = ImagesClient::new(self.link.channel.clone());
+        let mut images = ImagesClient::new(self.connection.channel.clone());
         let request = GetImageRequest {
             name: reference.to_string(),
         };
         let get = async { images.get(in_namespace(namespace, request)?).await };
         let Some(image) = self
-            .link
+            .connection
             .call(deadline, get)
             .await?
             .and_then(|response| response.into_inner().image)
@@ -155,13 +155,13 @@ impl Containerd {
         else {
             return Ok(None);
         };
-        let mut content = ContentClient::new(self.link.channel.clone());
+        let mut content = ContentClient::new(self.connection.channel.clone());
         let request = InfoRequest {
             digest: digest.to_string(),
         };
         let info = async { content.info(in_namespace(namespace, request)?).await };
         let Some(info) = self
-            .link
+            .connection
             .call(deadline, info)
             .await?
             .and_then(|response| response.into_inner().info)
@@ -188,7 +188,7 @@ impl Containerd {
     }
 
     async fn read_in(&self, namespace: &str, digest: &Digest) -> Result<Bytes, Status> {
-        let mut content = ContentClient::new(self.link.channel.clone());
+        let mut content = ContentClient::new(self.connection.channel.clone());
         let request = ReadContentRequest {
             digest: digest.to_string(),
             offset: 0,

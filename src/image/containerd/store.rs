@@ -25,7 +25,7 @@ use crate::{
 
 use super::{
     breaker::Breaker,
-    connection::{BUDGET, Connection, ContainerdUnavailable},
+    connection::{Connection, ContainerdUnavailable, LOOKUP_TIMEOUT},
     namespace::{ContentNamespace, references, today},
 };
 
@@ -67,8 +67,8 @@ enum Job {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LoadState {
     Waiting,
-    Coming,
-    Over,
+    Receiving,
+    Finished,
 }
 
 impl Store {
@@ -144,7 +144,7 @@ impl Store {
         let reading = async move {
             loop {
                 let coming = || {
-                    stage.send_replace(LoadState::Coming);
+                    stage.send_replace(LoadState::Receiving);
                 };
                 let read = namespace.tags(images, coming).await;
                 if let Ok(tags) = &read {
@@ -155,7 +155,7 @@ impl Store {
                     }
                     tracing::debug!(tags = tags.len(), "persisted tags loaded");
                 }
-                stage.send_replace(LoadState::Over);
+                stage.send_replace(LoadState::Finished);
                 if read.is_ok() {
                     return;
                 }
@@ -173,7 +173,7 @@ impl Store {
     /// When containerd did not respond, so that the caller does not wait for it a second time.
     pub(crate) async fn wait_until_loaded(&self) -> Result<(), ContainerdUnavailable> {
         let mut stage = self.stage.subscribe();
-        let (soon, later) = (self.started + BUDGET, self.started + LOAD_TIMEOUT);
+        let (soon, later) = (self.started + LOOKUP_TIMEOUT, self.started + LOAD_TIMEOUT);
         if Instant::now() < soon {
             let waited =
                 timeout_at(soon.into(), stage.wait_for(|s| *s != LoadState::Waiting)).await;
@@ -181,8 +181,8 @@ impl Store {
                 return Err(ContainerdUnavailable);
             }
         }
-        if *stage.borrow() == LoadState::Coming {
-            let _ = timeout_at(later.into(), stage.wait_for(|s| *s == LoadState::Over)).await;
+        if *stage.borrow() == LoadState::Receiving {
+            let _ = timeout_at(later.into(), stage.wait_for(|s| *s == LoadState::Finished)).await;
         }
         Ok(())
     }
@@ -242,7 +242,7 @@ impl Worker {
     /// Writes children first, so that an existing root is always complete.
     async fn write_documents(&self, documents: &[FetchedDocument]) -> Result<bool, Status> {
         let size = documents.iter().map(|document| document.bytes.len()).sum();
-        if !self.spend(size) {
+        if !self.reserve_daily_bytes(size) {
             return Ok(false);
         }
         for document in documents.iter().rev() {
@@ -258,7 +258,7 @@ impl Worker {
         Ok(true)
     }
 
-    fn spend(&self, size: usize) -> bool {
+    fn reserve_daily_bytes(&self, size: usize) -> bool {
         let mut budget = self.budget.lock();
         if budget.0 != today() {
             *budget = (today(), MAX_PER_DAY);

@@ -36,7 +36,7 @@ pub(super) enum CommandError {
 }
 
 /// How long a pod waits for a program. A slower program runs on, and the next attempt uses its answer.
-pub(super) const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Programs that run although no pod waits for them any more. Dropping this ends them.
 #[derive(Default)]
@@ -58,7 +58,7 @@ impl Programs {
                 let _ = sender.send(work.await);
             });
         }
-        let answer = tokio::time::timeout(QUEUE_TIMEOUT, answer).await;
+        let answer = tokio::time::timeout(ANSWER_TIMEOUT, answer).await;
         if answer.is_err() {
             tracing::warn!(
                 program,

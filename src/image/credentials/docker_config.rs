@@ -227,7 +227,7 @@ fn decode(auth: &str) -> Result<(String, SecretString), ()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Secret, *};
+    use super::{super::CredentialSecret, *};
     use crate::image::Reference;
 
     #[test]
@@ -251,7 +251,7 @@ mod tests {
             ("c.io/x", "user/pa:ss"),
         ] {
             let found = keyring.lookup(&Reference::parse(image).unwrap());
-            let Secret::Password { username, password } = found[0].secret() else {
+            let CredentialSecret::Password { username, password } = found[0].secret() else {
                 panic!()
             };
             assert_eq!(format!("{username}/{}", password.expose_secret()), expected);
@@ -262,7 +262,10 @@ mod tests {
                 .is_none()
         );
         let token = keyring.lookup(&Reference::parse("e.io/x").unwrap());
-        assert!(matches!(token[0].secret(), Secret::IdentityToken(_)));
+        assert!(matches!(
+            token[0].secret(),
+            CredentialSecret::IdentityToken(_)
+        ));
     }
 
     #[test]

@@ -159,7 +159,7 @@ mod tests {
     use proptest::prelude::*;
     use secrecy::ExposeSecret;
 
-    use super::{super::Secret, *};
+    use super::{super::CredentialSecret, *};
 
     fn users(keys: &[&str], image: &str) -> Vec<String> {
         let keyring = Keyring::new(keys.iter().map(|key| {
@@ -169,9 +169,9 @@ mod tests {
             )
         }));
         let name = |credential: &Credential| match credential.secret() {
-            Secret::Password { username, .. } => username.clone(),
-            Secret::IdentityToken(token) => token.expose_secret().to_owned(),
-            Secret::Anonymous => String::new(),
+            CredentialSecret::Password { username, .. } => username.clone(),
+            CredentialSecret::IdentityToken(token) => token.expose_secret().to_owned(),
+            CredentialSecret::Anonymous => String::new(),
         };
         keyring
             .lookup(&Reference::parse(image).unwrap())
@@ -243,8 +243,8 @@ mod tests {
             let users: Vec<_> = found
                 .iter()
                 .map(|credential| match credential.secret() {
-                    Secret::Password { username, .. } => username.as_str(),
-                    Secret::IdentityToken(_) | Secret::Anonymous => "",
+                    CredentialSecret::Password { username, .. } => username.as_str(),
+                    CredentialSecret::IdentityToken(_) | CredentialSecret::Anonymous => "",
                 })
                 .collect();
             assert_eq!(users.join(" "), expected, "{keys:?} {image}");

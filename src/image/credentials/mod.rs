@@ -25,19 +25,19 @@ pub use provider::{ProviderError, Providers};
 pub type LazyKeyring = Shared<BoxFuture<'static, Arc<Keyring>>>;
 
 /// A keyring that needs no loading.
-pub fn resolved(keyring: Keyring) -> LazyKeyring {
+pub fn ready_keyring(keyring: Keyring) -> LazyKeyring {
     std::future::ready(Arc::new(keyring)).boxed().shared()
 }
 
 /// A credential. Its `Debug` output shows no secret.
 #[derive(Clone, Debug)]
 pub struct Credential {
-    secret: Secret,
+    secret: CredentialSecret,
     fingerprint: Fingerprint,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Secret {
+pub(crate) enum CredentialSecret {
     Password {
         username: String,
         password: SecretString,
@@ -70,7 +70,7 @@ impl Credential {
             password.expose_secret().as_bytes(),
         ]);
         Self {
-            secret: Secret::Password { username, password },
+            secret: CredentialSecret::Password { username, password },
             fingerprint,
         }
     }
@@ -79,7 +79,7 @@ impl Credential {
     pub fn identity_token(token: SecretString) -> Self {
         let fingerprint = Fingerprint::from_parts(&[b"token", token.expose_secret().as_bytes()]);
         Self {
-            secret: Secret::IdentityToken(token),
+            secret: CredentialSecret::IdentityToken(token),
             fingerprint,
         }
     }
@@ -87,17 +87,17 @@ impl Credential {
     /// An entry without a secret. Its registry is accessed anonymously, whatever other entries say.
     pub fn anonymous() -> Self {
         Self {
-            secret: Secret::Anonymous,
+            secret: CredentialSecret::Anonymous,
             fingerprint: Fingerprint::from_parts(&[b"anonymous"]),
         }
     }
 
     /// The credential to send; `None` for anonymous access.
     pub(crate) fn authenticated(&self) -> Option<&Self> {
-        (!matches!(self.secret, Secret::Anonymous)).then_some(self)
+        (!matches!(self.secret, CredentialSecret::Anonymous)).then_some(self)
     }
 
-    pub(crate) fn secret(&self) -> &Secret {
+    pub(crate) fn secret(&self) -> &CredentialSecret {
         &self.secret
     }
 

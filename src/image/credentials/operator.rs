@@ -29,20 +29,20 @@ use super::{
 /// The file is read again after this time, because tokens in mounted Secrets are renewed.
 const REREAD_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a helper's answer is used. Helpers renew their own tokens.
-const ANSWER: Duration = Duration::from_mins(1);
+const ANSWER_TTL: Duration = Duration::from_mins(1);
 /// Maximum number of cached answers, one per registry.
 const MAX_ANSWERS: usize = 1024;
 
 /// The operator's credentials.
 #[derive(Default)]
 pub struct OperatorCredentials {
-    file: Option<WatchedFile>,
+    file: Option<ReloadedFile>,
     helpers: Option<Arc<Helpers>>,
     providers: Option<Providers>,
     programs: Programs,
 }
 
-struct WatchedFile {
+struct ReloadedFile {
     path: PathBuf,
     content: Arc<Mutex<Content>>,
 }
@@ -71,7 +71,7 @@ impl OperatorCredentials {
         path: Option<PathBuf>,
         providers: Option<Providers>,
     ) -> Result<Self, DockerConfigError> {
-        let file = path.map(WatchedFile::open).transpose()?;
+        let file = path.map(ReloadedFile::open).transpose()?;
         let helpers = Helpers {
             answers: Cache::new(MAX_ANSWERS),
             flights: SingleFlight::new(),
@@ -104,7 +104,7 @@ impl OperatorCredentials {
     }
 }
 
-impl WatchedFile {
+impl ReloadedFile {
     fn open(path: PathBuf) -> Result<Self, DockerConfigError> {
         let content = Content {
             config: Arc::new(DockerConfig::load(&path)?),
@@ -191,7 +191,7 @@ impl Helpers {
     ) -> Option<Credential> {
         let key = format!("{helper} {server}");
         if let Some((answer, at)) = self.answers.get(&key)
-            && at.elapsed() < ANSWER
+            && at.elapsed() < ANSWER_TTL
         {
             return answer;
         }
@@ -262,7 +262,7 @@ mod tests {
         };
         let image = Reference::parse("r.io/x").unwrap();
         write("a");
-        let file = WatchedFile::open(path.clone()).unwrap();
+        let file = ReloadedFile::open(path.clone()).unwrap();
         let before = file.current().await.keyring.lookup(&image)[0].fingerprint();
         write("longer");
         let now = file.current().await.keyring.lookup(&image)[0].fingerprint();

@@ -15,7 +15,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
 use crate::image::{
-    credentials::{Credential, Fingerprint, Secret},
+    credentials::{Credential, CredentialSecret, Fingerprint},
     error::ImageError,
     single_flight::SingleFlight,
 };
@@ -126,7 +126,7 @@ impl AuthorizationCache {
                 scope,
             } => (realm, service, scope),
             Challenge::Basic => {
-                let Some(Secret::Password { username, password }) = secret else {
+                let Some(CredentialSecret::Password { username, password }) = secret else {
                     let only = secret.map_or("anonymous access", |_| "a token");
                     let why = format!(
                         "it requires a user name and password, but there is only {only} for it"
@@ -298,7 +298,7 @@ impl TokenRequest {
             transport: self.transport.clone(),
         };
         match self.credential.as_ref().map(Credential::secret) {
-            Some(Secret::IdentityToken(token)) => {
+            Some(CredentialSecret::IdentityToken(token)) => {
                 let mut form = self.realm.clone();
                 form.query_pairs_mut()
                     .clear()
@@ -311,12 +311,12 @@ impl TokenRequest {
                 call.form = Some(form.query().unwrap_or_default().to_owned());
                 return call;
             }
-            Some(Secret::Password { username, password }) => {
+            Some(CredentialSecret::Password { username, password }) => {
                 let basic = Authorization::basic(username, password);
                 let header = basic.map(|basic| (AUTHORIZATION, basic.header()));
                 call.own_headers.extend(header);
             }
-            Some(Secret::Anonymous) | None => {}
+            Some(CredentialSecret::Anonymous) | None => {}
         }
         let mut query = call.url.query_pairs_mut();
         if let Some(service) = &self.service {

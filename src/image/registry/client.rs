@@ -31,7 +31,7 @@ const SERVER_ERROR_RETRIES: usize = 2;
 
 /// Settings of the registry client.
 #[derive(Clone, Debug, Default)]
-pub struct RegistrySettings {
+pub struct RegistryClient {
     /// Timeout of one request, including its body.
     pub timeout: Duration,
     /// Maximum number of concurrent requests per host.
@@ -83,7 +83,7 @@ impl RegistryResponse {
 }
 
 impl Registry {
-    pub(crate) fn new(settings: RegistrySettings) -> Self {
+    pub(crate) fn new(settings: RegistryClient) -> Self {
         let clients = Clients::new(settings.timeout, settings.per_host);
         Self {
             hosts: Hosts::new(&settings),

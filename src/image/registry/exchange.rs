@@ -18,7 +18,7 @@ use crate::image::error::ImageError;
 
 use super::{
     challenge::is_local,
-    host_limiter::{DEFAULT_RETRY_AFTER, HostLimiter, LONGEST_RETRY_AFTER, Principal},
+    host_limiter::{DEFAULT_RETRY_AFTER, HostLimiter, MAX_RETRY_AFTER, Principal},
     hosts::{Transport, is_loopback},
 };
 
@@ -312,7 +312,7 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Duration {
             .ok()
     };
     let asked = seconds.or_else(date).unwrap_or(DEFAULT_RETRY_AFTER);
-    asked.clamp(Duration::from_secs(1), LONGEST_RETRY_AFTER)
+    asked.clamp(Duration::from_secs(1), MAX_RETRY_AFTER)
 }
 
 #[cfg(test)]
@@ -329,7 +329,7 @@ mod tests {
         };
         assert_eq!(read("7"), Duration::from_secs(7));
         assert_eq!(read("0"), Duration::from_secs(1));
-        assert_eq!(read("31536000"), LONGEST_RETRY_AFTER);
+        assert_eq!(read("31536000"), MAX_RETRY_AFTER);
         assert_eq!(
             read("Sun, 09 Sep 2001 01:47:40 GMT"),
             Duration::from_mins(1)

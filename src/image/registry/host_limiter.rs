@@ -27,7 +27,7 @@ const MAX_TIMEOUTS: u32 = 3;
 /// How long the host gets no requests.
 const PAUSE_BACKOFF: Backoff = Backoff::seconds(10, 60);
 /// The longest `Retry-After` that is obeyed.
-pub(super) const LONGEST_RETRY_AFTER: Duration = Duration::from_hours(1);
+pub(super) const MAX_RETRY_AFTER: Duration = Duration::from_hours(1);
 /// Used when a registry limits the rate without `Retry-After`.
 pub(super) const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(30);
 
@@ -42,17 +42,17 @@ pub(super) struct HostLimiters {
 pub(super) struct HostLimiter {
     name: String,
     slots: Arc<Semaphore>,
-    state: Mutex<State>,
+    state: Mutex<LimiterState>,
 }
 
 #[derive(Default)]
-struct State {
+struct LimiterState {
     timeouts: u32,
     pause: Duration,
     /// The host does not answer: no requests from any principal until then.
-    silent_until: Option<Instant>,
+    unanswered_until: Option<Instant>,
     /// Principals that the host rate-limits.
-    closed: HashMap<Principal, Pause>,
+    paused_principals: HashMap<Principal, Pause>,
     quota: Option<Quota>,
 }
 
@@ -130,11 +130,11 @@ impl HostLimiter {
     fn check(&self, principal: Principal) -> Result<(), ImageError> {
         let state = self.state.lock();
         let now = Instant::now();
-        if let Some(until) = state.silent_until.filter(|until| *until > now) {
+        if let Some(until) = state.unanswered_until.filter(|until| *until > now) {
             return Err(self.error(until - now, false));
         }
         match state
-            .closed
+            .paused_principals
             .get(&principal)
             .filter(|closed| closed.until > now)
         {
@@ -146,8 +146,11 @@ impl HostLimiter {
     fn is_paused(&self) -> bool {
         let state = self.state.lock();
         let now = Instant::now();
-        state.silent_until.is_some_and(|until| until > now)
-            || state.closed.values().any(|closed| closed.until > now)
+        state.unanswered_until.is_some_and(|until| until > now)
+            || state
+                .paused_principals
+                .values()
+                .any(|closed| closed.until > now)
     }
 
     fn error(&self, retry_after: Duration, rate_limited: bool) -> ImageError {
@@ -164,7 +167,7 @@ impl HostLimiter {
         let mut state = self.state.lock();
         state.timeouts = 0;
         state.pause = Duration::ZERO;
-        state.silent_until = None;
+        state.unanswered_until = None;
         if let Some(remaining) = number(headers, "remaining") {
             let limit = number(headers, "limit");
             state.quota = Some(Quota { limit, remaining });
@@ -178,11 +181,11 @@ impl HostLimiter {
         state.timeouts += 1;
         // Timeouts of requests that were sent before the pause began do not extend it.
         let closed = state
-            .silent_until
+            .unanswered_until
             .is_some_and(|until| until > Instant::now());
         if state.timeouts >= MAX_TIMEOUTS && !closed {
             state.pause = PAUSE_BACKOFF.next(state.pause);
-            state.silent_until = Some(Instant::now() + state.pause);
+            state.unanswered_until = Some(Instant::now() + state.pause);
         }
     }
 
@@ -195,15 +198,20 @@ impl HostLimiter {
     ) -> ImageError {
         let mut state = self.state.lock();
         let now = Instant::now();
-        state.closed.retain(|_, closed| closed.until > now);
+        state
+            .paused_principals
+            .retain(|_, closed| closed.until > now);
         let until = now + retry_after;
         // A response to an earlier request must not shorten the pause.
         let longer = state
-            .closed
+            .paused_principals
             .get(&principal)
             .is_none_or(|closed| closed.until < until);
-        if longer && (state.closed.len() < MAX_PAUSED || state.closed.contains_key(&principal)) {
-            state.closed.insert(
+        if longer
+            && (state.paused_principals.len() < MAX_PAUSED
+                || state.paused_principals.contains_key(&principal))
+        {
+            state.paused_principals.insert(
                 principal,
                 Pause {
                     until,

@@ -8,7 +8,7 @@ mod host_limiter;
 mod hosts;
 mod request;
 
-pub use client::RegistrySettings;
+pub use client::RegistryClient;
 pub(crate) use client::{Head, Registry, RegistryResponse};
 pub use exchange::TlsError;
 pub use host_limiter::Quota;

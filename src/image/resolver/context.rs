@@ -9,7 +9,7 @@ use crate::image::{
     summary::ImageSummary,
 };
 
-use super::{PullPolicy, Resolved, Source, tag::ResolvedTag};
+use super::{PullPolicy, ResolutionSource, Resolved, tag::ResolvedDigest};
 
 /// One resolve request.
 #[derive(Clone)]
@@ -24,9 +24,9 @@ pub(super) struct RequestContext {
 impl RequestContext {
     pub(super) fn resolved(
         self,
-        found: ResolvedTag,
+        found: ResolvedDigest,
         summary: &ImageSummary,
-        source: Source,
+        source: ResolutionSource,
     ) -> Resolved {
         Resolved {
             reference: self.reference,

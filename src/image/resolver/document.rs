@@ -15,15 +15,15 @@ use crate::image::{
     summary::{self, DocumentKind, Fetch, ImageSummary},
 };
 
-use super::{Inner, RequestContext, Source, tag::ResolvedTag};
+use super::{RequestContext, ResolutionSource, ResolverInner, tag::ResolvedDigest};
 
-impl Inner {
+impl ResolverInner {
     /// Reads and caches the summary of an image.
     pub(super) async fn read_summary(
         &self,
         context: &RequestContext,
-        found: &ResolvedTag,
-    ) -> Result<(Arc<ImageSummary>, Source), ImageError> {
+        found: &ResolvedDigest,
+    ) -> Result<(Arc<ImageSummary>, ResolutionSource), ImageError> {
         let fingerprints = context.fingerprints();
         let subject = format!("{}@{}", context.reference.name(), found.digest);
         let layers = DocumentSource {
@@ -77,16 +77,16 @@ impl Inner {
         self.caches
             .store_summary(&found.digest, context.summary_scope(), known);
         let source = if asked {
-            Source::Registry
+            ResolutionSource::Registry
         } else {
-            Source::Containerd
+            ResolutionSource::Containerd
         };
         Ok((summary, source))
     }
 }
 
 struct DocumentSource<'a> {
-    inner: &'a Inner,
+    inner: &'a ResolverInner,
     context: &'a RequestContext,
     containerd: Option<&'a Containerd>,
     deadline: Deadline,

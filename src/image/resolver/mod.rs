@@ -28,13 +28,13 @@ use super::{
 };
 
 use context::RequestContext;
-use tag::{ResolvedTag, TagLookupError};
+use tag::{ResolvedDigest, TagLookupError};
 
 /// Settings of a [`Resolver`].
 #[derive(Clone, Debug)]
 pub struct ResolverSettings {
     /// Access to registries.
-    pub registry: registry::RegistrySettings,
+    pub registry: registry::RegistryClient,
     /// `registries.rewrites`.
     pub rewrites: Vec<Rewrite>,
     /// Maximum number of cached tags, and of cached summaries.
@@ -70,7 +70,7 @@ pub struct ResolveRequest<'a> {
 
 /// Where an answer came from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
-pub enum Source {
+pub enum ResolutionSource {
     /// This process's caches.
     Memory,
     /// containerd, without any registry.
@@ -91,10 +91,10 @@ pub struct Resolved {
     /// Media type of the root document.
     pub media_type: &'static str,
     /// Where the answer came from.
-    pub source: Source,
+    pub source: ResolutionSource,
 }
 
-impl Source {
+impl ResolutionSource {
     /// The name in `archaware inspect` and in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -107,16 +107,16 @@ impl Source {
 
 /// Resolves images. Cheap to clone; clones share caches, connections and lookups in progress.
 #[derive(Clone)]
-pub struct Resolver(Arc<Inner>);
+pub struct Resolver(Arc<ResolverInner>);
 
-struct Inner {
+struct ResolverInner {
     settings: ResolverSettings,
     caches: Arc<Caches>,
     registry: Registry,
     containerd: Option<Containerd>,
     operator_credentials: OperatorCredentials,
-    tags: SingleFlight<TagKey, Result<ResolvedTag, TagLookupError>>,
-    summaries: SingleFlight<SummaryKey, Result<(Arc<ImageSummary>, Source), ImageError>>,
+    tags: SingleFlight<TagKey, Result<ResolvedDigest, TagLookupError>>,
+    summaries: SingleFlight<SummaryKey, Result<(Arc<ImageSummary>, ResolutionSource), ImageError>>,
     metrics: Resolutions,
 }
 
@@ -150,7 +150,7 @@ impl Resolver {
         if let Some(store) = containerd.as_ref().and_then(Containerd::store) {
             store.load_persisted(&caches, settings.images);
         }
-        Self(Arc::new(Inner {
+        Self(Arc::new(ResolverInner {
             registry: Registry::new(settings.registry.clone()),
             caches,
             settings,
@@ -173,7 +173,7 @@ impl Resolver {
         let result = self.resolve_inner(request).await;
         match &result {
             Ok(resolved) => {
-                let asked = resolved.source == Source::Registry;
+                let asked = resolved.source == ResolutionSource::Registry;
                 let registry = asked.then(|| resolved.reference.registry());
                 metrics.observe(started, registry, Ok(resolved.source.as_str()));
             }
@@ -248,7 +248,7 @@ impl Resolver {
         if !inner.settings.per_credential
             && let Some((found, summary)) = inner.cached(&context)
         {
-            return Ok(context.resolved(found, &summary, Source::Memory));
+            return Ok(context.resolved(found, &summary, ResolutionSource::Memory));
         }
         let mut credentials = request.keyring.clone().await.lookup(&context.reference);
         for credential in inner.operator_credentials.lookup(&context.reference).await {
@@ -264,7 +264,7 @@ impl Resolver {
             context.isolated = Some(Fingerprint::combine(&context.fingerprints()));
         }
         let found = match context.reference.version() {
-            Version::Digest(digest) => ResolvedTag::known(digest.clone()),
+            Version::Digest(digest) => ResolvedDigest::known(digest.clone()),
             Version::Tag(_) => self.resolve_tag(&context).await?,
         };
         let (summary, source) = match self.resolve_summary(&context, &found).await {
@@ -280,7 +280,7 @@ impl Resolver {
         Ok(context.resolved(found, &summary, source))
     }
 
-    async fn resolve_tag(&self, context: &RequestContext) -> Result<ResolvedTag, ImageError> {
+    async fn resolve_tag(&self, context: &RequestContext) -> Result<ResolvedDigest, ImageError> {
         let name = context.reference.to_string();
         let ttl = self.0.ttl(context);
         let remembered = || self.0.caches.tag(&name, &context.cache_scopes(), ttl);
@@ -291,8 +291,8 @@ impl Resolver {
             known = remembered();
         }
         let stale = match known {
-            Some(CachedTag::Fresh(digest)) => return Ok(ResolvedTag::known(digest)),
-            Some(CachedTag::Stale(digest, age)) => Some((ResolvedTag::known(digest), age)),
+            Some(CachedTag::Fresh(digest)) => return Ok(ResolvedDigest::known(digest)),
+            Some(CachedTag::Stale(digest, age)) => Some((ResolvedDigest::known(digest), age)),
             None => None,
         };
         let key = TagKey {
@@ -307,11 +307,11 @@ impl Resolver {
             Ok(found) => return Ok(found),
             Err(failed) => failed,
         };
-        if !tag::may_be_stale(&error) {
+        if !tag::allows_stale_tag(&error) {
             return Err(error);
         }
         // The registry does not answer, which does not mean that the image is gone: the newest known digest is used.
-        let record = record.map(|record| (ResolvedTag::recorded(record.digest), record.age));
+        let record = record.map(|record| (ResolvedDigest::recorded(record.digest), record.age));
         let newest = stale.into_iter().chain(record).min_by_key(|(_, age)| *age);
         newest.map(|(found, _)| found).ok_or(error)
     }
@@ -319,10 +319,10 @@ impl Resolver {
     async fn resolve_summary(
         &self,
         context: &RequestContext,
-        found: &ResolvedTag,
-    ) -> Result<(Arc<ImageSummary>, Source), ImageError> {
+        found: &ResolvedDigest,
+    ) -> Result<(Arc<ImageSummary>, ResolutionSource), ImageError> {
         if let Some(summary) = self.0.cached_summary(context, &found.digest) {
-            return Ok((summary, Source::Memory));
+            return Ok((summary, ResolutionSource::Memory));
         }
         let key = SummaryKey {
             digest: found.digest.clone(),
@@ -335,11 +335,12 @@ impl Resolver {
     }
 }
 
-impl Inner {
+impl ResolverInner {
     /// A tag that points at an invalid document (a sign-in page, deleted content) may be fixed soon: the tag is
     /// forgotten and looked up again when the cached failure expires.
     fn invalidate_tag(&self, context: &RequestContext, error: &ImageError) {
-        if matches!(context.reference.version(), Version::Digest(_)) || tag::may_be_stale(error) {
+        if matches!(context.reference.version(), Version::Digest(_)) || tag::allows_stale_tag(error)
+        {
             return;
         }
         let name = context.reference.to_string();
@@ -349,7 +350,7 @@ impl Inner {
     }
 
     /// Tag and summary from memory, if both are cached.
-    fn cached(&self, context: &RequestContext) -> Option<(ResolvedTag, Arc<ImageSummary>)> {
+    fn cached(&self, context: &RequestContext) -> Option<(ResolvedDigest, Arc<ImageSummary>)> {
         let digest = match context.reference.version() {
             Version::Digest(digest) => digest.clone(),
             Version::Tag(_) => {
@@ -361,7 +362,7 @@ impl Inner {
             }
         };
         let summary = self.cached_summary(context, &digest)?;
-        Some((ResolvedTag::known(digest), summary))
+        Some((ResolvedDigest::known(digest), summary))
     }
 
     fn cached_summary(

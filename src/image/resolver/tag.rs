@@ -17,13 +17,13 @@ use crate::image::{
     registry::{Head, RegistryResponse},
 };
 
-use super::{Inner, PullPolicy, RequestContext, Source};
+use super::{PullPolicy, RequestContext, ResolutionSource, ResolverInner};
 
 /// What a tag points at.
 #[derive(Clone)]
-pub(super) struct ResolvedTag {
+pub(super) struct ResolvedDigest {
     pub(super) digest: Digest,
-    pub(super) source: Source,
+    pub(super) source: ResolutionSource,
     /// The root document, if the registry returned it with the digest.
     pub(super) root: Option<Arc<RegistryResponse>>,
     /// containerd did not answer for this image and is not asked again.
@@ -36,12 +36,12 @@ pub(super) struct ResolvedTag {
 /// The registry's error, and the node's image record to fall back to.
 pub(super) type TagLookupError = (ImageError, Option<ImageRecord>);
 
-impl ResolvedTag {
+impl ResolvedDigest {
     /// A digest from the reference itself or from memory.
     pub(super) fn known(digest: Digest) -> Self {
         Self {
             digest,
-            source: Source::Memory,
+            source: ResolutionSource::Memory,
             root: None,
             without_containerd: false,
             unpersisted: None,
@@ -50,7 +50,7 @@ impl ResolvedTag {
 
     pub(super) fn recorded(digest: Digest) -> Self {
         Self {
-            source: Source::Containerd,
+            source: ResolutionSource::Containerd,
             ..Self::known(digest)
         }
     }
@@ -63,11 +63,11 @@ impl ResolvedTag {
 }
 
 /// Failures that say nothing about the image itself.
-pub(super) fn may_be_stale(error: &ImageError) -> bool {
+pub(super) fn allows_stale_tag(error: &ImageError) -> bool {
     matches!(error.reason(), Reason::Unavailable | Reason::RateLimited)
 }
 
-impl Inner {
+impl ResolverInner {
     pub(super) fn ttl(&self, context: &RequestContext) -> Duration {
         let latest = matches!(context.reference.version(), Version::Tag(tag) if tag == "latest");
         if latest || context.policy == PullPolicy::Always {
@@ -102,7 +102,7 @@ impl Inner {
         context: &RequestContext,
         ttl: Duration,
         loaded: Result<(), ContainerdUnavailable>,
-    ) -> Result<ResolvedTag, TagLookupError> {
+    ) -> Result<ResolvedDigest, TagLookupError> {
         let asked = match (self.shared_containerd(context), loaded) {
             (Some(containerd), Ok(())) => containerd.record(&context.reference).await,
             (Some(_), Err(ContainerdUnavailable)) => Err(ContainerdUnavailable),
@@ -113,12 +113,12 @@ impl Inner {
             // With any policy but `Always` the kubelet runs what the node has. For `Always`, a record that is younger
             // than the tag TTL is as fresh as a cached tag.
             Some(record) if context.policy == PullPolicy::IfNotPresent || record.age < ttl => {
-                return Ok(ResolvedTag::recorded(record.digest));
+                return Ok(ResolvedDigest::recorded(record.digest));
             }
             other => other,
         };
         match self.request_tag(context).await {
-            Ok(found) => Ok(ResolvedTag {
+            Ok(found) => Ok(ResolvedDigest {
                 without_containerd,
                 ..found
             }),
@@ -127,7 +127,7 @@ impl Inner {
     }
 
     /// Asks the registry for the digest of a tag, unless it failed recently.
-    async fn request_tag(&self, context: &RequestContext) -> Result<ResolvedTag, ImageError> {
+    async fn request_tag(&self, context: &RequestContext) -> Result<ResolvedDigest, ImageError> {
         let (name, fingerprints) = (context.reference.to_string(), context.fingerprints());
         let Version::Tag(tag) = context.reference.version() else {
             return Err(ImageError::NotFound { what: name });
@@ -152,11 +152,11 @@ impl Inner {
         self.caches.forget_failure(&name, &fingerprints);
         let scope = context.cache_scope(credential);
         self.caches.store_tag(&name, scope, &digest, Instant::now());
-        Ok(ResolvedTag {
-            source: Source::Registry,
+        Ok(ResolvedDigest {
+            source: ResolutionSource::Registry,
             root,
             unpersisted: (scope == CacheScope::Public).then(|| Arc::new(AtomicBool::new(true))),
-            ..ResolvedTag::known(digest)
+            ..ResolvedDigest::known(digest)
         })
     }
 }

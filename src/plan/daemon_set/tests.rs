@@ -82,7 +82,7 @@ fn templates_are_changed_once_and_tell_of_their_rollout() {
     let (amd, arm) = (arch("amd64"), arch("arm64"));
     let plan = managed(&set(&[], &[], false), on(&["amd64"]));
     let write = plan.write.unwrap();
-    let changed = AppliedChange::TemplateChanged {
+    let changed = PlannedChange::TemplateChanged {
         decision: "amd64".to_owned(),
         by_policy: false,
     };

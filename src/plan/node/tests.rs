@@ -24,7 +24,7 @@ fn every_node_has_its_plan() {
     let moved = Some("old=arm64:NoSchedule");
     let old = json!([{ "key": "old", "value": "arm64", "effect": "NoSchedule" }]);
     let tainted = |removed| {
-        Some(AppliedChange::NodeTainted {
+        Some(PlannedChange::NodeTainted {
             taint: "kubernetes.io/arch=arm64:NoSchedule".to_owned(),
             removed,
         })
@@ -67,6 +67,6 @@ fn every_node_has_its_plan() {
         &node("arm64", owned, json!([taint("arm64")])),
         &TaintPolicy::from(&config),
     );
-    let released = AppliedChange::NodeReleased { removed: true };
+    let released = PlannedChange::NodeUntainted { removed: true };
     assert_eq!(plan.write.map(|write| write.change), Some(released));
 }

@@ -90,8 +90,8 @@ fn tolerating() -> Value {
         "value": "arm64", "effect": "NoSchedule" }] })
 }
 
-fn placed(decision: &str, by_policy: bool) -> AppliedChange {
-    AppliedChange::PodPlaced {
+fn placed(decision: &str, by_policy: bool) -> PlannedChange {
+    PlannedChange::PodPlaced {
         decision: decision.to_owned(),
         by_policy,
     }
@@ -136,7 +136,7 @@ fn every_verdict_has_its_plan() {
         (
             gated(),
             Verdict::Skip,
-            Some(AppliedChange::GateRemoved),
+            Some(PlannedChange::GateRemoved),
             true,
             false,
             None,
@@ -210,7 +210,7 @@ fn the_failure_policy_is_carried_out_when_it_is_due() {
     let change = second.write.map(|write| write.change);
     assert_eq!(
         (change, second.decides),
-        (Some(AppliedChange::GateRemoved), false)
+        (Some(PlannedChange::GateRemoved), false)
     );
 }
 
@@ -258,7 +258,7 @@ fn events_are_on_the_object_that_carries_the_annotation() {
 #[test]
 fn a_refusable_change_of_a_gated_pod_can_fall_back_to_its_release() {
     let write = plan_of(&pod(&[], gated()), on(&["arm64"])).write.unwrap();
-    assert!(write.release.is_some());
+    assert!(write.gate_removal.is_some());
     let write = plan_of(&pod(&[], json!({})), on(&["arm64"])).write.unwrap();
-    assert_eq!(write.release, None);
+    assert_eq!(write.gate_removal, None);
 }

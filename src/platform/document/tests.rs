@@ -19,7 +19,10 @@ fn one_odd_entry_does_not_hide_the_others() {
     let Ok(Document::Index(index)) = parse(index) else {
         panic!("not an index")
     };
-    assert_eq!((index.platforms.len(), index.unnamed.len()), (1, 2));
+    assert_eq!(
+        (index.platforms.len(), index.without_platform.len()),
+        (1, 2)
+    );
 }
 
 #[test]

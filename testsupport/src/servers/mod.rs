@@ -141,7 +141,7 @@ pub fn settings() -> ResolverSettings {
         .try_init();
     let _ = rustls::crypto::ring::default_provider().install_default();
     ResolverSettings {
-        registry: client::RegistrySettings {
+        registry: client::RegistryClient {
             timeout: Duration::from_secs(5),
             per_host: 8,
             ..Default::default()
@@ -177,7 +177,7 @@ pub async fn resolve(
     let request = ResolveRequest {
         image,
         policy: PullPolicy::IfNotPresent,
-        keyring: &credentials::resolved(keyring.clone()),
+        keyring: &credentials::ready_keyring(keyring.clone()),
     };
     resolver.resolve(request).await
 }

@@ -6,7 +6,7 @@ const HOUR: Duration = Duration::from_hours(1);
 fn made(names: &[String], at: SystemTime) -> StoredCertificates {
     let made = issue(names, at, 3 * HOUR).unwrap();
     StoredCertificates {
-        authorities: ca_bundle::with(&made.authority, ""),
+        authorities: ca_bundle::with_authority(&made.authority, ""),
         current: made.pair,
         next: None,
     }

@@ -63,14 +63,14 @@ fn the_decision_removes_the_gate_and_keeps_foreign_gates() {
         "spec": {"schedulingGates": [{"name": "other"}, {"name": GATE}]},
     }));
     assert_eq!(
-        release(&gated).into_operations(),
+        remove_gate(&gated).into_operations(),
         json!([
             {"op": "test", "path": "/metadata/uid", "value": "u"},
             {"op": "test", "path": "/spec/schedulingGates/1/name", "value": GATE},
             {"op": "remove", "path": "/spec/schedulingGates/1"},
         ])
     );
-    assert!(release(&subject(json!({"metadata": {"uid": "u"}}))).is_empty());
+    assert!(remove_gate(&subject(json!({"metadata": {"uid": "u"}}))).is_empty());
 }
 
 /// Every shape of affinity that a pod can have, with what is added to it.

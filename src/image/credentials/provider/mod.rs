@@ -26,7 +26,7 @@ use protocol::CacheKey;
 /// Maximum number of cached answers. Each plugin decides whether one applies to an image, a registry or everything.
 const MAX_ANSWERS: usize = 1024;
 /// How long a failed plugin is not run again for the same image.
-const FAILED: Duration = Duration::from_secs(10);
+const FAILURE_TTL: Duration = Duration::from_secs(10);
 /// Cache key of answers that apply to every image.
 const GLOBAL: &str = "global";
 
@@ -108,7 +108,7 @@ impl Providers {
                 Err(error) => {
                     let (plugin, error) = (&provider.name, chain(&error));
                     tracing::warn!(plugin, image, error, "no credentials from the plugin");
-                    (image, FAILED, Keyring::default())
+                    (image, FAILURE_TTL, Keyring::default())
                 }
             };
             let keyring = Arc::new(keyring);

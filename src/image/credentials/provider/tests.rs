@@ -4,7 +4,7 @@ use secrecy::ExposeSecret;
 use tempfile::TempDir;
 
 use super::{
-    super::{Secret, command::QUEUE_TIMEOUT},
+    super::{CredentialSecret, command::ANSWER_TIMEOUT},
     *,
 };
 
@@ -62,11 +62,11 @@ fn answer(cache: &str, more: &str, auth: &str) -> String {
 
 async fn users(providers: &Providers, image: &str) -> Vec<String> {
     let name = |credential: &Credential| match credential.secret() {
-        Secret::Password { username, password } => {
+        CredentialSecret::Password { username, password } => {
             format!("{username}:{}", password.expose_secret())
         }
-        Secret::IdentityToken(_) => "token".to_owned(),
-        Secret::Anonymous => "anonymous".to_owned(),
+        CredentialSecret::IdentityToken(_) => "token".to_owned(),
+        CredentialSecret::Anonymous => "anonymous".to_owned(),
     };
     providers
         .lookup(&Reference::parse(image).unwrap())
@@ -221,7 +221,7 @@ fn one_that_hangs_does_not_hold_up_a_pod_and_ends_with_the_process() {
     assert!(runtime.block_on(users(&providers, "r.io/a")).is_empty());
     let took = started.elapsed();
     assert!(
-        took >= QUEUE_TIMEOUT && took < QUEUE_TIMEOUT * 2,
+        took >= ANSWER_TIMEOUT && took < ANSWER_TIMEOUT * 2,
         "{took:?}"
     );
     let pid = fs::read_to_string(node.0.path().join("plug.pid")).unwrap();

@@ -20,7 +20,7 @@ use crate::image::{
     single_flight::SingleFlight,
 };
 
-use super::RegistrySettings;
+use super::RegistryClient;
 
 /// Users choose the registries, so the settings of the least used ones are dropped and read again.
 const MAX_REGISTRIES: usize = 1024;
@@ -94,7 +94,7 @@ struct CachedHosts {
 }
 
 impl Hosts {
-    pub(super) fn new(settings: &RegistrySettings) -> Self {
+    pub(super) fn new(settings: &RegistryClient) -> Self {
         for root in settings
             .hosts_directories
             .iter()

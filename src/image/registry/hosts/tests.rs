@@ -6,10 +6,10 @@ use super::{read::read, *};
 
 fn hosts(roots: &[&Path], image: &str, plain: &[&str]) -> Hosts {
     let _ = image;
-    Hosts::new(&RegistrySettings {
+    Hosts::new(&RegistryClient {
         plain_http: plain.iter().map(|name| (*name).to_owned()).collect(),
         hosts_directories: roots.iter().map(|root| root.to_path_buf()).collect(),
-        ..RegistrySettings::default()
+        ..RegistryClient::default()
     })
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     cluster::{events::EventReason, objects::PodSpec},
-    evaluate::{Evaluation, Verdict, pull_secrets::Unusable},
+    evaluate::{Evaluation, Verdict, pull_secrets::UnusablePullSecret},
     image::ImageError,
     placement::{
         Decision,
@@ -25,7 +25,7 @@ const RECHECK_INTERVAL: Duration = Duration::from_mins(10);
 
 /// The decision of this reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Decided {
+pub(super) struct DraftDecision {
     /// `None`: no decision.
     pub(super) decision: Option<Decision>,
     /// Whether the failure policy decided instead of the images.
@@ -34,19 +34,19 @@ pub(super) struct Decided {
     pub(super) waiting: bool,
     /// Whether archaware's scheduling gate can be removed: there is nothing to decide, or the failure policy is due,
     /// even if its action is to keep the pod waiting.
-    pub(super) releases: bool,
+    pub(super) may_remove_gate: bool,
     /// When to reconcile again if the object does not change.
     pub(super) requeue: Option<Duration>,
 }
 
-impl Default for Decided {
+impl Default for DraftDecision {
     /// Nothing to do.
     fn default() -> Self {
         Self {
             decision: None,
             by_policy: false,
             waiting: false,
-            releases: true,
+            may_remove_gate: true,
             requeue: None,
         }
     }
@@ -90,57 +90,59 @@ impl<'a> Draft<'a> {
         spec: &PodSpec,
         evaluation: &Evaluation,
         recorded: bool,
-    ) -> Decided {
+    ) -> DraftDecision {
         for invalid in &evaluation.invalid {
             self.report_invalid(invalid);
         }
         for unusable in &evaluation.unusable {
-            let Unusable { secret, why } = unusable;
+            let UnusablePullSecret { secret, why } = unusable;
             let note = format!("pull secret {secret} is skipped: {why}");
             self.report_once(EventReason::PullSecretUnusable, hash(unusable), note);
         }
         match &evaluation.verdict {
             Verdict::Skip => {
                 self.count_once("ignored");
-                Decided::default()
+                DraftDecision::default()
             }
             // The failure policy's earlier decision has already been counted and reported.
-            Verdict::Decided(decision) if evaluation.by_policy => Decided {
+            Verdict::Decided(decision) if evaluation.by_policy => DraftDecision {
                 decision: Some(decision.clone()),
                 by_policy: true,
-                ..Decided::default()
+                ..DraftDecision::default()
             },
             Verdict::Decided(decision) => {
                 self.count_once(decision.as_str());
-                self.state.succeeded();
+                self.state.record_success();
                 let is_none = *decision == Decision::NoCommonArchitecture;
                 if is_none {
                     let note = evaluation.explain_no_common_architecture(self.policies.placement);
                     self.report_once(EventReason::NoCommonArchitecture, 0, note);
                 }
-                Decided {
+                DraftDecision {
                     decision: Some(decision.clone()),
                     requeue: is_none.then_some(RECHECK_INTERVAL),
-                    ..Decided::default()
+                    ..DraftDecision::default()
                 }
             }
-            Verdict::Unresolved(unresolved) => self.failed(spec, unresolved, recorded),
+            Verdict::Unresolved(unresolved) => {
+                self.apply_failure_policy(spec, unresolved, recorded)
+            }
         }
     }
 
-    fn failed(
+    fn apply_failure_policy(
         &mut self,
         spec: &PodSpec,
         unresolved: &[(String, ImageError)],
         recorded: bool,
-    ) -> Decided {
+    ) -> DraftDecision {
         self.count_once("unresolved");
         for (image, error) in unresolved {
             let reason = error.reason();
             let note = format!("{}: {image}: {}", reason.as_str(), error.chain());
             self.report_once(EventReason::ImageNotResolved, hash(&(reason, image)), note);
         }
-        let attempts = self.state.failed(self.now);
+        let attempts = self.state.record_failure(self.now);
         let failures: Vec<_> = unresolved
             .iter()
             .map(|(_, error)| ImageFailure {
@@ -161,11 +163,11 @@ impl<'a> Draft<'a> {
         };
         let critical = spec.is_system_critical() && !is_valid;
         let placement = self.policies.placement;
-        let next = failure::next(policy, placement, &failures, attempts, critical);
-        Decided {
+        let next = failure::next_step(policy, placement, &failures, attempts, critical);
+        DraftDecision {
             by_policy: next.decision.is_some(),
             waiting: next.decision.is_none() && !is_valid,
-            releases: next.due,
+            may_remove_gate: next.due,
             decision: next.decision,
             requeue: next.retry,
         }

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use crate::cluster::{api::ApiError, events::EventReason, writer::Written};
+use crate::cluster::{api::ApiError, events::EventReason, writer::PatchOutcome};
 
 use super::EventDraft;
 
 /// How long to wait for the watch after a stale patch.
 const STALE_RETRY: Duration = Duration::from_secs(2);
 /// Delay before the removal of a scheduling gate is retried.
-const RELEASE_RETRY: Duration = Duration::from_secs(15);
+const GATE_RETRY: Duration = Duration::from_secs(15);
 
 /// What follows from a patch that was not applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,14 +23,14 @@ pub(crate) struct FollowUp {
 }
 
 /// What follows from a patch; `None` if it was applied.
-pub(crate) fn after_write(written: &Written) -> Option<FollowUp> {
+pub(crate) fn after_patch(written: &PatchOutcome) -> Option<FollowUp> {
     let (requeue, is_complete, event) = match written {
-        Written::Applied => return None,
-        Written::Gone => (None, true, None),
+        PatchOutcome::Applied => return None,
+        PatchOutcome::Gone => (None, true, None),
         // The watch brings the change. The retry is for a watch that is interrupted.
-        Written::Stale => (Some(STALE_RETRY), false, None),
-        Written::Stopping => (None, false, None),
-        Written::Failed(error) => {
+        PatchOutcome::Stale => (Some(STALE_RETRY), false, None),
+        PatchOutcome::Stopping => (None, false, None),
+        PatchOutcome::Failed(error) => {
             // RBAC, validation or an admission plugin rejected the change, which the object's owner should know.
             let refused = error.is_refusal();
             let hint = match error {
@@ -51,11 +51,11 @@ pub(crate) fn after_write(written: &Written) -> Option<FollowUp> {
 
 /// The same for a patch that only removes archaware's scheduling gate. It is always retried, because the pod must not
 /// wait for its next change.
-pub(crate) fn after_release(written: &Written) -> Option<FollowUp> {
-    let mut follow = after_write(written)?;
+pub(crate) fn after_gate_removal(written: &PatchOutcome) -> Option<FollowUp> {
+    let mut follow = after_patch(written)?;
     follow.is_complete = true;
-    if *written != Written::Gone {
-        follow.requeue = Some(RELEASE_RETRY);
+    if *written != PatchOutcome::Gone {
+        follow.requeue = Some(GATE_RETRY);
     }
     Some(follow)
 }
@@ -74,33 +74,48 @@ mod tests {
             retry_after: Some(Duration::from_secs(seconds)),
         };
         for (written, requeue, is_complete, event) in [
-            (Written::Gone, None, true, false),
-            (Written::Stale, Some(2..=2), false, false),
-            (Written::Stopping, None, false, false),
-            (Written::Failed(ApiError::Invalid(text())), None, true, true),
-            (Written::Failed(ApiError::Denied(text())), None, true, true),
+            (PatchOutcome::Gone, None, true, false),
+            (PatchOutcome::Stale, Some(2..=2), false, false),
+            (PatchOutcome::Stopping, None, false, false),
             (
-                Written::Failed(ApiError::Forbidden(text())),
+                PatchOutcome::Failed(ApiError::Invalid(text())),
+                None,
+                true,
+                true,
+            ),
+            (
+                PatchOutcome::Failed(ApiError::Denied(text())),
+                None,
+                true,
+                true,
+            ),
+            (
+                PatchOutcome::Failed(ApiError::Forbidden(text())),
                 Some(30..=30),
                 true,
                 true,
             ),
-            (Written::Failed(limited(9)), Some(11..=13), false, false),
-            (Written::Failed(limited(1)), Some(3..=5), false, false),
             (
-                Written::Failed(ApiError::TimedOut(Duration::from_secs(10))),
+                PatchOutcome::Failed(limited(9)),
+                Some(11..=13),
+                false,
+                false,
+            ),
+            (PatchOutcome::Failed(limited(1)), Some(3..=5), false, false),
+            (
+                PatchOutcome::Failed(ApiError::TimedOut(Duration::from_secs(10))),
                 Some(2..=4),
                 false,
                 false,
             ),
             (
-                Written::Failed(ApiError::Unreachable(text())),
+                PatchOutcome::Failed(ApiError::Unreachable(text())),
                 Some(2..=4),
                 false,
                 false,
             ),
         ] {
-            let follow = after_write(&written).unwrap();
+            let follow = after_patch(&written).unwrap();
             let seconds = follow.requeue.map(|time| time.as_secs());
             let fits = match (&requeue, seconds) {
                 (Some(range), Some(seconds)) => range.contains(&seconds),
@@ -112,11 +127,11 @@ mod tests {
                 (is_complete, event),
                 "{written:?}"
             );
-            let release = after_release(&written).unwrap();
-            let retry = (written != Written::Gone).then_some(RELEASE_RETRY);
+            let release = after_gate_removal(&written).unwrap();
+            let retry = (written != PatchOutcome::Gone).then_some(GATE_RETRY);
             assert_eq!((release.requeue, release.is_complete), (retry, true));
         }
-        assert_eq!(after_write(&Written::Applied), None);
-        assert_eq!(after_release(&Written::Applied), None);
+        assert_eq!(after_patch(&PatchOutcome::Applied), None);
+        assert_eq!(after_gate_removal(&PatchOutcome::Applied), None);
     }
 }
