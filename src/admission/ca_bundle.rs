@@ -15,7 +15,7 @@ pub(super) enum Published {
     #[default]
     Unknown,
     /// There is no configuration, or archaware does not maintain its `caBundle`.
-    NotPublished,
+    NoBundle,
     /// These authorities.
     Bundle(Arc<str>),
 }

@@ -74,7 +74,7 @@ async fn resolve_as(
 }
 
 fn platforms(resolved: &Resolved) -> Vec<String> {
-    ready_keyring
+    resolved
         .platforms
         .platforms()
         .iter()

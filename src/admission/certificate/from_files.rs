@@ -90,7 +90,7 @@ impl FromFiles {
             }
             let is_known = match &*self.published.borrow() {
                 Published::Bundle(bundle) => ca_bundle::contains_authority(bundle, &authority),
-                Published::Unknown | Published::NotPublished => false,
+                Published::Unknown | Published::NoBundle => false,
             };
             let wait = if is_known { PERIOD } else { LAG };
             let serves = self

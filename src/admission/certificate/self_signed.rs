@@ -211,7 +211,7 @@ impl SelfSigned {
         let known = match &*self.published.borrow() {
             Published::Unknown => false,
             // Without a configuration the webhook is not called.
-            Published::NotPublished => true,
+            Published::NoBundle => true,
             Published::Bundle(bundle) => **bundle == *stored.authorities,
         };
         let since = state

@@ -63,7 +63,7 @@ impl ConfigurationReconciler {
                 match self.reconcile(authorities).await {
                     Ok(published) => {
                         let unknown =
-                            published == Published::NotPublished && self.maintains_only_ca_bundle();
+                            published == Published::NoBundle && self.maintains_only_ca_bundle();
                         if unknown && !warned {
                             tracing::warn!(
                                 "there is no MutatingWebhookConfiguration {NAME}, and \
@@ -106,7 +106,7 @@ impl ConfigurationReconciler {
     async fn reconcile(&self, authorities: CaBundle) -> Result<Published, ApiError> {
         let manages = self.config.admission.manage_configuration;
         if !manages && authorities.is_none() {
-            return Ok(Published::NotPublished);
+            return Ok(Published::NoBundle);
         }
         let found: Option<MutatingWebhookConfiguration> = self.api.find(&name()).await?;
         // archaware's own authorities are stored in the Secret; those from files are only known here.
@@ -123,11 +123,11 @@ impl ConfigurationReconciler {
         };
         let published = authorities
             .clone()
-            .map_or(Published::NotPublished, Published::Bundle);
+            .map_or(Published::NoBundle, Published::Bundle);
         if !manages {
             let Some(found) = found else {
                 tracing::debug!(name = NAME, "there is no webhook configuration");
-                return Ok(Published::NotPublished);
+                return Ok(Published::NoBundle);
             };
             if let Some(authorities) = &authorities {
                 self.inject_ca_bundle(&found, authorities).await?;

@@ -246,9 +246,9 @@ fn configurations_are_checked_as_the_kubelet_does() {
         assert_eq!(node.load(&text).unwrap().list.len(), 1, "{version}");
     }
     for (bad, problem) in [
-        (config(&provider("a/b", "[r.io]")), "name of a file"),
-        (config(&provider("'..'", "[r.io]")), "name of a file"),
-        (config(&provider("'a b'", "[r.io]")), "name of a file"),
+        (config(&provider("a/b", "[r.io]")), "not a file name"),
+        (config(&provider("'..'", "[r.io]")), "not a file name"),
+        (config(&provider("'a b'", "[r.io]")), "not a file name"),
         (config(&provider("plug", "[]")), "matchImages"),
         (config(&format!("{fine}{fine}")), "twice"),
         (config(&fine.replace("1h", "soon")), "defaultCacheDuration"),
