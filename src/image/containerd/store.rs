@@ -166,7 +166,7 @@ impl Store {
         self.loader.get_or_init(start);
     }
 
-    /// Waits until persisted tags are loaded: [`BUDGET`] for the first response, [`LOAD_TIMEOUT`] for the rest.
+    /// Waits until persisted tags are loaded: [`LOOKUP_TIMEOUT`] for the first response, [`LOAD_TIMEOUT`] for the rest.
     ///
     /// # Errors
     ///

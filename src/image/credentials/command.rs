@@ -43,7 +43,7 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Programs(Mutex<JoinSet<()>>);
 
 impl Programs {
-    /// Runs `work`, the program of this name, and waits [`QUEUE_TIMEOUT`] for it; `None` when it takes longer.
+    /// Runs `work`, the program of this name, and waits [`ANSWER_TIMEOUT`] for it; `None` when it takes longer.
     pub(super) async fn wait_for<T: Send + 'static>(
         &self,
         program: &str,
