@@ -273,8 +273,8 @@ impl Pod {
 const MAX_LIST: usize = 1024;
 
 impl PodSpec {
-    /// Whether the object is larger than any that can be stored. Kubernetes does not limit these lists, but etcd
-    /// accepts objects up to 1.5 MiB only.
+    /// Whether a list in the spec is longer than 1,024 entries. Kubernetes does not limit these lists, but etcd accepts
+    /// objects up to 1.5 MiB only.
     pub fn is_oversized(&self) -> bool {
         let lists = [
             self.containers.len(),

@@ -1,4 +1,5 @@
-//! Patches nodes, pods and DaemonSets with bounded concurrency, and only while this process holds the Lease.
+//! Patches nodes, pods and DaemonSets with bounded concurrency, and only while this process holds the Lease. Everything
+//! else is written through [`ApiClient`] directly.
 
 use std::{sync::Arc, time::Duration};
 

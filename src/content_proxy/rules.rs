@@ -8,7 +8,7 @@ const NAMESPACE: HeaderName = HeaderName::from_static("containerd-namespace");
 const LEASE: HeaderName = HeaderName::from_static("containerd-lease");
 const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// Needs no namespace.
+/// The only method that needs no namespace.
 const VERSION: &str = "/containerd.services.version.v1.Version/Version";
 /// Methods for reading.
 const READ: &[&str] = &[

@@ -17,7 +17,7 @@ pub(crate) const STALE_IF_ERROR: Duration = Duration::from_hours(24);
 /// Maximum number of interned summaries. A cluster has some dozens; further ones are not deduplicated.
 const MAX_INTERNED: usize = 4096;
 
-/// Who may use a cached answer: every pod, or pods with the credential that was needed to get it.
+/// Which pods may use a cached answer: all, or those with the credential that was needed to get it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum CacheScope {
     Public,

@@ -18,7 +18,7 @@ const MAX_DEPTH: usize = 4;
 const MAX_CHILDREN: usize = 256;
 /// Maximum bytes of all documents of one image; 256 children of typical size have 2 KiB each.
 const MAX_TOTAL: usize = 16 * 1024 * 1024;
-/// Larger images are rare and are not persisted in containerd.
+/// Maximum bytes of all documents of an image that is persisted in containerd. Larger ones are rare.
 const MAX_PERSISTED: usize = 1024 * 1024;
 
 /// Registries serve manifests and configs under different paths.
@@ -75,28 +75,28 @@ pub(crate) async fn read(
     verify(DocumentKind::Manifest, digest, None, root)?;
     let document = parse(digest, root, content_type)?;
     let media_type = media_type_of(root, content_type, &document);
-    let mut walk = DocumentReader {
+    let mut reader = DocumentReader {
         fetch,
         seen: HashSet::from([digest.clone()]),
         children: 0,
         total: 0,
         documents: Vec::new(),
     };
-    walk.add(FetchedDocument {
+    reader.add(FetchedDocument {
         digest: digest.clone(),
         bytes: root.clone(),
         kind: DocumentKind::Manifest,
         parent: None,
     })?;
     let platforms = match document {
-        Document::Manifest(manifest) => walk.manifest(digest, manifest).await?,
-        Document::Index(index) => walk.index(digest, index).await?,
+        Document::Manifest(manifest) => reader.manifest(digest, manifest).await?,
+        Document::Index(index) => reader.index(digest, index).await?,
     };
-    let tree = ImageSummary {
+    let summary = ImageSummary {
         media_type,
         platforms,
     };
-    Ok((tree, walk.documents))
+    Ok((summary, reader.documents))
 }
 
 struct DocumentReader<'a, F> {

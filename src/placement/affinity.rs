@@ -36,7 +36,7 @@ pub struct NodeAffinity {
     pub preferred: Option<Vec<PreferredTerm>>,
 }
 
-/// `nodeSelector` of a required node affinity.
+/// The required node affinity; not the pod's `nodeSelector`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelector {
@@ -88,7 +88,7 @@ pub struct AffinityChange {
     pub prefer: Vec<Preference>,
 }
 
-/// Required architectures and the terms that name them.
+/// Required architectures and the terms that get them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Require {

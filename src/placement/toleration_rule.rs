@@ -1,4 +1,5 @@
-//! Additional tolerations, for clusters whose nodes have other taints than archaware's.
+//! The settings of additional tolerations, for clusters whose nodes have other taints than archaware's.
+//! `toleration.rs` applies them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -18,7 +18,7 @@ pub(crate) struct FollowUp {
     pub(crate) requeue: Option<Duration>,
     /// Whether the attempt counts. A patch that did not reach the API server does not.
     pub(crate) is_complete: bool,
-    /// An event for the object's owner.
+    /// An event about the object.
     pub(crate) event: Option<EventDraft>,
 }
 

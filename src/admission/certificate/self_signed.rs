@@ -175,34 +175,43 @@ impl SelfSigned {
         }
         let settled = self.is_settled(state, &stored);
         let now = SystemTime::now();
-        let after = match renewal_step(&stored, now, self.lifetime, &self.names, settled) {
+        let (after, message) = match renewal_step(&stored, now, self.lifetime, &self.names, settled)
+        {
             RenewalStep::Nothing => return Ok(false),
             RenewalStep::Prepare => {
-                tracing::info!(
-                    "issued the next admission certificate; it is served once its authority is published"
-                );
                 let made =
                     issue(&self.names, now, self.lifetime).map_err(CertificateError::from)?;
-                StoredCertificates {
+                let after = StoredCertificates {
                     authorities: ca_bundle::with_authority(&made.authority, &stored.authorities),
                     next: Some(made.pair),
                     ..stored
-                }
+                };
+                (
+                    after,
+                    "issued the next admission certificate; it is served once its authority is published",
+                )
             }
             RenewalStep::Promote => {
-                tracing::info!("serving the next admission certificate");
-                StoredCertificates {
+                let after = StoredCertificates {
                     current: stored.next.unwrap_or(stored.current),
                     next: None,
                     ..stored
-                }
+                };
+                (after, "the next admission certificate replaces the old one")
             }
-            RenewalStep::Prune => StoredCertificates {
-                authorities: ca_bundle::without_expired(&stored.authorities),
-                ..stored
-            },
+            RenewalStep::Prune => {
+                let after = StoredCertificates {
+                    authorities: ca_bundle::without_expired(&stored.authorities),
+                    ..stored
+                };
+                (
+                    after,
+                    "removed expired authorities of the admission certificate",
+                )
+            }
         };
         self.write(&secret, &after).await?;
+        tracing::info!(secret = NAME, "{message}");
         Ok(true)
     }
 

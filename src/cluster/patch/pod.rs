@@ -61,7 +61,8 @@ pub struct AdmissionPatch<'a> {
     pub gate: bool,
 }
 
-/// Removes the additions of an earlier call from `pod`, and adds to `without_owned`, which is the pod without them.
+/// The webhook's patch of `pod`: removes the additions of an earlier call, then adds `change`, whose indexes refer to
+/// `without_owned`.
 pub fn admit(pod: &Pod, without_owned: &Pod, admission: AdmissionPatch<'_>) -> JsonPatch {
     let AdmissionPatch {
         undo,

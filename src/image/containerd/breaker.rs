@@ -71,13 +71,13 @@ impl Permit<'_> {
         if state.probe_at.is_none() && state.failures >= MAX_FAILURES {
             state.probe_at = Some(now + OPEN);
         }
-        let last_logged = state
+        let logged_recently = state
             .last_logged
             .is_some_and(|last_logged| now < last_logged + OPEN);
-        if !last_logged {
+        if !logged_recently {
             state.last_logged = Some(now);
         }
-        !last_logged
+        !logged_recently
     }
 }
 

@@ -30,7 +30,7 @@ const EXPIRE: &str = "containerd.io/gc.expire";
 const TAGGED: &str = "archaware.dev/tagged";
 /// Prefix of the labels `….<hash of the name>: <unix time> <name>`: the tag pointed at this document at that time.
 const TAG: &str = "archaware.dev/tag.";
-/// Maximum number of tags per root document, because anyone who can push can create any number.
+/// Maximum number of tags per root document, because every user who can push can create any number.
 const MAX_TAGS: usize = 64;
 
 /// A client for one namespace.

@@ -1,5 +1,5 @@
-//! Limits requests per registry host: their concurrency, none while the host rate-limits the principal, and none
-//! while the host does not answer.
+//! Limits the requests to each registry host: how many run at once, and none while the host rate-limits their account
+//! or does not answer.
 
 use std::{
     collections::HashMap,

@@ -26,7 +26,7 @@ impl ResolverInner {
     ) -> Result<(Arc<ImageSummary>, ResolutionSource), ImageError> {
         let fingerprints = context.fingerprints();
         let subject = format!("{}@{}", context.reference.name(), found.digest);
-        let layers = DocumentSource {
+        let document_source = DocumentSource {
             inner: self,
             context,
             containerd: self.shared_containerd(context),
@@ -42,25 +42,31 @@ impl ResolverInner {
                     answer.content_type().map(str::to_owned),
                 ),
                 None => {
-                    layers
+                    document_source
                         .fetch_typed(DocumentKind::Manifest, &found.digest)
                         .await?
                 }
             };
-            summary::read(&layers, &found.digest, &root, content_type.as_deref()).await
+            summary::read(
+                &document_source,
+                &found.digest,
+                &root,
+                content_type.as_deref(),
+            )
+            .await
         };
         let (summary, documents) = match read.await {
             Ok(read) => read,
             Err(error) => {
                 // A cached failure must not be counted twice.
-                if layers.failed.is_none() {
+                if document_source.failed.is_none() {
                     self.caches.store_failure(&subject, &fingerprints, &error);
                 }
                 return Err(error);
             }
         };
         self.caches.forget_failure(&subject, &fingerprints);
-        let asked = layers.asked_registry.load(Ordering::Relaxed);
+        let asked = document_source.asked_registry.load(Ordering::Relaxed);
         let summary = self.caches.intern(summary);
         let mut known = CachedSummary {
             summary: summary.clone(),

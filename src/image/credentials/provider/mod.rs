@@ -1,4 +1,4 @@
-//! The kubelet's credential provider plugins: which ones run for an image, and how long their answers are used.
+//! The kubelet's credential provider plugins (a provider is a plugin with its configuration): which ones run for an image, and how long their answers are used.
 
 mod config;
 mod protocol;
