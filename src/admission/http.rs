@@ -55,13 +55,13 @@ enum Refusal {
     #[error("only POST is allowed")]
     Method,
     #[error("the content type must be application/json")]
-    Type,
+    ContentType,
     #[error("the body is larger than {} MiB", MAX_BODY >> 20)]
     TooLarge,
     #[error("the body was not received within {} s", BODY_TIMEOUT.as_secs())]
-    Slow,
+    TimedOut,
     #[error("the body is incomplete")]
-    Cut,
+    Incomplete,
     #[error("too many requests in progress")]
     Busy,
     #[error(transparent)]
@@ -73,10 +73,10 @@ impl Refusal {
         match self {
             Self::Path => StatusCode::NOT_FOUND,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Type => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::ContentType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Slow => StatusCode::REQUEST_TIMEOUT,
-            Self::Cut | Self::Review(_) => StatusCode::BAD_REQUEST,
+            Self::TimedOut => StatusCode::REQUEST_TIMEOUT,
+            Self::Incomplete | Self::Review(_) => StatusCode::BAD_REQUEST,
             Self::Busy => StatusCode::TOO_MANY_REQUESTS,
         }
     }
@@ -163,7 +163,7 @@ impl Handler {
             return Err(Refusal::Method);
         }
         if !is_json(request.headers()) {
-            return Err(Refusal::Type);
+            return Err(Refusal::ContentType);
         }
         let room = self.reserve_body(request.headers());
         if matches!(room, Err(Refusal::TooLarge)) {
@@ -237,8 +237,8 @@ async fn read(body: Incoming) -> Result<Bytes, Refusal> {
     match tokio::time::timeout(BODY_TIMEOUT, whole).await {
         Ok(Ok(whole)) => Ok(whole.to_bytes()),
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(Refusal::TooLarge),
-        Ok(Err(_)) => Err(Refusal::Cut),
-        Err(_) => Err(Refusal::Slow),
+        Ok(Err(_)) => Err(Refusal::Incomplete),
+        Err(_) => Err(Refusal::TimedOut),
     }
 }
 

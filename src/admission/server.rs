@@ -35,25 +35,25 @@ use super::{certificate::CertResolver, http::Handler};
 /// at once: a refused connection fails open immediately, a hanging one after the API server's timeout.
 const MAX_CONNECTIONS: usize = 2048;
 /// Timeout of a TLS handshake.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Idle timeout. Longer than the API server's own (90 s), so that the API server closes the connection first and
 /// never sends a request to a closed one.
-const IDLE: Duration = Duration::from_mins(2);
+const IDLE_TIMEOUT: Duration = Duration::from_mins(2);
 /// Timeout until the first request. Connections are limited, so unused ones are closed.
-const FIRST: Duration = Duration::from_secs(10);
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// After between one and two times this, a connection is closed gracefully, so that the next one may reach another
 /// replica.
 const LIFETIME: Duration = Duration::from_mins(5);
 /// Receive buffer per connection: one TLS record.
-const BUFFER: usize = 16 << 10;
+const READ_BUFFER: usize = 16 << 10;
 /// Maximum bytes of a request's headers.
 const MAX_HEADERS: u32 = 16 << 10;
 /// Concurrent requests on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 1000;
 /// How long connections are accepted after SIGTERM, until all API servers know that this replica is going away.
-const LINGER: Duration = Duration::from_secs(3);
+const ACCEPT_AFTER_SIGTERM: Duration = Duration::from_secs(3);
 /// How long requests in progress may take after that, in addition to `admission.budget`.
-const DRAIN: Duration = Duration::from_secs(1);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The server's parts.
 pub(super) struct Server {
@@ -103,7 +103,7 @@ impl Server {
         };
         let lingering = async {
             stop.cancelled().await;
-            tokio::time::sleep(LINGER).await;
+            tokio::time::sleep(ACCEPT_AFTER_SIGTERM).await;
         };
         tokio::select! {
             () = accepting => {}
@@ -112,7 +112,7 @@ impl Server {
         drop(self.listener);
         drain.cancel();
         self.tasks.close();
-        if tokio::time::timeout(self.budget + DRAIN, self.tasks.wait())
+        if tokio::time::timeout(self.budget + DRAIN_TIMEOUT, self.tasks.wait())
             .await
             .is_err()
         {
@@ -140,8 +140,8 @@ async fn connection(
 ) {
     let _ = stream.set_nodelay(true);
     // Without this, TLS reads in pieces of 4 KiB; with it, a request takes one system call.
-    let stream = BufReader::with_capacity(BUFFER, stream);
-    let handshake = tokio::time::timeout(HANDSHAKE, tls.accept(stream));
+    let stream = BufReader::with_capacity(READ_BUFFER, stream);
+    let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream));
     let stream = match handshake.await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
@@ -183,7 +183,7 @@ async fn connection(
     } else {
         let serving = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(IDLE)
+            .header_read_timeout(IDLE_TIMEOUT)
             .max_header_size(MAX_HEADERS as usize)
             .serve_connection(stream, service);
         until_the_end(serving, drain, asked, None).await;
@@ -199,7 +199,7 @@ async fn until_the_end<C: GracefulConnection>(
 ) {
     let mut serving = pin!(serving);
     let unused = async {
-        tokio::time::sleep(FIRST).await;
+        tokio::time::sleep(FIRST_REQUEST_TIMEOUT).await;
         if asked.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
@@ -218,5 +218,5 @@ async fn until_the_end<C: GracefulConnection>(
     }
     serving.as_mut().graceful_shutdown();
     // Requests in progress may finish, within the idle timeout.
-    let _ = tokio::time::timeout(IDLE, serving).await;
+    let _ = tokio::time::timeout(IDLE_TIMEOUT, serving).await;
 }

@@ -38,7 +38,7 @@ const CONCURRENCY: usize = 16;
 /// How long the creation of a pod may take, and how long an API server may use a configuration that was deleted.
 const IN_FLIGHT: Duration = Duration::from_secs(5);
 /// Attempts per object when other writers change it at the same time.
-const TRIES: usize = 5;
+const MAX_ATTEMPTS: usize = 5;
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct CleanCommand {
@@ -238,7 +238,7 @@ impl Session {
             let (api, writer) = (api.clone(), writer.clone());
             async move { patch_until_done(&api, &writer, object, describe).await }
         };
-        self.each(found, what, act).await
+        self.for_each_object(found, what, act).await
     }
 
     /// Tolerations cannot be removed from existing pods, so they are recreated.
@@ -264,13 +264,14 @@ impl Session {
                 }
             }
         };
-        self.each(found, |_| "evicted".to_owned(), act).await;
+        self.for_each_object(found, |_| "evicted".to_owned(), act)
+            .await;
         Ok(())
     }
 
     /// Applies an operation to objects, some concurrently, and reports the outcomes. Returns the objects where it
     /// failed.
-    async fn each<K, F>(
+    async fn for_each_object<K, F>(
         &mut self,
         found: Vec<K>,
         what: impl Fn(&K) -> String,
@@ -339,7 +340,7 @@ async fn patch_until_done<K: ApiObject + DeserializeOwned>(
     describe: &impl Fn(&K) -> Option<(String, JsonPatch)>,
 ) -> Result<(), String> {
     let name = NamespacedName::of_object(&object);
-    for _ in 0..TRIES {
+    for _ in 0..MAX_ATTEMPTS {
         let Some((_, patch)) = describe(&object) else {
             return Ok(());
         };
@@ -355,6 +356,6 @@ async fn patch_until_done<K: ApiObject + DeserializeOwned>(
         }
     }
     Err(format!(
-        "another writer changed it {TRIES} times in a row; run clean again"
+        "another writer changed it {MAX_ATTEMPTS} times in a row; run clean again"
     ))
 }

@@ -4,7 +4,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
 /// Width of tables that are not written to a terminal.
-const WIDTH: u16 = 80;
+const DEFAULT_WIDTH: u16 = 80;
 
 /// Output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -20,7 +20,7 @@ pub(super) enum Output {
 pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let width = console::Term::stdout()
         .size_checked()
-        .map_or(WIDTH, |(_, columns)| columns);
+        .map_or(DEFAULT_WIDTH, |(_, columns)| columns);
     let mut table = Table::new();
     table
         .load_style(presets::NOTHING)

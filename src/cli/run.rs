@@ -173,13 +173,13 @@ async fn listen(address: ListenAddress, setting: &str) -> anyhow::Result<TcpList
 }
 
 /// How often containerd is probed when nothing else calls it: as long as its breaker stays open.
-const PROBE: Duration = Duration::from_secs(30);
+const PROBE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Probes containerd periodically: otherwise its gauge would be as old as the last new image.
 async fn probe_containerd(resolver: Resolver) {
     loop {
         resolver.probe_containerd().await;
-        tokio::time::sleep(PROBE).await;
+        tokio::time::sleep(PROBE_INTERVAL).await;
     }
 }
 

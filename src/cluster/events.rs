@@ -23,9 +23,9 @@ use super::{
 };
 
 /// Maximum number of remembered events, eight bytes each.
-const REMEMBERED: usize = 8192;
+const MAX_RECENT: usize = 8192;
 /// Maximum number of queued events. While a registry is down there are a few events for each of its pods.
-const QUEUE: usize = 1024;
+const QUEUE_LENGTH: usize = 1024;
 /// The API server's limit for a note, in bytes.
 const MAX_NOTE: usize = 1024;
 
@@ -96,7 +96,7 @@ struct Queued {
 pub struct Events {
     queue: mpsc::Sender<Queued>,
     /// Events that were published recently and are not repeated.
-    told: Arc<Cache<u64, ()>>,
+    recently_published: Arc<Cache<u64, ()>>,
     metrics: Metrics,
 }
 
@@ -108,12 +108,12 @@ pub struct EventWriter {
 
 /// The sender and the event writer.
 pub fn channel(api: ApiClient, metrics: Metrics) -> (Events, EventWriter) {
-    let (sender, receiver) = mpsc::channel(QUEUE);
-    let told = Arc::new(Cache::new(REMEMBERED));
+    let (sender, receiver) = mpsc::channel(QUEUE_LENGTH);
+    let told = Arc::new(Cache::new(MAX_RECENT));
     (
         Events {
             queue: sender,
-            told,
+            recently_published: told,
             metrics,
         },
         EventWriter {
@@ -131,7 +131,7 @@ impl Events {
         let mut hasher = DefaultHasher::new();
         (&regarding.uid, &regarding.name, reason, &note).hash(&mut hasher);
         let words = hasher.finish();
-        if self.told.get(&words).is_some() {
+        if self.recently_published.get(&words).is_some() {
             return;
         }
         // Events only inform people, so they may be dropped.
@@ -140,7 +140,7 @@ impl Events {
             note,
             regarding,
         }) {
-            Ok(()) => self.told.insert(words, ()),
+            Ok(()) => self.recently_published.insert(words, ()),
             Err(_) => self.metrics.event_dropped(),
         }
     }

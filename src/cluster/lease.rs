@@ -24,16 +24,16 @@ use super::{
 };
 
 /// How long a holder that does not renew is assumed to be alive.
-const DURATION: Duration = Duration::from_secs(15);
-/// Interval of renewals: twice within [`DURATION`], and retries every second in between.
-const RENEW: Duration = Duration::from_secs(5);
+const LEASE_DURATION: Duration = Duration::from_secs(15);
+/// Interval of renewals: twice within [`LEASE_DURATION`], and retries every second in between.
+const RENEW_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval of attempts to acquire the Lease. After a release the next holder leads within this time.
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout of one call, short enough for several attempts before the Lease expires.
-const TIMEOUT: Duration = Duration::from_secs(2);
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The holder starts no patch when its Lease expires within this time.
-const MARGIN: Duration = Duration::from_secs(1);
+const SAFETY_MARGIN: Duration = Duration::from_secs(1);
 
 /// Whether this process leads. Cheap to clone.
 #[derive(Clone)]
@@ -86,7 +86,7 @@ impl Elector {
         let (leading, is_leading) = watch::channel(false);
         let (until, is_until) = watch::channel(None);
         let elector = Self {
-            api: api.with_timeout(TIMEOUT),
+            api: api.with_timeout(CALL_TIMEOUT),
             name: NamespacedName::new(namespace, NAME),
             identity,
             leading,
@@ -112,14 +112,14 @@ impl Elector {
                 () = stop.cancelled() => break,
                 result = attempt => result,
             };
-            let mut pause = RETRY;
+            let mut pause = RETRY_INTERVAL;
             match result {
                 Ok(leads) => {
                     if leads {
                         renewed = asked;
-                        pause = RENEW;
+                        pause = RENEW_INTERVAL;
                     }
-                    let until = leads.then(|| asked + DURATION.saturating_sub(MARGIN));
+                    let until = leads.then(|| asked + LEASE_DURATION.saturating_sub(SAFETY_MARGIN));
                     self.until.send_replace(until);
                     self.set(leads);
                 }
@@ -129,7 +129,7 @@ impl Elector {
                 }
             }
             // Gives up when another attempt could end after the Lease expires.
-            if renewed.elapsed() + 2 * pause.min(RETRY) + TIMEOUT >= DURATION {
+            if renewed.elapsed() + 2 * pause.min(RETRY_INTERVAL) + CALL_TIMEOUT >= LEASE_DURATION {
                 self.until.send_replace(None);
                 self.set(false);
             }
@@ -212,7 +212,9 @@ impl Elector {
             .unwrap_or_default();
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
-            lease_duration_seconds: Some(i32::try_from(DURATION.as_secs()).unwrap_or(i32::MAX)),
+            lease_duration_seconds: Some(
+                i32::try_from(LEASE_DURATION.as_secs()).unwrap_or(i32::MAX),
+            ),
             acquire_time: mine.and_then(|mine| mine.acquire_time.clone()).or_else(now),
             renew_time: now(),
             lease_transitions: Some(if mine.is_some() {
@@ -246,15 +248,15 @@ impl Elector {
 
 /// Bounds a read and a write together by the timeout of one call.
 async fn in_time(work: impl Future<Output = Result<bool, ApiError>>) -> Result<bool, ApiError> {
-    let result = tokio::time::timeout(TIMEOUT, work).await;
-    result.unwrap_or(Err(ApiError::TimedOut(TIMEOUT)))
+    let result = tokio::time::timeout(CALL_TIMEOUT, work).await;
+    result.unwrap_or(Err(ApiError::TimedOut(CALL_TIMEOUT)))
 }
 
 fn duration_of(record: &LeaseSpec) -> Duration {
     let seconds = record
         .lease_duration_seconds
         .and_then(|s| u64::try_from(s).ok());
-    seconds.map_or(DURATION, Duration::from_secs)
+    seconds.map_or(LEASE_DURATION, Duration::from_secs)
 }
 
 /// The holder, if its renewal time is recent by the local clock; `archaware clean` then refuses at once. A holder with

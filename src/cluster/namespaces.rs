@@ -19,7 +19,7 @@ use super::{
 };
 
 /// How long to wait for a new namespace to arrive on the watch.
-const LAG: Duration = Duration::from_secs(1);
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The watched namespaces. Cheap to clone.
 #[derive(Clone)]
@@ -119,7 +119,9 @@ impl Namespaces {
                 }
             }
         };
-        tokio::time::timeout(LAG, arrives).await.unwrap_or_default()
+        tokio::time::timeout(ARRIVAL_TIMEOUT, arrives)
+            .await
+            .unwrap_or_default()
     }
 
     /// A namespace from the watch.

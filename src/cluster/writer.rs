@@ -20,7 +20,7 @@ use super::{
 
 /// How long a patch in progress may take during shutdown. Shorter than the kubelet's grace period together with what
 /// follows.
-const FINISH: Duration = Duration::from_secs(4);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Sends patches. Cheap to clone.
 #[derive(Clone)]
@@ -100,7 +100,7 @@ impl Writer {
         };
         let finish = async {
             self.stop.cancelled().await;
-            tokio::time::sleep(FINISH).await;
+            tokio::time::sleep(SHUTDOWN_TIMEOUT).await;
         };
         let mut until = self.until.clone();
         let written = tokio::select! {

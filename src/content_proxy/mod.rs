@@ -53,7 +53,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout until containerd's answer begins.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long calls in progress may take during shutdown.
-const DRAIN: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why the proxy cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -127,7 +127,7 @@ pub async fn run(
             connections.spawn(proxy.clone().serve(stream, stop.clone()));
         }
     }
-    let _ = tokio::time::timeout(DRAIN, async {
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, async {
         while connections.join_next().await.is_some() {}
     })
     .await;

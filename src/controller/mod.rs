@@ -337,7 +337,7 @@ impl Components {
             name,
             concurrency: concurrency.get(),
             is_active,
-            ready: self.outputs.namespaces.ready(),
+            namespaces_listed: self.outputs.namespaces.ready(),
             metrics: self.outputs.metrics.clone(),
             listed: listed.clone(),
             stop: self.stop.clone(),

@@ -95,7 +95,7 @@ impl<R: ReconcileSteps> Reconciler<R> {
         // A panic ends only this reconcile and counts as an attempt. The panic hook has logged its location.
         let follow = attempt.await.unwrap_or_else(|_| {
             self.outputs.metrics.panics.count(R::NAME);
-            follow(Some(PANIC_RETRY), true)
+            follow_up(Some(PANIC_RETRY), true)
         });
         if let Some(initial) = &self.initial {
             self.outputs.metrics.attempt_took(started.elapsed());
@@ -112,11 +112,11 @@ impl<R: ReconcileSteps> Reconciler<R> {
         // Resolution may take long, but shutdown must not wait for it.
         let evaluated = stop.run_until_cancelled(self.kind.evaluate(object)).await;
         let Some(evaluated) = evaluated else {
-            return follow(None, false);
+            return follow_up(None, false);
         };
         let Some(evaluation) = evaluated else {
             self.states.set(object, None, &self.store);
-            return follow(None, true);
+            return follow_up(None, true);
         };
         let remembered = self.states.get(object);
         let now = tokio::time::Instant::now().into_std();
@@ -150,7 +150,7 @@ impl<R: ReconcileSteps> Reconciler<R> {
             self.states.set(object, Some(state), &self.store);
             self.kind.decided(object);
         }
-        follow(requeue, is_complete)
+        follow_up(requeue, is_complete)
     }
 
     /// Sends the patch; `None` if it was applied.
@@ -179,7 +179,7 @@ impl<R: ReconcileSteps> Reconciler<R> {
         let written = self.outputs.writer.patch::<R::Object>(&name, release).await;
         let Some(follows) = after_gate_removal(&written) else {
             log(&PlannedChange::GateRemoved, &name);
-            return Some(follow(failed.requeue, true));
+            return Some(follow_up(failed.requeue, true));
         };
         Some(self.failed(object, &written, follows))
     }
@@ -233,7 +233,7 @@ impl<R: ReconcileSteps> Reconciler<R> {
     }
 }
 
-fn follow(requeue: Option<Duration>, is_complete: bool) -> FollowUp {
+fn follow_up(requeue: Option<Duration>, is_complete: bool) -> FollowUp {
     FollowUp {
         requeue,
         is_complete,

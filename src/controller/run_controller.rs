@@ -25,7 +25,7 @@ pub(super) struct ControllerSettings {
     /// Nothing is reconciled while this is false: replicas that do not lead only watch.
     pub(super) is_active: watch::Receiver<bool>,
     /// Must be true before `is_active` is considered.
-    pub(super) ready: watch::Receiver<bool>,
+    pub(super) namespaces_listed: watch::Receiver<bool>,
     /// Metrics to update.
     pub(super) metrics: Metrics,
     /// Whether the initial list is complete. Until then kube's controller does not end by itself.
@@ -49,7 +49,7 @@ pub(super) async fn run_controller<K, F, Fut>(
         name,
         concurrency,
         is_active,
-        ready,
+        namespaces_listed: ready,
         metrics,
         listed,
         stop,

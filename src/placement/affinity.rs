@@ -211,14 +211,19 @@ pub fn decide(
     {
         return AffinityChange::default();
     }
-    let require = required.then(|| require(architectures, affinity)).flatten();
+    let require = required
+        .then(|| required_change(architectures, affinity))
+        .flatten();
     AffinityChange {
         require,
-        prefer: prefer(architectures, preferences, affinity),
+        prefer: preferred_change(architectures, preferences, affinity),
     }
 }
 
-fn require(architectures: &BTreeSet<Architecture>, affinity: Option<&Affinity>) -> Option<Require> {
+fn required_change(
+    architectures: &BTreeSet<Architecture>,
+    affinity: Option<&Affinity>,
+) -> Option<Require> {
     // A term without expressions either matches no node (`nodeaffinity.isEmptyNodeSelectorTerm` of
     // k8s.io/component-helpers) or names a single node, as in a DaemonSet's pods. Neither is changed.
     let is_open =
@@ -240,7 +245,7 @@ fn require(architectures: &BTreeSet<Architecture>, affinity: Option<&Affinity>) 
     })
 }
 
-fn prefer(
+fn preferred_change(
     architectures: &BTreeSet<Architecture>,
     preferences: &BTreeMap<Architecture, u8>,
     affinity: Option<&Affinity>,

@@ -82,7 +82,7 @@ fn is_ignored(node: &NodeView<'_>) -> bool {
 }
 
 /// Index and value of the taint with this key and effect. The API server allows only one.
-fn find(taints: &[Value], kind: &TaintKind) -> Option<(usize, String)> {
+fn find_taint(taints: &[Value], kind: &TaintKind) -> Option<(usize, String)> {
     let text = |taint: &Value, field: &str| {
         taint
             .get(field)
@@ -132,7 +132,7 @@ fn untaint(node: &NodeView<'_>) -> Option<NodeChange> {
 }
 
 fn remove(node: &NodeView<'_>, kind: TaintKind) -> Option<(usize, Taint)> {
-    find(node.taints, &kind).map(|(index, value)| (index, Taint { kind, value }))
+    find_taint(node.taints, &kind).map(|(index, value)| (index, Taint { kind, value }))
 }
 
 fn decide_taint(node: &NodeView<'_>, wanted: Taint) -> (Option<NodeChange>, Option<TaintProblem>) {
@@ -146,7 +146,7 @@ fn decide_taint(node: &NodeView<'_>, wanted: Taint) -> (Option<NodeChange>, Opti
         let right = own.as_ref() == Some(&wanted);
         (!right).then(|| Ownership::Of(wanted.clone()))
     };
-    let (change, problem) = match find(node.taints, &wanted.kind) {
+    let (change, problem) = match find_taint(node.taints, &wanted.kind) {
         None => {
             let add = Some(wanted.clone());
             (
@@ -199,7 +199,7 @@ fn decide_taint(node: &NodeView<'_>, wanted: Taint) -> (Option<NodeChange>, Opti
 pub fn clean(node: &NodeView<'_>) -> Option<NodeChange> {
     node.annotations.get(annotation::TAINT)?;
     let exact = owned(node.annotations).and_then(|own| {
-        let found = find(node.taints, &own.kind).filter(|(_, value)| *value == own.value);
+        let found = find_taint(node.taints, &own.kind).filter(|(_, value)| *value == own.value);
         found.map(|(index, _)| (index, own))
     });
     Some(NodeChange {

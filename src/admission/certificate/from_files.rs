@@ -18,11 +18,11 @@ use super::{
 };
 
 /// How often the files are read. The kubelet updates mounted Secrets once a minute.
-const PERIOD: Duration = Duration::from_secs(5);
+const REREAD_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How much later the replica that maintains the configuration may see its files: kubelets update mounted Secrets
 /// once a minute.
-const LAG: Duration = Duration::from_mins(2);
+const PUBLISH_DELAY: Duration = Duration::from_mins(2);
 
 /// Reads certificate, key and optionally the authority from files.
 pub(in crate::admission) struct FromFiles {
@@ -55,7 +55,7 @@ impl FromFiles {
                     }
                 }
             }
-            let pause = tokio::time::sleep(PERIOD);
+            let pause = tokio::time::sleep(REREAD_INTERVAL);
             if stop.run_until_cancelled(pause).await.is_none() {
                 return;
             }
@@ -92,7 +92,11 @@ impl FromFiles {
                 Published::Bundle(bundle) => ca_bundle::contains_authority(bundle, &authority),
                 Published::Unknown | Published::NoBundle => false,
             };
-            let wait = if is_known { PERIOD } else { LAG };
+            let wait = if is_known {
+                REREAD_INTERVAL
+            } else {
+                PUBLISH_DELAY
+            };
             let serves = self
                 .served
                 .expires()

@@ -32,7 +32,7 @@ use super::{
 
 /// How often the configuration is checked. While another writer's change is in place, pods are not sent to the
 /// webhook and the controller completes them.
-const PERIOD: Duration = Duration::from_secs(30);
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// Maintains the configuration while this process leads.
 pub(super) struct ConfigurationReconciler {
     pub(super) api: ApiClient,
@@ -89,7 +89,7 @@ impl ConfigurationReconciler {
                 }
                 tokio::select! {
                     _ = self.authorities.changed() => {}
-                    () = tokio::time::sleep(if failing.is_set() { PERIOD / 10 } else { PERIOD }) => {}
+                    () = tokio::time::sleep(if failing.is_set() { CHECK_INTERVAL / 10 } else { CHECK_INTERVAL }) => {}
                 }
             }
         };
@@ -134,7 +134,8 @@ impl ConfigurationReconciler {
             }
             return Ok(published);
         }
-        let wanted = webhooks::wanted(&self.config, &self.namespace, authorities.as_deref());
+        let wanted =
+            webhooks::desired_webhooks(&self.config, &self.namespace, authorities.as_deref());
         let Some(found) = found else {
             let object = json!({
                 "apiVersion": "admissionregistration.k8s.io/v1",
@@ -277,6 +278,6 @@ pub async fn remove_stale(api: ApiClient, mut leadership: watch::Receiver<bool>)
                 "admission is disabled, but its webhook configuration cannot be read"
             ),
         }
-        tokio::time::sleep(PERIOD).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }

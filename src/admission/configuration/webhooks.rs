@@ -16,10 +16,10 @@ use crate::{
 };
 
 /// How much longer than `admission.budget` the API server waits, in seconds.
-const SLACK: u64 = 2;
+const EXTRA_TIMEOUT: u64 = 2;
 
 /// The webhooks for this configuration.
-pub(super) fn wanted(
+pub(super) fn desired_webhooks(
     config: &Config,
     namespace: &str,
     authorities: Option<&str>,
@@ -50,7 +50,7 @@ pub(super) fn wanted(
         side_effects: "None".to_owned(),
         // Another webhook may add a sidecar with another image.
         reinvocation_policy: Some("IfNeeded".to_owned()),
-        timeout_seconds: i32::try_from(budget + SLACK).ok(),
+        timeout_seconds: i32::try_from(budget + EXTRA_TIMEOUT).ok(),
         ..MutatingWebhook::default()
     };
     let pods = MutatingWebhook {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     fn usual() -> Vec<MutatingWebhook> {
-        wanted(&Config::default(), "ns", Some("CA"))
+        desired_webhooks(&Config::default(), "ns", Some("CA"))
     }
 
     /// The webhooks as the API server stores them.
@@ -262,7 +262,7 @@ mod tests {
         let config = config(&format!(
             "taint: {{manage: false}}\ndaemonSets: report\n{url}"
         ));
-        let webhooks = wanted(&config, "ns", None);
+        let webhooks = desired_webhooks(&config, "ns", None);
         assert_eq!(webhooks.len(), 1);
         assert_eq!(
             json!(webhooks[0].client_config),
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn a_foreign_ca_bundle_is_kept() {
         let mut existing = stored(usual());
-        let without = || wanted(&Config::default(), "ns", None);
+        let without = || desired_webhooks(&Config::default(), "ns", None);
         assert_eq!(correct(&existing, without()), None);
         existing[0].failure_policy = Some("Fail".to_owned());
         let corrected = correct(&existing, without()).unwrap();

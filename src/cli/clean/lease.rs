@@ -23,7 +23,7 @@ use super::CleanCommand;
 /// How long a controller may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_mins(1);
 /// How long to wait for a holder that does not renew; a Lease expires after 15 s.
-const EXPIRY: Duration = Duration::from_secs(25);
+const EXPIRY_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// Acquires the Lease. `None`: refused, because a running controller would restore everything.
 pub(super) async fn acquire(
@@ -51,7 +51,7 @@ pub(super) async fn acquire(
             refuse(&holder, &name);
             return Ok(None);
         }
-        EXPIRY
+        EXPIRY_TIMEOUT
     };
     let identity = lease::identity("clean");
     let (elector, leadership) = Elector::new(api, namespace, identity, metrics.clone());

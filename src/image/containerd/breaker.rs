@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Consecutive failures that open the breaker.
 const MAX_FAILURES: u32 = 3;
 /// How long the breaker stays open before one probe is allowed.
-const OPEN: Duration = Duration::from_secs(30);
+const OPEN_DURATION: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 pub(super) struct Breaker {
@@ -29,14 +29,14 @@ pub(super) struct Permit<'a> {
 }
 
 impl Breaker {
-    /// Returns `None` while open. After [`OPEN`] one caller at a time may probe.
+    /// Returns `None` while open. After [`OPEN_DURATION`] one caller at a time may probe.
     pub(super) fn enter(&self) -> Option<Permit<'_>> {
         let mut state = self.state.lock();
         let probe = match state.probe_at {
             None => false,
             Some(at) if Instant::now() < at => return None,
             Some(_) => {
-                state.probe_at = Some(Instant::now() + OPEN);
+                state.probe_at = Some(Instant::now() + OPEN_DURATION);
                 true
             }
         };
@@ -63,17 +63,17 @@ impl Permit<'_> {
         state.probe_at.take().is_some()
     }
 
-    /// Returns whether to log the failure: the first one, then at most one per [`OPEN`].
+    /// Returns whether to log the failure: the first one, then at most one per [`OPEN_DURATION`].
     pub(super) fn failed(self) -> bool {
         let now = Instant::now();
         let mut state = self.breaker.state.lock();
         state.failures += 1;
         if state.probe_at.is_none() && state.failures >= MAX_FAILURES {
-            state.probe_at = Some(now + OPEN);
+            state.probe_at = Some(now + OPEN_DURATION);
         }
         let logged_recently = state
             .last_logged
-            .is_some_and(|last_logged| now < last_logged + OPEN);
+            .is_some_and(|last_logged| now < last_logged + OPEN_DURATION);
         if !logged_recently {
             state.last_logged = Some(now);
         }

@@ -21,7 +21,7 @@ use crate::image::{cache::STALE_IF_ERROR, digest::Digest};
 use super::connection::in_namespace;
 
 /// Content that is not used for this long is deleted.
-const LIFE: Duration = Duration::from_hours(8 * 24);
+const LEASE_DURATION: Duration = Duration::from_hours(8 * 24);
 /// Timeout of one write; containerd syncs to disk, which takes about 10 ms when idle.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Label with the time when containerd may delete a lease (RFC 3339).
@@ -121,12 +121,12 @@ impl ContentNamespace {
     }
 
     /// Records on a root document that a tag points at it now.
-    pub(super) async fn tag(&self, name: &str, digest: &Digest) -> Result<(), Status> {
+    pub(super) async fn write_tag(&self, name: &str, digest: &Digest) -> Result<(), Status> {
         let mut content = ContentClient::new(self.channel.clone());
         let request = InfoRequest {
             digest: digest.to_string(),
         };
-        let info = bounded(content.info(self.request(request, None)?))
+        let info = with_timeout(content.info(self.request(request, None)?))
             .await?
             .into_inner();
         let held = info.info.unwrap_or_default().labels;
@@ -152,12 +152,12 @@ impl ContentNamespace {
             }),
             update_mask: Some(prost_types::FieldMask { paths }),
         };
-        bounded(content.update(self.request(request, None)?)).await?;
+        with_timeout(content.update(self.request(request, None)?)).await?;
         Ok(())
     }
 
     /// All tags with their age, at most `limit`. Calls `started` when the first response arrives.
-    pub(super) async fn tags(
+    pub(super) async fn list_tags(
         &self,
         limit: usize,
         started: impl FnOnce(),
@@ -167,11 +167,11 @@ impl ContentNamespace {
         let mut content = content.max_decoding_message_size(16 * 1024 * 1024);
         let filters = vec![format!("labels.\"{TAGGED}\"")];
         let request = self.request(ListContentRequest { filters }, None)?;
-        let mut parts = bounded(content.list(request)).await?.into_inner();
+        let mut parts = with_timeout(content.list(request)).await?.into_inner();
         let mut first = Some(started);
         let mut tags = Vec::new();
         loop {
-            let part = bounded(parts.message()).await?;
+            let part = with_timeout(parts.message()).await?;
             if let Some(started) = first.take() {
                 started();
             }
@@ -190,10 +190,10 @@ impl ContentNamespace {
         let day = today();
         for _ in 0..2 {
             if self.leased.load(Ordering::Relaxed) != day {
-                self.lease(day).await?;
+                self.create_lease(day).await?;
                 self.leased.store(day, Ordering::Relaxed);
             }
-            match bounded(call(lease_name(day))).await {
+            match with_timeout(call(lease_name(day))).await {
                 Ok(_) => return Ok(()),
                 Err(status) if status.code() == Code::AlreadyExists => return Ok(()),
                 // The lease was deleted, or containerd's data was wiped.
@@ -206,8 +206,8 @@ impl ContentNamespace {
         Err(Status::not_found("today's lease does not stay"))
     }
 
-    async fn lease(&self, day: u32) -> Result<(), Status> {
-        let expires = jiff::Timestamp::try_from(SystemTime::now() + LIFE)
+    async fn create_lease(&self, day: u32) -> Result<(), Status> {
+        let expires = jiff::Timestamp::try_from(SystemTime::now() + LEASE_DURATION)
             .map_err(|_| Status::internal("the clock is out of range"))?;
         let labels = HashMap::from([(EXPIRE.to_owned(), expires.strftime("%FT%TZ").to_string())]);
         let request = CreateRequest {
@@ -215,7 +215,7 @@ impl ContentNamespace {
             labels,
         };
         let mut leases = LeasesClient::new(self.channel.clone());
-        match bounded(leases.create(self.request(request, None)?)).await {
+        match with_timeout(leases.create(self.request(request, None)?)).await {
             Err(status) if status.code() != Code::AlreadyExists => Err(status),
             _ => Ok(()),
         }
@@ -231,7 +231,7 @@ impl ContentNamespace {
     }
 }
 
-async fn bounded<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+async fn with_timeout<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
     let late = || Status::deadline_exceeded("no answer in 5 s");
     tokio::time::timeout(TIMEOUT, call)
         .await

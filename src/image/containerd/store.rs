@@ -30,7 +30,7 @@ use super::{
 };
 
 /// Maximum number of queued jobs per worker. The bytes of documents are bounded separately.
-const QUEUE: usize = 2048;
+const QUEUE_LENGTH: usize = 2048;
 /// Maximum bytes that wait to be written. Documents beyond it are fetched again after a restart.
 const MAX_WAITING: usize = 8 * 1024 * 1024;
 /// Maximum bytes written per day, so that users who push images cannot fill the node's disk.
@@ -46,12 +46,12 @@ const LOAD_RETRY: Duration = Duration::from_secs(30);
 pub(crate) struct Store {
     /// One queue per worker. Jobs of one root document share a queue, so its tags are written after its documents.
     queues: Vec<mpsc::Sender<Job>>,
-    waiting: Arc<Semaphore>,
+    queued_bytes: Arc<Semaphore>,
     namespace: Arc<ContentNamespace>,
     link: Arc<Connection>,
     writes: ContentWrites,
     started: Instant,
-    stage: watch::Sender<LoadState>,
+    load_state: watch::Sender<LoadState>,
     /// Stopped when this is dropped. Each document is written by one message, so none is left half written.
     _workers: Vec<AbortOnDropHandle<()>>,
     loader: OnceLock<AbortOnDropHandle<()>>,
@@ -82,19 +82,19 @@ impl Store {
         });
         let (queues, workers): (Vec<_>, Vec<_>) = (0..WORKERS)
             .map(|_| {
-                let (queue, jobs) = mpsc::channel(QUEUE);
+                let (queue, jobs) = mpsc::channel(QUEUE_LENGTH);
                 let running = tokio::spawn(worker.clone().run(jobs));
                 (queue, AbortOnDropHandle::new(running))
             })
             .unzip();
         Self {
             queues,
-            waiting: Arc::new(Semaphore::new(MAX_WAITING)),
+            queued_bytes: Arc::new(Semaphore::new(MAX_WAITING)),
             namespace,
             link,
             writes,
             started: Instant::now(),
-            stage: watch::Sender::new(LoadState::Waiting),
+            load_state: watch::Sender::new(LoadState::Waiting),
             _workers: workers,
             loader: OnceLock::new(),
         }
@@ -111,7 +111,7 @@ impl Store {
         let place = u32::try_from(size)
             .ok()
             .filter(|size| *size > 0)
-            .and_then(|size| self.waiting.clone().try_acquire_many_owned(size).ok());
+            .and_then(|size| self.queued_bytes.clone().try_acquire_many_owned(size).ok());
         match place {
             Some(place) => self.enqueue(root, Job::Documents(documents, place)),
             None => self.writes.count("dropped"),
@@ -139,14 +139,17 @@ impl Store {
 
     /// Loads persisted public tags into the caches, at most `images`.
     pub(crate) fn load_persisted(&self, caches: &Arc<Caches>, images: usize) {
-        let (namespace, stage, caches) =
-            (self.namespace.clone(), self.stage.clone(), caches.clone());
+        let (namespace, stage, caches) = (
+            self.namespace.clone(),
+            self.load_state.clone(),
+            caches.clone(),
+        );
         let reading = async move {
             loop {
                 let coming = || {
                     stage.send_replace(LoadState::Receiving);
                 };
-                let read = namespace.tags(images, coming).await;
+                let read = namespace.list_tags(images, coming).await;
                 if let Ok(tags) = &read {
                     for tag in tags.iter().filter(|tag| tag.age < STALE_IF_ERROR) {
                         if let Some(seen) = Instant::now().checked_sub(tag.age) {
@@ -172,7 +175,7 @@ impl Store {
     ///
     /// When containerd did not respond, so that the caller does not wait for it a second time.
     pub(crate) async fn wait_until_loaded(&self) -> Result<(), ContainerdUnavailable> {
-        let mut stage = self.stage.subscribe();
+        let mut stage = self.load_state.subscribe();
         let (soon, later) = (self.started + LOOKUP_TIMEOUT, self.started + LOAD_TIMEOUT);
         if Instant::now() < soon {
             let waited =
@@ -211,7 +214,7 @@ impl Worker {
         let done = match job {
             Job::Documents(documents, _place) => self.write_documents(&documents).await,
             Job::Touch(digest) => self.namespace.touch(&digest).await.map(|()| true),
-            Job::Tag(name, root) => self.namespace.tag(&name, &root).await.map(|()| true),
+            Job::Tag(name, root) => self.namespace.write_tag(&name, &root).await.map(|()| true),
         };
         match done {
             Ok(kept) => {

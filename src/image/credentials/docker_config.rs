@@ -155,7 +155,7 @@ pub(super) struct DockerConfig {
     /// By registry: the name of the helper after `docker-credential-`.
     pub(super) helpers: BTreeMap<String, String>,
     /// The helper for all other registries; empty if there is none.
-    pub(super) store: String,
+    pub(super) default_helper: String,
 }
 
 impl DockerConfig {
@@ -186,7 +186,7 @@ impl DockerConfig {
         Ok(Self {
             keyring: Keyring::new(entries),
             helpers: config.cred_helpers,
-            store: config.creds_store,
+            default_helper: config.creds_store,
         })
     }
 }
@@ -241,7 +241,7 @@ mod tests {
         }, "credsStore": "pass", "credHelpers": {"h.io": "ecr"}, "HttpHeaders": {}}"#;
         let own = DockerConfig::parse("test", config).unwrap();
         assert_eq!(
-            (own.store.as_str(), own.helpers["h.io"].as_str()),
+            (own.default_helper.as_str(), own.helpers["h.io"].as_str()),
             ("pass", "ecr")
         );
         let keyring = own.keyring;

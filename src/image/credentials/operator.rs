@@ -168,7 +168,7 @@ impl DockerConfig {
         let named = [server(reference), reference.registry()]
             .into_iter()
             .find_map(|name| self.helpers.get(name));
-        let store = Some(&self.store).filter(|store| !store.is_empty());
+        let store = Some(&self.default_helper).filter(|store| !store.is_empty());
         named.or(store).cloned()
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct ResolvedDigest {
     pub(super) without_containerd: bool,
     /// Set if a registry just returned this publicly: persist it to containerd. Only one of the concurrent callers
     /// does it.
-    unpersisted: Option<Arc<AtomicBool>>,
+    persist_once: Option<Arc<AtomicBool>>,
 }
 
 /// The registry's error, and the node's image record to fall back to.
@@ -44,7 +44,7 @@ impl ResolvedDigest {
             source: ResolutionSource::Memory,
             root: None,
             without_containerd: false,
-            unpersisted: None,
+            persist_once: None,
         }
     }
 
@@ -57,7 +57,7 @@ impl ResolvedDigest {
 
     /// Whether this caller should persist the tag; true for one caller only.
     pub(super) fn needs_persisting(&self) -> bool {
-        let news = self.unpersisted.as_ref();
+        let news = self.persist_once.as_ref();
         news.is_some_and(|news| news.swap(false, Ordering::Relaxed))
     }
 }
@@ -155,7 +155,7 @@ impl ResolverInner {
         Ok(ResolvedDigest {
             source: ResolutionSource::Registry,
             root,
-            unpersisted: (scope == CacheScope::Public).then(|| Arc::new(AtomicBool::new(true))),
+            persist_once: (scope == CacheScope::Public).then(|| Arc::new(AtomicBool::new(true))),
             ..ResolvedDigest::known(digest)
         })
     }

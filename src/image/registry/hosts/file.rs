@@ -52,7 +52,7 @@ pub(super) fn parse(
         None => {}
         Some(Value::Table(hosts)) => {
             for (address, fields) in hosts {
-                let fields = fields.as_table().ok_or_else(|| wrong(address))?;
+                let fields = fields.as_table().ok_or_else(|| wrong_type(address))?;
                 match entry(folder, Some(address), fields) {
                     Ok(entry) => entries.push(entry),
                     Err(HostsFileError::Address) => {
@@ -62,7 +62,7 @@ pub(super) fn parse(
                 }
             }
         }
-        Some(_) => return Err(wrong("host")),
+        Some(_) => return Err(wrong_type("host")),
     }
     let server = text_of(&table, "server")?.filter(|server| !server.is_empty());
     let mut last = entry(folder, server, &table)?;
@@ -83,7 +83,7 @@ fn entry(
     if let Some(capabilities) = fields.get("capabilities") {
         let list = capabilities
             .as_array()
-            .ok_or_else(|| wrong("capabilities"))?;
+            .ok_or_else(|| wrong_type("capabilities"))?;
         let named = strings("capabilities", capabilities)?;
         // An empty list allows everything.
         (pulls, resolves) = (list.is_empty(), list.is_empty());
@@ -112,7 +112,7 @@ fn entry(
         ca: ca.unwrap_or_default().into_iter().map(path).collect(),
         clients: fields
             .get("client")
-            .map(|client| clients(folder, client))
+            .map(|client| parse_client_certificates(folder, client))
             .transpose()?
             .unwrap_or_default(),
         skip_verify: flag(fields, "skip_verify")?,
@@ -125,7 +125,7 @@ fn entry(
             .map(|text| {
                 // containerd treats empty text as none.
                 let text = if text.is_empty() { "0" } else { text };
-                crate::duration::parse(text).ok_or_else(|| wrong("dial_timeout"))
+                crate::duration::parse(text).ok_or_else(|| wrong_type("dial_timeout"))
             })
             .transpose()?
             .filter(|time| !time.is_zero()),
@@ -157,7 +157,7 @@ fn address_of(text: &str, override_path: bool) -> Result<Url, HostsFileError> {
 }
 
 /// Parses a file with certificate and key, a list of such files, or a list of pairs.
-fn clients(
+fn parse_client_certificates(
     folder: &Path,
     value: &Value,
 ) -> Result<Vec<(PathBuf, Option<PathBuf>)>, HostsFileError> {
@@ -171,21 +171,21 @@ fn clients(
                 Value::Array(_) => match strings("client", item)?.as_slice() {
                     [both] | [both, ""] => Ok((path(both), None)),
                     [certificate, key] => Ok((path(certificate), Some(path(key)))),
-                    _ => Err(wrong("client")),
+                    _ => Err(wrong_type("client")),
                 },
-                _ => Err(wrong("client")),
+                _ => Err(wrong_type("client")),
             })
             .collect(),
-        _ => Err(wrong("client")),
+        _ => Err(wrong_type("client")),
     }
 }
 
 fn headers(value: &Value) -> Result<HeaderMap, HostsFileError> {
     let mut headers = HeaderMap::new();
-    for (name, values) in value.as_table().ok_or_else(|| wrong("header"))? {
-        let name: HeaderName = name.parse().map_err(|_| wrong("header"))?;
+    for (name, values) in value.as_table().ok_or_else(|| wrong_type("header"))? {
+        let name: HeaderName = name.parse().map_err(|_| wrong_type("header"))?;
         for text in strings("header", values)? {
-            let mut value: HeaderValue = text.parse().map_err(|_| wrong("header"))?;
+            let mut value: HeaderValue = text.parse().map_err(|_| wrong_type("header"))?;
             value.set_sensitive(true);
             headers.append(name.clone(), value);
         }
@@ -199,22 +199,22 @@ fn strings<'a>(key: &str, value: &'a Value) -> Result<Vec<&'a str>, HostsFileErr
         Value::String(text) => Ok(vec![text]),
         Value::Array(items) => {
             let items = items.iter().map(Value::as_str);
-            items.collect::<Option<_>>().ok_or_else(|| wrong(key))
+            items.collect::<Option<_>>().ok_or_else(|| wrong_type(key))
         }
-        _ => Err(wrong(key)),
+        _ => Err(wrong_type(key)),
     }
 }
 
 fn text_of<'a>(fields: &'a Table, key: &str) -> Result<Option<&'a str>, HostsFileError> {
-    let text = |value: &'a Value| value.as_str().ok_or_else(|| wrong(key));
+    let text = |value: &'a Value| value.as_str().ok_or_else(|| wrong_type(key));
     fields.get(key).map(text).transpose()
 }
 
 fn flag(fields: &Table, key: &str) -> Result<Option<bool>, HostsFileError> {
-    let flag = |value: &Value| value.as_bool().ok_or_else(|| wrong(key));
+    let flag = |value: &Value| value.as_bool().ok_or_else(|| wrong_type(key));
     fields.get(key).map(flag).transpose()
 }
 
-fn wrong(key: &str) -> HostsFileError {
+fn wrong_type(key: &str) -> HostsFileError {
     HostsFileError::Invalid(format!("{key} has the wrong type or an impossible value"))
 }

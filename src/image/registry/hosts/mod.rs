@@ -124,7 +124,7 @@ impl Hosts {
         {
             return Ok(known.hosts.clone());
         }
-        let own = self.own(reference);
+        let own = self.origin_host(reference);
         if self.roots.is_empty() && self.ca_bundle.is_none() {
             let known = CachedHosts::new([own].into(), None);
             self.known.insert(name.to_owned(), known.clone());
@@ -173,7 +173,7 @@ impl Hosts {
     }
 
     /// The registry under its own name: HTTPS, except on loopback (other than port 443) and hosts in `plainHttp`.
-    fn own(&self, reference: &Reference) -> Host {
+    fn origin_host(&self, reference: &Reference) -> Host {
         let host = reference.api_host().to_ascii_lowercase();
         let loopback = is_loopback(&host);
         let named = |name: &String| name.eq_ignore_ascii_case(&host);

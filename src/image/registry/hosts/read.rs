@@ -26,7 +26,7 @@ pub(super) fn read(
 ) -> CachedHosts {
     let mut problems = Vec::new();
     let bundle = bundle.and_then(|path| {
-        let found = read_file(path).and_then(|pem| usable(&pem, path));
+        let found = read_file(path).and_then(|pem| parse_certificates(&pem, path));
         keep(
             found.map_err(|why| format!("registries.caBundle: {why}")),
             &mut problems,
@@ -131,7 +131,7 @@ fn transport(
 ) -> Transport {
     let mut authorities = Vec::new();
     for path in &entry.ca {
-        let found = read_file(path).and_then(|pem| usable(&pem, path));
+        let found = read_file(path).and_then(|pem| parse_certificates(&pem, path));
         authorities.extend(keep(found, problems).into_iter().flatten());
     }
     authorities.extend(bundle.iter().flat_map(|bundle| bundle.iter().cloned()));
@@ -199,7 +199,7 @@ fn addresses(
 }
 
 /// The certificates of a PEM file as DER. Unusable ones are skipped, as in Go.
-fn usable(pem: &[u8], path: &Path) -> Result<Vec<Vec<u8>>, String> {
+fn parse_certificates(pem: &[u8], path: &Path) -> Result<Vec<Vec<u8>>, String> {
     let parsable =
         |der: &CertificateDer<'_>| RootCertStore::empty().add(der.clone().into_owned()).is_ok();
     let found = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok);
