@@ -117,14 +117,14 @@ impl ScriptedApi {
         object["metadata"]["resourceVersion"] = json!(state.version.to_string());
         let known = state.objects.insert(path.to_owned(), object.clone());
         let kind = if known.is_some() { "MODIFIED" } else { "ADDED" };
-        state.tell(path, json!({ "type": kind, "object": object }));
+        state.notify(path, json!({ "type": kind, "object": object }));
     }
 
     /// Deletes an object and notifies watches.
     pub(crate) fn delete(&self, path: &str) -> Option<Value> {
         let mut state = self.0.lock();
         let object = state.objects.remove(path)?;
-        state.tell(path, json!({ "type": "DELETED", "object": object }));
+        state.notify(path, json!({ "type": "DELETED", "object": object }));
         Some(object)
     }
 
@@ -328,7 +328,7 @@ impl State {
         own.map(|(_, object)| object).collect()
     }
 
-    fn tell(&mut self, path: &str, event: Value) {
+    fn notify(&mut self, path: &str, event: Value) {
         if let Some(watchers) = self.watchers.get_mut(&collection(path)) {
             watchers.retain(|watcher| watcher.send(event.clone()).is_ok());
         }

@@ -165,12 +165,12 @@ impl Handler {
         if !is_json(request.headers()) {
             return Err(Refusal::ContentType);
         }
-        let room = self.reserve_body(request.headers());
-        if matches!(room, Err(Refusal::TooLarge)) {
+        let reservation = self.reserve_body(request.headers());
+        if matches!(reservation, Err(Refusal::TooLarge)) {
             discard(request.into_body()).await;
             return Err(Refusal::TooLarge);
         }
-        let _room = room?;
+        let _reservation = reservation?;
         let body = read(request.into_body()).await?;
         let expected = path.expected();
         let may_go_on = body.len() <= MAX_BACKGROUND_BODY;

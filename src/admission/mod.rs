@@ -72,15 +72,15 @@ impl AdmissionParts {
     ) -> (Readiness, impl Future<Output = &'static str> + Send) {
         let config = self.evaluator.config.clone();
         let served = Arc::new(CertResolver::default());
-        let (authorities, told) = watch::channel(CaBundle::None);
+        let (authorities, authorities_receiver) = watch::channel(CaBundle::None);
         let (published, is_published) = watch::channel(Published::default());
         let admissions = self.metrics.admissions.clone();
-        let shown = served.clone();
+        let resolver = served.clone();
         let help = "When the certificate of the webhook expires, in seconds since 1970";
         self.metrics.register_gauges(
             [("admission_certificate_expiry_seconds", help)],
             move || {
-                let expires = shown
+                let expires = resolver
                     .expires()
                     .and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
                 let seconds = expires.and_then(|expires| i64::try_from(expires.as_secs()).ok());
@@ -113,13 +113,13 @@ impl AdmissionParts {
             config: config.clone(),
             namespace: self.namespace.clone(),
             leadership: self.leadership.clone(),
-            authorities: told,
+            authorities: authorities_receiver,
             published,
             served: served.clone(),
         };
-        let shown = served.clone();
+        let resolver = served.clone();
         let ready: Readiness =
-            Arc::new(move || shown.expires().is_some_and(|at| at > SystemTime::now()));
+            Arc::new(move || resolver.expires().is_some_and(|at| at > SystemTime::now()));
         let files = &config.admission.certificates;
         let names = names(&config.admission.url, &self.namespace);
         let name = names.last().cloned().unwrap_or_default();

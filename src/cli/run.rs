@@ -139,8 +139,8 @@ async fn webhook(
 ) -> anyhow::Result<(Option<Readiness>, BoxFuture<'static, &'static str>)> {
     let (config, leadership) = (&run.config, run.election.1.leading.clone());
     if !config.admission.enabled {
-        let withdraw = admission::remove_stale(run.api.clone(), leadership);
-        side_tasks.spawn(stop.clone().run_until_cancelled_owned(withdraw));
+        let removal = admission::remove_stale(run.api.clone(), leadership);
+        side_tasks.spawn(stop.clone().run_until_cancelled_owned(removal));
         if config.affinity != AffinityConfig::default() {
             tracing::warn!("without admission.enabled, affinity is added to gated pods only");
         }

@@ -109,11 +109,11 @@ pub struct EventWriter {
 /// The sender and the event writer.
 pub fn channel(api: ApiClient, metrics: Metrics) -> (Events, EventWriter) {
     let (sender, receiver) = mpsc::channel(QUEUE_LENGTH);
-    let told = Arc::new(Cache::new(MAX_RECENT));
+    let recent = Arc::new(Cache::new(MAX_RECENT));
     (
         Events {
             queue: sender,
-            recently_published: told,
+            recently_published: recent,
             metrics,
         },
         EventWriter {
@@ -130,8 +130,8 @@ impl Events {
         note.truncate(note.floor_char_boundary(MAX_NOTE));
         let mut hasher = DefaultHasher::new();
         (&regarding.uid, &regarding.name, reason, &note).hash(&mut hasher);
-        let words = hasher.finish();
-        if self.recently_published.get(&words).is_some() {
+        let event_hash = hasher.finish();
+        if self.recently_published.get(&event_hash).is_some() {
             return;
         }
         // Events only inform people, so they may be dropped.
@@ -140,7 +140,7 @@ impl Events {
             note,
             regarding,
         }) {
-            Ok(()) => self.recently_published.insert(words, ()),
+            Ok(()) => self.recently_published.insert(event_hash, ()),
             Err(_) => self.metrics.event_dropped(),
         }
     }

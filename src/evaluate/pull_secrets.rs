@@ -106,7 +106,7 @@ impl PullSecrets {
                 .filter(|name| !name.is_empty());
             name.unwrap_or("default").to_owned()
         });
-        let (inner, namespace, told) = (self.0.clone(), namespace.to_owned(), unusable.clone());
+        let (inner, namespace, skipped) = (self.0.clone(), namespace.to_owned(), unusable.clone());
         let keys = async move {
             let names = match account {
                 Some(account) => inner.account(&namespace, account).await,
@@ -118,7 +118,9 @@ impl PullSecrets {
                     Ok(read) => entries.extend(read.iter().cloned()),
                     Err(why) => {
                         let why = why.as_ref().to_owned();
-                        told.lock().insert(UnusablePullSecret { secret: name, why });
+                        skipped
+                            .lock()
+                            .insert(UnusablePullSecret { secret: name, why });
                     }
                 }
             }

@@ -22,7 +22,7 @@ pub struct ContentWrites(Counters<1>);
 pub struct AdmissionMetrics {
     total: Counters<2>,
     seconds: Histogram,
-    turned_away: Counter,
+    connections_refused: Counter,
 }
 
 /// Panics that ended one reconcile or one admission request, by place.
@@ -61,7 +61,7 @@ impl Default for AdmissionMetrics {
         Self {
             total: Family::default(),
             seconds: Histogram::new(LATENCY_BUCKETS),
-            turned_away: Counter::default(),
+            connections_refused: Counter::default(),
         }
     }
 }
@@ -81,7 +81,7 @@ impl AdmissionMetrics {
         registry.register(
             "admission_connections_refused",
             "Connections to the webhook closed because too many were open",
-            self.turned_away,
+            self.connections_refused,
         );
     }
 
@@ -95,7 +95,7 @@ impl AdmissionMetrics {
 
     /// Counts a connection that was closed because too many are open.
     pub fn connection_refused(&self) {
-        self.turned_away.inc();
+        self.connections_refused.inc();
     }
 }
 

@@ -93,7 +93,7 @@ pub fn decide_template(
     } = template;
     // Only a decision to tolerate everything is kept until the images change. One that is limited by the policy may
     // be widened once the images are known.
-    let stepped_aside = by_policy && *decision == Decision::TolerateAll;
+    let tolerate_all_by_policy = by_policy && *decision == Decision::TolerateAll;
     let owned = |toleration: &&Value| record.tolerations.contains(toleration);
     let foreign: Vec<Value> = existing.iter().filter(|t| !owned(t)).cloned().collect();
     let wanted = policy.missing_tolerations(decision, os, &foreign);
@@ -116,7 +116,7 @@ pub fn decide_template(
         OwnedTolerations {
             tolerations: wanted,
             images: images.clone(),
-            tolerate_all_by_policy: stepped_aside,
+            tolerate_all_by_policy,
         }
     };
     // A change of the annotation alone causes no rollout.

@@ -13,15 +13,15 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Labels by metric name.
-type Known = BTreeMap<String, BTreeSet<String>>;
+type LabelsByMetric = BTreeMap<String, BTreeSet<String>>;
 
 /// The table in docs/operations.md.
-fn documented() -> Known {
+fn documented() -> LabelsByMetric {
     let docs = std::fs::read_to_string("docs/operations.md").unwrap();
     let rows = docs
         .lines()
         .filter(|line| line.starts_with("| `archaware_"));
-    let mut known = Known::new();
+    let mut known = LabelsByMetric::new();
     for row in rows {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let labels: BTreeSet<String> = cells[2]
@@ -37,8 +37,8 @@ fn documented() -> Known {
 }
 
 /// Metrics of a scrape; labels only of those with values.
-fn scraped(text: &str) -> Known {
-    let mut known = Known::new();
+fn scraped(text: &str) -> LabelsByMetric {
+    let mut known = LabelsByMetric::new();
     let mut histograms = BTreeSet::new();
     for line in text.lines() {
         if let Some(declared) = line.strip_prefix("# TYPE ") {
@@ -105,7 +105,7 @@ async fn the_metrics_are_those_of_the_docs() {
     .await;
     let (_, text) = archaware.http("/metrics").await;
     let (documented, scraped) = (documented(), scraped(&text));
-    let names = |known: &Known| known.keys().cloned().collect::<BTreeSet<_>>();
+    let names = |known: &LabelsByMetric| known.keys().cloned().collect::<BTreeSet<_>>();
     assert_eq!(names(&scraped), names(&documented));
     for (name, labels) in &scraped {
         assert!(

@@ -325,8 +325,8 @@ async fn isolated_requests_persist_nothing_and_read_nothing() {
     let containerd = Containerd::start(&binary).await;
     let registry = registry().await;
     registry.require(Auth::Basic("user".into(), "secret".into()));
-    let mut alone = settings();
-    alone.per_credential = true;
+    let mut isolated = settings();
+    isolated.per_credential = true;
     let right = keyring(&registry.address(), "user", "secret");
     // Documents that a shared resolver persisted are not used by an isolated one.
     let sharing = containerd.resolver(settings());
@@ -365,7 +365,7 @@ async fn isolated_requests_persist_nothing_and_read_nothing() {
         "the record serves every request"
     );
     registry.forget();
-    let resolver = containerd.resolver(alone);
+    let resolver = containerd.resolver(isolated);
     for name in ["multi", "amd64", "nested"] {
         let resolved = resolve(&resolver, &registry.image(name), &right)
             .await

@@ -42,8 +42,8 @@ impl FromFiles {
         let mut failing = RepeatedError::default();
         loop {
             // A file system may hang, which must not delay shutdown.
-            let turn = self.reload_once(&mut active, &mut since);
-            let Some(result) = stop.run_until_cancelled(turn).await else {
+            let iteration = self.reload_once(&mut active, &mut since);
+            let Some(result) = stop.run_until_cancelled(iteration).await else {
                 return;
             };
             match result {
@@ -77,7 +77,7 @@ impl FromFiles {
             if ca_bundle::with_authority(&authority, "").is_empty() {
                 return Err(CertificateError::NoAuthority);
             }
-            let news = self.authorities.send_if_modified(|old| {
+            let changed = self.authorities.send_if_modified(|old| {
                 let new = ca_bundle::with_authority(&authority, old.as_deref().unwrap_or_default());
                 let changed = old.as_deref() != Some(&*new);
                 *old = Some(new.into());
@@ -85,7 +85,7 @@ impl FromFiles {
             });
             // The authority must be published before a certificate signed by it is served. The replica that publishes
             // it may see its files later.
-            if news {
+            if changed {
                 *since = Instant::now();
             }
             let is_known = match &*self.published.borrow() {

@@ -84,8 +84,8 @@ impl SelfSigned {
         let (mut state, mut failing) = (RenewalState::default(), RepeatedError::default());
         let (mut conflicts, mut leadership) = (0, self.leadership.clone());
         loop {
-            let turn = self.reconcile_once(&mut state);
-            let Some(result) = stop.run_until_cancelled(turn).await else {
+            let iteration = self.reconcile_once(&mut state);
+            let Some(result) = stop.run_until_cancelled(iteration).await else {
                 return;
             };
             let changed = match result {

@@ -213,8 +213,8 @@ impl Helpers {
             answer
         };
         let this = self.clone();
-        let flight = async move { this.flights.run(key, || run.boxed()).await };
-        programs.wait_for(helper, flight).await?
+        let work = async move { this.flights.run(key, || run.boxed()).await };
+        programs.wait_for(helper, work).await?
     }
 }
 

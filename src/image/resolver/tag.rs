@@ -57,8 +57,8 @@ impl ResolvedDigest {
 
     /// Whether this caller should persist the tag; true for one caller only.
     pub(super) fn needs_persisting(&self) -> bool {
-        let news = self.persist_once.as_ref();
-        news.is_some_and(|news| news.swap(false, Ordering::Relaxed))
+        let flag = self.persist_once.as_ref();
+        flag.is_some_and(|flag| flag.swap(false, Ordering::Relaxed))
     }
 }
 

@@ -148,8 +148,8 @@ fn what_was_added_can_be_taken_back() {
     );
     assert_eq!(beside, required(json!([{"matchExpressions": [zone]}])));
 
-    let authored = required(json!([{"matchExpressions": [zone]}, {"matchExpressions": [arch]}]));
-    let ours = change(Some(&authored), &[]);
+    let own_terms = required(json!([{"matchExpressions": [zone]}, {"matchExpressions": [arch]}]));
+    let ours = change(Some(&own_terms), &[]);
     let mut added =
         required(json!([{"matchExpressions": [zone, arch]}, {"matchExpressions": [arch]}]));
     assert_eq!(
@@ -159,7 +159,7 @@ fn what_was_added_can_be_taken_back() {
             ..AffinityUndo::default()
         }
     );
-    assert_eq!(added, authored);
+    assert_eq!(added, own_terms);
     assert_eq!(
         undo(&mut added, &ours),
         AffinityUndo::default(),

@@ -16,8 +16,9 @@ fn arch(name: &str) -> Value {
 }
 
 /// A DaemonSet whose template has these tolerations, of which the owned ones are recorded.
-fn set(tolerations: &[Value], owned: &[Value], stepped_aside: bool) -> DaemonSet {
-    let record = json!({ "tolerations": owned, "images": ["a"], "steppedAside": stepped_aside });
+fn set(tolerations: &[Value], owned: &[Value], tolerate_all_by_policy: bool) -> DaemonSet {
+    let record =
+        json!({ "tolerations": owned, "images": ["a"], "steppedAside": tolerate_all_by_policy });
     let record = json!({ "archaware.dev/tolerations": record.to_string() });
     serde_json::from_value(json!({
         "metadata": { "name": "d", "namespace": "ns", "uid": "u",

@@ -63,16 +63,16 @@ impl TestCluster {
         Self::take_one(|dir| dir.join("node").exists()).await
     }
 
-    async fn take_one(suits: impl Fn(&Path) -> bool) -> Self {
+    async fn take_one(matches: impl Fn(&Path) -> bool) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let clusters = std::env::var("ARCHAWARE_TEST_BEDS")
             .expect("run tests with hack/test.sh: it starts the control planes");
         let clusters: Vec<PathBuf> = clusters
             .split(':')
             .map(PathBuf::from)
-            .filter(|dir| suits(dir))
+            .filter(|dir| matches(dir))
             .collect();
-        assert!(!clusters.is_empty(), "no test cluster suits this test");
+        assert!(!clusters.is_empty(), "no test cluster matches this test");
         let (dir, lock) = eventually("a free test cluster", Duration::from_mins(15), || async {
             clusters.iter().find_map(|dir| {
                 let file = File::create(dir.join("lock")).ok()?;

@@ -121,9 +121,9 @@ impl Providers {
             }
             keyring
         };
-        let flight = async move { shared.flights.run(key, || run.boxed()).await };
+        let work = async move { shared.flights.run(key, || run.boxed()).await };
         self.programs
-            .wait_for(&plugin, flight)
+            .wait_for(&plugin, work)
             .await
             .unwrap_or_default()
     }

@@ -142,11 +142,11 @@ impl Hosts {
         };
         let known = match (self.flights.run(name.to_owned(), read).await, before) {
             (Some(known), before) => {
-                let told = before.and_then(|before| before.problem);
+                let reported = before.and_then(|before| before.problem);
                 if let Some(problem) = known
                     .problem
                     .as_ref()
-                    .filter(|new| told.as_ref() != Some(*new))
+                    .filter(|new| reported.as_ref() != Some(*new))
                 {
                     let registry = name;
                     tracing::warn!(
@@ -196,7 +196,7 @@ impl Hosts {
             resolves: true,
             role: Role::Origin,
             headers: HeaderMap::new(),
-            // containerd does not verify certificates of loopback addresses either, unless told to.
+            // containerd does not verify certificates of loopback addresses either, unless reported to.
             transport: Arc::new(Transport {
                 skip_verify: loopback && !plain,
                 ..Transport::default()
