@@ -1,30 +1,32 @@
 //! archaware keeps pods off nodes whose CPU architecture their images cannot run on.
 //!
 //! ```text
-//!               evaluate (reads)              plan (pure)              apply
-//!  kube API ──watch──▶ evaluate::Evaluator ──▶ plan::pod ──▶ controller::reconcile ──▶ cluster::api ──▶ kube API
-//!                          │       ▲
-//!                          ▼       │ PlatformSets
-//!                      image::Resolver ──▶ containerd / registry
+//!                        controller::reconcile
+//!                  ┌────────────────┬───────────────┐
+//!  kube API ─watch─▶ 1. evaluate ──▶ 2. plan ──────▶ 3. apply ──▶ cluster::api ──▶ kube API
+//!                      │       ▲      (pure)
+//!                      ▼       │ platforms
+//!                  image::Resolver ──▶ containerd / registry
 //! ```
 //!
 //! Pods, DaemonSets and nodes are reconciled in the same three steps. The webhook (`admission`) and `archaware plan`
-//! evaluate in the same way. They keep no state per object, so they call `placement` for pods and nodes, and
-//! `plan::daemon_set::change` for DaemonSets, instead of the whole of `plan`.
+//! evaluate in the same way. They keep no state per object, so instead of the whole of `plan` they call
+//! `Subject::change` for pods, `placement::node` for nodes and `plan::daemon_set::change` for DaemonSets.
 //!
 //! | module | purpose | does not know |
 //! |---|---|---|
 //! | `platform` | operating systems, architectures, image documents | IO |
 //! | `placement` | decides tolerations, node affinity and taints | IO, clocks, `image`, `cluster` |
-//! | `image` | image reference → platforms: containerd, registries, credentials, caches | Kubernetes |
+//! | `image` | image reference → platforms: containerd, registries, credentials, caches | the Kubernetes API |
 //! | `config` | the configuration file | IO except reading that file |
 //! | `cluster` | Kubernetes API: client, watches, Lease, events, JSON patches | `image`, `evaluate` |
-//! | `evaluate` | step 1: reads what a decision depends on | patches |
-//! | `plan` | step 2: decides the patch, the events and when to reconcile again, without IO | clients, stores |
+//! | `evaluate` | step 1: reads, and decides by annotations or images | patches |
+//! | `plan` | step 2: adds the failure policy and stored state; makes the patch and events, without IO | clients, stores |
 //! | `controller` | step 3: applies plans; watches, retries, leadership | HTTP servers |
 //! | `admission` | the webhook, its certificate and its registration | `controller` |
 //! | `content_proxy` | limits what archaware can do with a node's containerd | Kubernetes |
-//! | `metrics`, `telemetry`, `server` | metrics, logs, `/metrics` and probes | decisions |
+//! | `metrics`, `telemetry` | metrics and logs | everything else |
+//! | `server` | `/metrics`, probes, log level | decisions |
 //! | `cli` | the commands; builds the parts and connects them | |
 //!
 //! A module uses only those above it in the list of `tests/shape.rs`.

@@ -173,11 +173,13 @@ impl Handler {
         let _reservation = reservation?;
         let body = read(request.into_body()).await?;
         let expected = path.expected();
-        let may_go_on = body.len() <= MAX_BACKGROUND_BODY;
+        let may_continue_in_background = body.len() <= MAX_BACKGROUND_BODY;
         let (uid, (answer, outcome)) = match path {
             WebhookPath::Pods => {
                 let (request, pod) = parse::<Pod>(body, &expected)?;
-                let answer = self.webhook.pod(pod, request.namespace, may_go_on);
+                let answer = self
+                    .webhook
+                    .pod(pod, request.namespace, may_continue_in_background);
                 (request.uid, self.catch_panic(answer).await)
             }
             WebhookPath::Nodes => {
@@ -187,7 +189,9 @@ impl Handler {
             }
             WebhookPath::DaemonSets => {
                 let (request, set) = parse::<DaemonSet>(body, &expected)?;
-                let answer = self.webhook.daemon_set(set, request.namespace, may_go_on);
+                let answer =
+                    self.webhook
+                        .daemon_set(set, request.namespace, may_continue_in_background);
                 (request.uid, self.catch_panic(answer).await)
             }
         };

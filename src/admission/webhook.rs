@@ -123,13 +123,13 @@ impl Webhook {
         &self.evaluator.config.admission
     }
 
-    /// A pod that is being created. If `may_go_on` is false, its images are resolved only while the request waits,
+    /// A pod that is being created. If `may_continue_in_background` is false, its images are resolved only while the request waits,
     /// because a large pod must not be held in memory.
     pub(super) async fn pod(
         &self,
         pod: Pod,
         namespace: String,
-        may_go_on: bool,
+        may_continue_in_background: bool,
     ) -> (AdmissionResponse, Outcome) {
         if pod.is_bound() || pod.is_mirror() {
             return (AdmissionResponse::default(), Outcome::Skipped);
@@ -144,7 +144,7 @@ impl Webhook {
                 self.evaluator.clone(),
                 self.namespaces.clone(),
             );
-            self.within_budget(may_go_on, async move {
+            self.within_budget(may_continue_in_background, async move {
                 // With a mode of its own, the pod does not depend on its namespace, which may not be known yet.
                 let own = annotations(&review.without_owned.metadata);
                 let of_namespace =
@@ -226,7 +226,7 @@ impl Webhook {
         &self,
         mut set: DaemonSet,
         namespace: String,
-        may_go_on: bool,
+        may_continue_in_background: bool,
     ) -> (AdmissionResponse, Outcome) {
         let manage = self.evaluator.config.daemon_sets == DaemonSets::Manage;
         if !manage || set.metadata.deletion_timestamp.is_some() {
@@ -239,7 +239,7 @@ impl Webhook {
         let set = Arc::new(set);
         let (own, evaluator, namespaces) =
             (set.clone(), self.evaluator.clone(), self.namespaces.clone());
-        let evaluation = self.within_budget(may_go_on, async move {
+        let evaluation = self.within_budget(may_continue_in_background, async move {
             let of_namespace = of_namespace(&namespaces, &namespace).await;
             let template = Template::new(&own);
             evaluator.evaluate(template.subject(), &of_namespace).await
@@ -284,7 +284,7 @@ impl Webhook {
     /// the budget of an attempt. Concurrent lookups of the same image share one request.
     async fn within_budget<T: Send + 'static>(
         &self,
-        may_go_on: bool,
+        may_continue_in_background: bool,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
         let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
@@ -294,7 +294,7 @@ impl Webhook {
         };
         let result = tokio::time::timeout(patience, &mut work).await.ok();
         if result.is_none()
-            && may_go_on
+            && may_continue_in_background
             && let Ok(slot) = self.background.clone().try_acquire_owned()
         {
             let (stop, panics) = (self.stop.clone(), self.panics.clone());

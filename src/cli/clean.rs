@@ -106,8 +106,8 @@ impl CleanCommand {
         // Released in any case, so that the next attempt need not wait until it expires.
         lease.release().await;
         cleaned?;
-        session.secret().await;
-        session.lease(was_there).await;
+        session.remove_secret().await;
+        session.remove_lease(was_there).await;
         Ok(session.summary())
     }
 }

@@ -42,7 +42,7 @@ pub(super) struct PlanCommand {
 
 /// One planned change.
 #[derive(Serialize, PartialEq, Eq, PartialOrd, Ord)]
-struct PlannedChange {
+struct PlanRow {
     kind: &'static str,
     namespace: Option<String>,
     name: String,
@@ -80,7 +80,7 @@ async fn steps(
     api: &ApiClient,
     config: &Config,
     evaluator: &Evaluator,
-) -> anyhow::Result<Vec<PlannedChange>> {
+) -> anyhow::Result<Vec<PlanRow>> {
     let namespaces: AnnotationsByNamespace = api
         .list(None)
         .map_ok(|namespace: Namespace| {
@@ -109,7 +109,7 @@ async fn steps(
         steps.extend(change.map(|change| of_node(&node, &change)));
         if let Some(problem) = problem {
             let event = plan::node::describe(&problem);
-            steps.push(PlannedChange::of(
+            steps.push(PlanRow::of(
                 "Node",
                 &node,
                 event.reason.as_str(),
@@ -122,7 +122,7 @@ async fn steps(
     let sets =
         stream::iter(sets).filter(|_| std::future::ready(!config.webhook_handles_daemon_sets()));
     let sets = sets.map(|set| of_daemon_set(set, evaluator, &namespaces));
-    let sets: Vec<Option<PlannedChange>> = sets.buffer_unordered(CONCURRENCY).collect().await;
+    let sets: Vec<Option<PlanRow>> = sets.buffer_unordered(CONCURRENCY).collect().await;
     steps.extend(sets.into_iter().flatten());
     let (fields, _) = controller::pod_selection(config);
     let pods: Vec<Pod> = api
@@ -131,12 +131,12 @@ async fn steps(
         .try_collect()
         .await?;
     let pods = stream::iter(pods).map(|pod| of_pod(pod, evaluator, &namespaces, &taints));
-    let pods: Vec<Vec<PlannedChange>> = pods.buffer_unordered(CONCURRENCY).collect().await;
+    let pods: Vec<Vec<PlanRow>> = pods.buffer_unordered(CONCURRENCY).collect().await;
     steps.extend(pods.into_iter().flatten());
     Ok(steps)
 }
 
-fn of_node(node: &Node, change: &node::NodeChange) -> PlannedChange {
+fn of_node(node: &Node, change: &node::NodeChange) -> PlanRow {
     let removed = change
         .remove
         .as_ref()
@@ -151,20 +151,20 @@ fn of_node(node: &Node, change: &node::NodeChange) -> PlannedChange {
             "removes the annotation that records a taint".to_owned(),
         ),
     };
-    PlannedChange::of("Node", node, action, detail)
+    PlanRow::of("Node", node, action, detail)
 }
 
 async fn of_daemon_set(
     set: DaemonSet,
     evaluator: &Evaluator,
     namespaces: &AnnotationsByNamespace,
-) -> Option<PlannedChange> {
+) -> Option<PlanRow> {
     let template = Template::new(&set);
     let of_namespace = of_namespace(&set, namespaces);
     let evaluation = evaluator.evaluate(template.subject(), of_namespace).await;
     let Verdict::Decided(decision) = &evaluation.verdict else {
         return wait(&evaluation)
-            .map(|(action, detail)| PlannedChange::of("DaemonSet", &set, action, detail));
+            .map(|(action, detail)| PlanRow::of("DaemonSet", &set, action, detail));
     };
     let by_policy = evaluation.by_policy;
     plan::daemon_set::change(&evaluator.policy, &template, decision, by_policy)?;
@@ -172,11 +172,11 @@ async fn of_daemon_set(
     Some(match evaluator.config.daemon_sets {
         DaemonSets::Manage => {
             let detail = format!("template tolerates {tolerated}; this rolls it");
-            PlannedChange::of("DaemonSet", &set, "changeTemplate", detail)
+            PlanRow::of("DaemonSet", &set, "changeTemplate", detail)
         }
         DaemonSets::Report => {
             let detail = format!("template should tolerate {tolerated}");
-            PlannedChange::of("DaemonSet", &set, "report", detail)
+            PlanRow::of("DaemonSet", &set, "report", detail)
         }
     })
 }
@@ -186,7 +186,7 @@ async fn of_pod(
     evaluator: &Evaluator,
     namespaces: &AnnotationsByNamespace,
     taints: &HashMap<String, Taint>,
-) -> Vec<PlannedChange> {
+) -> Vec<PlanRow> {
     let subject = plan::pod::subject(&pod);
     let of_namespace = of_namespace(&pod, namespaces);
     let evaluation = evaluator.evaluate(subject, of_namespace).await;
@@ -221,8 +221,8 @@ async fn of_pod(
         }
         Verdict::Unresolved(_) => (Vec::new(), wait(&evaluation)),
     };
-    let mut steps: Vec<PlannedChange> = step
-        .map(|(action, detail)| PlannedChange::of("Pod", &pod, action, detail))
+    let mut steps: Vec<PlanRow> = step
+        .map(|(action, detail)| PlanRow::of("Pod", &pod, action, detail))
         .into_iter()
         .collect();
     let on = pod
@@ -236,7 +236,7 @@ async fn of_pod(
             .chain(&missing)
             .any(|toleration| tolerates(toleration, taint));
         if !stays {
-            steps.push(PlannedChange::of(
+            steps.push(PlanRow::of(
                 "Pod",
                 &pod,
                 "evict",
@@ -272,7 +272,7 @@ fn of_namespace<'a, K: ResourceExt>(
         .unwrap_or(&EMPTY)
 }
 
-impl PlannedChange {
+impl PlanRow {
     fn of<K: ResourceExt>(
         kind: &'static str,
         object: &K,
@@ -289,7 +289,7 @@ impl PlannedChange {
     }
 }
 
-fn table(steps: &[PlannedChange]) -> String {
+fn table(steps: &[PlanRow]) -> String {
     let rows = steps.iter().map(|step| {
         let name = NamespacedName {
             namespace: step.namespace.clone(),

@@ -1,5 +1,5 @@
-//! Publishes Kubernetes events. Events never delay a decision: they are queued, and dropped and counted when the
-//! queue is full.
+//! Publishes Kubernetes events. Events never delay a decision: they are queued, and dropped and counted when the queue is full. An
+//! event that cannot be written is dropped too.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},

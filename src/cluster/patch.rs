@@ -1,9 +1,9 @@
-//! JSON patches, guarded: each is applied only if what it relies on is unchanged. Only [`replicas`] has no guard.
+//! JSON patches, guarded: each is applied only if what it relies on is unchanged. Only [`replicas`] and the webhook's patches have no guard.
 //!
 //! Tolerations and taints are atomic lists without a merge key, so any other kind of patch would replace the whole
-//! list. An append does not conflict with appends of other writers. `test` operations prevent it from being applied
-//! twice, or to another object of the same name. `resourceVersion` is not used, because a node's changes with every
-//! heartbeat.
+//! list. Appends to a pod or template require an unchanged list; those to a node do not conflict with other appends. `test` operations prevent it from being applied
+//! twice, or to another object of the same name. Patches of nodes do not test `resourceVersion`, because it changes with every update
+//! of the status.
 
 pub mod pod;
 

@@ -37,7 +37,7 @@ pub struct Writer {
 pub enum PatchOutcome {
     /// The patch was applied.
     Applied,
-    /// Something that the patch relies on changed; the watch will bring it.
+    /// Something that the patch relies on changed, or leadership ended while it was sent.
     Stale,
     /// The object does not exist any more.
     Gone,

@@ -1,4 +1,4 @@
-//! Defaults of all keys, as documented in docs/configuration.md.
+//! Defaults of keys, as documented in docs/configuration.md; simple ones are beside their type.
 
 use std::{
     collections::BTreeMap,

@@ -251,8 +251,7 @@ pub struct ConcurrencyConfig {
 }
 
 impl Config {
-    /// Whether DaemonSets are left to the webhook: without a taint, their pods need no toleration, so no template is
-    /// changed.
+    /// Whether DaemonSets are left to the webhook: without a taint, their pods need no toleration, so the controller changes no template.
     pub fn webhook_handles_daemon_sets(&self) -> bool {
         !self.taint.manage && self.tolerations.is_empty() && self.admission.enabled
     }

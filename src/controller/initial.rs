@@ -1,4 +1,4 @@
-//! Tracks which objects of the initial lists have been attempted once.
+//! Tracks which of the objects that exist when this process begins to lead have been attempted once.
 
 use std::{collections::HashSet, sync::Arc};
 

@@ -54,7 +54,7 @@ fn admission(namespace: &str, config: &Config) -> Vec<Permission> {
     let admission = &config.admission;
     let files = &admission.certificates;
     let own_certificate = files.certificate.as_os_str().is_empty();
-    let tells = own_certificate || !files.authority.as_os_str().is_empty();
+    let writes_ca_bundle = own_certificate || !files.authority.as_os_str().is_empty();
     // A rule with `resourceNames` cannot allow `create`, because the authorizer does not know the name then.
     let configuration = |verb| Permission {
         group: "admissionregistration.k8s.io",
@@ -73,7 +73,7 @@ fn admission(namespace: &str, config: &Config) -> Vec<Permission> {
     let (mut needed, all) = (Vec::new(), ["create", "get", "patch"]);
     if admission.enabled && admission.manage_configuration {
         needed.extend(["create", "get", "patch", "delete"].map(configuration));
-    } else if admission.enabled && tells {
+    } else if admission.enabled && writes_ca_bundle {
         needed.extend(["get", "patch"].map(configuration));
     }
     if admission.enabled && own_certificate {

@@ -1,5 +1,5 @@
-//! Step 1 of 3 (evaluate, plan, apply): reads what the decision about a pod or template depends on, namely the rule
-//! that applies to it, its pull secrets and the platforms of its images. Changes nothing.
+//! Step 1 of 3 (evaluate, plan, apply): finds the rule that applies to a pod or template,
+//! reads its pull secrets and the platforms of its images, and decides by them. Changes nothing.
 
 pub mod pull_secrets;
 mod spec;
@@ -169,7 +169,7 @@ impl Evaluator {
     async fn resolve_images(
         &self,
         spec: &PodSpec,
-        keys: &PodCredentials,
+        credentials: &PodCredentials,
     ) -> (Verdict, Vec<(String, Option<BTreeSet<Architecture>>)>) {
         let all = spec.images();
         // Users must not be able to make archaware resolve thousands of images at once.
@@ -181,7 +181,7 @@ impl Evaluator {
             let request = ResolveRequest {
                 image,
                 policy,
-                keyring: &keys.keyring,
+                keyring: &credentials.keyring,
             };
             let answer = self.resolver.resolve_by(request, deadline).await;
             (image.to_owned(), answer)

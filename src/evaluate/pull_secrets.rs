@@ -1,5 +1,6 @@
 //! Reads a pod's pull secrets by name when one of its images needs them, and caches them briefly. Secrets are neither
-//! listed nor watched, so archaware never holds Secrets that no pending pod names.
+//! listed nor watched, so archaware holds
+//! a Secret only after a pod or template has named it.
 
 use std::{
     collections::BTreeSet,
@@ -204,7 +205,7 @@ impl<T: Send + Sync + 'static> TtlCache<T> {
         {
             return held;
         }
-        // Expired entries are removed at once, because they may contain secrets.
+        // Expired entries are removed at each read, because they may contain secrets.
         self.known.retain(|_, (held, at)| is_fresh(held, *at));
         let answer = self
             .flights

@@ -110,8 +110,8 @@ pub enum ImageError {
         #[source]
         source: Option<SharedError>,
     },
-    /// The host is overloaded (503 with `Retry-After`) or did not answer several times in a row: no request is sent for a
-    /// while.
+    /// The host is overloaded (503 with `Retry-After`) or did not answer several times in a row: no request is sent for a while
+    /// (to an overloaded host for this principal, to a silent one for all).
     #[error("{host} is overloaded or does not answer; next request in {} s", retry_after.as_secs())]
     HostPaused {
         /// Host of the registry.
@@ -197,7 +197,7 @@ impl ImageError {
         }
     }
 
-    /// Whether the registry answered, with whatever status.
+    /// Whether the registry answered, with any status but 503 with `Retry-After`.
     pub(crate) fn is_answer(&self) -> bool {
         match self {
             Self::Unavailable { answered, .. } => *answered,

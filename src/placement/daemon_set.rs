@@ -23,7 +23,7 @@ pub struct OwnedTolerations {
     /// change of the template causes a rollout.
     #[serde(default)]
     pub images: BTreeSet<String>,
-    /// Whether the failure policy made the decision instead of the images.
+    /// Whether the failure policy decided to tolerate every architecture. Its narrower decisions are not recorded.
     #[serde(
         rename = "steppedAside",
         default,

@@ -37,7 +37,7 @@ pub enum FailureAction {
 /// A failed resolution of one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageFailure {
-    /// Delays between retries; `None`: a retry cannot succeed until the pod changes.
+    /// Delays between retries; `None`: the registry sets the delay, or no retry can succeed until the pod changes.
     pub backoff: Option<Backoff>,
     /// The registry's `Retry-After`.
     pub retry_after: Option<Duration>,
@@ -69,10 +69,10 @@ pub fn next_step(
     config: &FailurePolicy,
     policy: &PlacementPolicy,
     failures: &[ImageFailure],
-    attempts: FailureHistory,
+    history: FailureHistory,
     critical: bool,
 ) -> FailureStep {
-    let due = critical || attempts.failing_for >= config.after;
+    let due = critical || history.failing_for >= config.after;
     let decision = match (due, config.action) {
         (true, _) if critical => Some(Decision::TolerateAll),
         (true, FailureAction::TolerateAll) => Some(Decision::TolerateAll),
@@ -88,10 +88,10 @@ pub fn next_step(
     }
     let soonest = failures
         .iter()
-        .filter_map(|failure| failure.retry(attempts.failures))
+        .filter_map(|failure| failure.retry(history.failures))
         .min();
     // The action applies at its time even when a retry cannot succeed.
-    let until_due = (!due).then(|| config.after.saturating_sub(attempts.failing_for));
+    let until_due = (!due).then(|| config.after.saturating_sub(history.failing_for));
     FailureStep {
         decision,
         due,

@@ -25,7 +25,7 @@ pub(crate) fn subject(pod: &Pod) -> Subject<'_> {
 }
 
 /// Whether the pod's annotation records a decision that its images made.
-fn is_decided_by_images(pod: &Pod) -> bool {
+fn names_architectures(pod: &Pod) -> bool {
     let decision = annotations(&pod.metadata).get(annotation::DECISION);
     decision.is_some_and(|decision| !matches!(decision.as_str(), "any" | "none"))
 }
@@ -39,7 +39,7 @@ pub(crate) fn plan(
     now: Instant,
 ) -> Plan {
     let mut draft = Draft::new(&pod.spec, remembered, policies, now);
-    let decided = draft.decide(&pod.spec, evaluation, is_decided_by_images(pod));
+    let decided = draft.decide(&pod.spec, evaluation, names_architectures(pod));
     let gate = pod.spec.gate();
     let release = gate.map(|_| patch::pod::remove_gate(pod));
     let plan = &mut draft.plan;

@@ -163,8 +163,8 @@ impl SelfSigned {
         if has_expired && !leads {
             return Ok(false);
         }
-        let is_shown = state.stored.as_ref().map(|old| &old.current) == Some(&stored.current);
-        if !is_shown {
+        let is_served = state.stored.as_ref().map(|old| &old.current) == Some(&stored.current);
+        if !is_served {
             self.served.activate(&stored.current)?;
             tracing::info!("admission certificate served");
         }

@@ -26,7 +26,7 @@ impl Session {
     }
 
     /// Removes the Secret if archaware created it: one of that name may belong to another owner.
-    pub(super) async fn secret(&mut self) {
+    pub(super) async fn remove_secret(&mut self) {
         let name = NamespacedName::new(&self.namespace, ADMISSION_SECRET);
         let removed = match self.api.find_metadata::<Secret>(&name).await {
             Ok(Some(found)) => {
@@ -45,7 +45,7 @@ impl Session {
     }
 
     /// A Lease that was only created by this command is removed without a message.
-    pub(super) async fn lease(&mut self, was_there: bool) {
+    pub(super) async fn remove_lease(&mut self, was_there: bool) {
         let name = NamespacedName::new(&self.namespace, NAME);
         let removed = self.delete::<Lease>(&name).await;
         let removed = removed.map(|removed| removed && was_there);

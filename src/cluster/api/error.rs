@@ -6,10 +6,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 
 use crate::backoff::jittered;
 
-/// Minimum delay before a failed call is repeated.
-const RETRY: Duration = Duration::from_secs(2);
+/// Delay before the object is reconciled again, without jitter and `Retry-After`.
+const REQUEUE_DELAY: Duration = Duration::from_secs(2);
 /// Delay after 403: the permission must be granted first.
-const FORBIDDEN_RETRY: Duration = Duration::from_secs(30);
+const FORBIDDEN_DELAY: Duration = Duration::from_secs(30);
 /// The longest `Retry-After` that is obeyed. The API server asks for seconds, but a load balancer may ask for an hour
 /// during a restart of ten seconds.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(30);
@@ -169,9 +169,9 @@ impl ApiError {
     pub fn retry(&self) -> Option<Duration> {
         match self {
             Self::NotFound(_) | Self::Invalid(_) | Self::Denied(_) | Self::Name(_) => None,
-            Self::Unauthorized(_) | Self::Forbidden(_) => Some(FORBIDDEN_RETRY),
+            Self::Unauthorized(_) | Self::Forbidden(_) => Some(FORBIDDEN_DELAY),
             // With jitter, because thousands of pods may wait for an API server that restarts.
-            _ => Some(jittered(RETRY) + self.retry_after().unwrap_or_default()),
+            _ => Some(jittered(REQUEUE_DELAY) + self.retry_after().unwrap_or_default()),
         }
     }
 

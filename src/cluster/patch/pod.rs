@@ -57,7 +57,7 @@ pub struct AdmissionPatch<'a> {
     pub change: PodChange,
     /// The decision, if there is one.
     pub decision: Option<&'a Decision>,
-    /// Whether to add archaware's scheduling gate.
+    /// Whether the pod has archaware's scheduling gate afterwards.
     pub gate: bool,
 }
 

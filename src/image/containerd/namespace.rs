@@ -21,7 +21,7 @@ use crate::image::{cache::STALE_IF_ERROR, digest::Digest};
 use super::connection::in_namespace;
 
 /// Content that is not used for this long is deleted.
-const LEASE_DURATION: Duration = Duration::from_hours(8 * 24);
+const CONTENT_LEASE_DURATION: Duration = Duration::from_hours(8 * 24);
 /// Timeout of one write; containerd syncs to disk, which takes about 10 ms when idle.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Label with the time when containerd may delete a lease (RFC 3339).
@@ -207,7 +207,7 @@ impl ContentNamespace {
     }
 
     async fn create_lease(&self, day: u32) -> Result<(), Status> {
-        let expires = jiff::Timestamp::try_from(SystemTime::now() + LEASE_DURATION)
+        let expires = jiff::Timestamp::try_from(SystemTime::now() + CONTENT_LEASE_DURATION)
             .map_err(|_| Status::internal("the clock is out of range"))?;
         let labels = HashMap::from([(EXPIRE.to_owned(), expires.strftime("%FT%TZ").to_string())]);
         let request = CreateRequest {

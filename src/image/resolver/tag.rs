@@ -1,4 +1,5 @@
-//! Resolves a tag to a digest: from the node's image record if it is recent enough, otherwise from the registry.
+//! Resolves a tag to a digest: from the node's image record (of any age unless the pull policy is
+//! `Always`), otherwise from the registry.
 
 use std::{
     sync::{
