@@ -318,7 +318,7 @@ impl Components {
         initial: Option<InitialObjects>,
     ) -> Arc<Reconciler<R>> {
         Arc::new(Reconciler {
-            kind,
+            steps: kind,
             outputs: self.outputs.clone(),
             store,
             states,

@@ -75,7 +75,7 @@ pub(super) struct Outputs {
 
 /// Reconciles the objects of one kind.
 pub(super) struct Reconciler<R: ReconcileSteps> {
-    pub(super) kind: R,
+    pub(super) steps: R,
     pub(super) outputs: Outputs,
     pub(super) store: Store<R::Object>,
     pub(super) states: ObjectStates,
@@ -110,7 +110,7 @@ impl<R: ReconcileSteps> Reconciler<R> {
 
     async fn attempt(&self, object: &R::Object, stop: &CancellationToken) -> FollowUp {
         // Resolution may take long, but shutdown must not wait for it.
-        let evaluated = stop.run_until_cancelled(self.kind.evaluate(object)).await;
+        let evaluated = stop.run_until_cancelled(self.steps.evaluate(object)).await;
         let Some(evaluated) = evaluated else {
             return follow_up(None, false);
         };
@@ -120,7 +120,7 @@ impl<R: ReconcileSteps> Reconciler<R> {
         };
         let remembered = self.states.get(object);
         let now = tokio::time::Instant::now().into_std();
-        let plan = self.kind.plan(object, evaluation, remembered, now);
+        let plan = self.steps.plan(object, evaluation, remembered, now);
         self.apply(object, plan).await
     }
 
@@ -129,7 +129,7 @@ impl<R: ReconcileSteps> Reconciler<R> {
         let Plan {
             events,
             counts,
-            write,
+            patch,
             requeue,
             is_complete,
             decides,
@@ -139,8 +139,8 @@ impl<R: ReconcileSteps> Reconciler<R> {
         self.count(counts);
         // Stored before the patch: events that were published must not be repeated, whatever the outcome.
         self.states.set(object, state.clone(), &self.store);
-        if let Some(write) = write
-            && let Some(failed) = self.write(object, write).await
+        if let Some(patch) = patch
+            && let Some(failed) = self.write(object, patch).await
         {
             return failed;
         }
@@ -148,7 +148,7 @@ impl<R: ReconcileSteps> Reconciler<R> {
             && state.mark_decided()
         {
             self.states.set(object, Some(state), &self.store);
-            self.kind.decided(object);
+            self.steps.decided(object);
         }
         follow_up(requeue, is_complete)
     }
@@ -156,46 +156,41 @@ impl<R: ReconcileSteps> Reconciler<R> {
     /// Sends the patch; `None` if it was applied.
     async fn write(&self, object: &R::Object, write: PlannedPatch) -> Option<FollowUp> {
         let name = NamespacedName::of_object(object);
-        let written = self
+        let outcome = self
             .outputs
             .writer
             .patch::<R::Object>(&name, write.patch)
             .await;
-        let follows = match write.change {
-            PlannedChange::GateRemoved => after_gate_removal(&written),
-            _ => after_patch(&written),
+        let next = match write.change {
+            PlannedChange::GateRemoved => after_gate_removal(&outcome),
+            _ => after_patch(&outcome),
         };
-        let Some(follows) = follows else {
+        let Some(next) = next else {
             log(&write.change, &name);
             self.publish(object, write.events);
             self.count(write.counts);
             return None;
         };
-        let refused = matches!(&written, PatchOutcome::Failed(error) if error.is_refusal());
-        let failed = self.failed(object, &written, follows);
+        let refused = matches!(&outcome, PatchOutcome::Failed(error) if error.is_refusal());
+        let failed = self.failed(object, &outcome, next);
         let Some(release) = write.gate_removal.filter(|_| refused) else {
             return Some(failed);
         };
-        let written = self.outputs.writer.patch::<R::Object>(&name, release).await;
-        let Some(follows) = after_gate_removal(&written) else {
+        let outcome = self.outputs.writer.patch::<R::Object>(&name, release).await;
+        let Some(next) = after_gate_removal(&outcome) else {
             log(&PlannedChange::GateRemoved, &name);
             return Some(follow_up(failed.requeue, true));
         };
-        Some(self.failed(object, &written, follows))
+        Some(self.failed(object, &outcome, next))
     }
 
-    fn failed(
-        &self,
-        object: &R::Object,
-        written: &PatchOutcome,
-        mut follows: FollowUp,
-    ) -> FollowUp {
-        if let PatchOutcome::Failed(error) = written {
+    fn failed(&self, object: &R::Object, outcome: &PatchOutcome, mut next: FollowUp) -> FollowUp {
+        if let PatchOutcome::Failed(error) = outcome {
             let name = NamespacedName::of_object(object);
             tracing::warn!(kind = %R::Object::kind(&()), %name, error = chain(error), "cannot patch the object");
         }
-        self.publish(object, follows.event.take());
-        follows
+        self.publish(object, next.event.take());
+        next
     }
 
     fn publish(&self, object: &R::Object, drafts: impl IntoIterator<Item = EventDraft>) {

@@ -64,7 +64,7 @@ pub(crate) fn plan(
                 draft.plan.events.push(event);
                 draft.plan.requeue = Some(wait);
             }
-            None => draft.plan.write = Some(write(template, change, &decision, by_policy)),
+            None => draft.plan.patch = Some(write(template, change, &decision, by_policy)),
         },
     }
     draft.finish()

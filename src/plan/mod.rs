@@ -35,7 +35,7 @@ pub(crate) struct Plan {
     /// Results to count in the metric of decisions.
     pub(crate) counts: Vec<&'static str>,
     /// The patch; `None`: the object needs no change.
-    pub(crate) write: Option<PlannedPatch>,
+    pub(crate) patch: Option<PlannedPatch>,
     /// When to reconcile again if the object does not change.
     pub(crate) requeue: Option<Duration>,
     /// Whether this counts as an attempt; nodes are tainted after one attempt at each initial object.
@@ -122,7 +122,7 @@ impl Plan {
         Self {
             events: Vec::new(),
             counts: Vec::new(),
-            write: None,
+            patch: None,
             requeue: None,
             is_complete: true,
             decides: false,

@@ -12,7 +12,7 @@ pub(crate) fn plan(node: &Node, policy: &TaintPolicy) -> Plan {
     let mut plan = Plan::nothing();
     let (change, problem) = node::decide(policy, &node.view());
     plan.events = problem.iter().map(describe).collect();
-    plan.write = change.map(|change| {
+    plan.patch = change.map(|change| {
         let removed = change.remove.is_some();
         let corrected = change.correct.as_ref().map(|(_, taint)| taint);
         let done = match change.add.as_ref().or(corrected) {

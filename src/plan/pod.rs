@@ -45,13 +45,13 @@ pub(crate) fn plan(
     let plan = &mut draft.plan;
     plan.requeue = decided.requeue;
     let Some(decision) = decided.decision else {
-        plan.write = release
+        plan.patch = release
             .filter(|_| decided.may_remove_gate)
             .map(|patch| PlannedPatch::new(patch, PlannedChange::GateRemoved));
-        plan.decides = plan.write.is_none() && !decided.waiting;
+        plan.decides = plan.patch.is_none() && !decided.waiting;
         // A taint with NoExecute would evict a bound pod, so startup waits for its decision, of the failure policy if
         // necessary.
-        plan.is_complete = plan.write.is_some() || !(pod.is_bound() && decided.waiting);
+        plan.is_complete = plan.patch.is_some() || !(pod.is_bound() && decided.waiting);
         return draft.finish();
     };
     plan.decides = true;
@@ -68,7 +68,7 @@ pub(crate) fn plan(
         if decided.by_policy {
             write.report_failure_policy(&decision);
         }
-        plan.write = Some(write);
+        plan.patch = Some(write);
     }
     draft.finish()
 }

@@ -42,7 +42,7 @@ async fn a_panic_is_kept_to_its_reconcile() {
     }
     let initial = InitialObjects::new();
     let reconciler = Arc::new(Reconciler {
-        kind: Panicking,
+        steps: Panicking,
         outputs: Outputs {
             writer: Writer::new(api.clone(), 1, &leadership, stop.clone(), metrics.clone()),
             events: events::channel(api, metrics.clone()).0,

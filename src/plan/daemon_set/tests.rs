@@ -82,7 +82,7 @@ fn managed(set: &DaemonSet, verdict: Verdict) -> Plan {
 fn templates_are_changed_once_and_tell_of_their_rollout() {
     let (amd, arm) = (arch("amd64"), arch("arm64"));
     let plan = managed(&set(&[], &[], false), on(&["amd64"]));
-    let write = plan.write.unwrap();
+    let write = plan.patch.unwrap();
     let changed = PlannedChange::TemplateChanged {
         decision: "amd64".to_owned(),
         by_policy: false,
@@ -94,10 +94,10 @@ fn templates_are_changed_once_and_tell_of_their_rollout() {
         std::slice::from_ref(&amd),
         false,
     );
-    assert_eq!(managed(&right, on(&["amd64"])).write, None);
+    assert_eq!(managed(&right, on(&["amd64"])).patch, None);
     // The template's own toleration needs no record.
     let own = set(std::slice::from_ref(&arm), &[], false);
-    assert_eq!(managed(&own, on(&["arm64"])).write, None);
+    assert_eq!(managed(&own, on(&["arm64"])).patch, None);
 }
 
 /// A decision by the images stands while they cannot be resolved, and one of the failure policy until they change,
@@ -120,7 +120,7 @@ fn no_second_rollout() {
         Instant::now(),
     );
     let second = plan_of(&decided, verdict(), DaemonSets::Manage, first.state, late);
-    assert_eq!(second.write, None);
+    assert_eq!(second.patch, None);
     let any = PlacementPolicy::from(&Config::default())
         .taint
         .toleration_of_all();
@@ -128,7 +128,7 @@ fn no_second_rollout() {
     let kept = (Verdict::Decided(Decision::TolerateAll), true);
     let plan = plan_of(&aside, kept, DaemonSets::Manage, None, Instant::now());
     assert_eq!(
-        (plan.write, plan.counts.len(), plan.events.len()),
+        (plan.patch, plan.counts.len(), plan.events.len()),
         (None, 0, 0)
     );
 }
@@ -139,9 +139,9 @@ fn the_failure_policy_rolls_it_when_it_is_due() {
     let (set, late) = (set(&[], &[], false), start + Duration::from_mins(1));
     let verdict = || (unresolved(), false);
     let first = plan_of(&set, verdict(), DaemonSets::Manage, None, start);
-    assert_eq!(first.write, None);
+    assert_eq!(first.patch, None);
     let second = plan_of(&set, verdict(), DaemonSets::Manage, first.state, late);
-    let write = second.write.unwrap();
+    let write = second.patch.unwrap();
     let reasons: Vec<_> = write.events.iter().map(|event| event.reason).collect();
     let expected = [EventReason::TolerationsChanged, EventReason::SteppedAside];
     assert_eq!(reasons, expected);
@@ -163,13 +163,13 @@ fn reverts_are_repaired_with_growing_pauses() {
         plan_of(&reverted, verdict, DaemonSets::Manage, remembered, now)
     };
     let first = plan_at(None, start);
-    assert!(first.write.is_some());
+    assert!(first.patch.is_some());
     let second = plan_at(first.state, start);
-    assert_eq!(second.write, None);
+    assert_eq!(second.patch, None);
     assert_eq!(second.events[0].reason, EventReason::TolerationsReverted);
     assert_eq!(second.requeue, Some(Duration::from_secs(30)));
     let third = plan_at(second.state, start + Duration::from_secs(30));
-    assert!(third.write.is_some());
+    assert!(third.patch.is_some());
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn a_report_changes_nothing_and_is_made_once() {
     let set = set(&[], &[], false);
     let verdict = || (on(&["amd64"]), false);
     let first = plan_of(&set, verdict(), DaemonSets::Report, None, Instant::now());
-    assert_eq!(first.write, None);
+    assert_eq!(first.patch, None);
     assert_eq!(first.events[0].reason, EventReason::TolerationsMissing);
     let second = plan_of(
         &set,

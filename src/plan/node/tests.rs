@@ -52,7 +52,7 @@ fn every_node_has_its_plan() {
         ),
     ] {
         let plan = plan(&node, &TaintPolicy::from(&Config::default()));
-        assert_eq!(plan.write.map(|write| write.change), change, "{node:?}");
+        assert_eq!(plan.patch.map(|write| write.change), change, "{node:?}");
         let reason = plan.events.first().map(|event| event.reason);
         assert_eq!(reason, event, "{node:?}");
     }
@@ -68,5 +68,5 @@ fn every_node_has_its_plan() {
         &TaintPolicy::from(&config),
     );
     let released = PlannedChange::NodeUntainted { removed: true };
-    assert_eq!(plan.write.map(|write| write.change), Some(released));
+    assert_eq!(plan.patch.map(|write| write.change), Some(released));
 }

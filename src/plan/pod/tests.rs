@@ -157,7 +157,7 @@ fn every_verdict_has_its_plan() {
     ] {
         let name = format!("{spec} {verdict:?}");
         let plan = plan_of(&pod(&[], spec), verdict);
-        assert_eq!(plan.write.map(|write| write.change), change, "{name}");
+        assert_eq!(plan.patch.map(|write| write.change), change, "{name}");
         assert_eq!(
             (plan.is_complete, plan.decides, plan.requeue),
             (is_complete, decides, requeue),
@@ -195,7 +195,7 @@ fn the_failure_policy_is_carried_out_when_it_is_due() {
         assert_eq!(first.counts, ["unresolved"]);
         let second = plan_with(&config, &pod, &evaluation, first.state, start + MINUTE);
         assert!(second.events.is_empty() && second.counts.is_empty(), "once");
-        let write = second.write.unwrap();
+        let write = second.patch.unwrap();
         assert_eq!(reasons(&write.events), [event]);
         assert_eq!(
             (write.counts, Some(write.change)),
@@ -205,9 +205,9 @@ fn the_failure_policy_is_carried_out_when_it_is_due() {
     // Held: the gate is removed when the policy is due, and nothing is added.
     let (config, pod) = (config("hold"), pod(&[], gated()));
     let first = plan_with(&config, &pod, &evaluation, None, start);
-    assert_eq!(first.write, None);
+    assert_eq!(first.patch, None);
     let second = plan_with(&config, &pod, &evaluation, first.state, start + MINUTE);
-    let change = second.write.map(|write| write.change);
+    let change = second.patch.map(|write| write.change);
     assert_eq!(
         (change, second.decides),
         (Some(PlannedChange::GateRemoved), false)
@@ -224,19 +224,19 @@ fn a_decision_of_the_images_is_better_than_one_without_them() {
     let recorded = pod(&[("archaware.dev/decision", "arm64")], json!({}));
     let first = plan_with(&config, &recorded, &failed, None, start);
     let second = plan_with(&config, &recorded, &failed, first.state.clone(), late);
-    assert!(first.decides && second.decides && second.write.is_none());
+    assert!(first.decides && second.decides && second.patch.is_none());
     // A decision of the failure policy does not count as one by the images.
     let aside = pod(&[("archaware.dev/decision", "any")], json!({}));
     let first = plan_with(&config, &aside, &failed, None, start);
     let second = plan_with(&config, &aside, &failed, first.state, late);
-    assert!(second.write.is_some());
+    assert!(second.patch.is_some());
     // Other images have not made a decision.
     let other = json!({ "containers": [{ "image": "b" }] });
     let other = pod(&[("archaware.dev/decision", "arm64")], other);
     let resolved = plan_with(&config, &recorded, &evaluation(on(&["arm64"])), None, start);
     let first = plan_with(&config, &other, &failed, resolved.state, start);
     let second = plan_with(&config, &other, &failed, first.state, late);
-    assert!(second.write.is_some());
+    assert!(second.patch.is_some());
 }
 
 #[test]
@@ -257,8 +257,8 @@ fn events_are_on_the_object_that_carries_the_annotation() {
 
 #[test]
 fn a_refusable_change_of_a_gated_pod_can_fall_back_to_its_release() {
-    let write = plan_of(&pod(&[], gated()), on(&["arm64"])).write.unwrap();
+    let write = plan_of(&pod(&[], gated()), on(&["arm64"])).patch.unwrap();
     assert!(write.gate_removal.is_some());
-    let write = plan_of(&pod(&[], json!({})), on(&["arm64"])).write.unwrap();
+    let write = plan_of(&pod(&[], json!({})), on(&["arm64"])).patch.unwrap();
     assert_eq!(write.gate_removal, None);
 }
