@@ -62,7 +62,7 @@ pub(crate) fn plan(
             decision: decision.annotation(),
             by_policy: decided.by_policy,
         };
-        let mut write = PlannedPatch::new(patch::pod::place(pod, change, &decision), done);
+        let mut write = PlannedPatch::new(patch::pod::apply(pod, change, &decision), done);
         // The change may be rejected, but the gate must be removed all the same.
         write.gate_removal = release;
         if decided.by_policy {

@@ -42,6 +42,11 @@ pub mod media_type {
         matches!(media_type, OCI_MANIFEST | DOCKER_MANIFEST)
     }
 
+    /// An index or a manifest, or an entry whose type is left out.
+    pub(super) fn may_be_manifest(media_type: &str) -> bool {
+        media_type.is_empty() || is_index(media_type) || is_manifest(media_type)
+    }
+
     /// Early Docker clients pushed configs as `application/octet-stream`, and some tools omit the type. Those are
     /// recognised by their content.
     pub(super) fn may_be_config(media_type: &str) -> bool {
@@ -171,23 +176,19 @@ impl RawIndex {
         {
             return;
         }
-        let (index, of_manifest) = (&mut self.index, |kind: &str| {
-            kind.is_empty() || media_type::is_index(kind) || media_type::is_manifest(kind)
-        });
         if let Some(platform) = platform.filter(|platform| platform.is_complete()) {
-            index.platforms.extend(platform.platform());
+            self.index.platforms.extend(platform.platform());
         } else if let Ok(entry) = Descriptor::from_raw(raw)
-            && of_manifest(&entry.media_type)
-            && !index
-                .without_platform
-                .iter()
-                .any(|other| other.digest == entry.digest)
+            && media_type::may_be_manifest(&entry.media_type)
             && !self.too_many
         {
-            index.without_platform.push(entry);
+            let is_known = |other: &Descriptor| other.digest == entry.digest;
+            if !self.index.without_platform.iter().any(is_known) {
+                self.index.without_platform.push(entry);
+            }
         }
-        self.too_many |=
-            index.platforms.len() > MAX_ENTRIES || index.without_platform.len() > MAX_ENTRIES;
+        self.too_many |= self.index.platforms.len() > MAX_ENTRIES
+            || self.index.without_platform.len() > MAX_ENTRIES;
         if self.too_many {
             self.index = Index::default();
         }

@@ -29,10 +29,22 @@ async fn the_shipped_permissions_are_enough_and_no_request_is_forbidden() {
 #[tokio::test]
 async fn all_missing_permissions_are_named_at_once() {
     let cluster = TestCluster::take().await;
-    cluster.kubectl(&["-n", "archaware", "create", "serviceaccount", "nobody"]);
-    let mut archaware = Controller::start_as(&cluster.service_account("nobody"), "");
+    cluster.kubectl(&[
+        "-n",
+        "archaware",
+        "create",
+        "serviceaccount",
+        "unprivileged",
+    ]);
+    let mut archaware = Controller::start_as(&cluster.service_account("unprivileged"), "");
     let status = archaware.exited().await;
-    cluster.kubectl(&["-n", "archaware", "delete", "serviceaccount", "nobody"]);
+    cluster.kubectl(&[
+        "-n",
+        "archaware",
+        "delete",
+        "serviceaccount",
+        "unprivileged",
+    ]);
     assert_eq!(status, 1);
     let log = archaware.log();
     for permission in [

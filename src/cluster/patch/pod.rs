@@ -25,7 +25,7 @@ const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
 /// Adds the tolerations of a decision, records the decision, and removes archaware's scheduling gate. The API server
 /// does not allow tolerations of a pod to be removed again.
-pub fn place(pod: &Pod, change: PodChange, decision: &Decision) -> JsonPatch {
+pub fn apply(pod: &Pod, change: PodChange, decision: &Decision) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&pod.metadata);
     // Recorded so that a pod created from this pod's YAML is decided without the additions.
     let added = reinvocation::recorded_change(annotations(&pod.metadata)).and(&change);

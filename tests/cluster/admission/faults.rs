@@ -157,7 +157,7 @@ async fn a_configuration_of_the_users_own_gets_the_authorities() {
     assert_eq!(found, "7 7 7");
 }
 
-/// What is shipped for those who keep the configuration themselves is what archaware would make.
+/// The shipped configuration equals the one that archaware creates.
 #[tokio::test]
 async fn the_shipped_configuration_is_what_archaware_makes() {
     let cluster = TestCluster::take().await;

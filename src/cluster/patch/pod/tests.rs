@@ -21,7 +21,7 @@ fn a_pod_with_and_without_a_list() {
     let decision = Decision::TolerateAll;
     let bare = subject(json!({"metadata": {"uid": "u"}}));
     assert_eq!(
-        place(&bare, tolerating(slice::from_ref(&toleration)), &decision).into_operations(),
+        apply(&bare, tolerating(slice::from_ref(&toleration)), &decision).into_operations(),
         json!([
             {"op": "test", "path": "/metadata/uid", "value": "u"},
             {"op": "test", "path": "/spec/tolerations", "value": null},
@@ -37,7 +37,7 @@ fn a_pod_with_and_without_a_list() {
         "spec": {"tolerations": [{"key": "other", "unknown": 1}]},
     }));
     assert_eq!(
-        place(
+        apply(
             &full,
             tolerating(&[toleration.clone(), toleration]),
             &decision
