@@ -25,6 +25,7 @@
 //! | `controller` | step 3: applies plans; watches, retries, leadership | HTTP servers |
 //! | `admission` | the webhook, its certificate and its registration | `controller` |
 //! | `content_proxy` | limits what archaware can do with a node's containerd | Kubernetes |
+//! | `json`, `files`, … | small helpers | everything else |
 //! | `metrics`, `telemetry` | metrics and logs | everything else |
 //! | `server` | `/metrics`, probes, log level | decisions |
 //! | `cli` | the commands; builds the parts and connects them | |
@@ -43,6 +44,7 @@ pub mod error;
 pub mod evaluate;
 mod files;
 pub mod image;
+mod json;
 pub mod metrics;
 mod names;
 pub mod placement;

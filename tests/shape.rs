@@ -13,11 +13,12 @@ use std::{
 };
 
 /// From modules without dependencies to the command line.
-const LAYERS: [&str; 20] = [
+const LAYERS: [&str; 21] = [
     "backoff",
     "duration",
     "error",
     "files",
+    "json",
     "names",
     "telemetry",
     "metrics",

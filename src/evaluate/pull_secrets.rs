@@ -25,7 +25,7 @@ use crate::{
         objects::PodSpec,
     },
     image::{
-        credentials::{Entries, Keyring, LazyKeyring, docker_cfg, docker_config_json},
+        credentials::{Keyring, LazyKeyring, docker_cfg, docker_config_json},
         single_flight::SingleFlight,
     },
 };
@@ -49,7 +49,7 @@ pub struct PullSecrets(Arc<PullSecretsInner>);
 
 struct PullSecretsInner {
     api: ApiClient,
-    secrets: TtlCache<Entries>,
+    secrets: TtlCache<Keyring>,
     accounts: TtlCache<Vec<String>>,
 }
 
@@ -113,10 +113,10 @@ impl PullSecrets {
                 Some(account) => inner.account(&namespace, account).await,
                 None => named,
             };
-            let mut entries = Vec::new();
+            let mut keyrings = Vec::new();
             for name in names {
                 match inner.secret(&namespace, name.clone()).await {
-                    Ok(read) => entries.extend(read.iter().cloned()),
+                    Ok(keyring) => keyrings.push(keyring),
                     Err(why) => {
                         let why = why.as_ref().to_owned();
                         skipped
@@ -125,7 +125,7 @@ impl PullSecrets {
                     }
                 }
             }
-            Arc::new(Keyring::new(entries))
+            Arc::new(Keyring::union(keyrings.iter().map(|keyring| &**keyring)))
         };
         PodCredentials {
             keyring: keys.boxed().shared(),
@@ -148,7 +148,7 @@ fn names(references: &[LocalObjectReference]) -> Vec<String> {
 }
 
 impl PullSecretsInner {
-    async fn secret(self: &Arc<Self>, namespace: &str, name: String) -> Read<Entries> {
+    async fn secret(self: &Arc<Self>, namespace: &str, name: String) -> Read<Keyring> {
         let (name, api) = (NamespacedName::new(namespace, &name), self.api.clone());
         let read = |name: NamespacedName| async move {
             let secret: Secret = get(&api, &name).await?;

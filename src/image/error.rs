@@ -146,9 +146,9 @@ impl ImageError {
     pub fn reason(&self) -> Reason {
         match self {
             Self::Reference(ReferenceError::Invalid { .. }) => Reason::InvalidReference,
-            Self::Digest(DigestError::Malformed(_)) | Self::Corrupt { .. } => Reason::Corrupt,
+            Self::Digest(DigestError::Malformed) | Self::Corrupt { .. } => Reason::Corrupt,
             Self::Reference(ReferenceError::Algorithm(_))
-            | Self::Digest(DigestError::Algorithm(_))
+            | Self::Digest(DigestError::Algorithm)
             | Self::TooDeep(_) => Reason::Unsupported,
             Self::NotFound { .. } => Reason::NotFound,
             Self::Denied { .. } => Reason::Denied,

@@ -9,6 +9,9 @@ const DOCKER_HUB: &str = "docker.io";
 /// Limit of the path without the registry, in bytes (`RepositoryNameTotalLengthMax`).
 const MAX_PATH: usize = 255;
 const MAX_TAG: usize = 128;
+/// Limit of a host with its port, in bytes. A name in the DNS has at most 253 (RFC 1035, 2.3.4). Go has no limit here,
+/// but no longer name can be resolved.
+pub(super) const MAX_HOST: usize = 255;
 
 /// A normalised image reference: `registry/repository`, with a tag or a digest.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -75,6 +78,9 @@ impl Reference {
         }
         // A host with an underscore is not a domain name. Go parses all of it as a path and accepts it, and
         // containerd then uses its first part as host all the same.
+        if registry.len() > MAX_HOST {
+            return Err(invalid("the registry's host is longer than 255 characters"));
+        }
         if !is_registry(&registry) && !is_path_component(&registry) {
             return Err(invalid("the registry's host or port is malformed"));
         }
@@ -89,10 +95,10 @@ impl Reference {
         }
         let version = match digest.map(str::parse) {
             Some(Ok(digest)) => Version::Digest(digest),
-            Some(Err(error @ DigestError::Algorithm(_))) => {
+            Some(Err(error @ DigestError::Algorithm)) => {
                 return Err(ReferenceError::Algorithm(error));
             }
-            Some(Err(DigestError::Malformed(_))) => return Err(invalid("the digest is malformed")),
+            Some(Err(DigestError::Malformed)) => return Err(invalid("the digest is malformed")),
             None => Version::Tag(tag.unwrap_or("latest").to_owned()),
         };
         Ok(Self {

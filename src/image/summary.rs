@@ -6,8 +6,8 @@ use std::{collections::HashSet, future::Future};
 use bytes::Bytes;
 
 use crate::platform::{
-    Descriptor, Document, ImageConfig, Index, MAX_DOCUMENT, Manifest, NoPlatformReason, Platform,
-    PlatformSet,
+    Descriptor, Document, DocumentError, ImageConfig, Index, MAX_DOCUMENT, Manifest,
+    NoPlatformReason, Platform, PlatformSet, media_type::is_config,
 };
 
 use super::{digest::Digest, error::ImageError};
@@ -117,12 +117,17 @@ impl<F: Fetch> DocumentReader<'_, F> {
             return Ok(PlatformSet::None(NoPlatformReason::NotAnImage));
         };
         let (digest, bytes) = self.read(DocumentKind::Config, parent, &config).await?;
-        let ImageConfig(platforms) =
-            ImageConfig::parse(&bytes).map_err(|source| ImageError::Document {
+        match ImageConfig::parse(&bytes) {
+            Ok(ImageConfig(platforms)) => Ok(platforms),
+            // A type that may name anything was taken for a config's. It names something else.
+            Err(DocumentError::Malformed(_)) if !is_config(&config.media_type) => {
+                Ok(PlatformSet::None(NoPlatformReason::NotAnImage))
+            }
+            Err(source) => Err(ImageError::Document {
                 what: format!("config {digest}"),
                 source,
-            })?;
-        Ok(platforms)
+            }),
+        }
     }
 
     /// A worklist instead of recursion, so that hostile data cannot overflow the stack.

@@ -47,13 +47,15 @@ pub mod media_type {
         media_type.is_empty() || is_index(media_type) || is_manifest(media_type)
     }
 
+    /// The config of an image.
+    pub fn is_config(media_type: &str) -> bool {
+        matches!(media_type, OCI_CONFIG | DOCKER_CONFIG)
+    }
+
     /// Early Docker clients pushed configs as `application/octet-stream`, and some tools omit the type. Those are
     /// recognised by their content.
     pub(super) fn may_be_config(media_type: &str) -> bool {
-        matches!(
-            media_type,
-            OCI_CONFIG | DOCKER_CONFIG | "application/octet-stream" | ""
-        )
+        is_config(media_type) || matches!(media_type, "application/octet-stream" | "")
     }
 }
 

@@ -299,6 +299,7 @@ fn large_index() -> Image {
 
 fn odd_manifests() -> Vec<Entry> {
     let config = |value: Value| Image::with_config(OCI, Blob::json(OCI_CONFIG, &value), Vec::new());
+    let typed = |config: Blob| Image::with_config(OCI, config, Vec::new());
     let artifact =
         |media_type: &str| Image::with_config(OCI, Blob::json(media_type, &json!({})), Vec::new());
     let manifest = |media_type: &str, value: Value| Image {
@@ -353,6 +354,24 @@ fn odd_manifests() -> Vec<Entry> {
             "no-os",
             config(json!({ "architecture": "arm64" })),
             Platforms(&["*/arm64"]),
+        ),
+        (
+            "octet-stream",
+            typed(Blob::new("application/octet-stream", "\u{7f}ELF")),
+            Note("NotAnImage"),
+        ),
+        (
+            "octet-stream-config",
+            typed(Blob::json(
+                "application/octet-stream",
+                &json!({ "architecture": "arm64", "os": "linux" }),
+            )),
+            Platforms(&["linux/arm64"]),
+        ),
+        (
+            "config-is-no-json",
+            typed(Blob::new(OCI_CONFIG, "\u{7f}ELF")),
+            Error("Corrupt"),
         ),
         ("config-gone", without_config, Error("NotFound")),
         (

@@ -256,3 +256,33 @@ async fn a_good_credential_shares_documents_and_not_tags() {
         );
     }
 }
+
+/// Errors get into events, which more people read than the image.
+#[tokio::test]
+async fn no_text_of_a_body_gets_into_an_error() {
+    let registry = registry().await;
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let long = "hunter2".repeat(40);
+    for body in [
+        "hunter2".to_owned(),
+        r#"{"schemaVersion": "hunter2"}"#.to_owned(),
+        r#"{"manifests": "hunter2"}"#.to_owned(),
+        r#"{"config": {"digest": "hunter2"}}"#.to_owned(),
+        format!(
+            r#"{{"config": {{"digest": "hunter2:{}"}}}}"#,
+            "0".repeat(64)
+        ),
+        format!(r#"{{"config": {{"digest": "{digest}", "size": "hunter2"}}}}"#),
+        format!(r#"{{"manifests": [{{"digest": "hunter2"}}], "mediaType": "hunter2"}}"#),
+        format!(r#"{{"manifests": [{{"digest": "{long}"}}]}}"#),
+    ] {
+        registry.unscript();
+        registry.script("/v2/", Script::OtherContent(body.clone().into()));
+        let error = resolve(&resolver(), &registry.image("app"))
+            .await
+            .unwrap_err();
+        let text = format!("{} {error:?}", error.chain());
+        assert!(!text.contains("hunter2"), "{body}: {text}");
+        assert_ne!(error.reason(), Reason::Unavailable, "{body}: {text}");
+    }
+}

@@ -10,7 +10,10 @@ use base64::{
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
-use crate::files::{self, FileError};
+use crate::{
+    files::{self, FileError},
+    json::{self, Object},
+};
 
 use super::{Credential, Keyring};
 
@@ -54,7 +57,7 @@ pub enum DockerConfigError {
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct ConfigJson {
-    auths: BTreeMap<String, Option<AuthEntry>>,
+    auths: Auths,
     cred_helpers: BTreeMap<String, String>,
     creds_store: String,
 }
@@ -62,9 +65,12 @@ struct ConfigJson {
 /// The part of `.dockerconfigjson` that the kubelet reads. It ignores everything else, whatever its type.
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Auths {
-    auths: BTreeMap<String, Option<AuthEntry>>,
+struct SecretJson {
+    auths: Auths,
 }
+
+/// Entries by registry or repository.
+type Auths = BTreeMap<String, Option<Object<AuthEntry>>>;
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
@@ -75,8 +81,9 @@ struct AuthEntry {
     identitytoken: Option<SecretString>,
 }
 
-/// Credentials with their keys, in the order of the file.
-pub type Entries = Vec<(String, Credential)>;
+/// Maximum number of entries in one pull secret, many times those of a cluster with many registries. The kubelet has no
+/// limit, but users must not fill archaware's memory.
+const MAX_ENTRIES: usize = 256;
 
 /// Why a pull secret cannot be used. No message contains its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -97,6 +104,9 @@ pub enum SecretError {
     /// The `auth` of an entry is not base64 of `user:password`.
     #[error("an auth in its {0} is malformed")]
     Auth(&'static str),
+    /// More entries than any cluster needs.
+    #[error("its {0} has more than {MAX_ENTRIES} entries")]
+    TooMany(&'static str),
 }
 
 /// The key in Secrets of type `kubernetes.io/dockerconfigjson`.
@@ -109,43 +119,58 @@ const DOCKER_CFG: &str = ".dockercfg";
 ///
 /// # Errors
 ///
-/// When the key is missing or its content malformed.
-pub fn docker_config_json(bytes: Option<&[u8]>) -> Result<Entries, SecretError> {
-    let bytes = bytes.ok_or(SecretError::Missing(DOCKER_CONFIG_JSON))?;
-    let config: Auths = json(DOCKER_CONFIG_JSON, bytes)?;
-    entries(config.auths).map_err(|_| SecretError::Auth(DOCKER_CONFIG_JSON))
+/// When the key is missing, its content malformed, or its entries too many.
+pub fn docker_config_json(bytes: Option<&[u8]>) -> Result<Keyring, SecretError> {
+    let key = DOCKER_CONFIG_JSON;
+    let config: SecretJson = parse(key, bytes.ok_or(SecretError::Missing(key))?)?;
+    secret_keyring(key, config.auths)
 }
 
 /// Parses a pull secret of type `kubernetes.io/dockercfg`.
 ///
 /// # Errors
 ///
-/// When the key is missing or its content malformed.
-pub fn docker_cfg(bytes: Option<&[u8]>) -> Result<Entries, SecretError> {
-    let bytes = bytes.ok_or(SecretError::Missing(DOCKER_CFG))?;
-    let auths = json(DOCKER_CFG, bytes)?;
-    entries(auths).map_err(|_| SecretError::Auth(DOCKER_CFG))
+/// When the key is missing, its content malformed, or its entries too many.
+pub fn docker_cfg(bytes: Option<&[u8]>) -> Result<Keyring, SecretError> {
+    let key = DOCKER_CFG;
+    let auths = parse(key, bytes.ok_or(SecretError::Missing(key))?)?;
+    secret_keyring(key, auths)
 }
 
-fn json<T: serde::de::DeserializeOwned>(key: &'static str, bytes: &[u8]) -> Result<T, SecretError> {
+fn parse<T: serde::de::DeserializeOwned>(
+    key: &'static str,
+    bytes: &[u8],
+) -> Result<T, SecretError> {
     // serde_json's message may quote the content, so only the position is kept.
-    serde_json::from_slice(bytes).map_err(|error| SecretError::Malformed {
+    json::object(bytes).map_err(|error| SecretError::Malformed {
         key,
         line: error.line(),
         column: error.column(),
     })
 }
 
+/// The kubelet reads no identity token from a Secret.
+fn secret_keyring(key: &'static str, auths: Auths) -> Result<Keyring, SecretError> {
+    if auths.len() > MAX_ENTRIES {
+        return Err(SecretError::TooMany(key));
+    }
+    keyring(auths, AuthEntry::password).map_err(|_| SecretError::Auth(key))
+}
+
 /// Converts the entries. The error is the key of the malformed entry.
-fn entries(auths: BTreeMap<String, Option<AuthEntry>>) -> Result<Entries, String> {
+fn keyring(
+    auths: Auths,
+    credential: impl Fn(AuthEntry) -> Result<Credential, ()>,
+) -> Result<Keyring, String> {
     let mut entries = Vec::new();
     for (registry, entry) in auths {
-        match entry.unwrap_or_default().credential() {
+        let Object(entry) = entry.unwrap_or_default();
+        match credential(entry) {
             Ok(credential) => entries.push((registry, credential)),
             Err(()) => return Err(registry),
         }
     }
-    Ok(entries)
+    Ok(Keyring::new(entries))
 }
 
 /// The operator's `config.json`. Helper programs are run for this file only.
@@ -165,7 +190,7 @@ impl DockerConfig {
     }
 
     fn parse(name: &str, bytes: &[u8]) -> Result<Self, DockerConfigError> {
-        let config: ConfigJson = serde_json::from_slice(bytes).map_err(|error| {
+        let config: ConfigJson = json::object(bytes).map_err(|error| {
             let (line, column) = (error.line(), error.column());
             let path = name.to_owned();
             DockerConfigError::Malformed { path, line, column }
@@ -181,10 +206,9 @@ impl DockerConfig {
             let helper = config.creds_store;
             return Err(DockerConfigError::Helper { path, helper });
         }
-        let entries =
-            entries(config.auths).map_err(|registry| DockerConfigError::Auth { path, registry })?;
+        let keyring = keyring(config.auths, AuthEntry::credential);
         Ok(Self {
-            keyring: Keyring::new(entries),
+            keyring: keyring.map_err(|registry| DockerConfigError::Auth { path, registry })?,
             helpers: config.cred_helpers,
             default_helper: config.creds_store,
         })
@@ -192,12 +216,17 @@ impl DockerConfig {
 }
 
 impl AuthEntry {
-    /// `auth` takes precedence over `username` and `password`. An empty entry means anonymous access.
-    fn credential(self) -> Result<Credential, ()> {
+    /// The identity token if there is one, as `docker login` stores it.
+    fn credential(mut self) -> Result<Credential, ()> {
         let given = |token: &SecretString| !token.expose_secret().is_empty();
-        if let Some(token) = self.identitytoken.filter(given) {
-            return Ok(Credential::identity_token(token));
+        match self.identitytoken.take().filter(given) {
+            Some(token) => Ok(Credential::identity_token(token)),
+            None => self.password(),
         }
+    }
+
+    /// `auth` takes precedence over `username` and `password`. An empty entry means anonymous access.
+    fn password(self) -> Result<Credential, ()> {
         let (username, password) = match self.auth.filter(|auth| !auth.is_empty()) {
             Some(auth) => decode(&auth)?,
             None => (
@@ -273,6 +302,9 @@ mod tests {
         for bad in [
             r#"{"auths": {"a.io": {"auth": "!hunter2!"}}}"#,
             r#"{"auths": "hunter2"}"#,
+            r#"{"auths": {"a.io": ["hunter2"]}}"#,
+            "[]",
+            "\"hunter2\"",
         ] {
             let error = DockerConfig::parse("config.json", bad.as_bytes()).unwrap_err();
             let text = format!("{error} {error:?}");
@@ -289,12 +321,13 @@ mod tests {
         let bare = format!(r#"{{"a.io": {auth}, "b.io": {{}}}}"#);
         let whole =
             format!(r#"{{"auths": {bare}, "credsStore": "evil", "credHelpers": {{"c.io": "x"}}}}"#);
-        for entries in [
+        let image = Reference::parse("a.io/x").unwrap();
+        for keyring in [
             docker_cfg(Some(bare.as_bytes())),
             docker_config_json(Some(whole.as_bytes())),
         ] {
-            let entries = entries.unwrap();
-            assert_eq!((entries.len(), entries[0].0.as_str()), (2, "a.io"));
+            let found = keyring.unwrap().lookup(&image);
+            assert!(found.len() == 1 && found[0].authenticated().is_some());
         }
         // Fields that the kubelet does not read may have any type.
         for odd in [
@@ -302,11 +335,8 @@ mod tests {
             r#"{"auths": {"a.io": {"auth": "dXNlcjpwYXNzd29yZB=="}}, "credHelpers": null}"#,
             r#"{"auths": {"a.io": null}}"#,
         ] {
-            assert_eq!(
-                docker_config_json(Some(odd.as_bytes())).unwrap().len(),
-                1,
-                "{odd}"
-            );
+            let keyring = docker_config_json(Some(odd.as_bytes())).unwrap();
+            assert_eq!(keyring.lookup(&image).len(), 1, "{odd}");
         }
         assert_eq!(
             docker_cfg(None).unwrap_err(),
@@ -316,10 +346,51 @@ mod tests {
             "hunter2",
             "{\"auths\": 1}",
             r#"{"auths": {"a": {"auth": "hunter2"}}}"#,
+            r#"{"auths": {"a": ["hunter2"]}}"#,
+            "[]",
+            "\"\"",
         ] {
             let error = docker_config_json(Some(bad.as_bytes())).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"));
         }
+    }
+
+    /// The kubelet's `DockerConfigEntry` has no identity token: what remains of such an entry is its `auth`.
+    #[test]
+    fn an_identity_token_in_a_secret_is_ignored() {
+        let image = Reference::parse("a.io/x").unwrap();
+        let read = |entry: &str| {
+            let config = format!(r#"{{"auths": {{"a.io": {entry}}}}}"#);
+            docker_config_json(Some(config.as_bytes()))
+                .unwrap()
+                .lookup(&image)
+                .remove(0)
+        };
+        assert!(
+            read(r#"{"identitytoken": "refresh"}"#)
+                .authenticated()
+                .is_none()
+        );
+        let both = read(r#"{"auth": "MDAwOg==", "identitytoken": "refresh"}"#);
+        let CredentialSecret::Password { username, .. } = both.secret() else {
+            panic!("{both:?}")
+        };
+        assert_eq!(username, "000");
+    }
+
+    #[test]
+    fn a_secret_has_few_entries() {
+        let with = |number: usize| {
+            let entries =
+                (0..number).map(|n| format!(r#""r{n}.io": {{"auth": "dXNlcjpwYTpzcw=="}}"#));
+            let config = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
+            docker_cfg(Some(config.as_bytes()))
+        };
+        assert!(with(MAX_ENTRIES).is_ok());
+        assert_eq!(
+            with(MAX_ENTRIES + 1).unwrap_err(),
+            SecretError::TooMany(".dockercfg")
+        );
     }
 
     proptest::proptest! {

@@ -16,7 +16,7 @@ use futures::{
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest as _, Sha256};
 
-pub use docker_config::{DockerConfigError, Entries, SecretError, docker_cfg, docker_config_json};
+pub use docker_config::{DockerConfigError, SecretError, docker_cfg, docker_config_json};
 pub use keyring::Keyring;
 pub use operator::OperatorCredentials;
 pub use provider::{ProviderError, Providers};
@@ -29,14 +29,14 @@ pub fn ready_keyring(keyring: Keyring) -> LazyKeyring {
     std::future::ready(Arc::new(keyring)).boxed().shared()
 }
 
-/// A credential. Its `Debug` output shows no secret.
+/// A credential. Cheap to clone: the secret is held once. Its `Debug` output shows no secret.
 #[derive(Clone, Debug)]
 pub struct Credential {
-    secret: CredentialSecret,
+    secret: Arc<CredentialSecret>,
     fingerprint: Fingerprint,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) enum CredentialSecret {
     Password {
         username: String,
@@ -70,7 +70,7 @@ impl Credential {
             password.expose_secret().as_bytes(),
         ]);
         Self {
-            secret: CredentialSecret::Password { username, password },
+            secret: Arc::new(CredentialSecret::Password { username, password }),
             fingerprint,
         }
     }
@@ -79,7 +79,7 @@ impl Credential {
     pub fn identity_token(token: SecretString) -> Self {
         let fingerprint = Fingerprint::from_parts(&[b"token", token.expose_secret().as_bytes()]);
         Self {
-            secret: CredentialSecret::IdentityToken(token),
+            secret: Arc::new(CredentialSecret::IdentityToken(token)),
             fingerprint,
         }
     }
@@ -87,14 +87,14 @@ impl Credential {
     /// An entry without a secret. Its registry is accessed anonymously, whatever other entries say.
     pub fn anonymous() -> Self {
         Self {
-            secret: CredentialSecret::Anonymous,
+            secret: Arc::new(CredentialSecret::Anonymous),
             fingerprint: Fingerprint::from_parts(&[b"anonymous"]),
         }
     }
 
     /// The credential to send; `None` for anonymous access.
     pub(crate) fn authenticated(&self) -> Option<&Self> {
-        (!matches!(self.secret, CredentialSecret::Anonymous)).then_some(self)
+        (!matches!(*self.secret, CredentialSecret::Anonymous)).then_some(self)
     }
 
     pub(crate) fn secret(&self) -> &CredentialSecret {

@@ -17,6 +17,7 @@ use tokio::{process::Command, sync::Semaphore};
 use crate::{
     error::{RepeatedError, chain},
     image::{reference::Reference, single_flight::SingleFlight},
+    json,
 };
 
 use super::{
@@ -235,7 +236,7 @@ async fn get(
         Err(CommandError::Failed(_, said)) if said.starts_with(NOTHING) => return Ok(None),
         other => other?,
     };
-    let Ok(answer) = serde_json::from_slice::<HelperResult>(&answer) else {
+    let Ok(answer) = json::object::<HelperResult>(&answer) else {
         return Err(CommandError::Malformed);
     };
     let empty = answer.secret.expose_secret().is_empty();

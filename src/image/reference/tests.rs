@@ -30,6 +30,15 @@ fn parts_of_a_reference() {
     assert_eq!(hub.host_name(), "docker.io");
 }
 
+#[test]
+fn a_host_is_no_longer_than_a_name_in_the_dns() {
+    for (length, valid) in [(255, true), (256, false), (2000, false)] {
+        let host = "a.".repeat(length / 2) + "a";
+        let image = format!("{}/app", &host[host.len() - length..]);
+        assert_eq!(Reference::parse(&image).is_ok(), valid, "{length}");
+    }
+}
+
 proptest! {
     #[test]
     fn never_panics_and_is_idempotent(text in "[a-zA-Z0-9.:/@_\\-\\[\\] ]{0,80}") {

@@ -14,10 +14,13 @@ use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
-use crate::image::{
-    credentials::{Credential, CredentialSecret, Fingerprint},
-    error::ImageError,
-    single_flight::SingleFlight,
+use crate::{
+    image::{
+        credentials::{Credential, CredentialSecret, Fingerprint},
+        error::ImageError,
+        single_flight::SingleFlight,
+    },
+    json,
 };
 
 use super::{
@@ -270,7 +273,7 @@ impl TokenRequest {
         }
         // The body contains the token, so no part of it goes into an error.
         let no_token = || ImageError::unavailable(&what, "its answer holds no token");
-        let answer: TokenResponse = serde_json::from_slice(&body).map_err(|_| no_token())?;
+        let answer: TokenResponse = json::object(&body).map_err(|_| no_token())?;
         let given = |token: &SecretString| !token.expose_secret().is_empty();
         let token = answer
             .token

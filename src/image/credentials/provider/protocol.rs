@@ -6,9 +6,12 @@ use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
-use crate::image::credentials::{
-    Credential, Keyring,
-    command::{self, CommandError},
+use crate::{
+    image::credentials::{
+        Credential, Keyring,
+        command::{self, CommandError},
+    },
+    json::{self, Object},
 };
 
 use super::config::Provider;
@@ -28,7 +31,7 @@ struct CredentialProviderResponse {
     kind: String,
     cache_key_type: CacheKey,
     cache_duration: Option<String>,
-    auth: Option<BTreeMap<String, AuthConfig>>,
+    auth: Option<BTreeMap<String, Object<AuthConfig>>>,
 }
 
 #[derive(Deserialize)]
@@ -79,7 +82,7 @@ impl Provider {
         command.envs(environment.map(|variable| (&variable.name, &variable.value)));
         let answer = command::run(command, &question, &self.slots).await?;
         let answer: CredentialProviderResponse =
-            serde_json::from_slice(&answer).map_err(|_| AnswerError::Malformed)?;
+            json::object(&answer).map_err(|_| AnswerError::Malformed)?;
         if answer.api_version != self.api_version || answer.kind != "CredentialProviderResponse" {
             return Err(AnswerError::Version);
         }
@@ -91,7 +94,7 @@ impl Provider {
         };
         let entries = answer.auth.into_iter().flatten();
         let credential = |entry: AuthConfig| Credential::password(entry.username, entry.password);
-        let entries = entries.map(|(key, entry)| (key, credential(entry)));
+        let entries = entries.map(|(key, Object(entry))| (key, credential(entry)));
         Ok((answer.cache_key_type, life, Keyring::new(entries)))
     }
 }
