@@ -25,7 +25,7 @@
 //! | `controller` | step 3: applies plans; watches, retries, leadership | HTTP servers |
 //! | `admission` | the webhook, its certificate and its registration | `controller` |
 //! | `content_proxy` | limits what archaware can do with a node's containerd | Kubernetes |
-//! | `json`, `files`, … | small helpers | everything else |
+//! | `json`, `files`, `proxy`, … | small helpers | everything else |
 //! | `metrics`, `telemetry` | metrics and logs | everything else |
 //! | `server` | `/metrics`, probes, log level | decisions |
 //! | `cli` | the commands; builds the parts and connects them | |
@@ -50,6 +50,7 @@ mod names;
 pub mod placement;
 mod plan;
 pub mod platform;
+mod proxy;
 #[cfg(test)]
 mod scripted_api;
 pub mod server;

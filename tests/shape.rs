@@ -13,13 +13,14 @@ use std::{
 };
 
 /// From modules without dependencies to the command line.
-const LAYERS: [&str; 21] = [
+const LAYERS: [&str; 22] = [
     "backoff",
     "duration",
     "error",
     "files",
     "json",
     "names",
+    "proxy",
     "telemetry",
     "metrics",
     "platform",

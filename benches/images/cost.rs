@@ -33,6 +33,7 @@ pub(crate) async fn warm() {
             image: &images[round % 100],
             policy: PullPolicy::IfNotPresent,
             keyring: &keys,
+            tenant: "",
         };
         std::hint::black_box(resolver.resolve(request).await.unwrap());
     }

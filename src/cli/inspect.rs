@@ -66,6 +66,7 @@ impl InspectCommand {
                     image,
                     policy: PullPolicy::IfNotPresent,
                     keyring: keys,
+                    tenant: "",
                 };
                 let answer = resolver.resolve_by(request, deadline).await;
                 InspectResult::new(image, resolver.reference(image), answer, os)

@@ -271,7 +271,9 @@ fn resolver(
         hosts_directories,
         mirror_credentials,
         rewrites,
-        ..
+        token_endpoints,
+        allow_local_addresses,
+        docker_config: _,
     } = &config.registries;
     let settings = ResolverSettings {
         registry: crate::image::registry::RegistryClient {
@@ -281,6 +283,8 @@ fn resolver(
             hosts_directories: hosts_directories.clone(),
             ca_bundle: non_empty(ca_bundle),
             mirror_credentials: *mirror_credentials,
+            token_endpoints: token_endpoints.clone(),
+            allow_local_addresses: allow_local_addresses.clone(),
         },
         rewrites: rewrites.clone(),
         images: config.resolution.cache.images.get(),

@@ -53,6 +53,7 @@ impl RunCommand {
         let api = global.api(&metrics).await?;
         let resolver = resolver(&global, &config, &metrics, Persist::Yes)?;
         register_resolver_gauges(&metrics, &resolver);
+        let finishing = resolver.clone();
         let probe = probe_containerd(resolver.clone());
         let mut side_tasks = JoinSet::new();
         let listener = listen(self.listen, "--listen").await?;
@@ -121,6 +122,8 @@ impl RunCommand {
             other = other.or(webhook.await.ok());
         }
         while side_tasks.join_next().await.is_some() {}
+        // Otherwise the next process would fetch the images of the last moments again.
+        finishing.finish_writes().await;
         if !asked.is_cancelled() && result.is_ok() {
             result = Err(RunError::Ended(other.unwrap_or("the controller")));
         }

@@ -89,6 +89,21 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
     if config.registries.plain_http.iter().any(is_url) {
         return contradiction("registries.plainHttp takes host[:port], no URL");
     }
+    let endpoints = &config.registries.token_endpoints;
+    let is_host = |name: &String| !name.is_empty() && !name.contains(['/', '@', ' ']);
+    if !endpoints
+        .iter()
+        .all(|one| is_host(&one.registry) && is_host(&one.host) && !one.host.contains(':'))
+    {
+        return contradiction(
+            "registries.tokenEndpoints takes a registry (host[:port]) and the host of its token server, no URL",
+        );
+    }
+    let has_port = |name: &String| name.contains(':') && !name.contains("::");
+    let local = &config.registries.allow_local_addresses;
+    if !local.iter().all(|name| is_host(name) && !has_port(name)) {
+        return contradiction("registries.allowLocalAddresses takes hosts without port, no URL");
+    }
     // Names must begin with a registry: `mirror` alone would be a user of Docker Hub.
     let names_registry = |text: &str| {
         let first = text.split('/').next().unwrap_or_default();

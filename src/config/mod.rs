@@ -19,7 +19,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    image::Rewrite,
+    image::{Rewrite, registry::TokenEndpoint},
     placement::{
         Effect, LabelSelector, Mode, TaintKey, TaintKind, TolerationRule, failure::FailureAction,
     },
@@ -180,7 +180,8 @@ pub struct CacheConfig {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub latest_ttl: Duration,
-    /// Whether pods with credentials share no answers with others.
+    /// Whether pods share answers only with pods of the same credentials. containerd is not used then, as it does not
+    /// know credentials.
     pub per_credential: bool,
 }
 
@@ -214,6 +215,10 @@ pub struct RegistriesConfig {
     pub mirror_credentials: bool,
     /// Rules to resolve images under other names, applied in order.
     pub rewrites: Vec<Rewrite>,
+    /// Token servers on another domain than their registry, which get its credentials.
+    pub token_endpoints: Vec<TokenEndpoint>,
+    /// Hosts, without port, whose names may resolve to loopback and link-local addresses and to those of metadata services.
+    pub allow_local_addresses: Vec<String>,
 }
 
 /// The kubelet's credential provider plugins.

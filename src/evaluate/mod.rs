@@ -11,6 +11,7 @@ use std::{
 };
 
 use futures::future::join_all;
+use tokio::sync::Semaphore;
 
 use crate::{
     cluster::objects::PodSpec,
@@ -31,6 +32,8 @@ use pull_secrets::{PodCredentials, PullSecrets, UnusablePullSecret};
 /// Maximum number of images of a pod, many times that of the largest pods. Beyond it, every architecture is
 /// tolerated.
 const MAX_IMAGES: usize = 256;
+/// Maximum number of images of one pod that are being resolved.
+const MAX_CONCURRENT_IMAGES: usize = 16;
 
 /// Evaluates pods and templates.
 #[derive(Clone)]
@@ -144,7 +147,9 @@ impl Evaluator {
                 let keys = self
                     .pull_secrets
                     .for_pod(subject.namespace, subject.spec, is_template);
-                let (verdict, images) = self.resolve_images(subject.spec, &keys).await;
+                let (verdict, images) = self
+                    .resolve_images(subject.spec, subject.namespace, &keys)
+                    .await;
                 evaluation.images = images;
                 evaluation.unusable = keys.unusable();
                 verdict
@@ -169,6 +174,7 @@ impl Evaluator {
     async fn resolve_images(
         &self,
         spec: &PodSpec,
+        namespace: &str,
         credentials: &PodCredentials,
     ) -> (Verdict, Vec<(String, Option<BTreeSet<Architecture>>)>) {
         let all = spec.images();
@@ -177,11 +183,14 @@ impl Evaluator {
             return (Verdict::Decided(Decision::TolerateAll), Vec::new());
         }
         let deadline = tokio::time::Instant::now() + self.config.resolution.budget;
+        let slots = &Semaphore::new(MAX_CONCURRENT_IMAGES);
         let resolved = join_all(all.into_iter().map(|(image, policy)| async move {
+            let _slot = slots.acquire().await;
             let request = ResolveRequest {
                 image,
                 policy,
                 keyring: &credentials.keyring,
+                tenant: namespace,
             };
             let answer = self.resolver.resolve_by(request, deadline).await;
             (image.to_owned(), answer)

@@ -1,5 +1,5 @@
-//! In-memory caches of the resolver. `resolution.cache.images` bounds tags and summaries, an eighth of it failures; `quick_cache` evicts the entries
-//! that are least likely to be used again.
+//! In-memory caches of the resolver. `resolution.cache.images` bounds tags and summaries, an eighth of it failures and
+//! incomplete summaries; `quick_cache` evicts the entries that are least likely to be used again.
 
 use std::{
     collections::HashSet,
@@ -37,6 +37,12 @@ struct FailureEntry {
     delay: Duration,
 }
 
+#[derive(Clone)]
+struct PartialEntry {
+    summary: Arc<ImageSummary>,
+    until: Instant,
+}
+
 /// A summary, and the day on which its lease in containerd was last renewed.
 #[derive(Clone)]
 pub(crate) struct CachedSummary {
@@ -50,6 +56,8 @@ pub(crate) struct Caches {
     summaries: Cache<Fingerprint, CachedSummary>,
     tags: Cache<Fingerprint, TagEntry>,
     failures: Cache<Fingerprint, FailureEntry>,
+    /// Summaries of images with missing children, each for one repository and its credentials.
+    partial: Cache<Fingerprint, PartialEntry>,
     /// Most images have one of a few sets of platforms, so equal summaries share one allocation.
     interned: Mutex<HashSet<Arc<ImageSummary>>>,
 }
@@ -69,6 +77,7 @@ impl Caches {
             summaries: Cache::new(images),
             tags: Cache::new(images),
             failures: Cache::new(failures),
+            partial: Cache::new(failures),
             interned: Mutex::default(),
         }
     }
@@ -79,6 +88,31 @@ impl Caches {
 
     pub(crate) fn store_summary(&self, digest: &Digest, scope: CacheScope, known: CachedSummary) {
         self.summaries.insert(summary_key(digest, scope), known);
+    }
+
+    /// The summary of an image with missing children, for the same repository and credentials.
+    pub(crate) fn partial(
+        &self,
+        digest: &Digest,
+        name: &str,
+        fingerprints: &[Fingerprint],
+    ) -> Option<Arc<ImageSummary>> {
+        let found = self.partial.get(&partial_key(digest, name, fingerprints))?;
+        (Instant::now() < found.until).then_some(found.summary)
+    }
+
+    /// Stores the summary of an image with missing children for a short time.
+    pub(crate) fn store_partial(
+        &self,
+        digest: &Digest,
+        name: &str,
+        fingerprints: &[Fingerprint],
+        summary: Arc<ImageSummary>,
+        ttl: Duration,
+    ) {
+        let until = Instant::now() + ttl;
+        let key = partial_key(digest, name, fingerprints);
+        self.partial.insert(key, PartialEntry { summary, until });
     }
 
     /// Returns the shared copy of a summary.
@@ -189,6 +223,17 @@ impl Caches {
 
 fn summary_key(digest: &Digest, scope: CacheScope) -> Fingerprint {
     Fingerprint::from_parts(&[b"summary", digest.to_string().as_bytes(), scope.bytes()])
+}
+
+fn partial_key(digest: &Digest, name: &str, fingerprints: &[Fingerprint]) -> Fingerprint {
+    let (digest, fingerprints) = (digest.to_string(), Fingerprint::combine(fingerprints));
+    let parts = [
+        b"partial",
+        digest.as_bytes(),
+        name.as_bytes(),
+        fingerprints.bytes(),
+    ];
+    Fingerprint::from_parts(&parts)
 }
 
 fn tag_key(reference: &str, scope: CacheScope) -> Fingerprint {

@@ -6,12 +6,14 @@ pub mod containerd;
 pub mod credentials;
 pub mod digest;
 mod error;
+mod fetch_slots;
 pub mod reference;
 pub mod registry;
 mod resolver;
 mod rewrite;
 pub(crate) mod single_flight;
 mod summary;
+pub mod trace;
 
 pub use error::{ImageError, Reason};
 pub use reference::Reference;

@@ -18,8 +18,9 @@ const MAX_DEPTH: usize = 4;
 const MAX_CHILDREN: usize = 256;
 /// Maximum bytes of all documents of one image; 256 children of typical size have 2 KiB each.
 const MAX_TOTAL: usize = 16 * 1024 * 1024;
-/// Maximum bytes of all documents of an image that is persisted in containerd. Larger ones are rare.
-const MAX_PERSISTED: usize = 1024 * 1024;
+/// Maximum bytes of all documents of an image that is persisted in containerd. Larger ones are rare. They are held until
+/// the image is read.
+const MAX_PERSISTED: usize = 512 * 1024;
 
 /// Registries serve manifests and configs under different paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,14 +65,23 @@ pub(crate) struct FetchedDocument {
     pub(crate) parent: Option<Digest>,
 }
 
-/// Reads all documents that `root` (already fetched, with digest `digest`) leads to. Returns the summary and the
-/// documents, the root first; no documents if they are too large to be persisted.
+/// An image that was read.
+#[derive(Debug)]
+pub(crate) struct ReadImage {
+    pub(crate) summary: ImageSummary,
+    /// The root first; empty if they are too large to be persisted.
+    pub(crate) documents: Vec<FetchedDocument>,
+    /// Whether no child was missing. What is missing for one reader may be there for another, or later.
+    pub(crate) is_complete: bool,
+}
+
+/// Reads all documents that `root` (already fetched, with digest `digest`) leads to.
 pub(crate) async fn read(
     fetch: &impl Fetch,
     digest: &Digest,
     root: &Bytes,
     content_type: Option<&str>,
-) -> Result<(ImageSummary, Vec<FetchedDocument>), ImageError> {
+) -> Result<ReadImage, ImageError> {
     verify(DocumentKind::Manifest, digest, None, root)?;
     let document = parse(digest, root, content_type)?;
     let media_type = media_type_of(root, content_type, &document);
@@ -80,6 +90,7 @@ pub(crate) async fn read(
         seen: HashSet::from([digest.clone()]),
         children: 0,
         total: 0,
+        gone: 0,
         documents: Vec::new(),
     };
     reader.add(FetchedDocument {
@@ -96,7 +107,11 @@ pub(crate) async fn read(
         media_type,
         platforms,
     };
-    Ok((summary, reader.documents))
+    Ok(ReadImage {
+        summary,
+        is_complete: reader.gone == 0,
+        documents: reader.documents,
+    })
 }
 
 struct DocumentReader<'a, F> {
@@ -104,6 +119,8 @@ struct DocumentReader<'a, F> {
     seen: HashSet<Digest>,
     children: usize,
     total: usize,
+    /// Children that were not found.
+    gone: usize,
     documents: Vec<FetchedDocument>,
 }
 
@@ -133,7 +150,7 @@ impl<F: Fetch> DocumentReader<'_, F> {
     /// A worklist instead of recursion, so that hostile data cannot overflow the stack.
     async fn index(&mut self, digest: &Digest, root: Index) -> Result<PlatformSet, ImageError> {
         let mut platforms: Vec<Platform> = Vec::new();
-        let (mut images, mut gone) = (0_usize, 0_usize);
+        let mut images = 0_usize;
         let mut work = vec![(1_usize, digest.clone(), root)];
         while let Some((depth, parent, index)) = work.pop() {
             if depth > MAX_DEPTH {
@@ -160,12 +177,12 @@ impl<F: Fetch> DocumentReader<'_, F> {
                 match platforms_of {
                     Ok(set) => platforms.extend_from_slice(set.platforms()),
                     // Some registries garbage-collect unused children. The remaining ones still count.
-                    Err(ImageError::NotFound { .. }) => gone += 1,
+                    Err(ImageError::NotFound { .. }) => self.gone += 1,
                     Err(error) => return Err(error),
                 }
             }
         }
-        if images > 0 && gone == images {
+        if images > 0 && self.gone == images {
             return Err(ImageError::NotFound {
                 what: "every image of the index".to_owned(),
             });

@@ -129,6 +129,7 @@ async fn pull_policy_always_and_latest_are_looked_up_sooner() {
                 image: &image,
                 policy,
                 keyring,
+                tenant: "",
             };
             platforms(&resolver.resolve(request).await.unwrap())
         }

@@ -69,6 +69,7 @@ async fn resolve_as(
         image,
         policy: PullPolicy::IfNotPresent,
         keyring: &ready_keyring(keyring.clone()),
+        tenant: "",
     };
     resolver.resolve(request).await
 }

@@ -15,7 +15,7 @@ use kube::{
 };
 use tower::{Layer, Service};
 
-use crate::metrics::ApiRequests;
+use crate::{metrics::ApiRequests, proxy};
 
 use super::ApiClient;
 
@@ -47,13 +47,26 @@ pub async fn connect(
         context: context.map(str::to_owned),
         ..KubeConfigOptions::default()
     };
-    let mut config = match kubeconfig {
+    let (file, mut config) = match kubeconfig {
         Some(path) => {
-            Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await?
+            let file = Kubeconfig::read_from(path)?;
+            let config = Config::from_custom_kubeconfig(file.clone(), &options).await?;
+            (Some(file), config)
         }
-        None if context.is_some() => Config::from_kubeconfig(&options).await?,
-        None => Config::infer().await.map_err(ConnectError::NoCluster)?,
+        None if context.is_some() => {
+            let config = Config::from_kubeconfig(&options).await?;
+            (Kubeconfig::read().ok(), config)
+        }
+        None => {
+            let config = Config::infer().await.map_err(ConnectError::NoCluster)?;
+            (Kubeconfig::read().ok(), config)
+        }
     };
+    // kube takes `HTTPS_PROXY` for every server, and compares `NO_PROXY` with the proxy instead of the server. As in
+    // client-go, the kubeconfig's own `proxy-url` comes first.
+    if !file.is_some_and(|file| has_proxy(&file, context)) {
+        config.proxy_url = proxy::for_server(&config.cluster_url);
+    }
     // kube's own retries go on for minutes and wait up to a thousand seconds. [`ApiClient`] bounds its retries
     // instead.
     config.default_retry = false;
@@ -62,6 +75,19 @@ pub async fn connect(
         .with_layer(&CountLayer(metrics))
         .build();
     Ok(ApiClient::new(client))
+}
+
+/// Whether the kubeconfig names a proxy for the cluster of a context.
+fn has_proxy(file: &Kubeconfig, context: Option<&str>) -> bool {
+    let name = context.or(file.current_context.as_deref());
+    let context = file
+        .contexts
+        .iter()
+        .find(|one| Some(one.name.as_str()) == name);
+    let cluster = context.and_then(|one| Some(&one.context.as_ref()?.cluster));
+    let cluster = file.clusters.iter().find(|one| Some(&one.name) == cluster);
+    let proxy = cluster.and_then(|one| one.cluster.as_ref()?.proxy_url.as_ref());
+    proxy.is_some_and(|proxy| !proxy.is_empty())
 }
 
 /// Tower layer that counts requests by verb and result.

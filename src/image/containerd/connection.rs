@@ -13,6 +13,8 @@ use tonic::{
 
 use super::api::version_client::VersionClient;
 
+use crate::image::trace::{self, Call, Peer};
+
 use super::breaker::Breaker;
 
 /// containerd answers within a millisecond. Beyond this time a registry is faster.
@@ -43,6 +45,30 @@ impl Deadline {
 /// containerd did not answer; the caller continues without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ContainerdUnavailable;
+
+/// Names a call in the trace.
+#[derive(Clone, Copy)]
+pub(super) struct Rpc<'a> {
+    /// Service and method.
+    pub(super) method: &'static str,
+    pub(super) namespace: &'a str,
+    /// Image or digest.
+    pub(super) subject: &'a str,
+}
+
+impl Rpc<'_> {
+    fn ended(self, started: std::time::Instant, status: Code) {
+        let call = Call {
+            peer: Peer::Containerd,
+            method: self.method,
+            host: self.namespace,
+            path: self.subject,
+            attempt: 1,
+            credential: trace::NO_CREDENTIAL,
+        };
+        call.ended(started, format_args!("{status:?}"));
+    }
+}
 
 /// Connects on first use and reconnects after a failure.
 pub(super) struct Connection {
@@ -89,6 +115,7 @@ impl Connection {
     pub(super) async fn call<T>(
         &self,
         deadline: Deadline,
+        rpc: Rpc<'_>,
         call: impl Future<Output = Result<T, Status>> + Send,
     ) -> Result<Option<T>, ContainerdUnavailable> {
         // No slot in time: containerd is busy but not broken, so the breaker does not count it.
@@ -105,14 +132,17 @@ impl Connection {
                 return Err(ContainerdUnavailable);
             }
         }
+        let started = std::time::Instant::now();
         let status = match timeout_at(deadline.0, call).await {
             Ok(Ok(answer)) => {
+                rpc.ended(started, Code::Ok);
                 self.recovered(permit.succeeded());
                 return Ok(Some(answer));
             }
             Ok(Err(status)) => status,
             Err(_) => Status::deadline_exceeded("no answer in 250 ms"),
         };
+        rpc.ended(started, status.code());
         match status.code() {
             // Answers of a working server: not found, a namespace that may not be read, a digest that it rejects.
             Code::NotFound

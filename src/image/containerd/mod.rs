@@ -26,7 +26,7 @@ use crate::{image::digest::Digest, metrics::ContentWrites, platform::MAX_DOCUMEN
 
 use super::reference::{Reference, Version};
 
-use connection::Connection;
+use connection::{Connection, Rpc};
 
 pub(crate) use connection::{ContainerdUnavailable, Deadline, in_namespace};
 pub use connection::{SocketError, connect};
@@ -108,12 +108,15 @@ impl Containerd {
         deadline: Deadline,
         digest: &Digest,
     ) -> Result<Option<Bytes>, ContainerdUnavailable> {
+        let subject = digest.to_string();
         for namespace in &self.content {
-            match self
-                .connection
-                .call(deadline, self.read_in(namespace, digest))
-                .await?
-            {
+            let rpc = Rpc {
+                method: "Content/Read",
+                namespace,
+                subject: &subject,
+            };
+            let reading = self.read_in(namespace, digest);
+            match self.connection.call(deadline, rpc, reading).await? {
                 None => {}
                 // Corrupt content is treated as missing: the registry's copy is used.
                 Some(bytes) if digest.verify(&bytes) => return Ok(Some(bytes)),
@@ -137,13 +140,17 @@ impl Containerd {
         reference: &Reference,
     ) -> Result<Option<ImageRecord>, ContainerdUnavailable> {
         let mut images = ImagesClient::new(self.connection.channel.clone());
-        let request = GetImageRequest {
-            name: reference.to_string(),
+        let name = reference.to_string();
+        let rpc = Rpc {
+            method: "Images/Get",
+            namespace,
+            subject: &name,
         };
+        let request = GetImageRequest { name: name.clone() };
         let get = async { images.get(in_namespace(namespace, request)?).await };
         let Some(image) = self
             .connection
-            .call(deadline, get)
+            .call(deadline, rpc, get)
             .await?
             .and_then(|response| response.into_inner().image)
         else {
@@ -159,10 +166,15 @@ impl Containerd {
         let request = InfoRequest {
             digest: digest.to_string(),
         };
+        let rpc = Rpc {
+            method: "Content/Info",
+            subject: &digest.to_string(),
+            ..rpc
+        };
         let info = async { content.info(in_namespace(namespace, request)?).await };
         let Some(info) = self
             .connection
-            .call(deadline, info)
+            .call(deadline, rpc, info)
             .await?
             .and_then(|response| response.into_inner().info)
         else {

@@ -7,6 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::future::join_all;
+use parking_lot::Mutex;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
     time::timeout_at,
@@ -39,13 +41,16 @@ const MAX_PER_DAY: usize = 64 * 1024 * 1024;
 const WORKERS: u64 = 2;
 /// How long a resolution waits for persisted tags once containerd has begun to send them.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long pending writes may take when the process ends.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Delay between attempts to load persisted tags.
 const LOAD_RETRY: Duration = Duration::from_secs(30);
 
 /// Writes to archaware's namespace in the background; jobs beyond the limits are dropped.
 pub(crate) struct Store {
-    /// One queue per worker. Jobs of one root document share a queue, so its tags are written after its documents.
-    queues: Vec<mpsc::Sender<Job>>,
+    /// One queue per worker. Jobs of one root document share a queue, so its tags are written after its documents. None
+    /// after [`Self::finish`].
+    queues: Mutex<Vec<mpsc::Sender<Job>>>,
     queued_bytes: Arc<Semaphore>,
     namespace: Arc<ContentNamespace>,
     link: Arc<Connection>,
@@ -53,7 +58,7 @@ pub(crate) struct Store {
     started: Instant,
     load_state: watch::Sender<LoadState>,
     /// Stopped when this is dropped. Each document is written by one message, so none is left half written.
-    _workers: Vec<AbortOnDropHandle<()>>,
+    workers: Mutex<Vec<AbortOnDropHandle<()>>>,
     loader: OnceLock<AbortOnDropHandle<()>>,
 }
 
@@ -77,7 +82,7 @@ impl Store {
         let worker = Arc::new(Worker {
             namespace: namespace.clone(),
             breaker: Breaker::default(),
-            budget: parking_lot::Mutex::new((today(), MAX_PER_DAY)),
+            budget: Mutex::new((today(), MAX_PER_DAY)),
             writes: writes.clone(),
         });
         let (queues, workers): (Vec<_>, Vec<_>) = (0..WORKERS)
@@ -88,14 +93,14 @@ impl Store {
             })
             .unzip();
         Self {
-            queues,
+            queues: Mutex::new(queues),
             queued_bytes: Arc::new(Semaphore::new(MAX_WAITING)),
             namespace,
             link,
             writes,
             started: Instant::now(),
             load_state: watch::Sender::new(LoadState::Waiting),
-            _workers: workers,
+            workers: Mutex::new(workers),
             loader: OnceLock::new(),
         }
     }
@@ -131,9 +136,20 @@ impl Store {
     fn enqueue(&self, root: &Digest, job: Job) {
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(root);
         let worker = usize::try_from(hash % WORKERS).unwrap_or_default();
-        let queue = self.queues.get(worker).filter(|_| self.link.is_up());
+        let queues = self.queues.lock();
+        let queue = queues.get(worker).filter(|_| self.link.is_up());
         if queue.is_none_or(|queue| queue.try_send(job).is_err()) {
             self.writes.count("dropped");
+        }
+    }
+
+    /// Writes what is queued and ends the workers, within [`FINISH_TIMEOUT`].
+    pub(crate) async fn finish(&self) {
+        self.queues.lock().clear();
+        let workers = std::mem::take(&mut *self.workers.lock());
+        let ended = tokio::time::timeout(FINISH_TIMEOUT, join_all(workers)).await;
+        if ended.is_err() {
+            tracing::info!("stopping before all image documents are persisted in containerd");
         }
     }
 
@@ -196,7 +212,7 @@ struct Worker {
     /// Separate from the breaker of reads: a full disk fails only writes.
     breaker: Breaker,
     /// The day and the bytes that may still be written on it.
-    budget: parking_lot::Mutex<(u32, usize)>,
+    budget: Mutex<(u32, usize)>,
     writes: ContentWrites,
 }
 

@@ -48,6 +48,11 @@ impl Keyring {
         Self::from_entries(keyrings.flat_map(|keyring| keyring.entries.iter().cloned()))
     }
 
+    /// Whether it has no entry.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// The credentials for an image, the best match first, each once and at most 16. If there is one, the kubelet
     /// does not try anonymous access.
     pub fn lookup(&self, reference: &Reference) -> Vec<Credential> {

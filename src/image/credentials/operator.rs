@@ -16,13 +16,13 @@ use tokio::{process::Command, sync::Semaphore};
 
 use crate::{
     error::{RepeatedError, chain},
-    image::{reference::Reference, single_flight::SingleFlight},
+    image::{reference::Reference, single_flight::SingleFlight, trace},
     json,
 };
 
 use super::{
     Credential,
-    command::{self, CommandError, MAX_CONCURRENT_RUNS, Programs},
+    command::{self, CommandError, MAX_CONCURRENT_RUNS, Programs, Question, RunningPrograms},
     docker_config::{DockerConfig, DockerConfigError},
     provider::Providers,
 };
@@ -194,6 +194,11 @@ impl Helpers {
         if let Some((answer, at)) = self.answers.get(&key)
             && at.elapsed() < ANSWER_TTL
         {
+            trace::cached(
+                "credentials",
+                &key,
+                if answer.is_some() { "held" } else { "none" },
+            );
             return answer;
         }
         let (this, program, server) = (
@@ -201,9 +206,9 @@ impl Helpers {
             format!("docker-credential-{helper}"),
             server.to_owned(),
         );
-        let kept = key.clone();
+        let (kept, running) = (key.clone(), programs.running());
         let run = async move {
-            let answer = get(&program, &server, &this.slots)
+            let answer = get(&program, &kept, &server, &this.slots, &running)
                 .await
                 .unwrap_or_else(|error| {
                     let error = chain(&error);
@@ -213,9 +218,9 @@ impl Helpers {
             this.answers.insert(kept, (answer.clone(), Instant::now()));
             answer
         };
-        let this = self.clone();
-        let work = async move { this.flights.run(key, || run.boxed()).await };
-        programs.wait_for(helper, work).await?
+        let (this, flight) = (self.clone(), key.clone());
+        let work = async move { this.flights.run(flight, || run.boxed()).await };
+        programs.wait_for(&key, work).await?
     }
 }
 
@@ -225,12 +230,19 @@ const NOTHING: &[u8] = b"credentials not found";
 /// Runs a helper with the protocol of `docker-credential-helpers`.
 async fn get(
     program: &str,
+    key: &str,
     server: &str,
     slots: &Semaphore,
+    running: &RunningPrograms,
 ) -> Result<Option<Credential>, CommandError> {
     let mut command = Command::new(program);
     command.arg("get");
-    let answer = command::run(command, server.as_bytes(), slots).await;
+    let question = Question {
+        key,
+        subject: server,
+        text: server.as_bytes(),
+    };
+    let answer = command::run(command, question, slots, running).await;
     let answer = match answer {
         // A helper without credentials for a server exits with an error status.
         Err(CommandError::Failed(_, said)) if said.starts_with(NOTHING) => return Ok(None),

@@ -19,15 +19,17 @@ use crate::{
         credentials::{Credential, CredentialSecret, Fingerprint},
         error::ImageError,
         single_flight::SingleFlight,
+        trace::{self, Peer},
     },
     json,
 };
 
 use super::{
-    challenge::{Challenge, may_request, may_send_credentials},
-    exchange::{Clients, HttpRequest, HttpResponse, Limits, exchange},
-    host_limiter::HostLimiters,
-    hosts::{Endpoint, Host, Transport},
+    challenge::Challenge,
+    dns::AddressCheck,
+    exchange::{Http, HttpRequest, HttpResponse, Limits},
+    hosts::{Endpoint, Transport},
+    token_endpoint::{TokenEndpoints, may_request},
 };
 
 /// Maximum number of cached tokens: one per repository and credential.
@@ -57,6 +59,18 @@ struct CachedAuthorization {
 pub(super) struct AuthorizationCache {
     cached: Cache<TokenKey, CachedAuthorization>,
     in_flight: SingleFlight<(TokenKey, String), Result<Authorization, ImageError>>,
+    token_endpoints: TokenEndpoints,
+}
+
+/// A host that sent a challenge.
+pub(super) struct Challenged<'a> {
+    /// What the token is for.
+    pub(super) token_key: TokenKey,
+    pub(super) transport: &'a Arc<Transport>,
+    pub(super) check: AddressCheck,
+    /// Sent to the host itself only.
+    pub(super) headers: &'a HeaderMap,
+    pub(super) credential: Option<&'a Credential>,
 }
 
 impl Authorization {
@@ -82,17 +96,27 @@ impl Authorization {
 }
 
 impl AuthorizationCache {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(token_endpoints: TokenEndpoints) -> Self {
         Self {
             cached: Cache::new(MAX_TOKENS),
             in_flight: SingleFlight::new(),
+            token_endpoints,
         }
     }
 
     /// An authorization that worked before and has not expired.
     pub(super) fn cached(&self, token_key: &TokenKey) -> Option<Authorization> {
         let kept = self.cached.get(token_key)?;
-        (Instant::now() < kept.expires).then_some(kept.authorization)
+        let valid = Instant::now() < kept.expires;
+        if valid {
+            let repository = &token_key.repository;
+            trace::cached(
+                "token",
+                format_args!("{}/{repository}", token_key.endpoint.host()),
+                "held",
+            );
+        }
+        valid.then_some(kept.authorization)
     }
 
     /// Removes an authorization that the registry refused, unless it was replaced meanwhile.
@@ -106,22 +130,22 @@ impl AuthorizationCache {
         }
     }
 
-    /// Answers a challenge of `host`. Concurrent callers that need the same token share one request.
+    /// Answers the challenge of a host. Concurrent callers that need the same token share one request.
     pub(super) async fn answer_challenge(
         self: &Arc<Self>,
-        http: &HttpContext,
-        host: &Host,
-        token_key: TokenKey,
+        http: &Http,
+        host: Challenged<'_>,
         challenge: Challenge,
-        credential: Option<Credential>,
     ) -> Result<Authorization, ImageError> {
+        let token_key = host.token_key;
+        let credential = host.credential;
         // Another caller may have fetched the token meanwhile.
         if let Some(known) = self.cached(&token_key) {
             return Ok(known);
         }
         let what = token_key.endpoint.host().to_owned();
         let denied = |why: String| ImageError::Denied { what, why };
-        let secret = credential.as_ref().map(Credential::secret);
+        let secret = credential.map(Credential::secret);
         let (realm, service, scope) = match challenge {
             Challenge::Bearer {
                 realm,
@@ -145,20 +169,27 @@ impl AuthorizationCache {
             }
         };
         let allowed = match credential {
-            Some(_) => may_send_credentials(&token_key.endpoint, &realm),
+            Some(_) => (self.token_endpoints).may_send_credentials(&token_key.endpoint, &realm),
             None => may_request(&token_key.endpoint, &realm),
         };
         if let Err(why) = allowed {
             let endpoint = realm.host_str().unwrap_or_default();
-            return Err(denied(format!(
-                "its token endpoint {endpoint} {why}, so it is not asked"
-            )));
+            return Err(denied(format!("its token endpoint {endpoint} {why}")));
         }
         // Headers in hosts.toml are sent to that address only.
         let same = token_key.endpoint.is_at(&realm);
         let request = TokenRequest {
             http: http.clone(),
-            transport: host.transport.clone(),
+            transport: if same {
+                host.transport.clone()
+            } else {
+                Transport::without_identity(host.transport)
+            },
+            check: if same {
+                host.check
+            } else {
+                AddressCheck::RefuseLocal
+            },
             headers: if same {
                 host.headers.clone()
             } else {
@@ -167,7 +198,7 @@ impl AuthorizationCache {
             scopes: scopes(scope.as_deref(), &token_key.repository),
             realm,
             service,
-            credential,
+            credential: credential.cloned(),
         };
         let this = self.clone();
         let key = (
@@ -220,16 +251,10 @@ struct TokenResponse {
     expires_in: serde_json::Value,
 }
 
-/// What every request needs: connections and host limiters.
-#[derive(Clone)]
-pub(super) struct HttpContext {
-    pub(super) clients: Arc<Clients>,
-    pub(super) limiters: Arc<HostLimiters>,
-}
-
 struct TokenRequest {
-    http: HttpContext,
+    http: Http,
     transport: Arc<Transport>,
+    check: AddressCheck,
     realm: Url,
     headers: HeaderMap,
     service: Option<String>,
@@ -241,22 +266,15 @@ impl TokenRequest {
     async fn send(self) -> Result<(Authorization, Duration), ImageError> {
         let host = Endpoint::new(&self.realm).host().to_owned();
         let what = format!("token endpoint {host}");
-        let HttpContext { clients, limiters } = &self.http;
         let principal = self.credential.as_ref().map(Credential::fingerprint);
         let limits = Limits {
-            time: clients.timeout(),
+            time: self.http.timeout(),
             body: MAX_TOKEN_RESPONSE,
         };
-        let limiter = limiters.host(&host);
-        let answer = exchange(
-            clients,
-            &limiter,
-            principal,
-            &what,
-            self.http_request(),
-            limits,
-        )
-        .await;
+        let answer = self
+            .http
+            .exchange(principal, &what, self.http_request(), limits);
+        let answer = answer.await;
         let HttpResponse { status, body, .. } = answer.map_err(|error| match error {
             // A token response that is too large says nothing about the image.
             ImageError::Document { .. } => {
@@ -293,12 +311,15 @@ impl TokenRequest {
     /// GET with the password, or POST with the identity token as an `OAuth2` refresh token.
     fn http_request(&self) -> HttpRequest {
         let mut call = HttpRequest {
+            peer: Peer::TokenServer,
             method: Method::GET,
             url: self.realm.clone(),
             headers: HeaderMap::new(),
             own_headers: self.headers.clone(),
             form: None,
             transport: self.transport.clone(),
+            check: self.check,
+            attempt: 1,
         };
         match self.credential.as_ref().map(Credential::secret) {
             Some(CredentialSecret::IdentityToken(token)) => {

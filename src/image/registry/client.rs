@@ -1,10 +1,21 @@
 //! The registry client. Requests are bounded in time, size and number.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use backon::{ExponentialBuilder, Retryable};
 use bytes::Bytes;
-use http::{HeaderMap, Method, StatusCode, header::CONTENT_TYPE};
+use http::{
+    HeaderMap, Method, StatusCode,
+    header::{AUTHORIZATION, CONTENT_TYPE},
+};
+use reqwest::Url;
 
 use crate::{
     image::{
@@ -18,14 +29,18 @@ use crate::{
 };
 
 use super::{
-    auth::{Authorization, AuthorizationCache, HttpContext, TokenKey},
+    auth::{Authorization, AuthorizationCache, Challenged, TokenKey},
     challenge::Challenge,
-    exchange::{Clients, HttpResponse, Limits, exchange},
-    host_limiter::{HostLimiters, Quota},
-    hosts::{Host, Hosts, Role},
+    exchange::{Http, HttpRequest, HttpResponse, Limits, speaks_no_tls},
+    host_limiter::Quota,
+    hosts::{Endpoint, Host, Hosts, Role},
     request::{RegistryRequest, status_error},
+    token_endpoint::{TokenEndpoint, TokenEndpoints},
 };
 
+/// Maximum number of challenges that are answered at hosts that a registry redirects to: one, and one because its token
+/// has expired.
+const MAX_REDIRECTED_CHALLENGES: usize = 2;
 /// Retries of a request that the registry answered with 5xx.
 const SERVER_ERROR_RETRIES: usize = 2;
 
@@ -44,12 +59,16 @@ pub struct RegistryClient {
     pub ca_bundle: Option<PathBuf>,
     /// Whether mirrors get the credentials of the registry that they mirror.
     pub mirror_credentials: bool,
+    /// Token servers on another domain than their registry.
+    pub token_endpoints: Vec<TokenEndpoint>,
+    /// Hosts whose names may resolve to local addresses.
+    pub allow_local_addresses: Vec<String>,
 }
 
 pub(crate) struct Registry {
     mirror_credentials: bool,
     hosts: Hosts,
-    http: HttpContext,
+    http: Http,
     authorizations: Arc<AuthorizationCache>,
 }
 
@@ -84,26 +103,24 @@ impl RegistryResponse {
 
 impl Registry {
     pub(crate) fn new(settings: RegistryClient) -> Self {
-        let clients = Clients::new(settings.timeout, settings.per_host);
+        let token_endpoints = TokenEndpoints::new(settings.token_endpoints.clone());
+        let allowed = settings.allow_local_addresses.clone();
         Self {
             hosts: Hosts::new(&settings),
             mirror_credentials: settings.mirror_credentials,
-            http: HttpContext {
-                clients: Arc::new(clients),
-                limiters: Arc::new(HostLimiters::new(settings.per_host)),
-            },
-            authorizations: Arc::new(AuthorizationCache::new()),
+            http: Http::new(settings.timeout, settings.per_host, allowed),
+            authorizations: Arc::new(AuthorizationCache::new(token_endpoints)),
         }
     }
 
     /// Number of hosts that get no requests from at least one principal at the moment.
     pub(crate) fn paused_hosts(&self) -> usize {
-        self.http.limiters.paused_hosts()
+        self.http.limiters().paused_hosts()
     }
 
     /// Rate limits as hosts last reported them.
     pub(crate) fn quotas(&self) -> Vec<(String, Quota)> {
-        self.http.limiters.quotas()
+        self.http.limiters().quotas()
     }
 
     /// Gets the digest of a tag by HEAD, which registries with pull limits do not count.
@@ -115,18 +132,18 @@ impl Registry {
     ) -> Result<Head, ImageError> {
         let path = format!("manifests/{tag}");
         let hosts = self.hosts.for_reference(reference).await?;
-        let mut failed = None;
+        let mut failed = Failed::default();
         for host in hosts.iter().filter(|host| host.pulls && host.resolves) {
-            if host.role == Role::Fallback && failed.as_ref().is_some_and(ImageError::is_answer) {
+            if failed.skips(host) {
                 continue;
             }
             let credentials = self.effective_credentials(host, credentials);
             match self.head_at(host, reference, &path, credentials).await {
                 Ok(head) => return Ok(head),
-                Err(error) => failed = Some(combine_errors(host, failed, error)),
+                Err(error) => failed.add(host, error),
             }
         }
-        Err(failed.unwrap_or_else(|| no_usable_host(reference)))
+        Err(failed.into_error(reference))
     }
 
     /// Gets a document by digest, at most 4 MiB.
@@ -148,9 +165,9 @@ impl Registry {
             manifest: kind == DocumentKind::Manifest,
         };
         let hosts = self.hosts.for_reference(reference).await?;
-        let mut failed = None;
+        let mut failed = Failed::default();
         for host in hosts.iter().filter(|host| host.pulls) {
-            if host.role == Role::Fallback && failed.as_ref().is_some_and(ImageError::is_answer) {
+            if failed.skips(host) {
                 continue;
             }
             let credentials = self.effective_credentials(host, credentials);
@@ -159,14 +176,13 @@ impl Registry {
                 Ok(answer) if !digest.verify(&answer.body) => {
                     let what = format!("{} {digest}", kind.as_str());
                     let why = "its content has another digest".to_owned();
-                    let error = ImageError::Corrupt { what, why };
-                    failed = Some(combine_errors(host, failed, error));
+                    failed.add(host, ImageError::Corrupt { what, why });
                 }
                 Ok(answer) => return Ok(answer),
-                Err(error) => failed = Some(combine_errors(host, failed, error)),
+                Err(error) => failed.add(host, error),
             }
         }
-        Err(failed.unwrap_or_else(|| no_usable_host(reference)))
+        Err(failed.into_error(reference))
     }
 
     /// The credentials for a host. Mirrors get none, unless `mirrorCredentials` is set.
@@ -175,10 +191,10 @@ impl Registry {
         host: &Host,
         credentials: &'a [Credential],
     ) -> &'a [Credential] {
-        if host.role == Role::Origin || self.mirror_credentials {
-            credentials
-        } else {
-            &[]
+        match host.role {
+            Role::Origin => credentials,
+            Role::Mirror if self.mirror_credentials => credentials,
+            Role::Mirror | Role::Fallback => &[],
         }
     }
 
@@ -256,58 +272,120 @@ impl Registry {
             credential: credential.map(Credential::fingerprint),
         };
         let mut authorization = self.authorizations.cached(&token_key);
+        let sender = Sender {
+            http: &self.http,
+            host,
+            request,
+            principal: token_key.credential,
+            sent: AtomicU32::new(0),
+        };
         // At most three attempts: the first may use an expired token, the second gets the challenge for a new one.
         for attempt in 0..3 {
-            let answer = self.send(host, request, &token_key, authorization.as_ref());
-            let HttpResponse {
-                status,
-                headers,
-                body,
-            } = answer.await?;
-            if status == StatusCode::UNAUTHORIZED && attempt < 2 {
+            let mut answer = sender.send(authorization.as_ref()).await?;
+            if answer.status == StatusCode::UNAUTHORIZED && !host.endpoint.is_at(&answer.url) {
+                answer = self.answer_redirected(&sender, answer).await?;
+            } else if answer.status == StatusCode::UNAUTHORIZED && attempt < 2 {
                 if let Some(refused) = authorization.take() {
                     self.authorizations.forget(&token_key, &refused);
                     if attempt > 0 {
                         break;
                     }
                 }
-                let challenge = Challenge::choose(&headers).ok_or_else(|| ImageError::Denied {
-                    what: what.clone(),
-                    why: "its WWW-Authenticate header has neither Basic nor Bearer with a realm"
-                        .to_owned(),
-                })?;
-                let answered = self.authorizations.answer_challenge(
-                    &self.http,
-                    host,
-                    token_key.clone(),
-                    challenge,
-                    credential.cloned(),
-                );
-                authorization = Some(answered.await?);
+                let challenged = Challenged {
+                    token_key: token_key.clone(),
+                    transport: &host.transport,
+                    check: host.check,
+                    headers: &host.headers,
+                    credential,
+                };
+                authorization = Some(self.answer_challenge(challenged, &what, &answer).await?);
                 continue;
             }
-            if status.is_success() {
+            if answer.status.is_success() {
                 let used = authorization
                     .is_some()
                     .then_some(token_key.credential)
                     .flatten();
                 return Ok(RegistryResponse {
-                    headers,
-                    body,
+                    headers: answer.headers,
+                    body: answer.body,
                     credential: used,
                 });
             }
-            return Err(status_error(status, what));
+            return Err(status_error(answer.status, what));
         }
         Err(status_error(StatusCode::UNAUTHORIZED, what))
     }
 
-    /// Sends a request, and repeats it after 5xx.
+    async fn answer_challenge(
+        &self,
+        challenged: Challenged<'_>,
+        what: &str,
+        answer: &HttpResponse,
+    ) -> Result<Authorization, ImageError> {
+        let challenge = Challenge::choose(&answer.headers).ok_or_else(|| ImageError::Denied {
+            what: what.to_owned(),
+            why: "its WWW-Authenticate header has neither Basic nor Bearer with a realm".to_owned(),
+        })?;
+        let authorizations = &self.authorizations;
+        authorizations
+            .answer_challenge(&self.http, challenged, challenge)
+            .await
+    }
+
+    /// Answers the challenge of a host that the registry redirected to. It is that host's own challenge, so it is
+    /// answered anonymously, as the registry's credentials are not for that host.
+    async fn answer_redirected(
+        &self,
+        sender: &Sender<'_>,
+        mut answer: HttpResponse,
+    ) -> Result<HttpResponse, ImageError> {
+        for _ in 0..MAX_REDIRECTED_CHALLENGES {
+            let request = sender.http_request(None)?;
+            let mut request = request.redirected_to_host(answer.url.clone());
+            let token_key = TokenKey {
+                endpoint: Endpoint::new_base(&answer.url),
+                repository: repository_of(&answer.url),
+                credential: None,
+            };
+            let challenged = Challenged {
+                token_key: token_key.clone(),
+                transport: &request.transport,
+                check: request.check,
+                headers: &HeaderMap::new(),
+                credential: None,
+            };
+            let what = format!("{}{}", token_key.endpoint.host(), answer.url.path());
+            let authorization = self.answer_challenge(challenged, &what, &answer).await?;
+            let header = authorization.header();
+            request.own_headers.insert(AUTHORIZATION, header);
+            let asked = request.url.origin();
+            answer = sender.exchange(request).await?;
+            if answer.status != StatusCode::UNAUTHORIZED {
+                break;
+            }
+            if answer.url.origin() == asked {
+                // The token has expired, or does not suffice.
+                self.authorizations.forget(&token_key, &authorization);
+            }
+        }
+        Ok(answer)
+    }
+}
+
+/// Sends one request to one host, each time with a higher number.
+struct Sender<'a> {
+    http: &'a Http,
+    host: &'a Host,
+    request: &'a RegistryRequest<'a>,
+    principal: Option<Fingerprint>,
+    sent: AtomicU32,
+}
+
+impl Sender<'_> {
+    /// Sends the request, and repeats it after 5xx.
     async fn send(
         &self,
-        host: &Host,
-        request: &RegistryRequest<'_>,
-        token_key: &TokenKey,
         authorization: Option<&Authorization>,
     ) -> Result<HttpResponse, ImageError> {
         let pause = ExponentialBuilder::default()
@@ -315,10 +393,13 @@ impl Registry {
             .with_max_times(SERVER_ERROR_RETRIES)
             .with_jitter();
         let once = || async {
-            let answer = self.exchange(host, request, token_key, authorization).await;
+            let request = self.http_request(authorization);
+            let request = request.map_err(|error| (error, false))?;
+            let answer = self.exchange(request).await;
             let answer = answer.map_err(|error| (error, false))?;
             if answer.status.is_server_error() && answer.status != StatusCode::NOT_IMPLEMENTED {
-                Err((status_error(answer.status, request.describe(host)), true))
+                let what = self.request.describe(self.host);
+                Err((status_error(answer.status, what), true))
             } else {
                 Ok(answer)
             }
@@ -327,26 +408,62 @@ impl Registry {
         result.map_err(|(error, _)| error)
     }
 
-    async fn exchange(
+    fn http_request(
         &self,
-        host: &Host,
-        request: &RegistryRequest<'_>,
-        token_key: &TokenKey,
         authorization: Option<&Authorization>,
-    ) -> Result<HttpResponse, ImageError> {
-        let HttpContext { clients, limiters } = &self.http;
-        let what = request.describe(host);
-        let call = request.http_request(host, authorization).ok_or_else(|| {
-            ImageError::unavailable(&what, "its address cannot be written as a URL")
-        })?;
-        let limiter = limiters.host(host.endpoint.host());
+    ) -> Result<HttpRequest, ImageError> {
+        let attempt = self.sent.fetch_add(1, Ordering::Relaxed) + 1;
+        let request = self.request.http_request(self.host, authorization, attempt);
+        request.ok_or_else(|| {
+            let what = self.request.describe(self.host);
+            ImageError::unavailable(what, "its address cannot be written as a URL")
+        })
+    }
+
+    async fn exchange(&self, request: HttpRequest) -> Result<HttpResponse, ImageError> {
         // A silent mirror must leave time for the registry itself.
-        let share = if host.role == Role::Origin { 1 } else { 2 };
+        let share = if self.host.role == Role::Origin { 1 } else { 2 };
         let limits = Limits {
-            time: clients.timeout() / share,
+            time: self.http.timeout() / share,
             body: MAX_DOCUMENT,
         };
-        exchange(clients, &limiter, token_key.credential, &what, call, limits).await
+        let is_own = self.host.endpoint.is_at(&request.url);
+        let principal = self.principal.filter(|_| is_own);
+        let what = self.request.describe(self.host);
+        self.http.exchange(principal, &what, request, limits).await
+    }
+}
+
+/// The repository that a URL is about: the path between `/v2/` and `/manifests/` or `/blobs/`.
+fn repository_of(url: &Url) -> String {
+    let path = url.path().trim_start_matches('/');
+    let path = path.strip_prefix("v2/").unwrap_or(path);
+    let end = path.rfind("/manifests/").or_else(|| path.rfind("/blobs/"));
+    let end = end.unwrap_or(path.len());
+    path.get(..end).unwrap_or(path).to_owned()
+}
+
+/// The hosts of a registry that failed so far.
+#[derive(Default)]
+struct Failed {
+    error: Option<ImageError>,
+    /// Whether the last one answered that it speaks no TLS.
+    speaks_no_tls: bool,
+}
+
+impl Failed {
+    /// Plain HTTP is used only for a host that speaks no TLS (containerd's `httpFallback`).
+    fn skips(&self, host: &Host) -> bool {
+        host.role == Role::Fallback && !self.speaks_no_tls
+    }
+
+    fn add(&mut self, host: &Host, error: ImageError) {
+        self.speaks_no_tls = speaks_no_tls(&error);
+        self.error = Some(combine_errors(host, self.error.take(), error));
+    }
+
+    fn into_error(self, reference: &Reference) -> ImageError {
+        self.error.unwrap_or_else(|| no_usable_host(reference))
     }
 }
 

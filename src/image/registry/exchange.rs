@@ -1,59 +1,53 @@
-//! Sends one HTTP request: connections, redirects, host limits, timeouts and size limits.
+//! Sends HTTP requests: redirects, host limits, timeouts and size limits.
 
 use std::{
+    error::Error as _,
     fmt::Write as _,
+    io,
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{
     HeaderMap, Method, StatusCode,
-    header::{CONTENT_TYPE, LOCATION, RETRY_AFTER},
+    header::{AUTHORIZATION, CONTENT_TYPE, LOCATION, RETRY_AFTER},
 };
-use quick_cache::sync::Cache;
 use reqwest::Url;
+use tokio::time::{Instant as Deadline, timeout_at};
 
-use crate::image::error::ImageError;
+use crate::image::{
+    error::ImageError,
+    trace::{self, Call, Peer},
+};
 
 use super::{
-    challenge::is_local,
-    host_limiter::{DEFAULT_RETRY_AFTER, HostLimiter, MAX_RETRY_AFTER, Principal},
-    hosts::{Transport, is_loopback},
+    address::{bare, is_link_local, literal, names_local},
+    body::Bodies,
+    clients::Clients,
+    dns::{AddressCheck, LocalAddress},
+    host_limiter::{DEFAULT_RETRY_AFTER, HostLimiter, HostLimiters, MAX_RETRY_AFTER, Principal},
+    hosts::{Endpoint, Transport},
 };
 
 /// The limit of containerd and of Go's HTTP client.
 const MAX_REDIRECTS: usize = 10;
-const USER_AGENT: &str = concat!("archaware/", env!("CARGO_PKG_VERSION"));
 
-/// The TLS client could not be created.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error(
-    "cannot set up TLS: are CA certificates installed, and is the client's certificate X.509 v3 with its key?"
-)]
-pub struct TlsError(#[source] Arc<reqwest::Error>);
+/// Sends requests within the limits of each host and of the process. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Http(Arc<HttpInner>);
 
-/// Clients differ only in their TLS settings; most clusters need one.
-const MAX_CLIENTS: usize = 32;
-
-/// HTTP clients by TLS settings, with separate ones for loopback.
-pub(super) struct Clients {
+struct HttpInner {
     timeout: Duration,
-    per_host: usize,
-    /// Created on first use, because reading the system's CA bundle costs time and memory.
-    by_transport: Cache<(Arc<Transport>, ConnectionKind), reqwest::Client>,
-}
-
-/// Loopback connections bypass proxies, as in Go. Plain HTTP connections do not need the CA bundle.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum ConnectionKind {
-    Remote,
-    Loopback,
-    PlainLoopback,
+    clients: Clients,
+    limiters: HostLimiters,
+    bodies: Bodies,
 }
 
 /// A request. Redirects are followed here, because credentials must only be sent to the original address.
+#[derive(Clone)]
 pub(super) struct HttpRequest {
+    pub(super) peer: Peer,
     pub(super) method: Method,
     pub(super) url: Url,
     /// Sent to every address in a chain of redirects.
@@ -63,128 +57,37 @@ pub(super) struct HttpRequest {
     /// A form with a secret, never sent to another host.
     pub(super) form: Option<String>,
     pub(super) transport: Arc<Transport>,
+    pub(super) check: AddressCheck,
+    /// Counts from 1.
+    pub(super) attempt: u32,
 }
 
-impl Clients {
-    pub(super) fn new(timeout: Duration, per_host: usize) -> Self {
-        Self {
-            timeout,
-            per_host,
-            by_transport: Cache::new(MAX_CLIENTS),
-        }
-    }
-
-    pub(super) fn timeout(&self) -> Duration {
-        self.timeout
-    }
-
-    async fn send(&self, call: HttpRequest) -> Result<reqwest::Response, ExchangeError> {
-        let home = call.url.origin();
-        let mut url = call.url;
-        for _ in 0..=MAX_REDIRECTS {
-            let client = self.client(&call.transport, &url)?;
-            let mut request = client.request(call.method.clone(), url.clone());
-            request = request.headers(call.headers.clone());
-            if url.origin() == home {
-                request = request.headers(call.own_headers.clone());
-            }
-            if let Some(form) = &call.form {
-                request = request
-                    .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
-                    .body(form.clone());
-            }
-            let response = request.send().await?;
-            let Some(next) = redirect_target(&url, &response) else {
-                return Ok(response);
-            };
-            if next.host() != url.host() && is_local(&next) && !is_local(&url) {
-                return Err(ExchangeError::Redirect(
-                    "it redirects to an address of this machine",
-                ));
-            }
-            if url.scheme() == "https" && next.scheme() != "https" {
-                return Err(ExchangeError::Redirect("it redirects from https to http"));
-            }
-            if call.form.is_some() && next.origin() != home {
-                return Err(ExchangeError::Redirect(
-                    "it redirects a credential to another host",
-                ));
-            }
-            url = next;
-        }
-        Err(ExchangeError::Redirect("too many redirects"))
-    }
-
-    fn client(
-        &self,
-        transport: &Arc<Transport>,
-        url: &Url,
-    ) -> Result<reqwest::Client, ExchangeError> {
-        let loopback = is_loopback(url.host_str().unwrap_or_default());
-        let kind = match (loopback, url.scheme()) {
-            (false, _) => ConnectionKind::Remote,
-            (true, "https") => ConnectionKind::Loopback,
-            (true, _) => ConnectionKind::PlainLoopback,
-        };
-        let key = (transport.clone(), kind);
-        // A failure is not cached, because its cause may be fixed later.
-        let made = self
-            .by_transport
-            .get_or_insert_with(&key, || self.build_client(transport, kind));
-        made.map_err(|error| {
-            let host = url.host_str().unwrap_or_default();
-            let source = Arc::new(TlsError(Arc::new(error)));
-            ExchangeError::Other(ImageError::unanswered(host, "no TLS", Some(source)))
-        })
-    }
-
-    fn build_client(
-        &self,
-        transport: &Transport,
-        kind: ConnectionKind,
-    ) -> Result<reqwest::Client, reqwest::Error> {
-        let mut authorities = Vec::new();
-        for der in &transport.authorities {
-            authorities.push(reqwest::Certificate::from_der(der)?);
-        }
-        let mut builder = reqwest::Client::builder()
-            .user_agent(USER_AGENT)
-            .referer(false)
-            .pool_idle_timeout(Duration::from_mins(1))
-            .pool_max_idle_per_host(self.per_host)
-            .redirect(reqwest::redirect::Policy::none())
-            .tls_danger_accept_invalid_certs(transport.skip_verify);
-        if let Some(time) = transport.dial_timeout {
-            builder = builder.connect_timeout(time);
-        }
-        if let Some(pem) = &transport.identity {
-            builder = builder.identity(reqwest::Identity::from_pem(pem)?);
-        }
-        if kind != ConnectionKind::Remote {
-            builder = builder.no_proxy();
-        }
-        builder = match kind {
-            ConnectionKind::PlainLoopback => builder.tls_certs_only(authorities),
-            _ if authorities.is_empty() => builder,
-            _ => builder.tls_certs_merge(authorities),
-        };
-        builder.build()
-    }
+/// The response of a host.
+pub(super) struct HttpResponse {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    /// Empty unless the request succeeded: bodies of errors are neither needed nor trusted.
+    pub(super) body: Bytes,
+    /// Where the response came from, after redirects.
+    pub(super) url: Url,
 }
 
-/// The target of a redirect that keeps the method.
-fn redirect_target(url: &Url, response: &reqwest::Response) -> Option<Url> {
-    if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
-        return None;
-    }
-    url.join(response.headers().get(LOCATION)?.to_str().ok()?)
-        .ok()
+/// Limits of one exchange.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    /// Timeout of the whole exchange with its redirects, without the wait for permission to send. A timeout per read
+    /// would not end a body that trickles.
+    pub(super) time: Duration,
+    /// Maximum bytes of the decompressed body.
+    pub(super) body: u64,
 }
 
-/// Why an exchange failed.
-enum ExchangeError {
+/// Why a request failed.
+pub(super) enum ExchangeError {
     Transport(reqwest::Error),
-    Redirect(&'static str),
+    TimedOut,
+    /// The process holds as many large bodies as it may.
+    Busy,
     Other(ImageError),
 }
 
@@ -194,38 +97,171 @@ impl From<reqwest::Error> for ExchangeError {
     }
 }
 
-/// The response of a host.
-pub(super) struct HttpResponse {
-    pub(super) status: StatusCode,
-    pub(super) headers: HeaderMap,
-    /// Empty unless the request succeeded: bodies of errors are neither needed nor trusted.
-    pub(super) body: Bytes,
+impl HttpRequest {
+    /// The request to another host that this one was redirected to. Nothing secret goes along: no header of the
+    /// original host, and no client certificate.
+    pub(super) fn redirected_to_host(self, url: Url) -> Self {
+        Self {
+            url,
+            own_headers: HeaderMap::new(),
+            transport: Transport::without_identity(&self.transport),
+            check: AddressCheck::RefuseLocal,
+            ..self
+        }
+    }
+
+    fn redirected(self, url: Url) -> Result<Self, &'static str> {
+        if url.host() != self.url.host() && names_local(&url) && !names_local(&self.url) {
+            return Err("it redirects to an address of this machine");
+        }
+        if self.url.scheme() == "https" && url.scheme() != "https" {
+            return Err("it redirects from https to http");
+        }
+        if url.origin() == self.url.origin() {
+            return Ok(Self { url, ..self });
+        }
+        if self.form.is_some() {
+            return Err("it redirects a credential to another host");
+        }
+        Ok(self.redirected_to_host(url))
+    }
+
+    fn credential_kind(&self) -> &'static str {
+        if self.form.is_some() {
+            return "identity token";
+        }
+        let header = self.own_headers.get(AUTHORIZATION);
+        match header.map(http::HeaderValue::as_bytes) {
+            Some(value) if value.starts_with(b"Basic ") => "password",
+            Some(value) if value.starts_with(b"Bearer ") => "bearer token",
+            Some(_) => "header of hosts.toml",
+            None => trace::NO_CREDENTIAL,
+        }
+    }
 }
 
-/// Limits of one exchange.
-pub(super) struct Limits {
-    /// Timeout of the whole exchange. A timeout per read would not end a body that trickles.
-    pub(super) time: Duration,
-    /// Maximum bytes of the decompressed body.
-    pub(super) body: u64,
-}
+impl Http {
+    /// `allowed` are the hosts whose names may resolve to local addresses.
+    pub(super) fn new(timeout: Duration, per_host: usize, allowed: Vec<String>) -> Self {
+        Self(Arc::new(HttpInner {
+            timeout,
+            clients: Clients::new(per_host, allowed),
+            limiters: HostLimiters::new(per_host),
+            bodies: Bodies::new(),
+        }))
+    }
 
-/// Sends a request through the host's limiter and reports the outcome to the limiter.
-pub(super) async fn exchange(
-    clients: &Clients,
-    limiter: &HostLimiter,
-    principal: Principal,
-    what: &str,
-    call: HttpRequest,
-    limits: Limits,
-) -> Result<HttpResponse, ImageError> {
-    let _slot = limiter.enter(principal).await?;
-    let exchange = async {
-        let is_head = call.method == Method::HEAD;
-        let response = clients.send(call).await?;
+    /// Timeout of one request.
+    pub(super) fn timeout(&self) -> Duration {
+        self.0.timeout
+    }
+
+    pub(super) fn limiters(&self) -> &HostLimiters {
+        &self.0.limiters
+    }
+
+    /// Sends a request and follows redirects. Each host's limiter is entered and told the outcome.
+    pub(super) async fn exchange(
+        &self,
+        principal: Principal,
+        what: &str,
+        mut request: HttpRequest,
+        mut limits: Limits,
+    ) -> Result<HttpResponse, ImageError> {
+        let home = request.url.origin();
+        for _ in 0..=MAX_REDIRECTS {
+            let principal = principal.filter(|_| request.url.origin() == home);
+            let (response, took) = self.hop(principal, what, &request, limits).await?;
+            let Some(next) = redirect_target(&response) else {
+                return Ok(response);
+            };
+            let redirected = request.redirected(next);
+            request = redirected.map_err(|why| ImageError::unavailable(what, why))?;
+            limits.time = limits.time.saturating_sub(took);
+        }
+        Err(ImageError::unavailable(what, "too many redirects"))
+    }
+
+    /// Sends a request to one host. Also returns how long that took.
+    async fn hop(
+        &self,
+        principal: Principal,
+        what: &str,
+        request: &HttpRequest,
+        limits: Limits,
+    ) -> Result<(HttpResponse, Duration), ImageError> {
+        let host = Endpoint::new(&request.url).host().to_owned();
+        if let Some(address) = literal(&request.url).filter(|address| is_link_local(*address))
+            && !self.0.clients.allows_local(bare(&host))
+        {
+            let why = format!(
+                "{address} is a link-local address or that of a metadata service; if it is a registry, add it to registries.allowLocalAddresses"
+            );
+            return Err(ImageError::Denied {
+                what: what.to_owned(),
+                why,
+            });
+        }
+        let limiter = self.0.limiters.host(&host);
+        let _slot = limiter.enter(principal).await?;
+        let started = Instant::now();
+        let answer = self.send(what, request, limits).await;
+        let took = started.elapsed();
+        let call = Call {
+            peer: request.peer,
+            method: request.method.as_str(),
+            host: &host,
+            path: request.url.path(),
+            attempt: request.attempt,
+            credential: request.credential_kind(),
+        };
+        match answer {
+            Ok(answer) => {
+                call.ended(started, answer.status.as_u16());
+                record(&limiter, principal, &answer)?;
+                Ok((answer, took))
+            }
+            Err(error) => {
+                let timed_out = match &error {
+                    ExchangeError::TimedOut => true,
+                    ExchangeError::Transport(error) => error.is_timeout(),
+                    _ => false,
+                };
+                if timed_out {
+                    limiter.timed_out();
+                }
+                let error = error.into_image_error(what);
+                call.ended(started, error.reason().as_str());
+                Err(error)
+            }
+        }
+    }
+
+    async fn send(
+        &self,
+        what: &str,
+        request: &HttpRequest,
+        limits: Limits,
+    ) -> Result<HttpResponse, ExchangeError> {
+        let clients = &self.0.clients;
+        let client = clients.client(&request.transport, &request.url, request.check);
+        let client = client.map_err(ExchangeError::Other)?;
+        let mut sending = client
+            .request(request.method.clone(), request.url.clone())
+            .headers(request.headers.clone())
+            .headers(request.own_headers.clone());
+        if let Some(form) = &request.form {
+            sending = sending
+                .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+                .body(form.clone());
+        }
+        let deadline = Deadline::now() + limits.time;
+        let response = timeout_at(deadline, sending.send()).await;
+        let response = response.map_err(|_| ExchangeError::TimedOut)??;
         let (status, headers) = (response.status(), response.headers().clone());
-        let body = if status.is_success() && !is_head {
-            read_body(what, response, limits.body).await?
+        let body = if status.is_success() && request.method != Method::HEAD {
+            let reading = self.0.bodies.read(what, response, limits.body, deadline);
+            reading.await?
         } else {
             Bytes::new()
         };
@@ -233,23 +269,17 @@ pub(super) async fn exchange(
             status,
             headers,
             body,
+            url: request.url.clone(),
         })
-    };
-    let answer = match tokio::time::timeout(limits.time, exchange).await {
-        Ok(Ok(answer)) => answer,
-        Ok(Err(ExchangeError::Transport(error))) => {
-            if error.is_timeout() {
-                limiter.timed_out();
-            }
-            return Err(transport_error(what, error));
-        }
-        Ok(Err(ExchangeError::Redirect(why))) => return Err(ImageError::unavailable(what, why)),
-        Ok(Err(ExchangeError::Other(error))) => return Err(error),
-        Err(_) => {
-            limiter.timed_out();
-            return Err(ImageError::unanswered(what, "no answer in time", None));
-        }
-    };
+    }
+}
+
+/// Tells the limiter of a host what it answered. The error of a host that asks for fewer requests.
+fn record(
+    limiter: &HostLimiter,
+    principal: Principal,
+    answer: &HttpResponse,
+) -> Result<(), ImageError> {
     let headers = &answer.headers;
     limiter.answered(headers);
     let limited = answer.status == StatusCode::TOO_MANY_REQUESTS;
@@ -259,31 +289,40 @@ pub(super) async fn exchange(
         let retry_after = retry_after(headers, SystemTime::now());
         return Err(limiter.pause(principal, retry_after, limited));
     }
-    Ok(answer)
+    Ok(())
 }
 
-/// Reads a decompressed body and stops at `limit`.
-async fn read_body(
-    what: &str,
-    mut response: reqwest::Response,
-    limit: u64,
-) -> Result<Bytes, ExchangeError> {
-    let too_large = |size| Err(ExchangeError::Other(ImageError::too_large(what, size)));
-    if let Some(length) = response.content_length().filter(|length| *length > limit) {
-        return too_large(length);
+/// The target of a redirect that keeps the method.
+fn redirect_target(response: &HttpResponse) -> Option<Url> {
+    if !matches!(response.status.as_u16(), 301 | 302 | 303 | 307 | 308) {
+        return None;
     }
-    let mut body = BytesMut::new();
-    while let Some(chunk) = response.chunk().await? {
-        body.extend_from_slice(&chunk);
-        if body.len() as u64 > limit {
-            return too_large(body.len() as u64);
+    let location = response.headers.get(LOCATION)?.to_str().ok()?;
+    response.url.join(location).ok()
+}
+
+impl ExchangeError {
+    fn into_image_error(self, what: &str) -> ImageError {
+        match self {
+            Self::Transport(error) => transport_error(what, error),
+            Self::TimedOut => ImageError::unanswered(what, "no answer in time", None),
+            Self::Busy => {
+                let why = "too many large documents are being received at the moment";
+                ImageError::unanswered(what, why, None)
+            }
+            Self::Other(error) => error,
         }
     }
-    Ok(body.freeze())
 }
 
 /// The URL is removed from the error: a redirect's URL may contain a signature.
 fn transport_error(what: &str, error: reqwest::Error) -> ImageError {
+    if let Some(refused) = find_cause::<LocalAddress>(&error) {
+        return ImageError::Denied {
+            what: what.to_owned(),
+            why: refused.to_string(),
+        };
+    }
     let mut why = String::from(if error.is_connect() {
         "no connection"
     } else if error.is_body() || error.is_decode() {
@@ -296,6 +335,34 @@ fn transport_error(what: &str, error: reqwest::Error) -> ImageError {
     }
     let source = Some(Arc::new(error.without_url()) as _);
     ImageError::unanswered(what, why, source)
+}
+
+/// Whether a host answered the TLS handshake with something else, as a server without TLS does. A certificate that
+/// cannot be verified, or a host that does not answer, is no proof of that.
+pub(super) fn speaks_no_tls(error: &ImageError) -> bool {
+    let tls = error.source().and_then(find_cause::<rustls::Error>);
+    matches!(tls, Some(rustls::Error::InvalidMessage(_)))
+}
+
+/// The first cause of a type, in the chain of sources.
+fn find_cause<'a, E: std::error::Error + 'static>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> Option<&'a E> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        // `io::Error` leaves the error that it wraps out of its sources.
+        let wrapped = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
+        next = match wrapped {
+            Some(wrapped) => Some(wrapped),
+            None => error.source(),
+        };
+    }
+    None
 }
 
 /// Seconds or an HTTP date (RFC 9110, 10.2.3).

@@ -1,14 +1,20 @@
 //! A minimal registry client: gets the digest of a tag, and documents by digest. Never pulls layers.
 
+mod address;
 mod auth;
+mod body;
 mod challenge;
 mod client;
+mod clients;
+mod dns;
 mod exchange;
 mod host_limiter;
 mod hosts;
 mod request;
+mod token_endpoint;
 
 pub use client::RegistryClient;
 pub(crate) use client::{Head, Registry, RegistryResponse};
-pub use exchange::TlsError;
+pub use clients::TlsError;
 pub use host_limiter::Quota;
+pub use token_endpoint::TokenEndpoint;

@@ -6,7 +6,10 @@ use http::{
 };
 use reqwest::Url;
 
-use crate::{image::error::ImageError, platform::media_type};
+use crate::{
+    image::{error::ImageError, trace::Peer},
+    platform::media_type,
+};
 
 use super::{auth::Authorization, exchange::HttpRequest, hosts::Host};
 
@@ -24,6 +27,7 @@ impl RegistryRequest<'_> {
         &self,
         host: &Host,
         authorization: Option<&Authorization>,
+        attempt: u32,
     ) -> Option<HttpRequest> {
         let mut headers = HeaderMap::new();
         if self.manifest {
@@ -34,12 +38,15 @@ impl RegistryRequest<'_> {
             own_headers.insert(AUTHORIZATION, authorization.header());
         }
         Some(HttpRequest {
+            peer: Peer::Registry,
             method: self.method.clone(),
             url: Url::parse(&host.endpoint.url(self.repository, self.path)).ok()?,
             headers,
             own_headers,
             form: None,
             transport: host.transport.clone(),
+            check: host.check,
+            attempt,
         })
     }
 

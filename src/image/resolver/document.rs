@@ -12,7 +12,7 @@ use crate::image::{
     containerd::{Containerd, Deadline, Store},
     digest::Digest,
     error::ImageError,
-    summary::{self, DocumentKind, Fetch, ImageSummary},
+    summary::{self, DocumentKind, Fetch, ImageSummary, ReadImage},
 };
 
 use super::{RequestContext, ResolutionSource, ResolverInner, tag::ResolvedDigest};
@@ -29,9 +29,9 @@ impl ResolverInner {
         let document_source = DocumentSource {
             inner: self,
             context,
-            containerd: self.shared_containerd(context),
+            containerd: self.containerd.as_ref(),
             deadline: Deadline::new(),
-            failed: self.caches.failure(&subject, &fingerprints),
+            failed: self.recent_failure(&subject, &fingerprints),
             containerd_failed: AtomicBool::new(found.without_containerd),
             asked_registry: AtomicBool::new(found.root.is_some()),
         };
@@ -55,7 +55,11 @@ impl ResolverInner {
             )
             .await
         };
-        let (summary, documents) = match read.await {
+        let ReadImage {
+            summary,
+            documents,
+            is_complete,
+        } = match read.await {
             Ok(read) => read,
             Err(error) => {
                 // A cached failure must not be counted twice.
@@ -68,11 +72,23 @@ impl ResolverInner {
         self.caches.forget_failure(&subject, &fingerprints);
         let asked = document_source.asked_registry.load(Ordering::Relaxed);
         let summary = self.caches.intern(summary);
+        let source = if asked {
+            ResolutionSource::Registry
+        } else {
+            ResolutionSource::Containerd
+        };
+        if !is_complete {
+            let (name, ttl) = (context.reference.name(), self.settings.latest_ttl);
+            let kept = summary.clone();
+            self.caches
+                .store_partial(&found.digest, &name, &fingerprints, kept, ttl);
+            return Ok((summary, source));
+        }
         let mut known = CachedSummary {
             summary: summary.clone(),
             last_touched: 0,
         };
-        if let Some(store) = self.store(context) {
+        if let Some(store) = self.store() {
             known.last_touched = Store::today();
             if asked {
                 store.store_documents(&found.digest, documents);
@@ -82,11 +98,6 @@ impl ResolverInner {
         }
         self.caches
             .store_summary(&found.digest, context.summary_scope(), known);
-        let source = if asked {
-            ResolutionSource::Registry
-        } else {
-            ResolutionSource::Containerd
-        };
         Ok((summary, source))
     }
 }

@@ -20,11 +20,13 @@ use super::{
     credentials::{Fingerprint, LazyKeyring, OperatorCredentials},
     digest::Digest,
     error::ImageError,
+    fetch_slots::FetchSlots,
     reference::{Reference, Version},
     registry::{self, Quota, Registry},
     rewrite::{Rewrite, rewrite},
     single_flight::SingleFlight,
     summary::ImageSummary,
+    trace,
 };
 
 use context::RequestContext;
@@ -43,7 +45,7 @@ pub struct ResolverSettings {
     pub tag_ttl: Duration,
     /// The same for `latest` and for pull policy `Always`.
     pub latest_ttl: Duration,
-    /// Whether requests with credentials share no answers with others.
+    /// Whether requests share answers only with requests of the same credentials. containerd is not used then.
     pub per_credential: bool,
 }
 
@@ -66,6 +68,8 @@ pub struct ResolveRequest<'a> {
     pub policy: PullPolicy,
     /// The pod's own credentials; those of the operator are tried after them.
     pub keyring: &'a LazyKeyring,
+    /// Who asks: the pod's namespace. The images of one tenant do not hold up those of others.
+    pub tenant: &'a str,
 }
 
 /// Where an answer came from.
@@ -115,6 +119,7 @@ struct ResolverInner {
     registry: Registry,
     containerd: Option<Containerd>,
     operator_credentials: OperatorCredentials,
+    fetch_slots: FetchSlots,
     tags: SingleFlight<TagKey, Result<ResolvedDigest, TagLookupError>>,
     summaries: SingleFlight<SummaryKey, Result<(Arc<ImageSummary>, ResolutionSource), ImageError>>,
     metrics: Resolutions,
@@ -146,6 +151,8 @@ impl Resolver {
         operator_credentials: OperatorCredentials,
         metrics: Resolutions,
     ) -> Self {
+        // containerd does not know with which credentials its content was fetched.
+        let containerd = containerd.filter(|_| !settings.per_credential);
         let caches = Arc::new(Caches::new(settings.images));
         if let Some(store) = containerd.as_ref().and_then(Containerd::store) {
             store.load_persisted(&caches, settings.images);
@@ -156,6 +163,7 @@ impl Resolver {
             settings,
             containerd,
             operator_credentials,
+            fetch_slots: FetchSlots::new(),
             tags: SingleFlight::new(),
             summaries: SingleFlight::new(),
             metrics,
@@ -211,6 +219,13 @@ impl Resolver {
         }
     }
 
+    /// Finishes what is being written to containerd, within two seconds. Later writes are dropped.
+    pub async fn finish_writes(&self) {
+        if let Some(store) = self.0.store() {
+            store.finish().await;
+        }
+    }
+
     /// Number of registry hosts that get no requests at the moment.
     pub fn paused_hosts(&self) -> usize {
         self.0.registry.paused_hosts()
@@ -250,6 +265,8 @@ impl Resolver {
         {
             return Ok(context.resolved(found, &summary, ResolutionSource::Memory));
         }
+        // Taken before anything that is shared with other tenants, so that nobody waits for this one's slot.
+        let _slot = inner.fetch_slots.enter(request.tenant).await;
         let mut credentials = request.keyring.clone().await.lookup(&context.reference);
         for credential in inner.operator_credentials.lookup(&context.reference).await {
             if !credentials
@@ -274,7 +291,7 @@ impl Resolver {
                 return Err(error);
             }
         };
-        if let Some(store) = inner.store(&context).filter(|_| found.needs_persisting()) {
+        if let Some(store) = inner.store().filter(|_| found.needs_persisting()) {
             store.store_tag(&context.reference.to_string(), &found.digest);
         }
         Ok(context.resolved(found, &summary, source))
@@ -291,7 +308,10 @@ impl Resolver {
             known = remembered();
         }
         let stale = match known {
-            Some(CachedTag::Fresh(digest)) => return Ok(ResolvedDigest::known(digest)),
+            Some(CachedTag::Fresh(digest)) => {
+                trace::cached("tag", &name, &digest);
+                return Ok(ResolvedDigest::known(digest));
+            }
             Some(CachedTag::Stale(digest, age)) => Some((ResolvedDigest::known(digest), age)),
             None => None,
         };
@@ -313,7 +333,9 @@ impl Resolver {
         // The registry does not answer, which does not mean that the image is gone: the newest known digest is used.
         let record = record.map(|record| (ResolvedDigest::recorded(record.digest), record.age));
         let newest = stale.into_iter().chain(record).min_by_key(|(_, age)| *age);
-        newest.map(|(found, _)| found).ok_or(error)
+        let (found, _) = newest.ok_or(error)?;
+        trace::cached("stale tag", &name, &found.digest);
+        Ok(found)
     }
 
     async fn resolve_summary(
@@ -362,6 +384,9 @@ impl ResolverInner {
             }
         };
         let summary = self.cached_summary(context, &digest)?;
+        if let Version::Tag(_) = context.reference.version() {
+            trace::cached("tag", &context.reference, &digest);
+        }
         Some((ResolvedDigest::known(digest), summary))
     }
 
@@ -370,9 +395,17 @@ impl ResolverInner {
         context: &RequestContext,
         digest: &Digest,
     ) -> Option<Arc<ImageSummary>> {
-        let mut known = self.caches.summary(digest, context.summary_scope())?;
+        let Some(mut known) = self.caches.summary(digest, context.summary_scope()) else {
+            let name = context.reference.name();
+            let partial = self
+                .caches
+                .partial(digest, &name, &context.fingerprints())?;
+            trace::cached("platforms", digest, "incomplete");
+            return Some(partial);
+        };
+        trace::cached("platforms", digest, "held");
         // Persisted content expires unless it is touched on the days on which it is used.
-        if let Some(store) = self.store(context)
+        if let Some(store) = self.store()
             && known.last_touched != Store::today()
         {
             known.last_touched = Store::today();

@@ -1,5 +1,5 @@
-//! Resolves a tag to a digest: from the node's image record (of any age unless the pull policy is
-//! `Always`), otherwise from the registry.
+//! Resolves a tag to a digest: from the node's image record if that is as fresh as a cached tag has to be, otherwise from
+//! the registry.
 
 use std::{
     sync::{
@@ -12,10 +12,12 @@ use std::{
 use crate::image::{
     cache::CacheScope,
     containerd::{Containerd, ContainerdUnavailable, ImageRecord, Store},
+    credentials::Fingerprint,
     digest::Digest,
     error::{ImageError, Reason},
     reference::Version,
     registry::{Head, RegistryResponse},
+    trace,
 };
 
 use super::{PullPolicy, RequestContext, ResolutionSource, ResolverInner};
@@ -78,15 +80,19 @@ impl ResolverInner {
         }
     }
 
-    /// containerd, unless the request is isolated from answers of others.
-    pub(super) fn shared_containerd(&self, context: &RequestContext) -> Option<&Containerd> {
-        self.containerd
-            .as_ref()
-            .filter(|_| context.isolated.is_none())
+    pub(super) fn store(&self) -> Option<&Store> {
+        self.containerd.as_ref()?.store()
     }
 
-    pub(super) fn store(&self, context: &RequestContext) -> Option<&Store> {
-        self.shared_containerd(context)?.store()
+    /// A recent failure, after which the registry is not asked again yet.
+    pub(super) fn recent_failure(
+        &self,
+        subject: &str,
+        fingerprints: &[Fingerprint],
+    ) -> Option<ImageError> {
+        let failure = self.caches.failure(subject, fingerprints)?;
+        trace::cached("failure", subject, failure.reason().as_str());
+        Some(failure)
     }
 
     /// Waits a short time until persisted tags are loaded.
@@ -104,16 +110,16 @@ impl ResolverInner {
         ttl: Duration,
         loaded: Result<(), ContainerdUnavailable>,
     ) -> Result<ResolvedDigest, TagLookupError> {
-        let asked = match (self.shared_containerd(context), loaded) {
+        let asked = match (self.containerd.as_ref(), loaded) {
             (Some(containerd), Ok(())) => containerd.record(&context.reference).await,
             (Some(_), Err(ContainerdUnavailable)) => Err(ContainerdUnavailable),
             (None, _) => Ok(None),
         };
         let without_containerd = asked.is_err();
         let record = match asked.unwrap_or_default() {
-            // With any policy but `Always` the kubelet runs what the node has. For `Always`, a record that is younger
-            // than the tag TTL is as fresh as a cached tag.
-            Some(record) if context.policy == PullPolicy::IfNotPresent || record.age < ttl => {
+            // An older one says what the tag was. With any policy but `Always` this node would run that, but the pod may
+            // land on another one.
+            Some(record) if record.age < ttl => {
                 return Ok(ResolvedDigest::recorded(record.digest));
             }
             other => other,
@@ -133,7 +139,7 @@ impl ResolverInner {
         let Version::Tag(tag) = context.reference.version() else {
             return Err(ImageError::NotFound { what: name });
         };
-        if let Some(error) = self.caches.failure(&name, &fingerprints) {
+        if let Some(error) = self.recent_failure(&name, &fingerprints) {
             return Err(error);
         }
         let head = self

@@ -178,6 +178,7 @@ pub async fn resolve(
         image,
         policy: PullPolicy::IfNotPresent,
         keyring: &credentials::ready_keyring(keyring.clone()),
+        tenant: "",
     };
     resolver.resolve(request).await
 }

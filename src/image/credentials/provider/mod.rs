@@ -10,11 +10,12 @@ use std::{
 };
 
 use futures::FutureExt;
+use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 
 use crate::{
     error::chain,
-    image::{reference::Reference, single_flight::SingleFlight},
+    image::{reference::Reference, single_flight::SingleFlight, trace},
 };
 
 use super::{Credential, Keyring, command::Programs};
@@ -27,8 +28,10 @@ use protocol::CacheKey;
 const MAX_ANSWERS: usize = 1024;
 /// How long a failed plugin is not run again for the same image.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
-/// Cache key of answers that apply to every image.
+/// Cache key of answers that apply to every image, and of the first run, which shows what answers apply to.
 const GLOBAL: &str = "global";
+/// How often a caller joins a run for another image in the hope that its answer applies.
+const MAX_JOINS: usize = 2;
 
 /// The plugins of a node.
 pub struct Providers {
@@ -40,13 +43,75 @@ pub struct Providers {
 
 struct Shared {
     answers: Cache<(usize, String), CachedCredentials>,
-    flights: SingleFlight<(usize, String), Arc<Keyring>>,
+    /// When a plugin that failed for an image may run for it again. Asked last, so that a failure hides no answer.
+    failures: Cache<(usize, String), Instant>,
+    flights: SingleFlight<(usize, String), Answer>,
+    /// What the last answer of each plugin applied to; `None` before the first one.
+    applies_to: Vec<Mutex<Option<CacheKey>>>,
 }
 
 #[derive(Clone)]
 struct CachedCredentials {
     keyring: Arc<Keyring>,
     expires: Instant,
+}
+
+/// The result of one run.
+#[derive(Clone)]
+struct Answer {
+    keyring: Arc<Keyring>,
+    applies_to: CacheKey,
+    /// The image that the plugin was run for.
+    image: Reference,
+}
+
+impl Answer {
+    fn applies_to(&self, image: &Reference) -> bool {
+        match self.applies_to {
+            CacheKey::Global => true,
+            CacheKey::Registry => self.image.registry() == image.registry(),
+            CacheKey::Image => self.image.name() == image.name(),
+        }
+    }
+}
+
+/// The cache key of answers for an image.
+fn cache_key(applies_to: CacheKey, image: &Reference) -> String {
+    match applies_to {
+        CacheKey::Image => image.name(),
+        CacheKey::Registry => image.registry().to_owned(),
+        CacheKey::Global => GLOBAL.to_owned(),
+    }
+}
+
+impl Shared {
+    /// The narrowest answer that is cached for an image.
+    fn cached(&self, index: usize, image: &Reference) -> Option<Arc<Keyring>> {
+        let keys = [CacheKey::Image, CacheKey::Registry, CacheKey::Global];
+        let known = keys.into_iter().find_map(|key| {
+            let known = self.answers.get(&(index, cache_key(key, image)))?;
+            (Instant::now() < known.expires).then_some(known.keyring)
+        });
+        let failed = || {
+            let until = self.failures.get(&(index, image.name()))?;
+            (Instant::now() < until).then(Arc::default)
+        };
+        known.or_else(failed)
+    }
+
+    fn store(&self, index: usize, answer: &Answer, life: Duration) {
+        if let Some(known) = self.applies_to.get(index) {
+            *known.lock() = Some(answer.applies_to);
+        }
+        if !life.is_zero() {
+            let key = cache_key(answer.applies_to, &answer.image);
+            let known = CachedCredentials {
+                keyring: answer.keyring.clone(),
+                expires: Instant::now() + life,
+            };
+            self.answers.insert((index, key), known);
+        }
+    }
 }
 
 impl Providers {
@@ -57,13 +122,16 @@ impl Providers {
     ///
     /// When the configuration is unreadable, malformed or violates the kubelet's rules.
     pub fn load(config: &Path, folder: &Path) -> Result<Self, ProviderError> {
+        let list: Vec<_> = config::load(config)?.into_iter().map(Arc::new).collect();
         Ok(Self {
-            list: config::load(config)?.into_iter().map(Arc::new).collect(),
             folder: folder.to_owned(),
             shared: Arc::new(Shared {
                 answers: Cache::new(MAX_ANSWERS),
+                failures: Cache::new(MAX_ANSWERS),
                 flights: SingleFlight::new(),
+                applies_to: list.iter().map(|_| Mutex::default()).collect(),
             }),
+            list,
             programs: Programs::default(),
         })
     }
@@ -81,51 +149,83 @@ impl Providers {
         Keyring::union(answers.iter().map(|keyring| &**keyring)).lookup(reference)
     }
 
+    /// The answer of one plugin. However many images wait, it runs once for each cache key: which one that is, its
+    /// first answer shows.
     async fn request_credentials(
         &self,
         index: usize,
         provider: &Arc<Provider>,
-        reference: &Reference,
+        image: &Reference,
     ) -> Arc<Keyring> {
-        let image = reference.name();
-        for key in [image.as_str(), reference.registry(), GLOBAL] {
-            if let Some(answer) = self.shared.answers.get(&(index, key.to_owned()))
-                && Instant::now() < answer.expires
-            {
-                return answer.keyring;
+        for join in 0..=MAX_JOINS {
+            if let Some(known) = self.shared.cached(index, image) {
+                let entries = if known.is_empty() { "none" } else { "held" };
+                trace::cached("credentials", image.name(), entries);
+                return known;
+            }
+            let learned = self.shared.applies_to.get(index);
+            let key = match learned.and_then(|learned| *learned.lock()) {
+                Some(applies_to) if join < MAX_JOINS => cache_key(applies_to, image),
+                None if join < MAX_JOINS => GLOBAL.to_owned(),
+                _ => image.name(),
+            };
+            match self.join_run(index, provider, image, key).await {
+                Some(answer) if answer.applies_to(image) => return answer.keyring,
+                Some(_) => {}
+                None => break,
             }
         }
-        let plugin = provider.name.clone();
-        let (provider, program) = (provider.clone(), self.folder.join(&plugin));
-        let (shared, registry) = (self.shared.clone(), reference.registry().to_owned());
-        let key = (index, image.clone());
-        let kept = self.shared.clone();
+        Arc::default()
+    }
+
+    /// Runs a plugin for an image, or waits for the run under the same key.
+    async fn join_run(
+        &self,
+        index: usize,
+        provider: &Arc<Provider>,
+        image: &Reference,
+        key: String,
+    ) -> Option<Answer> {
+        let (provider, program) = (provider.clone(), self.folder.join(&provider.name));
+        let (running, shared, image) =
+            (self.programs.running(), self.shared.clone(), image.clone());
+        let name = format!("{} {key}", provider.name);
+        let own_name = name.clone();
         let run = async move {
-            let (key, life, keyring) = match provider.run(&program, &image).await {
-                Ok((CacheKey::Image, life, keyring)) => (image, life, keyring),
-                Ok((CacheKey::Registry, life, keyring)) => (registry, life, keyring),
-                Ok((CacheKey::Global, life, keyring)) => (GLOBAL.to_owned(), life, keyring),
-                Err(error) => {
-                    let (plugin, error) = (&provider.name, chain(&error));
-                    tracing::warn!(plugin, image, error, "no credentials from the plugin");
-                    (image, FAILURE_TTL, Keyring::default())
+            let ran = provider
+                .run(&program, &own_name, &image.name(), &running)
+                .await;
+            match ran {
+                Ok((applies_to, life, keyring)) => {
+                    let answer = Answer {
+                        keyring: Arc::new(keyring),
+                        applies_to,
+                        image,
+                    };
+                    shared.store(index, &answer, life);
+                    answer
                 }
-            };
-            let keyring = Arc::new(keyring);
-            if !life.is_zero() {
-                let answer = CachedCredentials {
-                    keyring: keyring.clone(),
-                    expires: Instant::now() + life,
-                };
-                kept.answers.insert((index, key), answer);
+                Err(error) => {
+                    let (plugin, name, error) = (&provider.name, image.name(), chain(&error));
+                    tracing::warn!(
+                        plugin,
+                        image = name,
+                        error,
+                        "no credentials from the plugin"
+                    );
+                    let until = Instant::now() + FAILURE_TTL;
+                    shared.failures.insert((index, name), until);
+                    Answer {
+                        keyring: Arc::default(),
+                        applies_to: CacheKey::Image,
+                        image,
+                    }
+                }
             }
-            keyring
         };
-        let work = async move { shared.flights.run(key, || run.boxed()).await };
-        self.programs
-            .wait_for(&plugin, work)
-            .await
-            .unwrap_or_default()
+        let shared = self.shared.clone();
+        let work = async move { shared.flights.run((index, key), || run.boxed()).await };
+        self.programs.wait_for(&name, work).await
     }
 }
 

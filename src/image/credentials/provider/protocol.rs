@@ -9,7 +9,7 @@ use tokio::process::Command;
 use crate::{
     image::credentials::{
         Credential, Keyring,
-        command::{self, CommandError},
+        command::{self, CommandError, Question, RunningPrograms},
     },
     json::{self, Object},
 };
@@ -42,8 +42,8 @@ struct AuthConfig {
     password: SecretString,
 }
 
-/// What an answer applies to.
-#[derive(Clone, Copy, Deserialize)]
+/// What an answer applies to (`cacheKeyType`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 pub(super) enum CacheKey {
     Image,
     Registry,
@@ -68,7 +68,9 @@ impl Provider {
     pub(super) async fn run(
         &self,
         program: &Path,
+        key: &str,
         image: &str,
+        running: &RunningPrograms,
     ) -> Result<(CacheKey, Duration, Keyring), AnswerError> {
         let request = CredentialProviderRequest {
             api_version: &self.api_version,
@@ -80,7 +82,12 @@ impl Provider {
         command.args(self.args.iter().flatten());
         let environment = self.env.iter().flatten();
         command.envs(environment.map(|variable| (&variable.name, &variable.value)));
-        let answer = command::run(command, &question, &self.slots).await?;
+        let question = Question {
+            key,
+            subject: image,
+            text: &question,
+        };
+        let answer = command::run(command, question, &self.slots, running).await?;
         let answer: CredentialProviderResponse =
             json::object(&answer).map_err(|_| AnswerError::Malformed)?;
         if answer.api_version != self.api_version || answer.kind != "CredentialProviderResponse" {

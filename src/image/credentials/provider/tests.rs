@@ -166,6 +166,75 @@ async fn concurrent_requests_share_one_run_and_plugins_run_in_order() {
     assert_eq!((node.runs("slow"), node.runs("quick")), (1, 1));
 }
 
+/// A cold start of a cluster: nobody knows yet that the plugin's answers apply to a whole registry.
+#[tokio::test]
+async fn a_thousand_images_of_a_registry_cost_one_run() {
+    for (applies_to, runs) in [("Registry", 2), ("Global", 1), ("Image", 20)] {
+        let node = Node::new();
+        let auth = answer(
+            applies_to,
+            "",
+            "{\"*.io\": {\"username\": \"u\", \"password\": \"p\"}}",
+        );
+        node.plugin("plug", &format!("sleep 0.1\n{auth}"));
+        let providers = node.load(&config(&provider("plug", "['*.io']"))).unwrap();
+        let images: Vec<String> = (0..1000)
+            .map(|n| match applies_to {
+                "Image" => format!("r.io/{}", n % 20),
+                _ => format!("{}.io/{n}", if n % 2 == 0 { "r" } else { "s" }),
+            })
+            .collect();
+        let all = images.iter().map(|image| users(&providers, image));
+        for found in futures::future::join_all(all).await {
+            assert_eq!(found, ["u:p"]);
+        }
+        assert_eq!(node.runs("plug"), runs, "{applies_to}");
+    }
+}
+
+#[tokio::test]
+async fn a_failure_hides_no_broader_answer() {
+    let node = Node::new();
+    let auth = answer(
+        "Global",
+        "",
+        "{\"r.io\": {\"username\": \"u\", \"password\": \"p\"}}",
+    );
+    // Fails for one image, and answers for all at the next one.
+    node.plugin(
+        "plug",
+        &format!("grep -q /bad \"$0.stdin\" && exit 1\n{auth}"),
+    );
+    let providers = node.load(&config(&provider("plug", "[r.io]"))).unwrap();
+    assert!(users(&providers, "r.io/bad").await.is_empty());
+    assert_eq!(users(&providers, "r.io/good").await, ["u:p"]);
+    assert_eq!(users(&providers, "r.io/bad").await, ["u:p"]);
+    assert_eq!(node.runs("plug"), 2);
+}
+
+/// Eight images of their own answers, four runs at once of three seconds each: the last four wait for three seconds
+/// before their run begins, longer than a run may take together with it.
+#[tokio::test]
+async fn time_in_the_line_does_not_count() {
+    let node = Node::new();
+    let auth = answer(
+        "Image",
+        "",
+        "{\"r.io\": {\"username\": \"u\", \"password\": \"p\"}}",
+    );
+    node.plugin("plug", &auth);
+    let providers = node.load(&config(&provider("plug", "[r.io]"))).unwrap();
+    // Its answers are known to apply to one image each.
+    users(&providers, "r.io/first").await;
+    node.plugin("plug", &format!("sleep 3\n{auth}"));
+    let images: Vec<String> = (0..8).map(|n| format!("r.io/{n}")).collect();
+    let all = images.iter().map(|image| users(&providers, image));
+    for found in futures::future::join_all(all).await {
+        assert_eq!(found, ["u:p"]);
+    }
+    assert_eq!(node.runs("plug"), 9);
+}
+
 #[tokio::test]
 async fn what_a_plugin_does_wrong_gives_no_credential_and_is_not_repeated_at_once() {
     let good = "{\"r.io\": {\"username\": \"hunter2\", \"password\": \"p\"}}";

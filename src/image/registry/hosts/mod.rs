@@ -1,5 +1,6 @@
 //! The addresses of a registry: mirrors first, the registry itself last.
 
+mod bundle;
 mod file;
 mod read;
 
@@ -20,7 +21,9 @@ use crate::image::{
     single_flight::SingleFlight,
 };
 
-use super::RegistryClient;
+use super::{RegistryClient, address::is_loopback, dns::AddressCheck};
+
+use bundle::{Bundle, Bundles};
 
 /// Users choose the registries, so the settings of the least used ones are dropped and read again.
 const MAX_REGISTRIES: usize = 1024;
@@ -41,6 +44,7 @@ pub(crate) struct Host {
     /// Sent with each request to this address only. May contain secrets.
     pub(super) headers: HeaderMap,
     pub(super) transport: Arc<Transport>,
+    pub(super) check: AddressCheck,
 }
 
 /// The relation of a host to the registry.
@@ -50,7 +54,8 @@ pub(super) enum Role {
     Origin,
     /// A mirror.
     Mirror,
-    /// The previous host over plain HTTP, for servers without TLS. Gets no credentials unless `mirrorCredentials` is set.
+    /// The previous host over plain HTTP, asked only if it answered that it speaks no TLS. Gets no credential and no
+    /// header of `hosts.toml`.
     Fallback,
 }
 
@@ -68,12 +73,25 @@ pub(crate) struct Endpoint {
 /// TLS settings. Holds the content of files instead of their names, so that a changed file changes the value.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Transport {
-    /// DER certificates in addition to the system's.
-    pub(super) authorities: Vec<Vec<u8>>,
+    /// Certificates in addition to the system's.
+    pub(super) authorities: Vec<Arc<Bundle>>,
     /// PEM of client certificate and key.
     pub(super) identity: Option<Vec<u8>>,
     pub(super) skip_verify: bool,
     pub(super) dial_timeout: Option<Duration>,
+}
+
+impl Transport {
+    /// The same settings without a client certificate, for another host than the one that it is for.
+    pub(super) fn without_identity(self: &Arc<Self>) -> Arc<Self> {
+        match &self.identity {
+            None => self.clone(),
+            Some(_) => Arc::new(Self {
+                identity: None,
+                ..(**self).clone()
+            }),
+        }
+    }
 }
 
 /// The addresses of all registries. Files are read when needed, and again when they may have changed.
@@ -81,6 +99,7 @@ pub(super) struct Hosts {
     roots: Vec<PathBuf>,
     ca_bundle: Option<PathBuf>,
     plain_http: Vec<String>,
+    bundles: Arc<Bundles>,
     known: Cache<String, CachedHosts>,
     flights: SingleFlight<String, Option<CachedHosts>>,
 }
@@ -107,6 +126,7 @@ impl Hosts {
             roots: settings.hosts_directories.clone(),
             ca_bundle: settings.ca_bundle.clone(),
             plain_http: settings.plain_http.clone(),
+            bundles: Arc::new(Bundles::new()),
             known: Cache::new(MAX_REGISTRIES),
             flights: SingleFlight::new(),
         }
@@ -132,9 +152,10 @@ impl Hosts {
         }
         let (roots, bundle, registry) =
             (self.roots.clone(), self.ca_bundle.clone(), name.to_owned());
+        let bundles = self.bundles.clone();
         let read = move || {
             async move {
-                let files = move || read::read(&roots, bundle.as_deref(), &registry, own);
+                let files = move || read::read(&roots, bundle.as_deref(), &bundles, &registry, own);
                 let read = tokio::task::spawn_blocking(files);
                 tokio::time::timeout(READ_TIMEOUT, read).await.ok()?.ok()
             }
@@ -172,13 +193,14 @@ impl Hosts {
         Ok(known.hosts)
     }
 
-    /// The registry under its own name: HTTPS, except on loopback (other than port 443) and hosts in `plainHttp`.
+    /// The registry under its own name: HTTPS, except on loopback with a port other than 443 and hosts in `plainHttp`.
     fn origin_host(&self, reference: &Reference) -> Host {
         let host = reference.api_host().to_ascii_lowercase();
         let loopback = is_loopback(&host);
         let named = |name: &String| name.eq_ignore_ascii_case(&host);
-        let plain = (loopback && host_and_port(&host).1 != Some("443"))
-            || self.plain_http.iter().any(named);
+        // containerd's `ConfigureHosts`: localhost without a port, or with 443, is HTTPS.
+        let has_other_port = host_and_port(&host).1.is_some_and(|port| port != "443");
+        let plain = (loopback && has_other_port) || self.plain_http.iter().any(named);
         let scheme = if plain { "http" } else { "https" };
         let base = format!("{scheme}://{host}/v2");
         // Parsed as a URL to drop the default port, as in the addresses from files.
@@ -201,6 +223,7 @@ impl Hosts {
                 skip_verify: loopback && !plain,
                 ..Transport::default()
             }),
+            check: AddressCheck::RefuseLocal,
         }
     }
 }
@@ -225,6 +248,15 @@ impl Endpoint {
                 .map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")),
             namespace: None,
         }
+    }
+
+    /// The server that a URL is at, without its path.
+    pub(super) fn new_base(url: &Url) -> Self {
+        let mut base = url.clone();
+        base.set_path("/v2");
+        base.set_query(None);
+        base.set_fragment(None);
+        Self::new(&base)
     }
 
     /// `host[:port]`
@@ -259,15 +291,6 @@ impl Endpoint {
     pub(super) fn is_plain(&self) -> bool {
         self.base.starts_with("http://")
     }
-}
-
-/// Whether the host of `host[:port]` is loopback.
-pub(super) fn is_loopback(registry: &str) -> bool {
-    let host = host_and_port(registry).0.trim_matches(['[', ']']);
-    host == "localhost"
-        || host
-            .parse::<std::net::IpAddr>()
-            .is_ok_and(|ip| ip.is_loopback())
 }
 
 #[cfg(test)]

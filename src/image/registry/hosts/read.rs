@@ -5,15 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use rustls::{
-    RootCertStore,
-    pki_types::{CertificateDer, pem::PemObject},
-};
-
 use crate::{error::chain, files, image::reference::host_and_port};
 
+use http::HeaderMap;
+
 use super::{
-    CachedHosts, Endpoint, Host, Role, Transport,
+    AddressCheck, Bundle, Bundles, CachedHosts, Endpoint, Host, Role, Transport,
     file::{self, HostEntry},
 };
 
@@ -21,12 +18,13 @@ use super::{
 pub(super) fn read(
     roots: &[PathBuf],
     bundle: Option<&Path>,
+    bundles: &Bundles,
     registry: &str,
     own: Host,
 ) -> CachedHosts {
     let mut problems = Vec::new();
     let bundle = bundle.and_then(|path| {
-        let found = read_file(path).and_then(|pem| parse_certificates(&pem, path));
+        let found = bundles.load(path);
         keep(
             found.map_err(|why| format!("registries.caBundle: {why}")),
             &mut problems,
@@ -66,7 +64,8 @@ pub(super) fn read(
         .is_none_or(|folder| !folder.ends_with(DEFAULT));
     let mut hosts = Vec::new();
     for (index, entry) in entries.into_iter().enumerate() {
-        let transport = Arc::new(transport(&entry, bundle.as_deref(), &own, &mut problems));
+        let transport = transport(&entry, bundle.as_ref(), bundles, &own, &mut problems);
+        let transport = Arc::new(transport);
         let origin = index == last && own_folder;
         hosts.extend(addresses(&entry, registry, &own, origin, &transport));
     }
@@ -125,16 +124,16 @@ fn certificates(folder: &Path) -> HostEntry {
 
 fn transport(
     entry: &HostEntry,
-    bundle: Option<&[Vec<u8>]>,
+    bundle: Option<&Arc<Bundle>>,
+    bundles: &Bundles,
     own: &Host,
     problems: &mut Vec<String>,
 ) -> Transport {
     let mut authorities = Vec::new();
     for path in &entry.ca {
-        let found = read_file(path).and_then(|pem| parse_certificates(&pem, path));
-        authorities.extend(keep(found, problems).into_iter().flatten());
+        authorities.extend(keep(bundles.load(path), problems));
     }
-    authorities.extend(bundle.iter().flat_map(|bundle| bundle.iter().cloned()));
+    authorities.extend(bundle.cloned());
     let mut pem = |path: &PathBuf| keep(read_file(path), problems);
     // A client can present one identity, so the first one is used.
     let identity = entry.clients.iter().find_map(|(certificate, key)| {
@@ -167,8 +166,16 @@ fn addresses(
         pulls: entry.pulls,
         resolves: entry.resolves,
         role,
-        headers: entry.headers.clone(),
+        // What nobody encrypts gets no secret.
+        headers: match role {
+            Role::Origin | Role::Mirror => entry.headers.clone(),
+            Role::Fallback => HeaderMap::new(),
+        },
         transport: transport.clone(),
+        check: match &entry.url {
+            Some(_) => AddressCheck::AllowAll,
+            None => own.check,
+        },
     };
     let own_tls = !entry.ca.is_empty() || !entry.clients.is_empty() || entry.skip_verify.is_some();
     let Some(url) = &entry.url else {
@@ -198,22 +205,10 @@ fn addresses(
     }
 }
 
-/// The certificates of a PEM file as DER. Unusable ones are skipped, as in Go.
-fn parse_certificates(pem: &[u8], path: &Path) -> Result<Vec<Vec<u8>>, String> {
-    let parsable =
-        |der: &CertificateDer<'_>| RootCertStore::empty().add(der.clone().into_owned()).is_ok();
-    let found = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok);
-    let found: Vec<_> = found.filter(parsable).map(|der| der.to_vec()).collect();
-    if found.is_empty() {
-        return Err(format!("{} holds no certificate", path.display()));
-    }
-    Ok(found)
-}
-
 fn keep<T>(read: Result<T, String>, problems: &mut Vec<String>) -> Option<T> {
     read.map_err(|problem| problems.push(problem)).ok()
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>, String> {
+pub(super) fn read_file(path: &Path) -> Result<Vec<u8>, String> {
     files::read("", path).map_err(|error| chain(&error))
 }

@@ -13,6 +13,14 @@ fn hosts(roots: &[&Path], image: &str, plain: &[&str]) -> Hosts {
     })
 }
 
+/// The certificates of a host as DER.
+fn authorities(host: &Host) -> Vec<Vec<u8>> {
+    let bundles = host.transport.authorities.iter();
+    bundles
+        .flat_map(|bundle| bundle.iter().map(<[u8]>::to_vec))
+        .collect()
+}
+
 async fn of(roots: &[&Path], image: &str) -> Vec<Host> {
     let reference = Reference::parse(image).unwrap();
     hosts(roots, image, &[])
@@ -41,7 +49,8 @@ async fn urls(roots: &[&Path], image: &str) -> Vec<String> {
 async fn plain_http_only_where_it_is_meant() {
     for (image, expected) in [
         ("localhost:5000/x", "http://localhost:5000/v2"),
-        ("127.0.0.1/x", "http://127.0.0.1/v2"),
+        ("127.0.0.1/x", "https://127.0.0.1/v2"),
+        ("localhost/x", "https://localhost/v2"),
         ("127.3.2.1:8080/x", "http://127.3.2.1:8080/v2"),
         ("[::1]:5000/x", "http://[::1]:5000/v2"),
         ("localhost:443/x", "https://localhost/v2"),
@@ -56,6 +65,10 @@ async fn plain_http_only_where_it_is_meant() {
             .unwrap();
         assert_eq!(hosts[0].endpoint.base, expected, "{image}");
         assert!(hosts[0].role == Role::Origin && hosts.len() == 1);
+        // As in containerd, nobody verifies a certificate on loopback.
+        let unverified =
+            expected.starts_with("https://localhost") || expected.starts_with("https://127.");
+        assert_eq!(hosts[0].transport.skip_verify, unverified, "{image}");
     }
 }
 
@@ -149,7 +162,7 @@ async fn files_of_certificates_and_headers_are_read() {
     // Docker's layout, without hosts.toml and with an empty one.
     for _ in 0..2 {
         let only = of(&[root.path()], "reg.io/x").await;
-        assert_eq!(only[0].transport.authorities, [authority(), authority()]);
+        assert_eq!(authorities(&only[0]), [authority(), authority()]);
         let identity = only[0].transport.identity.as_deref();
         assert_eq!(identity, Some(&b"one.cert\none.key"[..]));
         fs::write(dir.join("hosts.toml"), "").unwrap();
@@ -223,6 +236,10 @@ async fn files_of_certificates_and_headers_are_read() {
         ),
         (None, 1)
     );
+    assert!(
+        hosts[2].headers.is_empty(),
+        "no secret goes over plain HTTP"
+    );
     assert_eq!(hosts[0].headers["authorization"], "Basic c2VjcmV0");
     assert!(hosts[1].headers.is_empty());
     assert_eq!(hosts[3].headers.get_all("x-token").iter().count(), 2);
@@ -231,7 +248,8 @@ async fn files_of_certificates_and_headers_are_read() {
         "the default port makes no other host"
     );
     assert!(!format!("{:?}", hosts[0].headers).contains("c2VjcmV0"));
-    let problem = read(&[root.path().to_owned()], None, "reg.io", hosts[3].clone())
+    let roots = [root.path().to_owned()];
+    let problem = read(&roots, None, &Bundles::new(), "reg.io", hosts[3].clone())
         .problem
         .unwrap();
     for part in ["contains a password", "missing.pem", "empty.pem"] {
@@ -264,8 +282,9 @@ async fn what_cannot_be_parsed_falls_back_to_certificates() {
         let text = String::from_utf8_lossy(broken);
         let hosts = of(&[root.path()], "reg.io/x").await;
         assert_eq!(hosts.len(), 1, "{text}");
-        assert_eq!(hosts[0].transport.authorities, [authority()], "{text}");
-        let known = read(&[root.path().to_owned()], None, "reg.io", hosts[0].clone());
+        assert_eq!(authorities(&hosts[0]), [authority()], "{text}");
+        let roots = [root.path().to_owned()];
+        let known = read(&roots, None, &Bundles::new(), "reg.io", hosts[0].clone());
         let problem = known.problem.unwrap();
         assert!(
             problem.contains("hosts.toml") && !problem.contains("hunter2"),
@@ -332,4 +351,22 @@ mod corpus {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn registries_share_the_certificates_of_a_file() {
+    let file = tempfile::tempdir().unwrap();
+    let bundle = file.path().join("bundle.pem");
+    fs::write(&bundle, AUTHORITY).unwrap();
+    let hosts = Hosts::new(&RegistryClient {
+        ca_bundle: Some(bundle),
+        ..RegistryClient::default()
+    });
+    let mut found = Vec::new();
+    for image in ["a.io/x", "b.io/x"] {
+        let reference = Reference::parse(image).unwrap();
+        let host = hosts.for_reference(&reference).await.unwrap()[0].clone();
+        found.push(host.transport.authorities[0].clone());
+    }
+    assert!(Arc::ptr_eq(&found[0], &found[1]), "parsed once");
 }

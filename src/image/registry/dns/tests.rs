@@ -1,0 +1,163 @@
+use std::time::Instant;
+
+use hickory_resolver::{
+    config::ConnectionConfig,
+    proto::{
+        op::{Message, ResponseCode},
+        rr::{RData, Record, RecordType},
+    },
+};
+use tokio::{net::UdpSocket, task::AbortHandle};
+
+use super::*;
+
+/// A name server on loopback that knows some names, and never answers for the domain `silent.test`.
+struct NameServer {
+    port: u16,
+    task: AbortHandle,
+}
+
+impl Drop for NameServer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl NameServer {
+    async fn start(names: &'static [(&'static str, &'static [&'static str])]) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let port = socket.local_addr().unwrap().port();
+        let serving = async move {
+            let mut buffer = [0; 1500];
+            loop {
+                let (length, from) = socket.recv_from(&mut buffer).await.unwrap();
+                let query = Message::from_vec(&buffer[..length]).unwrap();
+                if let Some(answer) = answer(&query, names) {
+                    let bytes = answer.to_vec().unwrap();
+                    socket.send_to(&bytes, from).await.unwrap();
+                }
+            }
+        };
+        let task = tokio::spawn(serving).abort_handle();
+        Self { port, task }
+    }
+
+    fn dns(&self, allowed: &[&str]) -> Dns {
+        let mut udp = ConnectionConfig::udp();
+        udp.port = self.port;
+        let server = NameServerConfig::new(Ipv4Addr::LOCALHOST.into(), true, vec![udp]);
+        let config = ResolverConfig::from_parts(None, Vec::new(), vec![server]);
+        let provider = TokioRuntimeProvider::default();
+        let builder = TokioResolver::builder_with_config(config, provider);
+        Dns::build(
+            builder,
+            allowed.iter().map(|host| (*host).to_owned()).collect(),
+        )
+    }
+}
+
+fn answer(query: &Message, names: &[(&str, &[&str])]) -> Option<Message> {
+    let question = query.queries.first()?.clone();
+    let name = question.name().to_utf8();
+    let name = name.trim_end_matches('.').to_ascii_lowercase();
+    if name.ends_with("silent.test") {
+        return None;
+    }
+    let mut answer = Message::response(query.id, query.op_code);
+    answer.add_query(question.clone());
+    let found = names.iter().find(|(known, _)| *known == name);
+    if found.is_none() {
+        answer.metadata.response_code = ResponseCode::NXDomain;
+    }
+    for address in found
+        .into_iter()
+        .flat_map(|(_, addresses)| addresses.iter())
+    {
+        let data = match (address.parse().unwrap(), question.query_type()) {
+            (IpAddr::V4(ip), RecordType::A) => RData::A(ip.into()),
+            (IpAddr::V6(ip), RecordType::AAAA) => RData::AAAA(ip.into()),
+            _ => continue,
+        };
+        answer.add_answer(Record::from_rdata(question.name().clone(), 60, data));
+    }
+    Some(answer)
+}
+
+const NAMES: &[(&str, &[&str])] = &[
+    ("registry.test", &["192.0.2.1", "2001:db8::1"]),
+    ("private.test", &["10.0.0.1"]),
+    ("loop.test", &["127.0.0.1"]),
+    ("metadata.test", &["169.254.169.254"]),
+    ("mapped.test", &["::ffff:127.0.0.1"]),
+    ("both.test", &["127.0.0.1", "192.0.2.2"]),
+];
+
+async fn addresses(dns: &Dns, name: &str, check: AddressCheck) -> Result<Vec<String>, String> {
+    let found = dns.addresses(name, check).await;
+    let found = found.map_err(|error| error.to_string())?;
+    let mut found: Vec<_> = found.iter().map(ToString::to_string).collect();
+    found.sort();
+    Ok(found)
+}
+
+#[tokio::test]
+async fn addresses_are_checked_after_the_name_is_resolved() {
+    let server = NameServer::start(NAMES).await;
+    let dns = server.dns(&["LOOP.test"]);
+    let refusing = AddressCheck::RefuseLocal;
+    for (name, expected) in [
+        ("registry.test", Some(vec!["192.0.2.1", "2001:db8::1"])),
+        // Registries in the cluster have private addresses.
+        ("private.test", Some(vec!["10.0.0.1"])),
+        ("loop.test", Some(vec!["127.0.0.1"])),
+        ("metadata.test", None),
+        ("mapped.test", None),
+        ("both.test", Some(vec!["192.0.2.2"])),
+        ("absent.test", None),
+        ("localhost", Some(vec!["127.0.0.1", "::1"])),
+    ] {
+        let found = addresses(&dns, name, refusing).await;
+        match expected {
+            Some(expected) => assert_eq!(found.unwrap(), expected, "{name}"),
+            None => assert!(found.is_err(), "{name}: {found:?}"),
+        }
+    }
+    let refused = addresses(&dns, "metadata.test", refusing)
+        .await
+        .unwrap_err();
+    assert!(
+        refused.contains("169.254.169.254") && refused.contains("registries.allowLocalAddresses")
+    );
+    // What the operator wrote into a hosts.toml may be anywhere.
+    let allowed = addresses(&dns, "metadata.test", AddressCheck::AllowAll).await;
+    assert_eq!(allowed.unwrap(), ["169.254.169.254"]);
+}
+
+#[tokio::test]
+async fn names_that_are_never_answered_hold_up_no_others() {
+    let server = NameServer::start(NAMES).await;
+    let dns = server.dns(&[]);
+    let waiting: Vec<_> = (0..1000)
+        .map(|number| {
+            let (dns, name) = (dns.clone(), format!("r{number}.silent.test"));
+            tokio::spawn(async move { addresses(&dns, &name, AddressCheck::RefuseLocal).await })
+        })
+        .collect();
+    // They have begun.
+    let slots = loop {
+        if let Some(slots) = dns.0.domains.get("silent.test")
+            && slots.available_permits() == 0
+        {
+            break slots;
+        }
+        tokio::task::yield_now().await;
+    };
+    let started = Instant::now();
+    let found = addresses(&dns, "registry.test", AddressCheck::RefuseLocal).await;
+    assert_eq!(found.unwrap().len(), 2);
+    assert!(started.elapsed() < QUERY_TIMEOUT, "{:?}", started.elapsed());
+    assert_eq!(slots.available_permits(), 0, "at most eight of a domain");
+    for task in waiting {
+        task.abort();
+    }
+}

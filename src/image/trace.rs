@@ -1,0 +1,90 @@
+//! Debug log events that show how an image is resolved: each request to a registry, a token server, a credential program
+//! and containerd, and each answer from a cache. `archaware inspect --trace` prints the same. They hold no secret: paths
+//! have no query, and of a credential only its kind is shown.
+
+use std::{fmt::Display, time::Instant};
+
+/// Target of the events.
+pub const TARGET: &str = "archaware::image::trace";
+
+/// Who is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Peer {
+    Registry,
+    TokenServer,
+    /// A credential helper or a credential provider plugin.
+    Program,
+    Containerd,
+    /// This process's caches.
+    Memory,
+}
+
+impl Peer {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Registry => "registry",
+            Self::TokenServer => "token server",
+            Self::Program => "program",
+            Self::Containerd => "containerd",
+            Self::Memory => "memory",
+        }
+    }
+}
+
+/// One request, to be reported when it ends.
+pub(crate) struct Call<'a> {
+    pub(crate) peer: Peer,
+    /// HTTP method, gRPC method, or the kind of what is looked up.
+    pub(crate) method: &'a str,
+    /// `host[:port]`, the name of a program, or the namespace in containerd.
+    pub(crate) host: &'a str,
+    /// Path without query, image or digest.
+    pub(crate) path: &'a str,
+    /// Counts from 1.
+    pub(crate) attempt: u32,
+    /// Kind of credential.
+    pub(crate) credential: &'static str,
+}
+
+/// No credential was sent.
+pub(crate) const NO_CREDENTIAL: &str = "none";
+
+/// Whether events are wanted, so that their parts need not be formatted otherwise.
+pub(crate) fn is_enabled() -> bool {
+    tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
+}
+
+impl Call<'_> {
+    /// Reports the end of the call: its status or the kind of failure.
+    pub(crate) fn ended(&self, started: Instant, status: impl Display) {
+        let milliseconds = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        tracing::debug!(
+            target: TARGET,
+            peer = self.peer.as_str(),
+            method = self.method,
+            host = self.host,
+            path = self.path,
+            status = %status,
+            milliseconds,
+            attempt = self.attempt,
+            credential = self.credential,
+            "call"
+        );
+    }
+}
+
+/// Reports an answer from one of this process's caches.
+pub(crate) fn cached(cache: &'static str, subject: impl Display, answer: impl Display) {
+    if !is_enabled() {
+        return;
+    }
+    let call = Call {
+        peer: Peer::Memory,
+        method: cache,
+        host: "",
+        path: &subject.to_string(),
+        attempt: 1,
+        credential: NO_CREDENTIAL,
+    };
+    call.ended(Instant::now(), answer);
+}
