@@ -25,7 +25,7 @@
 //! | `controller` | step 3: applies plans; watches, retries, leadership | HTTP servers |
 //! | `admission` | the webhook, its certificate and its registration | `controller` |
 //! | `content_proxy` | limits what archaware can do with a node's containerd | Kubernetes |
-//! | `json`, `files`, `proxy`, … | small helpers | everything else |
+//! | `connections`, `json`, `files`, `proxy`, … | small helpers | everything else |
 //! | `metrics`, `telemetry` | metrics and logs | everything else |
 //! | `server` | `/metrics`, probes, log level | decisions |
 //! | `cli` | the commands; builds the parts and connects them | |
@@ -37,6 +37,7 @@ pub mod backoff;
 pub mod cli;
 pub mod cluster;
 pub mod config;
+mod connections;
 pub mod content_proxy;
 pub mod controller;
 mod duration;

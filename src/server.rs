@@ -2,24 +2,37 @@
 //! input. It accepts loopback clients only, which includes `kubectl port-forward`.
 
 use std::{
-    future::Future,
     io::ErrorKind,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
-    time::Duration,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use axum::{
     Router,
+    body::Body,
     extract::{ConnectInfo, DefaultBodyLimit, State},
     http::{StatusCode, header::CONTENT_TYPE},
     response::IntoResponse,
     routing::get,
 };
-use tokio::{net::TcpListener, sync::watch};
+use http::Request;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tower::ServiceExt;
 
 use crate::{
     admission::Readiness,
     cluster::api::{ApiClient, ApiError},
+    connections::{
+        Asked, ConnectionSlots, FIRST_REQUEST_TIMEOUT, IDLE_TIMEOUT, Lifetime, MAX_HEADERS,
+        serve_until_the_end,
+    },
     controller::PendingSyncs,
     metrics::Metrics,
     telemetry::LogLevel,
@@ -27,6 +40,14 @@ use crate::{
 
 /// Kubernetes' probes time out after 1 s by default, so the answer must come earlier.
 const API_CHECK: Duration = Duration::from_millis(800);
+/// Anybody in the pod network may ask for readiness.
+const API_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum number of connections. Prometheus, the kubelet and people have a few.
+const MAX_CONNECTIONS: usize = 512;
+/// Maximum number of connections from one address, so that somebody in the pod network does not take the kubelet's.
+const MAX_OF_PEER: usize = 64;
+/// Timeout for receiving and answering a request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// State that the endpoints report.
 #[derive(Clone)]
@@ -37,10 +58,50 @@ pub struct Health {
     pub pending: watch::Receiver<PendingSyncs>,
     /// Whether the webhook can serve; `None` when it is disabled.
     pub admission: Option<Readiness>,
-    /// Client that checks whether the API server answers.
-    pub api: ApiClient,
+    /// Whether the API server answers.
+    pub api: Arc<ApiCheck>,
     /// The log filter that `/log-level` changes.
     pub log_level: LogLevel,
+}
+
+/// Asks the API server whether it answers, at most once a second however often it is asked.
+pub struct ApiCheck {
+    api: ApiClient,
+    /// The last answer; held while the API server is asked.
+    last: tokio::sync::Mutex<Option<(Instant, Result<(), String>)>>,
+}
+
+impl ApiCheck {
+    /// Nothing is known yet.
+    pub fn new(api: ApiClient) -> Self {
+        Self {
+            api: api.with_timeout(API_CHECK),
+            last: tokio::sync::Mutex::default(),
+        }
+    }
+
+    async fn check(self: &Arc<Self>) -> Result<(), String> {
+        // A task of its own: whoever asks and goes away must not make the next one ask again.
+        let this = self.clone();
+        let check = tokio::spawn(async move { this.ask().await });
+        let stopping = |_| Err("the check was cancelled".to_owned());
+        check.await.unwrap_or_else(stopping)
+    }
+
+    async fn ask(&self) -> Result<(), String> {
+        let mut last = self.last.lock().await;
+        if let Some((at, answer)) = &*last
+            && at.elapsed() < API_CHECK_INTERVAL
+        {
+            return answer.clone();
+        }
+        let answer = self.api.ping().await.map_err(|error| match error {
+            ApiError::TimedOut(_) => "the API server does not answer".to_owned(),
+            error => format!("the API server: {error}"),
+        });
+        *last = Some((Instant::now(), answer.clone()));
+        answer
+    }
 }
 
 /// Longer than a filter that names every module of archaware and kube.
@@ -63,26 +124,57 @@ pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
 }
 
 /// Serves until `stop` is cancelled.
-///
-/// # Errors
-///
-/// When the listener fails.
-pub async fn serve(
-    listener: TcpListener,
-    health: Health,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
-    let router = Router::new()
+pub async fn serve(listener: TcpListener, health: Health, stop: CancellationToken) {
+    let router = router(health);
+    let slots = ConnectionSlots::new(MAX_CONNECTIONS, MAX_OF_PEER);
+    let tasks = TaskTracker::new();
+    let refused = || tracing::debug!("too many connections to --listen; one is refused");
+    let accepting = slots.accept(&listener, refused, |stream, peer, slot| {
+        let (router, drain) = (router.clone(), stop.clone());
+        tasks.spawn(async move {
+            connection(stream, peer, router, drain).await;
+            drop(slot);
+        });
+    });
+    let _ = stop.run_until_cancelled(accepting).await;
+    tasks.close();
+    tasks.wait().await;
+}
+
+fn router(health: Health) -> Router {
+    Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/log-level", get(log_level).put(set_log_level))
         .layer(DefaultBodyLimit::max(MAX_LEVEL))
         .with_state(health)
-        .into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, router)
-        .with_graceful_shutdown(stop)
-        .await
+}
+
+async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, drain: CancellationToken) {
+    let asked = Asked::default();
+    let seen = asked.clone();
+    let service = service_fn(move |request: Request<Incoming>| {
+        seen.set();
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(ConnectInfo(peer));
+        let router = router.clone();
+        async move {
+            let answer = tokio::time::timeout(REQUEST_TIMEOUT, router.oneshot(request)).await;
+            let late = || Ok(StatusCode::REQUEST_TIMEOUT.into_response());
+            answer.unwrap_or_else(|_| late())
+        }
+    });
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE_TIMEOUT)
+        .max_header_size(MAX_HEADERS)
+        .serve_connection(TokioIo::new(stream), service);
+    let life = Lifetime {
+        first_request: FIRST_REQUEST_TIMEOUT,
+        until: None,
+    };
+    serve_until_the_end(serving, drain, asked, life).await;
 }
 
 async fn metrics(State(health): State<Health>) -> impl IntoResponse {
@@ -107,12 +199,7 @@ async fn ready(State(health): State<Health>) -> (StatusCode, String) {
         let why = "the admission webhook has no valid certificate";
         lines.push(ready().then_some("webhook").ok_or(why.to_owned()));
     }
-    let version = health.api.with_timeout(API_CHECK).ping().await;
-    lines.push(match version {
-        Ok(()) => Ok("API server"),
-        Err(ApiError::TimedOut(_)) => Err("the API server does not answer".to_owned()),
-        Err(error) => Err(format!("the API server: {error}")),
-    });
+    lines.push(health.api.check().await.map(|()| "API server"));
     let all = lines.iter().all(Result::is_ok);
     let body = lines.into_iter().map(|line| match line {
         Ok(part) => format!("[+] {part} ok\n"),
@@ -147,7 +234,9 @@ async fn set_log_level(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
     use crate::{controller::WATCHES, telemetry};
@@ -160,7 +249,9 @@ mod tests {
             metrics: Metrics::default(),
             pending: watch::channel(WATCHES.to_vec()).1,
             admission: Some(Arc::new(|| false)),
-            api: ApiClient::new(kube::Client::try_from(nowhere).unwrap()),
+            api: Arc::new(ApiCheck::new(ApiClient::new(
+                kube::Client::try_from(nowhere).unwrap(),
+            ))),
             log_level: telemetry::init("info", telemetry::LogFormat::Text).unwrap(),
         }
     }
@@ -185,5 +276,87 @@ mod tests {
             let answer = set_log_level(State(starting()), peer, "warn".to_owned()).await;
             assert_eq!(answer.0, StatusCode::FORBIDDEN);
         }
+    }
+
+    /// An API server that answers everything with an empty object, and counts.
+    async fn counting_api() -> (ApiClient, Arc<AtomicUsize>) {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = count.clone();
+        let router = Router::new().fallback(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+            async { "{}" }
+        });
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        let config = kube::Config::new(format!("http://{address}").parse().unwrap());
+        let client = kube::Client::try_from(config).unwrap();
+        (ApiClient::new(client), count)
+    }
+
+    #[tokio::test]
+    async fn readiness_costs_one_api_call_a_second() {
+        let (api, count) = counting_api().await;
+        let check = Arc::new(ApiCheck::new(api));
+        let started = Instant::now();
+        for _ in 0..50 {
+            // Some go away before they are answered.
+            let _ = tokio::time::timeout(Duration::from_micros(100), check.check()).await;
+            assert_eq!(check.check().await, Ok(()));
+        }
+        let seconds = usize::try_from(started.elapsed().as_secs()).unwrap();
+        let calls = count.load(Ordering::SeqCst);
+        assert!(
+            (1..=1 + seconds).contains(&calls),
+            "{calls} calls in {seconds} s"
+        );
+    }
+
+    /// Whether the server has closed a connection.
+    async fn is_closed(stream: &mut TcpStream, within: Duration) -> bool {
+        let mut byte = [0];
+        let read = tokio::time::timeout(within, stream.read(&mut byte)).await;
+        matches!(read, Ok(Ok(0) | Err(_)))
+    }
+
+    #[tokio::test]
+    async fn half_a_request_holds_no_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let server = tokio::spawn(serve(listener, starting(), stop.clone()));
+        let mut streams = Vec::new();
+        for _ in 0..MAX_OF_PEER + 20 {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\nx: ").await;
+            streams.push(stream);
+        }
+        // Those beyond the limit are closed at once.
+        for stream in streams.split_off(MAX_OF_PEER) {
+            let mut stream = stream;
+            assert!(is_closed(&mut stream, Duration::from_secs(5)).await);
+        }
+        let first = &mut streams[0];
+        assert!(!is_closed(first, Duration::from_millis(100)).await);
+        // A request that arrives whole is answered.
+        first.write_all(b"y\r\nhost: a\r\n\r\n").await.unwrap();
+        let mut answer = [0; 15];
+        first.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200 OK");
+        // The others are closed after ten seconds, and new ones get their places.
+        for stream in &mut streams[1..] {
+            assert!(is_closed(stream, Duration::from_secs(20)).await);
+        }
+        let mut late = TcpStream::connect(address).await.unwrap();
+        late.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
+            .await
+            .unwrap();
+        late.read_exact(&mut answer).await.unwrap();
+        stop.cancel();
+        tokio::time::timeout(Duration::from_secs(5), server)
+            .await
+            .unwrap()
+            .unwrap();
     }
 }

@@ -13,8 +13,9 @@ use std::{
 };
 
 /// From modules without dependencies to the command line.
-const LAYERS: [&str; 22] = [
+const LAYERS: [&str; 23] = [
     "backoff",
+    "connections",
     "duration",
     "error",
     "files",

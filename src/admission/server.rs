@@ -1,11 +1,7 @@
 //! The HTTPS server: TLS 1.2 and 1.3, HTTP/1.1 and HTTP/2, with limits on everything.
 
 use std::{
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -14,40 +10,36 @@ use hyper::{
     server::conn::{http1, http2},
     service::service_fn,
 };
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::graceful::GracefulConnection,
-};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
     io::BufReader,
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
 };
 use tokio_rustls::{TlsAcceptor, rustls};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{backoff::jittered, metrics::AdmissionMetrics};
+use crate::{
+    backoff::jittered,
+    connections::{
+        Asked, ConnectionSlots, FIRST_REQUEST_TIMEOUT, IDLE_TIMEOUT, Lifetime, MAX_HEADERS,
+        serve_until_the_end,
+    },
+    metrics::AdmissionMetrics,
+};
 
 use super::{certificate::CertResolver, http::Handler};
 
 /// Maximum number of connections. API servers use HTTP/1.1 for Services and remote hosts (`k8s.io/apiserver`,
 /// `util/webhook`), so each concurrent request has a connection of some tens of KiB. Further connections are closed
-/// at once: a refused connection fails open immediately, a hanging one after the API server's timeout.
+/// at once, and their requests fail open.
 const MAX_CONNECTIONS: usize = 2048;
 /// Timeout of a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Idle timeout. Longer than the API server's own (90 s), so that the API server closes the connection first and
-/// never sends a request to a closed one.
-const IDLE_TIMEOUT: Duration = Duration::from_mins(2);
-/// Timeout until the first request. Connections are limited, so unused ones are closed.
-const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// After between one and two times this, a connection is closed gracefully, so that the next one may reach another
 /// replica.
 const LIFETIME: Duration = Duration::from_mins(5);
 /// Receive buffer per connection: one TLS record.
 const READ_BUFFER: usize = 16 << 10;
-/// Maximum bytes of a request's headers.
-const MAX_HEADERS: u32 = 16 << 10;
 /// Concurrent requests on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 1000;
 /// How long connections are accepted after SIGTERM, until all API servers know that this replica is going away.
@@ -75,32 +67,17 @@ impl Server {
     /// When TLS cannot be set up.
     pub(super) async fn serve(self, stop: CancellationToken) -> Result<(), rustls::Error> {
         let tls = TlsAcceptor::from(Arc::new(tls(self.served.clone())?));
-        let (slots, drain) = (
-            Arc::new(Semaphore::new(MAX_CONNECTIONS)),
-            CancellationToken::new(),
-        );
-        let accepting = async {
-            loop {
-                let stream = match self.listener.accept().await {
-                    Ok((stream, _)) => stream,
-                    Err(error) => {
-                        // Most likely out of file descriptors, which other connections will release.
-                        tracing::warn!(%error, "cannot accept a connection");
-                        tokio::time::sleep(Duration::from_millis(100)).await;
-                        continue;
-                    }
-                };
-                let Ok(slot) = slots.clone().try_acquire_owned() else {
-                    self.metrics.connection_refused();
-                    continue;
-                };
-                let (tls, handler, drain) = (tls.clone(), self.handler.clone(), drain.clone());
-                self.tasks.spawn(async move {
-                    connection(stream, tls, handler, drain).await;
-                    drop(slot);
-                });
-            }
-        };
+        // Few API servers send all requests.
+        let slots = ConnectionSlots::new(MAX_CONNECTIONS, MAX_CONNECTIONS);
+        let drain = CancellationToken::new();
+        let refused = || self.metrics.connection_refused();
+        let accepting = slots.accept(&self.listener, refused, |stream, _, slot| {
+            let (tls, handler, drain) = (tls.clone(), self.handler.clone(), drain.clone());
+            self.tasks.spawn(async move {
+                connection(stream, tls, handler, drain).await;
+                drop(slot);
+            });
+        });
         let lingering = async {
             stop.cancelled().await;
             tokio::time::sleep(ACCEPT_AFTER_SIGTERM).await;
@@ -151,14 +128,11 @@ async fn connection(
         Err(_) => return,
     };
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-    let (asked, until) = (
-        Arc::new(AtomicBool::new(false)),
-        Instant::now() + jittered(LIFETIME),
-    );
+    let (asked, until) = (Asked::default(), Instant::now() + jittered(LIFETIME));
     let seen = asked.clone();
     let service = service_fn(move |request| {
         let handler = handler.clone();
-        seen.store(true, Ordering::Relaxed);
+        seen.set();
         async move {
             let mut answer = handler.handle(request).await;
             // The connection is closed with the last response, because the next request may already be on its way.
@@ -170,53 +144,27 @@ async fn connection(
         }
     });
     let stream = TokioIo::new(stream);
+    let life = Lifetime {
+        first_request: FIRST_REQUEST_TIMEOUT,
+        // Over HTTP/1.1 the last response says so.
+        until: is_http2.then_some(until),
+    };
     if is_http2 {
         let serving = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
-            .max_header_list_size(MAX_HEADERS)
+            .max_header_list_size(u32::try_from(MAX_HEADERS).unwrap_or(u32::MAX))
             .initial_stream_window_size(256 << 10)
             .initial_connection_window_size(1 << 20)
             .keep_alive_interval(Some(Duration::from_secs(30)))
             .serve_connection(stream, service);
-        until_the_end(serving, drain, asked, Some(until)).await;
+        serve_until_the_end(serving, drain, asked, life).await;
     } else {
         let serving = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(IDLE_TIMEOUT)
-            .max_header_size(MAX_HEADERS as usize)
+            .max_header_size(MAX_HEADERS)
             .serve_connection(stream, service);
-        until_the_end(serving, drain, asked, None).await;
+        serve_until_the_end(serving, drain, asked, life).await;
     }
-}
-
-/// Serves until the client closes the connection, it is idle for too long, or its lifetime ends.
-async fn until_the_end<C: GracefulConnection>(
-    serving: C,
-    drain: CancellationToken,
-    asked: Arc<AtomicBool>,
-    until: Option<Instant>,
-) {
-    let mut serving = pin!(serving);
-    let unused = async {
-        tokio::time::sleep(FIRST_REQUEST_TIMEOUT).await;
-        if asked.load(Ordering::Relaxed) {
-            std::future::pending::<()>().await;
-        }
-    };
-    let lifetime = async {
-        match until {
-            Some(until) => tokio::time::sleep_until(until.into()).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        _ = serving.as_mut() => return,
-        () = unused => return,
-        () = drain.cancelled() => {}
-        () = lifetime => {}
-    }
-    serving.as_mut().graceful_shutdown();
-    // Requests in progress may finish, within the idle timeout.
-    let _ = tokio::time::timeout(IDLE_TIMEOUT, serving).await;
 }

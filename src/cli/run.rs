@@ -24,7 +24,7 @@ use crate::{
     evaluate::{Evaluator, pull_secrets::PullSecrets},
     image::Resolver,
     metrics::{MAX_HOSTS, Metrics},
-    server::{self, Health},
+    server::{self, ApiCheck, Health},
     telemetry::LogLevel,
 };
 
@@ -92,11 +92,10 @@ impl RunCommand {
             metrics,
             pending: is_pending,
             admission: ready.clone(),
-            api,
+            api: Arc::new(ApiCheck::new(api)),
             log_level,
         };
-        let stopped = stop.clone().cancelled_owned();
-        let mut server = tokio::spawn(server::serve(listener, health, stopped));
+        let mut server = tokio::spawn(server::serve(listener, health, stop.clone()));
         let running = controller::run(run, stop.clone());
         tokio::pin!(running);
         // Without probes and metrics the process would be unobservable, so it ends and is restarted.

@@ -34,6 +34,7 @@ use tonic::{Code, Status, body::Body, transport::Channel};
 use tower::ServiceExt;
 
 use crate::{
+    connections::{Asked, Lifetime, serve_until_the_end},
     error::RepeatedError,
     image::containerd::{SocketError, connect, in_namespace},
 };
@@ -48,7 +49,7 @@ const MAX_STREAMS: u32 = 64;
 const MAX_HEADERS: u32 = 16 * 1024;
 /// Maximum number of large requests in memory.
 const MAX_LARGE: usize = 4;
-/// Timeout for receiving a request.
+/// Timeout for receiving a request, and until the first one of a connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout until containerd's answer begins.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -188,7 +189,10 @@ async fn make_namespace(containerd: Channel, own: Option<String>) {
 
 impl Proxy {
     async fn serve(self: Arc<Self>, stream: UnixStream, stop: CancellationToken) {
+        let asked = Asked::default();
+        let seen = asked.clone();
         let service = hyper::service::service_fn(move |request| {
+            seen.set();
             let proxy = self.clone();
             async move { Ok::<_, std::convert::Infallible>(proxy.answer(request).await) }
         });
@@ -197,17 +201,11 @@ impl Proxy {
             .max_concurrent_streams(MAX_STREAMS)
             .max_header_list_size(MAX_HEADERS)
             .serve_connection(TokioIo::new(stream), service);
-        tokio::pin!(connection);
-        let ended = tokio::select! {
-            ended = &mut connection => ended,
-            () = stop.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
+        let life = Lifetime {
+            first_request: REQUEST_TIMEOUT,
+            until: None,
         };
-        if let Err(error) = ended {
-            tracing::debug!(%error, "a connection ended");
-        }
+        serve_until_the_end(connection, stop, asked, life).await;
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {

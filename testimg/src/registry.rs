@@ -46,6 +46,8 @@ pub enum Script {
     Packed(Bytes),
     /// A redirect to this address.
     Redirect(String),
+    /// 401 with this header without `Authorization`; with it, a redirect by the end of the path.
+    Authorized((String, String), Vec<(String, String)>),
     /// A body shorter than its Content-Length.
     CutShort,
     /// HEAD without a digest.
@@ -251,6 +253,14 @@ async fn answer(State((content, address)): State<Shared>, request: Request) -> R
             }
             return response;
         }
+        Some(Script::Authorized(challenge, _)) if seen.authorization.is_none() => {
+            return scripted(Script::Status(401, vec![challenge]));
+        }
+        Some(Script::Authorized(_, targets)) => {
+            let target = targets.into_iter().find(|(end, _)| path.ends_with(end));
+            let target = target.map(|(_, target)| target).unwrap_or_default();
+            return scripted(Script::Redirect(target));
+        }
         Some(script) => return scripted(script),
         None => {}
     }
@@ -308,9 +318,11 @@ fn scripted(script: Script) -> Response {
                 .insert(header::CONTENT_LENGTH, 1000.into());
             response
         }
-        Script::Slow(_) | Script::Hang | Script::OtherDigest(_) | Script::NoDigestHeader => {
-            plain(500, "unreachable")
-        }
+        Script::Slow(_)
+        | Script::Hang
+        | Script::OtherDigest(_)
+        | Script::NoDigestHeader
+        | Script::Authorized(..) => plain(500, "unreachable"),
     }
 }
 

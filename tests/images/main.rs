@@ -13,7 +13,9 @@ mod answers;
 mod caching;
 mod credentials;
 mod documents;
+mod hostile;
 mod rate_limits;
+mod redirects;
 mod security;
 
 use std::time::Duration;

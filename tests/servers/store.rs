@@ -209,6 +209,92 @@ async fn old_tags_are_refreshed_and_used_while_the_registry_is_down() {
     assert_eq!(platforms(&stale), MULTI);
 }
 
+/// What a node pulled long ago says what the tag was then.
+#[tokio::test]
+async fn an_old_record_of_the_node_is_used_only_while_the_registry_is_down() {
+    let containerd = Containerd::start(&Containerd::binaries()[0]).await;
+    let registry = registry().await;
+    let (image, root) = (registry.image("multi"), testimg::find("multi").root);
+    containerd.ingest("k8s.io", &root);
+    let label = "containerd.io/distribution.source.127.0.0.1=multi";
+    containerd.ctr("k8s.io", &["content", "label", &root.digest, label]);
+    containerd
+        .image_record("k8s.io", &format!("{image}:latest"), &root)
+        .await;
+    // The tag has moved since.
+    registry.add("multi", &testimg::find("arm64"));
+    let fresh = resolve(
+        &containerd.resolver(settings()),
+        &image,
+        &Keyring::default(),
+    )
+    .await;
+    assert!(fresh.is_ok_and(|fresh| fresh.digest.to_string() == root.digest));
+    let mut impatient = settings();
+    (impatient.tag_ttl, impatient.latest_ttl) =
+        (Duration::from_millis(1), Duration::from_millis(1));
+    let moved = resolve(
+        &containerd.resolver(impatient.clone()),
+        &image,
+        &Keyring::default(),
+    )
+    .await;
+    assert_eq!(platforms(&moved.unwrap()), ["linux/arm64"]);
+    registry.script("/", Script::Status(503, Vec::new()));
+    let stale = resolve(&containerd.resolver(impatient), &image, &Keyring::default()).await;
+    assert_eq!(
+        stale.map(|stale| stale.digest.to_string()).ok(),
+        Some(root.digest)
+    );
+}
+
+#[tokio::test]
+async fn what_was_fetched_last_is_written_before_the_process_ends() {
+    let containerd = Containerd::start(&Containerd::binaries()[0]).await;
+    let registry = registry().await;
+    let resolver = containerd.resolver_at(&slow_disk(&containerd), settings());
+    for name in ["amd64", "multi"] {
+        let resolved = resolve(&resolver, &registry.image(name), &Keyring::default()).await;
+        assert!(resolved.is_ok());
+    }
+    let started = std::time::Instant::now();
+    resolver.finish_writes().await;
+    assert!(
+        started.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        started.elapsed()
+    );
+    drop(resolver);
+    registry.forget();
+    let next = containerd.resolver(settings());
+    for name in ["amd64", "multi"] {
+        let resolved = resolve(&next, &registry.image(name), &Keyring::default()).await;
+        assert_eq!(
+            resolved.unwrap().source,
+            ResolutionSource::Containerd,
+            "{name}"
+        );
+    }
+    assert_eq!(registry.seen(), []);
+}
+
+/// A containerd that hangs does not hold up the end of the process.
+#[tokio::test]
+async fn writes_that_hang_are_given_up_after_two_seconds() {
+    let containerd = Containerd::start(&Containerd::binaries()[0]).await;
+    let registry = registry().await;
+    let resolver = containerd.resolver(settings());
+    let image = registry.image("multi");
+    containerd.signal("-STOP");
+    let resolved = resolve(&resolver, &image, &Keyring::default()).await;
+    assert!(resolved.is_ok());
+    let started = std::time::Instant::now();
+    resolver.finish_writes().await;
+    let took = started.elapsed();
+    containerd.signal("-CONT");
+    assert!(took < Duration::from_secs(3), "{took:?}");
+}
+
 #[tokio::test]
 async fn content_lives_as_long_as_its_lease_which_use_extends() {
     for binary in Containerd::binaries() {
@@ -373,6 +459,13 @@ async fn isolated_requests_persist_nothing_and_read_nothing() {
         assert_eq!(resolved.source, ResolutionSource::Registry, "{name}");
     }
     assert!(registry.count("GET", "/v2/multi/manifests/sha256") > 0);
+    // A pod without any credential gets nothing of what the node holds: by its tag, and by its digest.
+    for reference in [name.clone(), format!("{name}@{}", image.root.digest)] {
+        let error = resolve(&resolver, &reference, &Keyring::default())
+            .await
+            .unwrap_err();
+        assert_eq!(error.reason(), Reason::Denied, "{reference}");
+    }
     // A later job of the queue is written, and the isolated image is not.
     registry.require(Auth::Basic("other".into(), "secret".into()));
     let shared = registry.image("unnamed");
