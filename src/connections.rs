@@ -1,11 +1,11 @@
 //! What archaware's HTTP servers have in common: how many connections they accept, and when they close them.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     net::IpAddr,
     pin::pin,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -13,10 +13,7 @@ use std::{
 
 use hyper_util::server::graceful::GracefulConnection;
 use parking_lot::Mutex;
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
-};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 /// Idle timeout. Longer than the API server's own (90 s), so that the API server closes the connection first and
@@ -27,33 +24,69 @@ pub(crate) const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of a request's headers.
 pub(crate) const MAX_HEADERS: usize = 16 << 10;
 
-/// Bounds the connections of a server.
+/// Bounds the connections of a server. When seven eighths of the places are taken, each new connection makes the oldest
+/// one close that has had no request, so that half-open connections do not keep out the others.
 pub(crate) struct ConnectionSlots {
-    total: Arc<Semaphore>,
+    total: usize,
     per_peer: usize,
-    peers: Arc<Peers>,
+    places: Arc<Mutex<Places>>,
 }
 
-/// Connections of each address.
 #[derive(Default)]
-struct Peers(Mutex<HashMap<IpAddr, usize>>);
+struct Places {
+    used: usize,
+    /// Connections of each address.
+    peers: HashMap<IpAddr, usize>,
+    /// Connections in the order of their arrival, with some that have ended or had a request.
+    arrivals: VecDeque<Weak<ConnectionState>>,
+}
 
 /// The place of one connection.
 pub(crate) struct ConnectionSlot {
-    peers: Arc<Peers>,
+    places: Arc<Mutex<Places>>,
     peer: IpAddr,
-    _total: OwnedSemaphorePermit,
+    state: Arc<ConnectionState>,
+}
+
+/// What a connection has had so far.
+#[derive(Default)]
+pub(crate) struct ConnectionState {
+    asked: AtomicBool,
+    evicted: CancellationToken,
+}
+
+impl ConnectionState {
+    /// A request has arrived.
+    pub(crate) fn set_asked(&self) {
+        self.asked.store(true, Ordering::Relaxed);
+    }
+
+    fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut peers = self.peers.0.lock();
-        match peers.get_mut(&self.peer) {
+        let mut places = self.places.lock();
+        places.used -= 1;
+        match places.peers.get_mut(&self.peer) {
             Some(number) if *number > 1 => *number -= 1,
             _ => {
-                peers.remove(&self.peer);
+                places.peers.remove(&self.peer);
             }
         }
+    }
+}
+
+impl ConnectionSlot {
+    pub(crate) fn state(&self) -> &Arc<ConnectionState> {
+        &self.state
+    }
+
+    /// Serves the connection until it ends or has to give its place away.
+    pub(crate) async fn hold(self, serving: impl Future<Output = ()>) {
+        self.state.evicted.run_until_cancelled(serving).await;
     }
 }
 
@@ -61,24 +94,32 @@ impl ConnectionSlots {
     /// At most `total` connections, and `per_peer` from one address.
     pub(crate) fn new(total: usize, per_peer: usize) -> Self {
         Self {
-            total: Arc::new(Semaphore::new(total)),
+            total,
             per_peer,
-            peers: Arc::default(),
+            places: Arc::default(),
         }
     }
 
     fn enter(&self, peer: IpAddr) -> Option<ConnectionSlot> {
-        let total = self.total.clone().try_acquire_owned().ok()?;
-        let mut peers = self.peers.0.lock();
-        let number = peers.entry(peer).or_default();
-        if *number >= self.per_peer {
+        let mut places = self.places.lock();
+        let of_peer = places.peers.get(&peer).copied().unwrap_or_default();
+        if places.used >= self.total || of_peer >= self.per_peer {
             return None;
         }
-        *number += 1;
+        if places.used >= self.total / 8 * 7 {
+            places.evict_one();
+        }
+        let state = Arc::new(ConnectionState::default());
+        places.used += 1;
+        places.peers.insert(peer, of_peer + 1);
+        places.arrivals.push_back(Arc::downgrade(&state));
+        if places.arrivals.len() > self.total * 2 {
+            places.arrivals.retain(|state| state.strong_count() > 0);
+        }
         Some(ConnectionSlot {
-            peers: self.peers.clone(),
+            places: self.places.clone(),
             peer,
-            _total: total,
+            state,
         })
     }
 
@@ -106,9 +147,16 @@ impl ConnectionSlots {
     }
 }
 
-/// Whether a connection has had its first request.
-#[derive(Clone, Default)]
-pub(crate) struct Asked(Arc<AtomicBool>);
+impl Places {
+    fn evict_one(&mut self) {
+        while let Some(oldest) = self.arrivals.pop_front() {
+            if let Some(state) = oldest.upgrade().filter(|state| !state.is_asked()) {
+                state.evicted.cancel();
+                return;
+            }
+        }
+    }
+}
 
 /// How long a connection lives.
 pub(crate) struct Lifetime {
@@ -118,25 +166,18 @@ pub(crate) struct Lifetime {
     pub(crate) until: Option<Instant>,
 }
 
-impl Asked {
-    /// A request has arrived.
-    pub(crate) fn set(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Serves until the client closes the connection, its lifetime ends, or `drain` is cancelled. Requests in progress may
 /// finish, within the idle timeout.
 pub(crate) async fn serve_until_the_end<C: GracefulConnection>(
     serving: C,
     drain: CancellationToken,
-    asked: Asked,
+    state: &ConnectionState,
     life: Lifetime,
 ) {
     let mut serving = pin!(serving);
     let unused = async {
         tokio::time::sleep(life.first_request).await;
-        if asked.0.load(Ordering::Relaxed) {
+        if state.is_asked() {
             std::future::pending::<()>().await;
         }
     };
@@ -160,10 +201,14 @@ pub(crate) async fn serve_until_the_end<C: GracefulConnection>(
 mod tests {
     use super::*;
 
+    fn peers<const N: usize>() -> [IpAddr; N] {
+        std::array::from_fn(|number| IpAddr::from([192, 0, 2, u8::try_from(number).unwrap()]))
+    }
+
     #[test]
     fn one_peer_does_not_take_all_connections() {
         let slots = ConnectionSlots::new(3, 2);
-        let [a, b] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());
+        let [a, b] = peers();
         let held = [slots.enter(a), slots.enter(a)];
         assert!(held.iter().all(Option::is_some));
         assert!(slots.enter(a).is_none());
@@ -172,7 +217,35 @@ mod tests {
         assert!(slots.enter(b).is_none(), "three in total");
         drop(held);
         drop(other);
-        assert!(slots.peers.0.lock().is_empty());
+        let places = slots.places.lock();
+        assert!(places.used == 0 && places.peers.is_empty());
+        drop(places);
         assert!(slots.enter(a).is_some());
+    }
+
+    #[test]
+    fn the_oldest_connection_without_a_request_gives_its_place_away() {
+        let slots = ConnectionSlots::new(8, 8);
+        let held: Vec<_> = peers::<7>()
+            .into_iter()
+            .map(|peer| slots.enter(peer).unwrap())
+            .collect();
+        held[0].state.set_asked();
+        let _new = slots.enter("192.0.2.99".parse().unwrap()).unwrap();
+        let evicted: Vec<_> = held
+            .iter()
+            .map(|slot| slot.state.evicted.is_cancelled())
+            .collect();
+        assert_eq!(evicted, [false, true, false, false, false, false, false]);
+    }
+
+    #[test]
+    fn arrivals_are_forgotten() {
+        let slots = ConnectionSlots::new(8, 8);
+        let [peer] = peers();
+        for _ in 0..1000 {
+            slots.enter(peer).unwrap().state.set_asked();
+        }
+        assert!(slots.places.lock().arrivals.len() <= 17);
     }
 }

@@ -30,8 +30,8 @@ use crate::{
     admission::Readiness,
     cluster::api::{ApiClient, ApiError},
     connections::{
-        Asked, ConnectionSlots, FIRST_REQUEST_TIMEOUT, IDLE_TIMEOUT, Lifetime, MAX_HEADERS,
-        serve_until_the_end,
+        ConnectionSlots, ConnectionState, FIRST_REQUEST_TIMEOUT, IDLE_TIMEOUT, Lifetime,
+        MAX_HEADERS, serve_until_the_end,
     },
     controller::PendingSyncs,
     metrics::Metrics,
@@ -131,10 +131,8 @@ pub async fn serve(listener: TcpListener, health: Health, stop: CancellationToke
     let refused = || tracing::debug!("too many connections to --listen; one is refused");
     let accepting = slots.accept(&listener, refused, |stream, peer, slot| {
         let (router, drain) = (router.clone(), stop.clone());
-        tasks.spawn(async move {
-            connection(stream, peer, router, drain).await;
-            drop(slot);
-        });
+        let state = slot.state().clone();
+        tasks.spawn(slot.hold(connection(stream, peer, router, state, drain)));
     });
     let _ = stop.run_until_cancelled(accepting).await;
     tasks.close();
@@ -151,11 +149,16 @@ fn router(health: Health) -> Router {
         .with_state(health)
 }
 
-async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, drain: CancellationToken) {
-    let asked = Asked::default();
-    let seen = asked.clone();
+async fn connection(
+    stream: TcpStream,
+    peer: SocketAddr,
+    router: Router,
+    state: Arc<ConnectionState>,
+    drain: CancellationToken,
+) {
+    let seen = state.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        seen.set();
+        seen.set_asked();
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(ConnectInfo(peer));
         let router = router.clone();
@@ -174,7 +177,7 @@ async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, drain: 
         first_request: FIRST_REQUEST_TIMEOUT,
         until: None,
     };
-    serve_until_the_end(serving, drain, asked, life).await;
+    serve_until_the_end(serving, drain, &state, life).await;
 }
 
 async fn metrics(State(health): State<Health>) -> impl IntoResponse {
@@ -252,7 +255,7 @@ mod tests {
             api: Arc::new(ApiCheck::new(ApiClient::new(
                 kube::Client::try_from(nowhere).unwrap(),
             ))),
-            log_level: telemetry::init("info", telemetry::LogFormat::Text).unwrap(),
+            log_level: telemetry::init("info", telemetry::LogFormat::Text, None).unwrap(),
         }
     }
 

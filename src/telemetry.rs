@@ -1,9 +1,21 @@
 //! Logging to stderr: text on a terminal, JSON otherwise.
 
-use std::{io::IsTerminal, sync::Arc};
+use std::{
+    fmt,
+    io::IsTerminal,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use parking_lot::Mutex;
-use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan, reload};
+use tracing::{
+    Event, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    EnvFilter, Layer, Registry, filter::Targets, fmt::layer, layer::SubscriberExt, reload,
+    util::SubscriberInitExt,
+};
 
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -73,34 +85,105 @@ fn filter(level: &str) -> Result<EnvFilter, LevelError> {
     EnvFilter::try_new(&directives).map_err(|_| LevelError(level.to_owned()))
 }
 
-/// Initialises logging. `level` is a level for archaware itself or a filter for everything.
+/// Initialises logging. `level` is a level for archaware itself or a filter for everything. `recorder` gets its events
+/// whatever the level.
 ///
 /// # Errors
 ///
 /// When `level` is neither.
-pub fn init(level: &str, format: LogFormat) -> Result<LogLevel, LevelError> {
+pub fn init(
+    level: &str,
+    format: LogFormat,
+    recorder: Option<Recorder>,
+) -> Result<LogLevel, LevelError> {
     let terminal = std::io::stderr().is_terminal();
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter(level)?)
-        .with_span_events(FmtSpan::NONE)
-        .with_writer(std::io::stderr)
-        .with_ansi(terminal);
+    let (filter, handle) = reload::Layer::new(filter(level)?);
+    let lines = layer().with_writer(std::io::stderr).with_ansi(terminal);
     let text = format == LogFormat::Text || (format == LogFormat::Auto && terminal);
-    let current = Arc::new(Mutex::new(level.to_owned()));
-    // Tests initialise more than once; only the first call counts.
-    Ok(if text {
-        let builder = builder.with_target(false).with_filter_reloading();
-        let handle = builder.reload_handle();
-        let _ = builder.try_init();
-        let replace = Arc::new(move |filter| handle.reload(filter));
-        LogLevel { current, replace }
+    let lines = if text {
+        lines.with_target(false).with_filter(filter).boxed()
     } else {
-        let builder = builder.json().flatten_event(true).with_filter_reloading();
-        let handle = builder.reload_handle();
-        let _ = builder.try_init();
-        let replace = Arc::new(move |filter| handle.reload(filter));
-        LogLevel { current, replace }
+        lines.json().flatten_event(true).with_filter(filter).boxed()
+    };
+    let recorder = recorder.map(|recorder| {
+        let filter = Targets::new().with_target(recorder.target, tracing::Level::TRACE);
+        recorder.with_filter(filter)
+    });
+    // Tests initialise more than once; only the first call counts.
+    let _ = Registry::default().with(lines).with(recorder).try_init();
+    Ok(LogLevel {
+        current: Arc::new(Mutex::new(level.to_owned())),
+        replace: Arc::new(move |filter| handle.reload(filter)),
     })
+}
+
+/// Maximum number of recorded events.
+const MAX_RECORDED: usize = 10_000;
+
+/// Records the events of one target, for commands that print them. Cheap to clone.
+#[derive(Clone)]
+pub struct Recorder {
+    target: &'static str,
+    started: Instant,
+    events: Arc<Mutex<Vec<RecordedEvent>>>,
+}
+
+/// A recorded event.
+#[derive(Clone, Debug)]
+pub struct RecordedEvent {
+    /// Time since the recorder was made.
+    pub at: Duration,
+    /// Fields with their values, in their order.
+    pub fields: Vec<(&'static str, String)>,
+}
+
+impl RecordedEvent {
+    /// The value of a field; empty if there is none.
+    pub fn field(&self, name: &str) -> &str {
+        let found = self.fields.iter().find(|(field, _)| *field == name);
+        found.map_or("", |(_, value)| value)
+    }
+}
+
+impl Recorder {
+    /// Records the events of `target`.
+    pub fn new(target: &'static str) -> Self {
+        Self {
+            target,
+            started: Instant::now(),
+            events: Arc::default(),
+        }
+    }
+
+    /// The events so far, at most ten thousand.
+    pub fn events(&self) -> Vec<RecordedEvent> {
+        self.events.lock().clone()
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Recorder {
+    fn on_event(&self, event: &Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        let at = self.started.elapsed();
+        let mut fields = Fields(Vec::new());
+        event.record(&mut fields);
+        let mut events = self.events.lock();
+        if events.len() < MAX_RECORDED {
+            let fields = fields.0;
+            events.push(RecordedEvent { at, fields });
+        }
+    }
+}
+
+struct Fields(Vec<(&'static str, String)>);
+
+impl Visit for Fields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.push((field.name(), value.to_owned()));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0.push((field.name(), format!("{value:?}")));
+    }
 }
 
 /// Logs each panic as one line.

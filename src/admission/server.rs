@@ -21,8 +21,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     backoff::jittered,
     connections::{
-        Asked, ConnectionSlots, FIRST_REQUEST_TIMEOUT, IDLE_TIMEOUT, Lifetime, MAX_HEADERS,
-        serve_until_the_end,
+        ConnectionSlots, ConnectionState, FIRST_REQUEST_TIMEOUT, IDLE_TIMEOUT, Lifetime,
+        MAX_HEADERS, serve_until_the_end,
     },
     metrics::AdmissionMetrics,
 };
@@ -73,10 +73,9 @@ impl Server {
         let refused = || self.metrics.connection_refused();
         let accepting = slots.accept(&self.listener, refused, |stream, _, slot| {
             let (tls, handler, drain) = (tls.clone(), self.handler.clone(), drain.clone());
-            self.tasks.spawn(async move {
-                connection(stream, tls, handler, drain).await;
-                drop(slot);
-            });
+            let state = slot.state().clone();
+            let serving = connection(stream, tls, handler, state, drain);
+            self.tasks.spawn(slot.hold(serving));
         });
         let lingering = async {
             stop.cancelled().await;
@@ -113,6 +112,7 @@ async fn connection(
     stream: TcpStream,
     tls: TlsAcceptor,
     handler: Arc<Handler>,
+    state: Arc<ConnectionState>,
     drain: CancellationToken,
 ) {
     let _ = stream.set_nodelay(true);
@@ -128,11 +128,11 @@ async fn connection(
         Err(_) => return,
     };
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-    let (asked, until) = (Asked::default(), Instant::now() + jittered(LIFETIME));
-    let seen = asked.clone();
+    let until = Instant::now() + jittered(LIFETIME);
+    let seen = state.clone();
     let service = service_fn(move |request| {
         let handler = handler.clone();
-        seen.set();
+        seen.set_asked();
         async move {
             let mut answer = handler.handle(request).await;
             // The connection is closed with the last response, because the next request may already be on its way.
@@ -158,13 +158,13 @@ async fn connection(
             .initial_connection_window_size(1 << 20)
             .keep_alive_interval(Some(Duration::from_secs(30)))
             .serve_connection(stream, service);
-        serve_until_the_end(serving, drain, asked, life).await;
+        serve_until_the_end(serving, drain, &state, life).await;
     } else {
         let serving = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(IDLE_TIMEOUT)
             .max_header_size(MAX_HEADERS)
             .serve_connection(stream, service);
-        serve_until_the_end(serving, drain, asked, life).await;
+        serve_until_the_end(serving, drain, &state, life).await;
     }
 }

@@ -8,9 +8,11 @@ use crate::{
     image::{
         ImageError, PullPolicy, Reference, ResolveRequest, Resolved,
         credentials::{self, Keyring},
+        trace,
     },
     metrics::Metrics,
     platform::Os,
+    telemetry::{RecordedEvent, Recorder},
 };
 
 use super::{
@@ -30,6 +32,9 @@ pub(super) struct InspectCommand {
     /// Operating system that architectures are listed for
     #[arg(long, default_value = "linux")]
     os: Os,
+    /// Also print each request and each answer from a cache, to stderr
+    #[arg(long)]
+    trace: bool,
 }
 
 /// One element of `-o json`. Unknown fields are null.
@@ -54,7 +59,16 @@ struct InspectFailure {
 }
 
 impl InspectCommand {
-    pub(super) async fn execute(self, global: Global) -> anyhow::Result<CommandStatus> {
+    /// Records the requests for `--trace`.
+    pub(super) fn recorder(&self) -> Option<Recorder> {
+        self.trace.then(|| Recorder::new(trace::TARGET))
+    }
+
+    pub(super) async fn execute(
+        self,
+        global: Global,
+        recorder: Option<Recorder>,
+    ) -> anyhow::Result<CommandStatus> {
         let config = global.load_config()?;
         let keys = credentials::ready_keyring(Keyring::default());
         let resolver = resolver(&global, &config, &Metrics::default(), Persist::No)?;
@@ -66,13 +80,17 @@ impl InspectCommand {
                     image,
                     policy: PullPolicy::IfNotPresent,
                     keyring: keys,
-                    tenant: "",
+                    // A registry that hangs does not hold up the others.
+                    tenant: image.split('/').next().unwrap_or_default(),
                 };
                 let answer = resolver.resolve_by(request, deadline).await;
                 InspectResult::new(image, resolver.reference(image), answer, os)
             }
         }))
         .await;
+        if let Some(recorder) = recorder {
+            eprintln!("{}", trace_table(&recorder.events()));
+        }
         let failed = lines.iter().any(|line| line.error.is_some());
         match self.output {
             Output::Json => print!("{}", output::json(&lines)?),
@@ -130,6 +148,35 @@ impl InspectResult {
         }
         line
     }
+}
+
+/// One line per request, in the order in which they ended.
+fn trace_table(events: &[RecordedEvent]) -> String {
+    let rows = events.iter().map(|event| {
+        let field = |name| event.field(name).to_owned();
+        let request = format!("{} {}{}", field("method"), field("host"), field("path"));
+        vec![
+            event.at.as_millis().to_string(),
+            field("peer"),
+            request,
+            field("status"),
+            field("milliseconds"),
+            field("attempt"),
+            field("credential"),
+        ]
+    });
+    output::table(
+        &[
+            "AT MS",
+            "ASKED",
+            "REQUEST",
+            "STATUS",
+            "TOOK MS",
+            "ATTEMPT",
+            "CREDENTIAL",
+        ],
+        rows,
+    )
 }
 
 fn table(lines: &[InspectResult]) -> String {

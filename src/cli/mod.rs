@@ -30,7 +30,7 @@ use crate::{
         credentials::{DockerConfigError, OperatorCredentials, ProviderError, Providers},
     },
     metrics::Metrics,
-    telemetry::{self, LogFormat, LogLevel},
+    telemetry::{self, LogFormat, LogLevel, Recorder},
 };
 
 /// Keeps pods off nodes whose CPU architecture their images cannot run on
@@ -109,6 +109,16 @@ enum Command {
     },
 }
 
+impl Command {
+    /// Records what a command prints of its own events.
+    fn recorder(&self) -> Option<Recorder> {
+        match self {
+            Self::Inspect(command) => command.recorder(),
+            _ => None,
+        }
+    }
+}
+
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CommandStatus {
@@ -135,7 +145,13 @@ const USAGE: u8 = 2;
 /// Runs the command line and returns the exit status: 0 done, 1 failed, 2 wrong usage or configuration, 3 refused.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let log_level = match telemetry::init(&cli.global.log_level, cli.global.log_format) {
+    let recorder = cli.command.recorder();
+    let Global {
+        log_level: level,
+        log_format,
+        ..
+    } = &cli.global;
+    let log_level = match telemetry::init(level, *log_format, recorder.clone()) {
         Ok(log_level) => log_level,
         Err(error) => {
             eprintln!("error: {error}");
@@ -152,7 +168,7 @@ pub fn main() -> ExitCode {
         .build();
     let result = match runtime {
         Ok(runtime) => {
-            let result = runtime.block_on(cli.execute(log_level));
+            let result = runtime.block_on(cli.execute(log_level, recorder));
             // Does not wait for blocking threads, because a file system may hang.
             runtime.shutdown_background();
             result
@@ -172,12 +188,16 @@ pub fn main() -> ExitCode {
 }
 
 impl Cli {
-    async fn execute(self, log_level: LogLevel) -> anyhow::Result<CommandStatus> {
+    async fn execute(
+        self,
+        log_level: LogLevel,
+        recorder: Option<Recorder>,
+    ) -> anyhow::Result<CommandStatus> {
         match self.command {
             Command::Run(command) => command.execute(self.global, log_level).await,
             Command::Plan(command) => command.execute(self.global).await,
             Command::Clean(command) => command.execute(self.global).await,
-            Command::Inspect(command) => command.execute(self.global).await,
+            Command::Inspect(command) => command.execute(self.global, recorder).await,
             Command::ContentProxy(command) => command.execute(self.global).await,
             Command::Config(action) => action.execute(&self.global),
             Command::Completions { shell } => {

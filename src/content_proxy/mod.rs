@@ -34,7 +34,7 @@ use tonic::{Code, Status, body::Body, transport::Channel};
 use tower::ServiceExt;
 
 use crate::{
-    connections::{Asked, Lifetime, serve_until_the_end},
+    connections::{ConnectionState, Lifetime, serve_until_the_end},
     error::RepeatedError,
     image::containerd::{SocketError, connect, in_namespace},
 };
@@ -189,10 +189,10 @@ async fn make_namespace(containerd: Channel, own: Option<String>) {
 
 impl Proxy {
     async fn serve(self: Arc<Self>, stream: UnixStream, stop: CancellationToken) {
-        let asked = Asked::default();
-        let seen = asked.clone();
+        let state = Arc::new(ConnectionState::default());
+        let seen = state.clone();
         let service = hyper::service::service_fn(move |request| {
-            seen.set();
+            seen.set_asked();
             let proxy = self.clone();
             async move { Ok::<_, std::convert::Infallible>(proxy.answer(request).await) }
         });
@@ -205,7 +205,7 @@ impl Proxy {
             first_request: REQUEST_TIMEOUT,
             until: None,
         };
-        serve_until_the_end(connection, stop, asked, life).await;
+        serve_until_the_end(connection, stop, &state, life).await;
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {

@@ -9,7 +9,7 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
-use futures::stream;
+use futures::{StreamExt, stream};
 use http::{HeaderMap, Method, StatusCode, header};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::net::TcpListener;
@@ -38,6 +38,8 @@ pub enum Script {
     Trickle(Duration),
     /// A body of this many bytes without Content-Length.
     Oversized(usize),
+    /// This many bytes, and then nothing more.
+    Stall(usize),
     /// 200 with other content than requested.
     OtherContent(Bytes),
     /// A wrong `Docker-Content-Digest`.
@@ -290,6 +292,13 @@ fn scripted(script: Script) -> Response {
             let chunks = (0..size.div_ceil(chunk.len()))
                 .map(move |_| Ok::<_, std::io::Error>(chunk.clone()));
             Response::new(Body::from_stream(stream::iter(chunks)))
+        }
+        Script::Stall(size) => {
+            let chunk = Bytes::from_static(&[b' '; 64 * 1024]);
+            let chunks = (0..size.div_ceil(chunk.len()))
+                .map(move |_| Ok::<_, std::io::Error>(chunk.clone()));
+            let chunks = stream::iter(chunks).chain(stream::pending());
+            Response::new(Body::from_stream(chunks))
         }
         Script::OtherContent(bytes) => Response::new(Body::from(bytes)),
         Script::Packed(bytes) => {

@@ -15,6 +15,7 @@ mod configuration;
 mod daemon_sets;
 mod failure;
 mod faults;
+mod hostile;
 mod monitoring;
 mod nodes;
 mod permissions;

@@ -12,6 +12,8 @@
 
 mod content_proxy;
 mod faults;
+mod names;
 mod operator_credentials;
 mod registries;
 mod store;
+mod trace;

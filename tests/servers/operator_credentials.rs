@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use testsupport::servers::Registry;
 
-fn executable(folder: &Path, name: &str, text: &str) {
+pub(crate) fn executable(folder: &Path, name: &str, text: &str) {
     let path = folder.join(name);
     fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();

@@ -62,7 +62,7 @@ impl Rpc<'_> {
             peer: Peer::Containerd,
             method: self.method,
             host: self.namespace,
-            path: self.subject,
+            path: &format!(" {}", self.subject),
             attempt: 1,
             credential: trace::NO_CREDENTIAL,
         };

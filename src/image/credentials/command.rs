@@ -142,7 +142,7 @@ pub(super) async fn run(
         peer: Peer::Program,
         method: "run",
         host: &name.to_string_lossy(),
-        path: question.subject,
+        path: &format!(" {}", question.subject),
         attempt: 1,
         credential: trace::NO_CREDENTIAL,
     };

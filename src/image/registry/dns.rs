@@ -4,14 +4,18 @@
 use std::{
     convert::Infallible,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
 
+use futures::future::{Either, select};
 use hickory_resolver::{
     ResolverBuilder, TokioResolver,
-    config::{LookupIpStrategy, NameServerConfig, ResolverConfig},
-    net::{NetError, runtime::TokioRuntimeProvider},
+    config::{NameServerConfig, ResolverConfig},
+    lookup::Lookup,
+    net::{DnsError as ProtocolError, NetError, runtime::TokioRuntimeProvider},
+    proto::{op::ResponseCode, rr::RecordType},
 };
 use quick_cache::sync::Cache;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
@@ -26,6 +30,8 @@ const MAX_PER_DOMAIN: usize = 8;
 const MAX_DOMAINS: usize = 1024;
 /// Timeout of one query. Shorter than a request's, so that a lost packet is sent again.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(1500);
+/// How long the answer of one address family waits for the other's (RFC 8305, section 3).
+const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
 /// Maximum number of cached answers; each has some hundred bytes.
 const MAX_CACHED: u64 = 2048;
 /// How long an answer is used if its TTL is longer. A registry that moves is found again soon.
@@ -33,15 +39,45 @@ const MAX_TTL: Duration = Duration::from_mins(5);
 /// How long a name counts as absent if its zone says longer.
 const MAX_NEGATIVE_TTL: Duration = Duration::from_secs(30);
 
-/// A name that leads to archaware's own machine or to a metadata service.
+/// Why a name gives no address.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "{name} resolves to {address}, which is an address of this machine or of a metadata service; \
-     if that is a registry, add {name} to registries.allowLocalAddresses"
-)]
-pub(super) struct LocalAddress {
-    name: String,
-    address: IpAddr,
+pub(super) enum DnsError {
+    /// It leads to archaware's own machine or to a metadata service.
+    #[error(
+        "{name} resolves to {address}, which is an address of this machine or of a metadata service; \
+         if that is a registry, add {name} to registries.allowLocalAddresses"
+    )]
+    LocalAddress { name: String, address: IpAddr },
+    /// The name server says so.
+    #[error("no such host: {0}")]
+    NoSuchHost(String),
+    /// The name server gave no usable answer.
+    #[error("the name {name} cannot be resolved")]
+    Failed {
+        name: String,
+        #[source]
+        source: Arc<NetError>,
+    },
+}
+
+impl DnsError {
+    fn new(name: &str, error: Arc<NetError>) -> Self {
+        let name = name.to_owned();
+        let NetError::Dns(ProtocolError::NoRecordsFound(found)) = &*error else {
+            let source = error;
+            return Self::Failed { name, source };
+        };
+        // The name does not exist, or has no address.
+        if matches!(
+            found.response_code,
+            ResponseCode::NXDomain | ResponseCode::NoError
+        ) {
+            Self::NoSuchHost(name)
+        } else {
+            let source = error;
+            Self::Failed { name, source }
+        }
+    }
 }
 
 /// Resolves names. Cheap to clone.
@@ -80,7 +116,6 @@ impl Dns {
     fn build(mut builder: ResolverBuilder<TokioRuntimeProvider>, allowed: Vec<String>) -> Self {
         let options = builder.options_mut();
         options.timeout = options.timeout.min(QUERY_TIMEOUT);
-        options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
         options.cache_size = MAX_CACHED;
         options.positive_max_ttl = Some(MAX_TTL);
         options.negative_max_ttl = Some(MAX_NEGATIVE_TTL);
@@ -105,7 +140,7 @@ impl Dns {
         self.0.allowed.iter().any(named)
     }
 
-    async fn addresses(&self, name: &str, check: AddressCheck) -> Result<Vec<IpAddr>, BoxError> {
+    async fn addresses(&self, name: &str, check: AddressCheck) -> Result<Vec<IpAddr>, DnsError> {
         // A name that is sent nowhere (RFC 6761, 6.3).
         if is_loopback(name) {
             return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
@@ -113,24 +148,49 @@ impl Dns {
         let new = || Ok::<_, Infallible>(Arc::new(Semaphore::new(MAX_PER_DOMAIN)));
         let domain = registrable_domain(name.trim_end_matches('.'));
         let Ok(slots) = self.0.domains.get_or_insert_with(domain, new);
-        // The request's timeout bounds the wait.
-        let _slot = slots.acquire().await?;
-        let resolver = self.0.resolver.as_ref().map_err(Arc::clone)?;
-        let found = resolver.lookup_ip(name).await?;
-        let mut addresses: Vec<IpAddr> = found.iter().collect();
+        // The request's timeout bounds the wait. The semaphore is never closed.
+        let _slot = slots.acquire().await.ok();
+        let resolver = self.0.resolver.as_ref();
+        let resolver = resolver.map_err(|error| DnsError::new(name, error.clone()))?;
+        let found = lookup(resolver, name).await;
+        let mut addresses = found.map_err(|error| DnsError::new(name, Arc::new(error)))?;
         if check == AddressCheck::RefuseLocal && !self.allows_local(name) {
             let first = addresses.first().copied();
             addresses.retain(|address| !is_local(*address));
             if let (true, Some(address)) = (addresses.is_empty(), first) {
                 let name = name.to_owned();
-                return Err(LocalAddress { name, address }.into());
+                return Err(DnsError::LocalAddress { name, address });
             }
         }
         Ok(addresses)
     }
 }
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// The addresses of both families, asked for at the same time. A name server that leaves one of the questions
+/// unanswered does not hold up the other's answer for long.
+async fn lookup(resolver: &TokioResolver, name: &str) -> Result<Vec<IpAddr>, NetError> {
+    let v4 = pin!(resolver.lookup(name, RecordType::A));
+    let v6 = pin!(resolver.lookup(name, RecordType::AAAA));
+    let (first, other) = match select(v4, v6).await {
+        Either::Left(one) | Either::Right(one) => one,
+    };
+    let mut addresses: Vec<IpAddr> = first.iter().flat_map(addresses_in).collect();
+    let second = if addresses.is_empty() {
+        Some(other.await)
+    } else {
+        tokio::time::timeout(RESOLUTION_DELAY, other).await.ok()
+    };
+    addresses.extend(second.iter().flatten().flat_map(addresses_in));
+    match (addresses.is_empty(), first) {
+        (true, Err(error)) => Err(error),
+        _ => Ok(addresses),
+    }
+}
+
+fn addresses_in(lookup: &Lookup) -> impl Iterator<Item = IpAddr> {
+    let records = lookup.answers().iter();
+    records.filter_map(|record| record.data.ip_addr())
+}
 
 struct ClientDns {
     dns: Dns,

@@ -25,7 +25,7 @@ use super::{
     address::{bare, is_link_local, literal, names_local},
     body::Bodies,
     clients::Clients,
-    dns::{AddressCheck, LocalAddress},
+    dns::{AddressCheck, DnsError},
     host_limiter::{DEFAULT_RETRY_AFTER, HostLimiter, HostLimiters, MAX_RETRY_AFTER, Principal},
     hosts::{Endpoint, Transport},
 };
@@ -317,7 +317,7 @@ impl ExchangeError {
 
 /// The URL is removed from the error: a redirect's URL may contain a signature.
 fn transport_error(what: &str, error: reqwest::Error) -> ImageError {
-    if let Some(refused) = find_cause::<LocalAddress>(&error) {
+    if let Some(refused @ DnsError::LocalAddress { .. }) = find_cause(&error) {
         return ImageError::Denied {
             what: what.to_owned(),
             why: refused.to_string(),

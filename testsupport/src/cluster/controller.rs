@@ -58,6 +58,32 @@ impl Controller {
         )
     }
 
+    /// Starts with another `/etc/resolv.conf`, in a mount namespace.
+    pub fn start_with_resolv_conf(cluster: &TestCluster, config: &str, resolv_conf: &Path) -> Self {
+        const SCRIPT: &str = "mount --bind \"$1\" /etc/resolv.conf && shift && exec \"$@\"";
+        // The program replaces both, so it has the process id that is started here.
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "sh", "-c", SCRIPT, "sh"])
+            .arg(resolv_conf)
+            .arg(crate::program());
+        let account = cluster.service_account("archaware");
+        Self::run(command, &account, config, "info", &[])
+    }
+
+    /// The address of `--listen`.
+    pub async fn address(&self) -> String {
+        eventually("an address in the log", DEADLINE, || async {
+            let log = self.log();
+            let line = log
+                .lines()
+                .find(|line| line.contains("archaware started"))?;
+            let line: serde_json::Value = serde_json::from_str(line).ok()?;
+            Some(line["address"].as_str()?.to_owned())
+        })
+        .await
+    }
+
     fn launch(kubeconfig: &Path, config: &str, log_level: &str) -> Self {
         Self::launch_with(kubeconfig, config, log_level, &[])
     }
@@ -68,11 +94,22 @@ impl Controller {
         log_level: &str,
         environment: &[(&str, &str)],
     ) -> Self {
+        let command = Command::new(crate::program());
+        Self::run(command, kubeconfig, config, log_level, environment)
+    }
+
+    fn run(
+        mut command: Command,
+        kubeconfig: &Path,
+        config: &str,
+        log_level: &str,
+        environment: &[(&str, &str)],
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (file, log) = (dir.path().join("config.yaml"), dir.path().join("log"));
         let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
         std::fs::write(&file, format!("{head}{config}")).unwrap();
-        let child = Command::new(crate::program())
+        let child = command
             .args([
                 "run",
                 "--listen",
@@ -180,15 +217,7 @@ impl Controller {
         path: &str,
         request: impl FnOnce(&reqwest::Client, String) -> reqwest::RequestBuilder,
     ) -> (u16, String) {
-        let address = eventually("an address in the log", DEADLINE, || async {
-            let log = self.log();
-            let line = log
-                .lines()
-                .find(|line| line.contains("archaware started"))?;
-            let line: serde_json::Value = serde_json::from_str(line).ok()?;
-            Some(line["address"].as_str()?.to_owned())
-        })
-        .await;
+        let address = self.address().await;
         let http = reqwest::Client::builder()
             .tls_certs_only([])
             .build()

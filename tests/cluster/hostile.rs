@@ -1,0 +1,211 @@
+//! One tenant does everything at once that could stop archaware for the others.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::{Api, api::PostParams};
+use serde_json::{Value, json};
+use testimg::{Auth, FakeRegistry, Script};
+use tokio::{
+    io::AsyncWriteExt,
+    net::{TcpSocket, TcpStream, UdpSocket},
+    task::AbortHandle,
+};
+
+use super::*;
+
+/// Of the container in `manifests/`, in MiB.
+const MEMORY_LIMIT: f64 = 256.0;
+/// Pods of the other tenant in each measurement.
+const PODS: usize = 15;
+/// Images of one pod, close to the most that archaware looks at.
+const IMAGES: usize = 200;
+/// What a shared machine may add to a median of some tens of milliseconds.
+const NOISE: Duration = Duration::from_millis(150);
+
+/// The hostile namespace and what its pods refer to. Ends when it is dropped.
+struct Tenant {
+    cluster: TestCluster,
+    namespace: String,
+    /// Requires a password, stalls near the end of large bodies, and limits nothing.
+    registry: FakeRegistry,
+    _name_server: UdpSocket,
+    tasks: Vec<AbortHandle>,
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl Tenant {
+    async fn secret(&self, name: &str, auths: Value) {
+        let secrets: Api<Secret> = Api::namespaced(self.cluster.client.clone(), &self.namespace);
+        let content = json!({"auths": auths}).to_string();
+        let secret = json!({"metadata": {"name": name}, "type": "kubernetes.io/dockerconfigjson",
+            "stringData": {".dockerconfigjson": content}});
+        let secret = serde_json::from_value(secret).unwrap();
+        secrets
+            .create(&PostParams::default(), &secret)
+            .await
+            .unwrap();
+    }
+
+    async fn pod(&self, name: &str, images: &[String], secret: &str) {
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &self.namespace);
+        let mut spec = pod_spec(images);
+        spec["imagePullSecrets"] = json!([{"name": secret}]);
+        let pod = serde_json::from_value(pod(name, spec, json!({}))).unwrap();
+        pods.create(&PostParams::default(), &pod).await.unwrap();
+    }
+
+    fn images(count: usize, name: impl Fn(usize) -> String) -> Vec<String> {
+        (0..count).map(name).collect()
+    }
+
+    /// Everything at once.
+    async fn attack(&mut self, listen: &str) {
+        let address = self.registry.address();
+        // Globs that a backtracking matcher tries in 10^11 ways, beside the longest host.
+        let host = format!("{}.x", "a".repeat(250));
+        self.secret(
+            "globs",
+            json!({"*a*a*a*ab.x": {"auth": "dTpw"}, "*a*a*a*a*a*a*a*ab.x": {"auth": "dTpw"}}),
+        )
+        .await;
+        for number in 0..3 {
+            let images = Self::images(IMAGES, |image| format!("{host}/app{image}:{number}"));
+            self.pod(&format!("globs-{number}"), &images, "globs").await;
+        }
+        // As many passwords for one registry as a Secret may hold, and more.
+        for (name, entries) in [("passwords", 250), ("too-many", 1500)] {
+            let entry = |number: usize| {
+                let key = format!("http://{address}/?{number}");
+                (
+                    key,
+                    json!({"username": "user", "password": format!("guess-{number}")}),
+                )
+            };
+            self.secret(name, Value::Object((0..entries).map(entry).collect()))
+                .await;
+            let images = Self::images(IMAGES, |image| format!("{address}/locked{image}:{name}"));
+            self.pod(name, &images, name).await;
+        }
+        // Bodies that stall near their end, and names that are never answered.
+        for number in 0..2 {
+            let images = Self::images(IMAGES, |image| format!("{address}/stall{image}:v{number}"));
+            self.pod(&format!("stall-{number}"), &images, "globs").await;
+            let images = Self::images(IMAGES, |image| format!("r{image}-{number}.silent.test/app"));
+            self.pod(&format!("names-{number}"), &images, "globs").await;
+        }
+        // Connections with half a request, from another address than the test's own.
+        let listen: std::net::SocketAddr = listen.parse().unwrap();
+        let connections = tokio::spawn(async move {
+            let mut held: Vec<TcpStream> = Vec::new();
+            for number in 0..3000_u32 {
+                let socket = TcpSocket::new_v4().unwrap();
+                let from = format!("127.0.0.{}:0", 2 + number % 100);
+                socket.bind(from.parse().unwrap()).unwrap();
+                let connecting =
+                    tokio::time::timeout(Duration::from_secs(5), socket.connect(listen));
+                if let Ok(Ok(mut stream)) = connecting.await {
+                    let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nx: ").await;
+                    held.push(stream);
+                }
+            }
+            std::future::pending::<()>().await;
+        });
+        self.tasks.push(connections.abort_handle());
+    }
+}
+
+/// How long pods of another tenant take from their creation until they are bound.
+async fn placing(cluster: &TestCluster, healthy: &FakeRegistry, round: usize) -> Duration {
+    let mut took = Vec::new();
+    for number in 0..PODS {
+        let tag = format!("v{}", round * PODS + number);
+        healthy.add_tag("app", &tag, &testimg::numbered(round * PODS + number));
+        let image = format!("{}:{tag}", healthy.image("app"));
+        let name = format!("healthy-{tag}");
+        let started = Instant::now();
+        cluster
+            .create::<Pod>(pod(&name, pod_spec(&[image]), json!({})))
+            .await;
+        cluster.wait_until_bound(&name).await;
+        took.push(started.elapsed());
+    }
+    took.sort();
+    took[PODS / 2]
+}
+
+#[tokio::test]
+async fn a_hostile_tenant_slows_down_nobody_else() {
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let (healthy, registry) = (
+        FakeRegistry::start().await.unwrap(),
+        FakeRegistry::start().await.unwrap(),
+    );
+    registry.require(Auth::Basic("user".into(), "secret".into()));
+    registry.script("/stall", Script::Stall((4 << 20) - (64 << 10)));
+    // The program's own resolv.conf names a server that never answers.
+    let name_server = UdpSocket::bind("127.53.53.53:53").await.unwrap();
+    let resolv_conf = cluster.dir().join("resolv.conf");
+    std::fs::write(&resolv_conf, "nameserver 127.53.53.53\n").unwrap();
+    let archaware = Controller::start_with_resolv_conf(&cluster, "", &resolv_conf);
+    cluster.wait_until_tainted().await;
+    let before = placing(&cluster, &healthy, 0).await;
+
+    let namespace = format!("{}-hostile", cluster.namespace);
+    cluster.create_namespace(&namespace, json!({})).await;
+    let mut tenant = Tenant {
+        cluster,
+        namespace,
+        registry,
+        _name_server: name_server,
+        tasks: Vec::new(),
+    };
+    let listen = archaware.address().await;
+    tenant.attack(&listen).await;
+    let mut during = Vec::new();
+    for round in 1..=3 {
+        during.push(placing(&tenant.cluster, &healthy, round).await);
+    }
+    during.sort();
+    let during = during[1];
+    let ratio = during.as_secs_f64() / before.as_secs_f64();
+    let peak = archaware.peak_memory();
+    println!(
+        "a hostile tenant: others placed in {during:.0?} instead of {before:.0?} ({ratio:.2}), at most {peak:.0} MiB"
+    );
+    assert!(
+        during < before.mul_f64(1.5) + NOISE,
+        "{during:?} instead of {before:?}"
+    );
+    assert!(peak < MEMORY_LIMIT, "{peak} MiB");
+    // The attack was one.
+    let seen = tenant.registry.seen();
+    assert!(seen.iter().any(|seen| seen.path.contains("/stall")));
+    let passwords: std::collections::BTreeSet<_> = seen
+        .iter()
+        .filter_map(|seen| seen.authorization.clone())
+        .collect();
+    assert!(
+        (1..=16).contains(&passwords.len()),
+        "{} passwords",
+        passwords.len()
+    );
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(archaware.http(path).await.0, 200, "{path}");
+    }
+    let ending = Instant::now();
+    assert_eq!(archaware.stop().await, 0);
+    assert!(
+        ending.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        ending.elapsed()
+    );
+}
