@@ -119,3 +119,39 @@ fn uses_are_found() {
     let expected = ["a", "c", "f", "g"].map(str::to_owned);
     assert_eq!(used(text), expected.into());
 }
+
+/// A claim in the documentation names the tests that show it.
+#[test]
+fn sources_that_the_documentation_names_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut all = Vec::new();
+    for folder in ["src", "tests", "testimg", "testsupport", "benches"] {
+        every_source(&root.join(folder), &mut all);
+    }
+    let mut named = 0;
+    for page in fs::read_dir(root.join("docs")).unwrap() {
+        let page = page.unwrap().path();
+        let text = fs::read_to_string(&page).unwrap();
+        let quoted = text.split('`').skip(1).step_by(2);
+        let is_source = |name: &&str| {
+            !name.contains(' ') && Path::new(name).extension().is_some_and(|end| end == "rs")
+        };
+        for name in quoted.filter(is_source) {
+            named += 1;
+            let known = all.iter().any(|source| source.ends_with(name));
+            assert!(known, "{}: {name} does not exist", page.display());
+        }
+    }
+    assert!(named > 50, "{named}");
+}
+
+fn every_source(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            every_source(&path, found);
+        } else {
+            found.push(path);
+        }
+    }
+}

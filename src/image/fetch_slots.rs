@@ -1,49 +1,74 @@
-//! Bounds how many images are being fetched: for each tenant, so that one of them cannot hold up the others, and in
-//! total.
+//! Bounds how many images are being fetched: for each tenant at each registry, so that a registry that hangs does not
+//! hold up the tenant's other images; for each tenant, so that none holds up the others; and in total.
 
 use std::{convert::Infallible, sync::Arc};
 
 use quick_cache::sync::Cache;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
-/// Maximum number of images that are being fetched for one tenant: with `concurrency.perRegistry` enough for four busy
-/// registries.
-const MAX_PER_TENANT: usize = 32;
+/// Maximum number of images that are being fetched for one tenant.
+const MAX_PER_TENANT: usize = 64;
 /// Maximum number of images that are being fetched, and so of requests to registries and token servers, as each image
 /// has one at a time. A request has a connection with buffers of up to 400 KiB, and an image holds documents of up to half
 /// a MiB between its requests.
 const MAX_TOTAL: usize = 128;
-/// Tenants whose state is kept; that of the least used ones is made anew.
-const MAX_TENANTS: usize = 4096;
+/// Tenants, and pairs of tenant and registry, whose state is kept; that of the least used ones is made anew.
+const MAX_KEPT: usize = 4096;
 
 /// The slots of all tenants.
 pub(crate) struct FetchSlots {
     total: Semaphore,
-    tenants: Cache<String, Arc<Semaphore>>,
+    tenants: Lines,
+    registries: Lines,
 }
 
 /// Permission to fetch one image.
 pub(crate) struct FetchSlot<'a> {
-    _total: Option<tokio::sync::SemaphorePermit<'a>>,
+    _registry: Option<OwnedSemaphorePermit>,
     _tenant: Option<OwnedSemaphorePermit>,
+    _total: Option<SemaphorePermit<'a>>,
 }
 
-impl FetchSlots {
-    pub(crate) fn new() -> Self {
+/// A line for each name, with the same number of places.
+struct Lines {
+    by_name: Cache<String, Arc<Semaphore>>,
+    places: usize,
+}
+
+impl Lines {
+    fn new(places: usize) -> Self {
         Self {
-            total: Semaphore::new(MAX_TOTAL),
-            tenants: Cache::new(MAX_TENANTS),
+            by_name: Cache::new(MAX_KEPT),
+            places,
         }
     }
 
-    /// Waits in the line of a tenant, then in the line of all. The caller bounds the time.
-    pub(crate) async fn enter(&self, tenant: &str) -> FetchSlot<'_> {
-        let new = || Ok::<_, Infallible>(Arc::new(Semaphore::new(MAX_PER_TENANT)));
-        let Ok(slots) = self.tenants.get_or_insert_with(tenant, new);
-        // Neither semaphore is ever closed.
-        let tenant = slots.acquire_owned().await.ok();
+    async fn enter(&self, name: &str) -> Option<OwnedSemaphorePermit> {
+        let new = || Ok::<_, Infallible>(Arc::new(Semaphore::new(self.places)));
+        let Ok(line) = self.by_name.get_or_insert_with(name, new);
+        // No semaphore is ever closed.
+        line.acquire_owned().await.ok()
+    }
+}
+
+impl FetchSlots {
+    /// `per_host` is the number of requests that a registry gets at once. Twice as many images keep it busy.
+    pub(crate) fn new(per_host: usize) -> Self {
+        Self {
+            total: Semaphore::new(MAX_TOTAL),
+            tenants: Lines::new(MAX_PER_TENANT),
+            registries: Lines::new(per_host.saturating_mul(2).min(MAX_TOTAL)),
+        }
+    }
+
+    /// Waits in the line of the tenant for this registry, in that of the tenant, and in that of all. The caller bounds
+    /// the time.
+    pub(crate) async fn enter(&self, tenant: &str, registry: &str) -> FetchSlot<'_> {
+        // Neither a namespace nor a registry contains a space.
+        let pair = format!("{tenant} {registry}");
         FetchSlot {
-            _tenant: tenant,
+            _registry: self.registries.enter(&pair).await,
+            _tenant: self.tenants.enter(tenant).await,
             _total: self.total.acquire().await.ok(),
         }
     }
@@ -55,16 +80,20 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
-    async fn a_tenant_that_waits_holds_up_nobody_else() {
-        let slots = FetchSlots::new();
-        let mut held = Vec::new();
-        for _ in 0..MAX_PER_TENANT {
-            held.push(slots.enter("greedy").now_or_never().unwrap());
-        }
-        assert!(slots.enter("greedy").now_or_never().is_none());
-        assert!(slots.enter("other").now_or_never().is_some());
-        held.pop();
-        assert!(slots.enter("greedy").now_or_never().is_some());
+    #[test]
+    fn a_tenant_or_registry_that_waits_holds_up_nobody_else() {
+        let slots = FetchSlots::new(8);
+        let enter = |tenant, registry| slots.enter(tenant, registry).now_or_never();
+        let hanging: Vec<_> = (0..16).map(|_| enter("greedy", "hangs")).collect();
+        assert!(hanging.iter().all(Option::is_some));
+        assert!(enter("greedy", "hangs").is_none());
+        assert!(enter("other", "hangs").is_some());
+        let names: Vec<String> = (0..48).map(|number| format!("r{number}")).collect();
+        let many: Vec<_> = names.iter().map(|name| enter("greedy", name)).collect();
+        assert!(many.iter().all(Option::is_some));
+        assert!(enter("greedy", "one-more").is_none(), "64 of a tenant");
+        assert!(enter("other", "one-more").is_some());
+        drop(hanging);
+        assert!(enter("greedy", "hangs").is_some());
     }
 }

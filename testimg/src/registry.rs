@@ -294,7 +294,7 @@ fn scripted(script: Script) -> Response {
             Response::new(Body::from_stream(stream::iter(chunks)))
         }
         Script::Stall(size) => {
-            let chunk = Bytes::from_static(&[b' '; 64 * 1024]);
+            let chunk = Bytes::from(vec![b' '; 64 * 1024]);
             let chunks = (0..size.div_ceil(chunk.len()))
                 .map(move |_| Ok::<_, std::io::Error>(chunk.clone()));
             let chunks = stream::iter(chunks).chain(stream::pending());

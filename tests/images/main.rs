@@ -67,11 +67,20 @@ async fn resolve_as(
     image: &str,
     keyring: &Keyring,
 ) -> Result<Resolved, ImageError> {
+    resolve_for(resolver, image, keyring, "").await
+}
+
+async fn resolve_for(
+    resolver: &Resolver,
+    image: &str,
+    keyring: &Keyring,
+    tenant: &str,
+) -> Result<Resolved, ImageError> {
     let request = ResolveRequest {
         image,
         policy: PullPolicy::IfNotPresent,
         keyring: &ready_keyring(keyring.clone()),
-        tenant: "",
+        tenant,
     };
     resolver.resolve(request).await
 }

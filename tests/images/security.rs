@@ -274,7 +274,7 @@ async fn no_text_of_a_body_gets_into_an_error() {
             "0".repeat(64)
         ),
         format!(r#"{{"config": {{"digest": "{digest}", "size": "hunter2"}}}}"#),
-        format!(r#"{{"manifests": [{{"digest": "hunter2"}}], "mediaType": "hunter2"}}"#),
+        r#"{"manifests": [{"digest": "hunter2"}], "mediaType": "hunter2"}"#.to_owned(),
         format!(r#"{{"manifests": [{{"digest": "{long}"}}]}}"#),
     ] {
         registry.unscript();

@@ -12,15 +12,11 @@ use serde_json::{Value, json};
 use testimg::FakeRegistry;
 use tokio::net::UdpSocket;
 
+use testsupport::servers::config_file;
+
 /// Runs `archaware inspect` with these files.
 async fn inspect(dir: &Path, config: &Value, images: &[String]) -> Output {
-    let file = dir.join("config.yaml");
-    let mut whole = json!({"apiVersion": "archaware.dev/v1alpha1", "kind": "Configuration"});
-    whole
-        .as_object_mut()
-        .unwrap()
-        .extend(config.as_object().unwrap().clone());
-    fs::write(&file, whole.to_string()).unwrap();
+    let file = config_file(dir, config);
     let script = "mount --bind \"$1/resolv.conf\" /etc/resolv.conf && mount --bind \"$1/hosts\" /etc/hosts && shift && exec \"$@\"";
     let mut command = Command::new("unshare");
     command

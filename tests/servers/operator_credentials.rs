@@ -1,28 +1,48 @@
 //! The operator's credentials with a real registry that requires a password: `config.json`, its helpers, and the
 //! kubelet's plugins, run by the program.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use testsupport::servers::Registry;
+use testsupport::servers::{Registry, config_file};
 
-pub(crate) fn executable(folder: &Path, name: &str, text: &str) {
+fn executable(folder: &Path, name: &str, text: &str) {
     let path = folder.join(name);
     fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
+/// A plugin with this password for a registry. Returns its configuration.
+pub(crate) fn plugin(folder: &Path, registry: &str, password: &str) -> PathBuf {
+    let version = "credentialprovider.kubelet.k8s.io/v1";
+    let response = json!({
+        "apiVersion": version, "kind": "CredentialProviderResponse", "cacheKeyType": "Registry",
+        "auth": {registry: {"username": "user", "password": password}},
+    });
+    executable(
+        folder,
+        "plugin",
+        &format!("cat > \"$0.asked\"; echo '{response}'"),
+    );
+    let config = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1", "kind": "CredentialProviderConfig",
+        "providers": [{"name": "plugin", "matchImages": [registry], "defaultCacheDuration": "1m", "apiVersion": version}],
+    });
+    let file = folder.join("providers.json");
+    fs::write(&file, config.to_string()).unwrap();
+    file
+}
+
 /// `archaware inspect` with this configuration; helpers are in the folder.
 fn inspect(dir: &TempDir, config: &Value, image: &str) -> (i32, Value, String) {
-    let file = dir.path().join("config.yaml");
-    let mut whole = json!({"apiVersion": "archaware.dev/v1alpha1", "kind": "Configuration"});
-    whole
-        .as_object_mut()
-        .unwrap()
-        .extend(config.as_object().unwrap().clone());
-    fs::write(&file, whole.to_string()).unwrap();
+    let file = config_file(dir.path(), config);
     let path = format!(
         "{}:{}",
         dir.path().display(),
@@ -137,22 +157,7 @@ async fn the_kubelet_s_plugins_give_credentials_to_every_pod() {
         Registry::with_password(&["multi"]).await,
         tempfile::tempdir().unwrap(),
     );
-    let version = "credentialprovider.kubelet.k8s.io/v1";
-    let response = json!({
-        "apiVersion": version, "kind": "CredentialProviderResponse", "cacheKeyType": "Registry",
-        "auth": {registry.address(): {"username": "user", "password": "secret"}},
-    });
-    executable(
-        dir.path(),
-        "plugin",
-        &format!("cat > \"$0.asked\"; echo '{response}'"),
-    );
-    let config = json!({
-        "apiVersion": "kubelet.config.k8s.io/v1", "kind": "CredentialProviderConfig",
-        "providers": [{"name": "plugin", "matchImages": [registry.address()], "defaultCacheDuration": "1m", "apiVersion": version}],
-    });
-    let file = dir.path().join("providers.json");
-    fs::write(&file, config.to_string()).unwrap();
+    let file = plugin(dir.path(), registry.address(), "secret");
     let providers = json!({"credentialProviders": {"config": file, "binDirectory": dir.path()}});
     let (status, line, log) = inspect(&dir, &providers, &registry.image("multi"));
     assert_eq!((status, &line["error"]), (0, &Value::Null), "{line} {log}");

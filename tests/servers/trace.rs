@@ -1,13 +1,13 @@
 //! `inspect --trace` and `--log-level debug` show each request and each answer from a cache, and no secret.
 
-use std::{fs, path::Path, process::Command};
+use std::{path::Path, process::Command};
 
 use serde_json::{Value, json};
 use testimg::{Auth, FakeRegistry};
 
-use testsupport::servers::Containerd;
+use testsupport::servers::{Containerd, config_file};
 
-use crate::operator_credentials::executable;
+use crate::operator_credentials::plugin;
 
 const SECRETS: [&str; 4] = ["hunter2", "aHVudGVyMg", "token-1", "Basic "];
 
@@ -32,25 +32,12 @@ async fn requests_are_seen_and_secrets_are_not() {
     registry.add("app", &testimg::find("multi"));
     registry.require(Auth::Bearer(Some(("user".into(), "hunter2".into()))));
     let dir = tempfile::tempdir().unwrap();
-    let version = "credentialprovider.kubelet.k8s.io/v1";
-    let response = json!({
-        "apiVersion": version, "kind": "CredentialProviderResponse", "cacheKeyType": "Registry",
-        "auth": {registry.address(): {"username": "user", "password": "hunter2"}},
-    });
-    executable(dir.path(), "plugin", &format!("echo '{response}'"));
-    let providers = json!({
-        "apiVersion": "kubelet.config.k8s.io/v1", "kind": "CredentialProviderConfig",
-        "providers": [{"name": "plugin", "matchImages": [registry.address()], "defaultCacheDuration": "1m", "apiVersion": version}],
-    });
-    let file = dir.path().join("providers.json");
-    fs::write(&file, providers.to_string()).unwrap();
-    let config = dir.path().join("config.yaml");
-    let text = json!({
-        "apiVersion": "archaware.dev/v1alpha1", "kind": "Configuration",
+    let file = plugin(dir.path(), &registry.address(), "hunter2");
+    let settings = json!({
         "credentialProviders": {"config": file, "binDirectory": dir.path()},
         "containerd": {"socket": containerd.socket()},
     });
-    fs::write(&config, text.to_string()).unwrap();
+    let config = config_file(dir.path(), &settings);
     let image = registry.image("app");
     let table = inspect(&["--trace"], &config, &image).await;
     let log = inspect(
@@ -83,9 +70,21 @@ async fn requests_are_seen_and_secrets_are_not() {
         .filter_map(|line| serde_json::from_str(line).ok())
         .filter(|line: &Value| line["message"] == "call")
         .collect();
+    for expected in expected_calls(&image, &registry.address()) {
+        let is_it = |call: &Value| {
+            let field = |name: &str| call[name].to_string().trim_matches('"').to_owned();
+            let shown = ["peer", "method", "path", "status", "attempt", "credential"].map(field);
+            shown == expected && call["milliseconds"].is_u64()
+        };
+        assert!(calls.iter().any(is_it), "{expected:?}: {calls:#?}");
+    }
+}
+
+/// Peer, method, path, status, attempt and credential of each call for an image whose plugin answers.
+fn expected_calls(image: &str, registry: &str) -> Vec<[String; 6]> {
     let digest = testimg::find("multi").root.digest;
     let manifest = |version: &str| format!("/v2/app/manifests/{version}");
-    for (peer, method, path, status, attempt, credential) in [
+    let calls = [
         (
             "containerd",
             "Images/Get",
@@ -115,7 +114,7 @@ async fn requests_are_seen_and_secrets_are_not() {
         (
             "memory",
             "token",
-            format!("{}/app", registry.address()),
+            format!("{registry}/app"),
             "held",
             1,
             "none",
@@ -136,20 +135,23 @@ async fn requests_are_seen_and_secrets_are_not() {
             1,
             "bearer token",
         ),
-    ] {
-        let is_it = |call: &&Value| {
-            (
-                &call["peer"],
-                &call["method"],
-                &call["path"],
-                &call["status"],
-            ) == (&json!(peer), &json!(method), &json!(path), &json!(status))
-                && (&call["attempt"], &call["credential"]) == (&json!(attempt), &json!(credential))
-                && call["milliseconds"].is_u64()
-        };
-        assert!(
-            calls.iter().any(|call| is_it(&call)),
-            "{peer} {method} {path}: {calls:#?}"
-        );
-    }
+    ];
+    let text = |(peer, method, path, status, attempt, credential): (
+        &str,
+        &str,
+        String,
+        &str,
+        u32,
+        &str,
+    )| {
+        [
+            peer.to_owned(),
+            method.to_owned(),
+            path,
+            status.to_owned(),
+            attempt.to_string(),
+            credential.to_owned(),
+        ]
+    };
+    calls.into_iter().map(text).collect()
 }

@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{image::error::ImageError, platform::MAX_DOCUMENT};
+use crate::image::error::ImageError;
 
 use super::exchange::ExchangeError;
 
@@ -17,7 +17,7 @@ use super::exchange::ExchangeError;
 const SMALL: u64 = 64 << 10;
 /// Maximum bytes of all larger bodies in memory, while they are received and until they are dropped. Fourteen documents
 /// of the maximum size.
-const MAX_LARGE: usize = 14 * MAX_DOCUMENT as usize;
+const MAX_LARGE: usize = 56 << 20;
 
 /// The budget of all bodies. Cheap to clone.
 #[derive(Clone)]
@@ -104,6 +104,7 @@ mod tests {
     use hyper::body::Frame;
 
     use super::*;
+    use crate::platform::MAX_DOCUMENT;
 
     const CHUNK: usize = 64 << 10;
 
@@ -112,7 +113,7 @@ mod tests {
         let read = read.clone();
         let body = stream::iter(0..chunks).map(move |_| {
             read.fetch_add(CHUNK, Ordering::SeqCst);
-            Ok::<_, io::Error>(Frame::data(Bytes::from_static(&[b' '; CHUNK])))
+            Ok::<_, io::Error>(Frame::data(Bytes::from(vec![b' '; CHUNK])))
         });
         let body = StreamBody::new(body.chain(stream::pending()));
         let body = reqwest::Body::wrap(body);

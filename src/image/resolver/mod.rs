@@ -153,6 +153,7 @@ impl Resolver {
     ) -> Self {
         // containerd does not know with which credentials its content was fetched.
         let containerd = containerd.filter(|_| !settings.per_credential);
+        let fetch_slots = FetchSlots::new(settings.registry.per_host);
         let caches = Arc::new(Caches::new(settings.images));
         if let Some(store) = containerd.as_ref().and_then(Containerd::store) {
             store.load_persisted(&caches, settings.images);
@@ -163,7 +164,7 @@ impl Resolver {
             settings,
             containerd,
             operator_credentials,
-            fetch_slots: FetchSlots::new(),
+            fetch_slots,
             tags: SingleFlight::new(),
             summaries: SingleFlight::new(),
             metrics,
@@ -266,7 +267,8 @@ impl Resolver {
             return Ok(context.resolved(found, &summary, ResolutionSource::Memory));
         }
         // Taken before anything that is shared with other tenants, so that nobody waits for this one's slot.
-        let _slot = inner.fetch_slots.enter(request.tenant).await;
+        let registry = context.reference.registry();
+        let _slot = inner.fetch_slots.enter(request.tenant, registry).await;
         let mut credentials = request.keyring.clone().await.lookup(&context.reference);
         for credential in inner.operator_credentials.lookup(&context.reference).await {
             if !credentials

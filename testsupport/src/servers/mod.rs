@@ -6,10 +6,10 @@ mod registry;
 mod tokens;
 
 use std::{
-    fs::File,
+    fs::{self, File},
     future::Future,
     net::TcpListener,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -130,6 +130,17 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(
         assert!(Instant::now() < end, "not in time: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Writes a configuration file with these settings.
+pub fn config_file(folder: &Path, settings: &serde_json::Value) -> PathBuf {
+    let mut whole =
+        serde_json::json!({"apiVersion": "archaware.dev/v1alpha1", "kind": "Configuration"});
+    let settings = settings.as_object().unwrap().clone();
+    whole.as_object_mut().unwrap().extend(settings);
+    let path = folder.join("config.yaml");
+    fs::write(&path, whole.to_string()).unwrap();
+    path
 }
 
 pub fn settings() -> ResolverSettings {
