@@ -6,7 +6,7 @@ use std::{
     pin::pin,
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -24,9 +24,19 @@ pub(crate) const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of a request's headers.
 pub(crate) const MAX_HEADERS: usize = 16 << 10;
 
+/// Which connections give their places to new ones when these get scarce.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Evict {
+    /// Those that have had no request.
+    Unused,
+    /// Those whose request is not being answered at the moment.
+    Idle,
+}
+
 /// Bounds the connections of a server. When seven eighths of the places are taken, each new connection makes the oldest
-/// one close that has had no request, so that half-open connections do not keep out the others.
+/// one close that may be evicted, so that half-open and idle connections do not keep out the others.
 pub(crate) struct ConnectionSlots {
+    evict: Evict,
     total: usize,
     per_peer: usize,
     places: Arc<Mutex<Places>>,
@@ -52,13 +62,33 @@ pub(crate) struct ConnectionSlot {
 #[derive(Default)]
 pub(crate) struct ConnectionState {
     asked: AtomicBool,
+    /// Requests that are being answered.
+    busy: AtomicUsize,
     evicted: CancellationToken,
 }
 
+/// A request that is being answered.
+pub(crate) struct Answering(Arc<ConnectionState>);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.busy.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl ConnectionState {
-    /// A request has arrived.
-    pub(crate) fn set_asked(&self) {
+    /// A request has arrived, and is being answered until this is dropped.
+    pub(crate) fn begin(self: &Arc<Self>) -> Answering {
         self.asked.store(true, Ordering::Relaxed);
+        self.busy.fetch_add(1, Ordering::Relaxed);
+        Answering(self.clone())
+    }
+
+    fn may_be_evicted(&self, evict: Evict) -> bool {
+        match evict {
+            Evict::Unused => !self.is_asked(),
+            Evict::Idle => self.busy.load(Ordering::Relaxed) == 0,
+        }
     }
 
     fn is_asked(&self) -> bool {
@@ -92,8 +122,9 @@ impl ConnectionSlot {
 
 impl ConnectionSlots {
     /// At most `total` connections, and `per_peer` from one address.
-    pub(crate) fn new(total: usize, per_peer: usize) -> Self {
+    pub(crate) fn new(total: usize, per_peer: usize, evict: Evict) -> Self {
         Self {
+            evict,
             total,
             per_peer,
             places: Arc::default(),
@@ -107,7 +138,7 @@ impl ConnectionSlots {
             return None;
         }
         if places.used >= self.total / 8 * 7 {
-            places.evict_one();
+            places.evict_one(self.evict);
         }
         let state = Arc::new(ConnectionState::default());
         places.used += 1;
@@ -148,12 +179,16 @@ impl ConnectionSlots {
 }
 
 impl Places {
-    fn evict_one(&mut self) {
-        while let Some(oldest) = self.arrivals.pop_front() {
-            if let Some(state) = oldest.upgrade().filter(|state| !state.is_asked()) {
-                state.evicted.cancel();
-                return;
-            }
+    fn evict_one(&mut self, evict: Evict) {
+        let may_go = |state: &Arc<ConnectionState>| state.may_be_evicted(evict);
+        let place = self.arrivals.iter().position(|state| {
+            state
+                .upgrade()
+                .is_some_and(|state| !state.evicted.is_cancelled() && may_go(&state))
+        });
+        let oldest = place.and_then(|place| self.arrivals.remove(place)?.upgrade());
+        if let Some(state) = oldest {
+            state.evicted.cancel();
         }
     }
 }
@@ -207,7 +242,7 @@ mod tests {
 
     #[test]
     fn one_peer_does_not_take_all_connections() {
-        let slots = ConnectionSlots::new(3, 2);
+        let slots = ConnectionSlots::new(3, 2, Evict::Unused);
         let [a, b] = peers();
         let held = [slots.enter(a), slots.enter(a)];
         assert!(held.iter().all(Option::is_some));
@@ -224,27 +259,28 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_connection_without_a_request_gives_its_place_away() {
-        let slots = ConnectionSlots::new(8, 8);
-        let held: Vec<_> = peers::<7>()
-            .into_iter()
-            .map(|peer| slots.enter(peer).unwrap())
-            .collect();
-        held[0].state.set_asked();
-        let _new = slots.enter("192.0.2.99".parse().unwrap()).unwrap();
-        let evicted: Vec<_> = held
-            .iter()
-            .map(|slot| slot.state.evicted.is_cancelled())
-            .collect();
-        assert_eq!(evicted, [false, true, false, false, false, false, false]);
+    fn the_oldest_connection_that_may_go_gives_its_place_away() {
+        for (evict, expected) in [(Evict::Unused, 2), (Evict::Idle, 1)] {
+            let slots = ConnectionSlots::new(8, 8, evict);
+            let held: Vec<_> = peers::<7>()
+                .into_iter()
+                .map(|peer| slots.enter(peer).unwrap())
+                .collect();
+            let _answering = held[0].state.begin();
+            drop(held[1].state.begin());
+            let _new = slots.enter("192.0.2.99".parse().unwrap()).unwrap();
+            let evicted = |slot: &ConnectionSlot| slot.state.evicted.is_cancelled();
+            assert_eq!(held.iter().position(evicted), Some(expected));
+            assert_eq!(held.iter().filter(|slot| evicted(slot)).count(), 1);
+        }
     }
 
     #[test]
     fn arrivals_are_forgotten() {
-        let slots = ConnectionSlots::new(8, 8);
+        let slots = ConnectionSlots::new(8, 8, Evict::Unused);
         let [peer] = peers();
         for _ in 0..1000 {
-            slots.enter(peer).unwrap().state.set_asked();
+            drop(slots.enter(peer).unwrap().state.begin());
         }
         assert!(slots.places.lock().arrivals.len() <= 17);
     }

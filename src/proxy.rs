@@ -40,12 +40,35 @@ fn choose(server: &Uri, variable: impl Fn(&str) -> Option<String>) -> Option<Uri
     };
     let proxy = variable(name)?;
     let exceptions = variable("NO_PROXY").unwrap_or_default();
+    let port = server
+        .port_u16()
+        .unwrap_or(if name == "HTTP_PROXY" { 80 } else { 443 });
+    let exceptions: Vec<&str> = exceptions
+        .split(',')
+        .map(str::trim)
+        .filter_map(|one| without_port(one, port))
+        .collect();
+    // The matcher compares it with names only.
+    if exceptions.contains(&"*") {
+        return None;
+    }
+    let exceptions = exceptions.join(",");
     let matcher = Matcher::builder()
         .all(proxy.as_str())
         .no(exceptions)
         .build();
     // The matcher takes user and password out of the address, so the address itself is used.
     matcher.intercept(server).and_then(|_| with_scheme(&proxy))
+}
+
+/// An exception without its port; `None` if it is for another port.
+fn without_port(exception: &str, port: u16) -> Option<&str> {
+    match exception.rsplit_once(':') {
+        Some((host, own)) if !host.contains(':') || host.ends_with(']') => {
+            (own.parse() == Ok(port)).then_some(host)
+        }
+        _ => Some(exception),
+    }
 }
 
 /// The address of a proxy; `http` if it has no scheme.

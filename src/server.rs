@@ -30,8 +30,8 @@ use crate::{
     admission::Readiness,
     cluster::api::{ApiClient, ApiError},
     connections::{
-        ConnectionSlots, ConnectionState, FIRST_REQUEST_TIMEOUT, IDLE_TIMEOUT, Lifetime,
-        MAX_HEADERS, serve_until_the_end,
+        ConnectionSlots, ConnectionState, Evict, FIRST_REQUEST_TIMEOUT, Lifetime, MAX_HEADERS,
+        serve_until_the_end,
     },
     controller::PendingSyncs,
     metrics::Metrics,
@@ -46,6 +46,10 @@ const API_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_CONNECTIONS: usize = 512;
 /// Maximum number of connections from one address, so that somebody in the pod network does not take the kubelet's.
 const MAX_OF_PEER: usize = 64;
+/// How long a connection may be idle between requests; Prometheus connects anew.
+const IDLE: Duration = Duration::from_secs(15);
+/// After this a connection is closed, whether its client reads or not.
+const LIFETIME: Duration = Duration::from_mins(5);
 /// Timeout for receiving and answering a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -126,7 +130,7 @@ pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
 /// Serves until `stop` is cancelled.
 pub async fn serve(listener: TcpListener, health: Health, stop: CancellationToken) {
     let router = router(health);
-    let slots = ConnectionSlots::new(MAX_CONNECTIONS, MAX_OF_PEER);
+    let slots = ConnectionSlots::new(MAX_CONNECTIONS, MAX_OF_PEER, Evict::Idle);
     let tasks = TaskTracker::new();
     let refused = || tracing::debug!("too many connections to --listen; one is refused");
     let accepting = slots.accept(&listener, refused, |stream, peer, slot| {
@@ -158,24 +162,25 @@ async fn connection(
 ) {
     let seen = state.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        seen.set_asked();
+        let answering = seen.begin();
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(ConnectInfo(peer));
         let router = router.clone();
         async move {
             let answer = tokio::time::timeout(REQUEST_TIMEOUT, router.oneshot(request)).await;
+            drop(answering);
             let late = || Ok(StatusCode::REQUEST_TIMEOUT.into_response());
             answer.unwrap_or_else(|_| late())
         }
     });
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(IDLE_TIMEOUT)
+        .header_read_timeout(IDLE)
         .max_header_size(MAX_HEADERS)
         .serve_connection(TokioIo::new(stream), service);
     let life = Lifetime {
         first_request: FIRST_REQUEST_TIMEOUT,
-        until: None,
+        until: Some(Instant::now() + LIFETIME),
     };
     serve_until_the_end(serving, drain, &state, life).await;
 }

@@ -21,7 +21,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     backoff::jittered,
     connections::{
-        ConnectionSlots, ConnectionState, FIRST_REQUEST_TIMEOUT, IDLE_TIMEOUT, Lifetime,
+        ConnectionSlots, ConnectionState, Evict, FIRST_REQUEST_TIMEOUT, IDLE_TIMEOUT, Lifetime,
         MAX_HEADERS, serve_until_the_end,
     },
     metrics::AdmissionMetrics,
@@ -68,7 +68,7 @@ impl Server {
     pub(super) async fn serve(self, stop: CancellationToken) -> Result<(), rustls::Error> {
         let tls = TlsAcceptor::from(Arc::new(tls(self.served.clone())?));
         // Few API servers send all requests.
-        let slots = ConnectionSlots::new(MAX_CONNECTIONS, MAX_CONNECTIONS);
+        let slots = ConnectionSlots::new(MAX_CONNECTIONS, MAX_CONNECTIONS, Evict::Unused);
         let drain = CancellationToken::new();
         let refused = || self.metrics.connection_refused();
         let accepting = slots.accept(&self.listener, refused, |stream, _, slot| {
@@ -132,9 +132,10 @@ async fn connection(
     let seen = state.clone();
     let service = service_fn(move |request| {
         let handler = handler.clone();
-        seen.set_asked();
+        let answering = seen.begin();
         async move {
             let mut answer = handler.handle(request).await;
+            drop(answering);
             // The connection is closed with the last response, because the next request may already be on its way.
             if !is_http2 && Instant::now() > until {
                 let close = HeaderValue::from_static("close");

@@ -192,9 +192,13 @@ impl Proxy {
         let state = Arc::new(ConnectionState::default());
         let seen = state.clone();
         let service = hyper::service::service_fn(move |request| {
-            seen.set_asked();
+            let answering = seen.begin();
             let proxy = self.clone();
-            async move { Ok::<_, std::convert::Infallible>(proxy.answer(request).await) }
+            async move {
+                let answer = proxy.answer(request).await;
+                drop(answering);
+                Ok::<_, std::convert::Infallible>(answer)
+            }
         });
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())

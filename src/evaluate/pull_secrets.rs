@@ -25,7 +25,9 @@ use crate::{
         objects::PodSpec,
     },
     image::{
-        credentials::{Keyring, LazyKeyring, docker_cfg, docker_config_json},
+        credentials::{
+            Keyring, LazyKeyring, MAX_ENTRIES, MAX_PATTERNS, docker_cfg, docker_config_json,
+        },
         single_flight::SingleFlight,
     },
 };
@@ -42,6 +44,10 @@ const MAX_CONTENT: usize = 128 * 1024;
 /// Maximum number of pull secrets per pod. The kubelet has no limit, but users must not make archaware read
 /// thousands.
 const MAX_OF_POD: usize = 32;
+
+/// Why a Secret is skipped after others.
+const TOO_MANY: &str =
+    "with it the pod's pull secrets have more than 256 entries, or more than 32 with patterns";
 
 /// Reads and caches pull secrets. Cheap to clone.
 #[derive(Clone)]
@@ -114,8 +120,18 @@ impl PullSecrets {
                 None => named,
             };
             let mut keyrings = Vec::new();
+            let (mut entries, mut patterns) = (0, 0);
             for name in names {
-                match inner.secret(&namespace, name.clone()).await {
+                let read = inner.secret(&namespace, name.clone()).await;
+                let fits = read.and_then(|keyring| {
+                    let size = keyring.size();
+                    (entries, patterns) = (entries + size.0, patterns + size.1);
+                    if entries > MAX_ENTRIES || patterns > MAX_PATTERNS {
+                        return Err(TOO_MANY.into());
+                    }
+                    Ok(keyring)
+                });
+                match fits {
                     Ok(keyring) => keyrings.push(keyring),
                     Err(why) => {
                         let why = why.as_ref().to_owned();

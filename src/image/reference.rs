@@ -11,7 +11,7 @@ const MAX_PATH: usize = 255;
 const MAX_TAG: usize = 128;
 /// Limit of a host with its port, in bytes. A name in the DNS has at most 253 (RFC 1035, 2.3.4). Go has no limit here,
 /// but no longer name can be resolved.
-pub(super) const MAX_HOST: usize = 255;
+const MAX_HOST: usize = 255;
 
 /// A normalised image reference: `registry/repository`, with a tag or a digest.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

@@ -48,6 +48,8 @@ pub enum Script {
     Packed(Bytes),
     /// A redirect to this address.
     Redirect(String),
+    /// A redirect to this address after this time.
+    SlowRedirect(Duration, String),
     /// 401 with this header without `Authorization`; with it, a redirect by the end of the path.
     Authorized((String, String), Vec<(String, String)>),
     /// A body shorter than its Content-Length.
@@ -255,6 +257,10 @@ async fn answer(State((content, address)): State<Shared>, request: Request) -> R
             }
             return response;
         }
+        Some(Script::SlowRedirect(time, to)) => {
+            tokio::time::sleep(time).await;
+            return scripted(Script::Redirect(to));
+        }
         Some(Script::Authorized(challenge, _)) if seen.authorization.is_none() => {
             return scripted(Script::Status(401, vec![challenge]));
         }
@@ -331,6 +337,7 @@ fn scripted(script: Script) -> Response {
         | Script::Hang
         | Script::OtherDigest(_)
         | Script::NoDigestHeader
+        | Script::SlowRedirect(..)
         | Script::Authorized(..) => plain(500, "unreachable"),
     }
 }

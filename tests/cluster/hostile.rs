@@ -112,7 +112,14 @@ impl Tenant {
                 let connecting =
                     tokio::time::timeout(Duration::from_secs(5), socket.connect(listen));
                 if let Ok(Ok(mut stream)) = connecting.await {
+                    // Half a request, or a whole one whose answer is never read.
+                    let rest: &[u8] = if number % 2 == 0 {
+                        b""
+                    } else {
+                        b"y\r\nhost: a\r\n\r\n"
+                    };
                     let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nx: ").await;
+                    let _ = stream.write_all(rest).await;
                     held.push(stream);
                 }
             }

@@ -74,6 +74,35 @@ async fn a_tenant_whose_images_hang_holds_up_nobody() {
     }
 }
 
+/// Pods with images that are known are decided although their registry hangs for new ones.
+#[tokio::test]
+async fn a_known_private_image_waits_for_nothing() {
+    let registry = registry().await;
+    registry.add("app", &testimg::find("multi"));
+    registry.require(Auth::Basic("user".into(), "secret".into()));
+    let (resolver, known) = (resolver(), registry.image("app"));
+    let keyring = credentials::keyring(&registry.address(), "user", "secret");
+    resolve_as(&resolver, &known, &keyring).await.unwrap();
+    registry.script("/v2/", Script::Hang);
+    let tasks: Vec<_> = (0..100)
+        .map(|number| {
+            let (resolver, keyring) = (resolver.clone(), keyring.clone());
+            let image = registry.image(&format!("new:{number}"));
+            tokio::spawn(async move { resolve_as(&resolver, &image, &keyring).await.map(drop) })
+        })
+        .collect();
+    let before = registry.seen().len();
+    while registry.seen().len() < before + 8 {
+        tokio::task::yield_now().await;
+    }
+    let started = std::time::Instant::now();
+    resolve_as(&resolver, &known, &keyring).await.unwrap();
+    assert!(started.elapsed() < TIMEOUT / 2, "{:?}", started.elapsed());
+    for task in tasks {
+        task.abort();
+    }
+}
+
 #[tokio::test]
 async fn a_host_longer_than_any_name_is_no_reference() {
     let image = format!("{}.example/app", "a.".repeat(1000).trim_end_matches('.'));

@@ -166,3 +166,39 @@ async fn a_redirect_into_this_machine_is_not_followed() {
         );
     }
 }
+
+/// A registry that takes nearly all of the time and then redirects cannot make another host look dead.
+#[tokio::test]
+async fn a_host_that_got_no_time_is_not_to_blame() {
+    let (front, other) = (registry().await, registry().await);
+    other.script("/slow/", Script::Slow(TIMEOUT));
+    other.add("app", &testimg::find("multi"));
+    let to = format!("http://{}/v2/slow/manifests/x", elsewhere(&other));
+    front.script("/v2/", Script::SlowRedirect(TIMEOUT.mul_f32(0.9), to));
+    let resolver = resolver();
+    for number in 0..4 {
+        let error = resolve(&resolver, &front.image(&format!("app:{number}"))).await;
+        assert_eq!(error.unwrap_err().reason(), Reason::Unavailable);
+    }
+    assert!(other.seen().len() >= 4);
+    let healthy = format!("{}/app", elsewhere(&other));
+    assert!(
+        resolve(&resolver, &healthy).await.is_ok(),
+        "it is not paused"
+    );
+}
+
+/// What the operator wrote into a hosts.toml may be anywhere; nothing listens there.
+#[tokio::test]
+async fn a_link_local_mirror_of_the_operator_is_asked() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("reg.test");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("hosts.toml"), "server = \"http://0.0.0.0:1\"\n").unwrap();
+    let mut settings = settings();
+    settings.registry.hosts_directories = vec![root.path().to_owned()];
+    let error = resolve(&resolver_with(settings), "reg.test/app")
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason(), Reason::Unavailable, "{}", error.chain());
+}

@@ -63,10 +63,11 @@ pub async fn connect(
         }
     };
     // kube takes `HTTPS_PROXY` for every server, and compares `NO_PROXY` with the proxy instead of the server. As in
-    // client-go, the kubeconfig's own `proxy-url` comes first.
-    if !file.is_some_and(|file| has_proxy(&file, context)) {
-        config.proxy_url = proxy::for_server(&config.cluster_url);
-    }
+    // client-go, the kubeconfig's own `proxy-url` comes first, and `NO_PROXY` does not apply to it.
+    let named = file.as_ref().and_then(|file| proxy_of(file, context));
+    config.proxy_url = named
+        .and_then(|proxy| proxy.parse().ok())
+        .or_else(|| proxy::for_server(&config.cluster_url));
     // kube's own retries go on for minutes and wait up to a thousand seconds. [`ApiClient`] bounds its retries
     // instead.
     config.default_retry = false;
@@ -77,17 +78,17 @@ pub async fn connect(
     Ok(ApiClient::new(client))
 }
 
-/// Whether the kubeconfig names a proxy for the cluster of a context.
-fn has_proxy(file: &Kubeconfig, context: Option<&str>) -> bool {
+/// The proxy that the kubeconfig names for the cluster of a context.
+fn proxy_of<'a>(file: &'a Kubeconfig, context: Option<&str>) -> Option<&'a str> {
     let name = context.or(file.current_context.as_deref());
     let context = file
         .contexts
         .iter()
-        .find(|one| Some(one.name.as_str()) == name);
-    let cluster = context.and_then(|one| Some(&one.context.as_ref()?.cluster));
-    let cluster = file.clusters.iter().find(|one| Some(&one.name) == cluster);
-    let proxy = cluster.and_then(|one| one.cluster.as_ref()?.proxy_url.as_ref());
-    proxy.is_some_and(|proxy| !proxy.is_empty())
+        .find(|one| Some(one.name.as_str()) == name)?;
+    let cluster = &context.context.as_ref()?.cluster;
+    let cluster = file.clusters.iter().find(|one| one.name == *cluster)?;
+    let proxy = cluster.cluster.as_ref()?.proxy_url.as_deref()?;
+    (!proxy.is_empty()).then_some(proxy)
 }
 
 /// Tower layer that counts requests by verb and result.

@@ -8,11 +8,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     process::Command,
-    sync::{Semaphore, oneshot},
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
     task::JoinSet,
 };
 
@@ -42,107 +46,127 @@ pub(super) enum CommandError {
 /// How long a pod waits for a program that runs. A slower program runs on, and the next attempt uses its answer.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Programs that run although no pod waits for them any more. Dropping this ends them.
-#[derive(Default)]
-pub(super) struct Programs {
+/// Runs programs, each once for a key at a time. A program that began runs on although nobody waits for it any more;
+/// dropping this ends them.
+pub(super) struct Programs<T> {
     tasks: Mutex<JoinSet<()>>,
-    running: Arc<RunningPrograms>,
+    running: Arc<Mutex<HashMap<String, Running<T>>>>,
 }
 
-/// When each program began to run, by what it was asked for. Its entries are bounded by the slots of the programs.
-#[derive(Default)]
-pub(super) struct RunningPrograms(Mutex<HashMap<String, Instant>>);
-
-/// Removes the entry of a program when it ends.
-struct Running<'a> {
-    programs: &'a RunningPrograms,
-    key: &'a str,
+/// A program that runs.
+#[derive(Clone)]
+struct Running<T> {
+    /// The image or registry that it was begun for.
+    subject: String,
+    began: Instant,
+    /// `None` when its task was ended.
+    answer: Shared<BoxFuture<'static, Option<T>>>,
 }
 
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        self.programs.0.lock().remove(self.key);
-    }
-}
-
-impl RunningPrograms {
-    fn start<'a>(&'a self, key: &'a str) -> Running<'a> {
-        self.0.lock().insert(key.to_owned(), Instant::now());
-        Running {
-            programs: self,
-            key,
+impl<T> Default for Programs<T> {
+    fn default() -> Self {
+        Self {
+            tasks: Mutex::default(),
+            running: Arc::default(),
         }
     }
 }
 
-impl Programs {
-    /// The programs that run at the moment.
-    pub(super) fn running(&self) -> Arc<RunningPrograms> {
-        self.running.clone()
-    }
-
-    /// Spawns `work`, which runs a program under `key`, and waits for its result until the program has run for
-    /// [`ANSWER_TIMEOUT`]; `None` when it takes longer. Time in the line does not count; the caller bounds that.
-    pub(super) async fn wait_for<T: Send + 'static>(
+impl<T: Clone + Send + Sync + 'static> Programs<T> {
+    /// The answer of the program that runs under `key`, or of a new run of `work` when one of `slots` is free. Before
+    /// that, `known` is asked, as another run may have ended meanwhile. Waits [`ANSWER_TIMEOUT`] from the begin of the
+    /// run. Whoever goes away before the run begins leaves nothing behind.
+    ///
+    /// # Errors
+    ///
+    /// What the run was begun for, when it takes longer.
+    pub(super) async fn run<F>(
         &self,
         key: &str,
-        work: impl Future<Output = T> + Send + 'static,
-    ) -> Option<T> {
-        let (sender, mut answer) = oneshot::channel();
-        {
-            let mut tasks = self.tasks.lock();
-            while tasks.try_join_next().is_some() {}
-            tasks.spawn(async move {
-                // The pod may be gone.
-                let _ = sender.send(work.await);
-            });
-        }
-        loop {
-            let began = self.running.0.lock().get(key).copied();
-            let until = began.unwrap_or_else(Instant::now) + ANSWER_TIMEOUT;
-            match tokio::time::timeout_at(until.into(), &mut answer).await {
-                Ok(answer) => return answer.ok(),
-                Err(_) if began.is_some() => {
-                    tracing::warn!(
-                        program = key,
-                        "the credential program did not answer in 5 s; the next attempt uses its answer"
-                    );
-                    return None;
-                }
-                Err(_) => {}
+        subject: &str,
+        slots: &Arc<Semaphore>,
+        known: impl Fn() -> Option<T>,
+        work: impl FnOnce() -> F,
+    ) -> Result<T, String>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        let joined = self.running.lock().get(key).cloned();
+        let program = if let Some(running) = joined {
+            running
+        } else {
+            // Time in the line does not count; the caller bounds it.
+            let slot = slots.clone().acquire_owned().await;
+            let slot = slot.map_err(|_| subject.to_owned())?;
+            if let Some(known) = known() {
+                return Ok(known);
             }
+            self.start(key, subject, slot, work)
+        };
+        let until = program.began + ANSWER_TIMEOUT;
+        let answer = tokio::time::timeout_at(until.into(), program.answer).await;
+        if answer.is_err() {
+            tracing::warn!(
+                program = key,
+                "the credential program did not answer in 5 s; the next attempt uses its answer"
+            );
         }
+        answer.ok().flatten().ok_or(program.subject)
+    }
+
+    /// Starts a run, unless another caller did meanwhile.
+    fn start<F>(
+        &self,
+        key: &str,
+        subject: &str,
+        slot: OwnedSemaphorePermit,
+        work: impl FnOnce() -> F,
+    ) -> Running<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        let mut running = self.running.lock();
+        if let Some(other) = running.get(key) {
+            return other.clone();
+        }
+        let (sender, receiver) = oneshot::channel();
+        let program = Running {
+            subject: subject.to_owned(),
+            began: Instant::now(),
+            answer: receiver.map(Result::ok).boxed().shared(),
+        };
+        running.insert(key.to_owned(), program.clone());
+        drop(running);
+        let (work, all, key) = (work(), self.running.clone(), key.to_owned());
+        let mut tasks = self.tasks.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(async move {
+            let answer = work.await;
+            all.lock().remove(&key);
+            drop(slot);
+            // Everybody who asked may be gone.
+            let _ = sender.send(answer);
+        });
+        program
     }
 }
 
-/// What a program is run for.
-pub(super) struct Question<'a> {
-    /// Under which [`Programs::wait_for`] waits.
-    pub(super) key: &'a str,
-    /// The image or registry that the credential is for.
-    pub(super) subject: &'a str,
-    /// Written to stdin.
-    pub(super) text: &'a [u8],
-}
-
-/// Runs a program to its end. It is killed after [`TIMEOUT`] or when the future is dropped.
+/// Runs a program to its end. It is killed after [`TIMEOUT`] or when the future is dropped. `subject` is the image or
+/// registry that the credential is for.
 pub(super) async fn run(
     program: Command,
-    question: Question<'_>,
-    slots: &Semaphore,
-    running: &RunningPrograms,
+    subject: &str,
+    question: &[u8],
 ) -> Result<Vec<u8>, CommandError> {
-    let _slot = slots.acquire().await;
-    let _running = running.start(question.key);
     let name = program.as_std().get_program().to_owned();
     let began = Instant::now();
-    let answer = tokio::time::timeout(TIMEOUT, answer(program, question.text)).await;
+    let answer = tokio::time::timeout(TIMEOUT, answer(program, question)).await;
     let answer = answer.unwrap_or(Err(CommandError::TimedOut));
     let call = Call {
         peer: Peer::Program,
         method: "run",
         host: &name.to_string_lossy(),
-        path: &format!(" {}", question.subject),
+        path: &format!(" {subject}"),
         attempt: 1,
         credential: trace::NO_CREDENTIAL,
     };

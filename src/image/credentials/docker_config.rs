@@ -81,9 +81,11 @@ struct AuthEntry {
     identitytoken: Option<SecretString>,
 }
 
-/// Maximum number of entries in one pull secret, many times those of a cluster with many registries. The kubelet has no
-/// limit, but users must not fill archaware's memory.
-const MAX_ENTRIES: usize = 256;
+/// Maximum number of entries in the pull secrets of a pod, many times those of a cluster with many registries. The
+/// kubelet has no limit, but users must not fill archaware's memory.
+pub const MAX_ENTRIES: usize = 256;
+/// Maximum number of them whose key is a pattern, which costs more to match.
+pub const MAX_PATTERNS: usize = 32;
 
 /// Why a pull secret cannot be used. No message contains its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -105,7 +107,9 @@ pub enum SecretError {
     #[error("an auth in its {0} is malformed")]
     Auth(&'static str),
     /// More entries than any cluster needs.
-    #[error("its {0} has more than {MAX_ENTRIES} entries")]
+    #[error(
+        "its {0} has more than {MAX_ENTRIES} entries, or more than {MAX_PATTERNS} with patterns"
+    )]
     TooMany(&'static str),
 }
 
@@ -154,7 +158,11 @@ fn secret_keyring(key: &'static str, auths: Auths) -> Result<Keyring, SecretErro
     if auths.len() > MAX_ENTRIES {
         return Err(SecretError::TooMany(key));
     }
-    keyring(auths, AuthEntry::password).map_err(|_| SecretError::Auth(key))
+    let keyring = keyring(auths, AuthEntry::password).map_err(|_| SecretError::Auth(key))?;
+    if keyring.size().1 > MAX_PATTERNS {
+        return Err(SecretError::TooMany(key));
+    }
+    Ok(keyring)
 }
 
 /// Converts the entries. The error is the key of the malformed entry.
@@ -391,6 +399,9 @@ mod tests {
             with(MAX_ENTRIES + 1).unwrap_err(),
             SecretError::TooMany(".dockercfg")
         );
+        let patterns = (0..=MAX_PATTERNS).map(|n| format!(r#""*.r{n}.io": {{}}"#));
+        let config = format!("{{{}}}", patterns.collect::<Vec<_>>().join(","));
+        assert!(docker_cfg(Some(config.as_bytes())).is_err());
     }
 
     proptest::proptest! {

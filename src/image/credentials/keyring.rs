@@ -3,18 +3,18 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use crate::image::reference::{MAX_HOST, Reference, host_and_port};
+use crate::image::reference::{Reference, host_and_port};
 
 use super::Credential;
 
 /// Maximum number of credentials for one image. Each is shown to the registry until one works, so users must not make
 /// archaware guess thousands of passwords.
-const MAX_MATCHES: usize = 16;
+pub(crate) const MAX_CREDENTIALS: usize = 16;
 
-/// Maximum number of entries of a keyring, with those of all pull secrets of a pod.
-const MAX_ENTRIES: usize = 1024;
+/// Maximum bytes of a label in the DNS (RFC 1035, 2.3.4).
+const MAX_LABEL: usize = 63;
 
-/// Credentials by registry or repository, at most 1024.
+/// Credentials by registry or repository.
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
     /// In reverse lexicographic order of keys, so that longer paths come first; equal keys keep their order.
@@ -39,13 +39,18 @@ impl Keyring {
         entries.sort_by(|(a, _), (b, _)| b.cmp(a));
         let mut seen = HashSet::new();
         entries.retain(|(key, credential)| seen.insert((key.clone(), credential.fingerprint())));
-        entries.truncate(MAX_ENTRIES);
         Self { entries }
     }
 
     /// Combines keyrings. Under equal keys the entries of earlier keyrings come first.
     pub(crate) fn union<'a>(keyrings: impl Iterator<Item = &'a Self>) -> Self {
         Self::from_entries(keyrings.flat_map(|keyring| keyring.entries.iter().cloned()))
+    }
+
+    /// Number of its entries, and of those whose key is a pattern.
+    pub(crate) fn size(&self) -> (usize, usize) {
+        let patterns = self.entries.iter().filter(|(key, _)| key.is_pattern());
+        (self.entries.len(), patterns.count())
     }
 
     /// Whether it has no entry.
@@ -69,7 +74,7 @@ impl Keyring {
         let matching = self.entries.iter().filter(|(key, _)| matches(key));
         let distinct = matching.filter(|(_, credential)| seen.insert(credential.fingerprint()));
         distinct
-            .take(MAX_MATCHES)
+            .take(MAX_CREDENTIALS)
             .map(|(_, credential)| credential.clone())
             .collect()
     }
@@ -100,6 +105,10 @@ impl Key {
         } else {
             format!("{host}/{path}").into()
         })
+    }
+
+    fn is_pattern(&self) -> bool {
+        self.0.contains(['*', '['])
     }
 
     /// Ports must be equal, each component of the host must match its glob, and the path is a plain prefix.
@@ -133,8 +142,9 @@ fn split(registry: &str) -> (&str, Option<&str>) {
 /// Users write the pattern and the text. So it takes at most their product in steps: after a mismatch only the last
 /// `*` takes one character more, because a match that an earlier one could find is also found by the last one.
 fn glob_matches(pattern: &str, text: &str) -> bool {
-    if pattern.len() > MAX_HOST || text.len() > MAX_HOST {
-        return false;
+    // No label in the DNS is longer.
+    if pattern.len() > MAX_LABEL || text.len() > MAX_LABEL {
+        return pattern == text;
     }
     let (pattern, text): (Vec<_>, Vec<_>) = (pattern.chars().collect(), text.chars().collect());
     let (mut rest, mut place) = (pattern.as_slice(), 0);
@@ -328,12 +338,12 @@ mod tests {
     /// Backtracking into every `*` took 10^11 steps for the first one, and blocked a thread of the runtime for hours.
     #[test]
     fn a_hostile_glob_takes_few_steps() {
-        let text = "a".repeat(MAX_HOST);
+        let text = "a".repeat(MAX_LABEL);
         let started = std::time::Instant::now();
         for pattern in [
             "*a*a*a*ab".to_owned(),
-            "*a".repeat(120) + "b",
-            "*[a-z]".repeat(40) + "b",
+            "*a".repeat(31) + "b",
+            "*[a-z]".repeat(10) + "b",
         ] {
             for _ in 0..100 {
                 assert!(!glob_matches(&pattern, &text));
@@ -358,7 +368,11 @@ mod tests {
             .collect();
         let keys: Vec<&str> = numbered.iter().map(String::as_str).collect();
         let found = users(&keys, "reg.io/app");
-        assert_eq!(found, keys[..MAX_MATCHES], "the first ones of the Secret");
+        assert_eq!(
+            found,
+            keys[..MAX_CREDENTIALS],
+            "the first ones of the Secret"
+        );
     }
 
     #[test]

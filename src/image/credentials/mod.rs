@@ -16,8 +16,11 @@ use futures::{
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest as _, Sha256};
 
-pub use docker_config::{DockerConfigError, SecretError, docker_cfg, docker_config_json};
+pub use docker_config::{
+    DockerConfigError, MAX_ENTRIES, MAX_PATTERNS, SecretError, docker_cfg, docker_config_json,
+};
 pub use keyring::Keyring;
+pub(crate) use keyring::MAX_CREDENTIALS;
 pub use operator::OperatorCredentials;
 pub use provider::{ProviderError, Providers};
 

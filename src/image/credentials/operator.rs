@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::FutureExt;
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use secrecy::{ExposeSecret, SecretString};
@@ -16,13 +15,13 @@ use tokio::{process::Command, sync::Semaphore};
 
 use crate::{
     error::{RepeatedError, chain},
-    image::{reference::Reference, single_flight::SingleFlight, trace},
+    image::{reference::Reference, trace},
     json,
 };
 
 use super::{
     Credential,
-    command::{self, CommandError, MAX_CONCURRENT_RUNS, Programs, Question, RunningPrograms},
+    command::{self, CommandError, MAX_CONCURRENT_RUNS, Programs},
     docker_config::{DockerConfig, DockerConfigError},
     provider::Providers,
 };
@@ -40,7 +39,6 @@ pub struct OperatorCredentials {
     file: Option<ReloadedFile>,
     helpers: Option<Arc<Helpers>>,
     providers: Option<Providers>,
-    programs: Programs,
 }
 
 struct ReloadedFile {
@@ -57,9 +55,9 @@ struct Content {
 }
 
 struct Helpers {
-    answers: Cache<String, (Option<Credential>, Instant)>,
-    flights: SingleFlight<String, Option<Credential>>,
-    slots: Semaphore,
+    answers: Cache<String, (Vec<Credential>, Instant)>,
+    slots: Arc<Semaphore>,
+    programs: Programs<Vec<Credential>>,
 }
 
 impl OperatorCredentials {
@@ -75,15 +73,14 @@ impl OperatorCredentials {
         let file = path.map(ReloadedFile::open).transpose()?;
         let helpers = Helpers {
             answers: Cache::new(MAX_ANSWERS),
-            flights: SingleFlight::new(),
-            slots: Semaphore::new(MAX_CONCURRENT_RUNS),
+            slots: Arc::new(Semaphore::new(MAX_CONCURRENT_RUNS)),
+            programs: Programs::default(),
         };
         let helpers = file.as_ref().map(|_| Arc::new(helpers));
         Ok(Self {
             file,
             helpers,
             providers,
-            programs: Programs::default(),
         })
     }
 
@@ -93,7 +90,7 @@ impl OperatorCredentials {
         if let (Some(file), Some(helpers)) = (&self.file, &self.helpers) {
             let config = file.current().await;
             if let Some(helper) = config.helper(reference) {
-                let answer = helpers.run_helper(&self.programs, &helper, server(reference));
+                let answer = helpers.run_helper(&helper, server(reference));
                 found.extend(answer.await);
             }
             found.extend(config.keyring.lookup(reference));
@@ -184,43 +181,34 @@ struct HelperResult {
 }
 
 impl Helpers {
-    async fn run_helper(
-        self: &Arc<Self>,
-        programs: &Programs,
-        helper: &str,
-        server: &str,
-    ) -> Option<Credential> {
+    async fn run_helper(self: &Arc<Self>, helper: &str, server: &str) -> Vec<Credential> {
         let key = format!("{helper} {server}");
-        if let Some((answer, at)) = self.answers.get(&key)
-            && at.elapsed() < ANSWER_TTL
-        {
-            trace::cached(
-                "credentials",
-                &key,
-                if answer.is_some() { "held" } else { "none" },
-            );
-            return answer;
+        if let Some(known) = self.known(&key) {
+            let held = if known.is_empty() { "none" } else { "held" };
+            trace::cached("credentials", &key, held);
+            return known;
         }
-        let (this, program, server) = (
-            self.clone(),
-            format!("docker-credential-{helper}"),
-            server.to_owned(),
-        );
-        let (kept, running) = (key.clone(), programs.running());
-        let run = async move {
-            let answer = get(&program, &kept, &server, &this.slots, &running)
-                .await
-                .unwrap_or_else(|error| {
-                    let error = chain(&error);
-                    tracing::warn!(program, server, error, "no credentials from the helper");
-                    None
-                });
+        let (this, kept) = (self.clone(), key.clone());
+        let (program, server) = (format!("docker-credential-{helper}"), server.to_owned());
+        let work = || async move {
+            let answer = get(&program, &server).await.unwrap_or_else(|error| {
+                let error = chain(&error);
+                tracing::warn!(program, server, error, "no credentials from the helper");
+                None
+            });
+            let answer: Vec<_> = answer.into_iter().collect();
             this.answers.insert(kept, (answer.clone(), Instant::now()));
             answer
         };
-        let (this, flight) = (self.clone(), key.clone());
-        let work = async move { this.flights.run(flight, || run.boxed()).await };
-        programs.wait_for(&key, work).await?
+        let known = || self.known(&key);
+        let ran = self.programs.run(&key, helper, &self.slots, known, work);
+        ran.await.unwrap_or_default()
+    }
+
+    /// The answer that is cached under a key.
+    fn known(&self, key: &str) -> Option<Vec<Credential>> {
+        let (answer, at) = self.answers.get(key)?;
+        (at.elapsed() < ANSWER_TTL).then_some(answer)
     }
 }
 
@@ -228,21 +216,10 @@ impl Helpers {
 const NOTHING: &[u8] = b"credentials not found";
 
 /// Runs a helper with the protocol of `docker-credential-helpers`.
-async fn get(
-    program: &str,
-    key: &str,
-    server: &str,
-    slots: &Semaphore,
-    running: &RunningPrograms,
-) -> Result<Option<Credential>, CommandError> {
+async fn get(program: &str, server: &str) -> Result<Option<Credential>, CommandError> {
     let mut command = Command::new(program);
     command.arg("get");
-    let question = Question {
-        key,
-        subject: server,
-        text: server.as_bytes(),
-    };
-    let answer = command::run(command, question, slots, running).await;
+    let answer = command::run(command, server, server.as_bytes()).await;
     let answer = match answer {
         // A helper without credentials for a server exits with an error status.
         Err(CommandError::Failed(_, said)) if said.starts_with(NOTHING) => return Ok(None),

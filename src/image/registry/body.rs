@@ -18,6 +18,8 @@ const SMALL: u64 = 64 << 10;
 /// Maximum bytes of all larger bodies in memory, while they are received and until they are dropped. Fourteen documents
 /// of the maximum size.
 const MAX_LARGE: usize = 56 << 20;
+/// The part of it that the bodies of one host may take, so that one that stalls leaves most of it to the others.
+pub(super) const MAX_OF_HOST: usize = 16 << 20;
 
 /// The budget of all bodies. Cheap to clone.
 #[derive(Clone)]
@@ -26,7 +28,22 @@ pub(super) struct Bodies(Arc<Semaphore>);
 /// A body that holds its part of the budget until it is dropped.
 struct Held {
     bytes: Bytes,
-    _part: OwnedSemaphorePermit,
+    _part: Part,
+}
+
+/// A part of the budget, and of the host's share of it.
+struct Part {
+    of_all: OwnedSemaphorePermit,
+    of_host: OwnedSemaphorePermit,
+}
+
+impl Part {
+    /// Gives back what is more than `size`.
+    fn shrink(&mut self, size: usize) {
+        for part in [&mut self.of_all, &mut self.of_host] {
+            drop(part.split(part.num_permits().saturating_sub(size)));
+        }
+    }
 }
 
 impl AsRef<[u8]> for Held {
@@ -47,6 +64,7 @@ impl Bodies {
         what: &str,
         mut response: reqwest::Response,
         limit: u64,
+        share: &Arc<Semaphore>,
         deadline: Instant,
     ) -> Result<Bytes, ExchangeError> {
         let too_large = |size| Err(ExchangeError::Other(ImageError::too_large(what, size)));
@@ -67,13 +85,16 @@ impl Bodies {
                 return too_large(size);
             }
             if size > SMALL && part.is_none() {
-                part = Some(self.take(needed, deadline).await?);
+                part = Some(self.take(needed, share, deadline).await?);
             }
             body.extend_from_slice(&chunk);
         }
         let bytes = body.freeze();
         Ok(match part {
-            Some(part) => Bytes::from_owner(Held { bytes, _part: part }),
+            Some(mut part) => {
+                part.shrink(bytes.len());
+                Bytes::from_owner(Held { bytes, _part: part })
+            }
             None => bytes,
         })
     }
@@ -81,13 +102,19 @@ impl Bodies {
     async fn take(
         &self,
         size: u64,
+        share: &Arc<Semaphore>,
         deadline: Instant,
-    ) -> Result<OwnedSemaphorePermit, ExchangeError> {
+    ) -> Result<Part, ExchangeError> {
         let size = u32::try_from(size).map_err(|_| ExchangeError::Busy)?;
-        let taking = self.0.clone().acquire_many_owned(size);
+        let taking = async {
+            let of_host = share.clone().acquire_many_owned(size).await;
+            let of_all = self.0.clone().acquire_many_owned(size).await;
+            of_host.ok().zip(of_all.ok())
+        };
         // The host is not to blame for the wait.
-        let taken = timeout_at(deadline, taking).await;
-        taken.ok().and_then(Result::ok).ok_or(ExchangeError::Busy)
+        let taken = timeout_at(deadline, taking).await.ok().flatten();
+        let (of_host, of_all) = taken.ok_or(ExchangeError::Busy)?;
+        Ok(Part { of_all, of_host })
     }
 }
 
@@ -120,6 +147,26 @@ mod tests {
         http::Response::new(body).into()
     }
 
+    fn share() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(MAX_OF_HOST))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_host_leaves_most_of_the_budget() {
+        let (bodies, read, host) = (Bodies::new(), Arc::new(AtomicUsize::new(0)), share());
+        let deadline = Instant::now() + Duration::from_secs(5);
+        let stalled =
+            (0..50).map(|_| bodies.read("x", stalling(63, &read), MAX_DOCUMENT, &host, deadline));
+        let stalled = join_all(stalled);
+        tokio::pin!(stalled);
+        let soon = tokio::time::timeout(Duration::from_secs(1), &mut stalled).await;
+        assert!(soon.is_err());
+        let other = bodies
+            .read("x", whole(3 << 20), MAX_DOCUMENT, &share(), deadline)
+            .await;
+        assert_eq!(other.ok().map(|bytes| bytes.len()), Some(3 << 20));
+    }
+
     fn whole(size: usize) -> reqwest::Response {
         http::Response::new(reqwest::Body::from(vec![b' '; size])).into()
     }
@@ -128,8 +175,11 @@ mod tests {
     async fn bodies_that_stall_near_their_end_hold_no_more_than_the_budget() {
         let (bodies, read) = (Bodies::new(), Arc::new(AtomicUsize::new(0)));
         let deadline = Instant::now() + Duration::from_secs(5);
-        let reading =
-            (0..200).map(|_| bodies.read("x", stalling(63, &read), MAX_DOCUMENT, deadline));
+        let hosts: Vec<_> = (0..20).map(|_| share()).collect();
+        let reading = (0..200).map(|number| {
+            let host = &hosts[number % hosts.len()];
+            bodies.read("x", stalling(63, &read), MAX_DOCUMENT, host, deadline)
+        });
         let reading = join_all(reading);
         tokio::pin!(reading);
         let soon = tokio::time::timeout(Duration::from_secs(1), &mut reading).await;
@@ -137,7 +187,9 @@ mod tests {
         let held = read.load(Ordering::SeqCst);
         assert!(held <= MAX_LARGE + 200 * 2 * CHUNK, "{held} bytes");
         // Small documents need no part of the budget.
-        let small = bodies.read("x", whole(CHUNK), MAX_DOCUMENT, deadline).await;
+        let small = bodies
+            .read("x", whole(CHUNK), MAX_DOCUMENT, &hosts[0], deadline)
+            .await;
         assert_eq!(small.ok().map(|bytes| bytes.len()), Some(CHUNK));
         for ended in reading.await {
             assert!(matches!(
@@ -153,11 +205,12 @@ mod tests {
         let bodies = Bodies::new();
         let deadline = Instant::now() + Duration::from_secs(5);
         let body = bodies
-            .read("x", whole(1 << 20), MAX_DOCUMENT, deadline)
+            .read("x", whole(1 << 20), MAX_DOCUMENT, &share(), deadline)
             .await;
         let copy = body.ok().unwrap().clone();
         assert_eq!(copy.len(), 1 << 20);
-        assert!(bodies.0.available_permits() < MAX_LARGE);
+        // Without a Content-Length the limit was taken, and the rest of it given back.
+        assert_eq!(bodies.0.available_permits(), MAX_LARGE - (1 << 20));
         drop(copy);
         assert_eq!(bodies.0.available_permits(), MAX_LARGE);
     }

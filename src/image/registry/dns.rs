@@ -6,22 +6,26 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::pin,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures::future::{Either, select};
 use hickory_resolver::{
-    ResolverBuilder, TokioResolver,
-    config::{NameServerConfig, ResolverConfig},
+    Hosts, TokioResolver,
+    config::{NameServerConfig, ResolverConfig, ResolverOpts},
     lookup::Lookup,
     net::{DnsError as ProtocolError, NetError, runtime::TokioRuntimeProvider},
-    proto::{op::ResponseCode, rr::RecordType},
+    proto::{
+        op::{Query, ResponseCode},
+        rr::{Name, RecordType},
+    },
+    system_conf::read_system_conf,
 };
 use quick_cache::sync::Cache;
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use reqwest::dns::{Addrs, Name as ClientName, Resolve, Resolving};
 use tokio::sync::Semaphore;
 
-use super::address::{is_local, is_loopback, registrable_domain};
+use super::address::{bare, is_local, is_loopback, registrable_domain};
 
 /// Maximum number of names of one domain that are being resolved. Whoever owns a domain decides whether its names are
 /// ever answered.
@@ -30,10 +34,13 @@ const MAX_PER_DOMAIN: usize = 8;
 const MAX_DOMAINS: usize = 1024;
 /// Timeout of one query. Shorter than a request's, so that a lost packet is sent again.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(1500);
-/// How long the answer of one address family waits for the other's (RFC 8305, section 3).
-const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
+/// How long the answer of one address family waits for the other's. Longer than RFC 8305's 50 ms, because a network may
+/// reach one of the families only, and a lost packet is sent again after a third of a second.
+const OTHER_FAMILY: Duration = Duration::from_secs(1);
 /// Maximum number of cached answers; each has some hundred bytes.
 const MAX_CACHED: u64 = 2048;
+/// Maximum number of names whose addresses are known.
+const MAX_KNOWN: usize = 1024;
 /// How long an answer is used if its TTL is longer. A registry that moves is found again soon.
 const MAX_TTL: Duration = Duration::from_mins(5);
 /// How long a name counts as absent if its zone says longer.
@@ -86,6 +93,14 @@ pub(super) struct Dns(Arc<DnsInner>);
 
 struct DnsInner {
     resolver: Result<TokioResolver, Arc<NetError>>,
+    /// The names of `/etc/hosts`. They are not asked for.
+    hosts: Hosts,
+    /// Domains that are appended to names (`search` in `/etc/resolv.conf`).
+    search: Vec<Name>,
+    /// Names with fewer dots are tried with the search domains first.
+    ndots: usize,
+    /// Answers by the name as given. They take no place in the line of their domain.
+    known: Cache<String, (Vec<IpAddr>, Instant)>,
     domains: Cache<String, Arc<Semaphore>>,
     /// Hosts whose names may resolve to local addresses.
     allowed: Vec<String>,
@@ -103,24 +118,42 @@ pub(super) enum AddressCheck {
 impl Dns {
     /// A resolver with the settings of `/etc/resolv.conf` and the names of `/etc/hosts`.
     pub(super) fn new(allowed: Vec<String>) -> Self {
-        let builder = TokioResolver::builder_tokio().unwrap_or_else(|error| {
+        let (config, options) = read_system_conf().unwrap_or_else(|error| {
             // As in the C library: without a configuration the name server is on this machine.
-            tracing::debug!(%error, "cannot read /etc/resolv.conf; asking the name server on loopback");
+            tracing::warn!(%error, "cannot read /etc/resolv.conf; asking the name server on loopback");
             let local = NameServerConfig::udp_and_tcp(Ipv4Addr::LOCALHOST.into());
             let config = ResolverConfig::from_parts(None, Vec::new(), vec![local]);
-            TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())
+            (config, ResolverOpts::default())
         });
-        Self::build(builder, allowed)
+        let hosts = Hosts::from_system().unwrap_or_default();
+        Self::build(config, options, hosts, allowed)
     }
 
-    fn build(mut builder: ResolverBuilder<TokioRuntimeProvider>, allowed: Vec<String>) -> Self {
-        let options = builder.options_mut();
+    fn build(
+        config: ResolverConfig,
+        mut options: ResolverOpts,
+        hosts: Hosts,
+        allowed: Vec<String>,
+    ) -> Self {
         options.timeout = options.timeout.min(QUERY_TIMEOUT);
         options.cache_size = MAX_CACHED;
         options.positive_max_ttl = Some(MAX_TTL);
         options.negative_max_ttl = Some(MAX_NEGATIVE_TTL);
+        let ndots = options.ndots;
+        let (domain, mut search, servers) = config.into_parts();
+        if search.is_empty() {
+            search.extend(domain);
+        }
+        // The search domains are appended here, for both address families together.
+        let config = ResolverConfig::from_parts(None, Vec::new(), servers);
+        let builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
+        let resolver = builder.with_options(options).build();
         Self(Arc::new(DnsInner {
-            resolver: builder.build().map_err(Arc::new),
+            resolver: resolver.map_err(Arc::new),
+            hosts,
+            search,
+            ndots,
+            known: Cache::new(MAX_KNOWN),
             domains: Cache::new(MAX_DOMAINS),
             allowed,
         }))
@@ -136,8 +169,75 @@ impl Dns {
 
     /// Whether local addresses are allowed for a host.
     pub(super) fn allows_local(&self, host: &str) -> bool {
-        let named = |allowed: &String| allowed.eq_ignore_ascii_case(host);
+        let named = |allowed: &String| bare(allowed).eq_ignore_ascii_case(host);
         self.0.allowed.iter().any(named)
+    }
+
+    /// The addresses of a name in `/etc/hosts`, which come alone, or of an earlier answer.
+    fn known(&self, name: &str) -> Option<Vec<IpAddr>> {
+        let absolute = Name::from_str_relaxed(name).ok()?;
+        let of_family = |family| {
+            let query = Query::query(absolute.clone(), family);
+            self.0.hosts.lookup_static_host(&query)
+        };
+        let written = [RecordType::A, RecordType::AAAA]
+            .into_iter()
+            .filter_map(of_family);
+        let written: Vec<IpAddr> = written.flat_map(|found| addresses_in(&found)).collect();
+        if !written.is_empty() {
+            return Some(written);
+        }
+        let (addresses, expires) = self.0.known.get(name)?;
+        (Instant::now() < expires).then_some(addresses)
+    }
+
+    /// Asks the name server, within the line of the name's domain.
+    async fn ask(&self, name: &str) -> Result<Vec<IpAddr>, DnsError> {
+        let failed = |error: Arc<NetError>| DnsError::new(name, error);
+        let new = || Ok::<_, Infallible>(Arc::new(Semaphore::new(MAX_PER_DOMAIN)));
+        let domain = owner(name.trim_end_matches('.'));
+        let Ok(slots) = self.0.domains.get_or_insert_with(domain, new);
+        // The request's timeout bounds the wait. The semaphore is never closed.
+        let _slot = slots.acquire().await.ok();
+        let resolver = self
+            .0
+            .resolver
+            .as_ref()
+            .map_err(|error| failed(error.clone()))?;
+        for candidate in self.candidates(name) {
+            match lookup(resolver, candidate).await {
+                Ok((addresses, _)) if addresses.is_empty() => {}
+                Ok((addresses, expires)) => {
+                    let known = (addresses.clone(), expires);
+                    self.0.known.insert(name.to_owned(), known);
+                    return Ok(addresses);
+                }
+                Err(error) if error.is_no_records_found() => {}
+                Err(error) => return Err(failed(Arc::new(error))),
+            }
+        }
+        Err(DnsError::NoSuchHost(name.to_owned()))
+    }
+
+    /// The absolute names that a name may mean, in the order of the C library (resolv.conf(5)).
+    fn candidates(&self, name: &str) -> Vec<Name> {
+        let Ok(mut own) = Name::from_str_relaxed(name) else {
+            return Vec::new();
+        };
+        if own.is_fqdn() {
+            return vec![own];
+        }
+        let search = self.0.search.iter();
+        let mut found: Vec<Name> = search
+            .filter_map(|domain| own.clone().append_domain(domain).ok())
+            .collect();
+        own.set_fqdn(true);
+        if name.matches('.').count() >= self.0.ndots {
+            found.insert(0, own);
+        } else {
+            found.push(own);
+        }
+        found
     }
 
     async fn addresses(&self, name: &str, check: AddressCheck) -> Result<Vec<IpAddr>, DnsError> {
@@ -145,15 +245,10 @@ impl Dns {
         if is_loopback(name) {
             return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
         }
-        let new = || Ok::<_, Infallible>(Arc::new(Semaphore::new(MAX_PER_DOMAIN)));
-        let domain = registrable_domain(name.trim_end_matches('.'));
-        let Ok(slots) = self.0.domains.get_or_insert_with(domain, new);
-        // The request's timeout bounds the wait. The semaphore is never closed.
-        let _slot = slots.acquire().await.ok();
-        let resolver = self.0.resolver.as_ref();
-        let resolver = resolver.map_err(|error| DnsError::new(name, error.clone()))?;
-        let found = lookup(resolver, name).await;
-        let mut addresses = found.map_err(|error| DnsError::new(name, Arc::new(error)))?;
+        let mut addresses = match self.known(name) {
+            Some(known) => known,
+            None => self.ask(name).await?,
+        };
         if check == AddressCheck::RefuseLocal && !self.allows_local(name) {
             let first = addresses.first().copied();
             addresses.retain(|address| !is_local(*address));
@@ -166,30 +261,51 @@ impl Dns {
     }
 }
 
-/// The addresses of both families, asked for at the same time. A name server that leaves one of the questions
-/// unanswered does not hold up the other's answer for long.
-async fn lookup(resolver: &TokioResolver, name: &str) -> Result<Vec<IpAddr>, NetError> {
-    let v4 = pin!(resolver.lookup(name, RecordType::A));
+/// The addresses of both families, asked for at the same time, and when the answer expires. A name server that leaves one
+/// of the questions unanswered does not hold up the other's answer for long.
+async fn lookup(resolver: &TokioResolver, name: Name) -> Result<(Vec<IpAddr>, Instant), NetError> {
+    let v4 = pin!(resolver.lookup(name.clone(), RecordType::A));
     let v6 = pin!(resolver.lookup(name, RecordType::AAAA));
     let (first, other) = match select(v4, v6).await {
         Either::Left(one) | Either::Right(one) => one,
     };
-    let mut addresses: Vec<IpAddr> = first.iter().flat_map(addresses_in).collect();
-    let second = if addresses.is_empty() {
-        Some(other.await)
-    } else {
-        tokio::time::timeout(RESOLUTION_DELAY, other).await.ok()
+    let is_answer = |found: &Result<Lookup, NetError>| {
+        found
+            .as_ref()
+            .is_ok_and(|found| addresses_in(found).next().is_some())
     };
-    addresses.extend(second.iter().flatten().flat_map(addresses_in));
-    match (addresses.is_empty(), first) {
-        (true, Err(error)) => Err(error),
-        _ => Ok(addresses),
+    let second = if is_answer(&first) {
+        tokio::time::timeout(OTHER_FAMILY, other).await.ok()
+    } else {
+        Some(other.await)
+    };
+    let answers = || first.iter().chain(second.iter().flatten());
+    let addresses: Vec<IpAddr> = answers().flat_map(addresses_in).collect();
+    let expires = answers().map(Lookup::valid_until).min();
+    match (expires, first) {
+        (Some(expires), _) => Ok((addresses, expires)),
+        (None, Err(error)) => Err(error),
+        (None, Ok(_)) => Ok((addresses, Instant::now())),
     }
 }
 
-fn addresses_in(lookup: &Lookup) -> impl Iterator<Item = IpAddr> {
-    let records = lookup.answers().iter();
-    records.filter_map(|record| record.data.ip_addr())
+/// Who decides whether a name is ever answered: whoever registered its domain, or the namespace of a Service
+/// (`NAME.NAMESPACE.svc.…`), which may be an alias of any name.
+fn owner(name: &str) -> &str {
+    match name.find(".svc.") {
+        Some(svc) => name
+            .get(..svc)
+            .and_then(|service| service.rfind('.'))
+            .map_or(name, |dot| name.get(dot + 1..).unwrap_or(name)),
+        None => registrable_domain(name),
+    }
+}
+
+fn addresses_in(lookup: &Lookup) -> impl Iterator<Item = IpAddr> + use<> {
+    let records = lookup.answers().to_vec();
+    records
+        .into_iter()
+        .filter_map(|record| record.data.ip_addr())
 }
 
 struct ClientDns {
@@ -198,7 +314,7 @@ struct ClientDns {
 }
 
 impl Resolve for ClientDns {
-    fn resolve(&self, name: Name) -> Resolving {
+    fn resolve(&self, name: ClientName) -> Resolving {
         let (dns, check) = (self.dns.clone(), self.check);
         Box::pin(async move {
             let addresses = dns.addresses(name.as_str(), check).await?;

@@ -82,6 +82,14 @@ pub(super) struct Limits {
     pub(super) body: u64,
 }
 
+/// One request in a chain of redirects.
+#[derive(Clone, Copy)]
+struct Hop {
+    principal: Principal,
+    /// Whether no earlier one took part of the time.
+    has_full_time: bool,
+}
+
 /// Why a request failed.
 pub(super) enum ExchangeError {
     Transport(reqwest::Error),
@@ -169,15 +177,22 @@ impl Http {
         mut limits: Limits,
     ) -> Result<HttpResponse, ImageError> {
         let home = request.url.origin();
+        let mut hop = Hop {
+            principal,
+            has_full_time: true,
+        };
         for _ in 0..=MAX_REDIRECTS {
-            let principal = principal.filter(|_| request.url.origin() == home);
-            let (response, took) = self.hop(principal, what, &request, limits).await?;
+            let (response, took) = self.hop(hop, what, &request, limits).await?;
             let Some(next) = redirect_target(&response) else {
                 return Ok(response);
             };
             let redirected = request.redirected(next);
             request = redirected.map_err(|why| ImageError::unavailable(what, why))?;
             limits.time = limits.time.saturating_sub(took);
+            hop = Hop {
+                principal: principal.filter(|_| request.url.origin() == home),
+                has_full_time: false,
+            };
         }
         Err(ImageError::unavailable(what, "too many redirects"))
     }
@@ -185,13 +200,15 @@ impl Http {
     /// Sends a request to one host. Also returns how long that took.
     async fn hop(
         &self,
-        principal: Principal,
+        hop: Hop,
         what: &str,
         request: &HttpRequest,
         limits: Limits,
     ) -> Result<(HttpResponse, Duration), ImageError> {
+        let principal = hop.principal;
         let host = Endpoint::new(&request.url).host().to_owned();
         if let Some(address) = literal(&request.url).filter(|address| is_link_local(*address))
+            && request.check == AddressCheck::RefuseLocal
             && !self.0.clients.allows_local(bare(&host))
         {
             let why = format!(
@@ -205,7 +222,7 @@ impl Http {
         let limiter = self.0.limiters.host(&host);
         let _slot = limiter.enter(principal).await?;
         let started = Instant::now();
-        let answer = self.send(what, request, limits).await;
+        let answer = self.send(what, request, limits, &limiter).await;
         let took = started.elapsed();
         let call = Call {
             peer: request.peer,
@@ -227,7 +244,8 @@ impl Http {
                     ExchangeError::Transport(error) => error.is_timeout(),
                     _ => false,
                 };
-                if timed_out {
+                // A host that had less time, because an earlier one in the chain took it, is not to blame.
+                if timed_out && hop.has_full_time {
                     limiter.timed_out();
                 }
                 let error = error.into_image_error(what);
@@ -242,6 +260,7 @@ impl Http {
         what: &str,
         request: &HttpRequest,
         limits: Limits,
+        limiter: &HostLimiter,
     ) -> Result<HttpResponse, ExchangeError> {
         let clients = &self.0.clients;
         let client = clients.client(&request.transport, &request.url, request.check);
@@ -260,7 +279,8 @@ impl Http {
         let response = response.map_err(|_| ExchangeError::TimedOut)??;
         let (status, headers) = (response.status(), response.headers().clone());
         let body = if status.is_success() && request.method != Method::HEAD {
-            let reading = self.0.bodies.read(what, response, limits.body, deadline);
+            let share = limiter.body_share();
+            let reading = (self.0.bodies).read(what, response, limits.body, share, deadline);
             reading.await?
         } else {
             Bytes::new()

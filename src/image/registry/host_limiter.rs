@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::body::MAX_OF_HOST;
 use crate::{
     backoff::Backoff,
     image::{credentials::Fingerprint, error::ImageError},
@@ -42,6 +43,8 @@ pub(super) struct HostLimiters {
 pub(super) struct HostLimiter {
     name: String,
     slots: Arc<Semaphore>,
+    /// Bytes of large bodies that it may have in memory.
+    bodies: Arc<Semaphore>,
     state: Mutex<LimiterState>,
 }
 
@@ -84,6 +87,7 @@ impl HostLimiters {
             Ok::<_, Infallible>(Arc::new(HostLimiter {
                 name: name.to_owned(),
                 slots: Arc::new(Semaphore::new(self.per_host)),
+                bodies: Arc::new(Semaphore::new(MAX_OF_HOST)),
                 state: Mutex::default(),
             }))
         };
@@ -125,6 +129,11 @@ impl HostLimiter {
         let slot = slot.map_err(|_| ImageError::unavailable(&self.name, "shutting down"))?;
         self.check(principal)?;
         Ok(slot)
+    }
+
+    /// The host's part of the budget of large bodies.
+    pub(super) fn body_share(&self) -> &Arc<Semaphore> {
+        &self.bodies
     }
 
     fn check(&self, principal: Principal) -> Result<(), ImageError> {

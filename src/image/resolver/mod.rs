@@ -17,7 +17,7 @@ use crate::{metrics::Resolutions, platform::PlatformSet};
 use super::{
     cache::{CachedTag, Caches},
     containerd::{Containerd, Deadline, Store},
-    credentials::{Fingerprint, LazyKeyring, OperatorCredentials},
+    credentials::{Fingerprint, LazyKeyring, MAX_CREDENTIALS, OperatorCredentials},
     digest::Digest,
     error::ImageError,
     fetch_slots::FetchSlots,
@@ -266,9 +266,6 @@ impl Resolver {
         {
             return Ok(context.resolved(found, &summary, ResolutionSource::Memory));
         }
-        // Taken before anything that is shared with other tenants, so that nobody waits for this one's slot.
-        let registry = context.reference.registry();
-        let _slot = inner.fetch_slots.enter(request.tenant, registry).await;
         let mut credentials = request.keyring.clone().await.lookup(&context.reference);
         for credential in inner.operator_credentials.lookup(&context.reference).await {
             if !credentials
@@ -278,10 +275,18 @@ impl Resolver {
                 credentials.push(credential);
             }
         }
+        credentials.truncate(MAX_CREDENTIALS);
         context.credentials = credentials.into();
         if inner.settings.per_credential && !context.credentials.is_empty() {
             context.isolated = Some(Fingerprint::combine(&context.fingerprints()));
         }
+        // A cached private image needs no slot.
+        if let Some((found, summary)) = inner.cached(&context) {
+            return Ok(context.resolved(found, &summary, ResolutionSource::Memory));
+        }
+        // Taken before any lookup that is shared with other tenants, so that nobody waits for this one's slot.
+        let registry = context.reference.registry();
+        let _slot = inner.fetch_slots.enter(request.tenant, registry).await;
         let found = match context.reference.version() {
             Version::Digest(digest) => ResolvedDigest::known(digest.clone()),
             Version::Tag(_) => self.resolve_tag(&context).await?,

@@ -9,13 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::FutureExt;
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 
 use crate::{
     error::chain,
-    image::{reference::Reference, single_flight::SingleFlight, trace},
+    image::{reference::Reference, trace},
 };
 
 use super::{Credential, Keyring, command::Programs};
@@ -38,14 +37,13 @@ pub struct Providers {
     list: Vec<Arc<Provider>>,
     folder: PathBuf,
     shared: Arc<Shared>,
-    programs: Programs,
+    programs: Programs<Answer>,
 }
 
 struct Shared {
     answers: Cache<(usize, String), CachedCredentials>,
     /// When a plugin that failed for an image may run for it again. Asked last, so that a failure hides no answer.
     failures: Cache<(usize, String), Instant>,
-    flights: SingleFlight<(usize, String), Answer>,
     /// What the last answer of each plugin applied to; `None` before the first one.
     applies_to: Vec<Mutex<Option<CacheKey>>>,
 }
@@ -99,6 +97,16 @@ impl Shared {
         known.or_else(failed)
     }
 
+    /// The same as an answer for that image.
+    fn answer(&self, index: usize, image: &Reference) -> Option<Answer> {
+        let keyring = self.cached(index, image)?;
+        Some(Answer {
+            keyring,
+            applies_to: CacheKey::Image,
+            image: image.clone(),
+        })
+    }
+
     fn store(&self, index: usize, answer: &Answer, life: Duration) {
         if let Some(known) = self.applies_to.get(index) {
             *known.lock() = Some(answer.applies_to);
@@ -128,7 +136,6 @@ impl Providers {
             shared: Arc::new(Shared {
                 answers: Cache::new(MAX_ANSWERS),
                 failures: Cache::new(MAX_ANSWERS),
-                flights: SingleFlight::new(),
                 applies_to: list.iter().map(|_| Mutex::default()).collect(),
             }),
             list,
@@ -150,14 +157,15 @@ impl Providers {
     }
 
     /// The answer of one plugin. However many images wait, it runs once for each cache key: which one that is, its
-    /// first answer shows.
+    /// first answer shows. A run for another image that takes long or does not apply is not waited for again.
     async fn request_credentials(
         &self,
         index: usize,
         provider: &Arc<Provider>,
         image: &Reference,
     ) -> Arc<Keyring> {
-        for join in 0..=MAX_JOINS {
+        let mut is_late = false;
+        for attempt in 0..=MAX_JOINS {
             if let Some(known) = self.shared.cached(index, image) {
                 let entries = if known.is_empty() { "none" } else { "held" };
                 trace::cached("credentials", image.name(), entries);
@@ -165,67 +173,73 @@ impl Providers {
             }
             let learned = self.shared.applies_to.get(index);
             let key = match learned.and_then(|learned| *learned.lock()) {
-                Some(applies_to) if join < MAX_JOINS => cache_key(applies_to, image),
-                None if join < MAX_JOINS => GLOBAL.to_owned(),
+                Some(applies_to) if attempt < MAX_JOINS && !is_late => cache_key(applies_to, image),
+                None if attempt == 0 => GLOBAL.to_owned(),
                 _ => image.name(),
             };
-            match self.join_run(index, provider, image, key).await {
-                Some(answer) if answer.applies_to(image) => return answer.keyring,
-                Some(_) => {}
-                None => break,
+            match self.join_run(index, provider, image, &key).await {
+                Ok(answer) if answer.applies_to(image) => return answer.keyring,
+                Ok(_) => {}
+                Err(begun_for) if begun_for == image.name() => break,
+                Err(_) => is_late = true,
             }
         }
         Arc::default()
     }
 
-    /// Runs a plugin for an image, or waits for the run under the same key.
+    /// Runs a plugin for an image, or waits for the run under the same key. The error is the image of a run that takes
+    /// long.
     async fn join_run(
         &self,
         index: usize,
         provider: &Arc<Provider>,
         image: &Reference,
-        key: String,
-    ) -> Option<Answer> {
-        let (provider, program) = (provider.clone(), self.folder.join(&provider.name));
-        let (running, shared, image) =
-            (self.programs.running(), self.shared.clone(), image.clone());
-        let name = format!("{} {key}", provider.name);
-        let own_name = name.clone();
-        let run = async move {
-            let ran = provider
-                .run(&program, &own_name, &image.name(), &running)
-                .await;
-            match ran {
-                Ok((applies_to, life, keyring)) => {
-                    let answer = Answer {
-                        keyring: Arc::new(keyring),
-                        applies_to,
-                        image,
-                    };
-                    shared.store(index, &answer, life);
-                    answer
-                }
-                Err(error) => {
-                    let (plugin, name, error) = (&provider.name, image.name(), chain(&error));
-                    tracing::warn!(
-                        plugin,
-                        image = name,
-                        error,
-                        "no credentials from the plugin"
-                    );
-                    let until = Instant::now() + FAILURE_TTL;
-                    shared.failures.insert((index, name), until);
-                    Answer {
-                        keyring: Arc::default(),
-                        applies_to: CacheKey::Image,
-                        image,
-                    }
-                }
+        key: &str,
+    ) -> Result<Answer, String> {
+        let (plugin, program) = (provider.clone(), self.folder.join(&provider.name));
+        let (shared, subject) = (self.shared.clone(), image.clone());
+        let work = || async move { run(&plugin, &program, subject, index, &shared).await };
+        let known = || self.shared.answer(index, image);
+        let key = format!("{} {key}", provider.name);
+        let (programs, slots) = (&self.programs, &provider.slots);
+        programs.run(&key, &image.name(), slots, known, work).await
+    }
+}
+
+/// Runs a plugin for an image, and stores its answer.
+async fn run(
+    plugin: &Provider,
+    program: &Path,
+    image: Reference,
+    index: usize,
+    shared: &Shared,
+) -> Answer {
+    match plugin.run(program, &image.name()).await {
+        Ok((applies_to, life, keyring)) => {
+            let answer = Answer {
+                keyring: Arc::new(keyring),
+                applies_to,
+                image,
+            };
+            shared.store(index, &answer, life);
+            answer
+        }
+        Err(error) => {
+            let (plugin, name, error) = (&plugin.name, image.name(), chain(&error));
+            tracing::warn!(
+                plugin,
+                image = name,
+                error,
+                "no credentials from the plugin"
+            );
+            let until = Instant::now() + FAILURE_TTL;
+            shared.failures.insert((index, name), until);
+            Answer {
+                keyring: Arc::default(),
+                applies_to: CacheKey::Image,
+                image,
             }
-        };
-        let shared = self.shared.clone();
-        let work = async move { shared.flights.run((index, key), || run.boxed()).await };
-        self.programs.wait_for(&name, work).await
+        }
     }
 }
 

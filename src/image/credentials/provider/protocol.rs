@@ -9,7 +9,7 @@ use tokio::process::Command;
 use crate::{
     image::credentials::{
         Credential, Keyring,
-        command::{self, CommandError, Question, RunningPrograms},
+        command::{self, CommandError},
     },
     json::{self, Object},
 };
@@ -68,9 +68,7 @@ impl Provider {
     pub(super) async fn run(
         &self,
         program: &Path,
-        key: &str,
         image: &str,
-        running: &RunningPrograms,
     ) -> Result<(CacheKey, Duration, Keyring), AnswerError> {
         let request = CredentialProviderRequest {
             api_version: &self.api_version,
@@ -82,12 +80,7 @@ impl Provider {
         command.args(self.args.iter().flatten());
         let environment = self.env.iter().flatten();
         command.envs(environment.map(|variable| (&variable.name, &variable.value)));
-        let question = Question {
-            key,
-            subject: image,
-            text: &question,
-        };
-        let answer = command::run(command, question, &self.slots, running).await?;
+        let answer = command::run(command, image, &question).await?;
         let answer: CredentialProviderResponse =
             json::object(&answer).map_err(|_| AnswerError::Malformed)?;
         if answer.api_version != self.api_version || answer.kind != "CredentialProviderResponse" {

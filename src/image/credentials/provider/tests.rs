@@ -235,6 +235,62 @@ async fn time_in_the_line_does_not_count() {
     assert_eq!(node.runs("plug"), 9);
 }
 
+/// The first run shows what answers apply to. One that hangs must not take the credentials of all other images along.
+#[tokio::test]
+async fn a_run_that_hangs_for_one_image_leaves_the_others_their_credentials() {
+    let node = Node::new();
+    let auth = answer(
+        "Registry",
+        "",
+        "{\"*.io\": {\"username\": \"u\", \"password\": \"p\"}}",
+    );
+    node.plugin(
+        "plug",
+        &format!("grep -q hangs \"$0.stdin\" && exec sleep 600\n{auth}"),
+    );
+    let providers = node.load(&config(&provider("plug", "['*.io']"))).unwrap();
+    let hanging = users(&providers, "hangs.io/x");
+    let other = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        users(&providers, "r.io/x").await
+    };
+    let (hanging, other) = tokio::join!(hanging, other);
+    assert!(hanging.is_empty());
+    assert_eq!(other, ["u:p"]);
+    // Later ones need not wait for it at all.
+    let started = Instant::now();
+    assert_eq!(users(&providers, "s.io/x").await, ["u:p"]);
+    assert!(
+        started.elapsed() < ANSWER_TIMEOUT,
+        "{:?}",
+        started.elapsed()
+    );
+}
+
+/// Callers that go away while they wait for their turn leave no run behind.
+#[tokio::test]
+async fn runs_that_nobody_waits_for_are_not_begun() {
+    let node = Node::new();
+    let auth = answer(
+        "Image",
+        "",
+        "{\"r.io\": {\"username\": \"u\", \"password\": \"p\"}}",
+    );
+    node.plugin("plug", &auth);
+    let providers = node.load(&config(&provider("plug", "[r.io]"))).unwrap();
+    users(&providers, "r.io/first").await;
+    node.plugin("plug", &format!("sleep 1\n{auth}"));
+    let images: Vec<String> = (0..40).map(|n| format!("r.io/{n}")).collect();
+    let all = futures::future::join_all(images.iter().map(|image| users(&providers, image)));
+    assert!(
+        tokio::time::timeout(Duration::from_millis(500), all)
+            .await
+            .is_err()
+    );
+    assert_eq!(users(&providers, "r.io/last").await, ["u:p"]);
+    assert!(node.runs("plug") <= 1 + 4 + 1, "{}", node.runs("plug"));
+}
+
 #[tokio::test]
 async fn what_a_plugin_does_wrong_gives_no_credential_and_is_not_repeated_at_once() {
     let good = "{\"r.io\": {\"username\": \"hunter2\", \"password\": \"p\"}}";

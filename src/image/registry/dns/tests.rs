@@ -43,16 +43,22 @@ impl NameServer {
     }
 
     fn dns(&self, allowed: &[&str]) -> Dns {
+        self.dns_with(&[], 1, Hosts::default(), allowed)
+    }
+
+    fn dns_with(&self, search: &[&str], ndots: usize, hosts: Hosts, allowed: &[&str]) -> Dns {
         let mut udp = ConnectionConfig::udp();
         udp.port = self.port;
         let server = NameServerConfig::new(Ipv4Addr::LOCALHOST.into(), true, vec![udp]);
-        let config = ResolverConfig::from_parts(None, Vec::new(), vec![server]);
-        let provider = TokioRuntimeProvider::default();
-        let builder = TokioResolver::builder_with_config(config, provider);
-        Dns::build(
-            builder,
-            allowed.iter().map(|host| (*host).to_owned()).collect(),
-        )
+        let search = search
+            .iter()
+            .map(|name| Name::from_ascii(name).unwrap())
+            .collect();
+        let config = ResolverConfig::from_parts(None, search, vec![server]);
+        let mut options = ResolverOpts::default();
+        options.ndots = ndots;
+        let allowed = allowed.iter().map(|host| (*host).to_owned()).collect();
+        Dns::build(config, options, hosts, allowed)
     }
 }
 
@@ -169,5 +175,51 @@ async fn names_that_are_never_answered_hold_up_no_others() {
     assert_eq!(slots.available_permits(), 0, "at most eight of a domain");
     for task in waiting {
         task.abort();
+    }
+}
+
+/// In a pod: five dots are needed, and search domains come first.
+#[tokio::test]
+async fn search_domains_and_the_hosts_file() {
+    let server = NameServer::start(&[
+        ("reg.ns.svc.cluster.test", &["10.0.0.7"]),
+        ("registry.example", &["192.0.2.9"]),
+        ("my_registry.ns.svc.cluster.test", &["10.0.0.8"]),
+    ])
+    .await;
+    let mut hosts = Hosts::default();
+    let file = "192.0.2.77 registry.air-gapped.example\n192.0.2.78 registry.example.hosts\n";
+    hosts.read_hosts_conf(file.as_bytes()).unwrap();
+    let search = ["ns.svc.cluster.test.", "svc.cluster.test.", "cluster.test."];
+    let dns = server.dns_with(&search, 5, hosts, &[]);
+    for (name, expected) in [
+        ("reg", Some("10.0.0.7")),
+        ("reg.ns.svc", Some("10.0.0.7")),
+        ("reg.ns.svc.cluster.test.", Some("10.0.0.7")),
+        ("my_registry", Some("10.0.0.8")),
+        ("registry.example", Some("192.0.2.9")),
+        ("registry.example.", Some("192.0.2.9")),
+        ("Registry.Air-gapped.example", Some("192.0.2.77")),
+        ("registry.example.hosts", Some("192.0.2.78")),
+        ("reg.", None),
+    ] {
+        // The second time from memory.
+        for _ in 0..2 {
+            let found = addresses(&dns, name, AddressCheck::RefuseLocal).await;
+            let expected = expected.map(|address| vec![address.to_owned()]);
+            assert_eq!(found.ok(), expected, "{name}");
+        }
+    }
+}
+
+#[test]
+fn services_of_a_namespace_share_a_line() {
+    for (name, line) in [
+        ("reg.team.svc.cluster.local", "team.svc.cluster.local"),
+        ("a.b.team.svc.cluster.local", "team.svc.cluster.local"),
+        ("a.b.example.com", "example.com"),
+        ("registry", "registry"),
+    ] {
+        assert_eq!(owner(name), line, "{name}");
     }
 }
