@@ -167,7 +167,7 @@ impl Webhook {
         let (decided, outcome) = match &evaluation {
             None => (None, Some(Outcome::Missed)),
             Some(evaluation) => match &evaluation.verdict {
-                Verdict::Unresolved(_) => (None, Some(Outcome::Unresolved)),
+                Verdict::Unresolved { .. } => (None, Some(Outcome::Unresolved)),
                 Verdict::Skip => (None, Some(Outcome::Ignored)),
                 Verdict::Decided(decision) => {
                     let mut outcome = None;
@@ -266,7 +266,7 @@ impl Webhook {
         evaluation: &Evaluation,
     ) -> (Option<daemon_set::TemplateChange>, Outcome) {
         let decision = match &evaluation.verdict {
-            Verdict::Unresolved(_) => return (None, Outcome::Unresolved),
+            Verdict::Unresolved { .. } => return (None, Outcome::Unresolved),
             Verdict::Skip => return (None, Outcome::Ignored),
             Verdict::Decided(decision) => decision,
         };
@@ -346,7 +346,7 @@ impl PodReview {
             annotations: annotations(&self.without_owned.metadata),
             namespace: &self.namespace,
             stage: Stage::Creation,
-            tolerated_all_by_policy: false,
+            decided_by_policy: None,
         }
     }
 

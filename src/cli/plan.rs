@@ -219,7 +219,7 @@ async fn of_pod(
             let step = gate.map(|detail| ("release", detail.to_owned()));
             (Vec::new(), step)
         }
-        Verdict::Unresolved(_) => (Vec::new(), wait(&evaluation)),
+        Verdict::Unresolved { .. } => (Vec::new(), wait(&evaluation)),
     };
     let mut steps: Vec<PlanRow> = step
         .map(|(action, detail)| PlanRow::of("Pod", &pod, action, detail))
@@ -249,7 +249,7 @@ async fn of_pod(
 
 /// Why there is no decision.
 fn wait(evaluation: &Evaluation) -> Option<(&'static str, String)> {
-    let Verdict::Unresolved(unresolved) = &evaluation.verdict else {
+    let Verdict::Unresolved { failed, .. } = &evaluation.verdict else {
         return None;
     };
     let one = |(image, error): &(String, crate::image::ImageError)| {
@@ -257,7 +257,7 @@ fn wait(evaluation: &Evaluation) -> Option<(&'static str, String)> {
     };
     Some((
         "wait",
-        unresolved.iter().map(one).collect::<Vec<_>>().join("; "),
+        failed.iter().map(one).collect::<Vec<_>>().join("; "),
     ))
 }
 

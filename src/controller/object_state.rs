@@ -13,7 +13,10 @@ use crate::{
 
 /// The states of the objects of one kind. Cheap to clone.
 #[derive(Clone, Default)]
-pub(super) struct ObjectStates(Arc<Mutex<HashMap<String, ObjectState>>>);
+pub(super) struct ObjectStates(Arc<Mutex<HashMap<String, ObjectState>>>, Refusals);
+
+/// How often the patch of an object was refused in a row, by uid.
+type Refusals = Arc<Mutex<HashMap<String, u32>>>;
 
 impl ObjectStates {
     /// The state of an object.
@@ -46,19 +49,48 @@ impl ObjectStates {
         };
     }
 
+    /// Counts a refused patch, and returns how many were refused in a row. The count of an object that left the store is
+    /// not kept.
+    pub(super) fn refused<K>(&self, object: &K, store: &Store<K>) -> u32
+    where
+        K: ApiObject + Clone + 'static,
+    {
+        let uid = object.meta().uid.as_deref().unwrap_or_default();
+        let mut refusals = self.1.lock();
+        let count = refusals
+            .get(uid)
+            .copied()
+            .unwrap_or_default()
+            .saturating_add(1);
+        if store.get(&ObjectRef::from_obj(object)).is_some() {
+            refusals.insert(uid.to_owned(), count);
+        }
+        count
+    }
+
+    /// A patch was applied.
+    pub(super) fn accepted<K: Resource>(&self, object: &K) {
+        let uid = object.meta().uid.as_deref().unwrap_or_default();
+        self.1.lock().remove(uid);
+    }
+
     /// Removes the states of deleted objects.
     pub(super) fn removed<K: Resource + Clone + 'static>(&self, removed: &Removed<'_, K>)
     where
         K::DynamicType: Eq + std::hash::Hash + Clone,
     {
-        let mut states = self.0.lock();
+        let (mut states, mut refusals) = (self.0.lock(), self.1.lock());
         match removed {
             Removed::One(object) => {
                 if let Some(uid) = &object.meta().uid {
                     states.remove(uid);
+                    refusals.remove(uid);
                 }
             }
-            Removed::Relisted(uids) => states.retain(|uid, _| uids.contains(uid)),
+            Removed::Relisted(uids) => {
+                states.retain(|uid, _| uids.contains(uid));
+                refusals.retain(|uid, _| uids.contains(uid));
+            }
         }
     }
 }
@@ -90,8 +122,14 @@ mod tests {
             states.set(pod, state(), &store);
         }
         assert!(states.get(&a).is_some());
+        assert_eq!(
+            (states.refused(&a, &store), states.refused(&a, &store)),
+            (1, 2)
+        );
+        states.accepted(&a);
+        assert_eq!(states.refused(&a, &store), 1);
         states.removed(&Removed::One(&a));
-        assert!(states.get(&a).is_none());
+        assert!(states.get(&a).is_none() && states.1.lock().is_empty());
         // A reconcile was in progress while its pod was deleted or replaced under the same name.
         writer.apply_watcher_event(&Event::Delete(a.clone()));
         states.set(&a, state(), &store);

@@ -161,17 +161,23 @@ impl<R: ReconcileSteps> Reconciler<R> {
             .writer
             .patch::<R::Object>(&name, write.patch)
             .await;
+        let refused = matches!(&outcome, PatchOutcome::Failed(error) if error.is_refusal());
+        let refusals = if refused {
+            self.states.refused(object, &self.store)
+        } else {
+            0
+        };
         let next = match write.change {
             PlannedChange::GateRemoved => after_gate_removal(&outcome),
-            _ => after_patch(&outcome),
+            _ => after_patch(&outcome, refusals),
         };
         let Some(next) = next else {
+            self.states.accepted(object);
             log(&write.change, &name);
             self.publish(object, write.events);
             self.count(write.counts);
             return None;
         };
-        let refused = matches!(&outcome, PatchOutcome::Failed(error) if error.is_refusal());
         let failed = self.failed(object, &outcome, next);
         let Some(release) = write.gate_removal.filter(|_| refused) else {
             return Some(failed);

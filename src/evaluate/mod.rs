@@ -55,8 +55,13 @@ pub enum Verdict {
     Skip,
     /// A decision.
     Decided(Decision),
-    /// These images could not be resolved; to be retried.
-    Unresolved(Vec<(String, ImageError)>),
+    /// Some images could not be resolved; to be retried.
+    Unresolved {
+        /// These images.
+        failed: Vec<(String, ImageError)>,
+        /// What the other images share; `None` if they do not limit the pod.
+        known: Option<BTreeSet<Architecture>>,
+    },
 }
 
 /// A verdict with what led to it.
@@ -87,9 +92,8 @@ pub struct Subject<'a> {
     pub namespace: &'a str,
     /// What can still be changed.
     pub stage: Stage,
-    /// Whether the failure policy decided earlier, for exactly these images, to tolerate every architecture. That
-    /// decision stands until the images change.
-    pub tolerated_all_by_policy: bool,
+    /// What the failure policy decided earlier for exactly these images, if that stands until they change.
+    pub decided_by_policy: Option<&'a Decision>,
 }
 
 /// What is evaluated and can still be changed.
@@ -134,9 +138,10 @@ impl Evaluator {
             unusable: BTreeSet::new(),
         };
         evaluation.verdict = match rule {
-            Rule::Mode(Mode::Inspect) if subject.tolerated_all_by_policy => {
+            Rule::Mode(Mode::Inspect) if subject.decided_by_policy.is_some() => {
                 evaluation.by_policy = true;
-                Verdict::Decided(Decision::TolerateAll)
+                let standing = subject.decided_by_policy.cloned();
+                standing.map_or(Verdict::Skip, Verdict::Decided)
             }
             _ if self.nothing_to_add(subject, &evaluation.preferences) => Verdict::Skip,
             Rule::Mode(Mode::Ignore) => Verdict::Skip,
@@ -209,10 +214,17 @@ impl Evaluator {
                 Err(error) => unresolved.push((image, error)),
             }
         }
-        let verdict = if unresolved.is_empty() {
-            Verdict::Decided(self.policy.decide(&sets, &os))
+        let known = self.policy.shared_architectures(&sets, &os);
+        let decision = self.policy.decide(known.clone());
+        // The images that are not known could only leave fewer architectures.
+        let is_final = unresolved.is_empty() || decision == Decision::NoCommonArchitecture;
+        let verdict = if is_final {
+            Verdict::Decided(decision)
         } else {
-            Verdict::Unresolved(unresolved)
+            Verdict::Unresolved {
+                failed: unresolved,
+                known,
+            }
         };
         (verdict, images)
     }

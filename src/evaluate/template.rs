@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use crate::{
     cluster::objects::{DaemonSet, PodSpec, annotations},
     placement::{
-        annotation,
+        Decision, annotation,
         daemon_set::{OwnedTolerations, TemplateView},
     },
     platform::Os,
@@ -25,6 +25,8 @@ pub struct Template<'a> {
     pub owned: OwnedTolerations,
     /// Images of the template. A decision of the failure policy stands until they change.
     pub images: BTreeSet<String>,
+    /// The decision of the failure policy that stands.
+    decided_by_policy: Option<Decision>,
     os: Os,
 }
 
@@ -42,12 +44,12 @@ impl<'a> Template<'a> {
         if let Some(tolerations) = &mut without_owned.tolerations {
             tolerations.retain(|toleration| !owned.tolerations.contains(toleration));
         }
+        let images = without_owned.images().into_keys().map(str::to_owned);
+        let images: BTreeSet<String> = images.collect();
+        let standing = owned.decision_of_policy().filter(|_| owned.is_for(&images));
         Self {
-            images: without_owned
-                .images()
-                .into_keys()
-                .map(str::to_owned)
-                .collect(),
+            images,
+            decided_by_policy: standing,
             os: without_owned.os(),
             set,
             without_owned,
@@ -58,13 +60,12 @@ impl<'a> Template<'a> {
     /// What is evaluated. A decision of the failure policy for these images stands until they change, because each
     /// change of the template causes a rollout.
     pub fn subject(&self) -> Subject<'_> {
-        let owned = &self.owned;
         Subject {
             spec: &self.without_owned,
             annotations: annotations(&self.set.spec.template.metadata),
             namespace: self.set.metadata.namespace.as_deref().unwrap_or_default(),
             stage: Stage::Template,
-            tolerated_all_by_policy: owned.tolerate_all_by_policy && owned.is_for(&self.images),
+            decided_by_policy: self.decided_by_policy.as_ref(),
         }
     }
 

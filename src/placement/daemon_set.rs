@@ -11,7 +11,10 @@ use serde_json::Value;
 
 use crate::platform::Os;
 
-use super::{decision::Decision, pod::PlacementPolicy};
+use super::{
+    decision::{ANY, Decision},
+    pod::PlacementPolicy,
+};
 
 /// The value of `archaware.dev/tolerations`: which tolerations of the template archaware added, and for which images.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,13 +26,16 @@ pub struct OwnedTolerations {
     /// change of the template causes a rollout.
     #[serde(default)]
     pub images: BTreeSet<String>,
-    /// Whether the failure policy decided to tolerate every architecture. Its narrower decisions are not recorded.
+    /// Whether the failure policy decided, and its decision stands until the images change.
     #[serde(
         rename = "steppedAside",
         default,
         skip_serializing_if = "std::ops::Not::not"
     )]
-    pub tolerate_all_by_policy: bool,
+    pub is_by_policy: bool,
+    /// That decision, as in the annotation of a pod; absent: every architecture is tolerated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decision: Option<String>,
 }
 
 /// Changes to a template, applied in one patch.
@@ -56,6 +62,12 @@ impl OwnedTolerations {
         !self.tolerations.is_empty() && self.images == *images
     }
 
+    /// The decision of the failure policy.
+    pub fn decision_of_policy(&self) -> Option<Decision> {
+        let text = self.decision.as_deref().unwrap_or(ANY);
+        self.is_by_policy.then(|| Decision::parse(text)).flatten()
+    }
+
     /// Whether another writer removed tolerations that archaware had added.
     pub fn was_reverted(&self, existing: &[Value]) -> bool {
         self.tolerations
@@ -78,7 +90,7 @@ pub struct TemplateView<'a> {
 }
 
 /// The change that brings a template to `decision`; `None` if it is there. `by_policy`: the failure policy decided
-/// instead of the images.
+/// instead of the images, and its decision stands until they change.
 pub fn decide_template(
     policy: &PlacementPolicy,
     decision: &Decision,
@@ -91,9 +103,6 @@ pub fn decide_template(
         images,
         record,
     } = template;
-    // Only a decision to tolerate everything is kept until the images change. One that is limited by the policy may
-    // be widened once the images are known.
-    let tolerate_all_by_policy = by_policy && *decision == Decision::TolerateAll;
     let owned = |toleration: &&Value| record.tolerations.contains(toleration);
     let foreign: Vec<Value> = existing.iter().filter(|t| !owned(t)).cloned().collect();
     let wanted = policy.missing_tolerations(decision, os, &foreign);
@@ -116,7 +125,8 @@ pub fn decide_template(
         OwnedTolerations {
             tolerations: wanted,
             images: images.clone(),
-            tolerate_all_by_policy,
+            is_by_policy: by_policy,
+            decision: Some(decision.annotation()).filter(|text| by_policy && text != ANY),
         }
     };
     // A change of the annotation alone causes no rollout.
@@ -186,7 +196,8 @@ mod tests {
         OwnedTolerations {
             tolerations: tolerations.to_vec(),
             images: images("a"),
-            tolerate_all_by_policy: false,
+            is_by_policy: false,
+            decision: None,
         }
     }
 
@@ -268,7 +279,8 @@ mod tests {
         let old = OwnedTolerations {
             tolerations: vec![any.clone()],
             images: images("old"),
-            tolerate_all_by_policy: true,
+            is_by_policy: true,
+            decision: None,
         };
         assert!(old.is_for(&images("old")) && !old.is_for(&images("new")));
         let (aside, existing) = (Decision::TolerateAll, [any]);
@@ -283,6 +295,28 @@ mod tests {
             decide_template(&policy, &aside, view(&existing, &images("old"), &old), true),
             None
         );
+    }
+
+    #[test]
+    fn a_decision_of_the_failure_policy_is_read_back() {
+        for (text, expected) in [
+            (
+                r#"{"tolerations": [], "steppedAside": true}"#,
+                Some(Decision::TolerateAll),
+            ),
+            (
+                r#"{"tolerations": [], "steppedAside": true, "decision": "amd64"}"#,
+                Some(on(&["amd64"])),
+            ),
+            (
+                r#"{"tolerations": [], "steppedAside": true, "decision": "Wrong!"}"#,
+                None,
+            ),
+            (r#"{"tolerations": [], "decision": "amd64"}"#, None),
+        ] {
+            let record = OwnedTolerations::parse(Some(text));
+            assert_eq!(record.decision_of_policy(), expected, "{text}");
+        }
     }
 
     #[test]

@@ -15,12 +15,27 @@ pub enum Decision {
     NoCommonArchitecture,
 }
 
+/// The annotation of a decision to tolerate every architecture.
+pub(super) const ANY: &str = "any";
+
 impl Decision {
+    /// Parses [`Self::annotation`]; `None` if the text is none.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            ANY => Some(Self::TolerateAll),
+            "none" => Some(Self::NoCommonArchitecture),
+            list => {
+                let set = list.split(',').map(|name| name.parse().ok());
+                set.collect::<Option<_>>().map(Self::Architectures)
+            }
+        }
+    }
+
     /// The value of the annotation `archaware.dev/decision`.
     pub fn annotation(&self) -> String {
         match self {
             Self::Architectures(set) => join(set, ","),
-            Self::TolerateAll => "any".to_owned(),
+            Self::TolerateAll => ANY.to_owned(),
             Self::NoCommonArchitecture => "none".to_owned(),
         }
     }

@@ -59,30 +59,44 @@ pub struct FailureStep {
     pub decision: Option<Decision>,
     /// Whether the failure policy applies, even if its action is to keep the pod waiting.
     pub due: bool,
-    /// When to retry; `None` if every architecture is tolerated or no retry can succeed.
+    /// Whether the decision stands until the images change: they could only narrow it, which a pod cannot, and a
+    /// template only with another rollout.
+    pub stands: bool,
+    /// When to retry; `None` if the decision stands or no retry can succeed.
     pub retry: Option<Duration>,
 }
 
-/// The next step after a failed attempt. `critical` pods (with a system-critical priority class) do not wait, because
-/// the cluster depends on them.
+/// The next step after a failed attempt. The policy decides within what the images share that are `known`. `critical`
+/// pods (with a system-critical priority class) do not wait, because the cluster depends on them.
 pub fn next_step(
     config: &FailurePolicy,
     policy: &PlacementPolicy,
+    known: Option<&BTreeSet<Architecture>>,
     failures: &[ImageFailure],
     history: FailureHistory,
     critical: bool,
 ) -> FailureStep {
     let due = critical || history.failing_for >= config.after;
-    let decision = match (due, config.action) {
-        (true, _) if critical => Some(Decision::TolerateAll),
-        (true, FailureAction::TolerateAll) => Some(Decision::TolerateAll),
-        (true, FailureAction::Tolerate) => Some(policy.limit(config.architectures.clone())),
-        (true, FailureAction::Hold) | (false, _) => None,
+    let action = if critical {
+        FailureAction::TolerateAll
+    } else {
+        config.action
     };
-    if decision == Some(Decision::TolerateAll) {
+    let decision = match action {
+        _ if !due => None,
+        FailureAction::Hold => None,
+        FailureAction::TolerateAll => Some(policy.decide(known.cloned())),
+        FailureAction::Tolerate => {
+            let allowed = &config.architectures;
+            let within = known.map_or_else(|| allowed.clone(), |known| known & allowed);
+            Some(policy.limit(within))
+        }
+    };
+    if decision.is_some() && action == FailureAction::TolerateAll {
         return FailureStep {
             decision,
             due,
+            stands: true,
             retry: None,
         };
     }
@@ -95,6 +109,7 @@ pub fn next_step(
     FailureStep {
         decision,
         due,
+        stands: false,
         retry: soonest.into_iter().chain(until_due).min(),
     }
 }
@@ -135,6 +150,7 @@ mod tests {
         failures: u32,
         seconds: u64,
         critical: bool,
+        known: Option<&[&str]>,
     ) -> FailureStep {
         let config = FailurePolicy {
             after: Duration::from_mins(1),
@@ -146,7 +162,16 @@ mod tests {
             failing_for: Duration::from_secs(seconds),
         };
         let policy = PlacementPolicy::from(&Config::default());
-        next_step(&config, &policy, &[failure], attempts, critical)
+        let known: Option<BTreeSet<Architecture>> =
+            known.map(|names| names.iter().map(|name| name.parse().unwrap()).collect());
+        next_step(
+            &config,
+            &policy,
+            known.as_ref(),
+            &[failure],
+            attempts,
+            critical,
+        )
     }
 
     #[test]
@@ -169,14 +194,50 @@ mod tests {
             (Tolerate, NOT_FOUND, 9, 100, false, amd64(), Some(600)),
         ] {
             let expected = FailureStep {
-                decision,
                 due: critical || seconds >= 60,
+                stands: decision == all(),
+                decision,
                 retry: retry.map(Duration::from_secs),
             };
             assert_eq!(
-                run(action, failure, failures, seconds, critical),
+                run(action, failure, failures, seconds, critical, None),
                 expected,
                 "{action:?} {failure:?}"
+            );
+        }
+    }
+
+    /// An amd64-only app with a sidecar that cannot be read gets amd64, never everything.
+    #[test]
+    fn the_action_is_within_what_the_known_images_share() {
+        use FailureAction::{Hold, Tolerate, TolerateAll};
+        let on = |names: &[&str]| {
+            let set = names.iter().map(|name| name.parse().unwrap());
+            Some(Decision::Architectures(set.collect()))
+        };
+        let none = Some(Decision::NoCommonArchitecture);
+        for (action, critical, known, decision, stands) in [
+            (TolerateAll, false, &["amd64"][..], on(&["amd64"]), true),
+            (
+                TolerateAll,
+                false,
+                &["amd64", "arm64"],
+                on(&["amd64", "arm64"]),
+                true,
+            ),
+            (TolerateAll, true, &["arm64"], on(&["arm64"]), true),
+            (Hold, true, &["arm64"], on(&["arm64"]), true),
+            (Hold, false, &["arm64"], None, false),
+            // The configured architectures are amd64.
+            (Tolerate, false, &["amd64", "arm64"], on(&["amd64"]), false),
+            (Tolerate, false, &["arm64"], none, false),
+            (Tolerate, true, &["arm64"], on(&["arm64"]), true),
+        ] {
+            let step = run(action, UNAVAILABLE, 9, 100, critical, Some(known));
+            assert_eq!(
+                (step.decision, step.stands),
+                (decision, stands),
+                "{action:?} {critical} {known:?}"
             );
         }
     }
@@ -192,7 +253,7 @@ mod tests {
                 retry_after,
                 ..HOPELESS
             };
-            let next = run(FailureAction::Hold, limited, 1, 120, false);
+            let next = run(FailureAction::Hold, limited, 1, 120, false, None);
             assert_eq!(next.retry, expected);
         }
     }

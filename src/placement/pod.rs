@@ -78,19 +78,23 @@ impl PodChange {
 }
 
 impl PlacementPolicy {
-    /// The intersection over the images. Images that name no platform do not limit it. If no image names a platform,
-    /// every architecture is tolerated.
-    pub fn decide<'a>(
+    /// The node architectures that can run all of these images. Images that name no platform do not limit it; `None` if
+    /// no image names one.
+    pub fn shared_architectures<'a>(
         &self,
         images: impl IntoIterator<Item = &'a PlatformSet>,
         os: &Os,
-    ) -> Decision {
+    ) -> Option<BTreeSet<Architecture>> {
         images
             .into_iter()
             .filter_map(|image| image.architectures(os))
             .map(|own| self.widen(own))
             .reduce(|shared, own| &shared & &own)
-            .map_or(Decision::TolerateAll, |shared| self.limit(shared))
+    }
+
+    /// The decision for what images share; every architecture is tolerated if none of them names a platform.
+    pub fn decide(&self, shared: Option<BTreeSet<Architecture>>) -> Decision {
+        shared.map_or(Decision::TolerateAll, |shared| self.limit(shared))
     }
 
     /// The decision for known architectures.

@@ -12,16 +12,20 @@ use crate::{
     },
 };
 
-use super::{EventDraft, ObjectState, Plan, PlannedChange, PlannedPatch, Policies, draft::Draft};
+use super::{
+    EventDraft, ObjectState, Plan, PlannedChange, PlannedPatch, Policies,
+    draft::{DecidedBy, Draft},
+};
 
-/// The change that brings a template to a decision; `None` if it is there.
+/// The change that brings a template to a decision; `None` if it is there. `stands`: the failure policy decided, until
+/// the images change.
 pub(crate) fn change(
     policy: &PlacementPolicy,
     template: &Template<'_>,
     decision: &Decision,
-    by_policy: bool,
+    stands: bool,
 ) -> Option<TemplateChange> {
-    daemon_set::decide_template(policy, decision, template.placement_view(), by_policy)
+    daemon_set::decide_template(policy, decision, template.placement_view(), stands)
 }
 
 /// The plan for a DaemonSet.
@@ -36,14 +40,15 @@ pub(crate) fn plan(
     let mut draft = Draft::new(&template.without_owned, remembered, policies, now);
     // A decision for these images stands until they change, so that there is no second rollout.
     let owned = &template.owned;
-    let recorded = owned.is_for(&template.images) && !owned.tolerate_all_by_policy;
+    let recorded = owned.is_for(&template.images) && !owned.is_by_policy;
     let decided = draft.decide(&template.without_owned, evaluation, recorded);
     draft.plan.requeue = decided.requeue;
+    let by_policy = decided.is_by_policy();
+    let stands = decided.by == DecidedBy::StandingPolicy;
     let Some(decision) = decided.decision else {
         return draft.finish();
     };
-    let by_policy = decided.by_policy;
-    let Some(change) = change(policies.placement, template, &decision, by_policy) else {
+    let Some(change) = change(policies.placement, template, &decision, stands) else {
         return draft.finish();
     };
     match mode {

@@ -2,6 +2,7 @@
 //! what is reported about it.
 
 use std::{
+    collections::BTreeSet,
     hash::{DefaultHasher, Hash, Hasher},
     time::{Duration, Instant},
 };
@@ -15,6 +16,7 @@ use crate::{
         failure::{self, FailureAction, FailurePolicy, ImageFailure},
         mode::InvalidAnnotation,
     },
+    platform::Architecture,
 };
 
 use super::{EventDraft, ObjectState, Plan, Policies};
@@ -23,13 +25,24 @@ use super::{EventDraft, ObjectState, Plan, Policies};
 /// again.
 const RECHECK_INTERVAL: Duration = Duration::from_mins(10);
 
+/// Who made a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DecidedBy {
+    /// The images, or annotations.
+    Images,
+    /// The failure policy; the images may widen it once they are known.
+    Policy,
+    /// The failure policy, until the images change.
+    StandingPolicy,
+}
+
 /// The decision of this reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DraftDecision {
     /// `None`: no decision.
     pub(super) decision: Option<Decision>,
-    /// Whether the failure policy decided instead of the images.
-    pub(super) by_policy: bool,
+    /// Who made it.
+    pub(super) by: DecidedBy,
     /// Whether there is no decision because images cannot be resolved yet.
     pub(super) waiting: bool,
     /// Whether archaware's scheduling gate can be removed: there is nothing to decide, or the failure policy is due,
@@ -39,12 +52,18 @@ pub(super) struct DraftDecision {
     pub(super) requeue: Option<Duration>,
 }
 
+impl DraftDecision {
+    pub(super) fn is_by_policy(&self) -> bool {
+        self.by != DecidedBy::Images
+    }
+}
+
 impl Default for DraftDecision {
     /// Nothing to do.
     fn default() -> Self {
         Self {
             decision: None,
-            by_policy: false,
+            by: DecidedBy::Images,
             waiting: false,
             may_remove_gate: true,
             requeue: None,
@@ -107,7 +126,7 @@ impl<'a> Draft<'a> {
             // The failure policy's earlier decision has already been counted and reported.
             Verdict::Decided(decision) if evaluation.by_policy => DraftDecision {
                 decision: Some(decision.clone()),
-                by_policy: true,
+                by: DecidedBy::StandingPolicy,
                 ..DraftDecision::default()
             },
             Verdict::Decided(decision) => {
@@ -124,8 +143,8 @@ impl<'a> Draft<'a> {
                     ..DraftDecision::default()
                 }
             }
-            Verdict::Unresolved(unresolved) => {
-                self.apply_failure_policy(spec, unresolved, recorded)
+            Verdict::Unresolved { failed, known } => {
+                self.apply_failure_policy(spec, failed, known.as_ref(), recorded)
             }
         }
     }
@@ -134,6 +153,7 @@ impl<'a> Draft<'a> {
         &mut self,
         spec: &PodSpec,
         unresolved: &[(String, ImageError)],
+        known: Option<&BTreeSet<Architecture>>,
         recorded: bool,
     ) -> DraftDecision {
         self.count_once("unresolved");
@@ -163,9 +183,13 @@ impl<'a> Draft<'a> {
         };
         let critical = spec.is_system_critical() && !is_valid;
         let placement = self.policies.placement;
-        let next = failure::next_step(policy, placement, &failures, attempts, critical);
+        let next = failure::next_step(policy, placement, known, &failures, attempts, critical);
         DraftDecision {
-            by_policy: next.decision.is_some(),
+            by: match (&next.decision, next.stands) {
+                (None, _) => DecidedBy::Images,
+                (Some(_), false) => DecidedBy::Policy,
+                (Some(_), true) => DecidedBy::StandingPolicy,
+            },
             waiting: next.decision.is_none() && !is_valid,
             may_remove_gate: next.due,
             decision: next.decision,

@@ -22,8 +22,8 @@ pub(crate) struct FollowUp {
     pub(crate) event: Option<EventDraft>,
 }
 
-/// What follows from a patch; `None` if it was applied.
-pub(crate) fn after_patch(written: &PatchOutcome) -> Option<FollowUp> {
+/// What follows from a patch, the last of this many refusals in a row; `None` if it was applied.
+pub(crate) fn after_patch(written: &PatchOutcome, refusals: u32) -> Option<FollowUp> {
     let (requeue, is_complete, event) = match written {
         PatchOutcome::Applied => return None,
         PatchOutcome::Gone => (None, true, None),
@@ -39,7 +39,7 @@ pub(crate) fn after_patch(written: &PatchOutcome) -> Option<FollowUp> {
             };
             let note = format!("archaware's change was rejected: {error}{hint}");
             let note = || EventDraft::new(EventReason::ChangeRefused, note);
-            (error.retry(), refused, refused.then(note))
+            (error.retry(refusals), refused, refused.then(note))
         }
     };
     Some(FollowUp {
@@ -52,7 +52,7 @@ pub(crate) fn after_patch(written: &PatchOutcome) -> Option<FollowUp> {
 /// The same for a patch that only removes archaware's scheduling gate. It is always retried, because the pod must not
 /// wait for its next change.
 pub(crate) fn after_gate_removal(written: &PatchOutcome) -> Option<FollowUp> {
-    let mut follow = after_patch(written)?;
+    let mut follow = after_patch(written, 0)?;
     follow.is_complete = true;
     if *written != PatchOutcome::Gone {
         follow.requeue = Some(GATE_RETRY);
@@ -85,7 +85,7 @@ mod tests {
             ),
             (
                 PatchOutcome::Failed(ApiError::Denied(text())),
-                None,
+                Some(30..=30),
                 true,
                 true,
             ),
@@ -115,7 +115,7 @@ mod tests {
                 false,
             ),
         ] {
-            let follow = after_patch(&written).unwrap();
+            let follow = after_patch(&written, 1).unwrap();
             let seconds = follow.requeue.map(|time| time.as_secs());
             let fits = match (&requeue, seconds) {
                 (Some(range), Some(seconds)) => range.contains(&seconds),
@@ -131,7 +131,7 @@ mod tests {
             let retry = (written != PatchOutcome::Gone).then_some(GATE_RETRY);
             assert_eq!((release.requeue, release.is_complete), (retry, true));
         }
-        assert_eq!(after_patch(&PatchOutcome::Applied), None);
+        assert_eq!(after_patch(&PatchOutcome::Applied, 0), None);
         assert_eq!(after_gate_removal(&PatchOutcome::Applied), None);
     }
 }

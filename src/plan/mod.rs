@@ -150,7 +150,7 @@ impl PlannedPatch {
             _ => (EventReason::ToleratedByPolicy, decision.annotation()),
         };
         let note = format!(
-            "its images could not be resolved; by the failure policy it tolerates {where_to}"
+            "some of its images could not be resolved; by the failure policy, within what the others allow, it tolerates {where_to}"
         );
         self.events.push(EventDraft::new(reason, note));
         self.counts.push("by_policy");

@@ -20,7 +20,7 @@ pub(crate) fn subject(pod: &Pod) -> Subject<'_> {
         annotations: annotations(&pod.metadata),
         namespace: pod.metadata.namespace.as_deref().unwrap_or_default(),
         stage: Stage::Pod,
-        tolerated_all_by_policy: false,
+        decided_by_policy: None,
     }
 }
 
@@ -44,6 +44,7 @@ pub(crate) fn plan(
     let release = gate.map(|_| patch::pod::remove_gate(pod));
     let plan = &mut draft.plan;
     plan.requeue = decided.requeue;
+    let by_policy = decided.is_by_policy();
     let Some(decision) = decided.decision else {
         plan.patch = release
             .filter(|_| decided.may_remove_gate)
@@ -60,12 +61,12 @@ pub(crate) fn plan(
     if !change.is_empty() || gate.is_some() {
         let done = PlannedChange::PodPlaced {
             decision: decision.annotation(),
-            by_policy: decided.by_policy,
+            by_policy,
         };
         let mut write = PlannedPatch::new(patch::pod::apply(pod, change, &decision), done);
         // The change may be rejected, but the gate must be removed all the same.
         write.gate_removal = release;
-        if decided.by_policy {
+        if by_policy {
             write.report_failure_policy(&decision);
         }
         plan.patch = Some(write);

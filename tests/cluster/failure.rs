@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Pod};
 use serde_json::json;
 use testimg::{FakeRegistry, Script};
 
@@ -56,6 +56,72 @@ async fn tolerate_all_steps_aside_after_its_time() {
     )
     .await;
     tolerations(&cluster, "nonsense", &["any"]).await;
+}
+
+/// An app for one architecture with a sidecar that cannot be read.
+#[tokio::test]
+async fn the_images_that_are_known_count() {
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let registry = FakeRegistry::start().await.unwrap();
+    let sidecar = registry.image("sidecar");
+    let _archaware = Controller::start(&cluster, "resolution: {failure: {after: 2s}}");
+    cluster.wait_until_tainted().await;
+    let images = |names: &[&str]| {
+        let known = names.iter().map(|name| cluster.image(name));
+        known.chain([sidecar.clone()]).collect::<Vec<_>>()
+    };
+    let critical = json!("system-node-critical");
+    for (name, known, priority, expected) in [
+        ("app", &["amd64"][..], None, "amd64"),
+        ("critical", &["arm64"], Some(&critical), "arm64"),
+    ] {
+        let mut spec = pod_spec(&images(known));
+        if let Some(class) = priority {
+            spec["priorityClassName"] = class.clone();
+        }
+        cluster.create::<Pod>(pod(name, spec, json!({}))).await;
+        tolerations(&cluster, name, &[expected]).await;
+        cluster.wait_for_event(name, "ToleratedByPolicy").await;
+        assert_eq!(cluster.wait_until_bound(name).await, expected);
+    }
+    // Two images that share nothing need no third one to be known.
+    let spec = pod_spec(&images(&["amd64", "arm64"]));
+    cluster.create::<Pod>(pod("nowhere", spec, json!({}))).await;
+    cluster
+        .wait_for_event("nowhere", "NoCommonArchitecture")
+        .await;
+    // A template keeps the decision when the sidecar turns up: no second rollout.
+    let set = json!({"metadata": {"name": "set"}, "spec": {
+        "selector": {"matchLabels": {"app": "set"}},
+        "template": {"metadata": {"labels": {"app": "set"}}, "spec": pod_spec(&images(&["multi"]))},
+    }});
+    cluster.create::<DaemonSet>(set).await;
+    let sets = cluster.api::<DaemonSet>();
+    let generation = || async { sets.get("set").await.ok()?.metadata.generation };
+    let after = eventually("tolerations of the template", DEADLINE, || async {
+        generation().await.filter(|generation| *generation > 1)
+    })
+    .await;
+    registry.add("sidecar", &testimg::find("amd64"));
+    // Another pod with that image is decided, so the image is known now.
+    let spec = pod_spec(std::slice::from_ref(&sidecar));
+    cluster.create::<Pod>(pod("later", spec, json!({}))).await;
+    cluster.wait_until_bound("later").await;
+    cluster.kubectl(&[
+        "-n",
+        &cluster.namespace,
+        "annotate",
+        "daemonset",
+        "set",
+        "touched=yes",
+    ]);
+    never(
+        "a second rollout",
+        tokio::time::sleep(std::time::Duration::from_secs(3)),
+        || async { generation().await != Some(after) },
+    )
+    .await;
 }
 
 #[tokio::test]

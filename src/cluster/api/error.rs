@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 
-use crate::backoff::jittered;
+use crate::backoff::{Backoff, jittered};
 
 /// Delay before the object is reconciled again, without jitter and `Retry-After`.
 const REQUEUE_DELAY: Duration = Duration::from_secs(2);
-/// Delay after 403: the permission must be granted first.
-const FORBIDDEN_DELAY: Duration = Duration::from_secs(30);
+/// Delays after a refusal by RBAC or an admission policy, which somebody may change.
+const REFUSED_BACKOFF: Backoff = Backoff::seconds(30, 600);
 /// The longest `Retry-After` that is obeyed. The API server asks for seconds, but a load balancer may ask for an hour
 /// during a restart of ten seconds.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(30);
@@ -165,11 +165,14 @@ impl ApiError {
         )
     }
 
-    /// When to retry; `None` if only a change of the object can help.
-    pub fn retry(&self) -> Option<Duration> {
+    /// When to retry after this many refusals in a row; `None` if only a change of the object can help, because its schema
+    /// does not allow the change.
+    pub fn retry(&self, refusals: u32) -> Option<Duration> {
         match self {
-            Self::NotFound(_) | Self::Invalid(_) | Self::Denied(_) | Self::Name(_) => None,
-            Self::Unauthorized(_) | Self::Forbidden(_) => Some(FORBIDDEN_DELAY),
+            Self::NotFound(_) | Self::Invalid(_) | Self::Name(_) => None,
+            Self::Denied(_) | Self::Unauthorized(_) | Self::Forbidden(_) => {
+                Some(REFUSED_BACKOFF.delay(refusals))
+            }
             // With jitter, because thousands of pods may wait for an API server that restarts.
             _ => Some(jittered(REQUEUE_DELAY) + self.retry_after().unwrap_or_default()),
         }
@@ -273,7 +276,8 @@ mod tests {
         ] {
             let error = classify(code, &status(message, json!({})));
             assert_eq!(error, ApiError::Denied(message.to_owned()), "{code}");
-            assert!(error.is_refusal() && error.retry().is_none());
+            let pauses = [1, 2, 9].map(|refusals| error.retry(refusals).unwrap().as_secs());
+            assert!(error.is_refusal() && pauses == [30, 60, 600]);
         }
     }
 
@@ -283,7 +287,7 @@ mod tests {
         let text = "Too many requests, please try again later.\n";
         let error = ApiError::classify(429, after, text.as_bytes());
         assert_eq!(error.retry_after(), after);
-        assert!(error.retry().is_some_and(|retry| Some(retry) >= after));
+        assert!(error.retry(0).is_some_and(|retry| Some(retry) >= after));
         assert!(error.to_string().ends_with("please try again later."));
         let page = ApiError::classify(502, None, "<html>".repeat(1000).as_bytes());
         assert!(page.to_string().len() < 2 * MAX_TEXT);

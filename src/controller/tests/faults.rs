@@ -33,7 +33,7 @@ fn cases() -> Vec<Case> {
             true,
         ),
         case(status(403, "cannot patch"), Some(30..=30), true),
-        case(status(403, denied), None, true),
+        case(status(403, denied), Some(30..=30), true),
         case(status(404, "not found"), None, false),
         // Obeyed within the timeout of the call.
         case(ScriptedResponse::RetryAfter(429, 3), Some(3..=3), false),
@@ -105,6 +105,34 @@ async fn every_answer_to_the_patch_of_a_daemon_set() {
 #[tokio::test(start_paused = true)]
 async fn every_answer_to_the_patch_of_a_node() {
     run_cases(NODE, None).await;
+}
+
+/// Somebody may change the policy that denies a change, or may not.
+#[tokio::test(start_paused = true)]
+async fn a_denied_change_is_tried_again_with_growing_pauses() {
+    let denied = ScriptedResponse::Status(
+        403,
+        "admission webhook \"a\" denied the request: no",
+        Value::Null,
+    );
+    for path in [POD, NODE] {
+        let api = cluster();
+        if path == POD {
+            api.put(POD, pod());
+        }
+        let call = format!("PATCH {path}");
+        api.script(&call, vec![denied.clone(); 7]);
+        let controller = Controller::start(&api, "");
+        let calls = api.wait_for(&call, 8).await;
+        let pauses: Vec<u64> = calls
+            .windows(2)
+            .map(|two| (two[1].at - two[0].at).as_secs())
+            .collect();
+        assert_eq!(pauses, [30, 60, 120, 240, 480, 600, 600], "{path}");
+        let object = api.get(path).unwrap().to_string();
+        assert!(object.contains("archaware.dev/"), "{path}: {object}");
+        controller.stop().await;
+    }
 }
 
 /// The change is rejected. The pod must not wait behind archaware's gate, so the gate is removed alone.

@@ -6,6 +6,15 @@ use crate::config::Config;
 use super::*;
 use crate::platform::{NoPlatformReason, Platform};
 
+/// The decision for images.
+fn decide<'a>(
+    policy: &PlacementPolicy,
+    images: impl IntoIterator<Item = &'a PlatformSet>,
+    os: &Os,
+) -> Decision {
+    policy.decide(policy.shared_architectures(images, os))
+}
+
 fn policy() -> PlacementPolicy {
     PlacementPolicy::from(&Config::default())
 }
@@ -88,7 +97,7 @@ fn intersections() {
         ),
     ] {
         assert_eq!(
-            policy().decide(images.clone(), &os.parse().unwrap()),
+            decide(&policy(), images.clone(), &os.parse().unwrap()),
             expected,
             "{images:?} {os}"
         );
@@ -102,11 +111,11 @@ fn only_schedulable_architectures_count() {
     let linux = Os::linux();
     let both = image(&["linux/amd64", "linux/arm64"]);
     assert_eq!(
-        policy.decide([&both], &linux),
+        decide(&policy, [&both], &linux),
         Decision::Architectures(set(&["arm64"]))
     );
     assert_eq!(
-        policy.decide([&image(&["linux/amd64"])], &linux),
+        decide(&policy, [&image(&["linux/amd64"])], &linux),
         Decision::NoCommonArchitecture
     );
 }
@@ -156,8 +165,8 @@ proptest! {
         let images: Vec<_> = sets.iter().filter(|set| !set.is_empty()).map(|set| {
             image(&set.iter().map(|a| format!("linux/{a}")).collect::<Vec<_>>().iter().map(String::as_str).collect::<Vec<_>>())
         }).collect();
-        let forward = policy().decide(images.iter(), &linux);
-        let backward = policy().decide(images.iter().rev().chain(images.iter()), &linux);
+        let forward = decide(&policy(), images.iter(), &linux);
+        let backward = decide(&policy(), images.iter().rev().chain(images.iter()), &linux);
         prop_assert_eq!(&forward, &backward);
         // A decided architecture is one of every image, or one that can run the image.
         if let Decision::Architectures(shared) = &forward {

@@ -16,9 +16,8 @@ fn arch(name: &str) -> Value {
 }
 
 /// A DaemonSet whose template has these tolerations, of which the owned ones are recorded.
-fn set(tolerations: &[Value], owned: &[Value], tolerate_all_by_policy: bool) -> DaemonSet {
-    let record =
-        json!({ "tolerations": owned, "images": ["a"], "steppedAside": tolerate_all_by_policy });
+fn set(tolerations: &[Value], owned: &[Value], is_by_policy: bool) -> DaemonSet {
+    let record = json!({ "tolerations": owned, "images": ["a"], "steppedAside": is_by_policy });
     let record = json!({ "archaware.dev/tolerations": record.to_string() });
     serde_json::from_value(json!({
         "metadata": { "name": "d", "namespace": "ns", "uid": "u",
@@ -37,7 +36,10 @@ fn on(names: &[&str]) -> Verdict {
 
 fn unresolved() -> Verdict {
     let why = ImageError::unavailable("a", "no answer");
-    Verdict::Unresolved(vec![("a".to_owned(), why)])
+    Verdict::Unresolved {
+        failed: vec![("a".to_owned(), why)],
+        known: None,
+    }
 }
 
 fn plan_of(

@@ -30,7 +30,10 @@ fn evaluation(verdict: Verdict) -> Evaluation {
 
 fn unresolved() -> Verdict {
     let why = ImageError::unavailable("a", "no answer");
-    Verdict::Unresolved(vec![("a".to_owned(), why)])
+    Verdict::Unresolved {
+        failed: vec![("a".to_owned(), why)],
+        known: None,
+    }
 }
 
 fn on(names: &[&str]) -> Verdict {
@@ -95,6 +98,29 @@ fn placed(decision: &str, by_policy: bool) -> PlannedChange {
         decision: decision.to_owned(),
         by_policy,
     }
+}
+
+/// Images that could not be resolved beside others for amd64 only.
+#[test]
+fn the_failure_policy_decides_within_what_is_known() {
+    let verdict = || {
+        let Verdict::Unresolved { failed, .. } = unresolved() else {
+            panic!()
+        };
+        let known = Some(std::collections::BTreeSet::from(["amd64".parse().unwrap()]));
+        Verdict::Unresolved { failed, known }
+    };
+    let critical = json!({ "priorityClassName": "system-node-critical" });
+    let plan = plan_of(&pod(&[], critical), verdict());
+    let patch = plan.patch.unwrap();
+    assert_eq!(patch.change, placed("amd64", true));
+    assert_eq!(reasons(&patch.events), [EventReason::ToleratedByPolicy]);
+    assert_eq!(plan.requeue, None, "nothing could be added to that");
+    assert_eq!(
+        plan_of(&pod(&[], json!({})), verdict()).patch,
+        None,
+        "not yet"
+    );
 }
 
 /// The change, whether the attempt counts, and whether anything remains to be decided.
