@@ -16,16 +16,28 @@ pub(super) enum Output {
     Json,
 }
 
-/// A table as wide as the terminal, or 80 columns without one.
+/// The columns that `COLUMNS` names, those of the terminal, or 80 without either.
+fn width() -> u16 {
+    let named = std::env::var("COLUMNS")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let terminal = || {
+        let terminals = [console::Term::stdout(), console::Term::stderr()];
+        terminals.iter().find_map(console::Term::size_checked)
+    };
+    named
+        .filter(|columns| *columns > 0)
+        .or_else(|| terminal().map(|(_, columns)| columns))
+        .unwrap_or(DEFAULT_WIDTH)
+}
+
+/// A table as wide as [`width`].
 pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
-    let width = console::Term::stdout()
-        .size_checked()
-        .map_or(DEFAULT_WIDTH, |(_, columns)| columns);
     let mut table = Table::new();
     table
         .load_style(presets::NOTHING)
         .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_width(width)
+        .set_width(width())
         .set_header(
             header
                 .iter()

@@ -349,6 +349,20 @@ mod tests {
                 "affinity: {preferred: [{architecture: arm64, weight: 1}, {architecture: aarch64, weight: 2}]}",
                 "twice",
             ),
+            ("schedulableArchitectures: [arm32]", "c:3:28"),
+            (
+                "taint: {architectures: [wrong]}",
+                "\"wrong\" is no architecture",
+            ),
+            ("compatibility: {amd46: [\"386\"]}", "\"amd46\""),
+            (
+                "registries: {tokenEndpoints: [{registry: a.io, host: \"https://b.io/x\"}]}",
+                "tokenEndpoints",
+            ),
+            (
+                "registries: {allowLocalAddresses: [\"a.io:5000\"]}",
+                "allowLocalAddresses",
+            ),
             ("admission: {certificates: {key: /k}}", "both"),
             ("admission: {certificates: {authority: /a}}", "of no use"),
             ("admission: {certificates: {lifetime: 30s}}", "minute"),

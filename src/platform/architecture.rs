@@ -169,11 +169,51 @@ impl fmt::Display for Platform {
     }
 }
 
+/// The architectures of Go's tools (`go/build`, `knownArch`). The kubelet and container runtimes are built with them, so
+/// no node and no image has another one.
+const KNOWN: [&str; 26] = [
+    "386",
+    "amd64",
+    "amd64p32",
+    "arm",
+    "arm64",
+    "arm64be",
+    "armbe",
+    "loong64",
+    "mips",
+    "mips64",
+    "mips64le",
+    "mips64p32",
+    "mips64p32le",
+    "mipsle",
+    "ppc",
+    "ppc64",
+    "ppc64le",
+    "riscv",
+    "riscv64",
+    "s390",
+    "s390x",
+    "sparc",
+    "sparc64",
+    "wasm",
+    "wasm32",
+    "wasm64",
+];
+
+/// From the configuration, where an unknown name is a spelling mistake. What images and nodes say is only parsed.
 impl<'de> Deserialize<'de> for Architecture {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
+        let text = String::deserialize(deserializer)?;
+        let unknown = || {
+            let names = "amd64, arm64, arm, 386, ppc64le, riscv64, s390x, …";
+            serde::de::Error::custom(format!(
+                "{text:?} is no architecture that Go knows ({names})"
+            ))
+        };
+        let parsed = text.parse::<Self>().ok();
+        parsed
+            .filter(|parsed| KNOWN.contains(&parsed.as_str()))
+            .ok_or_else(unknown)
     }
 }
 

@@ -52,6 +52,10 @@ async fn requests_are_seen_and_secrets_are_not() {
             "{secret}: {table} {log}"
         );
     }
+    assert!(
+        table.contains("/v2/app/manifests/latest "),
+        "as wide as COLUMNS: {table}"
+    );
     for cell in [
         "ASKED",
         "registry",
