@@ -63,6 +63,18 @@ struct Running<T> {
     answer: Shared<BoxFuture<'static, Option<T>>>,
 }
 
+/// Removes a program from those that run, also when its task panics or is ended.
+struct RunningEntry<T> {
+    running: Arc<Mutex<HashMap<String, Running<T>>>>,
+    key: String,
+}
+
+impl<T> Drop for RunningEntry<T> {
+    fn drop(&mut self) {
+        self.running.lock().remove(&self.key);
+    }
+}
+
 impl<T> Default for Programs<T> {
     fn default() -> Self {
         Self {
@@ -137,12 +149,16 @@ impl<T: Clone + Send + Sync + 'static> Programs<T> {
         };
         running.insert(key.to_owned(), program.clone());
         drop(running);
-        let (work, all, key) = (work(), self.running.clone(), key.to_owned());
+        let work = work();
+        let entry = RunningEntry {
+            running: self.running.clone(),
+            key: key.to_owned(),
+        };
         let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn(async move {
             let answer = work.await;
-            all.lock().remove(&key);
+            drop(entry);
             drop(slot);
             // Everybody who asked may be gone.
             let _ = sender.send(answer);
