@@ -57,7 +57,7 @@ pub(super) struct Rpc<'a> {
 }
 
 impl Rpc<'_> {
-    fn ended(self, started: std::time::Instant, status: Code) {
+    pub(super) fn ended(self, started: std::time::Instant, status: Code) {
         let call = Call {
             peer: Peer::Containerd,
             method: self.method,
@@ -126,8 +126,20 @@ impl Connection {
         let permit = self.breaker.enter().ok_or(ContainerdUnavailable)?;
         if permit.is_probe() {
             let mut version = VersionClient::new(self.channel.clone());
-            let probe = timeout_at(deadline.0, version.version(())).await;
-            if !matches!(probe, Ok(Ok(_))) {
+            let probe = Rpc {
+                method: "Version/Version",
+                namespace: "",
+                subject: "",
+            };
+            let started = std::time::Instant::now();
+            let answer = timeout_at(deadline.0, version.version(())).await;
+            let code = match &answer {
+                Ok(Ok(_)) => Code::Ok,
+                Ok(Err(status)) => status.code(),
+                Err(_) => Code::DeadlineExceeded,
+            };
+            probe.ended(started, code);
+            if code != Code::Ok {
                 permit.failed();
                 return Err(ContainerdUnavailable);
             }

@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     future::Future,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use super::api::{
@@ -18,7 +18,7 @@ use tonic::{Code, Request, Status, transport::Channel};
 
 use crate::image::{cache::STALE_IF_ERROR, digest::Digest};
 
-use super::connection::in_namespace;
+use super::connection::{Rpc, in_namespace};
 
 /// Content that is not used for this long is deleted.
 const CONTENT_LEASE_DURATION: Duration = Duration::from_hours(8 * 24);
@@ -88,7 +88,7 @@ impl ContentNamespace {
             data: bytes.to_vec(),
             labels,
         };
-        self.with_lease(|lease| {
+        self.with_lease("Content/Write", digest, |lease| {
             let message = message.clone();
             async move {
                 let mut content = ContentClient::new(self.channel.clone());
@@ -106,7 +106,7 @@ impl ContentNamespace {
 
     /// Extends the life of a document, and of the documents that it refers to, until today's lease expires.
     pub(super) async fn touch(&self, digest: &Digest) -> Result<(), Status> {
-        self.with_lease(|lease| async {
+        self.with_lease("Leases/AddResource", digest, |lease| async {
             let request = AddResourceRequest {
                 id: lease,
                 resource: Some(Resource {
@@ -126,9 +126,8 @@ impl ContentNamespace {
         let request = InfoRequest {
             digest: digest.to_string(),
         };
-        let info = with_timeout(content.info(self.request(request, None)?))
-            .await?
-            .into_inner();
+        let call = content.info(self.request(request, None)?);
+        let info = self.call("Content/Info", name, call).await?.into_inner();
         let held = info.info.unwrap_or_default().labels;
         let (key, value) = tag_label(name);
         let others = held
@@ -152,7 +151,8 @@ impl ContentNamespace {
             }),
             update_mask: Some(prost_types::FieldMask { paths }),
         };
-        with_timeout(content.update(self.request(request, None)?)).await?;
+        let call = content.update(self.request(request, None)?);
+        self.call("Content/Update", name, call).await?;
         Ok(())
     }
 
@@ -167,7 +167,8 @@ impl ContentNamespace {
         let mut content = content.max_decoding_message_size(16 * 1024 * 1024);
         let filters = vec![format!("labels.\"{TAGGED}\"")];
         let request = self.request(ListContentRequest { filters }, None)?;
-        let mut parts = with_timeout(content.list(request)).await?.into_inner();
+        let call = content.list(request);
+        let mut parts = self.call("Content/List", "", call).await?.into_inner();
         let mut first = Some(started);
         let mut tags = Vec::new();
         loop {
@@ -183,7 +184,12 @@ impl ContentNamespace {
 
     /// Runs `call` with today's lease, which is created if it does not exist. Without a lease, the garbage collector
     /// would delete what is written.
-    async fn with_lease<T, F>(&self, call: impl Fn(String) -> F) -> Result<(), Status>
+    async fn with_lease<T, F>(
+        &self,
+        method: &'static str,
+        digest: &Digest,
+        call: impl Fn(String) -> F,
+    ) -> Result<(), Status>
     where
         F: Future<Output = Result<T, Status>>,
     {
@@ -193,7 +199,8 @@ impl ContentNamespace {
                 self.create_lease(day).await?;
                 self.leased.store(day, Ordering::Relaxed);
             }
-            match with_timeout(call(lease_name(day))).await {
+            let call = call(lease_name(day));
+            match self.call(method, &digest.to_string(), call).await {
                 Ok(_) => return Ok(()),
                 Err(status) if status.code() == Code::AlreadyExists => return Ok(()),
                 // The lease was deleted, or containerd's data was wiped.
@@ -215,10 +222,30 @@ impl ContentNamespace {
             labels,
         };
         let mut leases = LeasesClient::new(self.channel.clone());
-        match with_timeout(leases.create(self.request(request, None)?)).await {
+        let (name, call) = (lease_name(day), leases.create(self.request(request, None)?));
+        match self.call("Leases/Create", &name, call).await {
             Err(status) if status.code() != Code::AlreadyExists => Err(status),
             _ => Ok(()),
         }
+    }
+
+    /// Limits the time of one call, and reports its end. `subject` is an image, a digest or a lease.
+    async fn call<T>(
+        &self,
+        method: &'static str,
+        subject: &str,
+        call: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Status> {
+        let rpc = Rpc {
+            method,
+            namespace: &self.name,
+            subject,
+        };
+        let started = Instant::now();
+        let answer = with_timeout(call).await;
+        let code = answer.as_ref().err().map_or(Code::Ok, Status::code);
+        rpc.ended(started, code);
+        answer
     }
 
     fn request<T>(&self, message: T, lease: Option<String>) -> Result<Request<T>, Status> {
