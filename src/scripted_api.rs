@@ -265,6 +265,8 @@ impl ScriptedApi {
                 None => status(404, "not found", &Value::Null),
             },
             Method::PATCH => {
+                // The subresource has the same `spec.replicas`.
+                let path = path.strip_suffix("/scale").unwrap_or(path);
                 let Some(mut object) = self.get(path) else {
                     return status(404, "not found", &Value::Null);
                 };
@@ -274,7 +276,10 @@ impl ScriptedApi {
                 if is_watched {
                     self.put(path, object.clone());
                 } else {
-                    self.0.lock().objects.insert(path.clone(), object.clone());
+                    self.0
+                        .lock()
+                        .objects
+                        .insert(path.to_owned(), object.clone());
                 }
                 json_body(&object)
             }

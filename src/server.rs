@@ -209,10 +209,22 @@ async fn ready(State(health): State<Health>) -> (StatusCode, String) {
     }
     lines.push(health.api.check().await.map(|()| "API server"));
     let all = lines.iter().all(Result::is_ok);
-    let body = lines.into_iter().map(|line| match line {
+    let lines = lines.into_iter().map(|line| match line {
         Ok(part) => format!("[+] {part} ok\n"),
         Err(why) => format!("[-] {why}\n"),
     });
+    // Not a condition of readiness: the API server keeps its connection to one replica and may never ask this one.
+    let asked = health.admission.iter().map(|_| {
+        health.metrics.admissions.last_asked().map_or_else(
+            || {
+                "[ ] the API server has not asked this webhook yet; if no replica is asked: can the control plane reach \
+                 admission.listen?\n"
+                    .to_owned()
+            },
+            |ago| format!("[ ] the API server asked this webhook {ago} s ago\n"),
+        )
+    });
+    let body = lines.chain(asked);
     let status = if all {
         StatusCode::OK
     } else {
@@ -272,9 +284,18 @@ mod tests {
             "[-] lists not read yet: namespaces, pods, DaemonSets, nodes\n",
             "[-] the admission webhook",
             "[-] the API server",
+            "[ ] the API server has not asked this webhook yet",
         ] {
             assert!(says.contains(part), "{says}");
         }
+        let asked = starting();
+        let time = Duration::from_millis(1);
+        asked.metrics.admissions.answered("pods", "changed", time);
+        let (_, says) = ready(State(asked)).await;
+        assert!(
+            says.contains("[ ] the API server asked this webhook 0 s ago"),
+            "{says}"
+        );
     }
 
     #[tokio::test]

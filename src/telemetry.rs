@@ -75,8 +75,9 @@ fn filter(level: &str) -> Result<EnvFilter, LevelError> {
         return Err(LevelError(level.to_owned()));
     }
     let directives = if LEVELS.contains(&lower.as_str()) {
+        // kube's client logs failed connections as errors; archaware reports them itself, with what it was doing.
         format!(
-            "{},archaware={lower}",
+            "{},kube_client::client::builder=off,archaware={lower}",
             if lower == "off" { "off" } else { "warn" }
         )
     } else {
@@ -219,6 +220,7 @@ mod tests {
         ] {
             assert!(filter(bad).is_err(), "{bad}");
         }
-        assert_eq!(filter("Debug").unwrap().to_string(), "archaware=debug,warn");
+        let directives = filter("Debug").unwrap().to_string();
+        assert!(directives.ends_with("archaware=debug,warn"), "{directives}");
     }
 }

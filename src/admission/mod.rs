@@ -117,6 +117,7 @@ impl AdmissionParts {
             authorities: authorities_receiver,
             published,
             served: served.clone(),
+            metrics: self.metrics.admissions.clone(),
         };
         let resolver = served.clone();
         let ready: Readiness =

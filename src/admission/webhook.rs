@@ -19,7 +19,7 @@ use crate::{
     config::{AdmissionConfig, DaemonSets, OnMiss, OnNoCommonArchitecture},
     evaluate::{Evaluation, Evaluator, Stage, Subject, Verdict, template::Template},
     metrics::Panics,
-    placement::{Decision, annotation, daemon_set, mode, node, pod::PodChange, reinvocation},
+    placement::{Decision, annotation, mode, node, pod::PodChange, reinvocation},
     plan,
 };
 
@@ -181,6 +181,11 @@ impl Webhook {
                         answer.warn(&why);
                         outcome = Some(Outcome::NoCommonArchitecture);
                     }
+                    if let Some(why) =
+                        evaluation.explain_excluded(&review.without_owned.spec, decision)
+                    {
+                        answer.warn(&why);
+                    }
                     let preferences = &evaluation.preferences;
                     let change = review.subject().change(policy, decision, preferences);
                     (Some((decision.clone(), change)), outcome)
@@ -204,7 +209,7 @@ impl Webhook {
     /// A node that registers gets its taint before any pod can be bound to it.
     pub(super) fn node(&self, node: &Node) -> (AdmissionResponse, Outcome) {
         // The controller reports problems on the node itself.
-        let (change, _) = node::decide(&self.nodes, &node.view());
+        let (change, _) = node::decide(&self.nodes, &node.view(), &self.evaluator.keys.get());
         let patch = change.map(|change| patch::node(node, change).unguarded());
         let outcome = if patch.is_some() {
             tracing::info!(node = node.name_any(), "node tainted as it registers");
@@ -241,43 +246,49 @@ impl Webhook {
             (set.clone(), self.evaluator.clone(), self.namespaces.clone());
         let evaluation = self.within_budget(may_continue_in_background, async move {
             let of_namespace = of_namespace(&namespaces, &namespace).await;
-            let template = Template::new(&own);
+            let template = evaluator.template(&own);
             evaluator.evaluate(template.subject(), &of_namespace).await
         });
-        let (change, outcome) = match evaluation.await {
-            None => (None, Outcome::Missed),
-            Some(evaluation) => self.template_change(&Template::new(&set), &evaluation),
-        };
-        let mut answer = AdmissionResponse {
-            patch: change.map(|change| patch::daemon_set(&set, change).unguarded()),
-            ..AdmissionResponse::default()
-        };
-        if outcome == Outcome::NoCommonArchitecture {
-            answer.warn(
-                "the images of its template share no architecture: its pods cannot run on any node",
-            );
+        match evaluation.await {
+            None => (AdmissionResponse::default(), Outcome::Missed),
+            Some(evaluation) => self.complete(&self.evaluator.template(&set), &evaluation),
         }
-        (answer, outcome)
     }
 
-    fn template_change(
+    /// The answer for a DaemonSet.
+    fn complete(
         &self,
         template: &Template<'_>,
         evaluation: &Evaluation,
-    ) -> (Option<daemon_set::TemplateChange>, Outcome) {
+    ) -> (AdmissionResponse, Outcome) {
+        let mut answer = AdmissionResponse::default();
         let decision = match &evaluation.verdict {
-            Verdict::Unresolved { .. } => return (None, Outcome::Unresolved),
-            Verdict::Skip => return (None, Outcome::Ignored),
+            Verdict::Unresolved { .. } => return (answer, Outcome::Unresolved),
+            Verdict::Skip => return (answer, Outcome::Ignored),
             Verdict::Decided(decision) => decision,
         };
         let (policy, by_policy) = (&self.evaluator.policy, evaluation.by_policy);
+        let mode = self.evaluator.config.daemon_sets;
         let change = plan::daemon_set::change(policy, template, decision, by_policy);
-        let outcome = match (decision, &change) {
-            (Decision::NoCommonArchitecture, _) => Outcome::NoCommonArchitecture,
-            (_, Some(_)) => Outcome::Changed,
-            (_, None) => Outcome::Unchanged,
+        let outcome = match &change {
+            _ if *decision == Decision::NoCommonArchitecture => {
+                answer.warn(
+                    "the images of its template share no architecture: its pods cannot run on any node",
+                );
+                Outcome::NoCommonArchitecture
+            }
+            Some(_) => Outcome::Changed,
+            None => Outcome::Unchanged,
         };
-        (change, outcome)
+        let Some(change) = change else {
+            return (answer, outcome);
+        };
+        if let Some(why) = plan::daemon_set::report_only(template, &change, decision, mode) {
+            answer.warn(&why);
+            return (answer, Outcome::Unchanged);
+        }
+        answer.patch = Some(patch::daemon_set(template.set, change).unguarded());
+        (answer, outcome)
     }
 
     /// The result of `work` if it is there within the budget. Otherwise the work continues in the background, within
@@ -358,7 +369,9 @@ impl PodReview {
     ) -> Option<patch::JsonPatch> {
         let (decision, change) = decision.unzip();
         let change = change.unwrap_or_default();
-        let decision = decision.filter(|_| !change.is_empty());
+        // Nothing is added for a pod that no architecture can run, but that it waits is said.
+        let decision =
+            decision.filter(|own| !change.is_empty() || *own == Decision::NoCommonArchitecture);
         let annotations = annotations(&self.pod.metadata);
         let was = annotations.get(annotation::DECISION).cloned();
         // The gate is archaware's, so it is removed as soon as nothing is waited for.

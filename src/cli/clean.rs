@@ -2,34 +2,25 @@
 
 mod installation;
 mod lease;
+mod objects;
 #[cfg(test)]
 mod tests;
+mod verify;
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
-use futures::{StreamExt, TryStreamExt};
-use kube::Resource;
-use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cluster::{
-        api::{ApiClient, ApiError, ApiObject},
-        name::NamespacedName,
-        objects::{DaemonSet, Node, Pod, annotations},
-        patch::{self, JsonPatch},
-        writer::{PatchOutcome, Writer},
-    },
-    error::chain,
-    evaluate::template,
+    cluster::{NAME, api::ApiClient, name::NamespacedName, writer::Writer},
+    evaluate::KnownKeys,
     metrics::Metrics,
-    placement::{GATE, annotation, daemon_set, node},
 };
 
-use lease::acquire;
+use lease::{CleanLease, acquire};
 
 use super::{CommandStatus, Global, progress::Progress};
 
@@ -37,20 +28,31 @@ use super::{CommandStatus, Global, progress::Progress};
 const CONCURRENCY: usize = 16;
 /// How long the creation of a pod may take, and how long an API server may use a configuration that was deleted.
 const IN_FLIGHT: Duration = Duration::from_secs(5);
-/// Attempts per object when other writers change it at the same time.
-const MAX_ATTEMPTS: usize = 5;
+/// How long to wait for another archaware before looking again.
+const SETTLE: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct CleanCommand {
     /// Print what would be removed, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Scale archaware's Deployment to 0 first, and wait until it has stopped
+    /// Stop archaware's controllers first: scale their Deployment to 0 (from one of its own pods: at the end)
     #[arg(long)]
     stop_controller: bool,
     /// Evict the pods that carry a decision of archaware and have a controller that recreates them
     #[arg(long)]
     recreate_pods: bool,
+}
+
+/// The installation that is removed.
+#[derive(Clone, Debug)]
+pub(super) struct Installation {
+    /// archaware's namespace.
+    namespace: String,
+    /// Whether this process runs in that namespace, so that stopping the Deployment may end it too.
+    is_inside: bool,
+    /// The keys of its configurations, as far as they are known.
+    keys: KnownKeys,
 }
 
 /// One change, for the report.
@@ -63,52 +65,103 @@ struct Session {
     api: ApiClient,
     writer: Writer,
     namespace: String,
+    keys: KnownKeys,
     dry_run: bool,
     progress: Progress,
     done: usize,
     remaining: Vec<String>,
-    /// Nodes whose patch failed.
-    failed_nodes: Vec<NamespacedName>,
+    /// Kinds and names of objects where a change failed.
+    failed: BTreeSet<(String, NamespacedName)>,
+    /// Whether a record of archaware is left on an object. The Lease is needed to read it.
+    not_cleaned: bool,
     /// When the webhook configuration was removed, if it existed.
     unregistered: Option<Instant>,
 }
 
+/// What a run left.
+#[derive(Debug)]
+enum Outcome {
+    /// Nothing was done: archaware runs.
+    Refused,
+    /// Everything was removed but this, or this came back.
+    Cleaned { remaining: Vec<String> },
+}
+
+impl Outcome {
+    fn status(&self) -> CommandStatus {
+        match self {
+            Self::Refused => CommandStatus::Refused,
+            Self::Cleaned { remaining } if remaining.is_empty() => CommandStatus::Done,
+            Self::Cleaned { .. } => CommandStatus::Failed,
+        }
+    }
+}
+
 impl CleanCommand {
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<CommandStatus> {
+        let config = global.load_config()?;
         let metrics = Metrics::default();
-        let api = global.api(&metrics).await?;
-        self.run(api, global.namespace(), metrics).await
+        let api = global.reachable_api(&metrics).await?;
+        let installation = Installation {
+            is_inside: global.is_in_own_pod(&api),
+            namespace: global.namespace(),
+            keys: KnownKeys::new(&config),
+        };
+        let outcome = self.run(api, installation, metrics).await?;
+        Ok(outcome.status())
     }
 
     async fn run(
         self,
         api: ApiClient,
-        namespace: String,
+        installation: Installation,
         metrics: Metrics,
-    ) -> anyhow::Result<CommandStatus> {
-        let Some(lease) = acquire(self, &api, &namespace, &metrics).await? else {
-            return Ok(CommandStatus::Refused);
+    ) -> anyhow::Result<Outcome> {
+        let Some(lease) = acquire(self, &api, &installation, &metrics).await? else {
+            return Ok(Outcome::Refused);
         };
         let stop = CancellationToken::new();
         let mut session = Session {
             writer: Writer::new(api.clone(), CONCURRENCY, &lease.leadership, stop, metrics),
             api,
-            namespace,
+            namespace: installation.namespace,
+            keys: installation.keys,
             dry_run: self.dry_run,
             progress: Progress::new(),
             done: 0,
             remaining: Vec::new(),
-            failed_nodes: Vec::new(),
+            failed: BTreeSet::new(),
+            not_cleaned: false,
             unregistered: None,
         };
-        let cleaned = session.clean_objects(self.recreate_pods).await;
-        let was_there = lease.was_there;
+        let mut cleaned = tokio::select! {
+            cleaned = session.clean_objects(self.recreate_pods) => cleaned,
+            () = lease.lost() => Err(anyhow!(
+                "another process took the Lease: archaware runs again; run clean --stop-controller"
+            )),
+        };
+        if lease.stops_own_pod {
+            return session.end_with_own_pod(lease, cleaned).await;
+        }
+        let (was_there, is_held) = (lease.was_there, lease.is_held());
         // Released in any case, so that the next attempt need not wait until it expires.
         lease.release().await;
-        cleaned?;
-        session.remove_secret().await;
-        session.remove_lease(was_there).await;
-        Ok(session.summary())
+        if cleaned.is_ok() {
+            session.remove_secret().await;
+            if is_held {
+                // A replica that waits for the Lease asks for it every second.
+                tokio::time::sleep(SETTLE).await;
+            }
+            cleaned = session.look_again().await;
+        }
+        if cleaned.is_ok() {
+            cleaned = session.find_replicas().await;
+        }
+        if cleaned.is_ok() {
+            session.remove_lease(was_there).await;
+        }
+        let outcome = session.summary();
+        cleaned.map(|()| outcome)
     }
 }
 
@@ -118,192 +171,62 @@ impl Session {
         self.remove_configuration().await;
         self.remove_gates().await.context("cannot list pods")?;
         self.untaint_nodes().await.context("cannot list nodes")?;
+        // The webhook is asked about updates of DaemonSets.
+        self.wait_until_not_asked().await;
         self.restore_templates()
             .await
             .context("cannot list DaemonSets")?;
         if recreate_pods {
             self.evict_pods().await.context("cannot list pods")?;
         }
-        if !self.dry_run {
-            self.verify().await.context("cannot verify the result")?;
-        }
         Ok(())
     }
 
-    async fn untaint_nodes(&mut self) -> Result<(), ApiError> {
-        let found: Vec<Node> = self
-            .api
-            .list(None)
-            .try_filter(|node: &Node| std::future::ready(node::clean(&node.view()).is_some()))
-            .try_collect()
-            .await?;
-        let describe = |node: &Node| {
-            let change = node::clean(&node.view())?;
-            let what = match &change.remove {
-                Some((_, taint)) => format!("taint {taint}"),
-                None => "record of a taint that has changed since; the taint stays".to_owned(),
-            };
-            Some((what, patch::node(node, change)))
-        };
-        self.failed_nodes = self.patch(found, describe).await;
-        Ok(())
-    }
-
-    async fn restore_templates(&mut self) -> Result<(), ApiError> {
-        let is_owned =
-            |set: &DaemonSet| annotations(&set.metadata).contains_key(annotation::TOLERATIONS);
-        let found: Vec<DaemonSet> = self
-            .api
-            .list(None)
-            .try_filter(|set| std::future::ready(is_owned(set)))
-            .try_collect()
-            .await?;
-        let describe = |set: &DaemonSet| {
-            if !is_owned(set) {
-                return None;
-            }
-            let existing = set.spec.template.spec.tolerations.as_deref();
-            let record = template::owned_tolerations(set);
-            let change = daemon_set::clean(existing.unwrap_or_default(), &record);
-            let what = match change.remove.len() {
-                1 => "1 toleration".to_owned(),
-                number => format!("{number} tolerations"),
-            };
-            Some((what, patch::daemon_set(set, change)))
-        };
-        self.patch(found, describe).await;
-        Ok(())
-    }
-
-    /// Lists again: what was restored meanwhile comes from a controller with another Lease.
-    async fn verify(&mut self) -> Result<(), ApiError> {
-        // A pod may have received a gate while it was being created when the configuration was removed.
+    /// Waits until no API server asks the webhook any more.
+    async fn wait_until_not_asked(&self) {
         if let Some(since) = self.unregistered {
             tokio::time::sleep(IN_FLIGHT.saturating_sub(since.elapsed())).await;
-            self.remove_gates().await?;
         }
-        let nodes: Vec<NamespacedName> = self
-            .api
-            .list(None)
-            .try_filter_map(|node: Node| {
-                let owned = annotations(&node.metadata).contains_key(annotation::TAINT);
-                std::future::ready(Ok(owned.then(|| NamespacedName::of_object(&node))))
-            })
-            .try_collect()
-            .await?;
-        for name in nodes {
-            if !self.failed_nodes.contains(&name) {
-                let why =
-                    "its taint came back: does archaware run in another namespace (--namespace)?";
-                self.remaining.push(format!("Node {name} ({why})"));
-            }
+    }
+
+    async fn look_again(&mut self) -> anyhow::Result<()> {
+        if self.dry_run {
+            return Ok(());
         }
-        Ok(())
+        self.verify().await.context("cannot verify the result")
     }
 
-    /// Removes scheduling gates. Without archaware nothing else would remove them, and their pods would wait forever.
-    async fn remove_gates(&mut self) -> Result<(), ApiError> {
-        let found: Vec<Pod> = self
-            .api
-            .list(Some("spec.nodeName="))
-            .try_filter(|pod: &Pod| std::future::ready(pod.spec.gate().is_some()))
-            .try_collect()
-            .await?;
-        let describe = |pod: &Pod| {
-            let gated = pod.spec.gate().is_some();
-            gated.then(|| {
-                (
-                    format!("scheduling gate {GATE}"),
-                    patch::pod::remove_gate(pod),
-                )
-            })
-        };
-        self.patch(found, describe).await;
-        Ok(())
-    }
-
-    /// Patches objects. `describe` returns a description and the patch, or `None` if nothing is left to do. Returns
-    /// the objects that could not be patched.
-    async fn patch<K>(
-        &mut self,
-        found: Vec<K>,
-        describe: impl Fn(&K) -> Option<(String, JsonPatch)>,
-    ) -> Vec<NamespacedName>
-    where
-        K: ApiObject + DeserializeOwned,
-    {
-        let (api, writer, describe) = (self.api.clone(), self.writer.clone(), &describe);
-        let what = |object: &K| describe(object).map(|(what, _)| what).unwrap_or_default();
-        let act = |object: K| {
-            let (api, writer) = (api.clone(), writer.clone());
-            async move { patch_until_done(&api, &writer, object, describe).await }
-        };
-        self.for_each_object(found, what, act).await
-    }
-
-    /// Tolerations cannot be removed from existing pods, so they are recreated.
-    async fn evict_pods(&mut self) -> Result<(), ApiError> {
-        let found: Vec<Pod> = self
-            .api
-            .list(None)
-            .try_filter(|pod: &Pod| {
-                let decided = annotations(&pod.metadata).contains_key(annotation::DECISION);
-                let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
-                let controlled = owners.iter().any(|owner| owner.controller == Some(true));
-                std::future::ready(decided && controlled && pod.is_in_scope())
-            })
-            .try_collect()
-            .await?;
+    /// Stops the Deployment that this process is part of. The Lease is not released: it keeps the other replicas from
+    /// restoring everything until they have ended too.
+    async fn end_with_own_pod(
+        mut self,
+        lease: CleanLease,
+        mut cleaned: anyhow::Result<()>,
+    ) -> anyhow::Result<Outcome> {
+        if cleaned.is_ok() {
+            cleaned = self.look_again().await;
+        }
+        if cleaned.is_err() || !self.remaining.is_empty() {
+            lease.release().await;
+            let outcome = self.summary();
+            eprintln!("archaware goes on running; run clean again");
+            return cleaned.map(|()| outcome);
+        }
+        self.remove_secret().await;
+        let name = NamespacedName::new(&self.namespace, NAME);
         let api = self.api.clone();
-        let act = |pod: Pod| {
-            let api = api.clone();
-            async move {
-                match api.evict(&pod).await {
-                    Ok(()) | Err(ApiError::NotFound(_) | ApiError::Conflict(_)) => Ok(()),
-                    Err(error) => Err(error.to_string()),
-                }
-            }
-        };
-        self.for_each_object(found, |_| "evicted".to_owned(), act)
-            .await;
-        Ok(())
-    }
-
-    /// Applies an operation to objects, some concurrently, and reports the outcomes. Returns the objects where it
-    /// failed.
-    async fn for_each_object<K, F>(
-        &mut self,
-        found: Vec<K>,
-        what: impl Fn(&K) -> String,
-        act: impl Fn(K) -> F,
-    ) -> Vec<NamespacedName>
-    where
-        K: Resource<DynamicType = ()>,
-        F: Future<Output = Result<(), String>>,
-    {
-        self.progress.expect(found.len());
-        let (dry_run, act) = (self.dry_run, &act);
-        let items = futures::stream::iter(found).map(|object| {
-            let name = NamespacedName::of_object(&object);
-            let what = format!("{} {name}: {}", K::kind(&()), what(&object));
-            async move {
-                let outcome = if dry_run { Ok(()) } else { act(object).await };
-                (name, CleanedObject { what, outcome })
-            }
-        });
-        let items: Vec<(NamespacedName, CleanedObject)> = items
-            .buffer_unordered(CONCURRENCY)
-            .inspect(|(_, item)| self.progress.report(&item.what, &item.outcome, dry_run))
-            .collect()
-            .await;
-        let mut failed = Vec::new();
-        for (name, item) in items {
-            if item.outcome.is_err() {
-                failed.push(name);
-            }
-            self.count(item);
-        }
-        failed
+        lease
+            .keep(&api, &self.namespace)
+            .await
+            .context("cannot keep the Lease until archaware has stopped")?;
+        let outcome = self.summary();
+        let scaled = api.scale(&name, 0, false).await;
+        scaled.with_context(|| format!("cannot scale Deployment {name} to 0"))?;
+        println!(
+            "Deployment {name} stops, and with it this pod. Then remove the rest:\n\n    \
+             kubectl delete -f manifests/archaware.yaml"
+        );
+        Ok(outcome)
     }
 
     fn count(&mut self, item: CleanedObject) {
@@ -313,7 +236,7 @@ impl Session {
         }
     }
 
-    fn summary(self) -> CommandStatus {
+    fn summary(self) -> Outcome {
         self.progress.finish();
         let objects = if self.done == 1 { "object" } else { "objects" };
         match (self.dry_run, self.done, self.remaining.is_empty()) {
@@ -321,41 +244,14 @@ impl Session {
             (true, ..) => println!("Would clean {} {objects}; nothing was changed.", self.done),
             (false, ..) => println!("Cleaned {} {objects}.", self.done),
         }
-        if self.remaining.is_empty() {
-            return CommandStatus::Done;
+        if !self.remaining.is_empty() {
+            println!("{} remain:", self.remaining.len());
         }
-        println!("{} remain:", self.remaining.len());
         for item in &self.remaining {
             println!("  {item}");
         }
-        CommandStatus::Failed
-    }
-}
-
-/// If another writer changes the object at the same time, it is read again and the patch computed anew.
-async fn patch_until_done<K: ApiObject + DeserializeOwned>(
-    api: &ApiClient,
-    writer: &Writer,
-    mut object: K,
-    describe: &impl Fn(&K) -> Option<(String, JsonPatch)>,
-) -> Result<(), String> {
-    let name = NamespacedName::of_object(&object);
-    for _ in 0..MAX_ATTEMPTS {
-        let Some((_, patch)) = describe(&object) else {
-            return Ok(());
-        };
-        match writer.patch::<K>(&name, patch).await {
-            PatchOutcome::Applied | PatchOutcome::Gone => return Ok(()),
-            PatchOutcome::Stale => match api.find(&name).await {
-                Ok(Some(now)) => object = now,
-                Ok(None) => return Ok(()),
-                Err(error) => return Err(chain(&error)),
-            },
-            PatchOutcome::Failed(error) => return Err(chain(&error)),
-            PatchOutcome::Stopping => return Err("archaware is stopping".to_owned()),
+        Outcome::Cleaned {
+            remaining: self.remaining,
         }
     }
-    Err(format!(
-        "another writer changed it {MAX_ATTEMPTS} times in a row; run clean again"
-    ))
 }

@@ -20,7 +20,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use crate::{
     cluster::{
         self,
-        api::{self, ApiClient},
+        api::{self, ApiClient, ApiError},
     },
     config::{Config, ConfigError, ContainerdConfig, RegistriesConfig},
     error::chain,
@@ -215,23 +215,38 @@ impl Global {
     }
 
     fn namespace(&self) -> String {
-        const OF_POD: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
-        let of_pod = || {
-            std::fs::read_to_string(OF_POD)
-                .ok()
-                .map(|text| text.trim().to_owned())
-        };
         let given = self
             .namespace
             .clone()
-            .or_else(of_pod)
+            .or_else(namespace_of_pod)
             .filter(|name| !name.is_empty());
         given.unwrap_or_else(|| cluster::NAME.to_owned())
+    }
+
+    /// Whether this process is in a pod of archaware's namespace, and uses its account.
+    fn is_in_own_pod(&self, api: &ApiClient) -> bool {
+        api.is_in_cluster() && namespace_of_pod().is_some_and(|name| name == self.namespace())
     }
 
     async fn api(&self, metrics: &Metrics) -> anyhow::Result<ApiClient> {
         let (kubeconfig, context) = (self.kubeconfig.as_deref(), self.context.as_deref());
         Ok(api::connect(kubeconfig, context, metrics.api.clone()).await?)
+    }
+
+    /// The same for commands that end at once if the API server does not answer.
+    async fn reachable_api(&self, metrics: &Metrics) -> anyhow::Result<ApiClient> {
+        let api = self.api(metrics).await?;
+        match api.ping().await {
+            Err(error @ (ApiError::Unreachable(_) | ApiError::TimedOut(_))) => {
+                let server = api.server().to_owned();
+                let what = format!(
+                    "no answer from the cluster at {server}; is the context the right one (--context)?"
+                );
+                Err(error).context(what)
+            }
+            // Its answer does not matter here: not everybody may ask for the version.
+            _ => Ok(api),
+        }
     }
 
     /// The operator's credentials from the configuration.
@@ -248,6 +263,13 @@ impl Global {
             .transpose()?;
         Ok(OperatorCredentials::new(path, providers)?)
     }
+}
+
+/// The namespace of the pod that this process is in.
+fn namespace_of_pod() -> Option<String> {
+    const FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+    let text = std::fs::read_to_string(FILE).ok()?;
+    Some(text.trim().to_owned())
 }
 
 /// An empty path means that there is none.

@@ -13,12 +13,13 @@ use serde::Serialize;
 use crate::{
     cluster::{
         api::ApiClient,
+        lease,
         name::NamespacedName,
         objects::{DaemonSet, Namespace, Node, Pod, annotations},
     },
-    config::{Config, DaemonSets},
-    controller,
-    evaluate::{Evaluation, Evaluator, Verdict, pull_secrets::PullSecrets, template::Template},
+    config::Config,
+    controller::{self, Durable},
+    evaluate::{Evaluation, Evaluator, KnownKeys, Verdict, pull_secrets::PullSecrets},
     metrics::Metrics,
     placement::{Decision, Effect, Taint, decision::join, node, tolerates},
     plan,
@@ -58,12 +59,18 @@ impl PlanCommand {
         let metrics = Metrics::default();
         // Built first, so that errors in the configuration are reported before connecting.
         let resolver = resolver(&global, &config, &metrics, Persist::No)?;
-        let api = global.api(&metrics).await?;
+        let api = global.reachable_api(&metrics).await?;
+        let keys = KnownKeys::new(&*config);
+        let stored = Durable::new(keys.clone());
+        if let Err(error) = lease::read_memory(&api, &global.namespace(), &stored).await {
+            tracing::warn!(%error, "cannot read archaware's Lease: what an earlier configuration added is not recognised");
+        }
         let evaluator = Evaluator {
             resolver,
             pull_secrets: PullSecrets::new(api.clone()),
             policy: Arc::new((&*config).into()),
             config: config.clone(),
+            keys,
         };
         let mut steps = steps(&api, &config, &evaluator).await?;
         steps.sort();
@@ -97,7 +104,7 @@ async fn steps(
     let mut taints: HashMap<String, Taint> = HashMap::new();
     let mut nodes = Box::pin(api.list::<Node>(None));
     while let Some(node) = nodes.try_next().await? {
-        let (change, problem) = node::decide(&policy, &node.view());
+        let (change, problem) = node::decide(&policy, &node.view(), &evaluator.keys.get());
         let corrected = |change: &node::NodeChange| change.correct.as_ref().map(|(_, t)| t.clone());
         let new = |change: &node::NodeChange| change.add.clone().or_else(|| corrected(change));
         if let Some(taint) = change.as_ref().and_then(new) {
@@ -159,7 +166,7 @@ async fn of_daemon_set(
     evaluator: &Evaluator,
     namespaces: &AnnotationsByNamespace,
 ) -> Option<PlanRow> {
-    let template = Template::new(&set);
+    let template = evaluator.template(&set);
     let of_namespace = of_namespace(&set, namespaces);
     let evaluation = evaluator.evaluate(template.subject(), of_namespace).await;
     let Verdict::Decided(decision) = &evaluation.verdict else {
@@ -167,18 +174,20 @@ async fn of_daemon_set(
             .map(|(action, detail)| PlanRow::of("DaemonSet", &set, action, detail));
     };
     let by_policy = evaluation.by_policy;
-    plan::daemon_set::change(&evaluator.policy, &template, decision, by_policy)?;
-    let tolerated = decision.annotation();
-    Some(match evaluator.config.daemon_sets {
-        DaemonSets::Manage => {
+    let change = plan::daemon_set::change(&evaluator.policy, &template, decision, by_policy)?;
+    let mode = evaluator.config.daemon_sets;
+    let (action, detail) =
+        if let Some(why) = plan::daemon_set::report_only(&template, &change, decision, mode) {
+            ("report", why)
+        } else if change.rolls() {
+            let tolerated = decision.annotation();
             let detail = format!("template tolerates {tolerated}; this rolls it");
-            PlanRow::of("DaemonSet", &set, "changeTemplate", detail)
-        }
-        DaemonSets::Report => {
-            let detail = format!("template should tolerate {tolerated}");
-            PlanRow::of("DaemonSet", &set, "report", detail)
-        }
-    })
+            ("changeTemplate", detail)
+        } else {
+            let detail = "updates the annotation that records tolerations; no rollout";
+            ("record", detail.to_owned())
+        };
+    Some(PlanRow::of("DaemonSet", &set, action, detail))
 }
 
 async fn of_pod(

@@ -20,8 +20,8 @@ use crate::{
         namespaces::Namespaces,
     },
     config::{AffinityConfig, ListenAddress},
-    controller::{self, RunError},
-    evaluate::{Evaluator, pull_secrets::PullSecrets},
+    controller::{self, Durable, RunError},
+    evaluate::{Evaluator, KnownKeys, pull_secrets::PullSecrets},
     image::Resolver,
     metrics::{MAX_HOSTS, Metrics},
     server::{self, ApiCheck, Health},
@@ -68,12 +68,16 @@ impl RunCommand {
         side_tasks.spawn(stop.clone().run_until_cancelled_owned(signals));
         let namespace = global.namespace();
         let identity = lease::identity("archaware");
-        let election = Elector::new(&api, &namespace, identity, metrics.clone());
+        let keys = KnownKeys::new(&*config);
+        let durable = Durable::new(keys.clone());
+        let memory = Arc::new(durable.clone());
+        let election = Elector::new(&api, &namespace, identity, memory, metrics.clone());
         let evaluator = Evaluator {
             resolver,
             pull_secrets: PullSecrets::new(api.clone()),
             policy: Arc::new((&*config).into()),
             config: config.clone(),
+            keys,
         };
         let (pending, is_pending) = watch::channel(controller::WATCHES.to_vec());
         let run = controller::ControllerParts {
@@ -83,6 +87,7 @@ impl RunCommand {
             namespaces: Namespaces::default(),
             namespace,
             election,
+            durable,
             metrics: metrics.clone(),
             pending,
         };

@@ -1,28 +1,39 @@
 //! Publishes Kubernetes events. Events never delay a decision: they are queued, and dropped and counted when the queue is full. An
 //! event that cannot be written is dropped too.
+//!
+//! A repeated event continues the series of the first one, which keeps it from expiring: the API server keeps events for an
+//! hour after their last change (`--event-ttl`).
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
+    time::Duration,
 };
 
 use k8s_openapi::{
-    api::{core::v1::ObjectReference, events::v1::Event},
+    api::{
+        core::v1::ObjectReference,
+        events::v1::{Event, EventSeries},
+    },
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
 
 use quick_cache::sync::Cache;
 use serde::de::IgnoredAny;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
 use crate::metrics::Metrics;
 
 use super::{
     NAME,
-    api::{ApiClient, ApiObject},
+    api::{ApiClient, ApiError, ApiObject},
+    name::NamespacedName,
+    patch,
 };
 
-/// Maximum number of remembered events, eight bytes each.
+/// How long the same event about the same object is not repeated: well below the hour after which the API server removes it.
+pub const REPEAT_INTERVAL: Duration = Duration::from_mins(20);
+/// Maximum number of remembered events, about a hundred bytes each.
 const MAX_RECENT: usize = 8192;
 /// Maximum number of queued events. While a registry is down there are a few events for each of its pods.
 const QUEUE_LENGTH: usize = 1024;
@@ -34,10 +45,14 @@ const MAX_NOTE: usize = 1024;
 pub enum EventReason {
     /// On a node: a taint with the same key and effect, which archaware does not own, has another value.
     TaintConflict,
+    /// On a node: another tool reverts archaware's changes of its taints.
+    TaintReverted,
     /// On a node: it reports no valid architecture.
     UnknownArchitecture,
     /// The images share no architecture.
     NoCommonArchitecture,
+    /// The author selects architectures that the images do not exist for.
+    ArchitectureExcluded,
     /// An annotation has an invalid value.
     InvalidAnnotation,
     /// An image could not be resolved.
@@ -63,8 +78,10 @@ impl EventReason {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::TaintConflict => "TaintConflict",
+            Self::TaintReverted => "TaintReverted",
             Self::UnknownArchitecture => "UnknownArchitecture",
             Self::NoCommonArchitecture => "NoCommonArchitecture",
+            Self::ArchitectureExcluded => "ArchitectureExcluded",
             Self::InvalidAnnotation => "InvalidAnnotation",
             Self::ImageNotResolved => "ImageNotResolved",
             Self::PullSecretUnusable => "PullSecretUnusable",
@@ -89,14 +106,26 @@ struct Queued {
     reason: EventReason,
     note: String,
     regarding: ObjectReference,
+    published: Published,
+}
+
+/// A series of equal events about one object.
+#[derive(Clone, Debug)]
+struct Published {
+    /// Name of the event.
+    name: String,
+    /// How often it was published.
+    count: i32,
+    /// When it was published last.
+    at: Instant,
 }
 
 /// Sends events to the queue. Cheap to clone.
 #[derive(Clone)]
 pub struct Events {
     queue: mpsc::Sender<Queued>,
-    /// Events that were published recently and are not repeated.
-    recently_published: Arc<Cache<u64, ()>>,
+    /// The latest events.
+    published: Arc<Cache<u64, Published>>,
     metrics: Metrics,
 }
 
@@ -113,7 +142,7 @@ pub fn channel(api: ApiClient, metrics: Metrics) -> (Events, EventWriter) {
     (
         Events {
             queue: sender,
-            recently_published: recent,
+            published: recent,
             metrics,
         },
         EventWriter {
@@ -124,23 +153,35 @@ pub fn channel(api: ApiClient, metrics: Metrics) -> (Events, EventWriter) {
 }
 
 impl Events {
-    /// Queues an event about an object. The same note about the same object is published once.
+    /// Queues an event about an object. The same note about the same object is not repeated within
+    /// [`REPEAT_INTERVAL`].
     pub fn publish<K: ApiObject>(&self, on: &K, reason: EventReason, mut note: String) {
         let regarding = on.object_ref(&());
         note.truncate(note.floor_char_boundary(MAX_NOTE));
         let mut hasher = DefaultHasher::new();
         (&regarding.uid, &regarding.name, reason, &note).hash(&mut hasher);
         let event_hash = hasher.finish();
-        if self.recently_published.get(&event_hash).is_some() {
-            return;
-        }
+        let published = match self.published.get(&event_hash) {
+            Some(last) if last.at.elapsed() < REPEAT_INTERVAL => return,
+            Some(last) => Published {
+                count: last.count.saturating_add(1),
+                at: Instant::now(),
+                ..last
+            },
+            None => Published {
+                name: event_name(regarding.name.as_deref()),
+                count: 1,
+                at: Instant::now(),
+            },
+        };
         // Events only inform people, so they may be dropped.
         match self.queue.try_send(Queued {
             reason,
             note,
             regarding,
+            published: published.clone(),
         }) {
-            Ok(()) => self.recently_published.insert(event_hash, ()),
+            Ok(()) => self.published.insert(event_hash, published),
             Err(_) => self.metrics.event_dropped(),
         }
     }
@@ -152,18 +193,42 @@ impl EventWriter {
     pub async fn run(mut self) {
         while let Some(queued) = self.queue.recv().await {
             let reason = queued.reason.as_str();
-            // Events about objects without namespace are stored in `default`.
-            let namespace = queued.regarding.namespace.clone();
-            let namespace = namespace.unwrap_or_else(|| "default".to_owned());
-            let event = event(queued, namespace.clone());
-            let written = self
-                .api
-                .create::<Event, IgnoredAny>(Some(&namespace), &event);
-            if let Err(error) = written.await {
+            if let Err(error) = self.write(queued).await {
                 tracing::debug!(%error, reason, "event not written");
             }
         }
     }
+
+    async fn write(&self, queued: Queued) -> Result<(), ApiError> {
+        // Events about objects without namespace are stored in `default`.
+        let namespace = queued.regarding.namespace.clone();
+        let namespace = namespace.unwrap_or_else(|| "default".to_owned());
+        let Published { name, count, .. } = &queued.published;
+        if *count > 1 {
+            let series = EventSeries {
+                count: *count,
+                last_observed_time: MicroTime(jiff::Timestamp::now()),
+            };
+            let name = NamespacedName::new(&namespace, name);
+            let patch = patch::event_series(&series);
+            match self.api.patch::<Event>(&name, patch).await {
+                // It has expired, or somebody deleted it.
+                Err(ApiError::NotFound(_)) => {}
+                result => return result,
+            }
+        }
+        let event = event(queued, namespace.clone());
+        let created = self
+            .api
+            .create::<Event, IgnoredAny>(Some(&namespace), &event);
+        created.await.map(|_| ())
+    }
+}
+
+/// client-go's naming: object name and time.
+fn event_name(object: Option<&str>) -> String {
+    let now = jiff::Timestamp::now().as_nanosecond();
+    format!("{}.{now:x}", object.unwrap_or(NAME))
 }
 
 fn event(queued: Queued, namespace: String) -> Event {
@@ -171,13 +236,12 @@ fn event(queued: Queued, namespace: String) -> Event {
         reason,
         note,
         regarding,
+        published,
     } = queued;
     let now = jiff::Timestamp::now();
-    let name = regarding.name.as_deref().unwrap_or(NAME);
     Event {
-        // client-go's naming: object name and time.
         metadata: ObjectMeta {
-            name: Some(format!("{name}.{:x}", now.as_nanosecond())),
+            name: Some(published.name),
             namespace: Some(namespace),
             ..ObjectMeta::default()
         },

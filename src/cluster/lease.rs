@@ -4,7 +4,7 @@
 //! for its duration as observed here; the elector never compares the holder's clock with the local one (client-go's rule,
 //! `k8s.io/client-go/tools/leaderelection`).
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
@@ -14,17 +14,18 @@ use serde::de::IgnoredAny;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::{backoff::jittered, metrics::Metrics};
+use crate::{backoff::jittered, metrics::Metrics, placement::annotation};
 
 use super::{
     NAME,
     api::{ApiClient, ApiError},
     name::NamespacedName,
+    objects::annotations,
     patch,
 };
 
 /// How long a holder that does not renew is assumed to be alive.
-const LEASE_DURATION: Duration = Duration::from_secs(15);
+pub const LEASE_DURATION: Duration = Duration::from_secs(15);
 /// Interval of renewals: twice within [`LEASE_DURATION`], and retries every second in between.
 const RENEW_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval of attempts to acquire the Lease. After a release the next holder leads within this time.
@@ -32,6 +33,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout of one call, short enough for several attempts before the Lease expires.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Attempts to take the Lease over from a holder that renews it every [`RENEW_INTERVAL`].
+const TAKE_ATTEMPTS: usize = 5;
 /// The holder starts no patch when its Lease expires within this time.
 const SAFETY_MARGIN: Duration = Duration::from_secs(1);
 
@@ -56,6 +59,14 @@ impl Leadership {
     }
 }
 
+/// What is stored with the Lease for the next holder.
+pub trait LeaseMemory: Send + Sync {
+    /// Takes over what was stored.
+    fn read(&self, text: &str);
+    /// What to store; `None` leaves what is there.
+    fn text(&self) -> Option<String>;
+}
+
 /// Longer than any run of the program.
 const FOR_EVER: Duration = Duration::from_hours(24 * 365);
 
@@ -72,15 +83,19 @@ pub struct Elector {
     identity: String,
     leading: watch::Sender<bool>,
     until: watch::Sender<Option<Instant>>,
+    memory: Arc<dyn LeaseMemory>,
     metrics: Metrics,
+    /// Whether it reports at level info.
+    is_silent: bool,
 }
 
 impl Elector {
-    /// An elector with name `identity` in `namespace`, and its result.
+    /// An elector with name `identity` in `namespace`, and its result. Whoever leads has read `memory` before.
     pub fn new(
         api: &ApiClient,
         namespace: &str,
         identity: String,
+        memory: Arc<dyn LeaseMemory>,
         metrics: Metrics,
     ) -> (Self, Leadership) {
         let (leading, is_leading) = watch::channel(false);
@@ -91,13 +106,22 @@ impl Elector {
             identity,
             leading,
             until,
+            memory,
             metrics,
+            is_silent: false,
         };
         let leadership = Leadership {
             leading: is_leading,
             until: is_until,
         };
         (elector, leadership)
+    }
+
+    /// Reports at level debug only, for commands that print results.
+    #[must_use]
+    pub fn silent(mut self) -> Self {
+        self.is_silent = true;
+        self
     }
 
     /// Runs until `stop`. All writes must be finished by then.
@@ -150,6 +174,7 @@ impl Elector {
             }
         }
         match result {
+            Ok(true) if self.is_silent => tracing::debug!("lease released"),
             Ok(true) => tracing::info!("lease released"),
             Ok(false) => {}
             Err(error) => {
@@ -166,25 +191,36 @@ impl Elector {
                 &self.identity,
                 if leading { "leading" } else { "not leading" },
             );
-            tracing::info!(identity, "{state}");
+            if self.is_silent {
+                tracing::debug!(identity, "{state}");
+            } else {
+                tracing::info!(identity, "{state}");
+            }
         }
     }
 
     /// Creates, acquires or renews the Lease; `false` while another process holds it.
     async fn attempt(&self, observed: &mut Option<Observed>) -> Result<bool, ApiError> {
         let Some(lease) = self.api.find::<Lease>(&self.name).await? else {
+            let memory = self.memory.text();
+            let memory = memory.map(|text| [(annotation::STATE.to_owned(), text)].into());
             let metadata = ObjectMeta {
                 name: Some(NAME.to_owned()),
+                annotations: memory,
                 ..ObjectMeta::default()
             };
             let lease = Lease {
                 metadata,
-                spec: Some(self.record(None)),
+                spec: Some(record_of(&self.identity, None)),
             };
             let namespace = self.name.namespace.as_deref();
             let created = self.api.create::<Lease, IgnoredAny>(namespace, &lease);
             return created.await.map(|_| true);
         };
+        let stored = annotations(&lease.metadata).get(annotation::STATE);
+        if let Some(stored) = stored {
+            self.memory.read(stored);
+        }
         let record = lease.spec.clone().unwrap_or_default();
         let holder = record.holder_identity.clone().unwrap_or_default();
         if !holder.is_empty() && holder != self.identity {
@@ -199,31 +235,14 @@ impl Elector {
                 return Ok(false);
             }
         }
-        let patch = patch::lease(&lease, &self.record(Some(&record)));
+        let memory = self.memory.text().filter(|text| Some(text) != stored);
+        let patch = patch::lease(
+            &lease,
+            &record_of(&self.identity, Some(&record)),
+            memory.as_deref(),
+        );
         self.api.patch::<Lease>(&self.name, patch).await?;
         Ok(true)
-    }
-
-    fn record(&self, before: Option<&LeaseSpec>) -> LeaseSpec {
-        let now = || Some(MicroTime(jiff::Timestamp::now()));
-        let mine = before.filter(|b| b.holder_identity.as_ref() == Some(&self.identity));
-        let transitions = before
-            .and_then(|before| before.lease_transitions)
-            .unwrap_or_default();
-        LeaseSpec {
-            holder_identity: Some(self.identity.clone()),
-            lease_duration_seconds: Some(
-                i32::try_from(LEASE_DURATION.as_secs()).unwrap_or(i32::MAX),
-            ),
-            acquire_time: mine.and_then(|mine| mine.acquire_time.clone()).or_else(now),
-            renew_time: now(),
-            lease_transitions: Some(if mine.is_some() {
-                transitions
-            } else {
-                transitions + 1
-            }),
-            ..before.cloned().unwrap_or_default()
-        }
     }
 
     /// Releases the Lease if this process holds it.
@@ -240,9 +259,32 @@ impl Elector {
             renew_time: None,
             ..record
         };
-        let patch = patch::lease(&lease, &released);
+        let stored = annotations(&lease.metadata).get(annotation::STATE);
+        let memory = self.memory.text().filter(|text| Some(text) != stored);
+        let patch = patch::lease(&lease, &released, memory.as_deref());
         self.api.patch::<Lease>(&self.name, patch).await?;
         Ok(true)
+    }
+}
+
+/// The record of a Lease that `identity` acquires or renews.
+fn record_of(identity: &str, before: Option<&LeaseSpec>) -> LeaseSpec {
+    let now = || Some(MicroTime(jiff::Timestamp::now()));
+    let mine = before.filter(|before| before.holder_identity.as_deref() == Some(identity));
+    let transitions = before
+        .and_then(|before| before.lease_transitions)
+        .unwrap_or_default();
+    LeaseSpec {
+        holder_identity: Some(identity.to_owned()),
+        lease_duration_seconds: Some(i32::try_from(LEASE_DURATION.as_secs()).unwrap_or(i32::MAX)),
+        acquire_time: mine.and_then(|mine| mine.acquire_time.clone()).or_else(now),
+        renew_time: now(),
+        lease_transitions: Some(if mine.is_some() {
+            transitions
+        } else {
+            transitions + 1
+        }),
+        ..before.cloned().unwrap_or_default()
     }
 }
 
@@ -257,6 +299,61 @@ fn duration_of(record: &LeaseSpec) -> Duration {
         .lease_duration_seconds
         .and_then(|s| u64::try_from(s).ok());
     seconds.map_or(LEASE_DURATION, Duration::from_secs)
+}
+
+/// Makes `identity` the holder of the Lease for this long, whoever holds it. A former holder stops at its next renewal; it
+/// is certain that it writes no more after [`LEASE_DURATION`].
+///
+/// # Errors
+///
+/// When the Lease cannot be read or written.
+pub async fn take(
+    api: &ApiClient,
+    namespace: &str,
+    identity: &str,
+    time: Duration,
+) -> Result<(), ApiError> {
+    let name = NamespacedName::new(namespace, NAME);
+    let mut result = Ok(());
+    for _ in 0..TAKE_ATTEMPTS {
+        let Some(lease) = api.find::<Lease>(&name).await? else {
+            return Ok(());
+        };
+        let record = LeaseSpec {
+            lease_duration_seconds: i32::try_from(time.as_secs()).ok(),
+            ..record_of(identity, lease.spec.as_ref())
+        };
+        result = api
+            .patch::<Lease>(&name, patch::lease(&lease, &record, None))
+            .await;
+        // The holder renewed it meanwhile.
+        if !matches!(result, Err(ApiError::Conflict(_))) {
+            break;
+        }
+    }
+    result
+}
+
+/// Reads what is stored with the Lease into `memory`, without taking part in the election.
+///
+/// # Errors
+///
+/// When the Lease cannot be read.
+pub async fn read_memory(
+    api: &ApiClient,
+    namespace: &str,
+    memory: &dyn LeaseMemory,
+) -> Result<(), ApiError> {
+    let lease = api
+        .find::<Lease>(&NamespacedName::new(namespace, NAME))
+        .await?;
+    let stored = lease
+        .as_ref()
+        .and_then(|lease| annotations(&lease.metadata).get(annotation::STATE));
+    if let Some(stored) = stored {
+        memory.read(stored);
+    }
+    Ok(())
 }
 
 /// The holder, if its renewal time is recent by the local clock; `archaware clean` then refuses at once. A holder with

@@ -4,6 +4,7 @@
 pub mod access;
 pub mod api;
 pub mod events;
+pub mod field_managers;
 pub mod lease;
 pub mod name;
 pub mod namespaces;

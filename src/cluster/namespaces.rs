@@ -15,8 +15,22 @@ use tokio_util::sync::CancellationToken;
 use super::{
     api::ApiClient,
     objects::{Namespace, annotations},
-    watch::{Watched, watch_objects},
+    watch::{Removed, Watched, watch_objects},
 };
+
+/// archaware's annotations of the namespaces that have some, by uid.
+type KnownAnnotations = Arc<Mutex<HashMap<String, BTreeMap<String, String>>>>;
+
+/// Forgets deleted namespaces: there may be thousands of short-lived ones, and one of the same name may come later.
+fn forget(known: KnownAnnotations) -> impl Fn(Removed<'_, Namespace>) + Send + 'static {
+    move |removed| match removed {
+        Removed::One(namespace) => {
+            let uid = namespace.metadata.uid.as_deref().unwrap_or_default();
+            known.lock().remove(uid);
+        }
+        Removed::Relisted(uids) => known.lock().retain(|uid, _| uids.contains(uid)),
+    }
+}
 
 /// How long to wait for a new namespace to arrive on the watch.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -51,11 +65,13 @@ impl Namespaces {
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send + use<> {
         let same = |a: &Namespace, b: &Namespace| a.metadata.annotations == b.metadata.annotations;
+        // A namespace without archaware's annotations is equivalent to an unknown one.
+        let known = KnownAnnotations::default();
         let Watched {
             store,
             changes,
             ready: mut synced,
-        } = watch_objects(api, None, same, |_| {});
+        } = watch_objects(api, None, same, forget(known.clone()));
         *self.store.lock() = Some(store);
         let (arrivals, changed, ready) = (
             self.arrivals.clone(),
@@ -68,18 +84,18 @@ impl Namespaces {
                     ready.send_replace(true);
                 }
             };
-            // A namespace without archaware's annotations is equivalent to an unknown one.
-            let mut known: HashMap<String, BTreeMap<String, String>> = HashMap::new();
             let changes = changes.for_each(move |event| {
                 if let Ok(namespace) = event {
                     let new = annotations(&namespace.metadata).clone();
-                    let name = namespace.metadata.name.unwrap_or_default();
-                    let same = known.get(&name).map_or(new.is_empty(), |old| *old == new);
+                    let uid = namespace.metadata.uid.unwrap_or_default();
+                    let mut known = known.lock();
+                    let same = known.get(&uid).map_or(new.is_empty(), |old| *old == new);
                     if new.is_empty() {
-                        known.remove(&name)
+                        known.remove(&uid)
                     } else {
-                        known.insert(name, new)
+                        known.insert(uid, new)
                     };
+                    drop(known);
                     arrivals.send_modify(|count| *count += 1);
                     if !same {
                         changed.send_modify(|count| *count += 1);
@@ -128,5 +144,36 @@ impl Namespaces {
     pub fn get(&self, name: &str) -> Option<Arc<Namespace>> {
         let store = self.store.lock().clone()?;
         store.get(&ObjectRef::new(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::scripted_api::ScriptedApi;
+
+    /// A namespace that is deleted and made anew with the same annotations: pods that were evaluated in between did not know
+    /// them, so this is a change.
+    #[tokio::test(start_paused = true)]
+    async fn deleted_namespaces_are_forgotten() {
+        const PATH: &str = "/api/v1/namespaces/a";
+        let (api, namespaces) = (ScriptedApi::default(), Namespaces::default());
+        let stop = CancellationToken::new();
+        let watching = tokio::spawn(namespaces.watch(&api.client(), stop.clone()));
+        let mut changes = namespaces.changes.subscribe();
+        for uid in ["1", "2", "3"] {
+            api.put(
+                PATH,
+                json!({ "metadata": { "name": "a", "uid": uid,
+                    "annotations": { "archaware.dev/mode": "any" } } }),
+            );
+            let changed = tokio::time::timeout(Duration::from_mins(1), changes.changed());
+            changed.await.expect("a change").unwrap();
+            api.delete(PATH);
+        }
+        stop.cancel();
+        watching.await.unwrap();
     }
 }

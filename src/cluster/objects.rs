@@ -12,10 +12,12 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time},
 };
 use kube::Resource;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, de::IgnoredAny};
 use serde_json::Value;
 
 use crate::placement::{GATE, affinity::Affinity, annotation, node};
+
+use super::field_managers::FieldManagers;
 
 /// A pod.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -117,11 +119,12 @@ pub struct PodStatus {
 
 /// A node.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(from = "StoredNode")]
 pub struct Node {
     /// The metadata that archaware reads.
-    #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
+    /// Who manages its taints.
+    pub managers: FieldManagers,
     /// Desired state.
     pub spec: NodeSpec,
     /// Observed state.
@@ -154,11 +157,14 @@ pub struct NodeInfo {
 
 /// A DaemonSet.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(from = "StoredDaemonSet")]
 pub struct DaemonSet {
     /// The metadata that archaware reads.
-    #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
+    /// Who manages the tolerations of its template.
+    pub managers: FieldManagers,
+    /// The template's tolerations in the manifest that `kubectl apply` stored last.
+    pub applied_tolerations: Vec<Value>,
     /// Desired state.
     pub spec: DaemonSetSpec,
 }
@@ -208,40 +214,97 @@ pub fn annotations(metadata: &ObjectMeta) -> &BTreeMap<String, String> {
     metadata.annotations.as_ref().unwrap_or(&EMPTY)
 }
 
-/// Parses metadata without the parts that archaware does not read: `managedFields` is often the largest part, and
-/// foreign annotations may hold whole manifests. An empty map means that there are only foreign annotations, `None`
-/// that there are none at all, which decides how a patch adds one.
+/// Parses metadata without the parts that archaware does not read.
 fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
-    #[derive(Deserialize, Default)]
-    #[serde(rename_all = "camelCase", default)]
-    struct Slim {
-        name: Option<String>,
-        namespace: Option<String>,
-        uid: Option<String>,
-        resource_version: Option<String>,
-        creation_timestamp: Option<Time>,
-        deletion_timestamp: Option<Time>,
-        labels: Option<BTreeMap<String, String>>,
-        annotations: Option<BTreeMap<String, String>>,
-        owner_references: Option<Vec<OwnerReference>>,
-    }
-    let mut slim = Option::<Slim>::deserialize(deserializer)?.unwrap_or_default();
-    if let Some(annotations) = &mut slim.annotations {
-        annotations.retain(|name, _| name.starts_with(annotation::PREFIX) || name == MIRROR);
-    }
-    Ok(ObjectMeta {
-        name: slim.name,
-        namespace: slim.namespace,
-        uid: slim.uid,
-        resource_version: slim.resource_version,
-        creation_timestamp: slim.creation_timestamp,
-        deletion_timestamp: slim.deletion_timestamp,
-        labels: slim.labels,
-        annotations: slim.annotations,
-        owner_references: slim.owner_references,
-        ..ObjectMeta::default()
-    })
+    let stored = Option::<StoredMetadata<IgnoredAny>>::deserialize(deserializer)?;
+    Ok(stored.unwrap_or_default().into())
 }
+
+/// Metadata as the API server sends it, with the managers of fields only where archaware reads them.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct StoredMetadata<M: Default> {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    creation_timestamp: Option<Time>,
+    deletion_timestamp: Option<Time>,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+    owner_references: Option<Vec<OwnerReference>>,
+    managed_fields: M,
+}
+
+impl<M: Default> From<StoredMetadata<M>> for ObjectMeta {
+    /// `managedFields` is often the largest part, and foreign annotations may hold whole manifests. An empty map means that
+    /// there are only foreign annotations, `None` that there are none at all, which decides how a patch adds one.
+    fn from(mut stored: StoredMetadata<M>) -> Self {
+        if let Some(annotations) = &mut stored.annotations {
+            annotations.retain(|name, _| name.starts_with(annotation::PREFIX) || name == MIRROR);
+        }
+        Self {
+            name: stored.name,
+            namespace: stored.namespace,
+            uid: stored.uid,
+            resource_version: stored.resource_version,
+            creation_timestamp: stored.creation_timestamp,
+            deletion_timestamp: stored.deletion_timestamp,
+            labels: stored.labels,
+            annotations: stored.annotations,
+            owner_references: stored.owner_references,
+            ..Self::default()
+        }
+    }
+}
+
+/// A node as the API server sends it.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct StoredNode {
+    metadata: Option<StoredMetadata<FieldManagers>>,
+    spec: NodeSpec,
+    status: NodeStatus,
+}
+
+impl From<StoredNode> for Node {
+    fn from(stored: StoredNode) -> Self {
+        let mut metadata = stored.metadata.unwrap_or_default();
+        Self {
+            managers: std::mem::take(&mut metadata.managed_fields),
+            metadata: metadata.into(),
+            spec: stored.spec,
+            status: stored.status,
+        }
+    }
+}
+
+/// A DaemonSet as the API server sends it.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct StoredDaemonSet {
+    metadata: Option<StoredMetadata<FieldManagers>>,
+    spec: DaemonSetSpec,
+}
+
+impl From<StoredDaemonSet> for DaemonSet {
+    fn from(stored: StoredDaemonSet) -> Self {
+        let mut metadata = stored.metadata.unwrap_or_default();
+        let annotations = metadata.annotations.as_ref();
+        let applied = annotations.and_then(|annotations| annotations.get(LAST_APPLIED));
+        let applied = applied.and_then(|text| serde_json::from_str::<Self>(text).ok());
+        let tolerations = applied.and_then(|applied| applied.spec.template.spec.tolerations);
+        Self {
+            managers: std::mem::take(&mut metadata.managed_fields),
+            metadata: metadata.into(),
+            applied_tolerations: tolerations.unwrap_or_default(),
+            spec: stored.spec,
+        }
+    }
+}
+
+/// The annotation in which `kubectl apply` stores the manifest that it applied last.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// The annotation that the kubelet sets on mirror pods of static pods.
 const MIRROR: &str = "kubernetes.io/config.mirror";
@@ -398,6 +461,23 @@ mod tests {
             Some(vec![json!({"key": "k", "unknown": true})])
         );
         assert_eq!(pod.spec.volumes.len(), 2);
+    }
+
+    /// What `kubectl apply` stores itself does not nest further than one level.
+    #[test]
+    fn the_tolerations_that_kubectl_applied_are_read() {
+        let mut set = json!({
+            "metadata": { "name": "d" },
+            "spec": { "template": { "spec": { "tolerations": [{ "key": "a" }] }}},
+        });
+        let applied = set.to_string();
+        set["metadata"]["annotations"] = json!({
+            "kubectl.kubernetes.io/last-applied-configuration": applied
+        });
+        set["spec"]["template"]["spec"]["tolerations"] = json!([]);
+        let set: DaemonSet = serde_json::from_value(set).unwrap();
+        assert_eq!(set.applied_tolerations, [json!({ "key": "a" })]);
+        assert_eq!(set.metadata.annotations, Some(BTreeMap::new()));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! JSON patches, guarded: each is applied only if what it relies on is unchanged. Only [`replicas`] and the webhook's patches have no guard.
+//! JSON patches, guarded: each is applied only if what it relies on is unchanged. Only [`replicas`], [`event_series`] and the webhook's patches have no guard.
 //!
 //! Tolerations and taints are atomic lists without a merge key, so any other kind of patch would replace the whole
 //! list. Appends to a pod or template require an unchanged list; those to a node do not conflict with other appends. `test` operations prevent it from being applied
@@ -14,6 +14,7 @@ use k8s_openapi::{
     api::{
         coordination::v1::{Lease, LeaseSpec},
         core::v1::Secret,
+        events::v1::EventSeries,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
@@ -279,12 +280,23 @@ pub fn ca_bundle(found: &MutatingWebhookConfiguration, bundle: &str) -> JsonPatc
     patch
 }
 
-/// Updates an unchanged Lease. Only its holders write it, so `resourceVersion` is a good guard.
-pub fn lease(seen: &Lease, record: &LeaseSpec) -> JsonPatch {
+/// Updates an unchanged Lease, and what is stored with it unless that is `None`. Only its holders write it, so
+/// `resourceVersion` is a good guard.
+pub fn lease(seen: &Lease, record: &LeaseSpec, memory: Option<&str>) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&seen.metadata);
     let version = &seen.metadata.resource_version;
     patch.test("/metadata/resourceVersion", json!(version));
     patch.add("/spec", json!(record));
+    if let Some(memory) = memory {
+        patch.annotate(&seen.metadata, &[(annotation::STATE, Some(memory))]);
+    }
+    patch
+}
+
+/// Continues the series of an event, without a guard: only archaware writes its events.
+pub fn event_series(series: &EventSeries) -> JsonPatch {
+    let mut patch = JsonPatch(Vec::new());
+    patch.add("/series", json!(series));
     patch
 }
 

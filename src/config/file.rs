@@ -10,7 +10,7 @@ use crate::{
     image::{Reference, Rewrite},
 };
 
-use super::{Config, FailureAction, admission::is_webhook_url};
+use super::{Config, FailureAction, admission::is_webhook_url, location::locate};
 
 /// Why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +18,7 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error(transparent)]
     Read(#[from] FileError),
-    /// Not YAML, or of another structure.
+    /// Not YAML, of another structure, or with values that contradict each other.
     #[error("{path}:{line}:{column}: {problem}")]
     Malformed {
         /// The file.
@@ -29,14 +29,6 @@ pub enum ConfigError {
         column: u64,
         /// The problem.
         problem: String,
-    },
-    /// Values that contradict each other.
-    #[error("{path}: {problem}")]
-    Contradiction {
-        /// The file.
-        path: String,
-        /// The contradiction.
-        problem: &'static str,
     },
 }
 
@@ -70,24 +62,58 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
             problem: strip_location(&message).to_owned(),
         }
     })?;
-    let contradiction = |problem| {
-        Err(ConfigError::Contradiction {
+    if let Some(Contradiction { keys, problem }) = contradiction(&config) {
+        let place = locate(text, keys);
+        return Err(ConfigError::Malformed {
             path: path.to_owned(),
-            problem,
-        })
-    };
+            line: place.as_ref().map_or(0, serde_saphyr::Location::line),
+            column: place.as_ref().map_or(0, serde_saphyr::Location::column),
+            problem: problem.to_owned(),
+        });
+    }
+    Ok(config)
+}
+
+/// Values that contradict each other, or that no type excludes.
+struct Contradiction {
+    /// The keys that it is about; the first one that the file has is named.
+    keys: &'static [&'static str],
+    problem: &'static str,
+}
+
+/// The first contradiction of a configuration.
+fn contradiction(config: &Config) -> Option<Contradiction> {
+    let found = |keys, problem| Some(Contradiction { keys, problem });
     let failure = &config.resolution.failure;
     if failure.action == FailureAction::Tolerate && failure.architectures.is_empty() {
-        return contradiction(
+        return found(
+            &[
+                "resolution.failure.architectures",
+                "resolution.failure.action",
+            ],
             "resolution.failure.action: tolerate needs resolution.failure.architectures",
         );
     }
     if config.resolution.budget < config.resolution.timeout {
-        return contradiction("resolution.budget is shorter than resolution.timeout");
+        return found(
+            &["resolution.budget", "resolution.timeout"],
+            "resolution.budget is shorter than resolution.timeout",
+        );
     }
+    registries_problem(config)
+        .or_else(|| containerd_problem(config))
+        .or_else(|| admission_problem(config))
+}
+
+/// The first contradiction in `registries` and `credentialProviders`.
+fn registries_problem(config: &Config) -> Option<Contradiction> {
+    let found = |keys, problem| Some(Contradiction { keys, problem });
     let is_url = |name: &String| name.contains('/');
     if config.registries.plain_http.iter().any(is_url) {
-        return contradiction("registries.plainHttp takes host[:port], no URL");
+        return found(
+            &["registries.plainHttp"],
+            "registries.plainHttp takes host[:port], no URL",
+        );
     }
     let endpoints = &config.registries.token_endpoints;
     let is_host = |name: &String| !name.is_empty() && !name.contains(['/', '@', ' ']);
@@ -95,14 +121,18 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
         .iter()
         .all(|one| is_host(&one.registry) && is_host(&one.host) && !one.host.contains(':'))
     {
-        return contradiction(
+        return found(
+            &["registries.tokenEndpoints"],
             "registries.tokenEndpoints takes a registry (host[:port]) and the host of its token server, no URL",
         );
     }
     let has_port = |name: &String| name.contains(':') && !name.contains("::");
     let local = &config.registries.allow_local_addresses;
     if !local.iter().all(|name| is_host(name) && !has_port(name)) {
-        return contradiction("registries.allowLocalAddresses takes hosts without port, no URL");
+        return found(
+            &["registries.allowLocalAddresses"],
+            "registries.allowLocalAddresses takes hosts without port, no URL",
+        );
     }
     // Names must begin with a registry: `mirror` alone would be a user of Docker Hub.
     let names_registry = |text: &str| {
@@ -111,24 +141,38 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
     };
     let usable = |rule: &Rewrite| names_registry(&rule.prefix) && names_registry(&rule.replacement);
     if !config.registries.rewrites.iter().all(usable) {
-        return contradiction(
+        return found(
+            &["registries.rewrites"],
             "registries.rewrites takes a prefix and a replacement that begin with a registry's host, like docker.io/library",
         );
     }
     let providers = &config.credential_providers;
     if providers.config.as_os_str().is_empty() != providers.bin_directory.as_os_str().is_empty() {
-        return contradiction("credentialProviders needs both config and binDirectory, or neither");
+        return found(
+            &["credentialProviders"],
+            "credentialProviders needs both config and binDirectory, or neither",
+        );
     }
+    None
+}
+
+/// The first contradiction in `containerd`.
+fn containerd_problem(config: &Config) -> Option<Contradiction> {
+    let found = |keys, problem| Some(Contradiction { keys, problem });
     let (reads, own) = (
         &config.containerd.read_namespaces,
         &config.containerd.cache_namespace,
     );
     if !config.containerd.socket.as_os_str().is_empty() && reads.is_empty() && own.is_empty() {
-        return contradiction("containerd.socket without any namespace reads nothing");
+        return found(
+            &["containerd.socket"],
+            "containerd.socket without any namespace reads nothing",
+        );
     }
     // archaware must not write into the kubelet's namespace or expire its content.
     if reads.contains(own) {
-        return contradiction(
+        return found(
+            &["containerd.cacheNamespace", "containerd.readNamespaces"],
             "containerd.cacheNamespace must not be one of containerd.readNamespaces",
         );
     }
@@ -136,23 +180,18 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         !name.is_empty() && name.len() <= 76 && name.chars().all(plain)
     };
-    if !reads
-        .iter()
-        .chain(Some(own).filter(|own| !own.is_empty()))
-        .all(is_namespace)
-    {
-        return contradiction(
+    let mut all = reads.iter().chain(Some(own).filter(|own| !own.is_empty()));
+    if !all.all(is_namespace) {
+        return found(
+            &["containerd.readNamespaces", "containerd.cacheNamespace"],
             "containerd.readNamespaces and containerd.cacheNamespace may contain only letters, digits, '-', '_' and '.'",
         );
     }
-    if let Some(problem) = admission_problem(&config) {
-        return contradiction(problem);
-    }
-    Ok(config)
+    None
 }
 
 /// The first contradiction in `affinity` and `admission`.
-fn admission_problem(config: &Config) -> Option<&'static str> {
+fn admission_problem(config: &Config) -> Option<Contradiction> {
     let preferred = &config.affinity.preferred;
     let mut names: Vec<_> = preferred.iter().map(|one| &one.architecture).collect();
     names.sort();
@@ -160,23 +199,45 @@ fn admission_problem(config: &Config) -> Option<&'static str> {
     let admission = &config.admission;
     let files = &admission.certificates;
     let empty = |path: &PathBuf| path.as_os_str().is_empty();
-    if names.len() < preferred.len() {
-        Some("affinity.preferred names an architecture twice")
+    let (keys, problem): (&[_], _) = if names.len() < preferred.len() {
+        (
+            &["affinity.preferred"],
+            "affinity.preferred names an architecture twice",
+        )
     } else if empty(&files.certificate) != empty(&files.key) {
-        Some("admission.certificates needs both certificate and key, or neither")
+        (
+            &["admission.certificates"],
+            "admission.certificates needs both certificate and key, or neither",
+        )
     } else if empty(&files.certificate) && !empty(&files.authority) {
-        Some("admission.certificates.authority is of no use without certificate and key")
+        (
+            &["admission.certificates.authority"],
+            "admission.certificates.authority is of no use without certificate and key",
+        )
     } else if files.lifetime < MIN_LIFETIME {
-        Some("admission.certificates.lifetime is shorter than a minute")
+        (
+            &["admission.certificates.lifetime"],
+            "admission.certificates.lifetime is shorter than a minute",
+        )
     } else if admission.budget < MIN_BUDGET {
-        Some("admission.budget is shorter than 10ms: no image could ever be looked up")
+        (
+            &["admission.budget"],
+            "admission.budget is shorter than 10ms: no image could ever be looked up",
+        )
     } else if admission.budget > MAX_BUDGET {
-        Some("admission.budget is longer than 10s, the most that a pod may wait")
+        (
+            &["admission.budget"],
+            "admission.budget is longer than 10s, the most that a pod may wait",
+        )
     } else if !admission.url.is_empty() && !is_webhook_url(&admission.url) {
-        Some("admission.url has to be an https URL without user, query or fragment")
+        (
+            &["admission.url"],
+            "admission.url has to be an https URL without user, query or fragment",
+        )
     } else {
-        None
-    }
+        return None;
+    };
+    Some(Contradiction { keys, problem })
 }
 
 /// A certificate must be published before it is used, and loaded by every replica.
@@ -376,6 +437,10 @@ mod tests {
                 .unwrap_err()
                 .to_string();
             assert!(error.contains(part), "{text}: {error}");
+            // The line after the two of the head, and not the first column.
+            let place = error.strip_prefix("c:3:").unwrap_or_default();
+            let column: String = place.chars().take_while(char::is_ascii_digit).collect();
+            assert!(column.parse::<u32>().unwrap_or_default() > 1, "{error}");
         }
     }
 }

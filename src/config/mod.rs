@@ -6,6 +6,7 @@ mod affinity;
 mod defaults;
 mod duration;
 mod file;
+mod location;
 mod policy;
 
 use std::{

@@ -1,7 +1,8 @@
 //! Converts the configuration into the policies of `placement`.
 
 use crate::placement::{
-    Mode, failure::FailurePolicy, node, pod::PlacementPolicy, preference::Preferences,
+    ConfiguredKeys, Mode, failure::FailurePolicy, node, pod::PlacementPolicy,
+    preference::Preferences,
 };
 
 use super::{AffinityConfig, Config, FailureConfig, PodsConfig};
@@ -14,6 +15,18 @@ impl From<&Config> for PlacementPolicy {
             schedulable: config.schedulable_architectures.iter().cloned().collect(),
             rules: config.tolerations.clone(),
             requires_affinity: config.affinity.required,
+        }
+    }
+}
+
+impl From<&Config> for ConfiguredKeys {
+    fn from(config: &Config) -> Self {
+        let rules = config.tolerations.iter();
+        Self {
+            taints: [config.taint_kind().key].into(),
+            tolerations: rules
+                .map(|rule| rule.toleration.key.clone().into())
+                .collect(),
         }
     }
 }

@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use crate::{
     cluster::{namespaces::Namespaces, objects::DaemonSet},
-    evaluate::{Evaluation, Evaluator, template::Template},
+    evaluate::{Evaluation, Evaluator},
     placement::failure::FailurePolicy,
-    plan::{self, ObjectState, Plan, Policies},
+    plan::{self, Plan, Policies, Remembered},
 };
 
 use super::reconcile::ReconcileSteps;
@@ -24,6 +24,8 @@ pub(super) fn same(old: &DaemonSet, new: &DaemonSet) -> bool {
         && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
         && old.metadata.annotations == new.metadata.annotations
         && old.spec == new.spec
+        && old.applied_tolerations == new.applied_tolerations
+        && old.managers.appliers().eq(new.managers.appliers())
 }
 
 impl ReconcileSteps for DaemonSetSteps {
@@ -37,7 +39,7 @@ impl ReconcileSteps for DaemonSetSteps {
         if set.metadata.deletion_timestamp.is_some() || is_idle {
             return None;
         }
-        let template = Template::new(set);
+        let template = self.evaluator.template(set);
         let subject = template.subject();
         let of_namespace = self.namespaces.annotations(subject.namespace).await;
         Some(self.evaluator.evaluate(subject, &of_namespace).await)
@@ -47,14 +49,15 @@ impl ReconcileSteps for DaemonSetSteps {
         &self,
         set: &DaemonSet,
         evaluation: Evaluation,
-        remembered: Option<ObjectState>,
+        remembered: Remembered,
         now: Instant,
     ) -> Plan {
         let policies = Policies {
             placement: &self.evaluator.policy,
             failure: &self.failure,
         };
-        let (template, mode) = (Template::new(set), self.evaluator.config.daemon_sets);
+        let template = self.evaluator.template(set);
+        let mode = self.evaluator.config.daemon_sets;
         plan::daemon_set::plan(&template, &evaluation, policies, mode, remembered, now)
     }
 }

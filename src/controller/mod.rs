@@ -3,6 +3,7 @@
 //! yet.
 
 mod daemon_sets;
+mod durable;
 mod initial;
 mod nodes;
 mod object_state;
@@ -41,6 +42,7 @@ use object_state::ObjectStates;
 use reconcile::{Outputs, ReconcileSteps, Reconciler};
 use run_controller::{ControllerSettings, run_controller};
 
+pub use durable::Durable;
 pub(crate) use pods::selection as pod_selection;
 
 /// Concurrent node reconciles. A thousand nodes take seconds, and each connection costs memory.
@@ -66,6 +68,8 @@ pub struct ControllerParts {
     pub namespace: String,
     /// The elector and its result.
     pub election: (Elector, Leadership),
+    /// What survives a restart; the elector stores it with the Lease.
+    pub durable: Durable,
     /// Metrics to update.
     pub metrics: Metrics,
     /// Initial lists that are not complete.
@@ -126,6 +130,7 @@ pub async fn run(run: ControllerParts, stop: CancellationToken) -> Result<(), Ru
         namespaces,
         namespace,
         election: (elector, leadership),
+        durable,
         metrics,
         pending,
     } = run;
@@ -159,6 +164,7 @@ pub async fn run(run: ControllerParts, stop: CancellationToken) -> Result<(), Ru
             events,
             metrics,
             namespaces,
+            durable,
         },
         stop: stop.clone(),
         tasks: JoinSet::new(),
@@ -224,7 +230,8 @@ impl Components {
     fn pods(&mut self) -> (InitialOfKind<Pod>, watch::Receiver<bool>) {
         let (fields, same) = pods::selection(&self.config);
         let (states, initial) = (ObjectStates::default(), InitialObjects::new());
-        let watched = watch_objects(&self.api, fields, same, forget(&states, Some(&initial)));
+        let forget = self.forget(pods::PodSteps::NAME, &states, Some(&initial));
+        let watched = watch_objects(&self.api, fields, same, forget);
         let leading = self.leadership.leading.clone();
         let (store, metrics) = (watched.store.clone(), &self.outputs.metrics);
         pods::register_gauges(metrics, store.clone(), states.clone(), leading.clone());
@@ -256,7 +263,7 @@ impl Components {
 
     fn daemon_sets(&mut self) -> (InitialOfKind<DaemonSet>, watch::Receiver<bool>) {
         let (states, initial) = (ObjectStates::default(), InitialObjects::new());
-        let forget = forget(&states, Some(&initial));
+        let forget = self.forget(daemon_sets::DaemonSetSteps::NAME, &states, Some(&initial));
         let watched = watch_objects(&self.api, None, daemon_sets::same, forget);
         let kind = daemon_sets::DaemonSetSteps {
             evaluator: self.evaluator.clone(),
@@ -290,10 +297,12 @@ impl Components {
     /// Starts the node controller. The returned sender enables it.
     fn nodes(&mut self) -> (watch::Sender<bool>, watch::Receiver<bool>) {
         let states = ObjectStates::default();
-        let watched = watch_objects(&self.api, None, nodes::same, forget(&states, None));
+        let forget = self.forget(nodes::NodeSteps::NAME, &states, None);
+        let watched = watch_objects(&self.api, None, nodes::same, forget);
         nodes::register_gauge(&self.outputs.metrics, watched.store.clone());
         let kind = nodes::NodeSteps {
             policy: (&*self.config).into(),
+            keys: self.evaluator.keys.clone(),
         };
         let reconciler = self.reconciler(kind, watched.store.clone(), states, None);
         let (may_taint, is_active) = watch::channel(false);
@@ -308,6 +317,24 @@ impl Components {
             "the controller of nodes",
         );
         (may_taint, ready)
+    }
+
+    /// Removes what is kept about deleted objects.
+    fn forget<K: Resource<DynamicType = ()> + Clone + 'static>(
+        &self,
+        controller: &'static str,
+        states: &ObjectStates,
+        initial: Option<&InitialObjects>,
+    ) -> impl Fn(Removed<'_, K>) + Send + use<K> {
+        let (states, initial) = (states.clone(), initial.cloned());
+        let durable = self.outputs.durable.clone();
+        move |removed| {
+            states.removed(&removed);
+            durable.removed(controller, &removed);
+            if let Some(initial) = &initial {
+                initial.removed(&removed);
+            }
+        }
     }
 
     fn reconciler<R: ReconcileSteps>(
@@ -358,20 +385,6 @@ impl Components {
             reconciler.clone().reconcile(object, stop.clone())
         });
         self.tasks.spawn(controller.map(move |()| name));
-    }
-}
-
-/// Removes the state of deleted objects.
-fn forget<K: Resource<DynamicType = ()> + Clone + 'static>(
-    states: &ObjectStates,
-    initial: Option<&InitialObjects>,
-) -> impl Fn(Removed<'_, K>) + Send + 'static {
-    let (states, initial) = (states.clone(), initial.cloned());
-    move |removed| {
-        states.removed(&removed);
-        if let Some(initial) = &initial {
-            initial.removed(&removed);
-        }
     }
 }
 

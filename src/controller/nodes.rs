@@ -6,9 +6,10 @@ use kube_runtime::reflector::Store;
 
 use crate::{
     cluster::objects::Node,
+    evaluate::KnownKeys,
     metrics::Metrics,
     placement::node::{self, TaintPolicy},
-    plan::{self, ObjectState, Plan},
+    plan::{self, Plan, Remembered},
     platform::Architecture,
 };
 
@@ -17,6 +18,7 @@ use super::reconcile::ReconcileSteps;
 /// The reconciler of nodes.
 pub(super) struct NodeSteps {
     pub(super) policy: TaintPolicy,
+    pub(super) keys: KnownKeys,
 }
 
 /// Compares what matters; a heartbeat changes none of it.
@@ -38,8 +40,8 @@ impl ReconcileSteps for NodeSteps {
         node.metadata.deletion_timestamp.is_none().then_some(())
     }
 
-    fn plan(&self, node: &Node, (): (), _: Option<ObjectState>, _: Instant) -> Plan {
-        plan::node::plan(node, &self.policy)
+    fn plan(&self, node: &Node, (): (), remembered: Remembered, now: Instant) -> Plan {
+        plan::node::plan(node, &self.policy, &self.keys.get(), &remembered, now)
     }
 }
 
@@ -57,7 +59,7 @@ pub(super) fn register_gauge(metrics: &Metrics, store: Store<Node>) {
                 // Label values are bounded: all invalid architectures are counted as one.
                 let parsed = view.architecture.parse::<Architecture>();
                 let name = parsed.map_or_else(|_| "unknown".to_owned(), |a| a.to_string());
-                let tainted = node::owned(view.annotations).is_some();
+                let tainted = node::recorded(view.annotations).is_some();
                 *counts.entry((name, tainted)).or_default() += 1;
             }
             let sample = |((architecture, tainted), count): ((String, bool), i64)| {

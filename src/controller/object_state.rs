@@ -25,10 +25,10 @@ impl ObjectStates {
         states.get(object.meta().uid.as_deref()?).cloned()
     }
 
-    /// Whether nothing remains to be decided about an object.
-    pub(super) fn is_decided<K: Resource>(&self, object: &K) -> bool {
+    /// Whether nothing remains to be decided about an object; `None` before its first attempt.
+    pub(super) fn is_decided<K: Resource>(&self, object: &K) -> Option<bool> {
         let uid = object.meta().uid.as_deref().unwrap_or_default();
-        self.0.lock().get(uid).is_some_and(ObjectState::is_decided)
+        self.0.lock().get(uid).map(ObjectState::is_decided)
     }
 
     /// Stores or removes the state of an object. The state of an object that left the store is not kept: `removed`

@@ -37,7 +37,7 @@ pub(super) fn needed(namespace: &str, config: &Config) -> Vec<Permission> {
         everywhere("", "pods", &["list", "watch", "patch"]),
         everywhere("", "namespaces", &["list", "watch"]),
         everywhere("apps", "daemonsets", daemon_sets),
-        everywhere("events.k8s.io", "events", &["create"]),
+        everywhere("events.k8s.io", "events", &["create", "patch"]),
         // A rule with `resourceNames` cannot allow `create`, because the authorizer does not know the name then.
         vec![
             lease("create", None),

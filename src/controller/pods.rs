@@ -14,7 +14,7 @@ use crate::{
     evaluate::{Evaluation, Evaluator},
     metrics::Metrics,
     placement::{Effect, annotation, failure::FailurePolicy},
-    plan::{self, ObjectState, Plan, Policies},
+    plan::{self, Plan, Policies, Remembered},
 };
 
 use super::{object_state::ObjectStates, reconcile::ReconcileSteps};
@@ -46,9 +46,10 @@ fn same(old: &Pod, new: &Pod) -> bool {
         && old.status == new.status
 }
 
-/// Whether the pod's annotation records a decision.
+/// Whether the pod's annotation records where it may run.
 fn is_recorded(pod: &Pod) -> bool {
-    annotations(&pod.metadata).contains_key(annotation::DECISION)
+    let decision = annotations(&pod.metadata).get(annotation::DECISION);
+    decision.is_some_and(|decision| decision != "none")
 }
 
 /// Time since its creation, by the local clock.
@@ -79,14 +80,14 @@ impl ReconcileSteps for PodSteps {
         &self,
         pod: &Pod,
         evaluation: Evaluation,
-        remembered: Option<ObjectState>,
+        remembered: Remembered,
         now: Instant,
     ) -> Plan {
         let policies = Policies {
             placement: &self.evaluator.policy,
             failure: &self.failure,
         };
-        plan::pod::plan(pod, &evaluation, policies, remembered, now)
+        plan::pod::plan(pod, &evaluation, policies, remembered.state, now)
     }
 
     /// Records how long the pod waited for its decision.
@@ -101,8 +102,9 @@ impl ReconcileSteps for PodSteps {
 fn undecided(store: &Store<Pod>, states: &ObjectStates) -> (i64, i64) {
     let (mut count, mut oldest) = (0, Duration::ZERO);
     for pod in store.state() {
-        let waits = pod.is_in_scope() && !pod.is_bound();
-        if waits && !is_recorded(&pod) && !states.is_decided(&*pod) {
+        let unbound = pod.is_in_scope() && !pod.is_bound();
+        let decided = states.is_decided(&*pod);
+        if unbound && !decided.unwrap_or_else(|| is_recorded(&pod)) {
             count += 1;
             oldest = oldest.max(age(&pod));
         }
@@ -124,10 +126,13 @@ pub(super) fn register_gauges(
         [vec![([], count)]]
     });
     let names = [
-        ("pods_undecided", "Unbound pods that wait for a decision"),
+        (
+            "pods_undecided",
+            "Unbound pods that wait for a decision, or that no architecture can run",
+        ),
         (
             "pods_undecided_oldest_seconds",
-            "Age of the oldest unbound pod that waits for a decision; 0 when there is none",
+            "Age of the oldest of these pods; 0 when there is none",
         ),
     ];
     metrics.register_gauges(names, move || {

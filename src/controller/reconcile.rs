@@ -25,12 +25,12 @@ use crate::{
     error::chain,
     metrics::Metrics,
     plan::{
-        EventDraft, FollowUp, ObjectState, Plan, PlannedChange, PlannedPatch, after_gate_removal,
+        EventDraft, FollowUp, Plan, PlannedChange, PlannedPatch, Remembered, after_gate_removal,
         after_patch,
     },
 };
 
-use super::{initial::InitialObjects, object_state::ObjectStates};
+use super::{durable::Durable, initial::InitialObjects, object_state::ObjectStates};
 
 /// Delay before an object is reconciled again after a panic. A repetition does not fix the bug, but the object may
 /// change meanwhile.
@@ -56,7 +56,7 @@ pub(super) trait ReconcileSteps: Send + Sync + 'static {
         &self,
         object: &Self::Object,
         evaluation: Self::Evaluation,
-        remembered: Option<ObjectState>,
+        remembered: Remembered,
         now: Instant,
     ) -> Plan;
 
@@ -71,6 +71,7 @@ pub(super) struct Outputs {
     pub(super) events: Events,
     pub(super) metrics: Metrics,
     pub(super) namespaces: Namespaces,
+    pub(super) durable: Durable,
 }
 
 /// Reconciles the objects of one kind.
@@ -118,7 +119,10 @@ impl<R: ReconcileSteps> Reconciler<R> {
             self.states.set(object, None, &self.store);
             return follow_up(None, true);
         };
-        let remembered = self.states.get(object);
+        let remembered = Remembered {
+            state: self.states.get(object),
+            written: self.outputs.durable.written(R::NAME, object),
+        };
         let now = tokio::time::Instant::now().into_std();
         let plan = self.steps.plan(object, evaluation, remembered, now);
         self.apply(object, plan).await
@@ -144,11 +148,12 @@ impl<R: ReconcileSteps> Reconciler<R> {
         {
             return failed;
         }
-        if let Some(mut state) = state.filter(|_| decides)
-            && state.mark_decided()
-        {
+        if let Some(mut state) = state {
+            let is_new = state.set_decided(decides);
             self.states.set(object, Some(state), &self.store);
-            self.steps.decided(object);
+            if is_new {
+                self.steps.decided(object);
+            }
         }
         follow_up(requeue, is_complete)
     }
@@ -173,6 +178,9 @@ impl<R: ReconcileSteps> Reconciler<R> {
         };
         let Some(next) = next else {
             self.states.accepted(object);
+            if let Some(written) = write.written {
+                self.outputs.durable.record(R::NAME, object, written);
+            }
             log(&write.change, &name);
             self.publish(object, write.events);
             self.count(write.counts);
@@ -209,7 +217,9 @@ impl<R: ReconcileSteps> Reconciler<R> {
             // Events expire after an hour, so problems of nodes are logged too.
             if matches!(
                 reason,
-                EventReason::TaintConflict | EventReason::UnknownArchitecture
+                EventReason::TaintConflict
+                    | EventReason::TaintReverted
+                    | EventReason::UnknownArchitecture
             ) {
                 tracing::warn!(node = %NamespacedName::of_object(object), "{note}");
             }
@@ -245,6 +255,9 @@ fn follow_up(requeue: Option<Duration>, is_complete: bool) -> FollowUp {
 /// Logs an applied change.
 fn log(change: &PlannedChange, name: &NamespacedName) {
     match change {
+        PlannedChange::PodPlaced { decision, .. } if decision == "none" => {
+            tracing::info!(pod = %name, "no architecture can run the pod; it waits");
+        }
         PlannedChange::PodPlaced {
             decision,
             by_policy,

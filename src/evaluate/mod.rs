@@ -1,6 +1,7 @@
 //! Step 1 of 3 (evaluate, plan, apply): finds the rule that applies to a pod or template,
 //! reads its pull secrets and the platforms of its images, and decides by them. Changes nothing.
 
+mod known_keys;
 pub mod pull_secrets;
 mod spec;
 pub mod template;
@@ -14,20 +15,23 @@ use futures::future::join_all;
 use tokio::sync::Semaphore;
 
 use crate::{
-    cluster::objects::PodSpec,
+    cluster::objects::{DaemonSet, PodSpec},
     config::Config,
     image::{ImageError, ResolveRequest, Resolver},
     placement::{
-        Mode, annotation,
+        Mode, annotation, author_selection,
         decision::{Decision, join},
         mode::{self, InvalidAnnotation, Rule},
         pod::{PlacementPolicy, PodChange, PodView},
         preference::{self, Preferences},
     },
-    platform::{Architecture, PlatformSet},
+    platform::{Architecture, Os, PlatformSet},
 };
 
 use pull_secrets::{PodCredentials, PullSecrets, UnusablePullSecret};
+use template::Template;
+
+pub use known_keys::KnownKeys;
 
 /// Maximum number of images of a pod, many times that of the largest pods. Beyond it, every architecture is
 /// tolerated.
@@ -46,6 +50,8 @@ pub struct Evaluator {
     pub policy: Arc<PlacementPolicy>,
     /// The configuration.
     pub config: Arc<Config>,
+    /// The keys of this and earlier configurations.
+    pub keys: KnownKeys,
 }
 
 /// The result of an evaluation.
@@ -118,6 +124,11 @@ impl Subject<'_> {
 }
 
 impl Evaluator {
+    /// The template of a DaemonSet, split into its author's part and archaware's.
+    pub fn template<'a>(&self, set: &'a DaemonSet) -> Template<'a> {
+        Template::new(set, &self.keys.get())
+    }
+
     /// Evaluates a spec, within `resolution.budget`.
     pub async fn evaluate(
         &self,
@@ -201,7 +212,8 @@ impl Evaluator {
             (image.to_owned(), answer)
         }))
         .await;
-        let os = spec.os();
+        let stated = spec.stated_os();
+        let os = stated.clone().unwrap_or_else(Os::linux);
         let mut sets: Vec<PlatformSet> = Vec::new();
         let mut images = Vec::new();
         let mut unresolved = Vec::new();
@@ -214,7 +226,11 @@ impl Evaluator {
                 Err(error) => unresolved.push((image, error)),
             }
         }
-        let known = self.policy.shared_architectures(&sets, &os);
+        let known = if stated.is_none() && are_for_windows(&sets) {
+            None
+        } else {
+            self.policy.shared_architectures(&sets, &os)
+        };
         let decision = self.policy.decide(known.clone());
         // The images that are not known could only leave fewer architectures.
         let is_final = unresolved.is_empty() || decision == Decision::NoCommonArchitecture;
@@ -228,6 +244,16 @@ impl Evaluator {
         };
         (verdict, images)
     }
+}
+
+/// Whether images exist for Windows and not for linux. A pod that does not state its OS may well select Windows nodes in
+/// another way (by a taint, by a label of its own), so they do not limit it.
+fn are_for_windows(images: &[PlatformSet]) -> bool {
+    let is_for = |os: &Os| {
+        let named = images.iter().filter_map(|image| image.architectures(os));
+        named.map(|set| !set.is_empty()).collect::<BTreeSet<bool>>()
+    };
+    is_for(&Os::linux()) == [false].into() && is_for(&Os::windows()) == [true].into()
 }
 
 impl Subject<'_> {
@@ -262,6 +288,27 @@ impl Evaluation {
             why = format!("{why}; schedulableArchitectures are {names}");
         }
         why
+    }
+
+    /// The message for a pod whose author selects architectures that its images do not exist for; `None` if they fit.
+    pub fn explain_excluded(&self, spec: &PodSpec, decision: &Decision) -> Option<String> {
+        let Decision::Architectures(set) = decision else {
+            return None;
+        };
+        let affinity = spec.affinity.as_ref();
+        let excluded = author_selection::excludes_all(&spec.node_selector, affinity, set);
+        excluded.then(|| {
+            let can_run = join(set, ", ");
+            let why = if self.images.is_empty() {
+                String::new()
+            } else {
+                format!(" (images: {})", self.list_images())
+            };
+            format!(
+                "its node selector or node affinity selects none of the architectures that can run it: {can_run}{why}; no \
+                 node can run it"
+            )
+        })
     }
 
     /// For example `a (amd64, arm64), b (s390x)`.

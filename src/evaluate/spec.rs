@@ -39,8 +39,13 @@ impl PodSpec {
         images
     }
 
-    /// The OS of `spec.os`, of the node selector or of every required affinity term; otherwise linux.
+    /// The OS that the pod states, otherwise linux.
     pub fn os(&self) -> Os {
+        self.stated_os().unwrap_or_else(Os::linux)
+    }
+
+    /// The OS of `spec.os`, of the node selector or of every required affinity term.
+    pub fn stated_os(&self) -> Option<Os> {
         let named = self
             .os
             .as_ref()
@@ -55,7 +60,6 @@ impl PodSpec {
             .or_else(|| selected().map(String::as_str))
             .or_else(|| self.required_os())
             .and_then(|name| name.parse().ok())
-            .unwrap_or_else(Os::linux)
     }
 
     /// The one OS that every required term names. Terms are `ORed`, so a term without OS leaves it open.

@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use crate::{
     cluster::objects::{DaemonSet, PodSpec, annotations},
     placement::{
-        Decision, annotation,
+        ConfiguredKeys, Decision, annotation,
         daemon_set::{OwnedTolerations, TemplateView},
     },
-    platform::Os,
+    platform::{Architecture, Os},
 };
 
 use super::{Stage, Subject};
@@ -21,8 +21,10 @@ pub struct Template<'a> {
     pub set: &'a DaemonSet,
     /// The spec without archaware's tolerations, as its author wrote it.
     pub without_owned: PodSpec,
-    /// The tolerations that archaware owns.
-    pub owned: OwnedTolerations,
+    /// What archaware recorded.
+    pub record: OwnedTolerations,
+    /// Indexes of the tolerations that archaware owns, in ascending order.
+    pub owned: Vec<usize>,
     /// Images of the template. A decision of the failure policy stands until they change.
     pub images: BTreeSet<String>,
     /// The decision of the failure policy that stands.
@@ -30,31 +32,64 @@ pub struct Template<'a> {
     os: Os,
 }
 
-/// The tolerations that archaware owns in a DaemonSet's template.
-pub fn owned_tolerations(set: &DaemonSet) -> OwnedTolerations {
-    let text = annotations(&set.metadata).get(annotation::TOLERATIONS);
-    OwnedTolerations::parse(text.map(String::as_str))
+/// Whether a recorded toleration can still be archaware's: it has a key of archaware's configuration, and no author has
+/// taken it over, by `kubectl apply` or by server-side apply.
+fn is_ours(set: &DaemonSet, keys: &ConfiguredKeys, toleration: &serde_json::Value) -> bool {
+    let taken = set.applied_tolerations.contains(toleration);
+    keys.can_own_toleration(toleration) && !taken && set.managers.appliers().next().is_none()
 }
 
 impl<'a> Template<'a> {
     /// Splits the template of a DaemonSet.
-    pub fn new(set: &'a DaemonSet) -> Self {
-        let owned = owned_tolerations(set);
+    pub fn new(set: &'a DaemonSet, keys: &ConfiguredKeys) -> Self {
+        let text = annotations(&set.metadata).get(annotation::TOLERATIONS);
+        let record = OwnedTolerations::parse(text.map(String::as_str));
         let mut without_owned = set.spec.template.spec.clone();
+        let existing = without_owned.tolerations.as_deref().unwrap_or_default();
+        let owned = record.find(existing, |toleration| is_ours(set, keys, toleration));
         if let Some(tolerations) = &mut without_owned.tolerations {
-            tolerations.retain(|toleration| !owned.tolerations.contains(toleration));
+            for index in owned.iter().rev() {
+                tolerations.remove(*index);
+            }
         }
         let images = without_owned.images().into_keys().map(str::to_owned);
         let images: BTreeSet<String> = images.collect();
-        let standing = owned.decision_of_policy().filter(|_| owned.is_for(&images));
+        let standing = record
+            .decision_of_policy()
+            .filter(|_| record.is_for(&images));
         Self {
             images,
             decided_by_policy: standing,
             os: without_owned.os(),
             set,
             without_owned,
+            record,
             owned,
         }
+    }
+
+    /// Whether a recorded toleration is there that only lacks a known key: an earlier configuration may have had it.
+    pub fn has_unknown_key(&self, keys: &ConfiguredKeys) -> bool {
+        let names_architecture = |toleration: &&serde_json::Value| {
+            let value = toleration.get("value").and_then(serde_json::Value::as_str);
+            let named = value.and_then(|value| value.parse::<Architecture>().ok());
+            named.is_some_and(|named| named.is_known())
+        };
+        let mut recorded = self.record.tolerations.iter().filter(names_architecture);
+        recorded.any(|one| !keys.can_own_toleration(one) && self.tolerations().contains(one))
+    }
+
+    /// Whether somebody removed tolerations that archaware had added.
+    pub fn was_reverted(&self) -> bool {
+        let existing = self.tolerations();
+        let mut recorded = self.record.tolerations.iter();
+        recorded.any(|toleration| !existing.contains(toleration))
+    }
+
+    /// The decision that these images made earlier, as recorded.
+    pub fn decided_by_images(&self) -> Option<Decision> {
+        let decision = self.record.decision_of_images();
+        decision.filter(|_| self.record.is_for(&self.images))
     }
 
     /// What is evaluated. A decision of the failure policy for these images stands until they change, because each
@@ -80,8 +115,9 @@ impl<'a> Template<'a> {
         TemplateView {
             os: &self.os,
             tolerations: self.tolerations(),
+            owned: &self.owned,
             images: &self.images,
-            record: &self.owned,
+            record: &self.record,
         }
     }
 }

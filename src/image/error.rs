@@ -217,4 +217,11 @@ impl ImageError {
     pub fn chain(&self) -> String {
         crate::error::chain(self)
     }
+
+    /// The same without times that change, for events: equal notes are one series.
+    pub fn note(&self) -> String {
+        let text = self.chain();
+        let (note, _) = text.split_once("; next request in ").unwrap_or((&text, ""));
+        note.to_owned()
+    }
 }

@@ -146,6 +146,7 @@ impl Metrics {
                 );
             }
         }
+        self.admissions.begin_at_zero();
         for kind in ["Pod", "DaemonSet", "Node"] {
             for result in ["refused", "forbidden", "unavailable"] {
                 drop(

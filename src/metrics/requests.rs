@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prometheus_client::{
-    metrics::{counter::Counter, family::Family, histogram::Histogram},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
 
@@ -23,6 +23,8 @@ pub struct AdmissionMetrics {
     total: Counters<2>,
     seconds: Histogram,
     connections_refused: Counter,
+    registered: Gauge,
+    last_asked: Gauge,
 }
 
 /// Panics that ended one reconcile or one admission request, by place.
@@ -62,6 +64,8 @@ impl Default for AdmissionMetrics {
             total: Family::default(),
             seconds: Histogram::new(LATENCY_BUCKETS),
             connections_refused: Counter::default(),
+            registered: Gauge::default(),
+            last_asked: Gauge::default(),
         }
     }
 }
@@ -83,6 +87,34 @@ impl AdmissionMetrics {
             "Connections to the webhook closed because too many were open",
             self.connections_refused,
         );
+        registry.register(
+            "admission_registered",
+            "1 on the leader while the API server is told to ask the webhook",
+            self.registered,
+        );
+        registry.register(
+            "admission_last_request_timestamp_seconds",
+            "When the API server asked this replica last, in seconds since 1970; 0 if never",
+            self.last_asked,
+        );
+    }
+
+    /// An alert asks whether the webhook is never asked.
+    pub(super) fn begin_at_zero(&self) {
+        let labels = [("resource", "pods"), ("result", "changed")];
+        drop(self.total.get_or_create(&labels));
+    }
+
+    /// Records whether the API server is told to ask the webhook, as the leader knows it.
+    pub fn set_registered(&self, registered: bool) {
+        self.registered.set(registered.into());
+    }
+
+    /// How many seconds ago the API server asked this replica; `None` if it never did.
+    pub fn last_asked(&self) -> Option<u64> {
+        let asked = self.last_asked.get();
+        let ago = jiff::Timestamp::now().as_second().saturating_sub(asked);
+        (asked > 0).then(|| u64::try_from(ago).unwrap_or_default())
     }
 
     /// Counts an answered admission request.
@@ -91,6 +123,10 @@ impl AdmissionMetrics {
             .get_or_create(&[("resource", resource), ("result", result)])
             .inc();
         self.seconds.observe(time.as_secs_f64());
+        // Anybody in the pod network can send what is refused.
+        if result != "refused" {
+            self.last_asked.set(jiff::Timestamp::now().as_second());
+        }
     }
 
     /// Counts a connection that was closed because too many are open.

@@ -15,6 +15,8 @@ use super::decision::Decision;
 /// The node label for the architecture, and its deprecated name.
 const LABEL: &str = "kubernetes.io/arch";
 const OLD_LABEL: &str = "beta.kubernetes.io/arch";
+/// Both.
+pub(super) const LABELS: [&str; 2] = [LABEL, OLD_LABEL];
 
 /// `spec.affinity`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -158,7 +160,7 @@ fn expression<'a>(architectures: impl IntoIterator<Item = &'a Architecture>) -> 
 
 impl NodeSelectorTerm {
     fn names_architecture(&self) -> bool {
-        let names = |requirement: &Requirement| [LABEL, OLD_LABEL].contains(&&*requirement.key);
+        let names = |requirement: &Requirement| LABELS.contains(&&*requirement.key);
         self.match_expressions.iter().any(names)
     }
 }
@@ -179,7 +181,8 @@ impl Affinity {
             .map(|term| of_term(&term.preference));
         required.chain(preferred).sum()
     }
-    fn required_terms(&self) -> Option<&[NodeSelectorTerm]> {
+
+    pub(super) fn required_terms(&self) -> Option<&[NodeSelectorTerm]> {
         let required = self.node_affinity.as_ref()?.required.as_ref()?;
         Some(&required.node_selector_terms)
     }
@@ -205,7 +208,7 @@ pub fn decide(
         return AffinityChange::default();
     };
     // The pod's author selected an architecture.
-    if [LABEL, OLD_LABEL]
+    if LABELS
         .iter()
         .any(|label| node_selector.contains_key(*label))
     {

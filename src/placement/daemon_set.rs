@@ -9,21 +9,27 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::platform::Os;
+use crate::platform::{Architecture, Os};
 
 use super::{
     decision::{ANY, Decision},
     pod::PlacementPolicy,
 };
 
+/// Version of the record. One of another version owns nothing: its fields may mean something else.
+const VERSION: u32 = 1;
+
 /// The value of `archaware.dev/tolerations`: which tolerations of the template archaware added, and for which images.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OwnedTolerations {
+    /// Version of this structure; absent in the first one.
+    #[serde(default)]
+    version: u32,
     /// The tolerations that archaware added, in the API's form.
     pub tolerations: Vec<Value>,
-    /// The images of the decision. While they stay the same, a decision of the failure policy is kept, because each
-    /// change of the template causes a rollout.
+    /// The images of the decision. While they stay the same, the decision stands when they cannot be resolved, and one of
+    /// the failure policy in any case, because each change of the template causes a rollout.
     #[serde(default)]
     pub images: BTreeSet<String>,
     /// Whether the failure policy decided, and its decision stands until the images change.
@@ -33,9 +39,22 @@ pub struct OwnedTolerations {
         skip_serializing_if = "std::ops::Not::not"
     )]
     pub is_by_policy: bool,
-    /// That decision, as in the annotation of a pod; absent: every architecture is tolerated.
+    /// The decision, as in the annotation of a pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<String>,
+}
+
+impl Default for OwnedTolerations {
+    /// Owns nothing.
+    fn default() -> Self {
+        Self {
+            version: VERSION,
+            tolerations: Vec::new(),
+            images: BTreeSet::new(),
+            is_by_policy: false,
+            decision: None,
+        }
+    }
 }
 
 /// Changes to a template, applied in one patch.
@@ -49,11 +68,19 @@ pub struct TemplateChange {
     pub record: Option<OwnedTolerations>,
 }
 
+impl TemplateChange {
+    /// Whether the template changes, which causes a rollout; otherwise only the annotation does.
+    pub fn rolls(&self) -> bool {
+        !(self.remove.is_empty() && self.add.is_empty())
+    }
+}
+
 impl OwnedTolerations {
     /// Parses the annotation. An unreadable value owns nothing.
     pub fn parse(annotation: Option<&str>) -> Self {
-        annotation
-            .and_then(|text| serde_json::from_str(text).ok())
+        let parsed: Option<Self> = annotation.and_then(|text| serde_json::from_str(text).ok());
+        parsed
+            .filter(|record| record.version <= VERSION)
             .unwrap_or_default()
     }
 
@@ -68,11 +95,37 @@ impl OwnedTolerations {
         self.is_by_policy.then(|| Decision::parse(text)).flatten()
     }
 
-    /// Whether another writer removed tolerations that archaware had added.
-    pub fn was_reverted(&self, existing: &[Value]) -> bool {
-        self.tolerations
-            .iter()
-            .any(|toleration| !existing.contains(toleration))
+    /// The decision of the images.
+    pub fn decision_of_images(&self) -> Option<Decision> {
+        if self.is_by_policy {
+            return None;
+        }
+        let Some(text) = &self.decision else {
+            // Without a version, the tolerations say it.
+            let named = self.tolerations.iter().filter_map(|toleration| {
+                let value = toleration.get("value")?.as_str()?;
+                value
+                    .parse::<Architecture>()
+                    .ok()
+                    .filter(Architecture::is_known)
+            });
+            let set: BTreeSet<Architecture> = named.collect();
+            return (!set.is_empty()).then_some(Decision::Architectures(set));
+        };
+        Decision::parse(text)
+    }
+
+    /// Where the owned tolerations are in a template, in ascending order. `is_ours` tells what can be archaware's. Each is
+    /// found once: the author may have written an equal one.
+    pub fn find(&self, existing: &[Value], is_ours: impl Fn(&Value) -> bool) -> Vec<usize> {
+        let mut found: Vec<usize> = Vec::new();
+        for own in self.tolerations.iter().filter(|own| is_ours(own)) {
+            let mut equal = existing.iter().enumerate().rev();
+            let index = equal.find(|(index, one)| *one == own && !found.contains(index));
+            found.extend(index.map(|(index, _)| index));
+        }
+        found.sort_unstable();
+        found
     }
 }
 
@@ -83,9 +136,11 @@ pub struct TemplateView<'a> {
     pub os: &'a Os,
     /// Tolerations of the template, in the API's form.
     pub tolerations: &'a [Value],
+    /// Indexes of those that archaware owns, in ascending order.
+    pub owned: &'a [usize],
     /// Images of the template.
     pub images: &'a BTreeSet<String>,
-    /// The tolerations that archaware owns.
+    /// What the annotation records.
     pub record: &'a OwnedTolerations,
 }
 
@@ -100,33 +155,34 @@ pub fn decide_template(
     let TemplateView {
         os,
         tolerations: existing,
+        owned,
         images,
         record,
     } = template;
-    let owned = |toleration: &&Value| record.tolerations.contains(toleration);
-    let foreign: Vec<Value> = existing.iter().filter(|t| !owned(t)).cloned().collect();
-    let wanted = policy.missing_tolerations(decision, os, &foreign);
-    let present: Vec<&Value> = existing.iter().filter(owned).collect();
-    let mut remove: Vec<usize> = existing
+    let is_owned = |index: &usize| owned.contains(index);
+    let (own, foreign): (Vec<_>, Vec<_>) = existing
         .iter()
         .enumerate()
-        .filter(|(_, toleration)| owned(toleration) && !wanted.contains(toleration))
-        .map(|(index, _)| index)
-        .collect();
-    remove.reverse();
-    let add: Vec<Value> = wanted
-        .iter()
-        .filter(|t| !present.contains(t))
-        .cloned()
-        .collect();
-    let after = if wanted.is_empty() {
+        .partition(|(index, _)| is_owned(index));
+    let foreign: Vec<Value> = foreign.into_iter().map(|(_, one)| one.clone()).collect();
+    let required = policy.missing_tolerations(decision, os, &[]);
+    // What is required stays even where the author tolerates it too by now: its removal would be one more rollout.
+    let (kept, dropped): (Vec<_>, Vec<_>) =
+        own.into_iter().partition(|(_, one)| required.contains(one));
+    let remove: Vec<usize> = dropped.into_iter().map(|(index, _)| index).rev().collect();
+    let mut add = policy.missing_tolerations(decision, os, &foreign);
+    add.retain(|new| !kept.iter().any(|(_, one)| *one == new));
+    let kept = kept.into_iter().map(|(_, one)| one.clone());
+    let tolerations: Vec<Value> = kept.chain(add.iter().cloned()).collect();
+    let after = if tolerations.is_empty() {
         OwnedTolerations::default()
     } else {
         OwnedTolerations {
-            tolerations: wanted,
+            version: VERSION,
+            tolerations,
             images: images.clone(),
             is_by_policy: by_policy,
-            decision: Some(decision.annotation()).filter(|text| by_policy && text != ANY),
+            decision: Some(decision.annotation()),
         }
     };
     // A change of the annotation alone causes no rollout.
@@ -139,203 +195,15 @@ pub fn decide_template(
     })
 }
 
-/// The change that `archaware clean` makes: removes owned tolerations and the annotation.
-pub fn clean(existing: &[Value], record: &OwnedTolerations) -> TemplateChange {
-    let owned = existing
-        .iter()
-        .enumerate()
-        .filter(|(_, t)| record.tolerations.contains(t));
-    let mut remove: Vec<usize> = owned.map(|(index, _)| index).collect();
-    remove.reverse();
+/// The change that `archaware clean` makes: removes owned tolerations (their indexes, in ascending order) and the
+/// annotation.
+pub fn clean(owned: &[usize]) -> TemplateChange {
     TemplateChange {
-        remove,
+        remove: owned.iter().rev().copied().collect(),
         add: Vec::new(),
         record: None,
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::LazyLock;
-
-    use serde_json::json;
-
-    use super::*;
-    use crate::config::Config;
-
-    fn arch(name: &str) -> Value {
-        json!({"key": "kubernetes.io/arch", "operator": "Equal", "value": name, "effect": "NoSchedule"})
-    }
-
-    fn on(names: &[&str]) -> Decision {
-        Decision::Architectures(names.iter().map(|name| name.parse().unwrap()).collect())
-    }
-
-    fn images(name: &str) -> BTreeSet<String> {
-        BTreeSet::from([name.to_owned()])
-    }
-
-    fn view<'a>(
-        tolerations: &'a [Value],
-        images: &'a BTreeSet<String>,
-        record: &'a OwnedTolerations,
-    ) -> TemplateView<'a> {
-        static LINUX: LazyLock<Os> = LazyLock::new(Os::linux);
-        TemplateView {
-            os: &LINUX,
-            tolerations,
-            images,
-            record,
-        }
-    }
-
-    fn record(tolerations: &[Value]) -> OwnedTolerations {
-        if tolerations.is_empty() {
-            return OwnedTolerations::default();
-        }
-        OwnedTolerations {
-            tolerations: tolerations.to_vec(),
-            images: images("a"),
-            is_by_policy: false,
-            decision: None,
-        }
-    }
-
-    #[test]
-    fn templates_follow_their_images_and_foreign_tolerations_stay() {
-        let policy = PlacementPolicy::from(&Config::default());
-        let foreign = json!({"key": "gpu", "operator": "Exists"});
-        let everything = json!({"operator": "Exists"});
-        let (amd, arm) = (arch("amd64"), arch("arm64"));
-        for (decision, existing, owned, remove, add, left) in [
-            (
-                on(&["amd64"]),
-                vec![],
-                vec![],
-                vec![],
-                vec![amd.clone()],
-                vec![amd.clone()],
-            ),
-            (
-                on(&["amd64", "arm64"]),
-                vec![foreign.clone(), amd.clone()],
-                vec![amd.clone()],
-                vec![],
-                vec![arm.clone()],
-                vec![amd.clone(), arm.clone()],
-            ),
-            (
-                on(&["arm64"]),
-                vec![amd.clone(), foreign.clone()],
-                vec![amd.clone()],
-                vec![0],
-                vec![arm.clone()],
-                vec![arm.clone()],
-            ),
-            (
-                Decision::NoCommonArchitecture,
-                vec![foreign.clone(), amd.clone(), arm.clone()],
-                vec![amd.clone(), arm.clone()],
-                vec![2, 1],
-                vec![],
-                vec![],
-            ),
-        ] {
-            let change = decide_template(
-                &policy,
-                &decision,
-                view(&existing, &images("a"), &record(&owned)),
-                false,
-            )
-            .unwrap();
-            assert_eq!((change.remove, change.add), (remove, add), "{existing:?}");
-            assert_eq!(
-                change.record.map(|r| r.tolerations).unwrap_or_default(),
-                left
-            );
-        }
-        for (decision, existing, owned) in [
-            (on(&["amd64"]), vec![everything], vec![]),
-            (on(&["amd64"]), vec![amd.clone()], vec![]),
-            (on(&["amd64"]), vec![amd.clone()], vec![amd.clone()]),
-            (Decision::NoCommonArchitecture, vec![foreign], vec![]),
-        ] {
-            assert_eq!(
-                decide_template(
-                    &policy,
-                    &decision,
-                    view(&existing, &images("a"), &record(&owned)),
-                    false
-                ),
-                None
-            );
-        }
-    }
-
-    #[test]
-    fn the_record_follows_the_images_without_a_rollout() {
-        let policy = PlacementPolicy::from(&Config::default());
-        let any = policy.taint.toleration_of_all();
-        let old = OwnedTolerations {
-            tolerations: vec![any.clone()],
-            images: images("old"),
-            is_by_policy: true,
-            decision: None,
-        };
-        assert!(old.is_for(&images("old")) && !old.is_for(&images("new")));
-        let (aside, existing) = (Decision::TolerateAll, [any]);
-        let change =
-            decide_template(&policy, &aside, view(&existing, &images("new"), &old), true).unwrap();
-        assert!(
-            change.remove.is_empty() && change.add.is_empty(),
-            "no rollout"
-        );
-        assert_eq!(change.record.unwrap().images, images("new"));
-        assert_eq!(
-            decide_template(&policy, &aside, view(&existing, &images("old"), &old), true),
-            None
-        );
-    }
-
-    #[test]
-    fn a_decision_of_the_failure_policy_is_read_back() {
-        for (text, expected) in [
-            (
-                r#"{"tolerations": [], "steppedAside": true}"#,
-                Some(Decision::TolerateAll),
-            ),
-            (
-                r#"{"tolerations": [], "steppedAside": true, "decision": "amd64"}"#,
-                Some(on(&["amd64"])),
-            ),
-            (
-                r#"{"tolerations": [], "steppedAside": true, "decision": "Wrong!"}"#,
-                None,
-            ),
-            (r#"{"tolerations": [], "decision": "amd64"}"#, None),
-        ] {
-            let record = OwnedTolerations::parse(Some(text));
-            assert_eq!(record.decision_of_policy(), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn the_record_survives_the_annotation() {
-        let record = record(&[arch("amd64")]);
-        let text = serde_json::to_string(&record).unwrap();
-        assert_eq!(OwnedTolerations::parse(Some(&text)), record);
-        assert!(record.was_reverted(&[]) && !record.was_reverted(&[arch("amd64")]));
-        assert_eq!(
-            OwnedTolerations::parse(Some("nonsense")),
-            OwnedTolerations::default()
-        );
-        assert_eq!(OwnedTolerations::parse(None), OwnedTolerations::default());
-    }
-
-    #[test]
-    fn clean_takes_what_is_owned() {
-        let existing = [arch("amd64"), arch("arm64")];
-        let change = clean(&existing, &record(&[arch("arm64")]));
-        assert_eq!((change.remove, change.record), (vec![1], None));
-    }
-}
+mod tests;

@@ -2,6 +2,8 @@
 //! environment.
 
 pub mod affinity;
+pub mod author_selection;
+mod configured_keys;
 pub mod daemon_set;
 pub mod decision;
 pub mod failure;
@@ -15,6 +17,7 @@ mod taint;
 mod toleration;
 mod toleration_rule;
 
+pub use configured_keys::ConfiguredKeys;
 pub use decision::Decision;
 pub use mode::Mode;
 pub use pod::PlacementPolicy;
@@ -43,6 +46,8 @@ pub mod annotation {
     pub const ADDED: &str = "archaware.dev/added";
     /// On DaemonSets: the tolerations of the template that archaware owns.
     pub const TOLERATIONS: &str = "archaware.dev/tolerations";
+    /// On the Lease: what must survive a restart.
+    pub const STATE: &str = "archaware.dev/state";
     /// On namespaces, as label: `"disabled"` excludes the namespace from the webhook.
     pub const ADMISSION: &str = "archaware.dev/admission";
     /// Common prefix of all of them.

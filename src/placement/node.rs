@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::platform::Architecture;
 
-use super::{LabelSelector, Taint, TaintKind, annotation};
+use super::{ConfiguredKeys, LabelSelector, Taint, TaintKind, annotation};
 
 /// Which nodes get which taint.
 #[derive(Clone, Debug)]
@@ -66,11 +66,28 @@ pub enum TaintProblem {
     },
     /// The node reports no valid architecture.
     UnknownArchitecture,
+    /// The recorded taint is there, but its key is not one that archaware is known to have been configured with.
+    UnknownKey(Taint),
 }
 
-/// The taint that archaware owns according to the node's annotations.
-pub fn owned(annotations: &BTreeMap<String, String>) -> Option<Taint> {
+/// The taint that archaware owns according to the node's annotations, which a kubelet can write.
+pub fn recorded(annotations: &BTreeMap<String, String>) -> Option<Taint> {
     annotations.get(annotation::TAINT)?.parse().ok()
+}
+
+impl NodeView<'_> {
+    /// The taint that archaware owns: the recorded one, if it can be archaware's.
+    fn owned(&self, keys: &ConfiguredKeys) -> Option<Taint> {
+        recorded(self.annotations).filter(|taint| keys.can_own_taint(taint, self.architecture))
+    }
+
+    /// Index and content of the taint with this key and effect, if it can be archaware's.
+    fn removable(&self, kind: TaintKind, keys: &ConfiguredKeys) -> Option<(usize, Taint)> {
+        let (index, value) = find_taint(self.taints, &kind)?;
+        let taint = Taint { kind, value };
+        let ours = keys.can_own_taint(&taint, self.architecture);
+        ours.then_some((index, taint))
+    }
 }
 
 /// Whether the label or annotation excludes the node.
@@ -102,28 +119,34 @@ fn find_taint(taints: &[Value], kind: &TaintKind) -> Option<(usize, String)> {
 pub fn decide(
     policy: &TaintPolicy,
     node: &NodeView<'_>,
+    keys: &ConfiguredKeys,
 ) -> (Option<NodeChange>, Option<TaintProblem>) {
+    if let Some(taint) = of_unknown_key(node, keys) {
+        // Without the record nobody could tell any more that it may be archaware's.
+        return (None, Some(TaintProblem::UnknownKey(taint)));
+    }
     let wanted = policy
         .kind
         .as_ref()
         .filter(|_| !is_ignored(node) && policy.selector.matches(node.labels));
     let Some(kind) = wanted else {
-        return (untaint(node), None);
+        return (untaint(node, keys), None);
     };
     let Ok(architecture) = node.architecture.parse::<Architecture>() else {
         // A node whose status is briefly empty keeps its taint: removing it would admit every pod.
         return (None, Some(TaintProblem::UnknownArchitecture));
     };
     if !policy.architectures.is_empty() && !policy.architectures.contains(&architecture) {
-        return (untaint(node), None);
+        return (untaint(node, keys), None);
     }
-    decide_taint(node, kind.taint(&architecture))
+    decide_taint(node, kind.taint(&architecture), keys)
 }
 
 /// The change when no taint is wanted: removes an owned taint, by key and effect, and the annotation.
-fn untaint(node: &NodeView<'_>) -> Option<NodeChange> {
+fn untaint(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<NodeChange> {
     node.annotations.get(annotation::TAINT)?;
-    let remove = owned(node.annotations).and_then(|own| remove(node, own.kind));
+    let own = node.owned(keys);
+    let remove = own.and_then(|own| node.removable(own.kind, keys));
     Some(NodeChange {
         remove,
         ownership: Some(Ownership::Nothing),
@@ -131,19 +154,22 @@ fn untaint(node: &NodeView<'_>) -> Option<NodeChange> {
     })
 }
 
-fn remove(node: &NodeView<'_>, kind: TaintKind) -> Option<(usize, Taint)> {
-    find_taint(node.taints, &kind).map(|(index, value)| (index, Taint { kind, value }))
-}
-
-fn decide_taint(node: &NodeView<'_>, wanted: Taint) -> (Option<NodeChange>, Option<TaintProblem>) {
-    let own = owned(node.annotations);
-    let owns_wanted = own.as_ref().is_some_and(|own| own.kind == wanted.kind);
+fn decide_taint(
+    node: &NodeView<'_>,
+    wanted: Taint,
+    keys: &ConfiguredKeys,
+) -> (Option<NodeChange>, Option<TaintProblem>) {
+    let own = node.owned(keys);
+    // A taint whose value is no architecture has another owner, whatever the record says.
+    let owns_wanted = own.as_ref().is_some_and(|own| own.kind == wanted.kind)
+        && (find_taint(node.taints, &wanted.kind).is_none()
+            || node.removable(wanted.kind.clone(), keys).is_some());
     // After a change of the configured key or effect, the owned taint moves.
     let leftover = own.as_ref().filter(|own| own.kind != wanted.kind);
-    let leftover = leftover.and_then(|own| remove(node, own.kind.clone()));
+    let leftover = leftover.and_then(|own| node.removable(own.kind.clone(), keys));
     let annotated = node.annotations.contains_key(annotation::TAINT);
     let claim = || {
-        let right = own.as_ref() == Some(&wanted);
+        let right = recorded(node.annotations).as_ref() == Some(&wanted);
         (!right).then(|| Ownership::Of(wanted.clone()))
     };
     let (change, problem) = match find_taint(node.taints, &wanted.kind) {
@@ -195,10 +221,21 @@ fn decide_taint(node: &NodeView<'_>, wanted: Taint) -> (Option<NodeChange>, Opti
     ((change != NodeChange::default()).then_some(change), problem)
 }
 
+/// The recorded taint, if it is there and only its key is not known to be archaware's: an earlier configuration may have had
+/// it.
+pub fn of_unknown_key(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<Taint> {
+    let recorded = recorded(node.annotations)?;
+    let (_, value) = find_taint(node.taints, &recorded.kind)?;
+    let mut with_key = keys.clone();
+    with_key.taints.insert(recorded.kind.key.clone());
+    let possible = value == recorded.value && with_key.can_own_taint(&recorded, node.architecture);
+    (possible && !keys.taints.contains(&recorded.kind.key)).then_some(recorded)
+}
+
 /// The change that `archaware clean` makes: removes a taint that equals the recorded one exactly, and the annotation.
-pub fn clean(node: &NodeView<'_>) -> Option<NodeChange> {
+pub fn clean(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<NodeChange> {
     node.annotations.get(annotation::TAINT)?;
-    let exact = owned(node.annotations).and_then(|own| {
+    let exact = node.owned(keys).and_then(|own| {
         let found = find_taint(node.taints, &own.kind).filter(|(_, value)| *value == own.value);
         found.map(|(index, _)| (index, own))
     });

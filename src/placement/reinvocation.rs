@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
@@ -21,11 +22,35 @@ pub struct ReinvocationUndo {
     pub affinity: affinity::AffinityUndo,
 }
 
+/// Version of the record. One of another version records nothing: its fields may mean something else.
+const VERSION: u32 = 1;
+
+/// The value of `archaware.dev/added`.
+#[derive(Serialize, Deserialize)]
+struct Added<C> {
+    /// Absent in the first records.
+    #[serde(default)]
+    version: u32,
+    #[serde(flatten)]
+    change: C,
+}
+
 /// The additions recorded in the pod's annotation; an unreadable annotation records none.
 pub fn recorded_change(annotations: &BTreeMap<String, String>) -> PodChange {
     let text = annotations.get(annotation::ADDED);
-    text.and_then(|text| serde_json::from_str(text).ok())
-        .unwrap_or_default()
+    let added = text.and_then(|text| serde_json::from_str::<Added<PodChange>>(text).ok());
+    let added = added.filter(|added| added.version <= VERSION);
+    added.map(|added| added.change).unwrap_or_default()
+}
+
+/// The annotation that records additions; `None` if there are none.
+pub fn record(change: &PodChange) -> Option<String> {
+    let added = Added {
+        version: VERSION,
+        change,
+    };
+    let text = serde_json::to_string(&added).ok();
+    text.filter(|_| !change.is_empty())
 }
 
 /// Removes the additions that are still in the pod. Each toleration is removed once, because the author may have
@@ -100,5 +125,10 @@ mod tests {
         assert!(annotated("nonsense").is_empty());
         assert!(annotated("{}").is_empty());
         assert_eq!(annotated(r#"{"tolerations":[1]}"#).tolerations, [json!(1)]);
+        let text = record(&annotated(r#"{"tolerations":[1]}"#)).unwrap();
+        assert_eq!(text, r#"{"version":1,"tolerations":[1]}"#);
+        assert_eq!(annotated(&text).tolerations, [json!(1)]);
+        assert!(annotated(&text.replace(":1,", ":2,")).is_empty());
+        assert_eq!(record(&PodChange::default()), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Plans the change of a DaemonSet. The controller, the webhook and `archaware plan` share [`change`].
 
-use std::time::{Duration, Instant};
+use std::{collections::BTreeSet, time::Instant};
 
 use crate::{
     cluster::{events::EventReason, patch},
@@ -13,8 +13,9 @@ use crate::{
 };
 
 use super::{
-    EventDraft, ObjectState, Plan, PlannedChange, PlannedPatch, Policies,
-    draft::{DecidedBy, Draft},
+    EventDraft, Plan, PlannedChange, PlannedPatch, Policies, Remembered,
+    draft::{DecidedBy, Draft, RECHECK_INTERVAL, hash},
+    repairs,
 };
 
 /// The change that brings a template to a decision; `None` if it is there. `stands`: the failure policy decided, until
@@ -34,13 +35,12 @@ pub(crate) fn plan(
     evaluation: &Evaluation,
     policies: Policies<'_>,
     mode: DaemonSets,
-    remembered: Option<ObjectState>,
+    remembered: Remembered,
     now: Instant,
 ) -> Plan {
-    let mut draft = Draft::new(&template.without_owned, remembered, policies, now);
+    let mut draft = Draft::new(&template.without_owned, remembered.state, policies, now);
     // A decision for these images stands until they change, so that there is no second rollout.
-    let owned = &template.owned;
-    let recorded = owned.is_for(&template.images) && !owned.is_by_policy;
+    let recorded = template.decided_by_images();
     let decided = draft.decide(&template.without_owned, evaluation, recorded);
     draft.plan.requeue = decided.requeue;
     let by_policy = decided.is_by_policy();
@@ -51,35 +51,84 @@ pub(crate) fn plan(
     let Some(change) = change(policies.placement, template, &decision, stands) else {
         return draft.finish();
     };
-    match mode {
-        DaemonSets::Report => {
-            let note = format!(
-                "its template should tolerate {}; with daemonSets: report archaware does not change it: change the \
-                 tolerations at the template's source",
-                decision.annotation()
-            );
-            draft.report(EventReason::TolerationsMissing, note);
-        }
-        DaemonSets::Manage => match revert_backoff(&mut draft, template) {
-            // Undoing another writer's change again and again would roll the DaemonSet out forever.
-            Some(wait) => {
-                let note = "another tool removes the tolerations that archaware adds to its template; add them \
-                            at the template's source, or annotate it with archaware.dev/mode: ignore";
-                let event = EventDraft::new(EventReason::TolerationsReverted, note);
-                draft.plan.events.push(event);
-                draft.plan.requeue = Some(wait);
+    if let Some(note) = report_only(template, &change, &decision, mode) {
+        draft.report(EventReason::TolerationsMissing, note);
+        draft.plan.requeue = Some(RECHECK_INTERVAL);
+        return draft.finish();
+    }
+    if !change.rolls() {
+        // Nothing is lost if it is written later.
+        match draft.state.next_annotation_write(now) {
+            Ok(()) if mode == DaemonSets::Manage => {
+                draft.plan.patch = Some(write(template, change, &decision, by_policy));
             }
-            None => draft.plan.patch = Some(write(template, change, &decision, by_policy)),
-        },
+            Ok(()) => {}
+            Err(wait) => draft.plan.requeue = Some(wait),
+        }
+        return draft.finish();
+    }
+    let wanted = hash(&(&template.images, owned_after(&change)));
+    let reverted = template.was_reverted();
+    match repairs::OF_TEMPLATES.next(remembered.written, reverted, wanted, now) {
+        Ok(written) => {
+            let mut write = write(template, change, &decision, by_policy);
+            if written.is_repair() {
+                let event = EventDraft::new(EventReason::TolerationsReverted, fight(template));
+                write.events.push(event);
+            }
+            write.written = Some(written);
+            draft.plan.patch = Some(write);
+        }
+        Err(wait) => {
+            draft.report(EventReason::TolerationsReverted, fight(template));
+            draft.plan.requeue = Some(wait.min(RECHECK_INTERVAL));
+        }
     }
     draft.finish()
 }
 
-/// How long to wait after another writer removed archaware's tolerations.
-fn revert_backoff(draft: &mut Draft<'_>, template: &Template<'_>) -> Option<Duration> {
-    let now = draft.now;
-    let reverted = template.owned.was_reverted(template.tolerations());
-    reverted.then(|| draft.state.revert_backoff(now)).flatten()
+/// Why archaware leaves a template alone that should change.
+pub(crate) fn report_only(
+    template: &Template<'_>,
+    change: &TemplateChange,
+    decision: &Decision,
+    mode: DaemonSets,
+) -> Option<String> {
+    let tolerated = decision.annotation();
+    if !change.rolls() {
+        return None;
+    }
+    let appliers: Vec<&str> = template.set.managers.appliers().collect();
+    if mode == DaemonSets::Report {
+        Some(format!(
+            "its template should tolerate {tolerated}; with daemonSets: report archaware does not change it: change the \
+             tolerations at the template's source"
+        ))
+    } else if !appliers.is_empty() {
+        // The applier's next apply would end with a conflict.
+        Some(format!(
+            "its template should tolerate {tolerated}; {} manages spec.template.spec.tolerations by server-side apply, so \
+             archaware does not change them: add the tolerations there",
+            appliers.join(", ")
+        ))
+    } else {
+        None
+    }
+}
+
+/// The tolerations that archaware owns after a change, whatever their order in the template.
+fn owned_after(change: &TemplateChange) -> BTreeSet<String> {
+    let record = change.record.iter();
+    let owned = record.flat_map(|record| &record.tolerations);
+    owned.map(ToString::to_string).collect()
+}
+
+fn fight(template: &Template<'_>) -> String {
+    let who = template.set.managers.last_writer();
+    format!(
+        "{who} removes the tolerations that archaware adds (spec.template.spec.tolerations): add them at the template's \
+         source, or annotate the template with archaware.dev/mode: ignore; archaware repairs them at most once an hour"
+    )
 }
 
 fn write(
@@ -88,7 +137,7 @@ fn write(
     decision: &Decision,
     by_policy: bool,
 ) -> PlannedPatch {
-    let rolls = !(change.add.is_empty() && change.remove.is_empty());
+    let rolls = change.rolls();
     let patch = patch::daemon_set(template.set, change);
     if !rolls {
         return PlannedPatch::new(patch, PlannedChange::RecordChanged);

@@ -21,9 +21,9 @@ use crate::{
 
 use super::{EventDraft, ObjectState, Plan, Policies};
 
-/// Interval at which a pod without common architecture is evaluated again: one of its tags may have been pushed
-/// again.
-const RECHECK_INTERVAL: Duration = Duration::from_mins(10);
+/// How long nothing is done about an object that waits: one of its tags may have been pushed again, and the event that
+/// says why it waits must not expire (after an hour by default, `--event-ttl` of the API server).
+pub(super) const RECHECK_INTERVAL: Duration = Duration::from_mins(10);
 
 /// Who made a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,12 +103,12 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The decision about a pod or template. `recorded`: the object carries a decision that its images made.
+    /// The decision about a pod or template. `recorded`: what its images decided earlier, as far as the object proves it.
     pub(super) fn decide(
         &mut self,
         spec: &PodSpec,
         evaluation: &Evaluation,
-        recorded: bool,
+        recorded: Option<Decision>,
     ) -> DraftDecision {
         for invalid in &evaluation.invalid {
             self.report_invalid(invalid);
@@ -116,7 +116,7 @@ impl<'a> Draft<'a> {
         for unusable in &evaluation.unusable {
             let UnusablePullSecret { secret, why } = unusable;
             let note = format!("pull secret {secret} is skipped: {why}");
-            self.report_once(EventReason::PullSecretUnusable, hash(unusable), note);
+            self.report_about(EventReason::PullSecretUnusable, hash(unusable), note);
         }
         match &evaluation.verdict {
             Verdict::Skip => {
@@ -132,35 +132,46 @@ impl<'a> Draft<'a> {
             Verdict::Decided(decision) => {
                 self.count_once(decision.as_str());
                 self.state.record_success();
+                if !evaluation.images.is_empty() {
+                    self.state.decided_by_images(decision);
+                }
                 let is_none = *decision == Decision::NoCommonArchitecture;
                 if is_none {
                     let note = evaluation.explain_no_common_architecture(self.policies.placement);
-                    self.report_once(EventReason::NoCommonArchitecture, 0, note);
+                    self.report(EventReason::NoCommonArchitecture, note);
+                }
+                let excluded = evaluation.explain_excluded(spec, decision);
+                let waits = is_none || excluded.is_some();
+                if let Some(note) = excluded {
+                    self.report(EventReason::ArchitectureExcluded, note);
                 }
                 DraftDecision {
                     decision: Some(decision.clone()),
-                    requeue: is_none.then_some(RECHECK_INTERVAL),
+                    requeue: waits.then_some(RECHECK_INTERVAL),
                     ..DraftDecision::default()
                 }
             }
             Verdict::Unresolved { failed, known } => {
-                self.apply_failure_policy(spec, failed, known.as_ref(), recorded)
+                let earlier = self.state.earlier_decision(recorded);
+                self.decide_without_images(spec, failed, known.as_ref(), earlier)
             }
         }
     }
 
-    fn apply_failure_policy(
+    /// A decision that the images made earlier stands, and is applied again where it is not; otherwise the failure policy
+    /// decides.
+    fn decide_without_images(
         &mut self,
         spec: &PodSpec,
         unresolved: &[(String, ImageError)],
         known: Option<&BTreeSet<Architecture>>,
-        recorded: bool,
+        earlier: Option<Decision>,
     ) -> DraftDecision {
         self.count_once("unresolved");
         for (image, error) in unresolved {
             let reason = error.reason();
-            let note = format!("{}: {image}: {}", reason.as_str(), error.chain());
-            self.report_once(EventReason::ImageNotResolved, hash(&(reason, image)), note);
+            let note = format!("{}: {image}: {}", reason.as_str(), error.note());
+            self.report_about(EventReason::ImageNotResolved, hash(&(reason, image)), note);
         }
         let attempts = self.state.record_failure(self.now);
         let failures: Vec<_> = unresolved
@@ -170,30 +181,38 @@ impl<'a> Draft<'a> {
                 retry_after: error.retry_after(),
             })
             .collect();
-        // A decision by the images is preferred to one without them.
-        let is_valid = self.state.decision_is_valid(recorded);
-        let held = FailurePolicy {
-            action: FailureAction::Hold,
-            ..self.policies.failure.clone()
-        };
-        let policy = if is_valid {
-            &held
-        } else {
-            self.policies.failure
-        };
-        let critical = spec.is_system_critical() && !is_valid;
         let placement = self.policies.placement;
+        if let Some(earlier) = earlier {
+            let held = FailurePolicy {
+                action: FailureAction::Hold,
+                ..self.policies.failure.clone()
+            };
+            let next = failure::next_step(&held, placement, known, &failures, attempts, false);
+            return DraftDecision {
+                decision: Some(earlier),
+                requeue: next.retry,
+                ..DraftDecision::default()
+            };
+        }
+        let (policy, critical) = (self.policies.failure, spec.is_system_critical());
         let next = failure::next_step(policy, placement, known, &failures, attempts, critical);
+        let waiting = next.decision.is_none();
+        let is_none = next.decision == Some(Decision::NoCommonArchitecture);
+        if is_none {
+            let note = "its images that are known share none of resolution.failure.architectures";
+            self.report(EventReason::NoCommonArchitecture, note);
+        }
+        let look_again = (waiting || is_none).then_some(RECHECK_INTERVAL);
         DraftDecision {
             by: match (&next.decision, next.stands) {
                 (None, _) => DecidedBy::Images,
                 (Some(_), false) => DecidedBy::Policy,
                 (Some(_), true) => DecidedBy::StandingPolicy,
             },
-            waiting: next.decision.is_none() && !is_valid,
+            waiting,
             may_remove_gate: next.due,
             decision: next.decision,
-            requeue: next.retry,
+            requeue: next.retry.into_iter().chain(look_again).min(),
         }
     }
 
@@ -203,8 +222,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn report_once(&mut self, reason: EventReason, about: u64, note: impl Into<String>) {
-        if self.state.report_once(reason, about) {
+    fn report_about(&mut self, reason: EventReason, about: u64, note: impl Into<String>) {
+        if self.state.report_is_due(reason, about, self.now) {
             self.plan.events.push(EventDraft::new(reason, note));
         }
     }
@@ -219,17 +238,17 @@ impl<'a> Draft<'a> {
                 ..event
             });
         } else {
-            self.report_once(reason, hash(&(invalid.name, &invalid.value)), note);
+            self.report_about(reason, hash(&(invalid.name, &invalid.value)), note);
         }
     }
 
-    /// Reports an event once per reason.
-    pub(super) fn report(&mut self, reason: EventReason, note: String) {
-        self.report_once(reason, 0, note);
+    /// Reports the one event of this reason.
+    pub(super) fn report(&mut self, reason: EventReason, note: impl Into<String>) {
+        self.report_about(reason, 0, note);
     }
 }
 
-fn hash(value: &impl Hash) -> u64 {
+pub(super) fn hash(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()

@@ -6,7 +6,9 @@ mod draft;
 mod follow_up;
 pub(crate) mod node;
 pub(crate) mod pod;
+pub(crate) mod repairs;
 mod state;
+pub(crate) mod stored_state;
 
 use std::time::Duration;
 
@@ -16,7 +18,17 @@ use crate::{
 };
 
 pub(crate) use follow_up::{FollowUp, after_gate_removal, after_patch};
+pub(crate) use repairs::Written;
 pub(crate) use state::ObjectState;
+
+/// What is kept about an object between reconciles.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Remembered {
+    /// The state of its decision.
+    pub(crate) state: Option<ObjectState>,
+    /// The latest write, of nodes and DaemonSets.
+    pub(crate) written: Option<Written>,
+}
 
 /// Policies for pods and DaemonSets.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +71,8 @@ pub(crate) struct PlannedPatch {
     pub(crate) counts: Vec<&'static str>,
     /// A patch that only removes archaware's scheduling gate, used when this patch is rejected.
     pub(crate) gate_removal: Option<JsonPatch>,
+    /// What to remember of it when it is applied.
+    pub(crate) written: Option<Written>,
 }
 
 /// What a patch changes.
@@ -140,6 +154,7 @@ impl PlannedPatch {
             events: Vec::new(),
             counts: Vec::new(),
             gate_removal: None,
+            written: None,
         }
     }
 

@@ -1,30 +1,82 @@
 //! Plans the change of a node.
 
+use std::time::Instant;
+
 use crate::{
     cluster::{events::EventReason, objects::Node, patch},
-    placement::node::{self, TaintPolicy, TaintProblem},
+    placement::{
+        ConfiguredKeys,
+        node::{self, NodeChange, TaintPolicy, TaintProblem},
+    },
 };
 
-use super::{EventDraft, Plan, PlannedChange, PlannedPatch};
+use super::{
+    EventDraft, Plan, PlannedChange, PlannedPatch, Remembered, draft::RECHECK_INTERVAL, repairs,
+};
 
 /// The plan for a node.
-pub(crate) fn plan(node: &Node, policy: &TaintPolicy) -> Plan {
+pub(crate) fn plan(
+    node: &Node,
+    policy: &TaintPolicy,
+    keys: &ConfiguredKeys,
+    remembered: &Remembered,
+    now: Instant,
+) -> Plan {
     let mut plan = Plan::nothing();
-    let (change, problem) = node::decide(policy, &node.view());
+    let (change, problem) = node::decide(policy, &node.view(), keys);
     plan.events = problem.iter().map(describe).collect();
-    plan.patch = change.map(|change| {
-        let removed = change.remove.is_some();
-        let corrected = change.correct.as_ref().map(|(_, taint)| taint);
-        let done = match change.add.as_ref().or(corrected) {
-            Some(taint) => PlannedChange::NodeTainted {
-                taint: taint.to_string(),
-                removed,
-            },
-            None => PlannedChange::NodeUntainted { removed },
-        };
-        PlannedPatch::new(patch::node(node, change), done)
-    });
+    let Some(change) = change else {
+        return plan;
+    };
+    let wanted = taint(&change).map(ToString::to_string);
+    // The record of a taint that is not there any more.
+    let recorded = node::recorded(node.view().annotations).map(|taint| taint.to_string());
+    let was_there = wanted.is_some() && recorded == wanted;
+    // Every write counts: a tool may also make archaware want something else each time.
+    match repairs::OF_NODES.next(remembered.written, was_there, 0, now) {
+        Ok(written) => {
+            let mut write = write(node, change);
+            write.written = Some(written);
+            plan.patch = Some(write);
+        }
+        Err(wait) => {
+            plan.events.push(reverted(node, wanted));
+            plan.requeue = Some(wait.min(RECHECK_INTERVAL));
+        }
+    }
     plan
+}
+
+/// The taint that a change sets.
+fn taint(change: &NodeChange) -> Option<&crate::placement::Taint> {
+    let corrected = change.correct.as_ref().map(|(_, taint)| taint);
+    change.add.as_ref().or(corrected)
+}
+
+fn write(node: &Node, change: NodeChange) -> PlannedPatch {
+    let removed = change.remove.is_some();
+    let done = match taint(&change) {
+        Some(taint) => PlannedChange::NodeTainted {
+            taint: taint.to_string(),
+            removed,
+        },
+        None => PlannedChange::NodeUntainted { removed },
+    };
+    PlannedPatch::new(patch::node(node, change), done)
+}
+
+/// The event while archaware waits before the next repair.
+fn reverted(node: &Node, wanted: Option<String>) -> EventDraft {
+    let who = node.managers.last_writer();
+    let what = wanted.map_or(
+        "changes what archaware removes or records (archaware.dev/taint)".to_owned(),
+        |taint| format!("removes or changes archaware's taint {taint}"),
+    );
+    let note = format!(
+        "{who} {what} again and again (spec.taints): exclude that key there, or label the node \
+         archaware.dev/ignore=true; archaware repairs it with growing pauses, up to 10 minutes"
+    );
+    EventDraft::new(EventReason::TaintReverted, note)
 }
 
 /// The event for a problem of a node.
@@ -36,6 +88,13 @@ pub(crate) fn describe(problem: &TaintProblem) -> EventDraft {
                 "its taint {}={value}:{} was set by another tool and is not {wanted}; archaware does not change it",
                 wanted.kind.key,
                 wanted.kind.effect.as_str()
+            ),
+        ),
+        TaintProblem::UnknownKey(taint) => EventDraft::new(
+            EventReason::TaintConflict,
+            format!(
+                "its annotation archaware.dev/taint names {taint}, whose key archaware does not know from its configurations; \
+                 archaware changes nothing: remove the annotation, and the taint if it was archaware's"
             ),
         ),
         TaintProblem::UnknownArchitecture => EventDraft::new(

@@ -8,7 +8,7 @@ use crate::{
         patch,
     },
     evaluate::{Evaluation, Stage, Subject},
-    placement::annotation,
+    placement::{Decision, PlacementPolicy, annotation},
 };
 
 use super::{ObjectState, Plan, PlannedChange, PlannedPatch, Policies, draft::Draft};
@@ -24,10 +24,19 @@ pub(crate) fn subject(pod: &Pod) -> Subject<'_> {
     }
 }
 
-/// Whether the pod's annotation records a decision that its images made.
-fn names_architectures(pod: &Pod) -> bool {
-    let decision = annotations(&pod.metadata).get(annotation::DECISION);
-    decision.is_some_and(|decision| !matches!(decision.as_str(), "any" | "none"))
+/// The value of the pod's decision annotation.
+fn annotated(pod: &Pod) -> Option<&str> {
+    let value = annotations(&pod.metadata).get(annotation::DECISION);
+    value.map(String::as_str)
+}
+
+/// The decision that the pod's annotation records, if its images made it and the pod has everything that it means under
+/// this policy. The annotation alone proves nothing: it may have been copied from another pod.
+fn recorded(pod: &Pod, evaluation: &Evaluation, policy: &PlacementPolicy) -> Option<Decision> {
+    let decision = annotated(pod).and_then(Decision::parse)?;
+    let by_images = matches!(decision, Decision::Architectures(_));
+    let change = subject(pod).change(policy, &decision, &evaluation.preferences);
+    (by_images && change.is_empty()).then_some(decision)
 }
 
 /// The plan for a pod that archaware decides about.
@@ -39,7 +48,8 @@ pub(crate) fn plan(
     now: Instant,
 ) -> Plan {
     let mut draft = Draft::new(&pod.spec, remembered, policies, now);
-    let decided = draft.decide(&pod.spec, evaluation, names_architectures(pod));
+    let recorded = recorded(pod, evaluation, policies.placement);
+    let decided = draft.decide(&pod.spec, evaluation, recorded);
     let gate = pod.spec.gate();
     let release = gate.map(|_| patch::pod::remove_gate(pod));
     let plan = &mut draft.plan;
@@ -55,10 +65,20 @@ pub(crate) fn plan(
         plan.is_complete = plan.patch.is_some() || !(pod.is_bound() && decided.waiting);
         return draft.finish();
     };
-    plan.decides = true;
+    // A pod that no node can run still waits.
+    let is_none = decision == Decision::NoCommonArchitecture;
+    plan.decides = !is_none;
     let subject = subject(pod);
     let change = subject.change(policies.placement, &decision, &evaluation.preferences);
-    if !change.is_empty() || gate.is_some() {
+    let unsaid = is_none != (annotated(pod) == Some("none"));
+    let mut due = !change.is_empty() || gate.is_some();
+    if !due && unsaid {
+        match draft.state.next_annotation_write(now) {
+            Ok(()) => due = true,
+            Err(wait) => plan.requeue = plan.requeue.into_iter().chain([wait]).min(),
+        }
+    }
+    if due {
         let done = PlannedChange::PodPlaced {
             decision: decision.annotation(),
             by_policy,
@@ -66,7 +86,7 @@ pub(crate) fn plan(
         let mut write = PlannedPatch::new(patch::pod::apply(pod, change, &decision), done);
         // The change may be rejected, but the gate must be removed all the same.
         write.gate_removal = release;
-        if by_policy {
+        if by_policy && !is_none {
             write.report_failure_policy(&decision);
         }
         plan.patch = Some(write);

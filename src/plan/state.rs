@@ -1,16 +1,18 @@
 //! The state that is kept per object between reconciles.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     time::{Duration, Instant},
 };
 
-use crate::{backoff::Backoff, cluster::events::EventReason, placement::failure::FailureHistory};
+use crate::{
+    cluster::events::{EventReason, REPEAT_INTERVAL},
+    placement::{Decision, failure::FailureHistory},
+};
 
-/// How long a template stays unchanged after another writer reverted it.
-const REVERT_BACKOFF: Backoff = Backoff::seconds(30, 600);
+use super::{Written, repairs};
 
-/// Identifies an event that is published once per object: its reason and a hash of its subject.
+/// Identifies an event of an object: its reason and a hash of its subject.
 type EventKey = (EventReason, u64);
 
 /// The state of one object, reset when its images change.
@@ -20,20 +22,19 @@ pub(crate) struct ObjectState {
     images: u64,
     /// Whether the images changed while this process knew the object.
     images_changed: bool,
-    /// Whether these images have been resolved before.
-    resolved: bool,
+    /// The latest decision by these images.
+    by_images: Option<Decision>,
     /// Whether nothing remains to be decided about these images.
     decided: bool,
     /// Number of consecutive failures.
     failures: u32,
     /// Time of the first of them.
     failing_since: Instant,
-    reported: HashSet<EventKey>,
+    /// When each event was published last.
+    reported: HashMap<EventKey, Instant>,
     counted: HashSet<&'static str>,
-    /// How often other writers reverted a change.
-    reverts: u32,
-    /// When the next change is allowed after that.
-    next_change: Instant,
+    /// The latest write of an annotation alone.
+    annotated: Option<Written>,
 }
 
 impl ObjectState {
@@ -46,15 +47,21 @@ impl ObjectState {
         Self {
             images,
             images_changed,
-            resolved: false,
+            by_images: None,
             decided: false,
             failures: 0,
             failing_since: now,
-            reported: HashSet::new(),
+            reported: HashMap::new(),
             counted: HashSet::new(),
-            reverts: 0,
-            next_change: now,
+            annotated: None,
         }
+    }
+
+    /// Counts a write of an annotation alone, or says how long to wait for it: another tool may remove it each time.
+    pub(super) fn next_annotation_write(&mut self, now: Instant) -> Result<(), Duration> {
+        let written = repairs::OF_NODES.next(self.annotated, false, 0, now)?;
+        self.annotated = Some(written);
+        Ok(())
     }
 
     /// Counts a failed attempt.
@@ -69,16 +76,21 @@ impl ObjectState {
         }
     }
 
-    /// Records that the images have been resolved.
+    /// Records that no image failed.
     pub(super) fn record_success(&mut self) {
-        self.resolved = true;
         self.failures = 0;
     }
 
-    /// Whether a decision by exactly these images stands. `recorded`: the object carries one, which is trusted unless
-    /// the images are known to have changed since.
-    pub(super) fn decision_is_valid(&self, recorded: bool) -> bool {
-        self.resolved || (recorded && !self.images_changed)
+    /// Records a decision by the images.
+    pub(super) fn decided_by_images(&mut self, decision: &Decision) {
+        self.by_images = Some(decision.clone());
+    }
+
+    /// The decision that exactly these images made earlier, as far as this process knows. `recorded` is the one that the
+    /// object carries, which counts unless the images are known to have changed since.
+    pub(super) fn earlier_decision(&self, recorded: Option<Decision>) -> Option<Decision> {
+        let recorded = recorded.filter(|_| !self.images_changed);
+        self.by_images.clone().or(recorded)
     }
 
     /// Whether nothing remains to be decided.
@@ -86,30 +98,25 @@ impl ObjectState {
         self.decided
     }
 
-    /// Records that nothing remains to be decided; returns whether that is new.
-    pub(crate) fn mark_decided(&mut self) -> bool {
-        !std::mem::replace(&mut self.decided, true)
+    /// Records whether something remains to be decided; returns whether this was the last of it.
+    pub(crate) fn set_decided(&mut self, decided: bool) -> bool {
+        let before = std::mem::replace(&mut self.decided, decided);
+        decided && !before
     }
 
-    /// Whether this event has not been published yet.
-    pub(super) fn report_once(&mut self, reason: EventReason, about: u64) -> bool {
-        self.reported.insert((reason, about))
+    /// Whether this event is to be published: it was not yet, or so long ago that people may not see it any more.
+    pub(super) fn report_is_due(&mut self, reason: EventReason, about: u64, now: Instant) -> bool {
+        let last = self.reported.get(&(reason, about));
+        let due = last.is_none_or(|last| now.saturating_duration_since(*last) >= REPEAT_INTERVAL);
+        if due {
+            self.reported.insert((reason, about), now);
+        }
+        due
     }
 
     /// Whether `result` has not been counted yet.
     pub(super) fn count_once(&mut self, result: &'static str) -> bool {
         self.counted.insert(result)
-    }
-
-    /// Another writer reverted a change: how long to wait, or `None` if it may be repeated now.
-    pub(super) fn revert_backoff(&mut self, now: Instant) -> Option<Duration> {
-        let left = self.next_change.saturating_duration_since(now);
-        if !left.is_zero() {
-            return Some(left);
-        }
-        self.reverts = self.reverts.saturating_add(1);
-        self.next_change = now + REVERT_BACKOFF.delay(self.reverts);
-        None
     }
 }
 
@@ -128,38 +135,45 @@ mod tests {
             (second.failures, second.failing_for),
             (2, Duration::from_secs(3))
         );
-        assert!(state.report_once(reason, 7) && !state.report_once(reason, 7));
-        assert!(state.mark_decided() && !state.mark_decided());
+        let later = now + REPEAT_INTERVAL;
+        let due = [now, now, later, later].map(|at| state.report_is_due(reason, 7, at));
+        assert_eq!(due, [true, false, true, false]);
+        assert!(state.set_decided(true) && !state.set_decided(true));
         let same = ObjectState::resume(Some(state.clone()), 1, now);
         assert_eq!(same, state);
         let mut other = ObjectState::resume(Some(state), 2, now);
-        assert!(other.report_once(reason, 7) && !other.is_decided());
+        assert!(other.report_is_due(reason, 7, now) && !other.is_decided());
         assert_eq!(other.record_failure(now).failures, 1);
     }
 
     #[test]
-    fn success_ends_a_row_of_failures_and_the_decision_is_valid() {
+    fn success_ends_a_row_of_failures() {
         let now = Instant::now();
         let mut state = ObjectState::resume(None, 1, now);
         state.record_failure(now);
-        assert!(!state.decision_is_valid(false));
-        assert!(state.decision_is_valid(true), "recorded before a restart");
         state.record_success();
-        assert!(state.decision_is_valid(false));
         assert_eq!(state.record_failure(now).failures, 1);
-        let other = ObjectState::resume(Some(state), 2, now);
-        assert!(!other.decision_is_valid(true), "recorded for other images");
     }
 
     #[test]
-    fn reverts_are_repaired_at_once_and_then_with_growing_pauses() {
+    fn an_earlier_decision_counts_while_the_images_stay() {
         let now = Instant::now();
+        let all = || Some(Decision::TolerateAll);
         let mut state = ObjectState::resume(None, 1, now);
-        assert_eq!(state.revert_backoff(now), None);
-        let seconds = |seconds| Some(Duration::from_secs(seconds));
-        assert_eq!(state.revert_backoff(now), seconds(30));
-        let later = now + Duration::from_secs(31);
-        assert_eq!(state.revert_backoff(later), None);
-        assert_eq!(state.revert_backoff(later), seconds(60));
+        assert_eq!(state.earlier_decision(None), None);
+        assert_eq!(
+            state.earlier_decision(all()),
+            all(),
+            "recorded before a restart"
+        );
+        state.decided_by_images(&Decision::NoCommonArchitecture);
+        let own = Some(Decision::NoCommonArchitecture);
+        assert_eq!(state.earlier_decision(all()), own);
+        let other = ObjectState::resume(Some(state), 2, now);
+        assert_eq!(
+            other.earlier_decision(all()),
+            None,
+            "recorded for other images"
+        );
     }
 }

@@ -35,6 +35,11 @@ impl Architecture {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Whether Go's tools know it. Images may name any other text.
+    pub fn is_known(&self) -> bool {
+        KNOWN.contains(&self.as_str())
+    }
 }
 
 impl FromStr for Architecture {
@@ -58,6 +63,11 @@ impl Os {
     /// `linux`, the OS of pods that do not specify one.
     pub fn linux() -> Self {
         Self(name("linux"))
+    }
+
+    /// `windows`, the other OS of Kubernetes' nodes.
+    pub fn windows() -> Self {
+        Self(name("windows"))
     }
 }
 
@@ -211,11 +221,12 @@ impl<'de> Deserialize<'de> for Architecture {
             ))
         };
         let parsed = text.parse::<Self>().ok();
-        parsed
-            .filter(|parsed| KNOWN.contains(&parsed.as_str()))
-            .ok_or_else(unknown)
+        parsed.filter(Self::is_known).ok_or_else(unknown)
     }
 }
+
+/// Other spellings that are accepted, in lower case.
+const SPELLINGS: [&str; 6] = ["aarch64", "armel", "armhf", "i386", "x86-64", "x86_64"];
 
 impl schemars::JsonSchema for Architecture {
     fn schema_name() -> std::borrow::Cow<'static, str> {
@@ -225,9 +236,8 @@ impl schemars::JsonSchema for Architecture {
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
             "type": "string",
-            "description": "a GOARCH name, e.g. amd64, arm64, 386",
-            "minLength": 1,
-            "maxLength": 63
+            "description": "a GOARCH name, e.g. amd64, arm64, 386, or another spelling that containerd knows",
+            "enum": KNOWN.iter().chain(&SPELLINGS).collect::<Vec<_>>()
         })
     }
 }

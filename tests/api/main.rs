@@ -119,6 +119,42 @@ async fn the_api_server_is_asked_through_the_proxy_of_the_environment() {
     assert!(seen.lock().is_empty(), "{:?}", seen.lock());
 }
 
+/// Without a cluster, one line on stderr says what to do.
+#[tokio::test]
+async fn the_error_without_a_cluster_is_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let nobody = kubeconfig(dir.path(), "https://127.0.0.1:1");
+    let malformed = dir.path().join("malformed");
+    std::fs::write(&malformed, "clusters: [\n").unwrap();
+    for command in ["plan", "clean", "run"] {
+        for (file, said) in [
+            (None, "no cluster: name a kubeconfig"),
+            (Some(&nobody), "https://127.0.0.1:1"),
+            (Some(&malformed), "the kubeconfig is not usable"),
+        ] {
+            // `run` waits for nobody either, but tells the call that failed.
+            if command == "run" && file == Some(&nobody) {
+                continue;
+            }
+            let mut archaware = tokio::process::Command::new(testsupport::program());
+            archaware.arg(command).env_clear().env("HOME", dir.path());
+            if let Some(file) = file {
+                archaware.arg("--kubeconfig").arg(file);
+            }
+            let ended = archaware.kill_on_drop(true).output();
+            let ended = tokio::time::timeout(Duration::from_secs(30), ended).await;
+            let output = ended.expect("it ends").unwrap();
+            let error = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(1), "{error}");
+            assert!(
+                error.starts_with("error: ") && error.contains(said),
+                "{error}"
+            );
+            assert_eq!(error.lines().count(), 1, "{command}: {error}");
+        }
+    }
+}
+
 /// Before the first list is complete there is nothing to finish.
 #[tokio::test]
 async fn sigterm_ends_a_start_that_hangs() {

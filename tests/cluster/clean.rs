@@ -187,6 +187,74 @@ async fn clean_stops_the_controller_when_asked() {
     assert_eq!(replicas, "0");
 }
 
+/// `kubectl exec deploy/archaware -- archaware clean --stop-controller`: with the shipped permissions, beside a running
+/// controller.
+#[tokio::test]
+async fn clean_works_in_a_pod_of_archaware() {
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    cluster.kubectl(&[
+        "-n",
+        "archaware",
+        "create",
+        "deployment",
+        "archaware",
+        "--image",
+        "not-started",
+        "--replicas",
+        "2",
+    ]);
+    cluster
+        .create::<DaemonSet>(daemon_set(&cluster, "agent"))
+        .await;
+    let archaware = Controller::start_with_webhook(&cluster, "", "").await;
+    cluster.wait_until_tainted().await;
+    eventually("a DaemonSet that is changed", DEADLINE, || async {
+        let set = cluster.api::<DaemonSet>().get("agent").await.ok()?;
+        set.annotations().get("archaware.dev/tolerations").map(drop)
+    })
+    .await;
+    let (status, _, error) = cluster.archaware_in_pod(&["clean"]);
+    assert_eq!(status, 3, "{error}");
+    assert!(error.contains("--stop-controller"), "{error}");
+    let (status, out, error) = cluster.archaware_in_pod(&["clean", "--stop-controller"]);
+    assert_eq!(status, 0, "{out}{error}");
+    assert!(out.contains("Cleaned 6 objects."), "{out}");
+    let deployment = ["-n", "archaware", "get", "deployment", "archaware"];
+    let replicas = [&deployment[..], &["-o", "jsonpath={.spec.replicas}"]].concat();
+    assert_eq!(cluster.kubectl(&replicas), "0");
+    let left = picture(&cluster).await;
+    assert!(
+        !left.contains("archaware.dev") && !left.contains("kubernetes.io/arch"),
+        "{left}"
+    );
+    // Nothing comes back while the controller, which a Deployment would have stopped by now, sees the Lease held.
+    assert!(archaware.log().contains("not leading"));
+    assert_eq!(archaware.stop().await, 0);
+    // The Lease of the command that ended with its pod is waited out.
+    let (status, out, error) = cluster.archaware(&["clean", "--stop-controller"]);
+    assert_eq!(status, 0, "{out}{error}");
+}
+
+/// On a pipe, only the result is on stdout, and nothing about the Lease is between its lines on stderr.
+#[tokio::test]
+async fn clean_prints_its_lines_only() {
+    let cluster = TestCluster::take().await;
+    cluster.create_node("amd64", "amd64").await;
+    let archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
+    assert_eq!(archaware.stop().await, 0);
+    let (status, out, error) = cluster.archaware(&["clean"]);
+    assert_eq!((status, error.as_str()), (0, ""));
+    let expected = "Node amd64: taint kubernetes.io/arch=amd64:NoSchedule\n\
+                    Lease archaware/archaware\nCleaned 2 objects.\n";
+    assert_eq!(out, expected);
+    let file = cluster.dir().join("wrong.yaml");
+    std::fs::write(&file, "taint: {keys: x}\n").unwrap();
+    let (status, _, error) = cluster.archaware(&["clean", "--config", file.to_str().unwrap()]);
+    assert_eq!(status, 2, "{error}");
+}
+
 #[tokio::test]
 async fn plan_says_what_run_does_and_changes_nothing() {
     let cluster = TestCluster::take().await;

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Pod};
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{Pod, Toleration},
+};
 use kube::{
     ResourceExt,
     api::{ListParams, Patch, PatchParams},
@@ -235,47 +238,123 @@ async fn a_decision_stands_while_its_images_cannot_be_resolved() {
     assert_eq!(generation(&cluster, "agent").await, 2, "no rollout");
 }
 
+/// A tool that removes the tolerations, and one that writes its whole object back, the annotation too.
 #[tokio::test]
 async fn a_writer_that_reverts_tolerations_is_not_fought() {
     let cluster = TestCluster::take().await;
     cluster.create_three_nodes().await;
-    let _archaware = Controller::start(&cluster, "");
+    let archaware = Controller::start(&cluster, "");
     cluster.wait_until_tainted().await;
-    cluster
-        .create::<DaemonSet>(daemon_set(
-            &cluster,
-            "agent",
-            "arm64",
-            json!(null),
-            json!({}),
-        ))
-        .await;
-    let revert = || async {
-        let tolerations = json!([{"op": "remove", "path": "/spec/template/spec/tolerations"}]);
-        let patch = Patch::<()>::Json(serde_json::from_value(tolerations).unwrap());
-        eventually("tolerations to take out", DEADLINE, || async {
-            cluster
-                .api::<DaemonSet>()
-                .patch("agent", &PatchParams::default(), &patch)
-                .await
-                .ok()
-        })
-        .await;
-    };
-    // Created and changed; reverted and changed again; reverted and left unchanged.
-    revert().await;
-    revert().await;
-    cluster.wait_for_event("agent", "TolerationsReverted").await;
-    let before = generation(&cluster, "agent").await;
-    cluster
-        .create::<DaemonSet>(daemon_set(
-            &cluster,
-            "witness",
-            "arm64",
-            json!(null),
-            json!({}),
-        ))
-        .await;
+    let own = json!([{"key": "own", "operator": "Exists"}]);
+    let tolerations = json!({"template": {"spec": {"tolerations": own}}});
+    let record = json!({"annotations": {"archaware.dev/tolerations": null}});
+    let tools = [
+        ("list", json!({"spec": tolerations})),
+        ("object", json!({"spec": tolerations, "metadata": record})),
+    ];
+    for (name, change) in &tools {
+        let set = daemon_set(&cluster, name, "arm64", json!(null), json!({}));
+        cluster.create::<DaemonSet>(set).await;
+        let parameters = PatchParams {
+            field_manager: Some("gitops".to_owned()),
+            ..PatchParams::default()
+        };
+        // Created and changed; reverted and changed again; reverted and left unchanged.
+        for _ in 0..2 {
+            eventually("tolerations to take out", DEADLINE, || async {
+                let sets = cluster.api::<DaemonSet>();
+                let set = sets.get(name).await.ok()?;
+                let tolerations = set.spec.template.spec?.tolerations.unwrap_or_default();
+                let is_ours = |one: &&Toleration| one.key.as_deref() == Some("kubernetes.io/arch");
+                tolerations.iter().find(is_ours)?;
+                sets.patch(name, &parameters, &Patch::Merge(change))
+                    .await
+                    .ok()
+            })
+            .await;
+        }
+        let note = cluster.wait_for_event(name, "TolerationsReverted").await;
+        assert!(
+            note.contains("gitops") && note.contains("spec.template.spec.tolerations"),
+            "{note}"
+        );
+    }
+    let witness = daemon_set(&cluster, "witness", "arm64", json!(null), json!({}));
+    cluster.create::<DaemonSet>(witness).await;
     lands_on(&cluster, "witness", &["arm64"]).await;
-    assert_eq!(generation(&cluster, "agent").await, before);
+    for (name, _) in &tools {
+        assert_eq!(generation(&cluster, name).await, 5, "{name}");
+    }
+    // A restart does not begin the fight anew.
+    eventually(
+        "repairs that are stored with the Lease",
+        DEADLINE,
+        || async {
+            let lease =
+                cluster.kubectl(&["-n", "archaware", "get", "lease", "archaware", "-o", "yaml"]);
+            (lease.matches("daemonsets").count() == 2).then_some(())
+        },
+    )
+    .await;
+    assert_eq!(archaware.stop().await, 0);
+    let _archaware = Controller::start(&cluster, "");
+    let later = daemon_set(&cluster, "later", "arm64", json!(null), json!({}));
+    cluster.create::<DaemonSet>(later).await;
+    lands_on(&cluster, "later", &["arm64"]).await;
+    for (name, _) in &tools {
+        assert_eq!(generation(&cluster, name).await, 5, "{name}");
+    }
+}
+
+/// `kubectl apply --server-side` of a DaemonSet, with or without tolerations of its own, works again and again beside
+/// archaware, with the webhook and without.
+#[tokio::test]
+async fn server_side_apply_meets_no_conflict() {
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    for webhook in [false, true] {
+        let archaware = if webhook {
+            Controller::start_with_webhook(&cluster, "", "").await
+        } else {
+            Controller::start(&cluster, "")
+        };
+        cluster.wait_until_tainted().await;
+        let apply = |name: &str, image: &str, tolerations: Value| {
+            let is_bare = tolerations.is_null();
+            let mut set = daemon_set(&cluster, name, image, tolerations, json!({}));
+            if is_bare {
+                let spec = set["spec"]["template"]["spec"].as_object_mut().unwrap();
+                spec.remove("tolerations");
+            }
+            set["apiVersion"] = json!("apps/v1");
+            set["kind"] = json!("DaemonSet");
+            set["metadata"]["namespace"] = json!(cluster.namespace);
+            let file = cluster.dir().join(format!("{name}.json"));
+            std::fs::write(&file, set.to_string()).unwrap();
+            cluster.try_kubectl(&["apply", "--server-side", "-f", file.to_str().unwrap()])
+        };
+        let (own, none) = (format!("own-{webhook}"), format!("none-{webhook}"));
+        let gpu = || json!([{"key": "gpu", "operator": "Exists"}]);
+        let (done, out, error) = apply(&own, "multi", gpu());
+        assert!(done, "{out}{error}");
+        let note = cluster.wait_for_event(&own, "TolerationsMissing").await;
+        assert!(note.contains("kubectl"), "{note}");
+        // What is not in the manifest stays archaware's.
+        for image in ["arm64-s390x", "amd64"] {
+            let (done, out, error) = apply(&own, image, gpu());
+            assert!(done, "{own} {image}: {out}{error}");
+            let (done, out, error) = apply(&none, image, json!(null));
+            assert!(done, "{none} {image}: {out}{error}");
+            let nodes: &[&str] = if image == "amd64" {
+                &["amd64"]
+            } else {
+                &["arm64", "s390x"]
+            };
+            lands_on(&cluster, &none, nodes).await;
+        }
+        let set = cluster.api::<DaemonSet>().get(&own).await.unwrap();
+        let left = set.spec.template.spec.unwrap().tolerations.unwrap();
+        assert_eq!(left.len(), 1, "{left:?}");
+        assert_eq!(archaware.stop().await, 0);
+    }
 }

@@ -100,9 +100,16 @@ async fn the_metrics_are_those_of_the_docs() {
         let decided = archaware
             .metric("archaware_pod_creation_to_decision_seconds_count")
             .await;
-        (waits && oldest > 0.5 && decided > 0.5).then_some(())
+        // What was fetched is written after the decision.
+        let (_, text) = archaware.http("/metrics").await;
+        let written = text.contains("archaware_containerd_writes_total");
+        (waits && oldest > 0.5 && decided > 0.5 && written).then_some(())
     })
     .await;
+    // At level debug the log has each call to containerd, the writes too.
+    for method in ["Images/Get", "Leases/Create", "Content/Write"] {
+        archaware.wait_for_log(method).await;
+    }
     let (_, text) = archaware.http("/metrics").await;
     let (documented, scraped) = (documented(), scraped(&text));
     let names = |known: &LabelsByMetric| known.keys().cloned().collect::<BTreeSet<_>>();

@@ -231,10 +231,13 @@ async fn foreign_taints_and_tolerations_survive_concurrent_editors() {
             patch(cluster, "node", taint).await;
             let edit = Patch::<()>::Json(serde_json::from_value(toleration).unwrap());
             cluster.pods().patch("pod", &PatchParams::default(), &edit).await.unwrap();
-            untaint(cluster, "node", "kubernetes.io/arch").await;
+            // As often as archaware repairs at once.
+            if n < 5 {
+                untaint(cluster, "node", "kubernetes.io/arch").await;
+            }
         }
     });
-    // Each client also removes archaware's taint, so that archaware writes all the time.
+    // Some clients also remove archaware's taint, so that archaware writes meanwhile.
     futures::future::join_all(editors).await;
     let node = eventually("archaware's taint", DEADLINE, || async {
         let node = cluster.nodes().get("node").await.ok()?;
@@ -257,6 +260,109 @@ async fn foreign_taints_and_tolerations_survive_concurrent_editors() {
         .filter(|t| t.key.as_deref() == Some("kubernetes.io/arch"));
     assert_eq!(ours.count(), 1, "added once");
     assert_eq!(archaware.stop().await, 0);
+}
+
+/// Another controller writes its own list of taints whenever it sees another one, with archaware's annotation or without.
+#[tokio::test]
+async fn a_controller_that_rewrites_taints_is_not_fought() {
+    let cluster = TestCluster::take().await;
+    cluster.create_node("node", "arm64").await;
+    let archaware = Controller::start(&cluster, "");
+    let reverts = std::sync::atomic::AtomicUsize::new(0);
+    let fight = async {
+        let rewrite = json!({"metadata": {"annotations": {"archaware.dev/taint": null}},
+            "spec": {"taints": [{"key": "cloud", "effect": "NoSchedule"}]}});
+        let parameters = PatchParams {
+            field_manager: Some("cloud-sync".to_owned()),
+            ..PatchParams::default()
+        };
+        loop {
+            let node = cluster.nodes().get("node").await.unwrap();
+            if taints(&node).contains(ARM) {
+                let patch = Patch::Merge(&rewrite);
+                cluster
+                    .nodes()
+                    .patch("node", &parameters, &patch)
+                    .await
+                    .unwrap();
+                reverts.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let told = cluster.wait_for_event("node", "TaintReverted");
+    let note = tokio::select! {
+        () = fight => unreachable!(),
+        note = told => note,
+    };
+    assert!(
+        note.contains("cloud-sync") && note.contains("spec.taints"),
+        "{note}"
+    );
+    let reverts = reverts.into_inner();
+    assert!((5..=7).contains(&reverts), "{reverts}");
+    // The next process knows of it.
+    let lease = eventually(
+        "repairs that are stored with the Lease",
+        DEADLINE,
+        || async {
+            let lease =
+                cluster.kubectl(&["-n", "archaware", "get", "lease", "archaware", "-o", "yaml"]);
+            lease.contains("repairs\":[{").then_some(lease)
+        },
+    )
+    .await;
+    assert!(lease.contains("kubernetes.io/arch"), "{lease}");
+    assert_eq!(archaware.stop().await, 0);
+    let mut lists = cluster.nodes().get("node").await.unwrap();
+    if taints(&lists).contains(ARM) {
+        untaint(&cluster, "node", "kubernetes.io/arch").await;
+        lists = cluster.nodes().get("node").await.unwrap();
+    }
+    assert!(!taints(&lists).contains(ARM));
+    let archaware = Controller::start(&cluster, "");
+    cluster.create_node("witness", "amd64").await;
+    taints_become(
+        &cluster,
+        "witness",
+        &["kubernetes.io/arch=amd64:NoSchedule"],
+    )
+    .await;
+    archaware.wait_for_log("again and again").await;
+    assert_eq!(
+        archaware.log().matches("node tainted").count(),
+        1,
+        "only the witness"
+    );
+}
+
+/// A kubelet can write its node's annotations, not its taints.
+#[tokio::test]
+async fn a_forged_record_removes_no_taint_of_others() {
+    let cluster = TestCluster::take().await;
+    cluster.create_node("node", "arm64").await;
+    let secure = "dedicated=secure:NoSchedule";
+    cluster.kubectl(&["taint", "node", "node", secure]);
+    let forged = format!("archaware.dev/taint={secure}");
+    cluster.kubectl(&["annotate", "node", "node", &forged]);
+    let archaware = Controller::start(&cluster, "");
+    taints_become(&cluster, "node", &[ARM, secure]).await;
+    cluster.kubectl(&["annotate", "--overwrite", "node", "node", &forged]);
+    // That archaware forgets its own taint is the most that it can do.
+    eventually("a record that is not believed", DEADLINE, || async {
+        let node = cluster.nodes().get("node").await.ok()?;
+        let record = node.annotations().get("archaware.dev/taint");
+        record.is_none().then_some(())
+    })
+    .await;
+    taints_become(&cluster, "node", &[ARM, secure]).await;
+    assert_eq!(archaware.stop().await, 0);
+    cluster.kubectl(&["annotate", "--overwrite", "node", "node", &forged]);
+    let (status, out, error) = cluster.archaware(&["clean"]);
+    assert_eq!(status, 0, "{out}{error}");
+    assert!(out.contains("the taint stays"), "{out}");
+    let node = cluster.nodes().get("node").await.unwrap();
+    assert!(taints(&node).contains(secure), "{:?}", taints(&node));
 }
 
 #[tokio::test]

@@ -244,6 +244,15 @@ async fn nothing_is_granted_that_is_not_needed() {
     let webhook = admission_config(free_port(), "");
     // The binding grants reading all Secrets, the webhook's own too.
     cluster.kubectl(&["delete", "clusterrolebinding", "archaware-pull-secrets"]);
+    // For `archaware clean`, which has tests of its own.
+    cluster.kubectl(&["delete", "clusterrolebinding", "archaware-clean"]);
+    cluster.kubectl(&[
+        "-n",
+        "archaware",
+        "delete",
+        "rolebinding",
+        "archaware-clean",
+    ]);
     let mut tried = 0;
     for role in [
         "clusterrole/archaware",

@@ -135,7 +135,7 @@ async fn ephemeral_containers_count() {
 async fn a_pod_without_a_common_architecture_stays_pending_and_says_why() {
     let cluster = TestCluster::take().await;
     cluster.create_three_nodes().await;
-    let _archaware = Controller::start(&cluster, "");
+    let archaware = Controller::start(&cluster, "");
     cluster.wait_until_tainted().await;
     cluster.create_pod("torn", &["amd64", "arm64"]).await;
     let note = cluster.wait_for_event("torn", "NoCommonArchitecture").await;
@@ -150,11 +150,13 @@ async fn a_pod_without_a_common_architecture_stays_pending_and_says_why() {
     let pod = cluster.pods().get("torn").await.unwrap();
     assert!(pod.spec.as_ref().unwrap().node_name.is_none());
     assert!(architectures_of(&pod).is_empty());
-    assert_eq!(
-        decision(&pod),
-        None,
-        "nothing is written where nothing is added"
-    );
+    eventually("an annotation that says it", DEADLINE, || async {
+        let pod = cluster.pods().get("torn").await.ok()?;
+        (decision(&pod).as_deref() == Some("none")).then_some(())
+    })
+    .await;
+    let waits = archaware.metric("archaware_pods_undecided{}").await;
+    assert!((waits - 1.0).abs() < 0.5, "{waits} pods wait");
 }
 
 #[tokio::test]

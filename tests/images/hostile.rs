@@ -1,8 +1,13 @@
 //! One tenant's images do not stop those of others.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
-use archaware::image::{Reason, credentials::Credential};
+use archaware::{
+    cluster::{api::ApiClient, objects::PodSpec},
+    config::Config,
+    evaluate::{Evaluator, KnownKeys, Stage, Subject, pull_secrets::PullSecrets},
+    image::{Reason, credentials::Credential},
+};
 use testimg::{Auth, Script};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -34,6 +39,54 @@ async fn few_of_many_passwords_are_shown_to_a_registry() {
         .filter(|seen| seen.authorization.is_some())
         .count();
     assert_eq!(shown, 16);
+}
+
+/// A pod may have hundreds of images: few of them are asked for at once, so that others of its tenant get their turn.
+#[tokio::test]
+async fn few_images_of_one_pod_are_asked_for_at_once() {
+    let (hanging, healthy) = (registry().await, registry().await);
+    hanging.script("/v2/", Script::Hang);
+    healthy.add("app", &testimg::find("multi"));
+    let mut settings = settings();
+    settings.registry.per_host = 1000;
+    let (resolver, config) = (resolver_with(settings), Arc::new(Config::default()));
+    let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+    let api = ApiClient::new(kube::Client::try_from(nowhere).unwrap());
+    let evaluator = Evaluator {
+        resolver: resolver.clone(),
+        pull_secrets: PullSecrets::new(api),
+        policy: Arc::new((&*config).into()),
+        keys: KnownKeys::new(&*config),
+        config,
+    };
+    let images = (0..200)
+        .map(|number| serde_json::json!({ "image": hanging.image(&format!("app:{number}")) }));
+    let spec = serde_json::json!({ "containers": images.collect::<Vec<_>>() });
+    let spec: PodSpec = serde_json::from_value(spec).unwrap();
+    let evaluating = tokio::spawn(async move {
+        let subject = Subject {
+            spec: &spec,
+            annotations: &BTreeMap::new(),
+            namespace: "greedy",
+            stage: Stage::Pod,
+            decided_by_policy: None,
+        };
+        let _ = evaluator.evaluate(subject, &BTreeMap::new()).await;
+    });
+    while hanging.seen().len() < 16 {
+        assert!(
+            !evaluating.is_finished(),
+            "{} were asked for",
+            hanging.seen().len()
+        );
+        tokio::task::yield_now().await;
+    }
+    // Two round trips later there are no more.
+    let (image, keyring) = (healthy.image("app"), Keyring::default());
+    let witness = resolve_for(&resolver, &image, &keyring, "greedy").await;
+    assert!(witness.is_ok());
+    assert_eq!(hanging.seen().len(), 16);
+    evaluating.abort();
 }
 
 /// The images of one tenant hang; those of others are resolved meanwhile, even at the same registry.

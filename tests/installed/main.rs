@@ -179,6 +179,36 @@ async fn metrics() -> Option<String> {
     answer.text().await.ok()
 }
 
+/// `archaware clean` in one of its own pods removes everything, and then ends that pod.
+async fn clean_in_its_own_pod(cluster: &TestCluster) {
+    let clean = [
+        "-n",
+        "archaware",
+        "exec",
+        "deploy/archaware",
+        "--",
+        "archaware",
+        "clean",
+        "--stop-controller",
+    ];
+    let (done, out, error) = cluster.try_kubectl(&clean);
+    assert!(done && out.contains("Cleaned"), "{out}{error}");
+    eventually("a pod that ends", DEADLINE, || async {
+        let pods = cluster.kubectl(&["-n", "archaware", "get", "pods", "-o", "name"]);
+        pods.trim().is_empty().then_some(())
+    })
+    .await;
+    // The Lease of the command that ended with its pod is waited out.
+    let (status, out, error) = cluster.archaware(&["clean", "--stop-controller"]);
+    assert_eq!(status, 0, "{out}{error}");
+    let node = cluster.nodes().get("localhost").await.unwrap();
+    assert!(
+        !taints(&node)
+            .iter()
+            .any(|taint| taint.contains("kubernetes.io/arch"))
+    );
+}
+
 #[tokio::test]
 async fn kubectl_apply_runs_archaware_from_its_own_image() {
     let (layout, digest) = built().await;
@@ -258,15 +288,7 @@ async fn kubectl_apply_runs_archaware_from_its_own_image() {
     ]);
     assert!(log.contains("\"leading\""), "{log}");
 
-    // `archaware clean` removes everything.
-    let (status, _, error) = cluster.archaware(&["clean", "--stop-controller"]);
-    assert_eq!(status, 0, "{error}");
-    let node = cluster.nodes().get("localhost").await.unwrap();
-    assert!(
-        !taints(&node)
-            .iter()
-            .any(|taint| taint.contains("kubernetes.io/arch"))
-    );
+    clean_in_its_own_pod(&cluster).await;
     cluster.kubectl(&[
         "delete",
         "-k",

@@ -23,6 +23,7 @@ use crate::{
     },
     config::Config,
     error::RepeatedError,
+    metrics::AdmissionMetrics,
 };
 
 use super::{
@@ -43,6 +44,8 @@ pub(super) struct ConfigurationReconciler {
     pub(super) published: watch::Sender<Published>,
     /// Before there is a certificate, the webhook must not be registered.
     pub(super) served: Arc<CertResolver>,
+    /// Tells whether it is registered.
+    pub(super) metrics: AdmissionMetrics,
 }
 
 fn name() -> NamespacedName {
@@ -55,6 +58,9 @@ impl ConfigurationReconciler {
         let keeping = async {
             let (mut failing, mut warned) = (RepeatedError::default(), false);
             loop {
+                if !*self.leadership.borrow() {
+                    self.metrics.set_registered(false);
+                }
                 if self.leadership.wait_for(|leading| *leading).await.is_err() {
                     return;
                 }
@@ -62,6 +68,9 @@ impl ConfigurationReconciler {
                 let authorities = self.authorities.borrow_and_update().clone();
                 match self.reconcile(authorities).await {
                     Ok(published) => {
+                        let managed = self.config.admission.manage_configuration;
+                        let found = matches!(published, Published::Bundle(_));
+                        self.metrics.set_registered(managed || found);
                         let unknown =
                             published == Published::NoBundle && self.maintains_only_ca_bundle();
                         if unknown && !warned {

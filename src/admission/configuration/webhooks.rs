@@ -111,19 +111,29 @@ fn match_conditions() -> Vec<MatchCondition> {
     };
     vec![
         condition(
-            "unbound",
+            "archaware.dev/unbound",
             "!has(object.spec.nodeName) || object.spec.nodeName == ''",
         ),
         condition(
-            "no-mirror",
+            "archaware.dev/no-mirror",
             "!has(object.metadata.annotations) || \
              !('kubernetes.io/config.mirror' in object.metadata.annotations)",
         ),
     ]
 }
 
-/// The webhooks to write, if `existing` differs from `wanted`. Selectors that other writers added are kept (managed
-/// clusters exclude their own namespaces), and so is a `caBundle` that archaware does not maintain.
+/// Whether a condition is archaware's, of this version or another. In the first one the names had no prefix.
+fn is_own(condition: &MatchCondition) -> bool {
+    let is_first = |own: &MatchCondition| {
+        own.name.strip_prefix(annotation::PREFIX) == Some(condition.name.as_str())
+            && own.expression == condition.expression
+    };
+    condition.name.starts_with(annotation::PREFIX) || match_conditions().iter().any(is_first)
+}
+
+/// The webhooks to write, if `existing` differs from `wanted`. Selectors and conditions that other writers added are kept
+/// (managed clusters exclude their own namespaces), and so is a `caBundle` that archaware does not maintain. Those of
+/// archaware's other versions and configurations are not.
 pub(super) fn correct(
     existing: &[MutatingWebhook],
     mut wanted: Vec<MutatingWebhook>,
@@ -138,6 +148,14 @@ pub(super) fn correct(
             let selector = webhook.namespace_selector.get_or_insert_default();
             selector.match_labels.clone_from(&further.match_labels);
             for expression in further.match_expressions.iter().flatten() {
+                if expression.key.starts_with(annotation::PREFIX) {
+                    same &= selector
+                        .match_expressions
+                        .iter()
+                        .flatten()
+                        .any(|own| own == expression);
+                    continue;
+                }
                 let ours = selector.match_expressions.get_or_insert_default();
                 if !ours.contains(expression) {
                     ours.push(expression.clone());
@@ -146,6 +164,14 @@ pub(super) fn correct(
         }
         webhook.object_selector.clone_from(&before.object_selector);
         for condition in before.match_conditions.iter().flatten() {
+            if is_own(condition) {
+                same &= webhook
+                    .match_conditions
+                    .iter()
+                    .flatten()
+                    .any(|own| own == condition);
+                continue;
+            }
             let ours = webhook.match_conditions.get_or_insert_default();
             if ours.iter().all(|own| own.name != condition.name) {
                 ours.push(condition.clone());
@@ -254,6 +280,54 @@ mod tests {
             assert_eq!(correct(&stored(corrected), usual()), None, "{path}");
         }
         assert!(correct(&narrowed[..2], usual()).is_some(), "one is missing");
+    }
+
+    /// Left by other versions of archaware: not what somebody else narrowed.
+    #[test]
+    fn stale_conditions_of_archaware_are_removed() {
+        let condition = |name: &str| MatchCondition {
+            name: name.to_owned(),
+            expression: "false".to_owned(),
+        };
+        let admission = LabelSelectorRequirement {
+            key: annotation::ADMISSION.to_owned(),
+            operator: "In".to_owned(),
+            values: Some(vec!["enabled".to_owned()]),
+        };
+        let mut stale = stored(usual());
+        let conditions = stale[0].match_conditions.get_or_insert_default();
+        let mut first = conditions[1].clone();
+        first.name = "no-mirror".to_owned();
+        conditions.push(first);
+        let names = ["unbound", "archaware.dev/gone", "other.example/mine"];
+        conditions.extend(names.map(condition));
+        let selector = stale[0].namespace_selector.get_or_insert_default();
+        let expressions = selector.match_expressions.get_or_insert_default();
+        expressions.push(admission.clone());
+        let corrected = correct(&stale, usual()).unwrap();
+        let left: Vec<&str> = corrected[0]
+            .match_conditions
+            .iter()
+            .flatten()
+            .map(|one| one.name.as_str())
+            .collect();
+        // The one named `unbound` has another expression: it is somebody else's.
+        let expected = [
+            "archaware.dev/unbound",
+            "archaware.dev/no-mirror",
+            "unbound",
+            "other.example/mine",
+        ];
+        assert_eq!(left, expected);
+        let selector = corrected[0].namespace_selector.as_ref().unwrap();
+        assert!(
+            !selector
+                .match_expressions
+                .as_ref()
+                .unwrap()
+                .contains(&admission)
+        );
+        assert_eq!(correct(&stored(corrected), usual()), None);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::{
     cluster::{
         ADMISSION_SECRET, NAME,
         api::{ApiError, ApiObject},
+        lease::fresh_holder,
         name::NamespacedName,
     },
 };
@@ -44,9 +45,23 @@ impl Session {
         self.report(format!("Secret {name}"), removed);
     }
 
-    /// A Lease that was only created by this command is removed without a message.
+    /// A Lease that was only created by this command is removed without a message. One that somebody holds by now stays, and
+    /// so does one that the next run needs.
     pub(super) async fn remove_lease(&mut self, was_there: bool) {
+        if self.not_cleaned {
+            return;
+        }
         let name = NamespacedName::new(&self.namespace, NAME);
+        let held = self.api.find::<Lease>(&name).await;
+        let holder = held.map(|lease| lease.as_ref().and_then(fresh_holder));
+        if let Ok(Some(holder)) = holder.as_ref().map(Option::as_ref)
+            && !self.dry_run
+        {
+            let why =
+                format!("{holder} holds it: archaware runs again; run clean --stop-controller");
+            self.remaining.push(format!("Lease {name} ({why})"));
+            return;
+        }
         let removed = self.delete::<Lease>(&name).await;
         let removed = removed.map(|removed| removed && was_there);
         self.report(format!("Lease {name}"), removed);

@@ -1,27 +1,29 @@
 //! Acquires the Lease for `archaware clean`, so that no controller restores what is removed.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use anyhow::Context;
-use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease};
+use anyhow::{Context, bail};
+use k8s_openapi::api::coordination::v1::Lease;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     cluster::{
         NAME,
         api::{ApiClient, ApiError},
-        lease::{self, Elector, Leadership},
+        lease::{self, Elector, LEASE_DURATION, Leadership},
         name::NamespacedName,
         objects::Namespace,
-        patch,
     },
+    controller::Durable,
     metrics::Metrics,
 };
 
-use super::CleanCommand;
+use super::{CleanCommand, Installation, verify::replicas};
 
-/// How long a controller may take to stop.
-const STOP_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long controllers may take to stop after a `clean` in one of their pods.
+const END_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long to wait for a controller to stop; longer than [`END_TIMEOUT`].
+const STOP_TIMEOUT: Duration = Duration::from_secs(90);
 /// How long to wait for a holder that does not renew; a Lease expires after 15 s.
 const EXPIRY_TIMEOUT: Duration = Duration::from_secs(25);
 
@@ -29,34 +31,50 @@ const EXPIRY_TIMEOUT: Duration = Duration::from_secs(25);
 pub(super) async fn acquire(
     clean: CleanCommand,
     api: &ApiClient,
-    namespace: &str,
+    installation: &Installation,
     metrics: &Metrics,
 ) -> anyhow::Result<Option<CleanLease>> {
-    let installed = api
-        .find::<Namespace>(&NamespacedName::cluster(namespace))
-        .await
-        .context("cannot read namespaces")?;
-    if clean.dry_run || installed.is_none() {
+    let namespace = installation.namespace.as_str();
+    let memory = Durable::new(installation.keys.clone());
+    let read = lease::read_memory(api, namespace, &memory).await;
+    read.context("cannot read the Lease")?;
+    let own = NamespacedName::cluster(namespace);
+    let is_installed = match api.find_metadata::<Namespace>(&own).await {
+        Ok(found) => found.is_some(),
+        // archaware's own account may not read it, and runs in it.
+        Err(ApiError::Forbidden(_)) => true,
+        Err(error) => return Err(error).context("cannot read namespaces"),
+    };
+    if clean.dry_run || !is_installed {
         return Ok(Some(CleanLease::not_needed()));
     }
     let name = NamespacedName::new(namespace, NAME);
     let found = api.find::<Lease>(&name).await;
     let found = found.context("cannot read the Lease")?;
-    let patience = if clean.stop_controller {
+    let identity = lease::identity("clean");
+    let stops_own_pod =
+        clean.stop_controller && installation.is_inside && can_stop(api, &name).await?;
+    let patience = if stops_own_pod {
+        let taken = lease::take(api, namespace, &identity, LEASE_DURATION).await;
+        taken.context("cannot take the Lease over from the running controllers")?;
+        EXPIRY_TIMEOUT
+    } else if clean.stop_controller {
         stop_controller(api, &name).await?;
         STOP_TIMEOUT
     } else {
         let holder = found.as_ref().and_then(lease::fresh_holder);
         if let Some(holder) = holder {
-            refuse(&holder, &name);
+            refuse(&holder, &name, installation.is_inside);
             return Ok(None);
         }
         EXPIRY_TIMEOUT
     };
-    let identity = lease::identity("clean");
-    let (elector, leadership) = Elector::new(api, namespace, identity, metrics.clone());
+    let memory = Arc::new(memory);
+    let (elector, leadership) =
+        Elector::new(api, namespace, identity.clone(), memory, metrics.clone());
     let stop = CancellationToken::new();
-    let elector = AbortOnDropHandle::new(tokio::spawn(elector.run(stop.clone())));
+    let elector = elector.silent().run(stop.clone());
+    let elector = AbortOnDropHandle::new(tokio::spawn(elector));
     let mut leading = leadership.leading.clone();
     let acquired = tokio::time::timeout(patience, leading.wait_for(|leads| *leads))
         .await
@@ -65,22 +83,57 @@ pub(super) async fn acquire(
         leadership,
         held: Some((elector, stop)),
         was_there: found.is_some(),
+        stops_own_pod,
+        identity,
     };
     if acquired {
+        if stops_own_pod {
+            let seconds = LEASE_DURATION.as_secs();
+            eprintln!(
+                "took the Lease {name} over; waiting {seconds} s until its former holder has noticed"
+            );
+            tokio::time::sleep(LEASE_DURATION).await;
+        }
         return Ok(Some(lease));
     }
     lease.release().await;
-    refuse("another process", &name);
-    Ok(None)
+    let holder = api.find::<Lease>(&name).await.ok().flatten();
+    if let Some(holder) = holder.as_ref().and_then(lease::fresh_holder) {
+        refuse(&holder, &name, installation.is_inside);
+        return Ok(None);
+    }
+    bail!("cannot acquire the Lease {name}; the warnings above say why")
 }
 
-fn refuse(holder: &str, lease: &NamespacedName) {
+/// Whether the Deployment that this process is part of can be stopped; an error if it may not be. Asked before anything is
+/// removed.
+async fn can_stop(api: &ApiClient, name: &NamespacedName) -> anyhow::Result<bool> {
+    let Some(replicas) = replicas(api, name)
+        .await
+        .context("cannot read the Deployment")?
+    else {
+        return Ok(false);
+    };
+    let replicas = u32::try_from(replicas).unwrap_or_default();
+    let allowed = api.scale(name, replicas, true).await;
+    allowed.context(
+        "cannot stop archaware: apply the manifests of this version, or run clean as an administrator",
+    )?;
+    Ok(true)
+}
+
+fn refuse(holder: &str, lease: &NamespacedName, is_inside: bool) {
     let namespace = lease.namespace.as_deref().unwrap_or_default();
+    // Stopped that way, this pod would end.
+    let scale = if is_inside {
+        String::new()
+    } else {
+        format!("    kubectl -n {namespace} scale deployment {NAME} --replicas=0\n\n")
+    };
     eprintln!(
         "error: archaware is running: {holder} holds the Lease {lease} and would put\n\
          everything back. Stop it first, or let clean do that:\n\
-         \n    kubectl -n {namespace} scale deployment {NAME} --replicas=0\n\
-         \n    archaware clean --stop-controller"
+         \n{scale}    archaware clean --stop-controller"
     );
 }
 
@@ -90,6 +143,9 @@ pub(super) struct CleanLease {
     held: Option<(AbortOnDropHandle<()>, CancellationToken)>,
     /// Whether it existed before. A Lease that was only created by this command is removed without a message.
     pub(super) was_there: bool,
+    /// Whether this process ends with the controllers.
+    pub(super) stops_own_pod: bool,
+    identity: String,
 }
 
 impl CleanLease {
@@ -98,6 +154,20 @@ impl CleanLease {
             leadership: Leadership::always(),
             held: None,
             was_there: true,
+            stops_own_pod: false,
+            identity: String::new(),
+        }
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Ends when another process holds the Lease.
+    pub(super) async fn lost(&self) {
+        let mut leading = self.leadership.leading.clone();
+        if leading.wait_for(|leading| !*leading).await.is_err() || self.held.is_none() {
+            std::future::pending::<()>().await;
         }
     }
 
@@ -107,10 +177,19 @@ impl CleanLease {
             let _ = elector.await;
         }
     }
+
+    /// Keeps it beyond the end of this process, until the other replicas have ended too.
+    pub(super) async fn keep(self, api: &ApiClient, namespace: &str) -> Result<(), ApiError> {
+        if let Some((elector, _)) = self.held {
+            elector.abort();
+            let _ = elector.await;
+        }
+        lease::take(api, namespace, &self.identity, END_TIMEOUT).await
+    }
 }
 
 async fn stop_controller(api: &ApiClient, name: &NamespacedName) -> anyhow::Result<()> {
-    match api.patch::<Deployment>(name, patch::replicas(0)).await {
+    match api.scale(name, 0, false).await {
         Ok(()) => eprintln!("scaled Deployment {name} to 0"),
         Err(ApiError::NotFound(_)) => eprintln!("there is no Deployment {name}"),
         Err(error) => return Err(error).context("cannot scale the Deployment"),

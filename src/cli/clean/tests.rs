@@ -3,7 +3,10 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::scripted_api::{ScriptedApi, ScriptedResponse};
+use crate::{
+    config::Config,
+    scripted_api::{ScriptedApi, ScriptedResponse},
+};
 
 const NODE: &str = "/api/v1/nodes/a";
 const POD: &str = "/api/v1/namespaces/ns/pods/p";
@@ -46,7 +49,7 @@ fn cluster() -> ScriptedApi {
         DEPLOYMENT,
         json!({
             "metadata": { "name": "archaware", "namespace": "archaware", "uid": "c" },
-            "spec": { "replicas": 2, "selector": {}, "template": {} },
+            "spec": { "replicas": 0, "selector": {}, "template": {} },
         }),
     );
     api.put(
@@ -76,8 +79,28 @@ fn cluster() -> ScriptedApi {
 }
 
 async fn clean(api: &ScriptedApi, clean: CleanCommand) -> anyhow::Result<CommandStatus> {
-    let namespace = "archaware".to_owned();
-    let run = clean.run(api.client(), namespace, Metrics::default());
+    let outcome = clean_from(api, clean, false).await;
+    outcome.map(|outcome| outcome.status())
+}
+
+fn remaining(outcome: Outcome) -> Vec<String> {
+    match outcome {
+        Outcome::Refused => panic!("refused"),
+        Outcome::Cleaned { remaining } => remaining,
+    }
+}
+
+async fn clean_from(
+    api: &ScriptedApi,
+    clean: CleanCommand,
+    is_inside: bool,
+) -> anyhow::Result<Outcome> {
+    let installation = Installation {
+        namespace: "archaware".to_owned(),
+        is_inside,
+        keys: KnownKeys::new(&Config::default()),
+    };
+    let run = clean.run(api.client(), installation, Metrics::default());
     let ended = tokio::time::timeout(Duration::from_mins(10), run).await;
     ended.expect("it ends")
 }
@@ -190,9 +213,10 @@ async fn every_answer_to_a_patch() {
         let node = api.get(NODE).unwrap();
         let taint = node.pointer("/metadata/annotations/archaware.dev~1taint");
         assert_eq!(taint.is_none(), is_clean, "{name}");
-        // A failure with one object does not affect the others, and the Lease is deleted.
+        // A failure with one object does not affect the others. The Lease is deleted unless the next run needs it.
+        let done = expected == CommandStatus::Done;
         assert!(
-            api.get(WEBHOOK).is_none() && api.get(LEASE).is_none(),
+            api.get(WEBHOOK).is_none() && api.get(LEASE).is_none() == done,
             "{name}"
         );
     }
@@ -235,6 +259,189 @@ async fn a_running_controller_is_in_the_way() {
     assert_eq!(clean(&api, stop).await.unwrap(), CommandStatus::Done);
     stops.await.unwrap();
     assert_eq!(api.get(DEPLOYMENT).unwrap()["spec"]["replicas"], 0);
+}
+
+/// From one of archaware's own pods: the Lease is taken over, and the Deployment, and so this pod, stops at the end.
+#[tokio::test(start_paused = true)]
+async fn it_stops_its_own_pod_last() {
+    let api = cluster();
+    api.put(LEASE, held_by("pod_1", 1));
+    let mut running = api.get(DEPLOYMENT).unwrap();
+    running["spec"]["replicas"] = json!(2);
+    api.put(DEPLOYMENT, running);
+    let stop = CleanCommand {
+        stop_controller: true,
+        ..CLEAN
+    };
+    // Asked first: without the right to stop it, nothing is removed.
+    let scale = format!("PATCH {DEPLOYMENT}/scale");
+    api.script(&scale, [ScriptedResponse::Status(403, "no", Value::Null)]);
+    let error = clean_from(&api, stop, true).await.unwrap_err();
+    assert!(error.to_string().contains("cannot stop"), "{error}");
+    assert_eq!(changes(&api), [scale]);
+    // What remains: it goes on running, so that this can be repeated.
+    api.script(&format!("PATCH {NODE}"), [ScriptedResponse::Broken]);
+    let failed = clean_from(&api, stop, true).await.unwrap();
+    assert_eq!(failed.status(), CommandStatus::Failed);
+    assert_eq!(api.get(DEPLOYMENT).unwrap()["spec"]["replicas"], 2);
+    api.put(LEASE, held_by("pod_1", 1));
+    let before = api.calls(&["PATCH", "POST", "DELETE"]).len();
+    let done = clean_from(&api, stop, true).await.unwrap();
+    assert_eq!(done.status(), CommandStatus::Done);
+    let mut made = api.calls(&["PATCH", "POST", "DELETE"]).split_off(before);
+    assert!(made.remove(0).query.contains("dryRun=All"));
+    let is_other = |call: &&crate::scripted_api::RecordedCall| call.path != LEASE;
+    let first = made.iter().find(is_other).unwrap();
+    assert_eq!(first.to_string(), format!("PATCH {NODE}"));
+    let waited = first.at - made[0].at;
+    assert!(waited >= Duration::from_secs(15), "{waited:?}");
+    let last = made.iter().rfind(is_other).unwrap();
+    assert_eq!(last.to_string(), format!("PATCH {DEPLOYMENT}/scale"));
+    assert_eq!(api.get(DEPLOYMENT).unwrap()["spec"]["replicas"], 0);
+    // It is not given back: another replica, which ends a little later, would restore everything.
+    let lease = api.get(LEASE).unwrap();
+    let holder = lease["spec"]["holderIdentity"].as_str().unwrap();
+    assert!(holder != "pod_1" && api.get(SECRET).is_none(), "{holder}");
+    assert_eq!(lease["spec"]["leaseDurationSeconds"], 60);
+}
+
+/// Whatever comes back while clean works, or after it released the Lease, is said.
+#[tokio::test(start_paused = true)]
+async fn what_comes_back_remains() {
+    let tainted = cluster().get(NODE).unwrap();
+    let recorded = cluster().get(DAEMON_SET).unwrap();
+    let registered = cluster().get(WEBHOOK).unwrap();
+    let mut scaled = cluster().get(DEPLOYMENT).unwrap();
+    scaled["spec"]["replicas"] = json!(3);
+    let mut other = tainted.clone();
+    other["metadata"]["name"] = json!("a0");
+    for (path, object, said) in [
+        (NODE, tainted, "Node a (its taint came back"),
+        // Its name begins like that of a node that could not be cleaned.
+        ("/api/v1/nodes/a0", other, "Node a0 (its taint came back"),
+        (
+            DAEMON_SET,
+            recorded,
+            "DaemonSet ns/d (its tolerations came back",
+        ),
+        (
+            WEBHOOK,
+            registered,
+            "MutatingWebhookConfiguration archaware (came back",
+        ),
+        (
+            DEPLOYMENT,
+            scaled,
+            "Deployment archaware/archaware (its 3 replicas",
+        ),
+        (
+            LEASE,
+            held_by("pod_2", 9),
+            "Lease archaware/archaware (pod_2 holds it",
+        ),
+    ] {
+        let api = cluster();
+        if path.ends_with("a0") {
+            let refused = ScriptedResponse::Status(403, "no", Value::Null);
+            api.script(&format!("PATCH {NODE}"), [refused]);
+        }
+        let later = api.clone();
+        let comes_back = tokio::spawn(async move {
+            later.wait_for(&format!("DELETE {SECRET}"), 1).await;
+            // After the Lease is released.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            later.put(path, object);
+        });
+        let outcome = clean_from(&api, CLEAN, false).await.unwrap();
+        assert_eq!(outcome.status(), CommandStatus::Failed, "{path}");
+        let remaining = remaining(outcome);
+        assert!(
+            remaining.iter().any(|one| one.starts_with(said)),
+            "{remaining:?}"
+        );
+        comes_back.await.unwrap();
+    }
+}
+
+/// Annotations prove nothing: a kubelet can write those of its node.
+#[tokio::test(start_paused = true)]
+async fn forged_records_remove_nothing_of_others() {
+    let api = cluster();
+    let mut node = api.get(NODE).unwrap();
+    let secure = json!([{ "key": "dedicated", "value": "secure", "effect": "NoSchedule" }]);
+    node["spec"]["taints"] = secure.clone();
+    node["metadata"]["annotations"]["archaware.dev/taint"] = json!("dedicated=secure:NoSchedule");
+    api.put(NODE, node);
+    let mut set = api.get(DAEMON_SET).unwrap();
+    let gpu = json!([{ "key": "gpu", "operator": "Exists" }]);
+    let record = json!({ "tolerations": gpu, "images": ["a"] }).to_string();
+    set["spec"]["template"]["spec"]["tolerations"] = gpu.clone();
+    set["metadata"]["annotations"]["archaware.dev/tolerations"] = json!(record);
+    api.put(DAEMON_SET, set);
+    assert_eq!(clean(&api, CLEAN).await.unwrap(), CommandStatus::Done);
+    let left = |path: &str, pointer: &str| api.get(path).unwrap().pointer(pointer).cloned();
+    assert_eq!(left(NODE, "/spec/taints"), Some(secure));
+    assert_eq!(
+        left(DAEMON_SET, "/spec/template/spec/tolerations"),
+        Some(gpu)
+    );
+    assert_eq!(left(DAEMON_SET, "/metadata/annotations"), Some(json!({})));
+}
+
+/// A controller takes the Lease while `clean` cannot renew it.
+#[tokio::test(start_paused = true)]
+async fn a_lost_lease_ends_it() {
+    let api = cluster();
+    api.script(
+        &format!("PATCH {POD}"),
+        [ScriptedResponse::Slow(Duration::from_secs(9))],
+    );
+    let other = api.clone();
+    let taken = tokio::spawn(async move {
+        other.wait_for(&format!("PATCH {POD}"), 1).await;
+        other.put(LEASE, held_by("pod_3", 2));
+    });
+    let error = clean(&api, CLEAN).await.unwrap_err();
+    assert!(error.to_string().contains("took the Lease"), "{error}");
+    taken.await.unwrap();
+}
+
+/// The Lease of an earlier configuration is gone: its records are kept, so that the next run can use them.
+#[tokio::test(start_paused = true)]
+async fn what_may_be_of_an_earlier_configuration_remains() {
+    let api = cluster();
+    let mut node = api.get(NODE).unwrap();
+    node["spec"]["taints"] =
+        json!([{ "key": "old/key", "value": "arm64", "effect": "NoSchedule" }]);
+    node["metadata"]["annotations"]["archaware.dev/taint"] = json!("old/key=arm64:NoSchedule");
+    api.put(NODE, node.clone());
+    let outcome = clean_from(&api, CLEAN, false).await.unwrap();
+    assert_eq!(outcome.status(), CommandStatus::Failed);
+    let remaining = remaining(outcome);
+    assert!(remaining[0].contains("--config"), "{remaining:?}");
+    let left = api.get(NODE).unwrap();
+    assert_eq!(left["spec"], node["spec"]);
+    assert_eq!(
+        left["metadata"]["annotations"],
+        node["metadata"]["annotations"]
+    );
+}
+
+/// The key of an earlier configuration is known from the Lease.
+#[tokio::test(start_paused = true)]
+async fn the_key_of_an_earlier_configuration_is_known() {
+    let api = cluster();
+    let mut node = api.get(NODE).unwrap();
+    node["spec"]["taints"] =
+        json!([{ "key": "old/key", "value": "arm64", "effect": "NoSchedule" }]);
+    node["metadata"]["annotations"]["archaware.dev/taint"] = json!("old/key=arm64:NoSchedule");
+    api.put(NODE, node);
+    let mut lease = held_by("", 1);
+    let state = json!({ "version": 1, "keys": { "taints": ["old/key"] } }).to_string();
+    lease["metadata"]["annotations"] = json!({ "archaware.dev/state": state });
+    api.put(LEASE, lease);
+    assert_eq!(clean(&api, CLEAN).await.unwrap(), CommandStatus::Done);
+    assert_eq!(api.get(NODE).unwrap()["spec"]["taints"], json!([]));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,7 @@
 //! Connects to the API server.
 
 use std::{
+    io::ErrorKind,
     path::Path,
     task::{Context, Poll},
     time::Duration,
@@ -11,11 +12,11 @@ use http::{Method, Request, Response};
 use kube::{
     Config,
     client::ClientBuilder,
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use tower::{Layer, Service};
 
-use crate::{metrics::ApiRequests, proxy};
+use crate::{error::chain, metrics::ApiRequests, proxy};
 
 use super::ApiClient;
 
@@ -23,14 +24,32 @@ use super::ApiClient;
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// There is neither a kubeconfig nor a service account.
-    #[error("no cluster: set KUBECONFIG, --kubeconfig or run inside a cluster")]
-    NoCluster(#[source] kube::config::InferConfigError),
+    #[error(
+        "no cluster: name a kubeconfig with --kubeconfig or KUBECONFIG, or run archaware in a pod (there is no \
+         ~/.kube/config)"
+    )]
+    NoCluster,
     /// The kubeconfig cannot be used.
-    #[error("the kubeconfig is not usable")]
-    Kubeconfig(#[from] kube::config::KubeconfigError),
+    #[error("the kubeconfig is not usable: {0}")]
+    Kubeconfig(String),
+    /// Neither the kubeconfig nor the service account of this pod can be used.
+    #[error("no cluster: {0}")]
+    Inferred(String),
     /// The client cannot be created.
     #[error("cannot create a client for the cluster")]
     Client(#[from] kube::Error),
+}
+
+impl From<KubeconfigError> for ConnectError {
+    fn from(error: KubeconfigError) -> Self {
+        Self::Kubeconfig(first_line(&error))
+    }
+}
+
+/// An error without the lines of a file that it quotes.
+fn first_line(error: &dyn std::error::Error) -> String {
+    let text = chain(error);
+    text.lines().next().unwrap_or_default().to_owned()
 }
 
 /// A client for the cluster of `kubeconfig` and `context`, or for the one that `kubectl` or a pod would use.
@@ -58,8 +77,20 @@ pub async fn connect(
             (Kubeconfig::read().ok(), config)
         }
         None => {
-            let config = Config::infer().await.map_err(ConnectError::NoCluster)?;
-            (Kubeconfig::read().ok(), config)
+            let file = Kubeconfig::read();
+            let config = match (Config::infer().await, &file) {
+                (Ok(config), _) => config,
+                (Err(_), Err(KubeconfigError::ReadConfig(error, _)))
+                    if error.kind() == ErrorKind::NotFound
+                        && ["KUBECONFIG", "KUBERNETES_SERVICE_HOST"]
+                            .iter()
+                            .all(|name| std::env::var_os(name).is_none()) =>
+                {
+                    return Err(ConnectError::NoCluster);
+                }
+                (Err(error), _) => return Err(ConnectError::Inferred(first_line(&error))),
+            };
+            (file.ok(), config)
         }
     };
     // kube takes `HTTPS_PROXY` for every server, and compares `NO_PROXY` with the proxy instead of the server. As in
@@ -72,10 +103,11 @@ pub async fn connect(
     // instead.
     config.default_retry = false;
     config.connect_timeout = Some(Duration::from_secs(5));
+    let server = config.cluster_url.to_string();
     let client = ClientBuilder::try_from(config)?
         .with_layer(&CountLayer(metrics))
         .build();
-    Ok(ApiClient::new(client))
+    Ok(ApiClient::new(client).at(&server, file.is_none()))
 }
 
 /// The proxy that the kubeconfig names for the cluster of a context.

@@ -8,7 +8,7 @@ use crate::backoff::{Backoff, jittered};
 
 /// Delay before the object is reconciled again, without jitter and `Retry-After`.
 const REQUEUE_DELAY: Duration = Duration::from_secs(2);
-/// Delays after a refusal by RBAC or an admission policy, which somebody may change.
+/// Delays between attempts after a refusal by RBAC or an admission policy: either may be changed meanwhile.
 const REFUSED_BACKOFF: Backoff = Backoff::seconds(30, 600);
 /// The longest `Retry-After` that is obeyed. The API server asks for seconds, but a load balancer may ask for an hour
 /// during a restart of ten seconds.

@@ -5,12 +5,12 @@
 mod connect;
 mod error;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt, stream};
 use http_body_util::{BodyExt, Limited};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{api::apps::v1::Deployment, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{
     Api, Client, Resource,
     api::{
@@ -29,7 +29,11 @@ use tokio::time::Instant;
 
 use crate::{backoff::jittered, error::chain, names::is_dns_subdomain};
 
-use super::{name::NamespacedName, objects::Pod, patch::JsonPatch};
+use super::{
+    name::NamespacedName,
+    objects::Pod,
+    patch::{self, JsonPatch},
+};
 
 pub use connect::{ConnectError, connect};
 pub use error::ApiError;
@@ -40,7 +44,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of one page of a list. A slow API server still serves page by page.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Field manager of all creates and patches.
-const FIELD_MANAGER: &str = "archaware";
+pub(super) const FIELD_MANAGER: &str = "archaware";
 /// Objects per page of a list. A page of large pods has a few MiB.
 pub(super) const PAGE: u32 = 250;
 /// Maximum bytes of an answer about one object. etcd accepts requests up to 1.5 MiB (`--max-request-bytes`).
@@ -57,6 +61,8 @@ impl<K: Resource<DynamicType = ()>> ApiObject for K {}
 pub struct ApiClient {
     client: Client,
     timeout: Duration,
+    server: Arc<str>,
+    is_in_cluster: bool,
 }
 
 impl ApiClient {
@@ -65,15 +71,35 @@ impl ApiClient {
         Self {
             client,
             timeout: CALL_TIMEOUT,
+            server: "".into(),
+            is_in_cluster: false,
         }
+    }
+
+    /// The same client with the URL of its server, for messages, and whether it uses the service account of a pod.
+    #[must_use]
+    fn at(mut self, server: &str, is_in_cluster: bool) -> Self {
+        self.server = server.trim_end_matches('/').into();
+        self.is_in_cluster = is_in_cluster;
+        self
+    }
+
+    /// Whether it uses the service account of the pod that this process is in.
+    pub fn is_in_cluster(&self) -> bool {
+        self.is_in_cluster
+    }
+
+    /// The URL of the server, for messages.
+    pub fn server(&self) -> &str {
+        &self.server
     }
 
     /// The same client with another timeout per call.
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self {
-            client: self.client.clone(),
             timeout,
+            ..self.clone()
         }
     }
 
@@ -183,13 +209,34 @@ impl ApiClient {
     ) -> Result<(), ApiError> {
         let operations = serde_json::from_value(patch.into_operations());
         let operations = operations.map_err(|error| ApiError::Invalid(chain(&error)))?;
-        let parameters = PatchParams {
-            field_manager: Some(FIELD_MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
         let patch = Patch::<()>::Json(operations);
-        let request = collection::<K>(name)?.patch(&name.name, &parameters, &patch);
+        let request = collection::<K>(name)?.patch(&name.name, &patching(), &patch);
         self.call::<K, IgnoredAny>(request).await.map(drop)
+    }
+
+    /// Sets the number of replicas of a Deployment, by its subresource: a permission for that allows no other change. A dry
+    /// run only asks whether it is possible.
+    ///
+    /// # Errors
+    ///
+    /// When the call fails.
+    pub async fn scale(
+        &self,
+        name: &NamespacedName,
+        replicas: u32,
+        dry_run: bool,
+    ) -> Result<(), ApiError> {
+        let body = patch::replicas(replicas).into_operations();
+        let operations = serde_json::from_value(body);
+        let operations = operations.map_err(|error| ApiError::Invalid(chain(&error)))?;
+        let patch = Patch::<()>::Json(operations);
+        let request = collection::<Deployment>(name)?;
+        let parameters = PatchParams {
+            dry_run,
+            ..patching()
+        };
+        let request = request.patch_subresource("scale", &name.name, &parameters, &patch);
+        self.call::<Deployment, IgnoredAny>(request).await.map(drop)
     }
 
     /// Deletes an object; with `uid` only the one that was seen. Returns `false` if it does not exist.
@@ -316,6 +363,13 @@ fn found<T>(answer: Result<T, ApiError>) -> Result<Option<T>, ApiError> {
         Ok(object) => Ok(Some(object)),
         Err(ApiError::NotFound(_)) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+fn patching() -> PatchParams {
+    PatchParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
     }
 }
 

@@ -29,7 +29,7 @@ pub fn apply(pod: &Pod, change: PodChange, decision: &Decision) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&pod.metadata);
     // Recorded so that a pod created from this pod's YAML is decided without the additions.
     let added = reinvocation::recorded_change(annotations(&pod.metadata)).and(&change);
-    let added = (!added.is_empty()).then(|| json!(added).to_string());
+    let added = reinvocation::record(&added);
     patch.change(pod, change);
     let decision = decision.annotation();
     let values = [
@@ -72,7 +72,7 @@ pub fn admit(pod: &Pod, without_owned: &Pod, admission: AdmissionPatch<'_>) -> J
     } = admission;
     let mut patch = JsonPatch(Vec::new());
     patch.undo(&undo);
-    let record = (!change.is_empty()).then(|| json!(change).to_string());
+    let record = reinvocation::record(&change);
     patch.change(without_owned, change);
     let decision = decision.map(Decision::annotation);
     let annotations = [

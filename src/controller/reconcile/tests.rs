@@ -4,6 +4,8 @@ use serde_json::json;
 use super::*;
 use crate::{
     cluster::{events, lease::Leadership, objects::Pod},
+    config::Config,
+    evaluate::KnownKeys,
     scripted_api::ScriptedApi,
 };
 
@@ -21,7 +23,7 @@ impl ReconcileSteps for Panicking {
         None
     }
 
-    fn plan(&self, _: &Pod, (): (), _: Option<ObjectState>, _: Instant) -> Plan {
+    fn plan(&self, _: &Pod, (): (), _: Remembered, _: Instant) -> Plan {
         Plan::nothing()
     }
 }
@@ -48,6 +50,7 @@ async fn a_panic_is_kept_to_its_reconcile() {
             events: events::channel(api, metrics.clone()).0,
             metrics: metrics.clone(),
             namespaces: Namespaces::default(),
+            durable: Durable::new(KnownKeys::new(&Config::default())),
         },
         store: store.clone(),
         states: ObjectStates::default(),

@@ -107,7 +107,7 @@ async fn every_answer_to_the_patch_of_a_node() {
     run_cases(NODE, None).await;
 }
 
-/// Somebody may change the policy that denies a change, or may not.
+/// The policy that denies a change may be changed meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_denied_change_is_tried_again_with_growing_pauses() {
     let denied = ScriptedResponse::Status(

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use super::{ControllerParts, RunError, WATCHES, run};
+use super::{ControllerParts, Durable, RunError, WATCHES, run};
 use crate::{
     cluster::{lease::Elector, namespaces::Namespaces},
     config::Config,
-    evaluate::{Evaluator, pull_secrets::PullSecrets},
+    evaluate::{Evaluator, KnownKeys, pull_secrets::PullSecrets},
     image::{self, Resolver, credentials::OperatorCredentials},
     metrics::{Metrics, Resolutions},
     scripted_api::{RecordedCall, ScriptedApi},
@@ -46,8 +46,11 @@ impl Controller {
             pull_secrets: PullSecrets::new(client.clone()),
             policy: Arc::new((&*config).into()),
             config: config.clone(),
+            keys: KnownKeys::new(&*config),
         };
-        let election = Elector::new(&client, "archaware", "me".to_owned(), metrics.clone());
+        let durable = Durable::new(evaluator.keys.clone());
+        let (memory, me) = (Arc::new(durable.clone()), "me".to_owned());
+        let election = Elector::new(&client, "archaware", me, memory, metrics.clone());
         let stop = CancellationToken::new();
         let run = run(
             ControllerParts {
@@ -57,6 +60,7 @@ impl Controller {
                 namespaces: Namespaces::default(),
                 namespace: "archaware".to_owned(),
                 election,
+                durable,
                 metrics: metrics.clone(),
                 pending: watch::channel(WATCHES.to_vec()).0,
             },

@@ -37,7 +37,7 @@ async fn every_call_of_the_normal_way() {
         assert!(call.query.contains("fieldManager=archaware"), "{call}");
     }
     let body = |path: &str| &patches.iter().find(|call| call.path == path).unwrap().body;
-    let added = json!({ "tolerations": [toleration("arm64")] }).to_string();
+    let added = format!(r#"{{"version":1,"tolerations":[{}]}}"#, toleration("arm64"));
     assert_eq!(
         body(POD),
         &json!([
@@ -64,7 +64,8 @@ async fn every_call_of_the_normal_way() {
         ])
     );
     let record: Value = serde_json::from_str(record.as_str().unwrap()).unwrap();
-    let expected = json!({ "tolerations": [toleration("amd64")], "images": ["a"] });
+    let expected = json!({ "version": 1, "tolerations": [toleration("amd64")], "images": ["a"],
+        "decision": "amd64" });
     assert_eq!(record, expected);
     assert_eq!(
         body(NODE),
@@ -208,5 +209,39 @@ async fn the_failure_policy_decides_when_it_is_due() {
     assert_eq!(reasons, ["ImageNotResolved", "SteppedAside"]);
     let line = "archaware_decisions_total{kind=\"Pod\",result=\"by_policy\"}";
     assert_eq!(controller.metric(line).as_deref(), Some("1"));
+    controller.stop().await;
+}
+
+/// A pod that no architecture can run: one write says so, and its event goes on as long as it waits.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_waits_is_said_to_wait() {
+    let api = cluster();
+    api.put(POD, pod());
+    let controller = Controller::start(&api, "schedulableArchitectures: [amd64]");
+    api.wait_for(&format!("PATCH {NODE}"), 1).await;
+    tokio::time::sleep(Duration::from_mins(65)).await;
+    let pod = api.get(POD).unwrap();
+    assert_eq!(
+        pod["metadata"]["annotations"]["archaware.dev/decision"],
+        "none"
+    );
+    assert_eq!(api.calls(&[&format!("PATCH {POD}")]).len(), 1);
+    let waits = controller.metric("archaware_pods_undecided{}");
+    assert_eq!(waits.as_deref(), Some("1"));
+    let created = api.calls(&[EVENTS]);
+    assert_eq!(created.len(), 1, "one event");
+    assert_eq!(created[0].body["reason"], "NoCommonArchitecture");
+    let name = created[0].body["metadata"]["name"].as_str().unwrap();
+    let path = format!("/apis/events.k8s.io/v1/namespaces/ns/events/{name}");
+    let repeated = api.calls(&[&format!("PATCH {path}")]);
+    let counts: Vec<i64> = repeated
+        .iter()
+        .map(|call| call.body[0]["value"]["count"].as_i64().unwrap())
+        .collect();
+    assert_eq!(counts, [2, 3, 4]);
+    // Somebody deleted it, or it has expired.
+    api.delete(&path);
+    tokio::time::sleep(Duration::from_mins(30)).await;
+    assert_eq!(api.calls(&[EVENTS]).len(), 2, "it is there again");
     controller.stop().await;
 }

@@ -55,7 +55,18 @@ impl Case {
     }
 
     fn decide(&self) -> (Option<NodeChange>, Option<TaintProblem>) {
-        decide(&TaintPolicy::from(&self.config), &self.node())
+        decide(&TaintPolicy::from(&self.config), &self.node(), &self.keys())
+    }
+
+    /// Those of the configuration and of an earlier one.
+    fn keys(&self) -> ConfiguredKeys {
+        let mut keys = ConfiguredKeys::from(&self.config);
+        keys.taints.insert("old/key".to_owned());
+        keys
+    }
+
+    fn clean(&self) -> Option<NodeChange> {
+        clean(&self.node(), &self.keys())
     }
 }
 
@@ -171,14 +182,55 @@ fn an_unknown_architecture_is_reported_and_changes_nothing() {
 #[test]
 fn clean_takes_only_the_recorded_taint() {
     let own = Case::default().owned(ARM).tainted(ARM);
-    assert_eq!(clean(&own.node()).unwrap().remove, Some((1, taint(ARM))));
+    assert_eq!(own.clean().unwrap().remove, Some((1, taint(ARM))));
     let changed = Case::default().owned(ARM).tainted(AMD);
-    let change = clean(&changed.node()).unwrap();
+    let change = changed.clean().unwrap();
     assert_eq!(
         (change.remove, change.ownership),
         (None, Some(Ownership::Nothing))
     );
-    assert_eq!(clean(&Case::default().tainted(ARM).node()), None);
+    assert_eq!(Case::default().tainted(ARM).clean(), None);
+}
+
+/// A compromised kubelet can write its node's annotations, and would have archaware remove a taint that keeps it away.
+#[test]
+fn a_forged_record_removes_no_taint_of_others() {
+    for forged in [
+        "dedicated=secure:NoSchedule",
+        "dedicated=arm64:NoSchedule",
+        "kubernetes.io/arch=secure:NoSchedule",
+    ] {
+        let case = Case::default().owned(forged).tainted(forged);
+        let change = case.decide().0;
+        let removed = change.as_ref().and_then(|change| change.remove.clone());
+        let corrected = change.and_then(|change| change.correct);
+        assert_eq!((removed, corrected), (None, None), "{forged}");
+        let change = case.clean().unwrap();
+        assert_eq!(
+            (change.remove, change.ownership),
+            (None, Some(Ownership::Nothing)),
+            "{forged}"
+        );
+        let case = case.with(|case| case.config.taint.manage = false);
+        let removed = case.decide().0.and_then(|change| change.remove);
+        assert_eq!(removed, None, "{forged}");
+    }
+    // An earlier configuration, which is not known any more, may have had this key; the others cannot be archaware's.
+    let unknown = |text: &str| {
+        let case = Case::default().owned(text).tainted(text);
+        of_unknown_key(&case.node(), &case.keys()).is_some()
+    };
+    assert!(unknown("dedicated=arm64:NoSchedule"));
+    assert!(!unknown("dedicated=secure:NoSchedule") && !unknown(ARM));
+    // The record names an architecture, the taint does not.
+    let case = Case::default()
+        .owned(ARM)
+        .tainted("kubernetes.io/arch=secure:NoSchedule");
+    let (change, problem) = case.decide();
+    assert_eq!(change.unwrap().ownership, Some(Ownership::Nothing));
+    assert!(matches!(problem, Some(TaintProblem::Conflict { .. })));
+    let case = case.with(|case| case.config.taint.manage = false);
+    assert_eq!(case.decide().0.unwrap().remove, None);
 }
 
 #[test]

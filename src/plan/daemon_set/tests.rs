@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,8 @@ use crate::{
     config::Config,
     evaluate::Verdict,
     image::ImageError,
-    placement::{failure::FailurePolicy, preference::Preferences},
+    placement::{ConfiguredKeys, failure::FailurePolicy, preference::Preferences},
+    plan::Written,
 };
 
 fn arch(name: &str) -> Value {
@@ -17,7 +18,12 @@ fn arch(name: &str) -> Value {
 
 /// A DaemonSet whose template has these tolerations, of which the owned ones are recorded.
 fn set(tolerations: &[Value], owned: &[Value], is_by_policy: bool) -> DaemonSet {
-    let record = json!({ "tolerations": owned, "images": ["a"], "steppedAside": is_by_policy });
+    let names: Vec<&str> = owned
+        .iter()
+        .map(|one| one["value"].as_str().unwrap_or("any"))
+        .collect();
+    let record = json!({ "version": 1, "tolerations": owned, "images": ["a"],
+        "steppedAside": is_by_policy, "decision": names.join(",") });
     let record = json!({ "archaware.dev/tolerations": record.to_string() });
     serde_json::from_value(json!({
         "metadata": { "name": "d", "namespace": "ns", "uid": "u",
@@ -46,7 +52,7 @@ fn plan_of(
     set: &DaemonSet,
     (verdict, by_policy): (Verdict, bool),
     mode: DaemonSets,
-    remembered: Option<ObjectState>,
+    remembered: Remembered,
     now: Instant,
 ) -> Plan {
     let evaluation = Evaluation {
@@ -66,8 +72,16 @@ fn plan_of(
         placement: &placement,
         failure: &failure,
     };
-    let template = Template::new(set);
+    let template = Template::new(set, &ConfiguredKeys::from(&config));
     plan(&template, &evaluation, policies, mode, remembered, now)
+}
+
+/// What is remembered after a plan that was applied.
+fn after(plan: &Plan) -> Remembered {
+    Remembered {
+        state: plan.state.clone(),
+        written: plan.patch.as_ref().and_then(|write| write.written),
+    }
 }
 
 fn managed(set: &DaemonSet, verdict: Verdict) -> Plan {
@@ -75,7 +89,7 @@ fn managed(set: &DaemonSet, verdict: Verdict) -> Plan {
         set,
         (verdict, false),
         DaemonSets::Manage,
-        None,
+        Remembered::default(),
         Instant::now(),
     )
 }
@@ -118,17 +132,23 @@ fn no_second_rollout() {
         &decided,
         verdict(),
         DaemonSets::Manage,
-        None,
+        Remembered::default(),
         Instant::now(),
     );
-    let second = plan_of(&decided, verdict(), DaemonSets::Manage, first.state, late);
+    let second = plan_of(&decided, verdict(), DaemonSets::Manage, after(&first), late);
     assert_eq!(second.patch, None);
     let any = PlacementPolicy::from(&Config::default())
         .taint
         .toleration_of_all();
     let aside = set(std::slice::from_ref(&any), std::slice::from_ref(&any), true);
     let kept = (Verdict::Decided(Decision::TolerateAll), true);
-    let plan = plan_of(&aside, kept, DaemonSets::Manage, None, Instant::now());
+    let plan = plan_of(
+        &aside,
+        kept,
+        DaemonSets::Manage,
+        Remembered::default(),
+        Instant::now(),
+    );
     assert_eq!(
         (plan.patch, plan.counts.len(), plan.events.len()),
         (None, 0, 0)
@@ -140,9 +160,10 @@ fn the_failure_policy_rolls_it_when_it_is_due() {
     let start = Instant::now();
     let (set, late) = (set(&[], &[], false), start + Duration::from_mins(1));
     let verdict = || (unresolved(), false);
-    let first = plan_of(&set, verdict(), DaemonSets::Manage, None, start);
+    let new = Remembered::default();
+    let first = plan_of(&set, verdict(), DaemonSets::Manage, new, start);
     assert_eq!(first.patch, None);
-    let second = plan_of(&set, verdict(), DaemonSets::Manage, first.state, late);
+    let second = plan_of(&set, verdict(), DaemonSets::Manage, after(&first), late);
     let write = second.patch.unwrap();
     let reasons: Vec<_> = write.events.iter().map(|event| event.reason).collect();
     let expected = [EventReason::TolerationsChanged, EventReason::SteppedAside];
@@ -156,37 +177,149 @@ fn the_failure_policy_rolls_it_when_it_is_due() {
     );
 }
 
+/// Each repair rolls the DaemonSet: there is one at once, then one an hour, whether the annotation goes too or not.
 #[test]
-fn reverts_are_repaired_with_growing_pauses() {
+fn a_fight_about_a_template_slows_down() {
     let start = Instant::now();
-    let reverted = set(&[], &[arch("amd64")], false);
-    let plan_at = |remembered, now| {
+    let owned = [arch("amd64")];
+    for (reverted, expected) in [
+        (set(&[], &owned, false), vec![0, 60, 120]),
+        (set(&[], &[], false), vec![0, 0, 60, 120]),
+    ] {
+        let (mut now, mut remembered, mut writes) = (start, Remembered::default(), Vec::new());
+        let mut reasons = BTreeSet::new();
+        while now < start + Duration::from_mins(179) {
+            let (verdict, before) = ((on(&["amd64"]), false), remembered.written);
+            let plan = plan_of(&reverted, verdict, DaemonSets::Manage, remembered, now);
+            let of_patch = plan.patch.iter().flat_map(|write| &write.events);
+            let all = plan.events.iter().chain(of_patch);
+            reasons.extend(all.map(|event| event.reason.as_str()));
+            remembered = after(&plan);
+            remembered.written = remembered.written.or(before);
+            match plan.patch {
+                Some(_) => writes.push((now - start).as_secs() / 60),
+                None => now += plan.requeue.expect("it is looked at again"),
+            }
+        }
+        assert_eq!(writes, expected);
+        assert_eq!(
+            reasons,
+            ["TolerationsChanged", "TolerationsReverted"].into()
+        );
+    }
+}
+
+/// A new image is no repair.
+#[test]
+fn other_images_are_decided_at_once() {
+    let now = Instant::now();
+    let mut wanted = Remembered::default();
+    let mut fought = set(&[], &[], false);
+    for _ in 0..2 {
         let verdict = (on(&["amd64"]), false);
-        plan_of(&reverted, verdict, DaemonSets::Manage, remembered, now)
+        wanted = after(&plan_of(&fought, verdict, DaemonSets::Manage, wanted, now));
+    }
+    fought.spec.template.spec.containers[0].image = Some("b".to_owned());
+    let verdict = (on(&["amd64"]), false);
+    let plan = plan_of(&fought, verdict, DaemonSets::Manage, wanted, now);
+    assert!(plan.patch.is_some());
+}
+
+/// archaware's patch would take the field, and the next apply would end with a conflict.
+#[test]
+fn tolerations_of_a_server_side_applier_are_reported() {
+    let mut applied = set(&[arch("amd64")], &[], false);
+    let fields = json!({ "f:spec": { "f:template": { "f:spec": { "f:tolerations": {} } } } });
+    applied.managers = serde_json::from_value(json!([{ "manager": "argocd", "operation": "Apply",
+        "fieldsV1": fields }]))
+    .unwrap();
+    let plan = managed(&applied, on(&["amd64", "arm64"]));
+    assert_eq!(plan.patch, None);
+    let [event] = plan.events.as_slice() else {
+        panic!("{:?}", plan.events)
     };
-    let first = plan_at(None, start);
-    assert!(first.patch.is_some());
-    let second = plan_at(first.state, start);
-    assert_eq!(second.patch, None);
-    assert_eq!(second.events[0].reason, EventReason::TolerationsReverted);
-    assert_eq!(second.requeue, Some(Duration::from_secs(30)));
-    let third = plan_at(second.state, start + Duration::from_secs(30));
-    assert!(third.patch.is_some());
+    assert_eq!(event.reason, EventReason::TolerationsMissing);
+    assert!(event.note.contains("argocd"), "{}", event.note);
+    assert_eq!(managed(&applied, on(&["amd64"])).patch, None);
+}
+
+/// The annotation says that archaware added the toleration; the author's manifest has it too by now.
+#[test]
+fn an_author_takes_a_toleration_over() {
+    let amd = [arch("amd64")];
+    let mut taken = set(&amd, &amd, false);
+    taken.applied_tolerations = amd.to_vec();
+    let plan = managed(&taken, on(&["arm64"]));
+    let write = plan.patch.unwrap();
+    let operations = write.patch.into_operations();
+    let removes: Vec<&Value> = operations
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|one| one["op"] == "remove")
+        .collect();
+    assert!(removes.is_empty(), "{operations}");
+}
+
+/// After an upgrade, or when the author took a toleration over, only the annotation changes: that is no repair.
+#[test]
+fn a_record_alone_is_no_repair() {
+    let (amd, now) = ([arch("amd64")], Instant::now());
+    let mut old = set(&amd, &amd, false);
+    let record = json!({ "tolerations": amd, "images": ["a"] }).to_string();
+    old.metadata.annotations = Some([("archaware.dev/tolerations".to_owned(), record)].into());
+    let written = Some(Written {
+        wanted: 1,
+        repairs: 3,
+        at: now,
+    });
+    let remembered = Remembered {
+        state: None,
+        written,
+    };
+    let verdict = || (on(&["amd64"]), false);
+    let plan = plan_of(&old, verdict(), DaemonSets::Manage, remembered, now);
+    let write = plan.patch.unwrap();
+    assert_eq!(
+        (write.change, write.written),
+        (PlannedChange::RecordChanged, None)
+    );
+    assert!(write.events.is_empty() && plan.events.is_empty());
+    let plan = plan_of(
+        &old,
+        verdict(),
+        DaemonSets::Report,
+        Remembered::default(),
+        now,
+    );
+    assert!(plan.patch.is_none() && plan.events.is_empty());
+}
+
+/// The tolerations were lost while a registry is down: the record knows what the images decided.
+#[test]
+fn a_recorded_decision_is_applied_again() {
+    let amd = arch("amd64");
+    let record =
+        json!({ "version": 1, "tolerations": [amd], "images": ["a"], "decision": "amd64" });
+    let mut lost = set(&[], &[], false);
+    let text = record.to_string();
+    lost.metadata.annotations = Some([("archaware.dev/tolerations".to_owned(), text)].into());
+    let write = managed(&lost, unresolved()).patch.unwrap();
+    let changed = PlannedChange::TemplateChanged {
+        decision: "amd64".to_owned(),
+        by_policy: false,
+    };
+    assert_eq!(write.change, changed);
 }
 
 #[test]
 fn a_report_changes_nothing_and_is_made_once() {
     let set = set(&[], &[], false);
     let verdict = || (on(&["amd64"]), false);
-    let first = plan_of(&set, verdict(), DaemonSets::Report, None, Instant::now());
+    let (new, now) = (Remembered::default(), Instant::now());
+    let first = plan_of(&set, verdict(), DaemonSets::Report, new, now);
     assert_eq!(first.patch, None);
     assert_eq!(first.events[0].reason, EventReason::TolerationsMissing);
-    let second = plan_of(
-        &set,
-        verdict(),
-        DaemonSets::Report,
-        first.state,
-        Instant::now(),
-    );
+    let second = plan_of(&set, verdict(), DaemonSets::Report, after(&first), now);
     assert!(second.events.is_empty());
 }

@@ -1,7 +1,9 @@
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::*;
-use crate::config::Config;
+use crate::{config::Config, plan::Written};
 
 fn node(architecture: &str, annotation: Option<&str>, taints: Value) -> Node {
     let annotations = annotation.map(|taint| json!({ "archaware.dev/taint": taint }));
@@ -15,6 +17,54 @@ fn node(architecture: &str, annotation: Option<&str>, taints: Value) -> Node {
 
 fn taint(value: &str) -> Value {
     json!({ "key": "kubernetes.io/arch", "value": value, "effect": "NoSchedule" })
+}
+
+fn plan_of(node: &Node, config: &Config, written: Option<Written>, now: Instant) -> Plan {
+    let mut keys = ConfiguredKeys::from(config);
+    keys.taints.insert("old".to_owned());
+    let remembered = Remembered {
+        state: None,
+        written,
+    };
+    plan(node, &TaintPolicy::from(config), &keys, &remembered, now)
+}
+
+/// Another controller takes the taint away again and again, with or without the annotation.
+#[test]
+fn a_fight_about_a_taint_slows_down() {
+    let owned = "kubernetes.io/arch=arm64:NoSchedule";
+    let foreign = json!([{ "key": "cloud", "effect": "NoSchedule" }]);
+    for annotation in [None, Some(owned)] {
+        let mut reverted = node("arm64", annotation, foreign.clone());
+        reverted.managers = serde_json::from_value(json!([{ "manager": "cloud-sync",
+            "operation": "Update", "fieldsV1": { "f:spec": { "f:taints": {} } } }]))
+        .unwrap();
+        let start = Instant::now();
+        let (mut now, mut last, mut writes, mut notes) = (start, None, 0, Vec::new());
+        while now < start + Duration::from_hours(1) {
+            let plan = plan_of(&reverted, &Config::default(), last, now);
+            notes.extend(plan.events.into_iter().map(|event| event.note));
+            match plan.patch {
+                Some(write) => {
+                    last = write.written;
+                    writes += 1;
+                }
+                None => now += plan.requeue.expect("it is repaired again"),
+            }
+        }
+        assert!(
+            (12..20).contains(&writes),
+            "{annotation:?}: {writes} writes"
+        );
+        notes.dedup();
+        let [note] = notes.as_slice() else {
+            panic!("{notes:?}")
+        };
+        assert!(
+            note.contains("cloud-sync") && note.contains(owned),
+            "{note}"
+        );
+    }
 }
 
 /// The change of a node and what is reported about it.
@@ -46,12 +96,21 @@ fn every_node_has_its_plan() {
             Some(EventReason::TaintConflict),
         ),
         (
+            node(
+                "arm64",
+                Some("gone=arm64:NoSchedule"),
+                json!([{ "key": "gone", "value": "arm64", "effect": "NoSchedule" }]),
+            ),
+            None,
+            Some(EventReason::TaintConflict),
+        ),
+        (
             node("", None, Value::Null),
             None,
             Some(EventReason::UnknownArchitecture),
         ),
     ] {
-        let plan = plan(&node, &TaintPolicy::from(&Config::default()));
+        let plan = plan_of(&node, &Config::default(), None, Instant::now());
         assert_eq!(plan.patch.map(|write| write.change), change, "{node:?}");
         let reason = plan.events.first().map(|event| event.reason);
         assert_eq!(reason, event, "{node:?}");
@@ -63,10 +122,8 @@ fn every_node_has_its_plan() {
         },
         ..Config::default()
     };
-    let plan = plan(
-        &node("arm64", owned, json!([taint("arm64")])),
-        &TaintPolicy::from(&config),
-    );
+    let owned = node("arm64", owned, json!([taint("arm64")]));
+    let plan = plan_of(&owned, &config, None, Instant::now());
     let released = PlannedChange::NodeUntainted { removed: true };
     assert_eq!(plan.patch.map(|write| write.change), Some(released));
 }

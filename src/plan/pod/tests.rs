@@ -149,13 +149,21 @@ fn every_verdict_has_its_plan() {
             true,
             None,
         ),
-        (json!({}), none(), None, true, true, looks),
+        // It waits, and its annotation says so.
+        (
+            json!({}),
+            none(),
+            Some(placed("none", false)),
+            true,
+            false,
+            looks,
+        ),
         (
             gated(),
             none(),
             Some(placed("none", false)),
             true,
-            true,
+            false,
             looks,
         ),
         (json!({}), Verdict::Skip, None, true, true, None),
@@ -247,7 +255,7 @@ fn a_decision_of_the_images_is_better_than_one_without_them() {
     let config = Config::default();
     let failed = evaluation(unresolved());
     let late = start + 10 * MINUTE;
-    let recorded = pod(&[("archaware.dev/decision", "arm64")], json!({}));
+    let recorded = pod(&[("archaware.dev/decision", "arm64")], tolerating());
     let first = plan_with(&config, &recorded, &failed, None, start);
     let second = plan_with(&config, &recorded, &failed, first.state.clone(), late);
     assert!(first.decides && second.decides && second.patch.is_none());
@@ -263,6 +271,106 @@ fn a_decision_of_the_images_is_better_than_one_without_them() {
     let first = plan_with(&config, &other, &failed, resolved.state, start);
     let second = plan_with(&config, &other, &failed, first.state, late);
     assert!(second.patch.is_some());
+}
+
+/// A decision counts when it is applied: the annotation may have been copied, and the configuration may have changed.
+#[test]
+fn a_decision_that_is_not_applied_is_none() {
+    let (start, failed) = (Instant::now(), evaluation(unresolved()));
+    let late = start + 10 * MINUTE;
+    let moved = crate::config::parse(
+        "c",
+        "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\ntaint: {key: other/key}\n",
+    )
+    .unwrap();
+    let recorded = |spec| pod(&[("archaware.dev/decision", "arm64")], spec);
+    for (name, config, pod) in [
+        ("copied", Config::default(), recorded(json!({}))),
+        ("another key", moved, recorded(tolerating())),
+    ] {
+        let first = plan_with(&config, &pod, &failed, None, start);
+        assert!(!first.decides && first.patch.is_none(), "{name}");
+        let second = plan_with(&config, &pod, &failed, first.state, late);
+        let change = second.patch.map(|write| write.change);
+        assert_eq!(change, Some(placed("any", true)), "{name}");
+    }
+    // What this process decided itself is applied again, for example after the patch was refused.
+    let config = Config::default();
+    let (mut decided, fresh) = (evaluation(on(&["arm64"])), pod(&[], json!({})));
+    decided.images = vec![("a".to_owned(), None)];
+    let first = plan_with(&config, &fresh, &decided, None, start);
+    let second = plan_with(&config, &fresh, &failed, first.state, late);
+    let change = second.patch.map(|write| write.change);
+    assert_eq!(change, Some(placed("arm64", false)));
+    assert!(second.requeue.is_some(), "the images are tried again");
+}
+
+/// An arm64 image in a pod whose author selects amd64 nodes.
+#[test]
+fn an_author_who_excludes_the_images_is_told() {
+    let selector = json!({ "nodeSelector": { "kubernetes.io/arch": "amd64" } });
+    let plan = plan_of(&pod(&[], selector.clone()), on(&["arm64"]));
+    assert_eq!(reasons(&plan.events), [EventReason::ArchitectureExcluded]);
+    assert!(plan.requeue.is_some() && plan.patch.is_some());
+    let plan = plan_of(&pod(&[], selector), on(&["amd64", "arm64"]));
+    assert!(plan.events.is_empty() && plan.requeue.is_none());
+}
+
+/// An operator that owns the pod removes the annotation each time.
+#[test]
+fn a_fight_about_none_slows_down() {
+    let none = evaluation(Verdict::Decided(Decision::NoCommonArchitecture));
+    let (mut now, mut state, mut writes) = (Instant::now(), None, 0);
+    let (end, pod) = (now + 60 * MINUTE, pod(&[], json!({})));
+    while now < end {
+        let plan = plan_with(&Config::default(), &pod, &none, state, now);
+        state = plan.state;
+        match plan.patch {
+            Some(_) => writes += 1,
+            None => now += plan.requeue.expect("it is said again"),
+        }
+    }
+    assert!((10..20).contains(&writes), "{writes}");
+    // The tag was pushed anew, and the author tolerates what it allows.
+    let said = |spec| super::tests::pod(&[("archaware.dev/decision", "none")], spec);
+    let plan = plan_of(&said(tolerating()), on(&["arm64"]));
+    assert_eq!(plan.patch.unwrap().change, placed("arm64", false));
+}
+
+/// An event is there as long as its pod waits: the API server removes it after an hour.
+#[test]
+fn whoever_waits_has_a_current_event() {
+    let hold = crate::config::parse(
+        "c",
+        "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\nresolution: {failure: {action: hold}}\n",
+    )
+    .unwrap();
+    let none = evaluation(Verdict::Decided(Decision::NoCommonArchitecture));
+    let said = pod(&[("archaware.dev/decision", "none")], json!({}));
+    for (evaluation, reason) in [
+        (none, EventReason::NoCommonArchitecture),
+        (evaluation(unresolved()), EventReason::ImageNotResolved),
+    ] {
+        let (mut now, mut state, mut events) = (Instant::now(), None, Vec::new());
+        let end = now + 65 * MINUTE;
+        while now < end {
+            let plan = plan_with(&hold, &said, &evaluation, state, now);
+            assert_eq!(plan.patch, None, "nothing to write");
+            assert!(!plan.decides);
+            events.extend(plan.events.iter().map(|event| (event.reason, now)));
+            state = plan.state;
+            now += plan.requeue.expect("it is looked at again");
+        }
+        let pauses: Vec<u64> = events
+            .windows(2)
+            .map(|two| (two[1].1 - two[0].1).as_secs())
+            .collect();
+        assert!(
+            pauses.len() >= 2 && pauses.iter().all(|pause| (1200..=1800).contains(pause)),
+            "{reason:?}: {pauses:?}"
+        );
+        assert!(events.iter().all(|(own, _)| *own == reason));
+    }
 }
 
 #[test]

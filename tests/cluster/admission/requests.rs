@@ -176,7 +176,8 @@ async fn fixtures_are_answered_with_the_least_operations() {
     let preferred = "/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution";
     let arm64 = json!({"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]});
     let soft = json!([{"weight": 5, "preference": {"matchExpressions": [arm64]}}]);
-    let record = json!({"tolerations": [amd, arm], "affinity": {"require": {"architectures": ["amd64", "arm64"], "terms": [0]}, "prefer": [{"architecture": "arm64", "weight": 5}]}});
+    let recorded = &sent[5]["value"];
+    let record = json!({"version": 1, "tolerations": [amd, arm], "affinity": {"require": {"architectures": ["amd64", "arm64"], "terms": [0]}, "prefer": [{"architecture": "arm64", "weight": 5}]}});
     assert_eq!(
         sent,
         json!([
@@ -185,9 +186,11 @@ async fn fixtures_are_answered_with_the_least_operations() {
             {"op": "add", "path": term, "value": expression},
             {"op": "add", "path": preferred, "value": soft},
             {"op": "add", "path": "/metadata/annotations/archaware.dev~1decision", "value": "amd64,arm64"},
-            {"op": "add", "path": "/metadata/annotations/archaware.dev~1added", "value": record.to_string()},
+            {"op": "add", "path": "/metadata/annotations/archaware.dev~1added", "value": recorded},
         ])
     );
+    let recorded: Value = serde_json::from_str(recorded.as_str().unwrap()).unwrap();
+    assert_eq!(recorded, record);
 
     let (_, answer) = webhook
         .send("/nodes", load("node-create", &cluster).to_string())

@@ -342,6 +342,48 @@ impl TestCluster {
         )
     }
 
+    /// Runs archaware as in one of its own pods: with the files and variables of its ServiceAccount, and no kubeconfig.
+    /// Needs root, for a mount namespace.
+    pub fn archaware_in_pod(&self, arguments: &[&str]) -> (i32, String, String) {
+        const SCRIPT: &str = "mount -t tmpfs none /var/run/secrets && \
+            mkdir -p /var/run/secrets/kubernetes.io && \
+            cp -r \"$1\" /var/run/secrets/kubernetes.io/serviceaccount && shift && exec \"$@\"";
+        let token = self.kubectl(&["-n", "archaware", "create", "token", "archaware"]);
+        let admin = std::fs::read_to_string(self.kubeconfig("admin")).unwrap();
+        let value = |key: &str| {
+            let (_, rest) = admin.split_once(key).unwrap();
+            rest.trim_start_matches([' ', '"'])
+                .split(['"', '}', ','])
+                .next()
+                .unwrap()
+        };
+        let account = self.dir.join("account");
+        let _ = std::fs::create_dir(&account);
+        std::fs::write(account.join("token"), token.trim()).unwrap();
+        std::fs::write(account.join("namespace"), "archaware").unwrap();
+        std::fs::copy(value("certificate-authority:"), account.join("ca.crt")).unwrap();
+        std::fs::create_dir_all("/var/run/secrets").unwrap();
+        let server = value("server:").trim_start_matches("https://");
+        let (host, port) = server.split_once(':').unwrap();
+        let output = Command::new("unshare")
+            .args(["--mount", "sh", "-c", SCRIPT, "sh"])
+            .arg(account)
+            .arg(crate::program())
+            .args(arguments)
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("KUBERNETES_SERVICE_HOST", host)
+            .env("KUBERNETES_SERVICE_PORT", port)
+            .output()
+            .unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (
+            output.status.code().unwrap_or(-1),
+            text(output.stdout),
+            text(output.stderr),
+        )
+    }
+
     pub fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }

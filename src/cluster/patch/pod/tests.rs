@@ -28,7 +28,7 @@ fn a_pod_with_and_without_a_list() {
             {"op": "add", "path": "/spec/tolerations", "value": [{"key": "k"}]},
             {"op": "test", "path": "/metadata/annotations", "value": null},
             {"op": "add", "path": "/metadata/annotations", "value": {
-                "archaware.dev/decision": "any", "archaware.dev/added": r#"{"tolerations":[{"key":"k"}]}"#,
+                "archaware.dev/decision": "any", "archaware.dev/added": r#"{"version":1,"tolerations":[{"key":"k"}]}"#,
             }},
         ])
     );
@@ -51,7 +51,7 @@ fn a_pod_with_and_without_a_list() {
             {"op": "test", "path": "/metadata/annotations/archaware.dev~1decision", "value": null},
             {"op": "add", "path": "/metadata/annotations/archaware.dev~1decision", "value": "any"},
             {"op": "test", "path": "/metadata/annotations/archaware.dev~1added", "value": null},
-            {"op": "add", "path": "/metadata/annotations/archaware.dev~1added", "value": r#"{"tolerations":[{"key":"k"},{"key":"k"}]}"#},
+            {"op": "add", "path": "/metadata/annotations/archaware.dev~1added", "value": r#"{"version":1,"tolerations":[{"key":"k"},{"key":"k"}]}"#},
         ])
     );
 }
@@ -155,7 +155,7 @@ fn an_earlier_call_is_undone_before_the_next_one() {
             {"op": "remove", "path": "/spec/tolerations/0"},
             {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "c"}},
             {"op": "add", "path": "/metadata/annotations/archaware.dev~1decision", "value": "any"},
-            {"op": "add", "path": "/metadata/annotations/archaware.dev~1added", "value": r#"{"tolerations":[{"key":"c"}]}"#},
+            {"op": "add", "path": "/metadata/annotations/archaware.dev~1added", "value": r#"{"version":1,"tolerations":[{"key":"c"}]}"#},
             {"op": "add", "path": "/spec/schedulingGates", "value": [{"name": GATE}]},
         ])
     );

@@ -1,0 +1,93 @@
+//! Looks again when everything is removed: what came back comes from an archaware that still runs, or runs again.
+
+use futures::TryStreamExt;
+use k8s_openapi::api::apps::v1::Deployment;
+
+use crate::{
+    admission,
+    cluster::{
+        NAME,
+        api::{ApiClient, ApiError, ApiObject},
+        name::NamespacedName,
+        objects::{DaemonSet, Node},
+    },
+    placement::annotation,
+};
+
+use super::{Session, objects::has_record};
+
+const CAME_BACK: &str =
+    "came back: does archaware run again, or in another namespace (--namespace)?";
+
+/// The replicas of archaware's Deployment; `None` if there is none, or if it may not be read.
+pub(super) async fn replicas(
+    api: &ApiClient,
+    name: &NamespacedName,
+) -> Result<Option<i32>, ApiError> {
+    match api.find::<Deployment>(name).await {
+        // The API server sets the default of 1.
+        Ok(found) => Ok(found.map(|found| found.spec.replicas.unwrap_or(1))),
+        Err(ApiError::Forbidden(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+impl Session {
+    /// Lists what came back, or will.
+    pub(super) async fn verify(&mut self) -> anyhow::Result<()> {
+        // A pod may have received a gate while it was being created when the configuration was removed.
+        if self.unregistered.is_some() {
+            self.wait_until_not_asked().await;
+            self.remove_gates().await?;
+        }
+        self.find_records::<Node>(annotation::TAINT, "taint")
+            .await?;
+        self.find_records::<DaemonSet>(annotation::TOLERATIONS, "tolerations")
+            .await?;
+        let origin = admission::RemovalScope::AlsoFromManifests;
+        if self.unregistered.is_some()
+            && admission::remove_configuration(&self.api, origin, true).await?
+        {
+            let what = format!("MutatingWebhookConfiguration {NAME} ({CAME_BACK})");
+            self.remaining.push(what);
+        }
+        Ok(())
+    }
+
+    /// A Deployment that is meant to run restores everything as soon as it does, also if somebody scaled it up meanwhile.
+    pub(super) async fn find_replicas(&mut self) -> anyhow::Result<()> {
+        let name = NamespacedName::new(&self.namespace, NAME);
+        let found = replicas(&self.api, &name).await?.unwrap_or_default();
+        if found > 0 && !self.dry_run {
+            self.remaining.push(format!(
+                "Deployment {name} (its {found} replicas put everything back as soon as they run; run clean --stop-controller)"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Objects that carry this record again, except those where clean failed.
+    async fn find_records<K>(&mut self, record: &'static str, what: &str) -> Result<(), ApiError>
+    where
+        K: ApiObject + Clone + serde::de::DeserializeOwned + Send + 'static,
+    {
+        let found: Vec<NamespacedName> = self
+            .api
+            .list(None)
+            .try_filter_map(|object: K| {
+                let name = has_record(&object, record).then(|| NamespacedName::of_object(&object));
+                std::future::ready(Ok(name))
+            })
+            .try_collect()
+            .await?;
+        let kind = K::kind(&());
+        for name in found {
+            if !self.failed.contains(&(kind.to_string(), name.clone())) {
+                self.not_cleaned = true;
+                self.remaining
+                    .push(format!("{kind} {name} (its {what} {CAME_BACK})"));
+            }
+        }
+        Ok(())
+    }
+}

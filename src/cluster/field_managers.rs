@@ -1,0 +1,158 @@
+//! Who manages the field that archaware changes: `spec.taints` of nodes, the tolerations of a DaemonSet's template. Both are
+//! atomic lists, so each has one value that its managers share ([server-side
+//! apply](https://kubernetes.io/docs/reference/using-api/server-side-apply/)).
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::{Deserialize, de::IgnoredAny};
+
+use super::api::FIELD_MANAGER;
+
+/// The managers of the field, other than archaware.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FieldManagers(Vec<FieldManager>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FieldManager {
+    name: String,
+    /// Whether it uses server-side apply. Such a field cannot be changed without a conflict at its next apply.
+    applies: bool,
+    time: Option<Time>,
+}
+
+impl FieldManagers {
+    /// The managers that set the field by server-side apply.
+    pub fn appliers(&self) -> impl Iterator<Item = &str> {
+        let appliers = self.0.iter().filter(|one| one.applies);
+        appliers.map(|one| one.name.as_str())
+    }
+
+    /// The manager that set the field last, for messages: quoted, or `another tool`. Who only removes a field does not manage
+    /// it.
+    pub fn last_writer(&self) -> String {
+        let last = self.0.iter().max_by_key(|one| &one.time);
+        last.map_or("another tool".to_owned(), |one| format!("{:?}", one.name))
+    }
+}
+
+/// An entry of `metadata.managedFields`, with only the fields that matter here.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Entry {
+    manager: String,
+    operation: String,
+    subresource: String,
+    time: Option<Time>,
+    fields_v1: Fields,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Fields {
+    #[serde(rename = "f:spec")]
+    spec: Option<Spec>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Spec {
+    #[serde(rename = "f:taints")]
+    taints: Option<IgnoredAny>,
+    #[serde(rename = "f:template")]
+    template: Option<Template>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Template {
+    #[serde(rename = "f:spec")]
+    spec: Option<PodSpec>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct PodSpec {
+    #[serde(rename = "f:tolerations")]
+    tolerations: Option<IgnoredAny>,
+}
+
+impl<'de> Deserialize<'de> for FieldManagers {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let entries = Option::<Vec<Entry>>::deserialize(deserializer)?.unwrap_or_default();
+        let manager = |entry: Entry| {
+            let spec = entry.fields_v1.spec?;
+            let own = entry.manager == FIELD_MANAGER || !entry.subresource.is_empty();
+            let in_template = |template: Template| template.spec?.tolerations;
+            let has_field = spec.taints.is_some() || spec.template.and_then(in_template).is_some();
+            (has_field && !own).then_some(FieldManager {
+                name: entry.manager,
+                applies: entry.operation == "Apply",
+                time: entry.time,
+            })
+        };
+        Ok(Self(entries.into_iter().filter_map(manager).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn entry(manager: &str, operation: &str, minute: u8, spec: &Value) -> Value {
+        json!({ "manager": manager, "operation": operation, "fieldsType": "FieldsV1",
+            "time": format!("2026-01-01T00:{minute:02}:00Z"), "fieldsV1": { "f:spec": spec } })
+    }
+
+    #[test]
+    fn only_managers_of_the_field_count() {
+        let tolerations =
+            json!({"f:template": {"f:spec": {"f:tolerations": {}, "f:containers": {"k:{}": {}}}}});
+        let other = json!({"f:template": {"f:spec": {"f:containers": {}}}});
+        let taints = json!({"f:taints": {}});
+        for (entries, appliers, last) in [
+            (json!(null), vec![], "another tool"),
+            (
+                json!([
+                    entry("archaware", "Update", 9, &tolerations),
+                    entry("helm", "Update", 1, &other)
+                ]),
+                vec![],
+                "another tool",
+            ),
+            (
+                json!([
+                    entry("argocd", "Apply", 1, &tolerations),
+                    entry("kubectl-edit", "Update", 2, &other)
+                ]),
+                vec!["argocd"],
+                "\"argocd\"",
+            ),
+            (
+                json!([
+                    entry("old", "Update", 1, &tolerations),
+                    entry("new", "Update", 2, &tolerations)
+                ]),
+                vec![],
+                "\"new\"",
+            ),
+            (
+                json!([
+                    entry("cloud", "Update", 1, &taints),
+                    {"manager": "kubelet", "operation": "Update", "subresource": "status", "fieldsV1": {"f:spec": {}}},
+                    {"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:metadata": {}}},
+                ]),
+                vec![],
+                "\"cloud\"",
+            ),
+        ] {
+            let managers: FieldManagers = serde_json::from_value(entries.clone()).unwrap();
+            assert_eq!(
+                managers.appliers().collect::<Vec<_>>(),
+                appliers,
+                "{entries}"
+            );
+            assert_eq!(managers.last_writer(), last, "{entries}");
+        }
+    }
+}
