@@ -4,18 +4,19 @@
 //! The types cannot be serialised, so a truncated object can never be written back. Every field has a default, so
 //! parsing never fails because of an unusual object.
 
+mod stored;
+
 use std::{borrow::Cow, collections::BTreeMap};
 
 use k8s_openapi::{
-    ClusterResourceScope, NamespaceResourceScope,
-    api::core::v1::LocalObjectReference,
-    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time},
+    ClusterResourceScope, NamespaceResourceScope, api::core::v1::LocalObjectReference,
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::Resource;
-use serde::{Deserialize, Deserializer, de::IgnoredAny};
+use serde::Deserialize;
 use serde_json::Value;
 
-use crate::placement::{GATE, affinity::Affinity, annotation, node};
+use crate::placement::{GATE, affinity::Affinity, node};
 
 use super::field_managers::FieldManagers;
 
@@ -24,7 +25,7 @@ use super::field_managers::FieldManagers;
 #[serde(default)]
 pub struct Pod {
     /// The metadata that archaware reads.
-    #[serde(deserialize_with = "metadata")]
+    #[serde(deserialize_with = "stored::metadata")]
     pub metadata: ObjectMeta,
     /// Desired state.
     pub spec: PodSpec,
@@ -119,7 +120,7 @@ pub struct PodStatus {
 
 /// A node.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(from = "StoredNode")]
+#[serde(from = "stored::StoredNode")]
 pub struct Node {
     /// The metadata that archaware reads.
     pub metadata: ObjectMeta,
@@ -157,7 +158,7 @@ pub struct NodeInfo {
 
 /// A DaemonSet.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(from = "StoredDaemonSet")]
+#[serde(from = "stored::StoredDaemonSet")]
 pub struct DaemonSet {
     /// The metadata that archaware reads.
     pub metadata: ObjectMeta,
@@ -182,7 +183,7 @@ pub struct DaemonSetSpec {
 #[serde(default)]
 pub struct PodTemplate {
     /// The metadata that archaware reads.
-    #[serde(deserialize_with = "metadata")]
+    #[serde(deserialize_with = "stored::metadata")]
     pub metadata: ObjectMeta,
     /// Spec of the pods.
     pub spec: PodSpec,
@@ -193,7 +194,7 @@ pub struct PodTemplate {
 #[serde(default)]
 pub struct Namespace {
     /// The metadata that archaware reads.
-    #[serde(deserialize_with = "metadata")]
+    #[serde(deserialize_with = "stored::metadata")]
     pub metadata: ObjectMeta,
 }
 
@@ -202,7 +203,7 @@ pub struct Namespace {
 #[serde(default)]
 pub struct MutatingWebhookConfiguration {
     /// The metadata that archaware reads.
-    #[serde(deserialize_with = "metadata")]
+    #[serde(deserialize_with = "stored::metadata")]
     pub metadata: ObjectMeta,
     /// Its webhooks.
     pub webhooks: Option<Vec<Value>>,
@@ -213,98 +214,6 @@ pub fn annotations(metadata: &ObjectMeta) -> &BTreeMap<String, String> {
     static EMPTY: BTreeMap<String, String> = BTreeMap::new();
     metadata.annotations.as_ref().unwrap_or(&EMPTY)
 }
-
-/// Parses metadata without the parts that archaware does not read.
-fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
-    let stored = Option::<StoredMetadata<IgnoredAny>>::deserialize(deserializer)?;
-    Ok(stored.unwrap_or_default().into())
-}
-
-/// Metadata as the API server sends it, with the managers of fields only where archaware reads them.
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-struct StoredMetadata<M: Default> {
-    name: Option<String>,
-    namespace: Option<String>,
-    uid: Option<String>,
-    resource_version: Option<String>,
-    creation_timestamp: Option<Time>,
-    deletion_timestamp: Option<Time>,
-    labels: Option<BTreeMap<String, String>>,
-    annotations: Option<BTreeMap<String, String>>,
-    owner_references: Option<Vec<OwnerReference>>,
-    managed_fields: M,
-}
-
-impl<M: Default> From<StoredMetadata<M>> for ObjectMeta {
-    /// `managedFields` is often the largest part, and foreign annotations may hold whole manifests. An empty map means that
-    /// there are only foreign annotations, `None` that there are none at all, which decides how a patch adds one.
-    fn from(mut stored: StoredMetadata<M>) -> Self {
-        if let Some(annotations) = &mut stored.annotations {
-            annotations.retain(|name, _| name.starts_with(annotation::PREFIX) || name == MIRROR);
-        }
-        Self {
-            name: stored.name,
-            namespace: stored.namespace,
-            uid: stored.uid,
-            resource_version: stored.resource_version,
-            creation_timestamp: stored.creation_timestamp,
-            deletion_timestamp: stored.deletion_timestamp,
-            labels: stored.labels,
-            annotations: stored.annotations,
-            owner_references: stored.owner_references,
-            ..Self::default()
-        }
-    }
-}
-
-/// A node as the API server sends it.
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct StoredNode {
-    metadata: Option<StoredMetadata<FieldManagers>>,
-    spec: NodeSpec,
-    status: NodeStatus,
-}
-
-impl From<StoredNode> for Node {
-    fn from(stored: StoredNode) -> Self {
-        let mut metadata = stored.metadata.unwrap_or_default();
-        Self {
-            managers: std::mem::take(&mut metadata.managed_fields),
-            metadata: metadata.into(),
-            spec: stored.spec,
-            status: stored.status,
-        }
-    }
-}
-
-/// A DaemonSet as the API server sends it.
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct StoredDaemonSet {
-    metadata: Option<StoredMetadata<FieldManagers>>,
-    spec: DaemonSetSpec,
-}
-
-impl From<StoredDaemonSet> for DaemonSet {
-    fn from(stored: StoredDaemonSet) -> Self {
-        let mut metadata = stored.metadata.unwrap_or_default();
-        let annotations = metadata.annotations.as_ref();
-        let applied = annotations.and_then(|annotations| annotations.get(LAST_APPLIED));
-        let applied = applied.and_then(|text| serde_json::from_str::<Self>(text).ok());
-        let tolerations = applied.and_then(|applied| applied.spec.template.spec.tolerations);
-        Self {
-            managers: std::mem::take(&mut metadata.managed_fields),
-            metadata: metadata.into(),
-            applied_tolerations: tolerations.unwrap_or_default(),
-            spec: stored.spec,
-        }
-    }
-}
-
-/// The annotation in which `kubectl apply` stores the manifest that it applied last.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// The annotation that the kubelet sets on mirror pods of static pods.
 const MIRROR: &str = "kubernetes.io/config.mirror";

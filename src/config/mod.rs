@@ -3,6 +3,7 @@
 
 mod admission;
 mod affinity;
+mod contradiction;
 mod defaults;
 mod duration;
 mod file;

@@ -47,6 +47,21 @@ fn daemon_set(cluster: &TestCluster, name: &str) -> Value {
         "template": {"metadata": {"labels": {"app": name}}, "spec": spec}}})
 }
 
+/// A Deployment in archaware's place, whose pods never run.
+fn create_deployment(cluster: &TestCluster, replicas: &str) {
+    cluster.kubectl(&[
+        "-n",
+        "archaware",
+        "create",
+        "deployment",
+        "archaware",
+        "--image",
+        "not-started",
+        "--replicas",
+        replicas,
+    ]);
+}
+
 #[tokio::test]
 async fn clean_leaves_every_foreign_thing_and_nothing_of_its_own() {
     let cluster = TestCluster::take().await;
@@ -162,17 +177,7 @@ async fn clean_recreates_pods_and_respects_budgets() {
 async fn clean_stops_the_controller_when_asked() {
     let cluster = TestCluster::take().await;
     cluster.create_node("amd64", "amd64").await;
-    cluster.kubectl(&[
-        "-n",
-        "archaware",
-        "create",
-        "deployment",
-        "archaware",
-        "--image",
-        "not-started",
-        "--replicas",
-        "1",
-    ]);
+    create_deployment(&cluster, "1");
     let (status, out, error) = cluster.archaware(&["clean", "--stop-controller"]);
     assert_eq!(status, 0, "{out}{error}");
     let replicas = cluster.kubectl(&[
@@ -193,17 +198,7 @@ async fn clean_stops_the_controller_when_asked() {
 async fn clean_works_in_a_pod_of_archaware() {
     let cluster = TestCluster::take().await;
     cluster.create_three_nodes().await;
-    cluster.kubectl(&[
-        "-n",
-        "archaware",
-        "create",
-        "deployment",
-        "archaware",
-        "--image",
-        "not-started",
-        "--replicas",
-        "2",
-    ]);
+    create_deployment(&cluster, "2");
     cluster
         .create::<DaemonSet>(daemon_set(&cluster, "agent"))
         .await;

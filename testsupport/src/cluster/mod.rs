@@ -52,6 +52,16 @@ pub struct TestCluster {
     _lock: File,
 }
 
+/// Exit status, stdout and stderr.
+fn ended(output: std::process::Output) -> (i32, String, String) {
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (
+        output.status.code().unwrap_or(-1),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
 impl TestCluster {
     /// Any free cluster that only has the nodes that the test creates.
     pub async fn take() -> Self {
@@ -334,12 +344,7 @@ impl TestCluster {
             .args(arguments)
             .output()
             .unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        (
-            output.status.code().unwrap_or(-1),
-            text(output.stdout),
-            text(output.stderr),
-        )
+        ended(output)
     }
 
     /// Runs archaware as in one of its own pods: with the files and variables of its ServiceAccount, and no kubeconfig.
@@ -376,12 +381,7 @@ impl TestCluster {
             .env("KUBERNETES_SERVICE_PORT", port)
             .output()
             .unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        (
-            output.status.code().unwrap_or(-1),
-            text(output.stdout),
-            text(output.stderr),
-        )
+        ended(output)
     }
 
     pub fn pods(&self) -> Api<Pod> {
