@@ -17,7 +17,7 @@ use crate::{
         name::NamespacedName,
         objects::{DaemonSet, Namespace, Node, Pod, annotations},
     },
-    config::Config,
+    config::{Config, DaemonSets},
     controller::{self, Durable},
     evaluate::{Evaluation, Evaluator, KnownKeys, Verdict, pull_secrets::PullSecrets},
     metrics::Metrics,
@@ -183,9 +183,11 @@ async fn of_daemon_set(
             let tolerated = decision.annotation();
             let detail = format!("template tolerates {tolerated}; this rolls it");
             ("changeTemplate", detail)
-        } else {
+        } else if mode == DaemonSets::Manage {
             let detail = "updates the annotation that records tolerations; no rollout";
             ("record", detail.to_owned())
+        } else {
+            return None;
         };
     Some(PlanRow::of("DaemonSet", &set, action, detail))
 }

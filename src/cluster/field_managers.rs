@@ -2,8 +2,13 @@
 //! atomic lists, so each has one value that its managers share ([server-side
 //! apply](https://kubernetes.io/docs/reference/using-api/server-side-apply/)).
 
+use std::fmt;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use serde::{Deserialize, de::IgnoredAny};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, IgnoredAny, SeqAccess, Visitor},
+};
 
 use super::api::FIELD_MANAGER;
 
@@ -75,21 +80,51 @@ struct PodSpec {
     tolerations: Option<IgnoredAny>,
 }
 
+impl Entry {
+    /// `None` for archaware itself, for subresources, and for managers of other fields.
+    fn manager(self) -> Option<FieldManager> {
+        let spec = self.fields_v1.spec?;
+        let own = self.manager == FIELD_MANAGER || !self.subresource.is_empty();
+        let in_template = |template: Template| template.spec?.tolerations;
+        let has_field = spec.taints.is_some() || spec.template.and_then(in_template).is_some();
+        (has_field && !own).then_some(FieldManager {
+            name: self.manager,
+            applies: self.operation == "Apply",
+            time: self.time,
+        })
+    }
+}
+
 impl<'de> Deserialize<'de> for FieldManagers {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let entries = Option::<Vec<Entry>>::deserialize(deserializer)?.unwrap_or_default();
-        let manager = |entry: Entry| {
-            let spec = entry.fields_v1.spec?;
-            let own = entry.manager == FIELD_MANAGER || !entry.subresource.is_empty();
-            let in_template = |template: Template| template.spec?.tolerations;
-            let has_field = spec.taints.is_some() || spec.template.and_then(in_template).is_some();
-            (has_field && !own).then_some(FieldManager {
-                name: entry.manager,
-                applies: entry.operation == "Apply",
-                time: entry.time,
-            })
-        };
-        Ok(Self(entries.into_iter().filter_map(manager).collect()))
+    /// What is no list has no managers: parsing never fails because of an unusual object.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Entries)
+    }
+}
+
+struct Entries;
+
+impl<'de> Visitor<'de> for Entries {
+    type Value = FieldManagers;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("managed fields")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<FieldManagers, A::Error> {
+        let mut managers = Vec::new();
+        while let Some(entry) = entries.next_element::<Entry>()? {
+            managers.extend(entry.manager());
+        }
+        Ok(FieldManagers(managers))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<FieldManagers, E> {
+        Ok(FieldManagers::default())
+    }
+
+    fn visit_str<E: Error>(self, _: &str) -> Result<FieldManagers, E> {
+        Ok(FieldManagers::default())
     }
 }
 
@@ -112,6 +147,7 @@ mod tests {
         let taints = json!({"f:taints": {}});
         for (entries, appliers, last) in [
             (json!(null), vec![], "another tool"),
+            (json!("not a list"), vec![], "another tool"),
             (
                 json!([
                     entry("archaware", "Update", 9, &tolerations),
