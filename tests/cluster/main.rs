@@ -10,6 +10,7 @@
 )]
 
 mod admission;
+mod autoscaling;
 mod clean;
 mod configuration;
 mod daemon_sets;

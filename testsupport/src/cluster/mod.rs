@@ -5,6 +5,7 @@ mod admission;
 mod controller;
 mod fixtures;
 mod host;
+mod karpenter;
 mod objects;
 mod tls;
 mod wait;
@@ -34,6 +35,7 @@ use serde_json::json;
 
 pub use admission::{admission_config, client, free_port};
 pub use controller::Controller;
+pub use karpenter::Karpenter;
 pub use objects::{architectures_of, pod, pod_spec, taints};
 pub use tls::self_signed;
 pub use wait::{DEADLINE, eventually, never};

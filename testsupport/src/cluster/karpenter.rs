@@ -1,0 +1,166 @@
+//! A real Karpenter with its kwok provider, and a stand-in for the kubelets of the nodes that it makes.
+
+use std::{
+    fs::File,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, ResourceExt,
+    api::{ListParams, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use super::{DEADLINE, TestCluster, eventually, free_port};
+
+/// How often the stand-in looks for new nodes.
+const REGISTRATION: Duration = Duration::from_millis(100);
+
+/// Karpenter, in a cluster of its own. Ends when it is dropped.
+pub struct Karpenter {
+    child: Child,
+    kubelets: JoinHandle<()>,
+    log: PathBuf,
+}
+
+/// An instance type with 4 CPUs.
+fn instance_type(architecture: &str, price: f64) -> Value {
+    let is = |key: &str, value: &str| json!({"key": key, "operator": "In", "values": [value]});
+    json!({
+        "name": format!("{architecture}.4"),
+        "architecture": architecture,
+        "operatingSystems": ["linux"],
+        "resources": {"cpu": "4", "memory": "16Gi", "pods": "110", "ephemeral-storage": "20Gi"},
+        "offerings": [{"Price": price, "Available": true, "Requirements": [
+            is("karpenter.sh/capacity-type", "on-demand"),
+            is("topology.kubernetes.io/zone", "a"),
+        ]}],
+    })
+}
+
+impl Karpenter {
+    /// Starts it with a `NodePool` for amd64 and arm64, of which arm64 is cheaper.
+    pub async fn start(cluster: &TestCluster) -> Self {
+        let folder = std::env::var("ARCHAWARE_TEST_KARPENTER")
+            .expect("run tests with hack/test.sh: it builds Karpenter");
+        let folder = PathBuf::from(folder);
+        let crds = folder.join("crds");
+        cluster.kubectl(&["apply", "--server-side", "-f", crds.to_str().unwrap()]);
+        let (types, log) = (
+            cluster.dir().join("instance-types.json"),
+            cluster.dir().join("karpenter.log"),
+        );
+        let all = json!([instance_type("amd64", 0.2), instance_type("arm64", 0.15)]);
+        std::fs::write(&types, all.to_string()).unwrap();
+        let output = File::create(&log).unwrap();
+        let child = Command::new(folder.join("karpenter"))
+            .env("KUBECONFIG", cluster.kubeconfig("admin"))
+            .env("INSTANCE_TYPES_FILE_PATH", types)
+            .env("METRICS_PORT", free_port().to_string())
+            .env("HEALTH_PROBE_PORT", free_port().to_string())
+            .env("DISABLE_LEADER_ELECTION", "true")
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().unwrap())
+            .stderr(output)
+            .spawn()
+            .unwrap();
+        let nodes = cluster.nodes();
+        let karpenter = Self {
+            child,
+            kubelets: tokio::spawn(async move {
+                loop {
+                    register(&nodes).await;
+                    tokio::time::sleep(REGISTRATION).await;
+                }
+            }),
+            log,
+        };
+        karpenter.create_pool(cluster).await;
+        karpenter
+    }
+
+    async fn create_pool(&self, cluster: &TestCluster) {
+        let class =
+            json!({"group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default"});
+        let any =
+            |key: &str, values: &[&str]| json!({"key": key, "operator": "In", "values": values});
+        let objects = [
+            json!({"apiVersion": "karpenter.kwok.sh/v1alpha1", "kind": "KWOKNodeClass",
+                "metadata": {"name": "default"}}),
+            json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "mixed"},
+            "spec": {
+                "template": {"spec": {
+                    "nodeClassRef": class,
+                    "expireAfter": "Never",
+                    "requirements": [
+                        any("kubernetes.io/arch", &["amd64", "arm64"]),
+                        any("kubernetes.io/os", &["linux"]),
+                    ],
+                }},
+                "disruption": {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "Never"},
+            }}),
+        ];
+        for object in objects {
+            let file = cluster.dir().join("karpenter.json");
+            std::fs::write(&file, object.to_string()).unwrap();
+            cluster.kubectl(&["apply", "-f", file.to_str().unwrap()]);
+        }
+        eventually("a NodePool that is ready", DEADLINE, || async {
+            let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
+            let pool = cluster.kubectl(&["get", "nodepool", "mixed", "-o", ready]);
+            (pool == "True").then_some(())
+        })
+        .await;
+    }
+
+    /// The names of all nodes that it has asked for.
+    pub fn node_claims(&self, cluster: &TestCluster) -> Vec<String> {
+        let names = cluster.kubectl(&["get", "nodeclaims", "-o", "name"]);
+        names.lines().map(str::to_owned).collect()
+    }
+}
+
+/// What a kubelet reports when it registers. Karpenter's provider makes the Node object itself, without architecture.
+async fn register(nodes: &Api<Node>) {
+    let made = ListParams::default().labels("kwok.x-k8s.io/node=fake");
+    let Ok(made) = nodes.list(&made).await else {
+        return;
+    };
+    for node in made {
+        let status = node.status.as_ref();
+        if status.is_some_and(|status| status.conditions.is_some()) {
+            continue;
+        }
+        let architecture = node.labels().get("kubernetes.io/arch").cloned();
+        let allocatable = status.and_then(|status| status.allocatable.clone());
+        let ready = json!({"type": "Ready", "status": "True", "reason": "KubeletReady"});
+        let status = json!({"status": {
+            "phase": "Running",
+            "capacity": allocatable,
+            "conditions": [ready],
+            "nodeInfo": {"architecture": architecture, "operatingSystem": "linux", "kubeletVersion": "v1.36.3",
+                "kernelVersion": "", "osImage": "", "containerRuntimeVersion": "", "bootID": "", "machineID": "",
+                "systemUUID": "", "kubeProxyVersion": ""},
+        }});
+        let patch = Patch::Merge(status);
+        let _ = nodes
+            .patch_status(&node.name_any(), &PatchParams::default(), &patch)
+            .await;
+    }
+}
+
+impl Drop for Karpenter {
+    fn drop(&mut self) {
+        self.kubelets.abort();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+            eprintln!("--- log of Karpenter ---\n{log}");
+        }
+    }
+}
