@@ -189,6 +189,25 @@ pub struct PodTemplate {
     pub spec: PodSpec,
 }
 
+/// A Deployment; only its number of replicas is read. `k8s-openapi`'s type would add half a MiB to the program.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Deployment {
+    /// The metadata that archaware reads.
+    #[serde(deserialize_with = "stored::metadata")]
+    pub metadata: ObjectMeta,
+    /// Desired state.
+    pub spec: DeploymentSpec,
+}
+
+/// A Deployment's spec.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct DeploymentSpec {
+    /// Wanted number of pods; the API server sets the default of 1.
+    pub replicas: Option<i32>,
+}
+
 /// A namespace; only its metadata is read.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -333,6 +352,7 @@ macro_rules! resource {
 resource!(Pod, NamespaceResourceScope, "", "pods");
 resource!(Node, ClusterResourceScope, "", "nodes");
 resource!(DaemonSet, NamespaceResourceScope, "apps", "daemonsets");
+resource!(Deployment, NamespaceResourceScope, "apps", "deployments");
 resource!(Namespace, ClusterResourceScope, "", "namespaces");
 resource!(
     MutatingWebhookConfiguration,

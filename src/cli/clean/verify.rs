@@ -1,7 +1,6 @@
 //! Looks again when everything is removed: what came back comes from an archaware that still runs, or runs again.
 
 use futures::TryStreamExt;
-use k8s_openapi::api::apps::v1::Deployment;
 
 use crate::{
     admission,
@@ -9,7 +8,7 @@ use crate::{
         NAME,
         api::{ApiClient, ApiError, ApiObject},
         name::NamespacedName,
-        objects::{DaemonSet, Node},
+        objects::{DaemonSet, Deployment, Node},
     },
     placement::annotation,
 };
@@ -25,7 +24,6 @@ pub(super) async fn replicas(
     name: &NamespacedName,
 ) -> Result<Option<i32>, ApiError> {
     match api.find::<Deployment>(name).await {
-        // The API server sets the default of 1.
         Ok(found) => Ok(found.map(|found| found.spec.replicas.unwrap_or(1))),
         Err(ApiError::Forbidden(_)) => Ok(None),
         Err(error) => Err(error),

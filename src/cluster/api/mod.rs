@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt, stream};
 use http_body_util::{BodyExt, Limited};
-use k8s_openapi::{api::apps::v1::Deployment, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Api, Client, Resource,
     api::{
@@ -31,7 +31,7 @@ use crate::{backoff::jittered, error::chain, names::is_dns_subdomain};
 
 use super::{
     name::NamespacedName,
-    objects::Pod,
+    objects::{Deployment, Pod},
     patch::{self, JsonPatch},
 };
 
