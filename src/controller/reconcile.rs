@@ -148,7 +148,9 @@ impl<R: ReconcileSteps> Reconciler<R> {
         {
             return failed;
         }
-        if let Some(mut state) = state {
+        if let Some(mut state) = state
+            && state.is_decided() != decides
+        {
             let is_new = state.set_decided(decides);
             self.states.set(object, Some(state), &self.store);
             if is_new {

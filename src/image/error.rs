@@ -225,3 +225,30 @@ impl ImageError {
         note.to_owned()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The note of an event must not change while its cause stays: equal notes are one series.
+    #[test]
+    fn notes_contain_no_remaining_time() {
+        let (host, retry_after) = ("r.example".to_owned(), Duration::from_secs(17));
+        for error in [
+            ImageError::RateLimited {
+                host: host.clone(),
+                retry_after,
+            },
+            ImageError::HostPaused { host, retry_after },
+        ] {
+            assert!(error.chain().contains("17 s"), "{}", error.chain());
+            let note = error.note();
+            assert!(
+                note.starts_with("r.example ") && !note.contains("17"),
+                "{note}"
+            );
+        }
+        let other = ImageError::unavailable("a", "no answer");
+        assert_eq!(other.note(), other.chain());
+    }
+}

@@ -32,10 +32,7 @@ impl ConfiguredKeys {
 
     /// Whether a taint of a node with this architecture can be archaware's.
     pub fn can_own_taint(&self, taint: &Taint, node: &str) -> bool {
-        let names_architecture = taint.value.parse::<Architecture>().is_ok_and(|named| {
-            named.is_known() || node.parse::<Architecture>().is_ok_and(|node| node == named)
-        });
-        names_architecture && self.taints.contains(&taint.kind.key)
+        names_architecture(taint, node) && self.taints.contains(&taint.kind.key)
     }
 
     /// Whether a toleration, in the API's form, can be archaware's.
@@ -46,6 +43,13 @@ impl ConfiguredKeys {
         let of_taint = names_architecture || text(toleration, "operator") == "Exists";
         (of_taint && self.taints.contains(key)) || self.tolerations.contains(key)
     }
+}
+
+/// Whether the value of a taint is an architecture: a known one, or that of its node.
+pub(super) fn names_architecture(taint: &Taint, node: &str) -> bool {
+    taint.value.parse::<Architecture>().is_ok_and(|named| {
+        named.is_known() || node.parse::<Architecture>().is_ok_and(|node| node == named)
+    })
 }
 
 #[cfg(test)]

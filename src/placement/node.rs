@@ -6,7 +6,10 @@ use serde_json::Value;
 
 use crate::platform::Architecture;
 
-use super::{ConfiguredKeys, LabelSelector, Taint, TaintKind, annotation};
+use super::{
+    ConfiguredKeys, LabelSelector, Taint, TaintKind, annotation,
+    configured_keys::names_architecture,
+};
 
 /// Which nodes get which taint.
 #[derive(Clone, Debug)]
@@ -225,11 +228,12 @@ fn decide_taint(
 /// it.
 pub fn of_unknown_key(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<Taint> {
     let recorded = recorded(node.annotations)?;
+    if keys.taints.contains(&recorded.kind.key) {
+        return None;
+    }
     let (_, value) = find_taint(node.taints, &recorded.kind)?;
-    let mut with_key = keys.clone();
-    with_key.taints.insert(recorded.kind.key.clone());
-    let possible = value == recorded.value && with_key.can_own_taint(&recorded, node.architecture);
-    (possible && !keys.taints.contains(&recorded.kind.key)).then_some(recorded)
+    let possible = value == recorded.value && names_architecture(&recorded, node.architecture);
+    possible.then_some(recorded)
 }
 
 /// The change that `archaware clean` makes: removes a taint that equals the recorded one exactly, and the annotation.

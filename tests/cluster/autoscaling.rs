@@ -41,6 +41,7 @@ async fn placed(cluster: &TestCluster) -> BTreeMap<String, String> {
 /// With the webhook and required affinity Karpenter makes one node of each architecture, though arm64 is cheaper for all.
 #[tokio::test]
 async fn karpenter_makes_the_nodes_that_images_need() {
+    // A cluster of its own, without further flags: Karpenter's objects have finalizers that nobody else removes.
     let cluster = TestCluster::start_with("SCHED_ARGS", "").await;
     let karpenter = Karpenter::start(&cluster).await;
     let _archaware =
