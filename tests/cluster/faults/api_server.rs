@@ -128,6 +128,11 @@ async fn watch_history_compacted() {
     assert!(!paged, "this API server streams lists");
     cluster.create_pod("witness", &["arm64"]).await;
     assert_eq!(cluster.wait_until_bound("witness").await, "arm64");
+    // The scheduler may be faster than the answer to the patch.
+    eventually("the patch of the witness", DEADLINE, || async {
+        (archaware.patches().await > before).then_some(())
+    })
+    .await;
     assert_eq!(
         archaware.patches().await,
         before + 1,
