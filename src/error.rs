@@ -36,11 +36,6 @@ impl RepeatedError {
     pub(crate) fn clear(&mut self) {
         self.0 = None;
     }
-
-    /// Whether the last attempt failed.
-    pub(crate) fn is_set(&self) -> bool {
-        self.0.is_some()
-    }
 }
 
 #[cfg(test)]
@@ -55,7 +50,6 @@ mod tests {
         assert_eq!(repeated.changed(&a), None);
         assert_eq!(repeated.changed(&b), Some("b"));
         repeated.clear();
-        assert!(!repeated.is_set());
         assert_eq!(repeated.changed(&b), Some("b"));
     }
 }

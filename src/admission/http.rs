@@ -24,7 +24,7 @@ use crate::{
 
 use super::{
     review::{AdmissionResponse, Expected, InvalidReview, Review},
-    webhook::{Outcome, Webhook},
+    webhook::{Outcome, RequestLimits, Webhook},
 };
 
 /// Maximum bytes of a body. The API server accepts no larger request (`maxRequestBodyBytes` of `k8s.io/apiserver`).
@@ -171,15 +171,17 @@ impl Handler {
             return Err(Refusal::TooLarge);
         }
         let _reservation = reservation?;
+        let timeout = request.uri().query().and_then(timeout);
         let body = read(request.into_body()).await?;
         let expected = path.expected();
-        let may_continue_in_background = body.len() <= MAX_BACKGROUND_BODY;
+        let limits = RequestLimits {
+            timeout,
+            may_continue_in_background: body.len() <= MAX_BACKGROUND_BODY,
+        };
         let (uid, (answer, outcome)) = match path {
             WebhookPath::Pods => {
                 let (request, pod) = parse::<Pod>(body, &expected)?;
-                let answer = self
-                    .webhook
-                    .pod(pod, request.namespace, may_continue_in_background);
+                let answer = self.webhook.pod(pod, request.namespace, limits);
                 (request.uid, self.catch_panic(answer).await)
             }
             WebhookPath::Nodes => {
@@ -189,9 +191,7 @@ impl Handler {
             }
             WebhookPath::DaemonSets => {
                 let (request, set) = parse::<DaemonSet>(body, &expected)?;
-                let answer =
-                    self.webhook
-                        .daemon_set(set, request.namespace, may_continue_in_background);
+                let answer = self.webhook.daemon_set(set, request.namespace, limits);
                 (request.uid, self.catch_panic(answer).await)
             }
         };
@@ -226,6 +226,13 @@ impl Handler {
             .try_acquire_many(length)
             .map_err(|_| Refusal::Busy)
     }
+}
+
+/// How long the API server waits: `?timeout=3s` (`timeoutSeconds` of the registration).
+fn timeout(query: &str) -> Option<Duration> {
+    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let (_, value) = pairs.find(|(name, _)| *name == "timeout")?;
+    crate::duration::parse(value)
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

@@ -29,7 +29,7 @@ use http::Handler;
 use server::Server;
 use webhook::Webhook;
 
-pub use configuration::{RemovalScope, remove as remove_configuration, remove_stale};
+pub use configuration::{remove as remove_configuration, warn_if_registered};
 
 /// What the webhook needs.
 pub struct AdmissionParts {

@@ -28,9 +28,12 @@ use super::review::AdmissionResponse;
 /// Maximum number of background evaluations. The controller handles further pods, so more would only use memory.
 const MAX_BACKGROUND_EVALUATIONS: usize = 512;
 
-/// Timeout of `onMiss: pass` and `gate`. Cached images resolve without waiting. A private image needs its pull secret
-/// first, which takes one API call.
+/// Timeout of `onMiss: pass`. Cached images resolve without waiting. A private image needs its pull secret first, which
+/// takes one API call.
 const CACHED_ONLY_TIMEOUT: Duration = Duration::from_millis(25);
+
+/// What an answer needs to arrive before its receiver gives up.
+const ANSWER_TIME: Duration = Duration::from_millis(500);
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +94,15 @@ pub(super) struct Webhook {
     panics: Panics,
 }
 
+/// The limits of one request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestLimits {
+    /// How long its sender waits, if it says so.
+    pub(super) timeout: Option<Duration>,
+    /// Whether images may be resolved further after the answer; the object is held in memory meanwhile.
+    pub(super) may_continue_in_background: bool,
+}
+
 /// A pod, with and without the additions of an earlier call.
 struct PodReview {
     pod: Pod,
@@ -123,13 +135,12 @@ impl Webhook {
         &self.evaluator.config.admission
     }
 
-    /// A pod that is being created. If `may_continue_in_background` is false, its images are resolved only while the request waits,
-    /// because a large pod must not be held in memory.
+    /// A pod that is being created.
     pub(super) async fn pod(
         &self,
         pod: Pod,
         namespace: String,
-        may_continue_in_background: bool,
+        limits: RequestLimits,
     ) -> (AdmissionResponse, Outcome) {
         if pod.is_bound() || pod.is_mirror() {
             return (AdmissionResponse::default(), Outcome::Skipped);
@@ -144,7 +155,7 @@ impl Webhook {
                 self.evaluator.clone(),
                 self.namespaces.clone(),
             );
-            self.within_budget(may_continue_in_background, async move {
+            self.within_budget(limits, async move {
                 // With a mode of its own, the pod does not depend on its namespace, which may not be known yet.
                 let own = annotations(&review.without_owned.metadata);
                 let of_namespace =
@@ -163,39 +174,38 @@ impl Webhook {
             answer.warn(&invalid.to_string());
         }
         let policy = &self.evaluator.policy;
-        // The decision, and the outcome unless the patch determines it.
-        let (decided, outcome) = match &evaluation {
-            None => (None, Some(Outcome::Missed)),
-            Some(evaluation) => match &evaluation.verdict {
-                Verdict::Unresolved { .. } => (None, Some(Outcome::Unresolved)),
-                Verdict::Skip => (None, Some(Outcome::Ignored)),
-                Verdict::Decided(decision) => {
-                    let mut outcome = None;
-                    if *decision == Decision::NoCommonArchitecture {
-                        let why = evaluation.explain_no_common_architecture(policy);
-                        if self.config().on_no_common_architecture == OnNoCommonArchitecture::Deny {
-                            tracing::info!(namespace = review.namespace, why, "pod refused");
-                            answer.refused = Some(format!("archaware: {why}"));
-                            return (answer, Outcome::Denied);
-                        }
-                        answer.warn(&why);
-                        outcome = Some(Outcome::NoCommonArchitecture);
-                    }
-                    if let Some(why) =
-                        evaluation.explain_excluded(&review.without_owned.spec, decision)
-                    {
-                        answer.warn(&why);
-                    }
-                    let preferences = &evaluation.preferences;
-                    let change = review.subject().change(policy, decision, preferences);
-                    (Some((decision.clone(), change)), outcome)
-                }
-            },
+        let verdict = evaluation.as_ref().map(|evaluation| &evaluation.verdict);
+        let outcome = match verdict {
+            None => Some(Outcome::Missed),
+            Some(Verdict::Unresolved { .. }) => Some(Outcome::Unresolved),
+            Some(Verdict::Skip) => Some(Outcome::Ignored),
+            Some(Verdict::Decided(Decision::NoCommonArchitecture)) => {
+                Some(Outcome::NoCommonArchitecture)
+            }
+            // The patch determines it.
+            Some(Verdict::Decided(_)) => None,
         };
-        // System-critical pods never wait for a controller.
-        let gate = self.config().on_miss == OnMiss::Gate
-            && matches!(outcome, Some(Outcome::Missed | Outcome::Unresolved))
-            && !review.pod.spec.is_system_critical();
+        let gate = outcome.is_some_and(|outcome| self.gates(&review.pod, outcome));
+        let mut decided = None;
+        if let Some(evaluation) = &evaluation
+            && let Verdict::Decided(decision) = &evaluation.verdict
+        {
+            if *decision == Decision::NoCommonArchitecture {
+                let why = evaluation.explain_no_common_architecture(policy);
+                if self.config().on_no_common_architecture == OnNoCommonArchitecture::Deny {
+                    tracing::info!(namespace = review.namespace, why, "pod refused");
+                    answer.refused = Some(format!("archaware: {why}"));
+                    return (answer, Outcome::Denied);
+                }
+                answer.warn(&why);
+            }
+            let change = if gate {
+                PodChange::default()
+            } else {
+                review.subject().change(policy, decision, evaluation)
+            };
+            decided = Some((decision.clone(), change));
+        }
         answer.patch = review.patch(decided, gate);
         let outcome = match outcome {
             _ if gate => Outcome::Gated,
@@ -204,6 +214,16 @@ impl Webhook {
             None => Outcome::Unchanged,
         };
         (answer, outcome)
+    }
+
+    /// Whether a pod waits behind the gate. Those of system-critical classes never wait for a controller, and no autoscaler
+    /// makes nodes for those of DaemonSets.
+    fn gates(&self, pod: &Pod, outcome: Outcome) -> bool {
+        use Outcome::{Missed, NoCommonArchitecture, Unresolved};
+        self.config().on_miss == OnMiss::Gate
+            && matches!(outcome, Missed | Unresolved | NoCommonArchitecture)
+            && !pod.spec.is_system_critical()
+            && !pod.is_daemon()
     }
 
     /// A node that registers gets its taint before any pod can be bound to it.
@@ -231,7 +251,7 @@ impl Webhook {
         &self,
         mut set: DaemonSet,
         namespace: String,
-        may_continue_in_background: bool,
+        limits: RequestLimits,
     ) -> (AdmissionResponse, Outcome) {
         let manage = self.evaluator.config.daemon_sets == DaemonSets::Manage;
         if !manage || set.metadata.deletion_timestamp.is_some() {
@@ -244,7 +264,7 @@ impl Webhook {
         let set = Arc::new(set);
         let (own, evaluator, namespaces) =
             (set.clone(), self.evaluator.clone(), self.namespaces.clone());
-        let evaluation = self.within_budget(may_continue_in_background, async move {
+        let evaluation = self.within_budget(limits, async move {
             let of_namespace = of_namespace(&namespaces, &namespace).await;
             let template = evaluator.template(&own);
             evaluator.evaluate(template.subject(), &of_namespace).await
@@ -295,17 +315,21 @@ impl Webhook {
     /// the budget of an attempt. Concurrent lookups of the same image share one request.
     async fn within_budget<T: Send + 'static>(
         &self,
-        may_continue_in_background: bool,
+        limits: RequestLimits,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
         let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
         let patience = match self.config().on_miss {
-            OnMiss::Wait => self.config().budget,
-            OnMiss::Pass | OnMiss::Gate => CACHED_ONLY_TIMEOUT,
+            OnMiss::Wait | OnMiss::Gate => self.config().budget,
+            OnMiss::Pass => CACHED_ONLY_TIMEOUT,
         };
+        let patience = limits.timeout.map_or(patience, |timeout| {
+            let rest = timeout.saturating_sub(ANSWER_TIME).max(CACHED_ONLY_TIMEOUT);
+            patience.min(rest)
+        });
         let result = tokio::time::timeout(patience, &mut work).await.ok();
         if result.is_none()
-            && may_continue_in_background
+            && limits.may_continue_in_background
             && let Ok(slot) = self.background.clone().try_acquire_owned()
         {
             let (stop, panics) = (self.stop.clone(), self.panics.clone());

@@ -205,7 +205,7 @@ async fn of_pod(
     let (missing, step) = match &evaluation.verdict {
         Verdict::Decided(decision) => {
             let policy = &evaluator.policy;
-            let change = subject.change(policy, decision, &evaluation.preferences);
+            let change = subject.change(policy, decision, &evaluation);
             let nothing = change.is_empty() && pod.spec.gate().is_none();
             let step = match decision {
                 Decision::NoCommonArchitecture => {

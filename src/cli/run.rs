@@ -19,7 +19,7 @@ use crate::{
         lease::{self, Elector},
         namespaces::Namespaces,
     },
-    config::{AffinityConfig, ListenAddress},
+    config::ListenAddress,
     controller::{self, Durable, RunError},
     evaluate::{Evaluator, KnownKeys, pull_secrets::PullSecrets},
     image::Resolver,
@@ -146,9 +146,9 @@ async fn webhook(
 ) -> anyhow::Result<(Option<Readiness>, BoxFuture<'static, &'static str>)> {
     let (config, leadership) = (&run.config, run.election.1.leading.clone());
     if !config.admission.enabled {
-        let removal = admission::remove_stale(run.api.clone(), leadership);
-        side_tasks.spawn(stop.clone().run_until_cancelled_owned(removal));
-        if config.affinity != AffinityConfig::default() {
+        let warning = admission::warn_if_registered(run.api.clone());
+        side_tasks.spawn(stop.clone().run_until_cancelled_owned(warning));
+        if !config.affinity.preferred.is_empty() {
             tracing::warn!("without admission.enabled, affinity is added to gated pods only");
         }
         return Ok((None, std::future::pending().boxed()));

@@ -16,7 +16,7 @@ use kube::Resource;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::placement::{GATE, affinity::Affinity, node};
+use crate::placement::{GATE, affinity::Affinity, author_selection::AuthorSelection, node};
 
 use super::field_managers::FieldManagers;
 
@@ -251,6 +251,13 @@ impl Pod {
         annotations.is_some_and(|annotations| annotations.contains_key(MIRROR))
     }
 
+    /// Whether a DaemonSet made the pod: for one node, so that no autoscaler makes a node for it.
+    pub fn is_daemon(&self) -> bool {
+        let owners = self.metadata.owner_references.as_deref();
+        let mut owners = owners.unwrap_or_default().iter();
+        owners.any(|owner| owner.controller == Some(true) && owner.kind == "DaemonSet")
+    }
+
     /// Whether the pod is bound to a node.
     pub fn is_bound(&self) -> bool {
         self.spec
@@ -278,6 +285,14 @@ impl PodSpec {
             self.affinity.as_ref().map_or(0, Affinity::size),
         ];
         lists.into_iter().any(|len| len > MAX_LIST)
+    }
+
+    /// What selects its nodes.
+    pub fn author_selection(&self) -> AuthorSelection<'_> {
+        AuthorSelection {
+            node_selector: &self.node_selector,
+            affinity: self.affinity.as_ref(),
+        }
     }
 
     /// The index of archaware's scheduling gate.

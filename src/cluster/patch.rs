@@ -236,26 +236,13 @@ fn bytes(text: &str) -> ByteString {
     ByteString(text.as_bytes().to_vec())
 }
 
-/// Replaces the webhooks of an unchanged configuration; all of them are archaware's.
-pub fn webhooks(
-    found: &MutatingWebhookConfiguration,
-    wanted: Value,
-    labels: &BTreeMap<String, String>,
-) -> JsonPatch {
+/// Replaces the webhooks of an unchanged configuration.
+pub fn webhooks(found: &MutatingWebhookConfiguration, webhooks: Vec<Value>) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&found.metadata);
     // The configuration changes rarely, so `resourceVersion` is a good guard here.
     let version = &found.metadata.resource_version;
     patch.test("/metadata/resourceVersion", json!(version));
-    patch.add("/webhooks", wanted);
-    match &found.metadata.labels {
-        None => patch.add("/metadata/labels", json!(labels)),
-        Some(_) => {
-            for (name, value) in labels {
-                let path = format!("/metadata/labels/{}", escape(name));
-                patch.add(&path, json!(value));
-            }
-        }
-    }
+    patch.add("/webhooks", json!(webhooks));
     patch
 }
 

@@ -19,7 +19,7 @@ pub struct AdmissionConfig {
     pub url: String,
     /// The webhook's certificate.
     pub certificates: CertificatesConfig,
-    /// Whether archaware maintains its `MutatingWebhookConfiguration`.
+    /// Whether archaware puts back what its `MutatingWebhookConfiguration` needs; otherwise only the `caBundle`.
     pub manage_configuration: bool,
     /// What happens to pods whose images are not cached.
     pub on_miss: OnMiss,
@@ -51,12 +51,13 @@ pub struct CertificatesConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum OnMiss {
-    /// Wait for the images within the budget, then admit the pod unchanged.
+    /// Wait for the images within the budget, then admit the pod unchanged; the controller completes it.
     #[default]
     Wait,
     /// Admit the pod unchanged at once; the controller completes it.
     Pass,
-    /// Add a scheduling gate, which the controller removes.
+    /// Wait for the images within the budget, then add a scheduling gate, which the controller removes. Pods whose images
+    /// share no architecture stay behind it.
     Gate,
 }
 

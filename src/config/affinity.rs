@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::platform::Architecture;
 
-/// Node affinity to add to pods. Kubernetes allows it to be set when a pod is created and while it has a scheduling
-/// gate, so this needs the webhook.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+/// Node affinity to add to pods: what autoscalers and topology spread go by. Kubernetes allows it to be set when a pod is
+/// created and while it has a scheduling gate, so this needs the webhook.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AffinityConfig {
     /// Whether the architectures of the images are required.

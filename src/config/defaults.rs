@@ -64,6 +64,15 @@ impl Default for TaintConfig {
     }
 }
 
+impl Default for AffinityConfig {
+    fn default() -> Self {
+        Self {
+            required: true,
+            preferred: Vec::new(),
+        }
+    }
+}
+
 impl Default for StartupConfig {
     fn default() -> Self {
         Self {

@@ -84,8 +84,7 @@ pub enum RunError {
     Access(#[from] ApiError),
     /// Permissions are missing.
     #[error(
-        "archaware lacks permissions; apply manifests/archaware.yaml again, and with admission on \
-         manifests/webhook/permissions.yaml:\n{}",
+        "archaware lacks permissions; apply manifests/archaware.yaml again:\n{}",
         list(.0)
     )]
     Lacking(Vec<Permission>),

@@ -55,13 +55,12 @@ fn admission(namespace: &str, config: &Config) -> Vec<Permission> {
     let files = &admission.certificates;
     let own_certificate = files.certificate.as_os_str().is_empty();
     let writes_ca_bundle = own_certificate || !files.authority.as_os_str().is_empty();
-    // A rule with `resourceNames` cannot allow `create`, because the authorizer does not know the name then.
     let configuration = |verb| Permission {
         group: "admissionregistration.k8s.io",
         resource: "mutatingwebhookconfigurations",
         verb,
         namespace: None,
-        name: (verb != "create").then_some(NAME),
+        name: Some(NAME),
     };
     let secret = |verb| Permission {
         group: "",
@@ -70,14 +69,16 @@ fn admission(namespace: &str, config: &Config) -> Vec<Permission> {
         namespace: Some(namespace.to_owned()),
         name: (verb != "create").then_some(ADMISSION_SECRET),
     };
-    let (mut needed, all) = (Vec::new(), ["create", "get", "patch"]);
-    if admission.enabled && admission.manage_configuration {
-        needed.extend(["create", "get", "patch", "delete"].map(configuration));
-    } else if admission.enabled && writes_ca_bundle {
-        needed.extend(["get", "patch"].map(configuration));
+    let mut needed = Vec::new();
+    if admission.enabled {
+        // It is read to tell whether it exists.
+        needed.extend(["get", "list", "watch"].map(configuration));
+    }
+    if admission.enabled && (admission.manage_configuration || writes_ca_bundle) {
+        needed.push(configuration("patch"));
     }
     if admission.enabled && own_certificate {
-        needed.extend(all.map(secret));
+        needed.extend(["create", "get", "patch"].map(secret));
     }
     needed
 }

@@ -19,7 +19,7 @@ use crate::{
     config::Config,
     image::{ImageError, ResolveRequest, Resolver},
     placement::{
-        Mode, annotation, author_selection,
+        Mode, annotation,
         decision::{Decision, join},
         mode::{self, InvalidAnnotation, Rule},
         pod::{PlacementPolicy, PodChange, PodView},
@@ -79,12 +79,33 @@ pub struct Evaluation {
     pub by_policy: bool,
     /// Preferred architectures.
     pub preferences: Preferences,
+    /// Why there is no architecture that fits, if there is none.
+    pub conflict: Option<Conflict>,
     /// Annotations with invalid values.
     pub invalid: Vec<InvalidAnnotation>,
     /// The resolved images with their architectures for the pod's OS; `None`: the image names no platform.
     pub images: Vec<(String, Option<BTreeSet<Architecture>>)>,
     /// Pull secrets that were skipped.
     pub unusable: BTreeSet<UnusablePullSecret>,
+}
+
+/// Why no node can run a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Conflict {
+    /// These sets of architectures share nothing: what single images allow, and `schedulableArchitectures`.
+    Disjoint(Vec<BTreeSet<Architecture>>),
+    /// The pod's author selects none of these, which its images allow, and does not tolerate the taints of those selected.
+    Excluded(BTreeSet<Architecture>),
+}
+
+impl Conflict {
+    /// The sets. Node affinity that requires all of them says that no node can run the pod.
+    fn sets(&self) -> &[BTreeSet<Architecture>] {
+        match self {
+            Self::Disjoint(sets) => sets,
+            Self::Excluded(set) => std::slice::from_ref(set),
+        }
+    }
 }
 
 /// What is evaluated.
@@ -144,6 +165,7 @@ impl Evaluator {
             verdict: Verdict::Skip,
             by_policy: false,
             preferences,
+            conflict: None,
             invalid,
             images: Vec::new(),
             unusable: BTreeSet::new(),
@@ -157,7 +179,14 @@ impl Evaluator {
             _ if self.nothing_to_add(subject, &evaluation.preferences) => Verdict::Skip,
             Rule::Mode(Mode::Ignore) => Verdict::Skip,
             Rule::Mode(Mode::Any) => Verdict::Decided(Decision::TolerateAll),
-            Rule::Architectures(set) => Verdict::Decided(self.policy.limit(set)),
+            Rule::Architectures(set) => {
+                let decision = self.policy.limit(set.clone());
+                if decision == Decision::NoCommonArchitecture {
+                    let schedulable = self.policy.schedulable.clone();
+                    evaluation.conflict = Some(Conflict::Disjoint(vec![set, schedulable]));
+                }
+                Verdict::Decided(decision)
+            }
             Rule::Mode(Mode::Inspect) => {
                 let is_template = subject.stage == Stage::Template;
                 let keys = self
@@ -166,12 +195,36 @@ impl Evaluator {
                 let (verdict, images) = self
                     .resolve_images(subject.spec, subject.namespace, &keys)
                     .await;
+                if matches!(verdict, Verdict::Decided(Decision::NoCommonArchitecture)) {
+                    let of_images = images.iter().filter_map(|(_, set)| set.clone());
+                    let sets = self.policy.disjoint(of_images);
+                    evaluation.conflict = Some(Conflict::Disjoint(sets));
+                }
                 evaluation.images = images;
                 evaluation.unusable = keys.unusable();
                 verdict
             }
         };
+        self.respect_author(subject, &mut evaluation);
         evaluation
+    }
+
+    /// An autoscaler would make the nodes that the author selects, and they would be tainted: so that is said to be a
+    /// conflict, also before all images are known, unless the author tolerates the taint.
+    fn respect_author(&self, subject: Subject<'_>, evaluation: &mut Evaluation) {
+        let (Verdict::Decided(Decision::Architectures(set))
+        | Verdict::Unresolved {
+            known: Some(set), ..
+        }) = &evaluation.verdict
+        else {
+            return;
+        };
+        let author = subject.spec.author_selection();
+        let tolerations = subject.spec.tolerations.as_deref().unwrap_or_default();
+        if author.excludes_all(set) && !author.is_tolerated(&self.policy.taint, tolerations) {
+            evaluation.conflict = Some(Conflict::Excluded(set.clone()));
+            evaluation.verdict = Verdict::Decided(Decision::NoCommonArchitecture);
+        }
     }
 
     /// A pod that tolerates every architecture needs no further decision, and its registry is not asked, unless
@@ -262,22 +315,36 @@ impl Subject<'_> {
         self,
         policy: &PlacementPolicy,
         decision: &Decision,
-        preferences: &Preferences,
+        evaluation: &Evaluation,
     ) -> PodChange {
         let spec = self.spec;
         let view = PodView {
             os: &spec.os(),
             tolerations: spec.tolerations.as_deref().unwrap_or_default(),
-            node_selector: &spec.node_selector,
-            affinity: spec.affinity.as_ref(),
+            author: spec.author_selection(),
+            affinity_is_open: self.affinity_is_open(),
         };
-        policy.change(decision, view, preferences, self.affinity_is_open())
+        let conflict = evaluation.conflict.as_ref();
+        let disjoint = conflict.map(Conflict::sets).unwrap_or_default();
+        policy.change(decision, view, &evaluation.preferences, disjoint)
     }
 }
 
 impl Evaluation {
     /// The message for a pod that no architecture can run.
     pub fn explain_no_common_architecture(&self, policy: &PlacementPolicy) -> String {
+        if let Some(Conflict::Excluded(set)) = &self.conflict {
+            let can_run = join(set, ", ");
+            let images = if self.images.is_empty() {
+                String::new()
+            } else {
+                format!(" (images: {})", self.list_images())
+            };
+            return format!(
+                "its node selector or node affinity selects none of the architectures that can run it: \
+                 {can_run}{images}; no node can run it"
+            );
+        }
         let mut why = if self.images.is_empty() {
             "none of the architectures in its annotation is schedulable".to_owned()
         } else {
@@ -288,27 +355,6 @@ impl Evaluation {
             why = format!("{why}; schedulableArchitectures are {names}");
         }
         why
-    }
-
-    /// The message for a pod whose author selects architectures that its images do not exist for; `None` if they fit.
-    pub fn explain_excluded(&self, spec: &PodSpec, decision: &Decision) -> Option<String> {
-        let Decision::Architectures(set) = decision else {
-            return None;
-        };
-        let affinity = spec.affinity.as_ref();
-        let excluded = author_selection::excludes_all(&spec.node_selector, affinity, set);
-        excluded.then(|| {
-            let can_run = join(set, ", ");
-            let why = if self.images.is_empty() {
-                String::new()
-            } else {
-                format!(" (images: {})", self.list_images())
-            };
-            format!(
-                "its node selector or node affinity selects none of the architectures that can run it: {can_run}{why}; no \
-                 node can run it"
-            )
-        })
     }
 
     /// For example `a (amd64, arm64), b (s390x)`.

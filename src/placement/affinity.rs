@@ -1,16 +1,21 @@
 //! Node affinity of a pod: the parts that archaware reads and the parts that it adds. Autoscalers follow affinity,
 //! and it also applies to nodes without a taint.
 //!
-//! Required terms are `ORed`, so the architectures must be added to each of them. A term that names an architecture was
-//! chosen by the pod's author and is not changed.
+//! Required terms are `ORed`, so the architectures must be added to each of them. A term that allows only architectures
+//! that can run the pod is not changed; one that allows more is narrowed, because an autoscaler would make nodes of these,
+//! too.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod undo;
+
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
 use crate::platform::Architecture;
 
-use super::decision::Decision;
+use super::author_selection::AuthorSelection;
+
+pub use undo::{AffinityUndo, undo};
 
 /// The node label for the architecture, and its deprecated name.
 const LABEL: &str = "kubernetes.io/arch";
@@ -94,9 +99,12 @@ pub struct AffinityChange {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Require {
-    /// The architectures; never empty.
+    /// The architectures; empty: none, because an image has none for the OS of the pod.
     pub architectures: BTreeSet<Architecture>,
-    /// Indexes of the terms that get the expression. Empty when the pod has no terms and gets a new one.
+    /// More such sets, that share nothing with the others: no node can run the pod, and autoscalers see it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub further: Vec<BTreeSet<Architecture>>,
+    /// Indexes of the terms that get the expressions. Empty when the pod has no terms and gets a new one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub terms: Vec<usize>,
 }
@@ -110,19 +118,6 @@ pub struct Preference {
     pub weight: u8,
 }
 
-/// Where archaware's additions are in an affinity. Each index applies after the removals before it in the same list.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AffinityUndo {
-    /// Expressions, as (term, expression).
-    pub expressions: Vec<(usize, usize)>,
-    /// The required term that archaware added beside others.
-    pub term: Option<usize>,
-    /// Whether archaware's term is the only required term, so that all of `required` is removed.
-    pub required: bool,
-    /// Indexes of preferred terms.
-    pub preferred: Vec<usize>,
-}
-
 impl AffinityChange {
     /// Whether nothing is added.
     pub fn is_empty(&self) -> bool {
@@ -131,9 +126,10 @@ impl AffinityChange {
 }
 
 impl Require {
-    /// The expression to write.
-    pub fn expression(&self) -> Requirement {
-        expression(self.architectures.iter())
+    /// The expressions to write, one for each set.
+    pub fn expressions(&self) -> Vec<Requirement> {
+        let sets = std::iter::once(&self.architectures).chain(&self.further);
+        sets.map(expression).collect()
     }
 }
 
@@ -150,18 +146,18 @@ impl Preference {
     }
 }
 
+/// The API server accepts no `In` without values; every node has the label, so that `DoesNotExist` matches none.
 fn expression<'a>(architectures: impl IntoIterator<Item = &'a Architecture>) -> Requirement {
+    let values: Vec<_> = architectures.into_iter().map(ToString::to_string).collect();
+    let operator = if values.is_empty() {
+        "DoesNotExist"
+    } else {
+        "In"
+    };
     Requirement {
         key: LABEL.to_owned(),
-        operator: "In".to_owned(),
-        values: architectures.into_iter().map(ToString::to_string).collect(),
-    }
-}
-
-impl NodeSelectorTerm {
-    fn names_architecture(&self) -> bool {
-        let names = |requirement: &Requirement| LABELS.contains(&&*requirement.key);
-        self.match_expressions.iter().any(names)
+        operator: operator.to_owned(),
+        values,
     }
 }
 
@@ -187,7 +183,7 @@ impl Affinity {
         Some(&required.node_selector_terms)
     }
 
-    fn preferred_terms(&self) -> &[PreferredTerm] {
+    pub(super) fn preferred_terms(&self) -> &[PreferredTerm] {
         let preferred = self
             .node_affinity
             .as_ref()
@@ -196,134 +192,54 @@ impl Affinity {
     }
 }
 
-/// The affinity to add to a pod for this decision. `preferences` holds weights by architecture.
+/// The additions to a pod whose node has to have an architecture of each of the `required` sets. No sets: nothing is required.
 pub fn decide(
-    decision: &Decision,
-    required: bool,
-    preferences: &BTreeMap<Architecture, u8>,
-    node_selector: &BTreeMap<String, String>,
-    affinity: Option<&Affinity>,
+    required: &[BTreeSet<Architecture>],
+    preferred: Vec<Preference>,
+    author: AuthorSelection<'_>,
 ) -> AffinityChange {
-    let Decision::Architectures(architectures) = decision else {
-        return AffinityChange::default();
-    };
-    // The pod's author selected an architecture.
-    if LABELS
-        .iter()
-        .any(|label| node_selector.contains_key(*label))
-    {
-        return AffinityChange::default();
-    }
-    let require = required
-        .then(|| required_change(architectures, affinity))
-        .flatten();
     AffinityChange {
-        require,
-        prefer: preferred_change(architectures, preferences, affinity),
+        require: required_change(required, author),
+        prefer: preferred
+            .into_iter()
+            .filter(|_| author.is_open_to_preferences())
+            .collect(),
     }
 }
 
 fn required_change(
-    architectures: &BTreeSet<Architecture>,
-    affinity: Option<&Affinity>,
+    required: &[BTreeSet<Architecture>],
+    author: AuthorSelection<'_>,
 ) -> Option<Require> {
-    // A term without expressions either matches no node (`nodeaffinity.isEmptyNodeSelectorTerm` of
-    // k8s.io/component-helpers) or names a single node, as in a DaemonSet's pods. Neither is changed.
-    let is_open =
-        |term: &NodeSelectorTerm| !term.match_expressions.is_empty() && !term.names_architecture();
-    let terms = match affinity.and_then(Affinity::required_terms) {
-        None => Vec::new(),
-        Some(terms) => {
-            let open = terms.iter().enumerate().filter(|(_, term)| is_open(term));
-            let open: Vec<usize> = open.map(|(index, _)| index).collect();
-            if open.is_empty() {
-                return None;
-            }
-            open
-        }
+    let (first, further) = required.split_first()?;
+    let shared = further.iter().fold(first.clone(), |a, b| &a & b);
+    let mut require = Require {
+        architectures: first.clone(),
+        further: further.to_vec(),
+        terms: Vec::new(),
     };
-    Some(Require {
-        architectures: architectures.clone(),
-        terms,
-    })
-}
-
-fn preferred_change(
-    architectures: &BTreeSet<Architecture>,
-    preferences: &BTreeMap<Architecture, u8>,
-    affinity: Option<&Affinity>,
-) -> Vec<Preference> {
-    let own = affinity.map(Affinity::preferred_terms).unwrap_or_default();
-    if own.iter().any(|term| term.preference.names_architecture()) {
-        return Vec::new();
+    if author.selects_within(&shared) {
+        return None;
     }
-    // A preference has no effect on a pod that names its node.
-    let required = affinity.and_then(Affinity::required_terms);
-    if required.is_some_and(|terms| terms.iter().all(|term| term.match_expressions.is_empty())) {
-        return Vec::new();
-    }
-    let wanted = preferences
-        .iter()
-        .filter(|(architecture, weight)| **weight > 0 && architectures.contains(*architecture));
-    wanted
-        .map(|(architecture, weight)| Preference {
-            architecture: architecture.clone(),
-            weight: *weight,
-        })
-        .collect()
-}
-
-/// Removes what `change` added, as far as it is still there. Returns where it was.
-pub fn undo(affinity: &mut Affinity, change: &AffinityChange) -> AffinityUndo {
-    let mut undo = AffinityUndo::default();
-    let Some(node) = &mut affinity.node_affinity else {
-        return undo;
-    };
-    if let (Some(own), Some(required)) = (&change.require, &mut node.required) {
-        let (expression, terms) = (own.expression(), &mut required.node_selector_terms);
-        if own.terms.is_empty() {
-            let made = NodeSelectorTerm {
-                match_expressions: vec![expression],
-                match_fields: Vec::new(),
-            };
-            undo.required = *terms == [made.clone()];
-            if undo.required {
-                node.required = None;
-            } else if let Some(index) = terms.iter().position(|term| *term == made) {
-                terms.remove(index);
-                undo.term = Some(index);
-            }
-        } else {
-            for &index in &own.terms {
-                // Another webhook may have inserted a term before it, so all terms are searched.
-                let elsewhere = 0..terms.len();
-                let found = std::iter::once(index).chain(elsewhere).find_map(|index| {
-                    let expressions = &terms.get(index)?.match_expressions;
-                    // A single remaining expression was written by the author: without it the term would match no
-                    // node.
-                    let is_one_of_several = expressions.len() > 1;
-                    let at = expressions.iter().rposition(|one| *one == expression);
-                    Some((index, at.filter(|_| is_one_of_several)?))
-                });
-                if let Some((index, at)) = found
-                    && let Some(term) = terms.get_mut(index)
-                {
-                    term.match_expressions.remove(at);
-                    undo.expressions.push((index, at));
-                }
-            }
+    if let Some(terms) = author.affinity.and_then(Affinity::required_terms) {
+        let expressions = require.expressions();
+        // A term without expressions either matches no node (`nodeaffinity.isEmptyNodeSelectorTerm` of
+        // k8s.io/component-helpers) or names a single node, as in a DaemonSet's pods. Neither is changed.
+        let needs_more = |term: &NodeSelectorTerm| {
+            let own = &term.match_expressions;
+            let has_all = expressions.iter().all(|one| own.contains(one));
+            !own.is_empty() && !has_all && !term.is_within(&shared)
+        };
+        let open = terms
+            .iter()
+            .enumerate()
+            .filter(|(_, term)| needs_more(term));
+        require.terms = open.map(|(index, _)| index).collect();
+        if require.terms.is_empty() {
+            return None;
         }
     }
-    if let Some(preferred) = &mut node.preferred {
-        for own in &change.prefer {
-            let own = own.term();
-            if let Some(index) = preferred.iter().rposition(|term| *term == own) {
-                preferred.remove(index);
-                undo.preferred.push(index);
-            }
-        }
-    }
-    undo
+    Some(require)
 }
 
 #[cfg(test)]

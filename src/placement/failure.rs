@@ -57,8 +57,6 @@ pub struct FailureHistory {
 pub struct FailureStep {
     /// The decision that the failure policy makes instead of the images.
     pub decision: Option<Decision>,
-    /// Whether the failure policy applies, even if its action is to keep the pod waiting.
-    pub due: bool,
     /// Whether the decision stands until the images change: they could only narrow it, which a pod cannot, and a
     /// template only with another rollout.
     pub stands: bool,
@@ -95,7 +93,6 @@ pub fn next_step(
     if decision.is_some() && action == FailureAction::TolerateAll {
         return FailureStep {
             decision,
-            due,
             stands: true,
             retry: None,
         };
@@ -108,7 +105,6 @@ pub fn next_step(
     let until_due = (!due).then(|| config.after.saturating_sub(history.failing_for));
     FailureStep {
         decision,
-        due,
         stands: false,
         retry: soonest.into_iter().chain(until_due).min(),
     }
@@ -194,7 +190,6 @@ mod tests {
             (Tolerate, NOT_FOUND, 9, 100, false, amd64(), Some(600)),
         ] {
             let expected = FailureStep {
-                due: critical || seconds >= 60,
                 stands: decision == all(),
                 decision,
                 retry: retry.map(Duration::from_secs),

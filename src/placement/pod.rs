@@ -9,7 +9,8 @@ use crate::platform::{Architecture, Os, PlatformSet};
 
 use super::{
     TaintKind,
-    affinity::{self, Affinity},
+    affinity::{self, AffinityChange, Preference},
+    author_selection::AuthorSelection,
     decision::Decision,
     preference::Preferences,
     toleration::{by_rules, covers},
@@ -42,10 +43,10 @@ pub struct PodView<'a> {
     pub os: &'a Os,
     /// Tolerations in the API's form.
     pub tolerations: &'a [Value],
-    /// `spec.nodeSelector`.
-    pub node_selector: &'a BTreeMap<String, String>,
-    /// `spec.affinity`.
-    pub affinity: Option<&'a Affinity>,
+    /// What selects its nodes.
+    pub author: AuthorSelection<'a>,
+    /// Whether its affinity can be set: on creation and while it has a scheduling gate.
+    pub affinity_is_open: bool,
 }
 
 /// Changes to a pod, applied in one patch.
@@ -56,8 +57,8 @@ pub struct PodChange {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Value>,
     /// Additions to the node affinity.
-    #[serde(skip_serializing_if = "affinity::AffinityChange::is_empty")]
-    pub affinity: affinity::AffinityChange,
+    #[serde(skip_serializing_if = "AffinityChange::is_empty")]
+    pub affinity: AffinityChange,
 }
 
 impl PodChange {
@@ -143,26 +144,60 @@ impl PlacementPolicy {
         wanted
     }
 
-    /// The changes that a decision means for a pod. Affinity is included only while the API allows it to be set: on
-    /// creation and while the pod has a scheduling gate.
+    /// Sets of node architectures that share nothing: what single images allow, and `schedulable`. As few as say it.
+    pub fn disjoint(
+        &self,
+        images: impl IntoIterator<Item = BTreeSet<Architecture>>,
+    ) -> Vec<BTreeSet<Architecture>> {
+        let schedulable = Some(&self.schedulable).filter(|set| !set.is_empty());
+        let images = images.into_iter().map(|own| self.widen(own));
+        let mut shared: Option<BTreeSet<Architecture>> = None;
+        let mut sets: Vec<_> = images.chain(schedulable.cloned()).collect();
+        // A set that shrinks nothing says nothing.
+        sets.retain(|set| {
+            let next = shared
+                .as_ref()
+                .map_or_else(|| set.clone(), |shared| shared & set);
+            let says = shared.as_ref() != Some(&next);
+            shared = Some(next);
+            says
+        });
+        sets
+    }
+
+    /// The changes that a decision means for a pod. `disjoint`: why there is no architecture that fits, if there is none.
     pub fn change(
         &self,
         decision: &Decision,
         pod: PodView<'_>,
         preferences: &Preferences,
-        affinity_is_open: bool,
+        disjoint: &[BTreeSet<Architecture>],
     ) -> PodChange {
-        let affinity = if affinity_is_open {
-            let required = self.requires_affinity;
-            affinity::decide(
-                decision,
-                required,
-                preferences,
-                pod.node_selector,
-                pod.affinity,
-            )
-        } else {
-            affinity::AffinityChange::default()
+        let affinity = match decision {
+            _ if !pod.affinity_is_open => AffinityChange::default(),
+            Decision::TolerateAll => AffinityChange::default(),
+            Decision::NoCommonArchitecture => {
+                let required = Some(disjoint).filter(|_| self.requires_affinity);
+                affinity::decide(required.unwrap_or_default(), Vec::new(), pod.author)
+            }
+            Decision::Architectures(set) => {
+                let required = std::slice::from_ref(set);
+                // What the author selects in spite of the images, and tolerates, stays.
+                let required = Some(required)
+                    .filter(|_| self.requires_affinity && !pod.author.excludes_all(set));
+                let preferred = preferences
+                    .iter()
+                    .filter(|(one, weight)| **weight > 0 && set.contains(*one))
+                    .map(|(one, weight)| Preference {
+                        architecture: one.clone(),
+                        weight: *weight,
+                    });
+                affinity::decide(
+                    required.unwrap_or_default(),
+                    preferred.collect(),
+                    pod.author,
+                )
+            }
         };
         PodChange {
             tolerations: self.missing_tolerations(decision, pod.os, pod.tolerations),

@@ -83,15 +83,8 @@ pub fn undo(
 impl ReinvocationUndo {
     /// Whether all additions were found.
     pub fn is_complete(&self, added: &PodChange) -> bool {
-        let required = added.affinity.require.as_ref();
-        let required = required.is_none_or(|require| {
-            let made = self.affinity.required || self.affinity.term.is_some();
-            let found = self.affinity.expressions.len();
-            (require.terms.is_empty() && made) || (found > 0 && found == require.terms.len())
-        });
-        required
-            && self.tolerations.len() == added.tolerations.len()
-            && self.affinity.preferred.len() == added.affinity.prefer.len()
+        self.tolerations.len() == added.tolerations.len()
+            && self.affinity.is_complete(&added.affinity)
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     cluster::{events::EventReason, objects::PodSpec},
-    evaluate::{Evaluation, Verdict, pull_secrets::UnusablePullSecret},
+    evaluate::{Conflict, Evaluation, Verdict, pull_secrets::UnusablePullSecret},
     image::ImageError,
     placement::{
         Decision,
@@ -45,9 +45,6 @@ pub(super) struct DraftDecision {
     pub(super) by: DecidedBy,
     /// Whether there is no decision because images cannot be resolved yet.
     pub(super) waiting: bool,
-    /// Whether archaware's scheduling gate can be removed: there is nothing to decide, or the failure policy is due,
-    /// even if its action is to keep the pod waiting.
-    pub(super) may_remove_gate: bool,
     /// When to reconcile again if the object does not change.
     pub(super) requeue: Option<Duration>,
 }
@@ -65,7 +62,6 @@ impl Default for DraftDecision {
             decision: None,
             by: DecidedBy::Images,
             waiting: false,
-            may_remove_gate: true,
             requeue: None,
         }
     }
@@ -138,16 +134,15 @@ impl<'a> Draft<'a> {
                 let is_none = *decision == Decision::NoCommonArchitecture;
                 if is_none {
                     let note = evaluation.explain_no_common_architecture(self.policies.placement);
-                    self.report(EventReason::NoCommonArchitecture, note);
-                }
-                let excluded = evaluation.explain_excluded(spec, decision);
-                let waits = is_none || excluded.is_some();
-                if let Some(note) = excluded {
-                    self.report(EventReason::ArchitectureExcluded, note);
+                    let reason = match evaluation.conflict {
+                        Some(Conflict::Excluded(_)) => EventReason::ArchitectureExcluded,
+                        _ => EventReason::NoCommonArchitecture,
+                    };
+                    self.report(reason, note);
                 }
                 DraftDecision {
                     decision: Some(decision.clone()),
-                    requeue: waits.then_some(RECHECK_INTERVAL),
+                    requeue: is_none.then_some(RECHECK_INTERVAL),
                     ..DraftDecision::default()
                 }
             }
@@ -210,7 +205,6 @@ impl<'a> Draft<'a> {
                 (Some(_), true) => DecidedBy::StandingPolicy,
             },
             waiting,
-            may_remove_gate: next.due,
             decision: next.decision,
             requeue: next.retry.into_iter().chain(look_again).min(),
         }
@@ -248,7 +242,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-pub(super) fn hash(value: &impl Hash) -> u64 {
+pub(crate) fn hash(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()

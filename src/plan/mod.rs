@@ -17,6 +17,7 @@ use crate::{
     placement::{Decision, PlacementPolicy, failure::FailurePolicy},
 };
 
+pub(crate) use draft::hash;
 pub(crate) use follow_up::{FollowUp, after_gate_removal, after_patch};
 pub(crate) use repairs::Written;
 pub(crate) use state::ObjectState;

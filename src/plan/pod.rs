@@ -8,7 +8,7 @@ use crate::{
         patch,
     },
     evaluate::{Evaluation, Stage, Subject},
-    placement::{Decision, PlacementPolicy, annotation},
+    placement::{Decision, PlacementPolicy, annotation, pod::PodChange},
 };
 
 use super::{ObjectState, Plan, PlannedChange, PlannedPatch, Policies, draft::Draft};
@@ -35,7 +35,7 @@ fn annotated(pod: &Pod) -> Option<&str> {
 fn recorded(pod: &Pod, evaluation: &Evaluation, policy: &PlacementPolicy) -> Option<Decision> {
     let decision = annotated(pod).and_then(Decision::parse)?;
     let by_images = matches!(decision, Decision::Architectures(_));
-    let change = subject(pod).change(policy, &decision, &evaluation.preferences);
+    let change = subject(pod).change(policy, &decision, evaluation);
     (by_images && change.is_empty()).then_some(decision)
 }
 
@@ -50,14 +50,15 @@ pub(crate) fn plan(
     let mut draft = Draft::new(&pod.spec, remembered, policies, now);
     let recorded = recorded(pod, evaluation, policies.placement);
     let decided = draft.decide(&pod.spec, evaluation, recorded);
-    let gate = pod.spec.gate();
-    let release = gate.map(|_| patch::pod::remove_gate(pod));
+    let is_gated = pod.spec.gate().is_some();
+    let release = || is_gated.then(|| patch::pod::remove_gate(pod));
     let plan = &mut draft.plan;
     plan.requeue = decided.requeue;
     let by_policy = decided.is_by_policy();
     let Some(decision) = decided.decision else {
-        plan.patch = release
-            .filter(|_| decided.may_remove_gate)
+        // A pod that waits for its images waits behind the gate: without affinity an autoscaler could make any node for it.
+        plan.patch = release()
+            .filter(|_| !decided.waiting)
             .map(|patch| PlannedPatch::new(patch, PlannedChange::GateRemoved));
         plan.decides = plan.patch.is_none() && !decided.waiting;
         // A taint with NoExecute would evict a bound pod, so startup waits for its decision, of the failure policy if
@@ -68,10 +69,17 @@ pub(crate) fn plan(
     // A pod that no node can run still waits.
     let is_none = decision == Decision::NoCommonArchitecture;
     plan.decides = !is_none;
-    let subject = subject(pod);
-    let change = subject.change(policies.placement, &decision, &evaluation.preferences);
+    // Behind its gate its affinity can still be set, when one of its images is pushed anew. The failure policy decides for
+    // the time being, so that its affinity is not set for good.
+    let stays_gated = is_none && is_gated;
+    let release = release().filter(|_| !stays_gated);
+    let change = if stays_gated || (is_none && by_policy) {
+        PodChange::default()
+    } else {
+        subject(pod).change(policies.placement, &decision, evaluation)
+    };
     let unsaid = is_none != (annotated(pod) == Some("none"));
-    let mut due = !change.is_empty() || gate.is_some();
+    let mut due = !change.is_empty() || release.is_some();
     if !due && unsaid {
         match draft.state.next_annotation_write(now) {
             Ok(()) => due = true,
@@ -83,7 +91,8 @@ pub(crate) fn plan(
             decision: decision.annotation(),
             by_policy,
         };
-        let mut write = PlannedPatch::new(patch::pod::apply(pod, change, &decision), done);
+        let mut write =
+            PlannedPatch::new(patch::pod::apply(pod, change, &decision, stays_gated), done);
         // The change may be rejected, but the gate must be removed all the same.
         write.gate_removal = release;
         if by_policy && !is_none {

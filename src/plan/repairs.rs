@@ -31,6 +31,13 @@ pub(crate) const OF_NODES: RepairPolicy = RepairPolicy {
     forget: Duration::from_hours(1),
 };
 
+/// Without the registration pods are not completed before they are scheduled, so the pauses are short.
+pub(crate) const OF_REGISTRATIONS: RepairPolicy = RepairPolicy {
+    immediate: 5,
+    backoff: Backoff::seconds(5, 60),
+    forget: Duration::from_hours(1),
+};
+
 /// The latest write to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
@@ -45,7 +52,7 @@ pub(crate) struct Written {
 impl RepairPolicy {
     /// The write of `wanted` that may be made now, or how long to wait. `recorded`: the object's annotation tells of an
     /// earlier write.
-    pub(super) fn next(
+    pub(crate) fn next(
         self,
         last: Option<Written>,
         recorded: bool,

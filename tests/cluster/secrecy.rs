@@ -54,6 +54,7 @@ async fn no_secret_is_printed_even_at_trace_level() {
         file.display(),
         admission_config(free_port(), "")
     );
+    cluster.register();
     let archaware = Controller::start_loud(&cluster, &config);
     cluster.wait_until_called().await;
     cluster.wait_until_tainted().await;

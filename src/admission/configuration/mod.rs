@@ -1,16 +1,14 @@
-//! Maintains the `MutatingWebhookConfiguration`: which requests the API server sends to the webhook, where to, and
-//! which authorities it trusts. Every webhook in it has `failurePolicy: Ignore`.
+//! Keeps the `MutatingWebhookConfiguration` of the manifests right: which requests the API server sends to the webhook, where
+//! to, and which authorities it trusts. archaware does not create it. Every webhook in it has `failurePolicy: Ignore`.
 
 mod webhooks;
 
 use std::{sync::Arc, time::Duration};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use k8s_openapi::api::admissionregistration::v1::MutatingWebhook;
+use futures::StreamExt;
 use kube::ResourceExt;
-use serde::de::IgnoredAny;
-use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -20,10 +18,15 @@ use crate::{
         name::NamespacedName,
         objects::MutatingWebhookConfiguration,
         patch,
+        watch::watch_objects,
     },
     config::Config,
     error::RepeatedError,
     metrics::AdmissionMetrics,
+    plan::{
+        self,
+        repairs::{self, Written},
+    },
 };
 
 use super::{
@@ -31,9 +34,13 @@ use super::{
     certificate::CertResolver,
 };
 
-/// How often the configuration is checked. While another writer's change is in place, pods are not sent to the
-/// webhook and the controller completes them.
+/// The only configuration that archaware reads. The authorizer compares this with `resourceNames`.
+const FIELDS: &str = "metadata.name=archaware";
+/// How often it is checked if no change is seen.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
+/// The pause after a failed attempt.
+const RETRY_INTERVAL: Duration = Duration::from_secs(3);
+
 /// Maintains the configuration while this process leads.
 pub(super) struct ConfigurationReconciler {
     pub(super) api: ApiClient,
@@ -42,10 +49,19 @@ pub(super) struct ConfigurationReconciler {
     pub(super) leadership: watch::Receiver<bool>,
     pub(super) authorities: watch::Receiver<CaBundle>,
     pub(super) published: watch::Sender<Published>,
-    /// Before there is a certificate, the webhook must not be registered.
+    /// Before there is a certificate, the API server must not call the webhook.
     pub(super) served: Arc<CertResolver>,
     /// Tells whether it is registered.
     pub(super) metrics: AdmissionMetrics,
+}
+
+/// What was found, and what was done.
+struct Reconciled {
+    published: Published,
+    /// Whether the configuration exists.
+    exists: bool,
+    /// How long to wait before another writer's change is repaired again.
+    wait: Option<Duration>,
 }
 
 fn name() -> NamespacedName {
@@ -56,142 +72,132 @@ impl ConfigurationReconciler {
     /// Runs until `stop`.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         let keeping = async {
-            let (mut failing, mut warned) = (RepeatedError::default(), false);
             loop {
-                if !*self.leadership.borrow() {
-                    self.metrics.set_registered(false);
-                }
+                self.metrics.set_registered(false);
                 if self.leadership.wait_for(|leading| *leading).await.is_err() {
                     return;
                 }
                 self.served.wait_until_available().await;
-                let authorities = self.authorities.borrow_and_update().clone();
-                match self.reconcile(authorities).await {
-                    Ok(published) => {
-                        let managed = self.config.admission.manage_configuration;
-                        let found = matches!(published, Published::Bundle(_));
-                        self.metrics.set_registered(managed || found);
-                        let unknown =
-                            published == Published::NoBundle && self.maintains_only_ca_bundle();
-                        if unknown && !warned {
-                            tracing::warn!(
-                                "there is no MutatingWebhookConfiguration {NAME}, and \
-                                 admission.manageConfiguration is false: the API server does not call the webhook"
-                            );
-                        }
-                        warned = unknown;
-                        self.published.send_if_modified(|old| {
-                            let changed = *old != published;
-                            *old = published;
-                            changed
-                        });
-                        failing.clear();
-                    }
-                    Err(error) => {
-                        if let Some(error) = failing.changed(&error) {
-                            tracing::warn!(
-                                error,
-                                "cannot maintain the webhook configuration; trying again"
-                            );
-                        }
-                    }
-                }
-                tokio::select! {
-                    _ = self.authorities.changed() => {}
-                    () = tokio::time::sleep(if failing.is_set() { CHECK_INTERVAL / 10 } else { CHECK_INTERVAL }) => {}
-                }
+                self.maintain().await;
             }
         };
         stop.run_until_cancelled(keeping).await;
     }
 
-    /// Whether the `caBundle` of a configuration that the user maintains is filled in.
-    fn maintains_only_ca_bundle(&self) -> bool {
-        let admission = &self.config.admission;
-        let own = admission.certificates.certificate.as_os_str().is_empty();
-        own && !admission.manage_configuration
-    }
-
-    async fn reconcile(&self, authorities: CaBundle) -> Result<Published, ApiError> {
-        let manages = self.config.admission.manage_configuration;
-        if !manages && authorities.is_none() {
-            return Ok(Published::NoBundle);
-        }
-        let found: Option<MutatingWebhookConfiguration> = self.api.find(&name()).await?;
-        // archaware's own authorities are stored in the Secret; those from files are only known here.
-        let from_files = !self
-            .config
-            .admission
-            .certificates
-            .certificate
-            .as_os_str()
-            .is_empty();
-        let authorities = match (&authorities, &found) {
-            (Some(new), Some(found)) if from_files => Some(merged(new, found)),
-            _ => authorities,
-        };
-        let published = authorities
-            .clone()
-            .map_or(Published::NoBundle, Published::Bundle);
-        if !manages {
-            let Some(found) = found else {
-                tracing::debug!(name = NAME, "there is no webhook configuration");
-                return Ok(Published::NoBundle);
+    /// Runs while this process leads. A change of another writer is seen at once.
+    async fn maintain(&mut self) {
+        let watched = watch_objects::<MutatingWebhookConfiguration>(
+            &self.api,
+            Some(FIELDS),
+            |_, _| false,
+            |_| {},
+        );
+        let mut changes = watched.changes;
+        let (mut failing, mut is_missing, mut written) = (RepeatedError::default(), false, None);
+        while *self.leadership.borrow_and_update() {
+            let authorities = self.authorities.borrow_and_update().clone();
+            let pause = match self.reconcile(authorities, &mut written).await {
+                Ok(Reconciled {
+                    published,
+                    exists,
+                    wait,
+                }) => {
+                    self.metrics.set_registered(exists && wait.is_none());
+                    if !exists && !is_missing {
+                        tracing::warn!(
+                            "there is no MutatingWebhookConfiguration {NAME}: the API server does not call the webhook; apply \
+                             the manifests again, or set admission.enabled to false"
+                        );
+                    }
+                    is_missing = !exists;
+                    self.published.send_if_modified(|old| {
+                        let changed = *old != published;
+                        *old = published;
+                        changed
+                    });
+                    failing.clear();
+                    wait.unwrap_or(CHECK_INTERVAL)
+                }
+                Err(error) => {
+                    if let Some(error) = failing.changed(&error) {
+                        tracing::warn!(
+                            error,
+                            "cannot maintain the webhook configuration; trying again"
+                        );
+                    }
+                    RETRY_INTERVAL
+                }
             };
-            if let Some(authorities) = &authorities {
-                self.inject_ca_bundle(&found, authorities).await?;
+            tokio::select! {
+                _ = changes.next() => {}
+                _ = self.authorities.changed() => {}
+                _ = self.leadership.changed() => {}
+                () = tokio::time::sleep(pause) => {}
             }
-            return Ok(published);
         }
-        let wanted =
-            webhooks::desired_webhooks(&self.config, &self.namespace, authorities.as_deref());
-        let Some(found) = found else {
-            let object = json!({
-                "apiVersion": "admissionregistration.k8s.io/v1",
-                "kind": "MutatingWebhookConfiguration",
-                "metadata": { "name": NAME, "labels": super::labels() },
-                "webhooks": wanted,
-            });
-            self.api
-                .create::<MutatingWebhookConfiguration, IgnoredAny>(None, &object)
-                .await?;
-            tracing::info!(name = NAME, "webhook configuration created");
-            return Ok(published);
-        };
-        // What cannot be parsed is replaced.
-        let existing = Value::Array(found.webhooks.clone().unwrap_or_default());
-        let existing: Vec<MutatingWebhook> = serde_json::from_value(existing).unwrap_or_default();
-        if let Some(wanted) = webhooks::correct(&existing, wanted) {
-            let patch = patch::webhooks(&found, json!(wanted), &super::labels());
-            self.api
-                .patch::<MutatingWebhookConfiguration>(&name(), patch)
-                .await?;
-            tracing::info!(name = NAME, "webhook configuration corrected");
-        }
-        Ok(published)
     }
 
-    /// Writes the `caBundle` only; the rest of the configuration is the user's.
-    async fn inject_ca_bundle(
+    async fn reconcile(
         &self,
-        found: &MutatingWebhookConfiguration,
-        authorities: &str,
-    ) -> Result<(), ApiError> {
-        let patch = patch::ca_bundle(found, &STANDARD.encode(authorities));
-        if !patch.is_empty() {
-            self.api
-                .patch::<MutatingWebhookConfiguration>(&name(), patch)
-                .await?;
-            tracing::info!(
-                name = NAME,
-                "caBundle written into the webhook configuration"
-            );
+        authorities: CaBundle,
+        written: &mut Option<Written>,
+    ) -> Result<Reconciled, ApiError> {
+        let admission = &self.config.admission;
+        let found: Option<MutatingWebhookConfiguration> = self.api.find(&name()).await?;
+        let Some(found) = found else {
+            return Ok(Reconciled {
+                published: Published::NoBundle,
+                exists: false,
+                wait: None,
+            });
+        };
+        // archaware's own authorities are stored in the Secret; those from files are only known here.
+        let from_files = !admission.certificates.certificate.as_os_str().is_empty();
+        let authorities = match authorities {
+            Some(new) if from_files => Some(merged(&new, &found)),
+            authorities => authorities,
+        };
+        let bundle = authorities.as_ref().map(|text| STANDARD.encode(&**text));
+        let existing = found.webhooks.as_deref().unwrap_or_default();
+        let patch = if admission.manage_configuration {
+            let needed =
+                webhooks::desired_webhooks(&self.config, &self.namespace, bundle.as_deref());
+            webhooks::correct(existing, needed).map(|webhooks| patch::webhooks(&found, webhooks))
+        } else {
+            let patch = bundle.map(|bundle| patch::ca_bundle(&found, &bundle));
+            patch.filter(|patch| !patch.is_empty())
+        };
+        let mut wait = None;
+        if let Some(patch) = patch {
+            let now = Instant::now().into_std();
+            let wanted = plan::hash(&authorities);
+            match repairs::OF_REGISTRATIONS.next(*written, false, wanted, now) {
+                Ok(next) => {
+                    self.api
+                        .patch::<MutatingWebhookConfiguration>(&name(), patch)
+                        .await?;
+                    *written = Some(next);
+                    tracing::info!(name = NAME, "webhook configuration corrected");
+                }
+                Err(pause) => {
+                    tracing::warn!(
+                        name = NAME,
+                        pause = pause.as_secs(),
+                        "another writer changes the webhook configuration again and again; waiting before the next repair"
+                    );
+                    wait = Some(pause);
+                }
+            }
         }
-        Ok(())
+        Ok(Reconciled {
+            published: authorities.map_or(Published::NoBundle, Published::Bundle),
+            exists: true,
+            wait,
+        })
     }
 }
 
-/// An authority with the published ones that have not expired: another replica may still serve a certificate that
+/// With an authority from a file: the published ones stay until they expire, because a replica may still serve what
 /// they signed.
 fn merged(authority: &str, found: &MutatingWebhookConfiguration) -> Arc<str> {
     let webhook = found.webhooks.as_ref().and_then(|all| all.first());
@@ -202,32 +208,13 @@ fn merged(authority: &str, found: &MutatingWebhookConfiguration) -> Arc<str> {
     ca_bundle::with_authority(authority, &published.unwrap_or_default()).into()
 }
 
-/// Which configuration to remove.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RemovalScope {
-    /// One that archaware created.
-    CreatedByArchaware,
-    /// Also one from the manifests.
-    AlsoFromManifests,
-}
-
-/// The configuration, if archaware owns it.
-async fn find(
-    api: &ApiClient,
-    origin: RemovalScope,
-) -> Result<Option<MutatingWebhookConfiguration>, ApiError> {
+/// The configuration, if it is archaware's: one of this name may belong to another owner.
+async fn find(api: &ApiClient) -> Result<Option<MutatingWebhookConfiguration>, ApiError> {
     let found = api.find::<MutatingWebhookConfiguration>(&name()).await?;
-    // A configuration of this name may belong to another owner.
-    let label = match origin {
-        RemovalScope::CreatedByArchaware => "app.kubernetes.io/managed-by",
-        RemovalScope::AlsoFromManifests => "app.kubernetes.io/name",
-    };
-    Ok(found.filter(|found| found.labels().get(label).is_some_and(|name| name == NAME)))
-}
-
-async fn delete(api: &ApiClient, found: MutatingWebhookConfiguration) -> Result<bool, ApiError> {
-    api.delete::<MutatingWebhookConfiguration>(&name(), found.metadata.uid)
-        .await
+    Ok(found.filter(|found| {
+        let label = found.labels().get("app.kubernetes.io/name");
+        label.is_some_and(|name| name == NAME)
+    }))
 }
 
 /// Removes the configuration and returns whether it existed. A dry run only checks.
@@ -235,58 +222,26 @@ async fn delete(api: &ApiClient, found: MutatingWebhookConfiguration) -> Result<
 /// # Errors
 ///
 /// When the API server cannot be asked or refuses.
-pub async fn remove(
-    api: &ApiClient,
-    origin: RemovalScope,
-    dry_run: bool,
-) -> Result<bool, ApiError> {
-    match find(api, origin).await? {
-        Some(found) if !dry_run => delete(api, found).await,
+pub async fn remove(api: &ApiClient, dry_run: bool) -> Result<bool, ApiError> {
+    match find(api).await? {
+        Some(found) if !dry_run => {
+            let uid = found.metadata.uid;
+            api.delete::<MutatingWebhookConfiguration>(&name(), uid)
+                .await
+        }
         found => Ok(found.is_some()),
     }
 }
 
-/// How often it is searched for: during a rolling update an old replica may create it again.
-const REMOVE_ATTEMPTS: usize = 10;
-
-/// Removes the configuration after the webhook was disabled, so that the API server does not call a webhook that is
-/// not served.
-pub async fn remove_stale(api: ApiClient, mut leadership: watch::Receiver<bool>) {
-    for _ in 0..REMOVE_ATTEMPTS {
-        if leadership.wait_for(|leading| *leading).await.is_err() {
-            return;
-        }
-        match find(&api, RemovalScope::CreatedByArchaware).await {
-            Ok(None) => {}
-            Ok(Some(found)) => match delete(&api, found).await {
-                Ok(_) => tracing::info!(
-                    name = NAME,
-                    "admission is disabled: webhook configuration removed"
-                ),
-                Err(ApiError::Forbidden(_)) => {
-                    tracing::warn!(
-                        "admission is off, and its configuration may not be removed: \
-                         kubectl delete mutatingwebhookconfiguration {NAME}"
-                    );
-                    return;
-                }
-                Err(error) => tracing::warn!(
-                    %error,
-                    "admission is disabled, but its webhook configuration cannot be removed"
-                ),
-            },
-            // An installation that never had a webhook does not need the permission.
-            Err(ApiError::Forbidden(_)) => {
-                tracing::info!(
-                    "admission is disabled; no permission to check for an old webhook configuration"
-                );
-                return;
-            }
-            Err(error) => tracing::warn!(
-                %error,
-                "admission is disabled, but its webhook configuration cannot be read"
-            ),
-        }
-        tokio::time::sleep(CHECK_INTERVAL).await;
+/// Warns if the webhook is disabled and registered all the same: the API server then calls what nobody serves.
+pub async fn warn_if_registered(api: ApiClient) {
+    match find(&api).await {
+        Ok(None) => {}
+        Ok(Some(_)) => tracing::warn!(
+            "admission.enabled is false, but there is a MutatingWebhookConfiguration {NAME}: the API server calls a webhook \
+             that is not served before it creates a pod; kubectl delete mutatingwebhookconfiguration {NAME}"
+        ),
+        // An installation without the webhook does not need the permission.
+        Err(error) => tracing::debug!(%error, "cannot look for a webhook configuration"),
     }
 }

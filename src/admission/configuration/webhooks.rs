@@ -1,13 +1,7 @@
-//! The webhooks of the `MutatingWebhookConfiguration`. Pure.
+//! The webhooks of the `MutatingWebhookConfiguration`. Pure. They are in the API's form, because a typed round trip would
+//! drop fields that archaware does not know.
 
-use k8s_openapi::{
-    ByteString,
-    api::admissionregistration::v1::{
-        MatchCondition, MutatingWebhook, RuleWithOperations, ServiceReference, WebhookClientConfig,
-    },
-    apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement},
-};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     cluster::NAME,
@@ -15,189 +9,178 @@ use crate::{
     placement::annotation,
 };
 
-/// How much longer than `admission.budget` the API server waits, in seconds.
-const EXTRA_TIMEOUT: u64 = 2;
+/// How long the API server waits for a webhook that archaware adds, in seconds. That of an existing one is its author's: a
+/// request says how long its sender waits.
+const TIMEOUT: u64 = 3;
+const EXPRESSIONS: &str = "/matchExpressions";
 
-/// The webhooks for this configuration.
+/// The webhooks that this configuration needs, without `caBundle` if archaware has no authorities.
 pub(super) fn desired_webhooks(
     config: &Config,
     namespace: &str,
-    authorities: Option<&str>,
-) -> Vec<MutatingWebhook> {
-    let admission = &config.admission;
-    let budget = admission.budget.as_secs() + u64::from(admission.budget.subsec_nanos() > 0);
-    let client = |path: &str| {
-        let url = admission.url.trim_end_matches('/');
-        let service = ServiceReference {
-            namespace: namespace.to_owned(),
-            name: NAME.to_owned(),
-            path: Some(format!("/{path}")),
-            port: Some(443),
+    ca_bundle: Option<&str>,
+) -> Vec<Value> {
+    let base = config.admission.url.trim_end_matches('/');
+    let webhook = |path: &str, rule: Value| {
+        let mut client = if base.is_empty() {
+            json!({"service": {"namespace": namespace, "name": NAME, "path": format!("/{path}"), "port": 443}})
+        } else {
+            json!({"url": format!("{base}/{path}")})
         };
-        WebhookClientConfig {
-            ca_bundle: authorities.map(|text| ByteString(text.as_bytes().to_vec())),
-            service: url.is_empty().then_some(service),
-            url: (!url.is_empty()).then(|| format!("{url}/{path}")),
+        if let Some(bundle) = ca_bundle {
+            client["caBundle"] = json!(bundle);
         }
+        json!({
+            "name": format!("{path}.archaware.dev"),
+            "clientConfig": client,
+            "rules": [rule],
+            "admissionReviewVersions": ["v1"],
+            "failurePolicy": "Ignore",
+            "matchPolicy": "Equivalent",
+            "sideEffects": "None",
+            // Another webhook may add a sidecar with another image.
+            "reinvocationPolicy": "IfNeeded",
+        })
     };
-    let webhook = |path: &str, rule: RuleWithOperations| MutatingWebhook {
-        name: format!("{path}.archaware.dev"),
-        client_config: client(path),
-        rules: Some(vec![rule]),
-        admission_review_versions: vec!["v1".to_owned()],
-        failure_policy: Some("Ignore".to_owned()),
-        match_policy: Some("Equivalent".to_owned()),
-        side_effects: "None".to_owned(),
-        // Another webhook may add a sidecar with another image.
-        reinvocation_policy: Some("IfNeeded".to_owned()),
-        timeout_seconds: i32::try_from(budget + EXTRA_TIMEOUT).ok(),
-        ..MutatingWebhook::default()
-    };
-    let pods = MutatingWebhook {
-        namespace_selector: Some(namespaces(namespace)),
-        match_conditions: Some(match_conditions()),
-        ..webhook("pods", rule("", "pods", &["CREATE"], "Namespaced"))
-    };
+    let mut pods = webhook("pods", rule("", "pods", &["CREATE"], "Namespaced"));
+    pods["namespaceSelector"] = namespaces(namespace);
+    pods["matchConditions"] = json!(match_conditions());
     let mut all = vec![pods];
     if config.taint.manage {
         all.push(webhook("nodes", rule("", "nodes", &["CREATE"], "Cluster")));
     }
     if config.daemon_sets == DaemonSets::Manage {
-        let operations = &["CREATE", "UPDATE"];
-        all.push(MutatingWebhook {
-            namespace_selector: Some(namespaces(namespace)),
-            ..webhook(
-                "daemonsets",
-                rule("apps", "daemonsets", operations, "Namespaced"),
-            )
-        });
+        let rule = rule("apps", "daemonsets", &["CREATE", "UPDATE"], "Namespaced");
+        let mut sets = webhook("daemonsets", rule);
+        sets["namespaceSelector"] = namespaces(namespace);
+        all.push(sets);
     }
     all
 }
 
-fn rule(group: &str, resource: &str, operations: &[&str], scope: &str) -> RuleWithOperations {
-    let list = |values: &[&str]| Some(values.iter().map(|value| (*value).to_owned()).collect());
-    RuleWithOperations {
-        api_groups: list(&[group]),
-        api_versions: list(&["v1"]),
-        operations: list(operations),
-        resources: list(&[resource]),
-        scope: Some(scope.to_owned()),
-    }
+fn rule(group: &str, resource: &str, operations: &[&str], scope: &str) -> Value {
+    json!({"apiGroups": [group], "apiVersions": ["v1"], "operations": operations, "resources": [resource], "scope": scope})
 }
 
 /// archaware's own pods cannot wait for archaware, and namespaces can opt out.
-fn namespaces(own: &str) -> LabelSelector {
-    let not_in = |key: &str, value: &str| LabelSelectorRequirement {
-        key: key.to_owned(),
-        operator: "NotIn".to_owned(),
-        values: Some(vec![value.to_owned()]),
-    };
-    let expressions = vec![
+fn namespaces(own: &str) -> Value {
+    let not_in =
+        |key: &str, value: &str| json!({"key": key, "operator": "NotIn", "values": [value]});
+    json!({"matchExpressions": [
         not_in("kubernetes.io/metadata.name", own),
         not_in(annotation::ADMISSION, "disabled"),
-    ];
-    LabelSelector {
-        match_expressions: Some(expressions),
-        match_labels: None,
-    }
+    ]})
 }
 
 /// Bound pods and mirror pods of static pods are not scheduled.
-fn match_conditions() -> Vec<MatchCondition> {
-    let condition = |name: &str, expression: &str| MatchCondition {
-        name: name.to_owned(),
-        expression: expression.to_owned(),
-    };
-    vec![
-        condition(
-            "archaware.dev/unbound",
-            "!has(object.spec.nodeName) || object.spec.nodeName == ''",
-        ),
-        condition(
-            "archaware.dev/no-mirror",
-            "!has(object.metadata.annotations) || \
-             !('kubernetes.io/config.mirror' in object.metadata.annotations)",
-        ),
+fn match_conditions() -> [Value; 2] {
+    [
+        json!({
+            "name": "archaware.dev/unbound",
+            "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''",
+        }),
+        json!({
+            "name": "archaware.dev/no-mirror",
+            "expression": "!has(object.metadata.annotations) || \
+                !('kubernetes.io/config.mirror' in object.metadata.annotations)",
+        }),
     ]
 }
 
+fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+    value.get(field).and_then(Value::as_str).unwrap_or_default()
+}
+
 /// Whether a condition is archaware's, of this version or another. In the first one the names had no prefix.
-fn is_own(condition: &MatchCondition) -> bool {
-    let is_first = |own: &MatchCondition| {
-        own.name.strip_prefix(annotation::PREFIX) == Some(condition.name.as_str())
-            && own.expression == condition.expression
+fn is_own(condition: &Value) -> bool {
+    let name = text(condition, "name");
+    let is_first = |own: &Value| {
+        text(own, "name").strip_prefix(annotation::PREFIX) == Some(name)
+            && text(own, "expression") == text(condition, "expression")
     };
-    condition.name.starts_with(annotation::PREFIX) || match_conditions().iter().any(is_first)
+    name.starts_with(annotation::PREFIX) || match_conditions().iter().any(is_first)
 }
 
-/// The webhooks to write, if `existing` differs from `wanted`. Selectors and conditions that other writers added are kept
-/// (managed clusters exclude their own namespaces), and so is a `caBundle` that archaware does not maintain. Those of
-/// archaware's other versions and configurations are not.
-pub(super) fn correct(
-    existing: &[MutatingWebhook],
-    mut wanted: Vec<MutatingWebhook>,
-) -> Option<Vec<MutatingWebhook>> {
-    let mut same = existing.len() == wanted.len();
-    for webhook in &mut wanted {
-        let Some(before) = existing.iter().find(|one| one.name == webhook.name) else {
-            same = false;
-            continue;
-        };
-        if let Some(further) = &before.namespace_selector {
-            let selector = webhook.namespace_selector.get_or_insert_default();
-            selector.match_labels.clone_from(&further.match_labels);
-            for expression in further.match_expressions.iter().flatten() {
-                if expression.key.starts_with(annotation::PREFIX) {
-                    same &= selector
-                        .match_expressions
-                        .iter()
-                        .flatten()
-                        .any(|own| own == expression);
-                    continue;
-                }
-                let ours = selector.match_expressions.get_or_insert_default();
-                if !ours.contains(expression) {
-                    ours.push(expression.clone());
-                }
+/// Whether a requirement on namespaces is archaware's.
+fn is_own_requirement(requirement: &Value) -> bool {
+    text(requirement, "key").starts_with(annotation::PREFIX)
+}
+
+fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
+    let list = value.pointer(pointer).and_then(Value::as_array);
+    list.map(Vec::as_slice).unwrap_or_default()
+}
+
+/// The webhooks to write, if something that is `needed` is missing. Everything else stays: further webhooks, time limits,
+/// selectors and conditions of other writers (managed clusters exclude their own namespaces), and a `caBundle` that archaware
+/// does not maintain. Conditions and selectors of archaware's other versions and configurations do not.
+pub(super) fn correct(existing: &[Value], needed: Vec<Value>) -> Option<Vec<Value>> {
+    let mut all = existing.to_vec();
+    for mut webhook in needed {
+        let name = text(&webhook, "name").to_owned();
+        match all.iter_mut().find(|one| text(one, "name") == name) {
+            Some(found) => complete(found, webhook),
+            None => {
+                webhook["timeoutSeconds"] = json!(TIMEOUT);
+                all.push(webhook);
             }
         }
-        webhook.object_selector.clone_from(&before.object_selector);
-        for condition in before.match_conditions.iter().flatten() {
-            if is_own(condition) {
-                same &= webhook
-                    .match_conditions
-                    .iter()
-                    .flatten()
-                    .any(|own| own == condition);
-                continue;
-            }
-            let ours = webhook.match_conditions.get_or_insert_default();
-            if ours.iter().all(|own| own.name != condition.name) {
-                ours.push(condition.clone());
-            }
-        }
-        let bundle = &before.client_config.ca_bundle;
-        webhook.client_config.ca_bundle = webhook.client_config.ca_bundle.take().or(bundle.clone());
-        let (before, webhook) = (serde_json::to_value(before), serde_json::to_value(webhook));
-        same &= before.is_ok_and(|before| webhook.is_ok_and(|webhook| contains(&before, &webhook)));
     }
-    (!same).then_some(wanted)
+    (all != existing).then_some(all)
 }
 
-/// Whether `existing` contains everything in `wanted`. Fields that the API server adds are ignored, and so is the
-/// order of selectors.
+/// Changes a webhook so that it contains what is needed.
+fn complete(webhook: &mut Value, needed: Value) {
+    let Value::Object(needed) = needed else {
+        return;
+    };
+    for (field, mut needed) in needed {
+        let found = webhook.get(&field).unwrap_or(&Value::Null);
+        match field.as_str() {
+            "namespaceSelector" => {
+                let lists = (list(found, EXPRESSIONS), list(&needed, EXPRESSIONS));
+                if let Some(all) = merged(lists.0, lists.1, is_own_requirement) {
+                    webhook[&field]["matchExpressions"] = json!(all);
+                }
+            }
+            "matchConditions" => {
+                if let Some(all) = merged(list(found, ""), list(&needed, ""), is_own) {
+                    webhook[&field] = json!(all);
+                }
+            }
+            _ if contains(found, &needed) => {}
+            _ => {
+                // Service and URL exclude each other, so the whole `clientConfig` is replaced.
+                let bundle = found.get("caBundle").cloned();
+                if let Some(bundle) = bundle.filter(|_| needed.get("caBundle").is_none()) {
+                    needed["caBundle"] = bundle;
+                }
+                webhook[&field] = needed;
+            }
+        }
+    }
+}
+
+/// What is needed and what others added, without what other versions of archaware needed; `None` if that is what was found.
+fn merged(
+    found: &[Value],
+    needed: &[Value],
+    is_own: impl Fn(&Value) -> bool,
+) -> Option<Vec<Value>> {
+    let foreign = found
+        .iter()
+        .filter(|one| !is_own(one) && !needed.contains(one));
+    let all: Vec<Value> = needed.iter().chain(foreign).cloned().collect();
+    let same = all.len() == found.len() && all.iter().all(|one| found.contains(one));
+    (!same).then_some(all)
+}
+
+/// Whether `existing` contains everything in `wanted`. Fields that the API server adds are ignored.
 fn contains(existing: &Value, wanted: &Value) -> bool {
     match (existing, wanted) {
-        (Value::Object(existing), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
-            let existing = existing.get(key).unwrap_or(&Value::Null);
-            match (key.as_str(), existing.as_array(), wanted.as_array()) {
-                ("matchExpressions" | "matchConditions", Some(existing), Some(wanted)) => {
-                    wanted.iter().all(|one| existing.contains(one))
-                }
-                _ => contains(existing, wanted),
-            }
-        }),
+        (Value::Object(existing), Value::Object(wanted)) => wanted
+            .iter()
+            .all(|(key, wanted)| contains(existing.get(key).unwrap_or(&Value::Null), wanted)),
         (Value::Array(existing), Value::Array(wanted)) => {
             existing.len() == wanted.len()
                 && existing.iter().zip(wanted).all(|(e, w)| contains(e, w))
@@ -208,8 +191,6 @@ fn contains(existing: &Value, wanted: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn config(yaml: &str) -> Config {
@@ -217,99 +198,100 @@ mod tests {
         crate::config::parse("c", &format!("{head}{yaml}\n")).unwrap()
     }
 
-    fn usual() -> Vec<MutatingWebhook> {
-        desired_webhooks(&Config::default(), "ns", Some("CA"))
+    fn usual() -> Vec<Value> {
+        desired_webhooks(&Config::default(), "ns", Some("Q0E="))
     }
 
-    /// The webhooks as the API server stores them.
-    fn stored(mut webhooks: Vec<MutatingWebhook>) -> Vec<MutatingWebhook> {
+    /// The webhooks as the API server stores them, with what others may have added.
+    fn stored(mut webhooks: Vec<Value>) -> Vec<Value> {
         for webhook in &mut webhooks {
-            webhook.object_selector = Some(LabelSelector::default());
-            webhook.namespace_selector.get_or_insert_default();
+            webhook["objectSelector"] = json!({});
+            webhook["timeoutSeconds"] = json!(7);
+            webhook["unknownField"] = json!([1]);
+            let mut expressions = list(webhook, "/namespaceSelector/matchExpressions").to_vec();
+            expressions.insert(
+                0,
+                json!({"key": "control-plane", "operator": "DoesNotExist"}),
+            );
+            webhook["namespaceSelector"]["matchExpressions"] = json!(expressions);
         }
         webhooks
     }
 
     #[test]
     fn a_correct_configuration_is_not_changed() {
-        let names: Vec<String> = usual().into_iter().map(|webhook| webhook.name).collect();
-        assert_eq!(
-            names,
-            [
-                "pods.archaware.dev",
-                "nodes.archaware.dev",
-                "daemonsets.archaware.dev"
-            ]
-        );
+        let usual_names: Vec<_> = usual()
+            .iter()
+            .map(|one| text(one, "name").to_owned())
+            .collect();
+        let expected = [
+            "pods.archaware.dev",
+            "nodes.archaware.dev",
+            "daemonsets.archaware.dev",
+        ];
+        assert_eq!(usual_names, expected);
         assert_eq!(correct(&stored(usual()), usual()), None);
-        let mut narrowed = stored(usual());
-        let further = LabelSelectorRequirement {
-            key: "control-plane".to_owned(),
-            operator: "DoesNotExist".to_owned(),
-            values: None,
-        };
-        for webhook in &mut narrowed {
-            let selector = webhook.namespace_selector.get_or_insert_default();
-            let expressions = selector.match_expressions.get_or_insert_default();
-            expressions.insert(0, further.clone());
-        }
-        assert_eq!(
-            correct(&narrowed, usual()),
-            None,
-            "what others exclude stays"
-        );
+        let mut further = stored(usual());
+        further.push(json!({"name": "else.example"}));
+        assert_eq!(correct(&further, usual()), None, "further webhooks stay");
+    }
+
+    #[test]
+    fn what_is_needed_is_put_back_and_the_rest_stays() {
+        let right = stored(usual());
         for (path, value) in [
             ("/0/failurePolicy", json!("Fail")),
-            ("/0/timeoutSeconds", json!(30)),
             ("/0/clientConfig/caBundle", json!("b2xk")),
+            ("/0/clientConfig/caBundle", Value::Null),
+            ("/0/clientConfig", json!({"url": "https://a.example/pods"})),
             ("/0/matchConditions/0/expression", json!("true")),
+            ("/0/matchConditions", Value::Null),
+            (
+                "/0/namespaceSelector/matchExpressions/1",
+                json!({"key": "x", "operator": "Exists"}),
+            ),
             ("/1/rules/0/operations", json!(["CREATE", "UPDATE"])),
-            ("/2/name", json!("else.archaware.dev")),
+            ("/2/rules", Value::Null),
         ] {
-            let mut wrong = json!(narrowed);
+            let mut wrong = json!(right);
             *wrong.pointer_mut(path).unwrap() = value;
-            let wrong: Vec<MutatingWebhook> = serde_json::from_value(wrong).unwrap();
-            let corrected = correct(&wrong, usual()).expect(path);
-            let selector = corrected[0].namespace_selector.as_ref().unwrap();
-            let kept = selector
-                .match_expressions
-                .as_ref()
-                .unwrap()
-                .contains(&further);
-            assert!(kept, "{path}");
-            assert_eq!(correct(&stored(corrected), usual()), None, "{path}");
+            let corrected = correct(wrong.as_array().unwrap(), usual()).expect(path);
+            assert_eq!(correct(&corrected, usual()), None, "{path}");
+            assert_eq!(corrected[0]["timeoutSeconds"], 7, "{path}");
+            assert_eq!(corrected[1]["unknownField"], json!([1]), "{path}");
+            assert!(
+                list(&corrected[0], "/namespaceSelector/matchExpressions")
+                    .iter()
+                    .any(|one| one["key"] == "control-plane"),
+                "{path}"
+            );
         }
-        assert!(correct(&narrowed[..2], usual()).is_some(), "one is missing");
+        let corrected = correct(&right[..2], usual()).unwrap();
+        assert_eq!(corrected[2]["name"], "daemonsets.archaware.dev");
+        assert_eq!(corrected[2]["timeoutSeconds"], TIMEOUT);
     }
 
     /// Left by other versions of archaware: not what somebody else narrowed.
     #[test]
     fn stale_conditions_of_archaware_are_removed() {
-        let condition = |name: &str| MatchCondition {
-            name: name.to_owned(),
-            expression: "false".to_owned(),
-        };
-        let admission = LabelSelectorRequirement {
-            key: annotation::ADMISSION.to_owned(),
-            operator: "In".to_owned(),
-            values: Some(vec!["enabled".to_owned()]),
-        };
+        let condition = |name: &str| json!({"name": name, "expression": "false"});
         let mut stale = stored(usual());
-        let conditions = stale[0].match_conditions.get_or_insert_default();
+        let mut conditions = list(&stale[0], "/matchConditions").to_vec();
         let mut first = conditions[1].clone();
-        first.name = "no-mirror".to_owned();
+        first["name"] = json!("no-mirror");
         conditions.push(first);
         let names = ["unbound", "archaware.dev/gone", "other.example/mine"];
         conditions.extend(names.map(condition));
-        let selector = stale[0].namespace_selector.get_or_insert_default();
-        let expressions = selector.match_expressions.get_or_insert_default();
-        expressions.push(admission.clone());
+        stale[0]["matchConditions"] = json!(conditions);
+        let mut expressions = list(&stale[0], "/namespaceSelector/matchExpressions").to_vec();
+        let enabled =
+            json!({"key": annotation::ADMISSION, "operator": "In", "values": ["enabled"]});
+        expressions.push(enabled.clone());
+        stale[0]["namespaceSelector"]["matchExpressions"] = json!(expressions);
         let corrected = correct(&stale, usual()).unwrap();
-        let left: Vec<&str> = corrected[0]
-            .match_conditions
+        let left: Vec<&str> = list(&corrected[0], "/matchConditions")
             .iter()
-            .flatten()
-            .map(|one| one.name.as_str())
+            .map(|one| text(one, "name"))
             .collect();
         // The one named `unbound` has another expression: it is somebody else's.
         let expected = [
@@ -319,42 +301,30 @@ mod tests {
             "other.example/mine",
         ];
         assert_eq!(left, expected);
-        let selector = corrected[0].namespace_selector.as_ref().unwrap();
-        assert!(
-            !selector
-                .match_expressions
-                .as_ref()
-                .unwrap()
-                .contains(&admission)
-        );
-        assert_eq!(correct(&stored(corrected), usual()), None);
+        assert!(!list(&corrected[0], "/namespaceSelector/matchExpressions").contains(&enabled));
+        assert_eq!(correct(&corrected, usual()), None);
     }
 
     #[test]
     fn only_necessary_requests_match() {
-        let url = "admission: {url: \"https://a.b:9/x/\", budget: 2500ms}";
-        let config = config(&format!(
-            "taint: {{manage: false}}\ndaemonSets: report\n{url}"
-        ));
+        let config = config(
+            "taint: {manage: false}\ndaemonSets: report\nadmission: {url: \"https://a.b:9/x/\"}",
+        );
         let webhooks = desired_webhooks(&config, "ns", None);
         assert_eq!(webhooks.len(), 1);
         assert_eq!(
-            json!(webhooks[0].client_config),
+            webhooks[0]["clientConfig"],
             json!({"url": "https://a.b:9/x/pods"})
         );
-        assert_eq!(webhooks[0].timeout_seconds, Some(5));
     }
 
     #[test]
     fn a_foreign_ca_bundle_is_kept() {
-        let mut existing = stored(usual());
         let without = || desired_webhooks(&Config::default(), "ns", None);
-        assert_eq!(correct(&existing, without()), None);
-        existing[0].failure_policy = Some("Fail".to_owned());
-        let corrected = correct(&existing, without()).unwrap();
-        assert_eq!(
-            corrected[0].client_config.ca_bundle,
-            existing[0].client_config.ca_bundle
-        );
+        assert_eq!(correct(&stored(usual()), without()), None);
+        let mut moved = stored(usual());
+        moved[0]["clientConfig"]["service"]["port"] = json!(8443);
+        let corrected = correct(&moved, without()).unwrap();
+        assert_eq!(corrected[0]["clientConfig"], usual()[0]["clientConfig"]);
     }
 }

@@ -18,8 +18,7 @@ use super::{CleanedObject, Session};
 impl Session {
     /// First of all, so that the API server stops calling the webhook.
     pub(super) async fn remove_configuration(&mut self) {
-        let origin = admission::RemovalScope::AlsoFromManifests;
-        let removed = admission::remove_configuration(&self.api, origin, self.dry_run).await;
+        let removed = admission::remove_configuration(&self.api, self.dry_run).await;
         if removed == Ok(true) && !self.dry_run {
             self.unregistered = Some(Instant::now());
         }

@@ -42,10 +42,7 @@ impl Session {
             .await?;
         self.find_records::<DaemonSet>(annotation::TOLERATIONS, "tolerations")
             .await?;
-        let origin = admission::RemovalScope::AlsoFromManifests;
-        if self.unregistered.is_some()
-            && admission::remove_configuration(&self.api, origin, true).await?
-        {
+        if self.unregistered.is_some() && admission::remove_configuration(&self.api, true).await? {
             let what = format!("MutatingWebhookConfiguration {NAME} ({CAME_BACK})");
             self.remaining.push(what);
         }

@@ -23,9 +23,9 @@ const NODE_AFFINITY: &str = "/spec/affinity/nodeAffinity";
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
-/// Adds the tolerations of a decision, records the decision, and removes archaware's scheduling gate. The API server
-/// does not allow tolerations of a pod to be removed again.
-pub fn apply(pod: &Pod, change: PodChange, decision: &Decision) -> JsonPatch {
+/// Adds the tolerations of a decision, records the decision, and removes archaware's scheduling gate unless the pod stays
+/// behind it. The API server does not allow tolerations of a pod to be removed again.
+pub fn apply(pod: &Pod, change: PodChange, decision: &Decision, stays_gated: bool) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&pod.metadata);
     // Recorded so that a pod created from this pod's YAML is decided without the additions.
     let added = reinvocation::recorded_change(annotations(&pod.metadata)).and(&change);
@@ -37,7 +37,9 @@ pub fn apply(pod: &Pod, change: PodChange, decision: &Decision) -> JsonPatch {
         (annotation::ADDED, added.as_deref()),
     ];
     patch.annotate(&pod.metadata, &values);
-    patch.release(pod);
+    if !stays_gated {
+        patch.release(pod);
+    }
     patch
 }
 
@@ -113,7 +115,10 @@ impl JsonPatch {
     /// Appends to the affinity. Missing parts are created, guarded by a test that they are still missing.
     fn affinity(&mut self, affinity: Option<&Affinity>, change: &affinity::AffinityChange) {
         let required = change.require.as_ref().filter(|own| own.terms.is_empty());
-        let term = |own: &affinity::Require| json!({ "matchExpressions": [expression(&own.expression())] });
+        let expressions = |own: &affinity::Require| -> Vec<Value> {
+            own.expressions().iter().map(expression).collect()
+        };
+        let term = |own| json!({ "matchExpressions": expressions(own) });
         let required = required.map(|own| json!({ "nodeSelectorTerms": [term(own)] }));
         let preferred: Vec<Value> = change
             .prefer
@@ -141,7 +146,9 @@ impl JsonPatch {
         if let Some(own) = &change.require {
             for index in &own.terms {
                 let path = format!("{}/matchExpressions/-", term_path(*index));
-                self.add(&path, expression(&own.expression()));
+                for expression in expressions(own) {
+                    self.add(&path, expression);
+                }
             }
         }
         if !preferred.is_empty() {

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use super::*;
@@ -16,16 +18,23 @@ fn required(terms: Value) -> Affinity {
     }}))
 }
 
-fn change(affinity: Option<&Affinity>, selector: &[(&str, &str)]) -> AffinityChange {
-    let decision = Decision::Architectures(set(&["amd64", "arm64"]));
-    let preferences = [("arm64", 80), ("s390x", 10), ("amd64", 0)]
-        .map(|(name, weight)| (name.parse().unwrap(), weight))
-        .into();
-    let selector = selector
+fn selector(labels: &[(&str, &str)]) -> BTreeMap<String, String> {
+    labels
         .iter()
         .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
-        .collect();
-    decide(&decision, true, &preferences, &selector, affinity)
+        .collect()
+}
+
+fn change(affinity: Option<&Affinity>, labels: &[(&str, &str)]) -> AffinityChange {
+    let preferred = vec![Preference {
+        architecture: "arm64".parse().unwrap(),
+        weight: 80,
+    }];
+    let author = AuthorSelection {
+        node_selector: &selector(labels),
+        affinity,
+    };
+    decide(&[set(&["amd64", "arm64"])], preferred, author)
 }
 
 /// The indexes of the terms that get the expression; `None` when nothing is required.
@@ -37,20 +46,27 @@ fn terms(value: Value) -> Option<Vec<usize>> {
 }
 
 #[test]
-fn the_architectures_are_required_in_every_term_that_names_none() {
+fn the_architectures_are_required_in_every_term_that_allows_more() {
+    let term = |operator: &str, values: &[&str]| json!({"matchExpressions": [{"key": "zone", "operator": "Exists"}, {"key": LABEL, "operator": operator, "values": values}]});
     let zone = json!({"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]});
-    let arch = json!({"matchExpressions": [{"key": LABEL, "operator": "In", "values": ["arm64"]}]});
     let old = json!({"matchExpressions": [{"key": OLD_LABEL, "operator": "Exists"}]});
-    let both = json!({"matchExpressions": [{"key": "zone", "operator": "Exists"}, {"key": LABEL, "operator": "NotIn", "values": ["s390x"]}]});
     let field =
         json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]});
     let mixed = json!({"matchExpressions": [{"key": "zone", "operator": "Exists"}], "matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]});
     for (value, expected) in [
         (json!([zone]), Some(vec![0])),
-        (json!([zone, arch, zone, {}]), Some(vec![0, 2])),
+        (
+            json!([zone, term("In", &["arm64"]), zone, {}]),
+            Some(vec![0, 2]),
+        ),
         (json!([mixed, field]), Some(vec![0])),
-        (json!([arch]), None),
-        (json!([old, both]), None),
+        (json!([term("In", &["arm64"])]), None),
+        (json!([term("In", &["arm64", "amd64"])]), None),
+        // Without it an autoscaler could make a node for s390x.
+        (json!([term("In", &["arm64", "s390x"])]), Some(vec![0])),
+        (json!([term("In", &["s390x"])]), Some(vec![0])),
+        (json!([old, term("NotIn", &["s390x"])]), Some(vec![0, 1])),
+        (json!([term("DoesNotExist", &[])]), Some(vec![0])),
         (json!([field]), None),
         (json!([{}]), None),
         (json!([{"matchExpressions": []}]), None),
@@ -77,19 +93,48 @@ fn the_architectures_are_required_in_every_term_that_names_none() {
 }
 
 #[test]
-fn a_selected_architecture_is_not_changed() {
+fn a_node_selector_says_enough_if_the_images_allow_it() {
     for label in [LABEL, OLD_LABEL] {
-        assert!(change(None, &[(label, "s390x")]).is_empty());
+        assert!(change(None, &[(label, "arm64")]).is_empty());
+        let wrong = change(None, &[(label, "s390x")]);
+        assert!(wrong.require.is_some() && wrong.prefer.is_empty());
     }
     assert!(!change(None, &[("zone", "a")]).is_empty());
 }
 
+/// Sets that share nothing: all of them are required of every term, once.
 #[test]
-fn only_decided_architectures_are_required() {
-    for decision in [Decision::TolerateAll, Decision::NoCommonArchitecture] {
-        let preferences = [("arm64".parse().unwrap(), 80)].into();
-        assert!(decide(&decision, true, &preferences, &BTreeMap::new(), None).is_empty());
-    }
+fn a_contradiction_is_required_of_every_term() {
+    let sets = [set(&["amd64"]), set(&["arm64", "s390x"]), set(&[])];
+    let run = |affinity: Option<&Affinity>| {
+        let author = AuthorSelection {
+            node_selector: &BTreeMap::new(),
+            affinity,
+        };
+        decide(&sets, Vec::new(), author)
+    };
+    let on = |values: &[&str]| json!({"key": LABEL, "operator": "In", "values": values});
+    let nowhere = json!({"key": LABEL, "operator": "DoesNotExist"});
+    let arm = required(json!([{"matchExpressions": [on(&["arm64"])]}]));
+    let change = run(Some(&arm));
+    let require = change.require.clone().unwrap();
+    assert_eq!(require.terms, [0]);
+    let all = json!([{"matchExpressions": [on(&["arm64"]), on(&["amd64"]), on(&["arm64", "s390x"]), nowhere]}]);
+    let mut added = required(all);
+    let expressions = &added.required_terms().unwrap()[0].match_expressions;
+    assert_eq!(require.expressions(), expressions[1..]);
+    assert!(run(Some(&added)).is_empty(), "once");
+    let found = undo(&mut added, &change);
+    assert!(found.is_complete(&change), "{found:?}");
+    assert_eq!(added, arm);
+    let bare = run(None);
+    let mut made = required(json!([{"matchExpressions": bare
+        .require.as_ref().unwrap().expressions().iter()
+        .map(|one| json!({"key": one.key, "operator": one.operator, "values": one.values}))
+        .collect::<Vec<_>>()}]));
+    assert!(run(Some(&made)).is_empty());
+    assert!(undo(&mut made, &bare).is_complete(&bare));
+    assert_eq!(made.required_terms(), None);
 }
 
 #[test]

@@ -198,11 +198,19 @@ fn rules_and_affinity_come_on_top() {
     let view = PodView {
         os: &linux,
         tolerations: &[],
-        node_selector: &selector,
-        affinity: None,
+        author: AuthorSelection {
+            node_selector: &selector,
+            affinity: None,
+        },
+        affinity_is_open: true,
     };
-    let keys = |decision: &Decision, open| {
-        let change = policy.change(decision, view, &preferences, open);
+    let disjoint = [set(&["amd64"]), set(&["arm64"])];
+    let keys = |decision: &Decision, affinity_is_open| {
+        let view = PodView {
+            affinity_is_open,
+            ..view
+        };
+        let change = policy.change(decision, view, &preferences, &disjoint);
         let keys = change
             .tolerations
             .iter()
@@ -222,6 +230,6 @@ fn rules_and_affinity_come_on_top() {
     assert_eq!(keys(&Decision::TolerateAll, true), (own.to_owned(), false));
     assert_eq!(
         keys(&Decision::NoCommonArchitecture, true),
-        (String::new(), false)
+        (String::new(), true)
     );
 }

@@ -59,6 +59,7 @@ fn plan_of(
         verdict,
         by_policy,
         preferences: Preferences::new(),
+        conflict: None,
         invalid: Vec::new(),
         images: Vec::new(),
         unusable: BTreeSet::new(),

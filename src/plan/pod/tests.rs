@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     cluster::events::EventReason,
     config::Config,
-    evaluate::Verdict,
+    evaluate::{Conflict, Verdict},
     image::ImageError,
     placement::{
         Decision, PlacementPolicy, failure::FailurePolicy, mode::InvalidAnnotation,
@@ -22,6 +22,7 @@ fn evaluation(verdict: Verdict) -> Evaluation {
         verdict,
         by_policy: false,
         preferences: Preferences::new(),
+        conflict: None,
         invalid: Vec::new(),
         images: Vec::new(),
         unusable: std::collections::BTreeSet::new(),
@@ -236,16 +237,12 @@ fn the_failure_policy_is_carried_out_when_it_is_due() {
             (vec!["by_policy"], expected)
         );
     }
-    // Held: the gate is removed when the policy is due, and nothing is added.
+    // Held: nothing is added, and the gate stays, so that no autoscaler sees the pod.
     let (config, pod) = (config("hold"), pod(&[], gated()));
     let first = plan_with(&config, &pod, &evaluation, None, start);
     assert_eq!(first.patch, None);
     let second = plan_with(&config, &pod, &evaluation, first.state, start + MINUTE);
-    let change = second.patch.map(|write| write.change);
-    assert_eq!(
-        (change, second.decides),
-        (Some(PlannedChange::GateRemoved), false)
-    );
+    assert_eq!((second.patch, second.decides), (None, false));
 }
 
 /// A decision by the images, of this process or an earlier one, stands while they cannot be resolved.
@@ -309,11 +306,49 @@ fn a_decision_that_is_not_applied_is_none() {
 #[test]
 fn an_author_who_excludes_the_images_is_told() {
     let selector = json!({ "nodeSelector": { "kubernetes.io/arch": "amd64" } });
-    let plan = plan_of(&pod(&[], selector.clone()), on(&["arm64"]));
+    let mut none = evaluation(Verdict::Decided(Decision::NoCommonArchitecture));
+    none.conflict = Some(Conflict::Excluded(["arm64".parse().unwrap()].into()));
+    let plan = plan_with(
+        &Config::default(),
+        &pod(&[], selector.clone()),
+        &none,
+        None,
+        Instant::now(),
+    );
     assert_eq!(reasons(&plan.events), [EventReason::ArchitectureExcluded]);
+    assert!(
+        plan.events[0].note.contains("can run it: arm64"),
+        "{:?}",
+        plan.events
+    );
     assert!(plan.requeue.is_some() && plan.patch.is_some());
     let plan = plan_of(&pod(&[], selector), on(&["amd64", "arm64"]));
     assert!(plan.events.is_empty() && plan.requeue.is_none());
+}
+
+/// No node can run the pod: behind its own gate its affinity stays open, behind another's it says so.
+#[test]
+fn a_contradiction_is_written_only_where_nothing_waits_for_archaware() {
+    let mut none = evaluation(Verdict::Decided(Decision::NoCommonArchitecture));
+    let sets = ["amd64", "arm64"].map(|name| [name.parse().unwrap()].into());
+    none.conflict = Some(Conflict::Disjoint(sets.into()));
+    let foreign = json!({ "schedulingGates": [{ "name": "other" }] });
+    for (spec, writes_affinity) in [(json!({}), false), (gated(), false), (foreign, true)] {
+        let plan = plan_with(
+            &Config::default(),
+            &pod(&[], spec.clone()),
+            &none,
+            None,
+            Instant::now(),
+        );
+        let patch = plan.patch.unwrap().patch.into_operations().to_string();
+        assert_eq!(
+            patch.contains("nodeAffinity"),
+            writes_affinity,
+            "{spec} {patch}"
+        );
+        assert!(!patch.contains("schedulingGates"), "{spec} {patch}");
+    }
 }
 
 /// An operator that owns the pod removes the annotation each time.

@@ -64,6 +64,7 @@ async fn certificates_are_replaced_in_time_and_no_admission_fails() {
     let cluster = TestCluster::take().await;
     let port = free_port();
     let minute = "certificates: {lifetime: 1m}";
+    cluster.register();
     let first = Controller::start(&cluster, &admission_config(port, minute));
     cluster.wait_until_called().await;
     // Another replica that never leads and only reads the Secret.
@@ -209,6 +210,7 @@ impl Files {
 async fn certificates_from_files_are_read_again() {
     let cluster = TestCluster::take().await;
     let files = Files::new();
+    cluster.register();
     let archaware = Controller::start(&cluster, &admission_config(free_port(), &files.config()));
     // Not ready but running: the files may appear later.
     let waits = eventually("an answer of /readyz", DEADLINE, || async {

@@ -21,6 +21,7 @@ impl Webhook {
     pub(super) async fn start(cluster: &TestCluster, config: &str) -> Self {
         let port = free_port();
         let config = format!("{config}{}", admission_config(port, ""));
+        cluster.register();
         let archaware = Controller::start(cluster, &config);
         cluster.wait_until_called().await;
         let bundle = cluster.webhook_ca().await;

@@ -17,6 +17,7 @@ async fn a_dead_or_hung_webhook_delays_no_pod() {
     cluster.create_three_nodes().await;
     let port = free_port();
     let config = admission_config(port, "");
+    cluster.register();
     let archaware = Controller::start(&cluster, &config);
     cluster.wait_until_called().await;
     cluster.wait_until_tainted().await;
@@ -127,7 +128,9 @@ async fn a_configuration_of_the_users_own_gets_the_authorities() {
         "-o",
         "json",
         "-f",
-        "manifests/webhook/configuration.yaml",
+        "manifests/archaware.yaml",
+        "-l",
+        "app.kubernetes.io/component=admission",
     ]);
     let mut own: Value = serde_json::from_str(&shipped).unwrap();
     for webhook in own["webhooks"].as_array_mut().unwrap() {
@@ -157,39 +160,124 @@ async fn a_configuration_of_the_users_own_gets_the_authorities() {
     assert_eq!(found, "7 7 7");
 }
 
-/// The shipped configuration equals the one that archaware creates.
-#[tokio::test]
-async fn the_shipped_configuration_is_what_archaware_makes() {
-    let cluster = TestCluster::take().await;
-    let listen = format!("127.0.0.1:{}", free_port());
-    let _archaware = Controller::start(
-        &cluster,
-        &format!("admission: {{enabled: true, listen: \"{listen}\"}}\n"),
-    );
-    let configurations: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
-    let made = eventually("a configuration", DEADLINE, || async {
-        configurations.get("archaware").await.ok()?.webhooks
-    })
-    .await;
-    cluster.kubectl(&["delete", "mutatingwebhookconfiguration", "archaware"]);
-    let shipped = cluster.kubectl(&[
-        "create",
+/// The stored registration without `caBundle` and URL.
+fn without_clients(cluster: &TestCluster) -> Value {
+    let found = cluster.kubectl(&[
+        "get",
+        "mutatingwebhookconfiguration",
+        "archaware",
         "-o",
         "json",
-        "--dry-run=server",
-        "-f",
-        "manifests/webhook/configuration.yaml",
     ]);
-    let shipped: MutatingWebhookConfiguration = serde_json::from_str(&shipped).unwrap();
-    let without = |webhooks: Vec<_>| {
-        let mut webhooks = json!(webhooks);
-        for webhook in webhooks.as_array_mut().unwrap() {
-            webhook["clientConfig"]
-                .as_object_mut()
-                .unwrap()
-                .remove("caBundle");
-        }
-        webhooks
+    let found: Value = serde_json::from_str(&found).unwrap();
+    let mut webhooks = found["webhooks"].clone();
+    for webhook in webhooks.as_array_mut().unwrap() {
+        webhook.as_object_mut().unwrap().remove("clientConfig");
+    }
+    webhooks
+}
+
+/// archaware only adds where it is found, and whom to trust; everything else is as shipped.
+#[tokio::test]
+async fn the_shipped_registration_is_what_archaware_needs() {
+    let cluster = TestCluster::take().await;
+    cluster.register();
+    let shipped = without_clients(&cluster);
+    let _archaware = Controller::start_with_webhook(&cluster, "", "").await;
+    assert_eq!(without_clients(&cluster), shipped);
+}
+
+/// `kubectl apply` in both ways, as a person or a GitOps controller does it: nothing is taken away, nothing conflicts.
+#[tokio::test]
+async fn applying_the_manifests_again_takes_nothing_away() {
+    let cluster = TestCluster::take().await;
+    // The URL is archaware's only in this test: in a cluster the manifests name the Service.
+    let port = free_port();
+    let url = format!("https://127.0.0.1:{port}");
+    let shipped = std::fs::read_to_string("manifests/archaware.yaml").unwrap();
+    let registration = shipped.split("\n---\n").last().unwrap();
+    let file = cluster.dir().join("registration.yaml");
+    let with_url = registration
+        .lines()
+        .map(|line| match line.split_once("clientConfig: {service: ") {
+            None => line.to_owned(),
+            Some((indent, service)) => {
+                let path = service.split("path: ").nth(1).unwrap();
+                let path = path.split(',').next().unwrap();
+                format!("{indent}clientConfig: {{url: \"{url}{path}\"}}")
+            }
+        })
+        .collect::<Vec<_>>()
+        .join("\n");
+    std::fs::write(&file, with_url).unwrap();
+    let file = file.to_str().unwrap();
+    cluster.kubectl(&["apply", "-f", file]);
+    let _archaware = Controller::start(&cluster, &admission_config(port, ""));
+    cluster.wait_until_called().await;
+    let version = || {
+        let path = "jsonpath={.metadata.generation}";
+        cluster.kubectl(&[
+            "get",
+            "mutatingwebhookconfiguration",
+            "archaware",
+            "-o",
+            path,
+        ])
     };
-    assert_eq!(without(shipped.webhooks.unwrap()), without(made));
+    let before = version();
+    cluster.kubectl(&["apply", "-f", file]);
+    assert_eq!(version(), before, "client-side");
+    // The first server-side apply takes the fields over from the client-side one.
+    for manager in ["kubectl", "argocd-controller", "kustomize-controller"] {
+        let manager = format!("--field-manager={manager}");
+        cluster.kubectl(&["apply", "--server-side", &manager, "-f", file]);
+        assert_eq!(version(), before, "{manager}");
+    }
+    assert!(cluster.is_called().await);
+}
+
+/// A watch tells of the change.
+#[tokio::test]
+async fn a_removed_bundle_is_back_at_once() {
+    let cluster = TestCluster::take().await;
+    let archaware = Controller::start_with_webhook(&cluster, "", "").await;
+    let configurations: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    let bundle = || async {
+        let found = configurations.get("archaware").await.ok()?;
+        found.webhooks?[0].client_config.ca_bundle.clone()
+    };
+    let mut times = Vec::new();
+    for _ in 0..3 {
+        let remove = json!([{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}]);
+        let remove = Patch::<()>::Json(serde_json::from_value(remove).unwrap());
+        configurations
+            .patch("archaware", &PatchParams::default(), &remove)
+            .await
+            .unwrap();
+        let started = Instant::now();
+        eventually("the bundle", DEADLINE, &bundle).await;
+        times.push(started.elapsed());
+    }
+    times.sort();
+    assert!(times[1] < Duration::from_secs(1), "{times:?}");
+    assert_eq!(archaware.stop().await, 0);
+}
+
+/// Without the registration nothing is created: the log says what to do, and pods are placed by the controller.
+#[tokio::test]
+async fn a_missing_registration_is_said() {
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let archaware = Controller::start(&cluster, &admission_config(free_port(), ""));
+    archaware
+        .wait_for_log("there is no MutatingWebhookConfiguration archaware")
+        .await;
+    cluster.create_pod("app", &["arm64"]).await;
+    assert_eq!(cluster.wait_until_bound("app").await, "arm64");
+    let found = cluster.kubectl(&["get", "mutatingwebhookconfigurations", "-o", "name"]);
+    assert_eq!(found.trim(), "");
+    // It is used as soon as it is there.
+    cluster.register();
+    cluster.wait_until_called().await;
+    assert_eq!(archaware.stop().await, 0);
 }

@@ -35,6 +35,7 @@ async fn clock_jumped() {
         ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
         ("DONT_FAKE_MONOTONIC", "1"),
     ];
+    cluster.register();
     let webhook = admission_config(free_port(), "certificates: {lifetime: 48h}");
     let scene = Scene::set(cluster, |cluster| {
         Controller::start_with(cluster, &webhook, &environment)

@@ -24,6 +24,7 @@ pub fn admission_config(port: u16, more: &str) -> String {
 impl Controller {
     /// Starts archaware with a webhook and waits until the API server calls it.
     pub async fn start_with_webhook(cluster: &TestCluster, config: &str, more: &str) -> Self {
+        cluster.register();
         let controller = Self::start(
             cluster,
             &format!("{config}{}", admission_config(free_port(), more)),
@@ -34,6 +35,12 @@ impl Controller {
 }
 
 impl TestCluster {
+    /// Applies the registration of the manifests. It has no `caBundle`, and the URL of a Service that does not exist here.
+    pub fn register(&self) {
+        let label = "app.kubernetes.io/component=admission";
+        self.kubectl(&["apply", "-f", "manifests/archaware.yaml", "-l", label]);
+    }
+
     /// Whether the API server calls the webhook and gets a response.
     pub async fn is_called(&self) -> bool {
         let any = json!({"archaware.dev/mode": "any"});

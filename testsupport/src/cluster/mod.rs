@@ -146,8 +146,6 @@ impl TestCluster {
             "apply",
             "-f",
             "manifests/archaware.yaml",
-            "-f",
-            "manifests/webhook/permissions.yaml",
             "-l",
             "app.kubernetes.io/component=access",
         ]);

@@ -3,6 +3,7 @@ use std::{collections::BTreeMap, slice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::*;
+use crate::{placement::author_selection::AuthorSelection, platform::Architecture};
 
 fn subject(value: Value) -> Pod {
     serde_json::from_value(value).unwrap()
@@ -21,7 +22,13 @@ fn a_pod_with_and_without_a_list() {
     let decision = Decision::TolerateAll;
     let bare = subject(json!({"metadata": {"uid": "u"}}));
     assert_eq!(
-        apply(&bare, tolerating(slice::from_ref(&toleration)), &decision).into_operations(),
+        apply(
+            &bare,
+            tolerating(slice::from_ref(&toleration)),
+            &decision,
+            false
+        )
+        .into_operations(),
         json!([
             {"op": "test", "path": "/metadata/uid", "value": "u"},
             {"op": "test", "path": "/spec/tolerations", "value": null},
@@ -40,7 +47,8 @@ fn a_pod_with_and_without_a_list() {
         apply(
             &full,
             tolerating(&[toleration.clone(), toleration]),
-            &decision
+            &decision,
+            false
         )
         .into_operations(),
         json!([
@@ -77,9 +85,16 @@ fn the_decision_removes_the_gate_and_keeps_foreign_gates() {
 #[test]
 fn affinity_is_added_to_what_is_there() {
     let policy = |affinity: Option<&Affinity>| {
-        let decision = Decision::Architectures(["arm64".parse().unwrap()].into());
-        let preferences = [("arm64".parse().unwrap(), 5)].into();
-        affinity::decide(&decision, true, &preferences, &BTreeMap::new(), affinity)
+        let arm64: Architecture = "arm64".parse().unwrap();
+        let preferred = vec![affinity::Preference {
+            architecture: arm64.clone(),
+            weight: 5,
+        }];
+        let author = AuthorSelection {
+            node_selector: &BTreeMap::new(),
+            affinity,
+        };
+        affinity::decide(&[[arm64].into()], preferred, author)
     };
     let arch = json!({"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]});
     let required = json!({"nodeSelectorTerms": [{"matchExpressions": [arch]}]});
