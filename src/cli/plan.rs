@@ -74,6 +74,9 @@ impl PlanCommand {
         };
         let mut steps = steps(&api, &config, &evaluator).await?;
         steps.sort();
+        for finding in advice(&api, &config).await? {
+            tracing::warn!("{finding}");
+        }
         match self.output {
             Output::Json => print!("{}", output::json(&steps)?),
             Output::Table if steps.is_empty() => println!("Nothing to do."),
@@ -81,6 +84,14 @@ impl PlanCommand {
         }
         Ok(CommandStatus::Done)
     }
+}
+
+/// What `archaware run` would log after its start.
+async fn advice(api: &ApiClient, config: &Config) -> anyhow::Result<Vec<String>> {
+    let pools = controller::node_pools(api).await;
+    let nodes: Vec<Node> = api.list(None).try_collect().await?;
+    let pods: Vec<Pod> = api.list(Some("spec.nodeName=")).try_collect().await?;
+    Ok(plan::advice::advice(config, &pools, &nodes, &pods))
 }
 
 async fn steps(

@@ -16,7 +16,12 @@ use kube::Resource;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::placement::{GATE, affinity::Affinity, author_selection::AuthorSelection, node};
+use crate::placement::{
+    GATE,
+    affinity::{Affinity, Requirement},
+    author_selection::{self, AuthorSelection},
+    node,
+};
 
 use super::field_managers::FieldManagers;
 
@@ -64,6 +69,16 @@ pub struct PodSpec {
     pub image_pull_secrets: Vec<LocalObjectReference>,
     /// ServiceAccount of the pod.
     pub service_account_name: Option<String>,
+    /// How its pods are spread.
+    pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
+}
+
+/// `spec.topologySpreadConstraints[]`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TopologySpreadConstraint {
+    /// `DoNotSchedule` or `ScheduleAnyway`.
+    pub when_unsatisfiable: String,
 }
 
 /// `spec.os`.
@@ -206,6 +221,60 @@ pub struct Deployment {
 pub struct DeploymentSpec {
     /// Wanted number of pods; the API server sets the default of 1.
     pub replicas: Option<i32>,
+}
+
+/// A `NodePool` of Karpenter (`karpenter.sh/v1`): nodes that it may make.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NodePool {
+    /// The metadata that archaware reads.
+    #[serde(deserialize_with = "stored::metadata")]
+    pub metadata: ObjectMeta,
+    /// Desired state.
+    pub spec: NodePoolSpec,
+}
+
+/// A `NodePool`'s spec.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NodePoolSpec {
+    /// Template of its nodes.
+    pub template: NodeClaimTemplate,
+}
+
+/// The template of nodes.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NodeClaimTemplate {
+    /// Spec of the nodes.
+    pub spec: NodeClaimSpec,
+}
+
+/// The spec of the nodes of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NodeClaimSpec {
+    /// Requirements on labels, `ANDed`.
+    pub requirements: Option<Vec<Requirement>>,
+    /// In the API's form.
+    pub taints: Option<Vec<Value>>,
+}
+
+impl NodePool {
+    /// Whether it may make nodes of several architectures, without a taint of this key.
+    pub fn is_open(&self, key: &str) -> bool {
+        let NodeClaimSpec {
+            requirements,
+            taints,
+        } = &self.spec.template.spec;
+        let single = requirements.iter().flatten().any(|one| {
+            author_selection::is_on_architecture(one)
+                && one.operator == "In"
+                && one.values.len() == 1
+        });
+        let of_key = |taint: &Value| taint.get("key").and_then(Value::as_str) == Some(key);
+        !single && !taints.iter().flatten().any(of_key)
+    }
 }
 
 /// A namespace; only its metadata is read.
@@ -369,6 +438,7 @@ resource!(Node, ClusterResourceScope, "", "nodes");
 resource!(DaemonSet, NamespaceResourceScope, "apps", "daemonsets");
 resource!(Deployment, NamespaceResourceScope, "apps", "deployments");
 resource!(Namespace, ClusterResourceScope, "", "namespaces");
+resource!(NodePool, ClusterResourceScope, "karpenter.sh", "nodepools");
 resource!(
     MutatingWebhookConfiguration,
     ClusterResourceScope,

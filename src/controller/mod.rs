@@ -2,6 +2,7 @@
 //! nodes get their taint. At start nodes come last, because a taint would make pods wait that have not been decided
 //! yet.
 
+mod advice;
 mod daemon_sets;
 mod durable;
 mod initial;
@@ -28,7 +29,7 @@ use crate::{
         events,
         lease::{Elector, Leadership},
         namespaces::Namespaces,
-        objects::{DaemonSet, Pod},
+        objects::{DaemonSet, Node, Pod},
         watch::{Removed, Watched, watch_objects},
         writer::Writer,
     },
@@ -42,6 +43,7 @@ use object_state::ObjectStates;
 use reconcile::{Outputs, ReconcileSteps, Reconciler};
 use run_controller::{ControllerSettings, run_controller};
 
+pub(crate) use advice::node_pools;
 pub use durable::Durable;
 pub(crate) use pods::selection as pod_selection;
 
@@ -210,7 +212,21 @@ impl Components {
             .spawn(following.map(|()| "the watch of namespaces"));
         let (pods, pods_ready) = self.pods();
         let (daemon_sets, daemon_sets_ready) = self.daemon_sets();
-        let (may_taint, nodes_ready) = self.nodes();
+        let (may_taint, nodes, nodes_ready) = self.nodes();
+        let advice = advice::Advice {
+            api: self.api.clone(),
+            config: self.config.clone(),
+            nodes,
+            pods: pods.store.clone(),
+            lists: vec![pods_ready.clone(), nodes_ready.clone()],
+        };
+        let advice = advice.log(self.leadership.leading.clone());
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            stop.run_until_cancelled(advice).await;
+            stop.cancelled().await;
+            "the advice"
+        });
         let lists = [namespaces_ready, pods_ready, daemon_sets_ready, nodes_ready];
         let startup = startup::Startup {
             pods,
@@ -294,7 +310,7 @@ impl Components {
     }
 
     /// Starts the node controller. The returned sender enables it.
-    fn nodes(&mut self) -> (watch::Sender<bool>, watch::Receiver<bool>) {
+    fn nodes(&mut self) -> (watch::Sender<bool>, Store<Node>, watch::Receiver<bool>) {
         let states = ObjectStates::default();
         let forget = self.forget(nodes::NodeSteps::NAME, &states, None);
         let watched = watch_objects(&self.api, None, nodes::same, forget);
@@ -305,7 +321,7 @@ impl Components {
         };
         let reconciler = self.reconciler(kind, watched.store.clone(), states, None);
         let (may_taint, is_active) = watch::channel(false);
-        let ready = watched.ready.clone();
+        let (store, ready) = (watched.store.clone(), watched.ready.clone());
         let settings = self.settings(nodes::NodeSteps::NAME, CONCURRENT_NODES, is_active, &ready);
         let again = futures::stream::pending();
         self.spawn(
@@ -315,7 +331,7 @@ impl Components {
             reconciler,
             "the controller of nodes",
         );
-        (may_taint, ready)
+        (may_taint, store, ready)
     }
 
     /// Removes what is kept about deleted objects.

@@ -73,6 +73,13 @@ impl<'a> AuthorSelection<'a> {
             && !names_node
     }
 
+    /// Whether the node selector or a required term names an architecture.
+    pub fn names_architecture(&self) -> bool {
+        let mut terms = self.terms().iter();
+        self.by_node_selector().next().is_some()
+            || terms.any(|term| term.on_architecture().next().is_some())
+    }
+
     fn terms(&self) -> &'a [NodeSelectorTerm] {
         let terms = self.affinity.and_then(Affinity::required_terms);
         terms.unwrap_or_default()
@@ -87,10 +94,15 @@ impl<'a> AuthorSelection<'a> {
     }
 }
 
+/// Whether a requirement is on the label for the architecture, or its deprecated name.
+pub fn is_on_architecture(requirement: &Requirement) -> bool {
+    LABELS.contains(&requirement.key.as_str())
+}
+
 impl NodeSelectorTerm {
     fn on_architecture(&self) -> impl Iterator<Item = &Requirement> {
         let all = self.match_expressions.iter();
-        all.filter(|requirement| LABELS.contains(&requirement.key.as_str()))
+        all.filter(|requirement| is_on_architecture(requirement))
     }
 
     fn allows(&self, architecture: &str) -> bool {

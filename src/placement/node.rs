@@ -118,6 +118,16 @@ fn find_taint(taints: &[Value], kind: &TaintKind) -> Option<(usize, String)> {
         .and_then(|index| Some((index, text(taints.get(index)?, "value"))))
 }
 
+/// The taint of this kind, if no record claims it.
+pub fn foreign_taint(node: &NodeView<'_>, kind: &TaintKind) -> Option<Taint> {
+    let (_, value) = find_taint(node.taints, kind)?;
+    let found = Taint {
+        kind: kind.clone(),
+        value,
+    };
+    (recorded(node.annotations).as_ref() != Some(&found)).then_some(found)
+}
+
 /// The change of a node and the problem to report. Both are usually `None`.
 pub fn decide(
     policy: &TaintPolicy,

@@ -1,6 +1,7 @@
 //! Step 2 of 3 (evaluate, plan, apply): from an object, its evaluation and its stored state to a patch and its
 //! consequences. Pure: no client, no clock, no store.
 
+pub(crate) mod advice;
 pub(crate) mod daemon_set;
 mod draft;
 mod follow_up;

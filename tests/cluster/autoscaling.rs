@@ -1,61 +1,279 @@
-//! A real Karpenter beside archaware: a pending pod says by itself on which nodes it can run.
+//! A real Karpenter beside archaware: a pending pod says by itself on which nodes it can run, so that Karpenter makes those and
+//! no others. docs/autoscaling.md has the same cases without archaware and with taints only.
 
-use std::collections::BTreeMap;
+use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
-use kube::{ResourceExt, api::ListParams};
-use serde_json::json;
-use testsupport::cluster::Karpenter;
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Pod};
+use kube::Api;
+use serde_json::{Value, json};
+use testimg::{FakeRegistry, Script};
+use testsupport::cluster::{Karpenter, Placement, Service, demand, node_pool, roll_out};
 
 use super::*;
 
-/// Creates six pods of each image, which together fit on one node of each architecture.
-async fn create_pods(cluster: &TestCluster) {
-    for image in ["amd64", "arm64", "multi"] {
-        for number in 0..6 {
-            let mut spec = pod_spec(&[cluster.image(image)]);
-            spec["containers"][0]["resources"] = json!({"requests": {"cpu": "200m"}});
-            let name = format!("{image}-{number}");
-            cluster.create::<Pod>(pod(&name, spec, json!({}))).await;
-        }
-    }
+/// As the manifests configure it.
+const GATE: &str = "onMiss: gate";
+
+/// A control plane of its own: Karpenter's objects have finalizers that nobody else removes.
+async fn own_cluster() -> TestCluster {
+    TestCluster::start_with("SCHED_ARGS", "").await
 }
 
-/// The architecture of the node of each bound pod.
-async fn placed(cluster: &TestCluster) -> BTreeMap<String, String> {
-    let all = ListParams::default();
-    let nodes = cluster.nodes().list(&all).await.unwrap();
-    let architectures: BTreeMap<String, String> = nodes
-        .iter()
-        .map(|node| (node.name_any(), node.labels()["kubernetes.io/arch"].clone()))
-        .collect();
-    let pods = cluster.pods().list(&all).await.unwrap();
-    pods.iter()
-        .filter_map(|pod| {
-            let node = pod.spec.as_ref()?.node_name.as_ref()?;
-            Some((pod.name_any(), architectures.get(node)?.clone()))
-        })
+/// Waits until this many pods are bound.
+async fn bound(cluster: &TestCluster, count: usize) -> Placement {
+    let what = format!("{count} bound pods");
+    eventually(&what, DEADLINE, || async {
+        let placement = Placement::of(cluster).await;
+        (placement.bound == count).then_some(placement)
+    })
+    .await
+}
+
+/// Waits until Karpenter has looked at every pending pod once more: a pod that fills a node of its own is placed. Returns the
+/// state without that pod and its node.
+async fn after_another_look(cluster: &TestCluster) -> Placement {
+    let bound_before = Placement::of(cluster).await.bound;
+    let witness = demand(cluster, "witness", "amd64", |spec| {
+        spec["containers"][0]["resources"] = json!({"requests": {"cpu": "3900m"}});
+        spec["nodeSelector"] = json!({"kubernetes.io/arch": "amd64"});
+    });
+    cluster.create::<Pod>(witness).await;
+    cluster.wait_until_bound("witness").await;
+    let mut placement = Placement::of(cluster).await;
+    assert!(placement.bound > bound_before);
+    placement.bound -= 1;
+    *placement.nodes.get_mut("amd64").unwrap() -= 1;
+    placement.nodes.retain(|_, count| *count > 0);
+    placement
+}
+
+fn nodes(of: &[(&str, usize)]) -> std::collections::BTreeMap<String, usize> {
+    of.iter()
+        .map(|(name, count)| ((*name).to_owned(), *count))
         .collect()
 }
 
-/// With the webhook and required affinity Karpenter makes one node of each architecture, though arm64 is cheaper for all.
+fn assert_placed(placement: &Placement, of: &[(&str, usize)]) {
+    assert_eq!(placement.misplaced, [""; 0]);
+    assert_eq!(
+        (&placement.nodes, placement.empty),
+        (&nodes(of), 0),
+        "{placement:?}"
+    );
+}
+
+/// Pods of every kind come at once. Those that no node can run cause no node.
 #[tokio::test]
 async fn karpenter_makes_the_nodes_that_images_need() {
-    // A cluster of its own, without further flags: Karpenter's objects have finalizers that nobody else removes.
-    let cluster = TestCluster::start_with("SCHED_ARGS", "").await;
-    let karpenter = Karpenter::start(&cluster).await;
-    let _archaware =
-        Controller::start_with_webhook(&cluster, "affinity: {required: true}\n", "").await;
-    create_pods(&cluster).await;
-    let placed = eventually("18 placed pods", DEADLINE, || async {
-        let placed = placed(&cluster).await;
-        (placed.len() == 18).then_some(placed)
+    let cluster = own_cluster().await;
+    let _karpenter = Karpenter::start(&cluster).await;
+    let _archaware = Controller::start_with_webhook(&cluster, "", GATE).await;
+    let daemon = json!({"metadata": {"name": "agent"}, "spec": {
+        "selector": {"matchLabels": {"app": "agent"}},
+        "template": {"metadata": {"labels": {"app": "agent"}}, "spec": pod_spec(&[cluster.image("arm64")])},
+    }});
+    let sets: Api<DaemonSet> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    sets.create(
+        &Default::default(),
+        &serde_json::from_value(daemon).unwrap(),
+    )
+    .await
+    .unwrap();
+    for n in 0..2 {
+        let mut torn = demand(&cluster, &format!("torn-{n}"), "amd64", |_| {});
+        torn["spec"]["containers"][0]["image"] = json!(cluster.image("amd64"));
+        torn["spec"]["initContainers"] = json!([{"name": "init", "image": cluster.image("arm64")}]);
+        cluster.create::<Pod>(torn).await;
+    }
+    let excluded = demand(&cluster, "excluded", "amd64", |spec| {
+        spec["nodeSelector"] = json!({"kubernetes.io/arch": "arm64"});
+    });
+    cluster.create::<Pod>(excluded).await;
+    // Its author allows both; its image is for one.
+    let narrowed = demand(&cluster, "narrowed", "amd64", |spec| {
+        let both =
+            json!({"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64", "arm64"]});
+        spec["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [both]}]}}});
+    });
+    cluster.create::<Pod>(narrowed).await;
+    roll_out(&cluster, &["amd64", "arm64", "multi"], 6).await;
+    // 18 pods, the narrowed one, and the DaemonSet's on the one arm64 node.
+    bound(&cluster, 20).await;
+    let placement = after_another_look(&cluster).await;
+    assert_placed(&placement, &[("amd64", 1), ("arm64", 1)]);
+    assert_eq!(
+        placement.pending, 3,
+        "the torn ones and the excluded one: {placement:?}"
+    );
+}
+
+/// One pool of each architecture, which declare archaware's taint themselves, and a taint that an agent removes.
+#[tokio::test]
+async fn pools_may_declare_taints() {
+    let cluster = own_cluster().await;
+    let pool = |architecture: &str, weight: u8| {
+        node_pool(architecture, &[architecture], |spec| {
+            spec["weight"] = json!(weight);
+            let taint =
+                json!({"key": "kubernetes.io/arch", "value": architecture, "effect": "NoSchedule"});
+            let startup = json!({"key": "example.com/agent", "effect": "NoSchedule"});
+            spec["template"]["spec"]["taints"] = json!([taint]);
+            spec["template"]["spec"]["startupTaints"] = json!([startup]);
+        })
+    };
+    let _karpenter =
+        Karpenter::start_with(&cluster, &[pool("amd64", 10), pool("arm64", 90)], &[]).await;
+    let _archaware = Controller::start_with_webhook(&cluster, "", GATE).await;
+    roll_out(&cluster, &["amd64", "arm64", "multi"], 6).await;
+    let made = eventually("two nodes", DEADLINE, || async {
+        let placement = Placement::of(&cluster).await;
+        (placement.count() == 2).then_some(placement)
     })
     .await;
-    for (pod, architecture) in &placed {
-        let fits = pod.starts_with(architecture.as_str()) || pod.starts_with("multi");
-        assert!(fits, "{pod} is on {architecture}");
+    assert_eq!(made.nodes, nodes(&[("amd64", 1), ("arm64", 1)]));
+    for node in cluster.nodes().list(&Default::default()).await.unwrap() {
+        let taints = taints(&node);
+        let own = taints
+            .iter()
+            .filter(|taint| taint.starts_with("kubernetes.io/arch="));
+        assert_eq!(own.count(), 1, "{taints:?}");
+        let name = node.metadata.name.unwrap();
+        cluster.kubectl(&["taint", "node", &name, "example.com/agent-"]);
     }
-    let claims = karpenter.node_claims(&cluster);
-    assert_eq!(claims.len(), 2, "{claims:?}");
+    bound(&cluster, 18).await;
+    let nodes = Placement::of(&cluster).await;
+    assert_placed(&nodes, &[("amd64", 1), ("arm64", 1)]);
+}
+
+/// A preference is no requirement, whether Karpenter respects it or not.
+#[tokio::test]
+async fn preferences_make_no_wrong_node() {
+    for (policy, of) in [
+        ("Respect", &[("amd64", 1), ("arm64", 1)]),
+        ("Ignore", &[("amd64", 1), ("arm64", 1)]),
+    ] {
+        let cluster = own_cluster().await;
+        let mixed = node_pool("mixed", &["amd64", "arm64"], |_| {});
+        let _karpenter =
+            Karpenter::start_with(&cluster, &[mixed], &[("PREFERENCE_POLICY", policy)]).await;
+        let prefers = "affinity: {preferred: [{architecture: arm64, weight: 100}]}\n";
+        let _archaware = Controller::start_with_webhook(&cluster, prefers, GATE).await;
+        roll_out(&cluster, &["amd64", "multi"], 6).await;
+        bound(&cluster, 12).await;
+        let placement = after_another_look(&cluster).await;
+        assert_placed(&placement, of);
+    }
+}
+
+/// New images from a slow registry at the same time as new nodes: the pods wait behind the gate, where Karpenter does not see
+/// them.
+#[tokio::test]
+async fn a_slow_registry_makes_no_node_twice() {
+    let cluster = own_cluster().await;
+    let _karpenter = Karpenter::start(&cluster).await;
+    let _archaware = Controller::start_with_webhook(&cluster, "", GATE).await;
+    let slow = FakeRegistry::start().await.unwrap();
+    slow.script("/", Script::Slow(Duration::from_millis(1500)));
+    for (n, image) in ["amd64", "arm64", "amd64"].into_iter().enumerate() {
+        slow.add_tag("app", &format!("v{n}"), &testimg::find(image));
+        for replica in 0..4 {
+            let pod = demand(&cluster, &format!("slow-{n}-{replica}"), image, |spec| {
+                spec["containers"][0]["image"] = json!(format!("{}:v{n}", slow.image("app")));
+            });
+            let pod: Pod = cluster.create(pod).await;
+            let gates = pod.spec.unwrap().scheduling_gates.unwrap_or_default();
+            assert_eq!(gates.len(), 1, "v{n} is not known yet");
+        }
+    }
+    bound(&cluster, 12).await;
+    let placement = after_another_look(&cluster).await;
+    assert_placed(&placement, &[("amd64", 1), ("arm64", 1)]);
+}
+
+/// As many nodes as Karpenter makes for pods whose authors say themselves what their images need.
+#[tokio::test]
+async fn a_large_rollout_costs_no_more_nodes_than_it_needs() {
+    // 19 of these pods fit on a node.
+    const EACH: usize = 167;
+    let mut counts = Vec::new();
+    for with_archaware in [false, true] {
+        let cluster = own_cluster().await;
+        let _karpenter = Karpenter::start_with(
+            &cluster,
+            &[node_pool("mixed", &["amd64", "arm64"], |_| {})],
+            // All pods are there before Karpenter computes the nodes, so that their number does not depend on the speed of
+            // this machine.
+            &[("BATCH_IDLE_DURATION", "5s"), ("BATCH_MAX_DURATION", "60s")],
+        )
+        .await;
+        let archaware = if with_archaware {
+            Some(Controller::start_with_webhook(&cluster, "", GATE).await)
+        } else {
+            None
+        };
+        for image in ["amd64", "arm64", "multi"] {
+            let pods: Vec<Value> = (0..EACH)
+                .map(|n| {
+                    demand(&cluster, &format!("{image}-{n}"), image, |spec| {
+                        if !with_archaware && image != "multi" {
+                            spec["nodeSelector"] = json!({"kubernetes.io/arch": image});
+                        }
+                    })
+                })
+                .collect();
+            for some in pods.chunks(32) {
+                let all = some.iter().map(|pod| cluster.create::<Pod>(pod.clone()));
+                futures::future::join_all(all).await;
+            }
+        }
+        let placement = bound(&cluster, 3 * EACH).await;
+        assert_eq!(placement.misplaced, [""; 0]);
+        assert_eq!(placement.empty, 0);
+        counts.push(placement.nodes);
+        drop(archaware);
+    }
+    println!(
+        "501 pods: {:?} by their authors, {:?} with archaware",
+        counts[0], counts[1]
+    );
+    assert_eq!(counts[0], counts[1]);
+}
+
+/// The replicas run on spot nodes: one after the other goes while pods keep coming, and each comes back elsewhere.
+#[tokio::test]
+async fn replicas_that_go_one_after_the_other_cost_no_node() {
+    let cluster = own_cluster().await;
+    let _karpenter = Karpenter::start(&cluster).await;
+    let ports = [free_port(), free_port()];
+    let service = Service::start(ports.into()).await;
+    cluster.register();
+    let start = |port: u16| Controller::start(&cluster, &service.admission_config(port, GATE));
+    let mut replicas = ports.map(start);
+    cluster.wait_until_called().await;
+    let mut count = 0;
+    for (n, port) in ports.into_iter().enumerate() {
+        eventually("both replicas", DEADLINE, || async {
+            let all = replicas.iter().map(|one| one.http("/readyz"));
+            let all = futures::future::join_all(all).await;
+            all.iter().all(|(status, _)| *status == 200).then_some(())
+        })
+        .await;
+        // A spot node is given notice, so that its pods are told to end.
+        replicas[n].signal("-TERM");
+        for image in ["amd64", "arm64", "multi"] {
+            for more in 0..4 {
+                let name = format!("{image}-{n}-{more}");
+                let pod: Pod = cluster.create(demand(&cluster, &name, image, |_| {})).await;
+                let decided = pod.metadata.annotations.unwrap_or_default();
+                assert!(decided.contains_key("archaware.dev/decision"), "{name}");
+                count += 1;
+            }
+        }
+        assert_eq!(replicas[n].exited().await, 0);
+        replicas[n] = start(port);
+    }
+    bound(&cluster, count).await;
+    let placement = after_another_look(&cluster).await;
+    assert_placed(&placement, &[("amd64", 1), ("arm64", 1)]);
 }

@@ -15,16 +15,35 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use super::{DEADLINE, TestCluster, eventually, free_port};
+use super::{DEADLINE, RecordingWebhook, TestCluster, eventually, free_port};
 
 /// How often the stand-in looks for new nodes.
-const REGISTRATION: Duration = Duration::from_millis(100);
+const KUBELET_PERIOD: Duration = Duration::from_millis(100);
 
 /// Karpenter, in a cluster of its own. Ends when it is dropped.
 pub struct Karpenter {
     child: Child,
     kubelets: JoinHandle<()>,
+    _registration: RecordingWebhook,
     log: PathBuf,
+}
+
+/// A `NodePool` for nodes of these architectures; `change` its `spec`.
+pub fn node_pool(name: &str, architectures: &[&str], change: impl FnOnce(&mut Value)) -> Value {
+    let any = |key: &str, values: &[&str]| json!({"key": key, "operator": "In", "values": values});
+    let mut pool = json!({
+        "apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": name},
+        "spec": {
+            "template": {"spec": {
+                "nodeClassRef": {"group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default"},
+                "expireAfter": "Never",
+                "requirements": [any("kubernetes.io/arch", architectures), any("kubernetes.io/os", &["linux"])],
+            }},
+            "disruption": {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "Never"},
+        },
+    });
+    change(&mut pool["spec"]);
+    pool
 }
 
 /// An instance type with 4 CPUs.
@@ -43,8 +62,18 @@ fn instance_type(architecture: &str, price: f64) -> Value {
 }
 
 impl Karpenter {
-    /// Starts it with a `NodePool` for amd64 and arm64, of which arm64 is cheaper.
+    /// Starts it with one `NodePool` for amd64 and arm64, of which arm64 is cheaper.
     pub async fn start(cluster: &TestCluster) -> Self {
+        let mixed = node_pool("mixed", &["amd64", "arm64"], |_| {});
+        Self::start_with(cluster, &[mixed], &[]).await
+    }
+
+    /// Starts it with these `NodePool`s and environment variables.
+    pub async fn start_with(
+        cluster: &TestCluster,
+        pools: &[Value],
+        environment: &[(&str, &str)],
+    ) -> Self {
         let folder = std::env::var("ARCHAWARE_TEST_KARPENTER")
             .expect("run tests with hack/test.sh: it builds Karpenter");
         let folder = PathBuf::from(folder);
@@ -63,58 +92,46 @@ impl Karpenter {
             .env("METRICS_PORT", free_port().to_string())
             .env("HEALTH_PROBE_PORT", free_port().to_string())
             .env("DISABLE_LEADER_ELECTION", "true")
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(output.try_clone().unwrap())
             .stderr(output)
             .spawn()
             .unwrap();
+        let registration = registration(cluster).await;
         let nodes = cluster.nodes();
         let karpenter = Self {
             child,
+            _registration: registration,
             kubelets: tokio::spawn(async move {
                 loop {
-                    register(&nodes).await;
-                    tokio::time::sleep(REGISTRATION).await;
+                    become_ready(&nodes).await;
+                    tokio::time::sleep(KUBELET_PERIOD).await;
                 }
             }),
             log,
         };
-        karpenter.create_pool(cluster).await;
+        let class = json!({"apiVersion": "karpenter.kwok.sh/v1alpha1", "kind": "KWOKNodeClass",
+            "metadata": {"name": "default"}});
+        for object in [&class].into_iter().chain(pools) {
+            karpenter.apply(cluster, object);
+        }
+        for pool in pools {
+            let name = pool["metadata"]["name"].as_str().unwrap();
+            eventually("a NodePool that is ready", DEADLINE, || async {
+                let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
+                let pool = cluster.kubectl(&["get", "nodepool", name, "-o", ready]);
+                (pool == "True").then_some(())
+            })
+            .await;
+        }
         karpenter
     }
 
-    async fn create_pool(&self, cluster: &TestCluster) {
-        let class =
-            json!({"group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default"});
-        let any =
-            |key: &str, values: &[&str]| json!({"key": key, "operator": "In", "values": values});
-        let objects = [
-            json!({"apiVersion": "karpenter.kwok.sh/v1alpha1", "kind": "KWOKNodeClass",
-                "metadata": {"name": "default"}}),
-            json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "mixed"},
-            "spec": {
-                "template": {"spec": {
-                    "nodeClassRef": class,
-                    "expireAfter": "Never",
-                    "requirements": [
-                        any("kubernetes.io/arch", &["amd64", "arm64"]),
-                        any("kubernetes.io/os", &["linux"]),
-                    ],
-                }},
-                "disruption": {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "Never"},
-            }}),
-        ];
-        for object in objects {
-            let file = cluster.dir().join("karpenter.json");
-            std::fs::write(&file, object.to_string()).unwrap();
-            cluster.kubectl(&["apply", "-f", file.to_str().unwrap()]);
-        }
-        eventually("a NodePool that is ready", DEADLINE, || async {
-            let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
-            let pool = cluster.kubectl(&["get", "nodepool", "mixed", "-o", ready]);
-            (pool == "True").then_some(())
-        })
-        .await;
+    fn apply(&self, cluster: &TestCluster, object: &Value) {
+        let file = self.log.with_extension("json");
+        std::fs::write(&file, object.to_string()).unwrap();
+        cluster.kubectl(&["apply", "-f", file.to_str().unwrap()]);
     }
 
     /// The names of all nodes that it has asked for.
@@ -124,8 +141,23 @@ impl Karpenter {
     }
 }
 
-/// What a kubelet reports when it registers. Karpenter's provider makes the Node object itself, without architecture.
-async fn register(nodes: &Api<Node>) {
+/// A kubelet creates its Node object with its architecture. Karpenter's provider makes the object itself, without, so this
+/// adds it before any other webhook sees the object: they are called in the order of their names.
+async fn registration(cluster: &TestCluster) -> RecordingWebhook {
+    let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["nodes"]});
+    RecordingWebhook::start(cluster, "a-kubelet", rule, |node| {
+        let architecture = node["metadata"]["labels"]["kubernetes.io/arch"].clone();
+        if architecture.is_null() {
+            return json!([]);
+        }
+        let info = json!({"architecture": architecture, "operatingSystem": "linux", "kubeletVersion": "v1.36.3"});
+        json!([{"op": "add", "path": "/status/nodeInfo", "value": info}])
+    })
+    .await
+}
+
+/// What a kubelet reports when its node can run pods.
+async fn become_ready(nodes: &Api<Node>) {
     let made = ListParams::default().labels("kwok.x-k8s.io/node=fake");
     let Ok(made) = nodes.list(&made).await else {
         return;
@@ -135,16 +167,12 @@ async fn register(nodes: &Api<Node>) {
         if status.is_some_and(|status| status.conditions.is_some()) {
             continue;
         }
-        let architecture = node.labels().get("kubernetes.io/arch").cloned();
         let allocatable = status.and_then(|status| status.allocatable.clone());
         let ready = json!({"type": "Ready", "status": "True", "reason": "KubeletReady"});
         let status = json!({"status": {
             "phase": "Running",
             "capacity": allocatable,
             "conditions": [ready],
-            "nodeInfo": {"architecture": architecture, "operatingSystem": "linux", "kubeletVersion": "v1.36.3",
-                "kernelVersion": "", "osImage": "", "containerRuntimeVersion": "", "bootID": "", "machineID": "",
-                "systemUUID": "", "kubeProxyVersion": ""},
         }});
         let patch = Patch::Merge(status);
         let _ = nodes

@@ -2,11 +2,13 @@
 //! use, so that a test that was killed does not affect the next one.
 
 mod admission;
+mod autoscaling;
 mod controller;
 mod fixtures;
 mod host;
 mod karpenter;
 mod objects;
+mod service;
 mod tls;
 mod wait;
 mod webhook;
@@ -34,9 +36,11 @@ use kube::{
 use serde_json::json;
 
 pub use admission::{admission_config, client, free_port};
+pub use autoscaling::{Placement, demand, roll_out};
 pub use controller::Controller;
-pub use karpenter::Karpenter;
+pub use karpenter::{Karpenter, node_pool};
 pub use objects::{architectures_of, pod, pod_spec, taints};
+pub use service::Service;
 pub use tls::self_signed;
 pub use wait::{DEADLINE, eventually, never};
 pub use webhook::RecordingWebhook;

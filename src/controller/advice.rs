@@ -1,0 +1,59 @@
+//! Logs, once after the start, what an administrator should know about the cluster.
+
+use std::sync::Arc;
+
+use futures::TryStreamExt;
+use kube_runtime::reflector::Store;
+use tokio::sync::watch;
+
+use crate::{
+    cluster::{
+        api::ApiClient,
+        objects::{Node, NodePool, Pod},
+    },
+    config::Config,
+    plan::advice,
+};
+
+/// What is looked at.
+pub(super) struct Advice {
+    pub(super) api: ApiClient,
+    pub(super) config: Arc<Config>,
+    pub(super) nodes: Store<Node>,
+    pub(super) pods: Store<Pod>,
+    /// Whether each initial list is complete.
+    pub(super) lists: Vec<watch::Receiver<bool>>,
+}
+
+impl Advice {
+    /// Waits until this process leads, so that one replica says it.
+    pub(super) async fn log(self, mut leadership: watch::Receiver<bool>) {
+        for mut list in self.lists {
+            if list.wait_for(|ready| *ready).await.is_err() {
+                return;
+            }
+        }
+        if leadership.wait_for(|leading| *leading).await.is_err() {
+            return;
+        }
+        let pools = node_pools(&self.api).await;
+        let (nodes, pods) = (self.nodes.state(), self.pods.state());
+        let nodes = nodes.iter().map(AsRef::as_ref);
+        let pods = pods
+            .iter()
+            .map(AsRef::as_ref)
+            .filter(|pod: &&Pod| !pod.is_bound());
+        for finding in advice::advice(&self.config, &pools, nodes, pods) {
+            tracing::warn!("{finding}");
+        }
+    }
+}
+
+/// The pools of Karpenter. Without Karpenter, or without the permission, there are none to speak of.
+pub(crate) async fn node_pools(api: &ApiClient) -> Vec<NodePool> {
+    let listed = api.list::<NodePool>(None).try_collect().await;
+    listed.unwrap_or_else(|error| {
+        tracing::debug!(%error, "cannot list NodePools");
+        Vec::new()
+    })
+}

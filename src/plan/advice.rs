@@ -1,0 +1,205 @@
+//! What an administrator should know about a cluster: settings under which pods stay pending, or an autoscaler makes nodes that
+//! they cannot use.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::ResourceExt;
+
+use crate::{
+    cluster::objects::{Node, NodePool, Pod},
+    config::{Config, OnMiss},
+    placement::node,
+};
+
+/// Maximum number of names in one sentence.
+const MAX_NAMES: usize = 5;
+
+/// One sentence for each finding.
+pub(crate) fn advice<'a>(
+    config: &Config,
+    pools: &[NodePool],
+    nodes: impl IntoIterator<Item = &'a Node>,
+    pods: impl IntoIterator<Item = &'a Pod>,
+) -> Vec<String> {
+    let found = [
+        open_pools(config, pools),
+        foreign_taints(config, nodes),
+        spread_pods(config, pods),
+    ];
+    found.into_iter().flatten().collect()
+}
+
+/// Whether pods say by node affinity where they can run.
+fn requires_affinity(config: &Config) -> bool {
+    config.affinity.required && config.admission.enabled
+}
+
+fn open_pools(config: &Config, pools: &[NodePool]) -> Option<String> {
+    let key = String::from(config.taint.key.clone());
+    let open = pools.iter().filter(|pool| pool.is_open(&key));
+    let names: BTreeSet<String> = open.map(ResourceExt::name_any).collect();
+    let why = if !requires_affinity(config) {
+        "pods get tolerations only"
+    } else if config.admission.on_miss != OnMiss::Gate {
+        "pods whose images are not known in time are created without it"
+    } else {
+        return None;
+    };
+    let what = some(&names)?;
+    Some(format!(
+        "NodePools that allow several architectures: {what}. Karpenter goes by node affinity, and {why}: it can make nodes that \
+         they do not tolerate, again and again. Set affinity.required, admission.enabled and admission.onMiss: gate, or declare \
+         the taint in one NodePool for each architecture"
+    ))
+}
+
+/// Only taints of archaware's key and effect, which it leaves alone.
+fn foreign_taints<'a>(
+    config: &Config,
+    nodes: impl IntoIterator<Item = &'a Node>,
+) -> Option<String> {
+    let kind = node::TaintPolicy::from(config).kind?;
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for node in nodes {
+        if let Some(taint) = node::foreign_taint(&node.view(), &kind) {
+            *counts.entry(taint.to_string()).or_default() += 1;
+        }
+    }
+    let found = counts.iter().map(|(taint, n)| format!("{taint} on {n}"));
+    let what = some(&found.collect())?;
+    Some(format!(
+        "nodes with a taint of taint.key that archaware has not set: {what}. It stays as it is, also after archaware clean"
+    ))
+}
+
+fn spread_pods<'a>(config: &Config, pods: impl IntoIterator<Item = &'a Pod>) -> Option<String> {
+    let spread = pods.into_iter().filter(|pod| {
+        let spec = &pod.spec;
+        let mut constraints = spec.topology_spread_constraints.iter();
+        constraints.any(|one| one.when_unsatisfiable == "DoNotSchedule")
+            && !spec.author_selection().names_architecture()
+    });
+    let names: BTreeSet<String> = spread
+        .map(|pod| {
+            let namespace = pod.namespace().unwrap_or_default();
+            format!("{namespace}/{}", pod.name_any())
+        })
+        .collect();
+    let what = some(&names).filter(|_| !requires_affinity(config))?;
+    Some(format!(
+        "pending pods with topologySpreadConstraints and whenUnsatisfiable: DoNotSchedule, but without node affinity for \
+         architectures: {what}. The scheduler counts nodes whose taints they do not tolerate as empty, so they can stay pending. \
+         Set affinity.required and admission.enabled, or nodeTaintsPolicy: Honor in the constraint"
+    ))
+}
+
+/// The first names, and how many more there are; `None` if there are none.
+fn some(names: &BTreeSet<String>) -> Option<String> {
+    let first: Vec<&str> = names.iter().take(MAX_NAMES).map(String::as_str).collect();
+    let more = names.len().saturating_sub(MAX_NAMES);
+    match (first.is_empty(), more) {
+        (true, _) => None,
+        (_, 0) => Some(first.join(", ")),
+        _ => Some(format!("{} and {more} more", first.join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn config(yaml: &str) -> Config {
+        let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+        crate::config::parse("c", &format!("{head}{yaml}\n")).unwrap()
+    }
+
+    fn pool(requirements: Value, taints: Value) -> NodePool {
+        let spec = json!({"requirements": requirements, "taints": taints});
+        let pool = json!({"metadata": {"name": "p"}, "spec": {"template": {"spec": spec}}});
+        serde_json::from_value(pool).unwrap()
+    }
+
+    fn pools(config: &Config, requirements: Value, taints: Value) -> usize {
+        let pools = [pool(requirements, taints)];
+        advice(config, &pools, [], []).len()
+    }
+
+    #[test]
+    fn open_pools_need_affinity() {
+        let arch = |operator: &str, values: &[&str]| json!([{"key": "kubernetes.io/arch", "operator": operator, "values": values}]);
+        let bare = config("");
+        let tainted =
+            json!([{"key": "kubernetes.io/arch", "value": "arm64", "effect": "NoSchedule"}]);
+        for (requirements, taints, found) in [
+            (json!(null), json!(null), 1),
+            (arch("In", &["amd64", "arm64"]), json!([]), 1),
+            (arch("NotIn", &["amd64"]), json!([]), 1),
+            (arch("In", &["arm64"]), json!([]), 0),
+            (arch("In", &["amd64", "arm64"]), tainted, 0),
+        ] {
+            assert_eq!(
+                pools(&bare, requirements.clone(), taints),
+                found,
+                "{requirements}"
+            );
+        }
+        for (yaml, found) in [
+            ("admission: {enabled: true, onMiss: gate}", 0),
+            ("admission: {enabled: true}", 1),
+            (
+                "admission: {enabled: true, onMiss: gate}\naffinity: {required: false}",
+                1,
+            ),
+        ] {
+            assert_eq!(pools(&config(yaml), json!([]), json!([])), found, "{yaml}");
+        }
+    }
+
+    #[test]
+    fn foreign_taints_are_counted() {
+        let node = |taint: &str, record: Option<&str>| -> Node {
+            let taint =
+                json!({"key": "kubernetes.io/arch", "value": taint, "effect": "NoSchedule"});
+            let record = record.map(|record| json!({"archaware.dev/taint": record}));
+            let node = json!({"metadata": {"name": "n", "annotations": record},
+                "spec": {"taints": [taint, {"key": "other", "effect": "NoSchedule"}]}});
+            serde_json::from_value(node).unwrap()
+        };
+        let own = "kubernetes.io/arch=arm64:NoSchedule";
+        let nodes = [
+            node("arm64", Some(own)),
+            node("arm64", None),
+            node("amd64", None),
+        ];
+        let found = advice(&config(""), &[], &nodes, []);
+        let expected =
+            "kubernetes.io/arch=amd64:NoSchedule on 1, kubernetes.io/arch=arm64:NoSchedule on 1";
+        assert!(found[0].contains(expected), "{found:?}");
+        assert!(advice(&config("taint: {manage: false}"), &[], &nodes, []).is_empty());
+    }
+
+    #[test]
+    fn hard_spread_needs_affinity() {
+        let pod = |when: &str, selector: Value| -> Pod {
+            let pod = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": {
+                "topologySpreadConstraints": [{"whenUnsatisfiable": when}], "nodeSelector": selector}});
+            serde_json::from_value(pod).unwrap()
+        };
+        let bare = config("");
+        let hard = [pod("DoNotSchedule", json!({}))];
+        assert!(advice(&bare, &[], [], &hard)[0].contains(": n/p."));
+        let selected = pod("DoNotSchedule", json!({"kubernetes.io/arch": "amd64"}));
+        assert!(
+            advice(
+                &bare,
+                &[],
+                [],
+                &[selected, pod("ScheduleAnyway", json!({}))]
+            )
+            .is_empty()
+        );
+        assert!(advice(&config("admission: {enabled: true}"), &[], [], &hard).is_empty());
+    }
+}
