@@ -16,6 +16,7 @@
 )]
 
 mod admission;
+mod autoscaling;
 mod floor;
 mod process;
 mod registry;
@@ -61,6 +62,11 @@ async fn main() {
     }
     if wanted("memory") || wanted("heartbeats") {
         process::large_cluster(&TestCluster::take().await).await;
+    }
+    // Takes half an hour, so it runs only on request.
+    if only.iter().any(|one| one == "autoscaling") {
+        autoscaling::table().await;
+        return;
     }
     // Takes minutes and gigabytes, so it runs only on request.
     if only.iter().any(|one| one == "scale") {

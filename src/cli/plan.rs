@@ -91,7 +91,10 @@ async fn advice(api: &ApiClient, config: &Config) -> anyhow::Result<Vec<String>>
     let pools = controller::node_pools(api).await;
     let nodes: Vec<Node> = api.list(None).try_collect().await?;
     let pods: Vec<Pod> = api.list(Some("spec.nodeName=")).try_collect().await?;
-    Ok(plan::advice::advice(config, &pools, &nodes, &pods))
+    let mut advice = plan::advice::advice(config, &pools, &nodes, &pods);
+    let consequence = controller::without_pull_secrets(api).await?;
+    advice.extend(consequence.map(str::to_owned));
+    Ok(advice)
 }
 
 async fn steps(

@@ -8,12 +8,15 @@ use tokio::sync::watch;
 
 use crate::{
     cluster::{
-        api::ApiClient,
+        access,
+        api::{ApiClient, ApiError},
         objects::{Node, NodePool, Pod},
     },
     config::Config,
     plan::advice,
 };
+
+use super::permissions;
 
 /// What is looked at.
 pub(super) struct Advice {
@@ -47,6 +50,17 @@ impl Advice {
             tracing::warn!("{finding}");
         }
     }
+}
+
+/// What it means if pull secrets cannot be read everywhere; `None` if they can.
+pub(crate) async fn without_pull_secrets(
+    api: &ApiClient,
+) -> Result<Option<&'static str>, ApiError> {
+    let missing = access::missing(api, permissions::pull_secrets()).await?;
+    Ok((!missing.is_empty()).then_some(
+        "pull secrets can be read only where a RoleBinding allows it: elsewhere private images that no node has are unknown, and \
+         the failure policy decides about their pods",
+    ))
 }
 
 /// The pools of Karpenter. Without Karpenter, or without the permission, there are none to speak of.

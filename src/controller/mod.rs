@@ -43,7 +43,7 @@ use object_state::ObjectStates;
 use reconcile::{Outputs, ReconcileSteps, Reconciler};
 use run_controller::{ControllerSettings, run_controller};
 
-pub(crate) use advice::node_pools;
+pub(crate) use advice::{node_pools, without_pull_secrets};
 pub use durable::Durable;
 pub(crate) use pods::selection as pod_selection;
 
@@ -139,11 +139,8 @@ pub async fn run(run: ControllerParts, stop: CancellationToken) -> Result<(), Ru
     if !lacking.is_empty() {
         return Err(RunError::Lacking(lacking));
     }
-    if !access::missing(&api, permissions::pull_secrets())
-        .await?
-        .is_empty()
-    {
-        tracing::info!("pull secrets can be read only where a RoleBinding allows it");
+    if let Some(consequence) = without_pull_secrets(&api).await? {
+        tracing::info!("{consequence}");
     }
 
     let (events, event_writer) = events::channel(api.clone(), metrics.clone());

@@ -28,7 +28,7 @@ pub(super) fn desired_webhooks(
             json!({"url": format!("{base}/{path}")})
         };
         if let Some(bundle) = ca_bundle {
-            client["caBundle"] = json!(bundle);
+            set(&mut client, "caBundle", json!(bundle));
         }
         json!({
             "name": format!("{path}.archaware.dev"),
@@ -43,8 +43,8 @@ pub(super) fn desired_webhooks(
         })
     };
     let mut pods = webhook("pods", rule("", "pods", &["CREATE"], "Namespaced"));
-    pods["namespaceSelector"] = namespaces(namespace);
-    pods["matchConditions"] = json!(match_conditions());
+    set(&mut pods, "namespaceSelector", namespaces(namespace));
+    set(&mut pods, "matchConditions", json!(match_conditions()));
     let mut all = vec![pods];
     if config.taint.manage {
         all.push(webhook("nodes", rule("", "nodes", &["CREATE"], "Cluster")));
@@ -52,7 +52,7 @@ pub(super) fn desired_webhooks(
     if config.daemon_sets == DaemonSets::Manage {
         let rule = rule("apps", "daemonsets", &["CREATE", "UPDATE"], "Namespaced");
         let mut sets = webhook("daemonsets", rule);
-        sets["namespaceSelector"] = namespaces(namespace);
+        set(&mut sets, "namespaceSelector", namespaces(namespace));
         all.push(sets);
     }
     all
@@ -87,6 +87,13 @@ fn match_conditions() -> [Value; 2] {
     ]
 }
 
+/// Sets a field of a JSON object.
+fn set(object: &mut Value, field: &str, value: Value) {
+    if let Value::Object(fields) = object {
+        fields.insert(field.to_owned(), value);
+    }
+}
+
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value.get(field).and_then(Value::as_str).unwrap_or_default()
 }
@@ -118,12 +125,11 @@ pub(super) fn correct(existing: &[Value], needed: Vec<Value>) -> Option<Vec<Valu
     let mut all = existing.to_vec();
     for mut webhook in needed {
         let name = text(&webhook, "name").to_owned();
-        match all.iter_mut().find(|one| text(one, "name") == name) {
-            Some(found) => complete(found, webhook),
-            None => {
-                webhook["timeoutSeconds"] = json!(TIMEOUT);
-                all.push(webhook);
-            }
+        if let Some(found) = all.iter_mut().find(|one| text(one, "name") == name) {
+            complete(found, webhook);
+        } else {
+            set(&mut webhook, "timeoutSeconds", json!(TIMEOUT));
+            all.push(webhook);
         }
     }
     (all != existing).then_some(all)
@@ -136,27 +142,32 @@ fn complete(webhook: &mut Value, needed: Value) {
     };
     for (field, mut needed) in needed {
         let found = webhook.get(&field).unwrap_or(&Value::Null);
-        match field.as_str() {
+        let changed = match field.as_str() {
             "namespaceSelector" => {
                 let lists = (list(found, EXPRESSIONS), list(&needed, EXPRESSIONS));
-                if let Some(all) = merged(lists.0, lists.1, is_own_requirement) {
-                    webhook[&field]["matchExpressions"] = json!(all);
-                }
+                merged(lists.0, lists.1, is_own_requirement).map(|all| {
+                    let selector = Some(found).filter(|found| found.is_object());
+                    let mut selector = selector.cloned().unwrap_or_else(|| json!({}));
+                    set(&mut selector, "matchExpressions", json!(all));
+                    selector
+                })
             }
             "matchConditions" => {
-                if let Some(all) = merged(list(found, ""), list(&needed, ""), is_own) {
-                    webhook[&field] = json!(all);
-                }
+                let all = merged(list(found, ""), list(&needed, ""), is_own);
+                all.map(Value::Array)
             }
-            _ if contains(found, &needed) => {}
+            _ if contains(found, &needed) => None,
             _ => {
                 // Service and URL exclude each other, so the whole `clientConfig` is replaced.
                 let bundle = found.get("caBundle").cloned();
                 if let Some(bundle) = bundle.filter(|_| needed.get("caBundle").is_none()) {
-                    needed["caBundle"] = bundle;
+                    set(&mut needed, "caBundle", bundle);
                 }
-                webhook[&field] = needed;
+                Some(needed)
             }
+        };
+        if let Some(value) = changed {
+            set(webhook, &field, value);
         }
     }
 }

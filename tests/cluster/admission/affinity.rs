@@ -45,6 +45,9 @@ async fn the_architectures_are_added_and_nothing_else_changes() {
     let null = Value::Null;
     let mut beside = node(made.clone(), json!([arm]));
     beside["podAntiAffinity"] = other["podAntiAffinity"].clone();
+    let mut contradicted = node(made.clone(), null.clone());
+    contradicted["podAntiAffinity"] = other["podAntiAffinity"].clone();
+    let few = json!({"key": key, "operator": "In", "values": ["arm64"]});
     for (n, (before, selector, after)) in [
         (null.clone(), json!({}), node(made.clone(), json!([arm]))),
         (json!({}), json!({"zone": "a"}), node(made.clone(), json!([arm]))),
@@ -57,12 +60,15 @@ async fn the_architectures_are_added_and_nothing_else_changes() {
         (
             terms(json!([{"matchExpressions": [zone]}, {"matchExpressions": [own]}, {"matchExpressions": [old, zone]}, {"matchExpressions": [zone], "matchFields": field}])),
             json!({}),
-            node(json!([{"matchExpressions": [zone, arch]}, {"matchExpressions": [own]}, {"matchExpressions": [old, zone]}, {"matchExpressions": [zone, arch], "matchFields": field}]), json!([arm])),
+            node(json!([{"matchExpressions": [zone, arch]}, {"matchExpressions": [own, arch]}, {"matchExpressions": [old, zone, arch]}, {"matchExpressions": [zone, arch], "matchFields": field}]), json!([arm])),
         ),
         (terms(json!([{"matchFields": field}])), json!({}), terms(json!([{"matchFields": field}]))),
         (terms(json!([{}, {"matchExpressions": [zone]}])), json!({}), node(json!([{}, {"matchExpressions": [zone, arch]}]), json!([arm]))),
-        (null.clone(), json!({key: "s390x"}), null.clone()),
-        (other.clone(), json!({"beta.kubernetes.io/arch": "s390x"}), other.clone()),
+        (terms(json!([{"matchExpressions": [few]}])), json!({}), node(json!([{"matchExpressions": [few]}]), json!([arm]))),
+        (null.clone(), json!({key: "arm64"}), null.clone()),
+        // No node can run these: an autoscaler sees it.
+        (null.clone(), json!({key: "s390x"}), node(made.clone(), null.clone())),
+        (other.clone(), json!({"beta.kubernetes.io/arch": "s390x"}), contradicted),
         (
             node(null.clone(), json!([soft(1, &zone)])),
             json!({}),
@@ -183,9 +189,9 @@ impl Term {
             && self.name.is_none_or(|own| own == node)
     }
 
-    /// Whether the author chose an architecture.
-    fn chooses(&self) -> bool {
-        self.arch.is_some() || (self.zone.is_none() && self.name.is_some())
+    /// Whether the term only names a node: archaware does not change it.
+    fn names_node(&self) -> bool {
+        self.arch.is_none() && self.zone.is_none() && self.name.is_some()
     }
 }
 
@@ -198,12 +204,11 @@ impl Author {
             Some(("zone", zone)) => NODES[node].1 == zone,
             Some((_, architecture)) => NODES[node].0 == architecture,
         };
-        let chosen = matches!(self.selector, Some((ARCH, _)));
         let by_terms = |node: usize| match self.terms.as_slice() {
-            [] => chosen || runs(node),
+            [] => runs(node),
             terms => terms
                 .iter()
-                .any(|term| term.allows(node) && (chosen || term.chooses() || runs(node))),
+                .any(|term| term.allows(node) && (term.names_node() || runs(node))),
         };
         (0..NODES.len())
             .filter(|node| by_selector(*node) && by_terms(*node))

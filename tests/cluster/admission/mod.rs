@@ -8,6 +8,7 @@ mod faults;
 mod gates;
 mod nodes_and_daemon_sets;
 mod pods;
+mod registration;
 mod requests;
 
 use k8s_openapi::api::core::v1::Pod;

@@ -131,18 +131,9 @@ async fn daemon_sets_are_rolled_once() {
 }
 
 #[tokio::test]
-async fn the_webhook_is_not_called_for_reported_daemon_sets() {
+async fn the_webhook_leaves_reported_daemon_sets_alone() {
     let cluster = TestCluster::take().await;
     let _archaware = Controller::start_with_webhook(&cluster, "daemonSets: report\n", "").await;
     let created: DaemonSet = cluster.create(daemon_set(&cluster.image("arm64"))).await;
     assert!(template_architectures(&created).is_empty());
-    let webhooks = "jsonpath={.webhooks[*].name}";
-    let names = cluster.kubectl(&[
-        "get",
-        "mutatingwebhookconfiguration",
-        "archaware",
-        "-o",
-        webhooks,
-    ]);
-    assert_eq!(names, "pods.archaware.dev nodes.archaware.dev");
 }

@@ -35,10 +35,13 @@ impl Controller {
 }
 
 impl TestCluster {
-    /// Applies the registration of the manifests. It has no `caBundle`, and the URL of a Service that does not exist here.
+    /// Creates the registration of the manifests, unless there is one. It has no `caBundle`, and names a Service that does not
+    /// exist here: archaware writes its URL into it.
     pub fn register(&self) {
         let label = "app.kubernetes.io/component=admission";
-        self.kubectl(&["apply", "-f", "manifests/archaware.yaml", "-l", label]);
+        let created = self.try_kubectl(&["create", "-f", "manifests/archaware.yaml", "-l", label]);
+        let (is_new, _, error) = created;
+        assert!(is_new || error.contains("AlreadyExists"), "{error}");
     }
 
     /// Whether the API server calls the webhook and gets a response.
