@@ -33,7 +33,7 @@ const MAX_BACKGROUND_EVALUATIONS: usize = 512;
 const CACHED_ONLY_TIMEOUT: Duration = Duration::from_millis(25);
 
 /// What an answer needs to arrive before its receiver gives up.
-const ANSWER_TIME: Duration = Duration::from_millis(500);
+pub(super) const ANSWER_TIME: Duration = Duration::from_millis(500);
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,6 +24,8 @@ use testsupport::cluster::{DEADLINE, TestCluster, eventually, pod, pod_spec, tai
 const BUILD: Duration = Duration::from_mins(40);
 /// The node of the test cluster is this machine, so pods share its network.
 const PORT: u16 = 18_080;
+/// Of the webhook.
+const WEBHOOK_PORT: u16 = 18_443;
 
 /// The folder that `hack/build.sh` wrote, and the digest that it printed.
 async fn built() -> (PathBuf, String) {
@@ -151,6 +153,29 @@ fn overlay(cluster: &TestCluster, digest: &str) -> PathBuf {
             "volumes": [{"name": "containerd", "hostPath": {"path": cluster.node_dir("containerd")}}],
         }}},
     });
+    // Without a pod network there are no Services: the API server finds the webhook on loopback.
+    let webhook = format!("https://127.0.0.1:{WEBHOOK_PORT}");
+    let config = format!(
+        "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n\
+         containerd: {{socket: /run/archaware/containerd.sock}}\n\
+         admission: {{enabled: true, onMiss: gate, listen: \"127.0.0.1:{WEBHOOK_PORT}\", url: \"{webhook}\"}}\n"
+    );
+    let config = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "archaware", "namespace": "archaware"},
+        "data": {"config.yaml": config},
+    });
+    let at = |path: &str| {
+        json!({"name": format!("{path}.archaware.dev"),
+            "clientConfig": {"service": null, "url": format!("{webhook}/{path}")}})
+    };
+    let registration = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": "archaware"},
+        "webhooks": [at("pods"), at("nodes"), at("daemonsets")],
+    });
+    let patches =
+        [deployment, config, registration].map(|patch| json!({"patch": patch.to_string()}));
     let kustomization = json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -160,7 +185,7 @@ fn overlay(cluster: &TestCluster, digest: &str) -> PathBuf {
             "newName": format!("{}/archaware/archaware", cluster.registry()),
             "digest": digest,
         }],
-        "patches": [{"patch": deployment.to_string()}],
+        "patches": patches,
     });
     std::fs::write(folder.join("kustomization.yaml"), kustomization.to_string()).unwrap();
     folder
@@ -241,6 +266,7 @@ async fn kubectl_apply_runs_archaware_from_its_own_image() {
     let state = || cluster.kubectl(&["-n", "archaware", "describe", "pods"]);
     assert!(done, "{out}{error}{}", state());
     cluster.wait_until_tainted().await;
+    cluster.wait_until_called().await;
 
     // It decides about a pod, which the kubelet then starts.
     let mut spec = pod_spec(&[cluster.image("multi")]);
@@ -251,8 +277,10 @@ async fn kubectl_apply_runs_archaware_from_its_own_image() {
     eventually("a running pod", DEADLINE, || async {
         let pod = cluster.pods().get("app").await.ok()?;
         let running = pod.status?.phase? == "Running";
-        (running && pod.metadata.annotations?["archaware.dev/decision"] == "amd64,arm64,s390x")
-            .then_some(())
+        let annotations = pod.metadata.annotations?;
+        let affinity = serde_json::to_string(&pod.spec?.affinity).ok()?;
+        (running && annotations["archaware.dev/decision"] == "amd64,arm64,s390x")
+            .then(|| assert!(affinity.contains("s390x"), "{affinity}"))
     })
     .await;
     // Through the content proxy, which has the node's socket.

@@ -32,6 +32,7 @@ use crate::{
 use super::{
     ca_bundle::{self, CaBundle, Published},
     certificate::CertResolver,
+    webhook::ANSWER_TIME,
 };
 
 /// The only configuration that archaware reads. The authorizer compares this with `resourceNames`.
@@ -55,11 +56,22 @@ pub(super) struct ConfigurationReconciler {
     pub(super) metrics: AdmissionMetrics,
 }
 
+/// What was said, and what was written.
+#[derive(Default)]
+struct Maintenance {
+    failing: RepeatedError,
+    is_missing: bool,
+    is_too_short: bool,
+    written: Option<Written>,
+}
+
 /// What was found, and what was done.
 struct Reconciled {
     published: Published,
     /// Whether the configuration exists.
     exists: bool,
+    /// The shortest time that the API server waits for an answer; `None` if it says none.
+    timeout: Option<Duration>,
     /// How long to wait before another writer's change is repaired again.
     wait: Option<Duration>,
 }
@@ -93,33 +105,28 @@ impl ConfigurationReconciler {
             |_| {},
         );
         let mut changes = watched.changes;
-        let (mut failing, mut is_missing, mut written) = (RepeatedError::default(), false, None);
+        let mut state = Maintenance::default();
         while *self.leadership.borrow_and_update() {
             let authorities = self.authorities.borrow_and_update().clone();
-            let pause = match self.reconcile(authorities, &mut written).await {
+            let pause = match self.reconcile(authorities, &mut state.written).await {
                 Ok(Reconciled {
                     published,
                     exists,
+                    timeout,
                     wait,
                 }) => {
                     self.metrics.set_registered(exists && wait.is_none());
-                    if !exists && !is_missing {
-                        tracing::warn!(
-                            "there is no MutatingWebhookConfiguration {NAME}: the API server does not call the webhook; apply \
-                             the manifests again, or set admission.enabled to false"
-                        );
-                    }
-                    is_missing = !exists;
+                    state.warn(exists, timeout, self.config.admission.budget);
                     self.published.send_if_modified(|old| {
                         let changed = *old != published;
                         *old = published;
                         changed
                     });
-                    failing.clear();
+                    state.failing.clear();
                     wait.unwrap_or(CHECK_INTERVAL)
                 }
                 Err(error) => {
-                    if let Some(error) = failing.changed(&error) {
+                    if let Some(error) = state.failing.changed(&error) {
                         tracing::warn!(
                             error,
                             "cannot maintain the webhook configuration; trying again"
@@ -148,6 +155,7 @@ impl ConfigurationReconciler {
             return Ok(Reconciled {
                 published: Published::NoBundle,
                 exists: false,
+                timeout: None,
                 wait: None,
             });
         };
@@ -192,8 +200,32 @@ impl ConfigurationReconciler {
         Ok(Reconciled {
             published: authorities.map_or(Published::NoBundle, Published::Bundle),
             exists: true,
+            timeout: webhooks::shortest_timeout(existing),
             wait,
         })
+    }
+}
+
+impl Maintenance {
+    /// Warns once of what the administrator has to change.
+    fn warn(&mut self, exists: bool, timeout: Option<Duration>, budget: Duration) {
+        if !exists && !self.is_missing {
+            tracing::warn!(
+                "there is no MutatingWebhookConfiguration {NAME}: the API server does not call the webhook; apply the manifests \
+                 again, or set admission.enabled to false"
+            );
+        }
+        self.is_missing = !exists;
+        let too_short = timeout.filter(|timeout| *timeout < budget + ANSWER_TIME);
+        if let Some(timeout) = too_short
+            && !self.is_too_short
+        {
+            tracing::warn!(
+                timeout = timeout.as_secs(),
+                "timeoutSeconds of the MutatingWebhookConfiguration {NAME} is too short for admission.budget: pods wait less"
+            );
+        }
+        self.is_too_short = too_short.is_some();
     }
 }
 

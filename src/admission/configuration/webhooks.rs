@@ -1,6 +1,8 @@
 //! The webhooks of the `MutatingWebhookConfiguration`. Pure. They are in the API's form, because a typed round trip would
 //! drop fields that archaware does not know.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use crate::{
@@ -116,6 +118,15 @@ fn is_own_requirement(requirement: &Value) -> bool {
 fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
     let list = value.pointer(pointer).and_then(Value::as_array);
     list.map(Vec::as_slice).unwrap_or_default()
+}
+
+/// The shortest time that the API server waits for one of archaware's webhooks.
+pub(super) fn shortest_timeout(existing: &[Value]) -> Option<Duration> {
+    let own = existing
+        .iter()
+        .filter(|one| text(one, "name").ends_with(".archaware.dev"));
+    let seconds = own.filter_map(|one| one.get("timeoutSeconds")?.as_u64());
+    seconds.map(Duration::from_secs).min()
 }
 
 /// The webhooks to write, if something that is `needed` is missing. Everything else stays: further webhooks, time limits,
@@ -242,6 +253,10 @@ mod tests {
         ];
         assert_eq!(usual_names, expected);
         assert_eq!(correct(&stored(usual()), usual()), None);
+        assert_eq!(
+            shortest_timeout(&stored(usual())),
+            Some(Duration::from_secs(7))
+        );
         let mut further = stored(usual());
         further.push(json!({"name": "else.example"}));
         assert_eq!(correct(&further, usual()), None, "further webhooks stay");

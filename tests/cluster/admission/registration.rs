@@ -198,6 +198,34 @@ async fn a_removed_bundle_is_back_at_once() {
     assert_eq!(archaware.stop().await, 0);
 }
 
+/// After `kubectl apply` and before the first replica is ready, and also when all are gone: the API server trusts nobody and finds
+/// nobody, which it knows at once.
+#[tokio::test]
+async fn without_a_replica_nothing_waits_and_nothing_fails() {
+    let cluster = TestCluster::take().await;
+    for registration in ["shipped", "moved"] {
+        if registration == "shipped" {
+            cluster.register();
+        } else {
+            cluster.kubectl(&["delete", "mutatingwebhookconfiguration", "archaware"]);
+            cluster.kubectl(&["apply", "-f", &with_url(&cluster, free_port())]);
+        }
+        let mut times = Vec::new();
+        for n in 0..5 {
+            let started = Instant::now();
+            cluster
+                .create_pod(&format!("{}-{n}", &registration[..4]), &["arm64"])
+                .await;
+            times.push(started.elapsed());
+        }
+        times.sort();
+        assert!(
+            times[2] < Duration::from_millis(500),
+            "{registration}: {times:?}"
+        );
+    }
+}
+
 /// Without the registration nothing is created: the log says what to do, and pods are placed by the controller.
 #[tokio::test]
 async fn a_missing_registration_is_said() {
