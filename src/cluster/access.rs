@@ -14,7 +14,7 @@ const CONCURRENCY: usize = 8;
 pub struct Permission {
     /// API group; empty for core.
     pub group: &'static str,
-    /// Plural name.
+    /// Plural name, and a subresource after a slash.
     pub resource: &'static str,
     /// Verb.
     pub verb: &'static str,
@@ -56,9 +56,12 @@ pub async fn missing(
 
 impl Permission {
     fn attributes(&self) -> ResourceAttributes {
+        let parts = self.resource.split_once('/');
+        let (resource, subresource) = parts.unwrap_or((self.resource, ""));
         ResourceAttributes {
             group: Some(self.group.to_owned()),
-            resource: Some(self.resource.to_owned()),
+            resource: Some(resource.to_owned()),
+            subresource: Some(subresource.to_owned()),
             verb: Some(self.verb.to_owned()),
             namespace: self.namespace.clone(),
             name: self.name.map(str::to_owned),

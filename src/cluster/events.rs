@@ -71,6 +71,8 @@ pub enum EventReason {
     TolerationsMissing,
     /// The API server rejected the change.
     ChangeRefused,
+    /// The pod was evicted, so that it is created anew with node affinity.
+    Recreated,
 }
 
 impl EventReason {
@@ -91,12 +93,13 @@ impl EventReason {
             Self::TolerationsReverted => "TolerationsReverted",
             Self::TolerationsMissing => "TolerationsMissing",
             Self::ChangeRefused => "ChangeRefused",
+            Self::Recreated => "Recreated",
         }
     }
 
     fn severity(self) -> &'static str {
         match self {
-            Self::TolerationsChanged => "Normal",
+            Self::TolerationsChanged | Self::Recreated => "Normal",
             _ => "Warning",
         }
     }

@@ -9,8 +9,9 @@ mod stored;
 use std::{borrow::Cow, collections::BTreeMap};
 
 use k8s_openapi::{
-    ClusterResourceScope, NamespaceResourceScope, api::core::v1::LocalObjectReference,
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    ClusterResourceScope, NamespaceResourceScope,
+    api::core::v1::LocalObjectReference,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 use kube::Resource;
 use serde::Deserialize;
@@ -320,11 +321,17 @@ impl Pod {
         annotations.is_some_and(|annotations| annotations.contains_key(MIRROR))
     }
 
-    /// Whether a DaemonSet made the pod: for one node, so that no autoscaler makes a node for it.
-    pub fn is_daemon(&self) -> bool {
+    /// What creates the pod anew when it is gone.
+    pub fn controller(&self) -> Option<&OwnerReference> {
         let owners = self.metadata.owner_references.as_deref();
         let mut owners = owners.unwrap_or_default().iter();
-        owners.any(|owner| owner.controller == Some(true) && owner.kind == "DaemonSet")
+        owners.find(|owner| owner.controller == Some(true))
+    }
+
+    /// Whether a DaemonSet made the pod: for one node, so that no autoscaler makes a node for it.
+    pub fn is_daemon(&self) -> bool {
+        self.controller()
+            .is_some_and(|owner| owner.kind == "DaemonSet")
     }
 
     /// Whether the pod is bound to a node.

@@ -14,6 +14,9 @@ pub struct AffinityConfig {
     pub required: bool,
     /// Architectures that are preferred if the images have them.
     pub preferred: Vec<PreferenceConfig>,
+    /// Whether pods of `ReplicaSet`s and `StatefulSet`s that were created while the webhook did not answer, and that wait for a node, are
+    /// evicted, so that they are created anew with node affinity.
+    pub recreate_pods: bool,
 }
 
 /// A preferred architecture.

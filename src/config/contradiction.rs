@@ -136,6 +136,11 @@ fn admission_problem(config: &Config) -> Option<Contradiction> {
             &["affinity.preferred"],
             "affinity.preferred names an architecture twice",
         )
+    } else if config.affinity.recreate_pods && !(config.affinity.required && admission.enabled) {
+        (
+            &["affinity.recreatePods"],
+            "affinity.recreatePods needs affinity.required and admission.enabled: otherwise new pods get no affinity either",
+        )
     } else if empty(&files.certificate) != empty(&files.key) {
         (
             &["admission.certificates"],

@@ -69,6 +69,7 @@ impl Default for AffinityConfig {
         Self {
             required: true,
             preferred: Vec::new(),
+            recreate_pods: false,
         }
     }
 }

@@ -11,6 +11,7 @@ mod object_state;
 mod permissions;
 mod pods;
 mod reconcile;
+mod recreate;
 mod run_controller;
 mod startup;
 
@@ -224,6 +225,7 @@ impl Components {
             stop.cancelled().await;
             "the advice"
         });
+        self.recreation(pods.store.clone());
         let lists = [namespaces_ready, pods_ready, daemon_sets_ready, nodes_ready];
         let startup = startup::Startup {
             pods,
@@ -236,6 +238,27 @@ impl Components {
         self.tasks.spawn(async move {
             stop.run_until_cancelled(startup).await;
             "the startup sequence"
+        });
+    }
+
+    /// Starts the eviction of pods without affinity, if that is configured.
+    fn recreation(&mut self, pods: Store<Pod>) {
+        if !self.config.affinity.recreate_pods {
+            return;
+        }
+        let recreation = recreate::Recreation {
+            api: self.api.clone(),
+            evaluator: self.evaluator.clone(),
+            namespaces: self.outputs.namespaces.clone(),
+            events: self.outputs.events.clone(),
+            metrics: self.outputs.metrics.clone(),
+            pods,
+        };
+        let recreation = recreation.run(self.leadership.leading.clone());
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            stop.run_until_cancelled(recreation).await;
+            "the eviction of pods without affinity"
         });
     }
 

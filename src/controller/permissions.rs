@@ -45,6 +45,11 @@ pub(super) fn needed(namespace: &str, config: &Config) -> Vec<Permission> {
             lease("patch", Some(NAME)),
         ],
         admission,
+        if config.affinity.recreate_pods {
+            everywhere("", "pods/eviction", &["create"])
+        } else {
+            Vec::new()
+        },
     ]
     .concat()
 }

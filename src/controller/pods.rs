@@ -53,7 +53,7 @@ fn is_recorded(pod: &Pod) -> bool {
 }
 
 /// Time since its creation, by the local clock.
-fn age(pod: &Pod) -> Duration {
+pub(super) fn age(pod: &Pod) -> Duration {
     let created = pod.metadata.creation_timestamp.as_ref();
     let age = created.map(|time| jiff::Timestamp::now().duration_since(time.0));
     age.and_then(|age| Duration::try_from(age).ok())

@@ -207,6 +207,11 @@ pub fn decide(
     }
 }
 
+/// Whether node affinity would have to be added so that only these architectures are selected.
+pub fn requires_more(architectures: &BTreeSet<Architecture>, author: AuthorSelection<'_>) -> bool {
+    required_change(std::slice::from_ref(architectures), author).is_some()
+}
+
 fn required_change(
     required: &[BTreeSet<Architecture>],
     author: AuthorSelection<'_>,

@@ -8,7 +8,7 @@ use crate::{
         patch,
     },
     evaluate::{Evaluation, Stage, Subject},
-    placement::{Decision, PlacementPolicy, annotation, pod::PodChange},
+    placement::{Decision, PlacementPolicy, affinity::requires_more, annotation, pod::PodChange},
 };
 
 use super::{ObjectState, Plan, PlannedChange, PlannedPatch, Policies, draft::Draft};
@@ -37,6 +37,22 @@ fn recorded(pod: &Pod, evaluation: &Evaluation, policy: &PlacementPolicy) -> Opt
     let by_images = matches!(decision, Decision::Architectures(_));
     let change = subject(pod).change(policy, &decision, evaluation);
     (by_images && change.is_empty()).then_some(decision)
+}
+
+/// Whether a pod that was created without the webhook would get node affinity if it were created anew. Only pods of `ReplicaSet`s
+/// and `StatefulSet`s: a Job counts a pod that is deleted as failed.
+pub(crate) fn lacks_affinity(pod: &Pod, policy: &PlacementPolicy) -> bool {
+    let is_replaced = pod.controller().is_some_and(|owner| {
+        owner.api_version.starts_with("apps/")
+            && matches!(owner.kind.as_str(), "ReplicaSet" | "StatefulSet")
+    });
+    let waits = pod.is_in_scope() && !pod.is_bound() && !pod.spec.is_gated();
+    let decision = annotated(pod).and_then(Decision::parse);
+    let Some(Decision::Architectures(set)) = decision.filter(|_| is_replaced && waits) else {
+        return false;
+    };
+    let author = pod.spec.author_selection();
+    policy.requires_affinity && !author.excludes_all(&set) && requires_more(&set, author)
 }
 
 /// The plan for a pod that archaware decides about.

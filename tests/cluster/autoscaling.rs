@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Pod};
+use k8s_openapi::api::{
+    apps::v1::{DaemonSet, Deployment},
+    core::v1::Pod,
+};
 use kube::Api;
 use serde_json::{Value, json};
 use testimg::{FakeRegistry, Script};
@@ -329,4 +332,52 @@ async fn no_pod_slips_onto_a_new_node() {
         );
         assert!(!none || slipped == 0, "{slipped}");
     }
+}
+
+/// Pods that were created while the API server could not reach the webhook: Karpenter makes wrong nodes for them until they are
+/// created anew.
+#[tokio::test]
+async fn pods_of_a_time_without_webhook_are_created_anew() {
+    let cluster = own_cluster().await;
+    let _karpenter = Karpenter::start(&cluster).await;
+    cluster.kubectl(&["apply", "-f", "manifests/recreate-pods/permissions.yaml"]);
+    // It serves, but nobody is told to ask it.
+    let config = format!(
+        "affinity: {{recreatePods: true}}\n{}",
+        admission_config(free_port(), GATE)
+    );
+    let archaware = Controller::start(&cluster, &config);
+    let deployment = |name: &str, image: &str| {
+        let template = demand(&cluster, name, image, |_| {});
+        json!({"metadata": {"name": name}, "spec": {
+            "replicas": 6,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {"metadata": {"labels": {"app": name}, "annotations": template["metadata"]["annotations"]},
+                "spec": template["spec"]},
+        }})
+    };
+    for image in ["amd64", "arm64"] {
+        cluster.create::<Deployment>(deployment(image, image)).await;
+    }
+    let alone = demand(&cluster, "alone", "arm64", |_| {});
+    cluster.create::<Pod>(alone).await;
+    // Those for amd64 wait, beside nodes for arm64 that they do not tolerate.
+    eventually("two nodes that are of no use", 4 * DEADLINE, || async {
+        let placement = Placement::of(&cluster).await;
+        (placement.nodes.get("arm64").is_some_and(|count| *count > 2)).then_some(())
+    })
+    .await;
+    assert_eq!(Placement::of(&cluster).await.nodes.get("amd64"), None);
+    cluster.register();
+    cluster.wait_until_called().await;
+    let placement = bound(&cluster, 13).await;
+    assert_eq!(placement.misplaced, [""; 0]);
+    archaware.wait_for_log("pod evicted").await;
+    let pods = cluster.pods().list(&Default::default()).await.unwrap();
+    for pod in &pods {
+        if pod.metadata.name.as_deref().unwrap().starts_with("amd64") {
+            assert!(pod.spec.as_ref().unwrap().affinity.is_some());
+        }
+    }
+    println!("a time without webhook: {placement:?}");
 }

@@ -146,9 +146,7 @@ impl Session {
             .list(None)
             .try_filter(|pod: &Pod| {
                 let decided = annotations(&pod.metadata).contains_key(annotation::DECISION);
-                let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
-                let controlled = owners.iter().any(|owner| owner.controller == Some(true));
-                std::future::ready(decided && controlled && pod.is_in_scope())
+                std::future::ready(decided && pod.controller().is_some() && pod.is_in_scope())
             })
             .try_collect()
             .await?;

@@ -351,6 +351,53 @@ fn a_contradiction_is_written_only_where_nothing_waits_for_archaware() {
     }
 }
 
+/// Which pods would be better off if they were created anew.
+#[test]
+fn pods_without_affinity_are_found() {
+    let policy = PlacementPolicy::from(&Config::default());
+    let owned = |api_version: &str, kind: &str, decision: &str, spec: Value| {
+        let mut pod = pod(&[("archaware.dev/decision", decision)], spec);
+        let owner = json!([{ "apiVersion": api_version, "kind": kind, "name": "o", "uid": "o", "controller": true }]);
+        pod.metadata.owner_references = serde_json::from_value(owner).unwrap();
+        pod
+    };
+    let set = |decision: &str, spec: Value| owned("apps/v1", "ReplicaSet", decision, spec);
+    let selects = |name: &str| json!({ "nodeSelector": { "kubernetes.io/arch": name } });
+    for (pod, expected) in [
+        (set("arm64", json!({})), true),
+        (owned("apps/v1", "StatefulSet", "arm64", json!({})), true),
+        (
+            owned("apps.kruise.io/v1", "StatefulSet", "arm64", json!({})),
+            false,
+        ),
+        (owned("batch/v1", "Job", "arm64", json!({})), false),
+        (
+            pod(&[("archaware.dev/decision", "arm64")], json!({})),
+            false,
+        ),
+        (set("any", json!({})), false),
+        (set("none", json!({})), false),
+        (set("arm64", gated()), false),
+        (set("arm64", json!({ "nodeName": "n" })), false),
+        (set("arm64", selects("arm64")), false),
+        // Its author tolerates that, or it would be `none`.
+        (set("arm64", selects("amd64")), false),
+        (set("arm64", selects("")), false),
+    ] {
+        let found = lacks_affinity(&pod, &policy);
+        assert_eq!(found, expected, "{:?}", pod.spec);
+    }
+    let soft = crate::config::parse(
+        "c",
+        "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\naffinity: {required: false}\n",
+    )
+    .unwrap();
+    assert!(!lacks_affinity(
+        &set("arm64", json!({})),
+        &PlacementPolicy::from(&soft)
+    ));
+}
+
 /// An operator that owns the pod removes the annotation each time.
 #[test]
 fn a_fight_about_none_slows_down() {

@@ -1,0 +1,157 @@
+//! Evicts pods that were created while the webhook did not answer (`affinity.recreatePods`), so that their controllers create them
+//! anew, through the webhook. Without node affinity an autoscaler may make nodes that such a pod does not tolerate, one after the
+//! other, and Kubernetes lets affinity be set only when a pod is created.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use kube::Resource;
+use kube_runtime::reflector::Store;
+use tokio::sync::watch;
+
+use crate::{
+    backoff::Backoff,
+    cluster::{
+        api::{ApiClient, ApiError},
+        events::{EventReason, Events},
+        name::NamespacedName,
+        namespaces::Namespaces,
+        objects::Pod,
+    },
+    evaluate::Evaluator,
+    metrics::Metrics,
+    placement::annotation,
+    plan,
+};
+
+use super::pods::age;
+
+/// How often the pods are looked at. A pod that is not bound after this time is one that an autoscaler looks at.
+const PERIOD: Duration = Duration::from_secs(10);
+/// Maximum number of evictions in a period: the webhook and the scheduler have to cope with the new pods.
+const MAX_EVICTIONS: usize = 100;
+/// If the new pods of a controller have no affinity either, something keeps the webhook from them.
+const PAUSES: Backoff = Backoff::seconds(60, 3600);
+/// Maximum number of remembered controllers; beyond it, all are forgotten.
+const MAX_OWNERS: usize = 10_000;
+
+/// What evicts pods while this process leads.
+pub(super) struct Recreation {
+    pub(super) api: ApiClient,
+    pub(super) evaluator: Evaluator,
+    pub(super) namespaces: Namespaces,
+    pub(super) events: Events,
+    pub(super) metrics: Metrics,
+    pub(super) pods: Store<Pod>,
+}
+
+/// The controllers whose pods were evicted: how often, and when last.
+type Owners = HashMap<String, (u32, Instant)>;
+
+impl Recreation {
+    /// Runs until it is cancelled.
+    pub(super) async fn run(self, mut leadership: watch::Receiver<bool>) {
+        let mut owners = Owners::new();
+        while leadership.wait_for(|leading| *leading).await.is_ok() {
+            self.evict_some(&mut owners).await;
+            tokio::time::sleep(PERIOD).await;
+        }
+    }
+
+    async fn evict_some(&self, owners: &mut Owners) {
+        let now = Instant::now();
+        let late: Vec<Arc<Pod>> = self
+            .pods
+            .state()
+            .into_iter()
+            .filter(|pod| self.is_late(pod) && may_evict(pod, owners, now))
+            .take(MAX_EVICTIONS)
+            .collect();
+        if owners.len() > MAX_OWNERS {
+            owners.clear();
+        }
+        let evicted: std::collections::BTreeSet<String> =
+            late.iter().filter_map(|pod| owner(pod)).collect();
+        for owner in evicted {
+            let entry = owners.entry(owner).or_insert((0, now));
+            *entry = (entry.0 + 1, now);
+        }
+        for pod in late {
+            let name = NamespacedName::of_object(&*pod);
+            match self.api.evict(&pod).await {
+                Ok(()) => {
+                    tracing::info!(pod = %name, "pod evicted: it was created without node affinity");
+                    let note = "evicted, so that it is created anew with node affinity: the webhook was not asked when it was created";
+                    self.events
+                        .publish(&*pod, EventReason::Recreated, note.to_owned());
+                }
+                Err(ApiError::NotFound(_) | ApiError::Conflict(_)) => {}
+                Err(error) => tracing::warn!(pod = %name, %error, "cannot evict the pod"),
+            }
+        }
+    }
+
+    /// Whether the API server asks the webhook now, and did not when this pod was created.
+    fn is_late(&self, pod: &Pod) -> bool {
+        let age = age(pod);
+        let asked = self.metrics.admissions.last_asked();
+        let asked_since = asked.is_some_and(|ago| Duration::from_secs(ago + 1) < age);
+        asked_since
+            && age > PERIOD
+            && !self.is_excluded(pod)
+            && plan::pod::lacks_affinity(pod, &self.evaluator.policy)
+    }
+
+    /// Whether the pod's namespace is excluded from the webhook.
+    fn is_excluded(&self, pod: &Pod) -> bool {
+        let name = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = self.namespaces.get(name);
+        let labels = namespace
+            .as_ref()
+            .and_then(|found| found.meta().labels.as_ref());
+        let admission = labels.and_then(|labels| labels.get(annotation::ADMISSION));
+        admission.is_some_and(|value| value == "disabled")
+    }
+}
+
+/// The uid of the pod's controller.
+fn owner(pod: &Pod) -> Option<String> {
+    pod.controller().map(|owner| owner.uid.clone())
+}
+
+fn may_evict(pod: &Pod, owners: &Owners, now: Instant) -> bool {
+    let Some(owner) = owner(pod) else {
+        return false;
+    };
+    owners
+        .get(&owner)
+        .is_none_or(|(times, last)| now.saturating_duration_since(*last) >= PAUSES.delay(*times))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_pods_of_a_controller_are_evicted_with_growing_pauses() {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p", "ownerReferences": [
+            {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}]}}))
+        .unwrap();
+        let (now, mut owners) = (Instant::now(), Owners::new());
+        let after = |seconds| now + Duration::from_secs(seconds);
+        assert!(may_evict(&pod, &owners, now));
+        owners.insert("r".to_owned(), (1, now));
+        assert!(!may_evict(&pod, &owners, after(59)) && may_evict(&pod, &owners, after(60)));
+        owners.insert("r".to_owned(), (3, now));
+        assert!(!may_evict(&pod, &owners, after(239)) && may_evict(&pod, &owners, after(240)));
+        assert!(
+            !may_evict(&Pod::default(), &owners, now),
+            "nobody would make it anew"
+        );
+    }
+}
