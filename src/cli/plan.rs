@@ -17,7 +17,7 @@ use crate::{
         name::NamespacedName,
         objects::{DaemonSet, Namespace, Node, Pod, annotations},
     },
-    config::{Config, DaemonSets},
+    config::{Config, DaemonSets, OnMiss},
     controller::{self, Durable},
     evaluate::{Evaluation, Evaluator, KnownKeys, Verdict, pull_secrets::PullSecrets},
     metrics::Metrics,
@@ -74,7 +74,13 @@ impl PlanCommand {
         };
         let mut steps = steps(&api, &config, &evaluator).await?;
         steps.sort();
-        for finding in advice(&api, &config).await? {
+        let mut installed = (*config).clone();
+        if global.config.is_none() {
+            // As manifests/archaware.yaml configures it.
+            installed.admission.enabled = true;
+            installed.admission.on_miss = OnMiss::Gate;
+        }
+        for finding in advice(&api, &installed).await? {
             tracing::warn!("{finding}");
         }
         match self.output {

@@ -262,19 +262,21 @@ pub struct NodeClaimSpec {
 }
 
 impl NodePool {
-    /// Whether it may make nodes of several architectures, without a taint of this key.
-    pub fn is_open(&self, key: &str) -> bool {
-        let NodeClaimSpec {
-            requirements,
-            taints,
-        } = &self.spec.template.spec;
-        let single = requirements.iter().flatten().any(|one| {
-            author_selection::is_on_architecture(one)
-                && one.operator == "In"
-                && one.values.len() == 1
-        });
-        let of_key = |taint: &Value| taint.get("key").and_then(Value::as_str) == Some(key);
-        !single && !taints.iter().flatten().any(of_key)
+    /// The architecture of its nodes, if there can be only one.
+    pub fn architecture(&self) -> Option<&str> {
+        let requirements = self.spec.template.spec.requirements.iter().flatten();
+        let mut listed = requirements
+            .filter(|one| author_selection::is_on_architecture(one) && one.operator == "In");
+        listed.find_map(|one| match one.values.as_slice() {
+            [single] => Some(single.as_str()),
+            _ => None,
+        })
+    }
+
+    /// Whether its nodes have a taint of this key from the start.
+    pub fn declares_taint(&self, key: &str) -> bool {
+        let mut taints = self.spec.template.spec.taints.iter().flatten();
+        taints.any(|taint| taint.get("key").and_then(Value::as_str) == Some(key))
     }
 }
 

@@ -15,7 +15,11 @@ mod recreate;
 mod run_controller;
 mod startup;
 
-use std::{num::NonZeroU16, sync::Arc, time::Duration};
+use std::{
+    num::NonZeroU16,
+    sync::{Arc, atomic::AtomicI64},
+    time::Duration,
+};
 
 use futures::{FutureExt, Stream};
 use kube::Resource;
@@ -87,7 +91,7 @@ pub enum RunError {
     Access(#[from] ApiError),
     /// Permissions are missing.
     #[error(
-        "archaware lacks permissions; apply manifests/archaware.yaml again:\n{}",
+        "archaware lacks permissions; apply manifests/archaware.yaml again, and the components that its configuration needs:\n{}",
         list(.0)
     )]
     Lacking(Vec<Permission>),
@@ -114,6 +118,8 @@ struct Components {
     evaluator: Evaluator,
     leadership: Leadership,
     outputs: Outputs,
+    /// When the newest pod was created that came through the webhook, in seconds since 1970.
+    newest_admitted: Arc<AtomicI64>,
     stop: CancellationToken,
     /// Tasks that run until `stop`; each returns its name.
     tasks: JoinSet<&'static str>,
@@ -165,6 +171,7 @@ pub async fn run(run: ControllerParts, stop: CancellationToken) -> Result<(), Ru
             namespaces,
             durable,
         },
+        newest_admitted: Arc::default(),
         stop: stop.clone(),
         tasks: JoinSet::new(),
     };
@@ -253,6 +260,7 @@ impl Components {
             events: self.outputs.events.clone(),
             metrics: self.outputs.metrics.clone(),
             pods,
+            newest_admitted: self.newest_admitted.clone(),
         };
         let recreation = recreation.run(self.leadership.leading.clone());
         let stop = self.stop.clone();
@@ -275,6 +283,7 @@ impl Components {
             namespaces: self.outputs.namespaces.clone(),
             failure: (&self.config.resolution.failure).into(),
             metrics: metrics.clone(),
+            newest_admitted: self.newest_admitted.clone(),
         };
         let reconciler = self.reconciler(kind, store.clone(), states, Some(initial.clone()));
         let (again, ready) = (self.outputs.namespaces.changes(), watched.ready.clone());

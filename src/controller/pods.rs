@@ -1,6 +1,9 @@
 //! Reconciles pods: they get the tolerations that their images allow.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Arc, atomic::AtomicI64},
+    time::{Duration, Instant},
+};
 
 use kube_runtime::reflector::Store;
 use tokio::sync::watch;
@@ -17,7 +20,7 @@ use crate::{
     plan::{self, Plan, Policies, Remembered},
 };
 
-use super::{object_state::ObjectStates, reconcile::ReconcileSteps};
+use super::{object_state::ObjectStates, reconcile::ReconcileSteps, recreate};
 
 /// The reconciler of pods.
 pub(super) struct PodSteps {
@@ -25,6 +28,8 @@ pub(super) struct PodSteps {
     pub(super) namespaces: Namespaces,
     pub(super) failure: FailurePolicy,
     pub(super) metrics: Metrics,
+    /// When the newest pod was created that came through the webhook, in seconds since 1970.
+    pub(super) newest_admitted: Arc<AtomicI64>,
 }
 
 /// A field selector, and a comparison of what matters in a pod.
@@ -71,6 +76,7 @@ impl ReconcileSteps for PodSteps {
         if !pod.is_in_scope() || (pod.is_bound() && !bound_too) {
             return None;
         }
+        recreate::record_admission(&self.newest_admitted, pod);
         let subject = plan::pod::subject(pod);
         let of_namespace = self.namespaces.annotations(subject.namespace).await;
         Some(self.evaluator.evaluate(subject, &of_namespace).await)

@@ -3,8 +3,11 @@
 //! other, and Kubernetes lets affinity be set only when a pod is created.
 
 use std::{
-    collections::HashMap,
-    sync::Arc,
+    collections::{BTreeSet, HashMap},
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -19,11 +22,11 @@ use crate::{
         events::{EventReason, Events},
         name::NamespacedName,
         namespaces::Namespaces,
-        objects::Pod,
+        objects::{Pod, annotations},
     },
     evaluate::Evaluator,
     metrics::Metrics,
-    placement::annotation,
+    placement::{annotation, reinvocation},
     plan,
 };
 
@@ -35,6 +38,8 @@ const PERIOD: Duration = Duration::from_secs(10);
 const MAX_EVICTIONS: usize = 100;
 /// If the new pods of a controller have no affinity either, something keeps the webhook from them.
 const PAUSES: Backoff = Backoff::seconds(60, 3600);
+/// Pauses between single evictions while it is not known whether the API server asks the webhook.
+const TRIALS: Backoff = Backoff::seconds(10, 3600);
 /// Maximum number of remembered controllers; beyond it, all are forgotten.
 const MAX_OWNERS: usize = 10_000;
 
@@ -46,7 +51,24 @@ pub(super) struct Recreation {
     pub(super) events: Events,
     pub(super) metrics: Metrics,
     pub(super) pods: Store<Pod>,
+    /// When the newest pod was created that came through the webhook, in seconds since 1970.
+    pub(super) newest_admitted: Arc<AtomicI64>,
 }
+
+/// Remembers that this pod came through the webhook of some replica, if it did.
+pub(super) fn record_admission(newest: &AtomicI64, pod: &Pod) {
+    let created = pod.metadata.creation_timestamp.as_ref();
+    let added = reinvocation::recorded_change(annotations(&pod.metadata));
+    if let Some(created) = created
+        && added.affinity.require.is_some()
+        && pod.controller().is_some()
+    {
+        newest.fetch_max(created.0.as_second(), Ordering::Relaxed);
+    }
+}
+
+/// What was evicted without knowing whether the webhook is asked: how often, and when last.
+type Trials = (u32, Option<Instant>);
 
 /// The controllers whose pods were evicted: how often, and when last.
 type Owners = HashMap<String, (u32, Instant)>;
@@ -54,39 +76,51 @@ type Owners = HashMap<String, (u32, Instant)>;
 impl Recreation {
     /// Runs until it is cancelled.
     pub(super) async fn run(self, mut leadership: watch::Receiver<bool>) {
-        let mut owners = Owners::new();
+        let (mut owners, mut trials) = (Owners::new(), Trials::default());
         while leadership.wait_for(|leading| *leading).await.is_ok() {
-            self.evict_some(&mut owners).await;
+            let pods = self.due(&mut owners, &mut trials, Instant::now());
+            self.evict(pods).await;
             tokio::time::sleep(PERIOD).await;
         }
     }
 
-    async fn evict_some(&self, owners: &mut Owners) {
-        let now = Instant::now();
-        let late: Vec<Arc<Pod>> = self
-            .pods
-            .state()
-            .into_iter()
-            .filter(|pod| self.is_late(pod) && may_evict(pod, owners, now))
-            .take(MAX_EVICTIONS)
-            .collect();
+    /// The pods to evict now. While it is not known that the API server asks the webhook again, one pod is tried.
+    fn due(&self, owners: &mut Owners, trials: &mut Trials, now: Instant) -> Vec<Arc<Pod>> {
+        let pods = self.pods.state().into_iter();
+        let late = pods.filter(|pod| self.is_late(pod) && may_evict(pod, owners, now));
+        let (known, unknown): (Vec<_>, Vec<_>) = late.partition(|pod| self.is_asked_since(pod));
+        if known.is_empty() {
+            let pause = trials.1.map(|last| (last, TRIALS.delay(trials.0)));
+            let is_due =
+                pause.is_none_or(|(last, pause)| now.saturating_duration_since(last) >= pause);
+            let first: Vec<_> = unknown.into_iter().take(usize::from(is_due)).collect();
+            if !first.is_empty() {
+                *trials = (trials.0 + 1, Some(now));
+            }
+            return first;
+        }
+        *trials = Trials::default();
+        let due: Vec<_> = known.into_iter().take(MAX_EVICTIONS).collect();
         if owners.len() > MAX_OWNERS {
             owners.clear();
         }
-        let evicted: std::collections::BTreeSet<String> =
-            late.iter().filter_map(|pod| owner(pod)).collect();
+        let evicted: BTreeSet<String> = due.iter().filter_map(|pod| owner(pod)).collect();
         for owner in evicted {
             let entry = owners.entry(owner).or_insert((0, now));
             *entry = (entry.0 + 1, now);
         }
-        for pod in late {
+        due
+    }
+
+    async fn evict(&self, pods: Vec<Arc<Pod>>) {
+        for pod in pods {
             let name = NamespacedName::of_object(&*pod);
             match self.api.evict(&pod).await {
                 Ok(()) => {
                     tracing::info!(pod = %name, "pod evicted: it was created without node affinity");
                     let note = "evicted, so that it is created anew with node affinity: the webhook was not asked when it was created";
-                    self.events
-                        .publish(&*pod, EventReason::Recreated, note.to_owned());
+                    let note = note.to_owned();
+                    self.events.publish(&*pod, EventReason::Recreated, note);
                 }
                 Err(ApiError::NotFound(_) | ApiError::Conflict(_)) => {}
                 Err(error) => tracing::warn!(pod = %name, %error, "cannot evict the pod"),
@@ -94,15 +128,21 @@ impl Recreation {
         }
     }
 
-    /// Whether the API server asks the webhook now, and did not when this pod was created.
+    /// Whether this pod waits for a node without the affinity that it would get through the webhook.
     fn is_late(&self, pod: &Pod) -> bool {
-        let age = age(pod);
-        let asked = self.metrics.admissions.last_asked();
-        let asked_since = asked.is_some_and(|ago| Duration::from_secs(ago + 1) < age);
-        asked_since
-            && age > PERIOD
+        age(pod) > PERIOD
             && !self.is_excluded(pod)
             && plan::pod::lacks_affinity(pod, &self.evaluator.policy)
+    }
+
+    /// Whether the API server has asked the webhook after this pod was created: this replica, or another one, which the result
+    /// shows.
+    fn is_asked_since(&self, pod: &Pod) -> bool {
+        let asked = self.metrics.admissions.last_asked();
+        let created = pod.metadata.creation_timestamp.as_ref();
+        let newest = self.newest_admitted.load(Ordering::Relaxed);
+        asked.is_some_and(|ago| Duration::from_secs(ago + 1) < age(pod))
+            || created.is_some_and(|created| created.0.as_second() < newest)
     }
 
     /// Whether the pod's namespace is excluded from the webhook.

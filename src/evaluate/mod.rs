@@ -12,6 +12,7 @@ use std::{
 };
 
 use futures::future::join_all;
+use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use crate::{
@@ -24,6 +25,7 @@ use crate::{
         mode::{self, InvalidAnnotation, Rule},
         pod::{PlacementPolicy, PodChange, PodView},
         preference::{self, Preferences},
+        reinvocation,
     },
     platform::{Architecture, Os, PlatformSet},
 };
@@ -220,8 +222,14 @@ impl Evaluator {
             return;
         };
         let author = subject.spec.author_selection();
-        let tolerations = subject.spec.tolerations.as_deref().unwrap_or_default();
-        if author.excludes_all(set) && !author.is_tolerated(&self.policy.taint, tolerations) {
+        // archaware's own tolerations are for what the images were when it added them.
+        let own = reinvocation::recorded_change(subject.annotations).tolerations;
+        let tolerations = subject.spec.tolerations.iter().flatten();
+        let tolerations: Vec<Value> = tolerations
+            .filter(|one| !own.contains(one))
+            .cloned()
+            .collect();
+        if author.excludes_all(set) && !author.is_tolerated(&self.policy.taint, &tolerations) {
             evaluation.conflict = Some(Conflict::Excluded(set.clone()));
             evaluation.verdict = Verdict::Decided(Decision::NoCommonArchitecture);
         }

@@ -36,8 +36,13 @@ fn requires_affinity(config: &Config) -> bool {
 
 fn open_pools(config: &Config, pools: &[NodePool]) -> Option<String> {
     let key = String::from(config.taint.key.clone());
-    let open = pools.iter().filter(|pool| pool.is_open(&key));
-    let names: BTreeSet<String> = open.map(ResourceExt::name_any).collect();
+    let open = || pools.iter().filter(|pool| !pool.declares_taint(&key));
+    let architectures: BTreeSet<Option<&str>> = open().map(NodePool::architecture).collect();
+    // Pools for one architecture each leave the choice to Karpenter as much as one for all of them.
+    if architectures.len() < 2 && !architectures.contains(&None) {
+        return None;
+    }
+    let names: BTreeSet<String> = open().map(ResourceExt::name_any).collect();
     let why = if !requires_affinity(config) {
         "pods get tolerations only"
     } else if config.admission.on_miss != OnMiss::Gate {
@@ -47,7 +52,7 @@ fn open_pools(config: &Config, pools: &[NodePool]) -> Option<String> {
     };
     let what = some(&names)?;
     Some(format!(
-        "NodePools that allow several architectures: {what}. Karpenter goes by node affinity, and {why}: it can make nodes that \
+        "NodePools that leave the architecture open: {what}. Karpenter goes by node affinity, and {why}: it can make nodes that \
          they do not tolerate, again and again. Set affinity.required, admission.enabled and admission.onMiss: gate, or declare \
          the taint in one NodePool for each architecture"
     ))
@@ -155,6 +160,15 @@ mod tests {
         ] {
             assert_eq!(pools(&config(yaml), json!([]), json!([])), found, "{yaml}");
         }
+    }
+
+    #[test]
+    fn pools_for_one_architecture_each_are_open_together() {
+        let of =
+            |name: &str| json!([{"key": "kubernetes.io/arch", "operator": "In", "values": [name]}]);
+        let (amd, arm) = (pool(of("amd64"), json!([])), pool(of("arm64"), json!([])));
+        assert_eq!(advice(&config(""), &[amd.clone(), arm], [], []).len(), 1);
+        assert!(advice(&config(""), &[amd.clone(), amd], [], []).is_empty());
     }
 
     #[test]
