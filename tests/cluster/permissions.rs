@@ -173,6 +173,7 @@ async fn every_way_to_deploy_is_valid_and_as_restricted_as_it_says() {
         ("manifests/none", 0),
         ("manifests/sidecar", 0),
         ("manifests/host", 1),
+        ("manifests/controller-only", 1),
     ] {
         let said = against_the_restricted_standard(&cluster, folder);
         assert_eq!(said.len(), violations, "{folder}: {said:?}");
@@ -187,6 +188,15 @@ async fn every_way_to_deploy_is_valid_and_as_restricted_as_it_says() {
             "{folder}: {applied}"
         );
         let kustomized = cluster.kubectl(&["kustomize", folder]);
+        // Without the webhook nothing of it is left, also no permission.
+        let with_webhook = folder != "manifests/controller-only";
+        for part in [
+            "kind: MutatingWebhookConfiguration",
+            "name: archaware-webhook",
+            "onMiss: gate",
+        ] {
+            assert_eq!(kustomized.contains(part), with_webhook, "{folder}: {part}");
+        }
         let config = kustomized.split("config.yaml: |").nth(1).unwrap();
         let lines = config
             .lines()

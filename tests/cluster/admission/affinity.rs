@@ -275,3 +275,38 @@ async fn no_pod_lands_where_its_author_or_its_images_forbid_it() {
     assert!(bound > 60, "{bound} of 120 pods fit somewhere");
     assert_eq!(archaware.stop().await, 0);
 }
+
+/// With taints alone four of these pods stay pending for ever: the scheduler counts the nodes that they do not tolerate, which stay
+/// empty (`nodeTaintsPolicy` is `Ignore` by default).
+#[tokio::test]
+async fn pods_that_must_be_spread_are_all_placed() {
+    let cluster = TestCluster::take().await;
+    for (name, architecture) in [
+        ("a", "amd64"),
+        ("b", "amd64"),
+        ("c", "arm64"),
+        ("d", "arm64"),
+    ] {
+        cluster.create_node(name, architecture).await;
+    }
+    let _archaware = Controller::start_with_webhook(&cluster, "", "onMiss: gate").await;
+    cluster.wait_until_tainted().await;
+    let labels = json!({"app": "spread"});
+    let mut nodes = Vec::new();
+    for n in 0..6 {
+        let mut spread = pod(
+            &format!("spread-{n}"),
+            pod_spec(&[cluster.image("amd64")]),
+            json!({}),
+        );
+        spread["metadata"]["labels"] = labels.clone();
+        spread["spec"]["topologySpreadConstraints"] = json!([{
+            "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {"matchLabels": labels},
+        }]);
+        cluster.create::<Pod>(spread).await;
+        nodes.push(cluster.wait_until_bound(&format!("spread-{n}")).await);
+    }
+    nodes.sort();
+    assert_eq!(nodes, ["a", "a", "a", "b", "b", "b"]);
+}

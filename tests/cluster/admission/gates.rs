@@ -344,7 +344,7 @@ async fn another_replica_opens_the_gates_of_one_that_is_gone() {
     first.signal("-KILL");
     drop(first);
     assert_eq!(cluster.wait_until_bound("gated").await, "arm64");
-    // By now the new leader has registered its webhook.
+    // By now the new leader has published its authorities.
     cluster.wait_until_called().await;
     assert_eq!(second.stop().await, 0);
 }
