@@ -1,6 +1,6 @@
 //! The admission webhook: completes pods, nodes and DaemonSets before they are stored. Uses the resolver and the
-//! decisions of the controllers. Every failure admits the object unchanged (`onMiss:
-//! gate` adds a gate), and the controllers complete it.
+//! decisions of the controllers. Every failure admits the object unchanged, and the controllers complete it. With `onMiss: gate`
+//! pods whose images are not known in time get a gate.
 
 mod ca_bundle;
 mod certificate;

@@ -292,9 +292,7 @@ impl Webhook {
         let change = plan::daemon_set::change(policy, template, decision, by_policy);
         let outcome = match &change {
             _ if *decision == Decision::NoCommonArchitecture => {
-                answer.warn(
-                    "the images of its template share no architecture: its pods cannot run on any node",
-                );
+                answer.warn(&evaluation.explain_no_common_architecture(policy));
                 Outcome::NoCommonArchitecture
             }
             Some(_) => Outcome::Changed,

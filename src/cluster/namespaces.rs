@@ -12,6 +12,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::placement::annotation;
+
 use super::{
     api::ApiClient,
     objects::{Namespace, annotations},
@@ -64,7 +66,13 @@ impl Namespaces {
         api: &ApiClient,
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let same = |a: &Namespace, b: &Namespace| a.metadata.annotations == b.metadata.annotations;
+        let admission = |namespace: &Namespace| {
+            let labels = namespace.metadata.labels.as_ref();
+            labels.and_then(|labels| labels.get(annotation::ADMISSION).cloned())
+        };
+        let same = move |a: &Namespace, b: &Namespace| {
+            a.metadata.annotations == b.metadata.annotations && admission(a) == admission(b)
+        };
         // A namespace without archaware's annotations is equivalent to an unknown one.
         let known = KnownAnnotations::default();
         let Watched {

@@ -80,6 +80,8 @@ pub struct PodSpec {
 pub struct TopologySpreadConstraint {
     /// `DoNotSchedule` or `ScheduleAnyway`.
     pub when_unsatisfiable: String,
+    /// `Honor` or `Ignore`, the default.
+    pub node_taints_policy: String,
 }
 
 /// `spec.os`.

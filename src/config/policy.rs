@@ -1,7 +1,10 @@
 //! Converts the configuration into the policies of `placement`.
 
 use crate::placement::{
-    ConfiguredKeys, Mode, failure::FailurePolicy, node, pod::PlacementPolicy,
+    ConfiguredKeys, Mode,
+    failure::FailurePolicy,
+    node,
+    pod::{PlacementPolicy, Tainted},
     preference::Preferences,
 };
 
@@ -15,6 +18,11 @@ impl From<&Config> for PlacementPolicy {
             schedulable: config.schedulable_architectures.iter().cloned().collect(),
             rules: config.tolerations.clone(),
             requires_affinity: config.affinity.required,
+            tainted: match &config.taint {
+                taint if !taint.manage => Tainted::Only([].into()),
+                taint if taint.architectures.is_empty() => Tainted::All,
+                taint => Tainted::Only(taint.architectures.iter().cloned().collect()),
+            },
         }
     }
 }

@@ -117,6 +117,8 @@ struct Components {
     config: Arc<Config>,
     evaluator: Evaluator,
     leadership: Leadership,
+    /// archaware's own namespace.
+    namespace: String,
     outputs: Outputs,
     /// When the newest pod was created that came through the webhook, in seconds since 1970.
     newest_admitted: Arc<AtomicI64>,
@@ -164,6 +166,7 @@ pub async fn run(run: ControllerParts, stop: CancellationToken) -> Result<(), Ru
         evaluator,
         config,
         leadership,
+        namespace,
         outputs: Outputs {
             writer,
             events,
@@ -257,6 +260,7 @@ impl Components {
             api: self.api.clone(),
             evaluator: self.evaluator.clone(),
             namespaces: self.outputs.namespaces.clone(),
+            own_namespace: self.namespace.clone(),
             events: self.outputs.events.clone(),
             metrics: self.outputs.metrics.clone(),
             pods,

@@ -3,7 +3,7 @@
 //! other, and Kubernetes lets affinity be set only when a pod is created.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering},
@@ -12,7 +12,7 @@ use std::{
 };
 
 use kube::Resource;
-use kube_runtime::reflector::Store;
+use kube_runtime::reflector::{ObjectRef, Store};
 use tokio::sync::watch;
 
 use crate::{
@@ -48,6 +48,7 @@ pub(super) struct Recreation {
     pub(super) api: ApiClient,
     pub(super) evaluator: Evaluator,
     pub(super) namespaces: Namespaces,
+    pub(super) own_namespace: String,
     pub(super) events: Events,
     pub(super) metrics: Metrics,
     pub(super) pods: Store<Pod>,
@@ -70,60 +71,69 @@ pub(super) fn record_admission(newest: &AtomicI64, pod: &Pod) {
 /// What was evicted without knowing whether the webhook is asked: how often, and when last.
 type Trials = (u32, Option<Instant>);
 
-/// The controllers whose pods were evicted: how often, and when last.
+/// The controllers whose pods were evicted: how often in vain, and when last.
 type Owners = HashMap<String, (u32, Instant)>;
 
 impl Recreation {
     /// Runs until it is cancelled.
     pub(super) async fn run(self, mut leadership: watch::Receiver<bool>) {
+        if self
+            .namespaces
+            .ready()
+            .wait_for(|ready| *ready)
+            .await
+            .is_err()
+        {
+            return;
+        }
         let (mut owners, mut trials) = (Owners::new(), Trials::default());
         while leadership.wait_for(|leading| *leading).await.is_ok() {
-            let pods = self.due(&mut owners, &mut trials, Instant::now());
-            self.evict(pods).await;
+            for pod in self.due(&owners, &mut trials, Instant::now()) {
+                // Each eviction takes a while: the pod may be bound by now, and another process may lead.
+                let current = self.pods.get(&ObjectRef::from_obj(&*pod));
+                let is_still_late = current.is_some_and(|pod| self.is_late(&pod));
+                if *leadership.borrow() && is_still_late && self.evict(&pod).await {
+                    remember(&mut owners, &pod, Instant::now());
+                }
+            }
             tokio::time::sleep(PERIOD).await;
         }
     }
 
     /// The pods to evict now. While it is not known that the API server asks the webhook again, one pod is tried.
-    fn due(&self, owners: &mut Owners, trials: &mut Trials, now: Instant) -> Vec<Arc<Pod>> {
+    fn due(&self, owners: &Owners, trials: &mut Trials, now: Instant) -> Vec<Arc<Pod>> {
         let pods = self.pods.state().into_iter();
         let late = pods.filter(|pod| self.is_late(pod) && may_evict(pod, owners, now));
         let (known, unknown): (Vec<_>, Vec<_>) = late.partition(|pod| self.is_asked_since(pod));
-        if known.is_empty() {
-            let pause = trials.1.map(|last| (last, TRIALS.delay(trials.0)));
-            let is_due =
-                pause.is_none_or(|(last, pause)| now.saturating_duration_since(last) >= pause);
-            let first: Vec<_> = unknown.into_iter().take(usize::from(is_due)).collect();
-            if !first.is_empty() {
-                *trials = (trials.0 + 1, Some(now));
-            }
-            return first;
+        if !known.is_empty() {
+            *trials = Trials::default();
+            return known.into_iter().take(MAX_EVICTIONS).collect();
         }
-        *trials = Trials::default();
-        let due: Vec<_> = known.into_iter().take(MAX_EVICTIONS).collect();
-        if owners.len() > MAX_OWNERS {
-            owners.clear();
+        let is_due = trials
+            .1
+            .is_none_or(|last| now.saturating_duration_since(last) >= TRIALS.delay(trials.0));
+        let tried: Vec<_> = unknown.into_iter().take(usize::from(is_due)).collect();
+        if !tried.is_empty() {
+            *trials = (trials.0 + 1, Some(now));
         }
-        let evicted: BTreeSet<String> = due.iter().filter_map(|pod| owner(pod)).collect();
-        for owner in evicted {
-            let entry = owners.entry(owner).or_insert((0, now));
-            *entry = (entry.0 + 1, now);
-        }
-        due
+        tried
     }
 
-    async fn evict(&self, pods: Vec<Arc<Pod>>) {
-        for pod in pods {
-            let name = NamespacedName::of_object(&*pod);
-            match self.api.evict(&pod).await {
-                Ok(()) => {
-                    tracing::info!(pod = %name, "pod evicted: it was created without node affinity");
-                    let note = "evicted, so that it is created anew with node affinity: the webhook was not asked when it was created";
-                    let note = note.to_owned();
-                    self.events.publish(&*pod, EventReason::Recreated, note);
-                }
-                Err(ApiError::NotFound(_) | ApiError::Conflict(_)) => {}
-                Err(error) => tracing::warn!(pod = %name, %error, "cannot evict the pod"),
+    /// Returns whether it was evicted.
+    async fn evict(&self, pod: &Pod) -> bool {
+        let name = NamespacedName::of_object(pod);
+        match self.api.evict(pod).await {
+            Ok(()) => {
+                tracing::info!(pod = %name, "pod evicted: it was created without node affinity");
+                let note = "evicted, so that it is created anew with node affinity: the webhook was not asked when it was created";
+                self.events
+                    .publish(pod, EventReason::Recreated, note.to_owned());
+                true
+            }
+            Err(ApiError::NotFound(_) | ApiError::Conflict(_)) => false,
+            Err(error) => {
+                tracing::warn!(pod = %name, %error, "cannot evict the pod");
+                false
             }
         }
     }
@@ -145,15 +155,15 @@ impl Recreation {
             || created.is_some_and(|created| created.0.as_second() < newest)
     }
 
-    /// Whether the pod's namespace is excluded from the webhook.
+    /// Whether the webhook is not asked about the pod's namespace, or may not be.
     fn is_excluded(&self, pod: &Pod) -> bool {
         let name = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let namespace = self.namespaces.get(name);
-        let labels = namespace
-            .as_ref()
-            .and_then(|found| found.meta().labels.as_ref());
+        let Some(namespace) = self.namespaces.get(name) else {
+            return true;
+        };
+        let labels = namespace.meta().labels.as_ref();
         let admission = labels.and_then(|labels| labels.get(annotation::ADMISSION));
-        admission.is_some_and(|value| value == "disabled")
+        name == self.own_namespace || admission.is_some_and(|value| value == "disabled")
     }
 }
 
@@ -162,17 +172,37 @@ fn owner(pod: &Pod) -> Option<String> {
     pod.controller().map(|owner| owner.uid.clone())
 }
 
+/// A pod that is older than the last eviction of its controller's pods has not had its turn. A newer one was created without affinity
+/// again.
+fn is_in_vain(pod: &Pod, last: Instant, now: Instant) -> bool {
+    age(pod) < now.saturating_duration_since(last)
+}
+
 fn may_evict(pod: &Pod, owners: &Owners, now: Instant) -> bool {
     let Some(owner) = owner(pod) else {
         return false;
     };
-    owners
-        .get(&owner)
-        .is_none_or(|(times, last)| now.saturating_duration_since(*last) >= PAUSES.delay(*times))
+    owners.get(&owner).is_none_or(|(times, last)| {
+        let waited = now.saturating_duration_since(*last);
+        !is_in_vain(pod, *last, now) || waited >= PAUSES.delay(times + 1)
+    })
+}
+
+fn remember(owners: &mut Owners, pod: &Pod, now: Instant) {
+    if owners.len() > MAX_OWNERS {
+        owners.clear();
+    }
+    let Some(owner) = owner(pod) else {
+        return;
+    };
+    let entry = owners.entry(owner).or_insert((0, now));
+    let in_vain = is_in_vain(pod, entry.1, now);
+    *entry = (entry.0 + u32::from(in_vain), now);
 }
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use serde_json::json;
 
     use super::*;
@@ -184,11 +214,21 @@ mod tests {
         .unwrap();
         let (now, mut owners) = (Instant::now(), Owners::new());
         let after = |seconds| now + Duration::from_secs(seconds);
-        assert!(may_evict(&pod, &owners, now));
-        owners.insert("r".to_owned(), (1, now));
+        // Created an hour ago, so it has not had its turn when others of its controller were evicted.
+        let mut old = pod.clone();
+        old.metadata.creation_timestamp =
+            Some(Time(jiff::Timestamp::now() - Duration::from_hours(1)));
+        assert!(may_evict(&pod, &owners, now) && may_evict(&old, &owners, now));
+        remember(&mut owners, &old, now);
+        assert!(may_evict(&old, &owners, after(1)));
+        // Created just now.
         assert!(!may_evict(&pod, &owners, after(59)) && may_evict(&pod, &owners, after(60)));
-        owners.insert("r".to_owned(), (3, now));
-        assert!(!may_evict(&pod, &owners, after(239)) && may_evict(&pod, &owners, after(240)));
+        remember(&mut owners, &pod, after(60));
+        remember(&mut owners, &pod, after(180));
+        assert!(
+            !may_evict(&pod, &owners, after(180 + 239))
+                && may_evict(&pod, &owners, after(180 + 240))
+        );
         assert!(
             !may_evict(&Pod::default(), &owners, now),
             "nobody would make it anew"

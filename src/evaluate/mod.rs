@@ -12,7 +12,6 @@ use std::{
 };
 
 use futures::future::join_all;
-use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use crate::{
@@ -21,6 +20,7 @@ use crate::{
     image::{ImageError, ResolveRequest, Resolver},
     placement::{
         Mode, annotation,
+        author_selection::AuthorSelection,
         decision::{Decision, join},
         mode::{self, InvalidAnnotation, Rule},
         pod::{PlacementPolicy, PodChange, PodView},
@@ -98,6 +98,8 @@ pub enum Conflict {
     Disjoint(Vec<BTreeSet<Architecture>>),
     /// The pod's author selects none of these, which its images allow, and does not tolerate the taints of those selected.
     Excluded(BTreeSet<Architecture>),
+    /// The images allow these, but archaware required others when the pod had other images.
+    Outdated(BTreeSet<Architecture>),
 }
 
 impl Conflict {
@@ -105,7 +107,7 @@ impl Conflict {
     fn sets(&self) -> &[BTreeSet<Architecture>] {
         match self {
             Self::Disjoint(sets) => sets,
-            Self::Excluded(set) => std::slice::from_ref(set),
+            Self::Excluded(set) | Self::Outdated(set) => std::slice::from_ref(set),
         }
     }
 }
@@ -221,18 +223,29 @@ impl Evaluator {
         else {
             return;
         };
-        let author = subject.spec.author_selection();
-        // archaware's own tolerations are for what the images were when it added them.
-        let own = reinvocation::recorded_change(subject.annotations).tolerations;
-        let tolerations = subject.spec.tolerations.iter().flatten();
-        let tolerations: Vec<Value> = tolerations
-            .filter(|one| !own.contains(one))
-            .cloned()
-            .collect();
-        if author.excludes_all(set) && !author.is_tolerated(&self.policy.taint, &tolerations) {
-            evaluation.conflict = Some(Conflict::Excluded(set.clone()));
-            evaluation.verdict = Verdict::Decided(Decision::NoCommonArchitecture);
+        if !subject.spec.author_selection().excludes_all(set) {
+            return;
         }
+        // What archaware added is for what the images were then.
+        let own = reinvocation::recorded_change(subject.annotations);
+        let (mut tolerations, mut affinity) = (
+            subject.spec.tolerations.clone().unwrap_or_default(),
+            subject.spec.affinity.clone(),
+        );
+        reinvocation::undo(&own, Some(&mut tolerations), affinity.as_mut());
+        let author = AuthorSelection {
+            affinity: affinity.as_ref(),
+            ..subject.spec.author_selection()
+        };
+        let conflict = if self.policy.is_excluded(set, author, &tolerations) {
+            Conflict::Excluded(set.clone())
+        } else if author.excludes_all(set) {
+            return;
+        } else {
+            Conflict::Outdated(set.clone())
+        };
+        evaluation.conflict = Some(conflict);
+        evaluation.verdict = Verdict::Decided(Decision::NoCommonArchitecture);
     }
 
     /// A pod that tolerates every architecture needs no further decision, and its registry is not asked, unless
@@ -341,17 +354,27 @@ impl Subject<'_> {
 impl Evaluation {
     /// The message for a pod that no architecture can run.
     pub fn explain_no_common_architecture(&self, policy: &PlacementPolicy) -> String {
-        if let Some(Conflict::Excluded(set)) = &self.conflict {
-            let can_run = join(set, ", ");
-            let images = if self.images.is_empty() {
-                String::new()
-            } else {
-                format!(" (images: {})", self.list_images())
-            };
-            return format!(
-                "its node selector or node affinity selects none of the architectures that can run it: \
-                 {can_run}{images}; no node can run it"
-            );
+        let images = || match self.images.as_slice() {
+            [] => String::new(),
+            _ => format!(" (images: {})", self.list_images()),
+        };
+        match &self.conflict {
+            Some(Conflict::Excluded(set)) => {
+                return format!(
+                    "its node selector or node affinity selects none of the architectures that can run it: {}{}; no node can run \
+                     it",
+                    join(set, ", "),
+                    images()
+                );
+            }
+            Some(Conflict::Outdated(set)) => {
+                return format!(
+                    "its node affinity was set for other images and cannot be changed: delete the pod. What can run it now: {}{}",
+                    join(set, ", "),
+                    images()
+                );
+            }
+            _ => {}
         }
         let mut why = if self.images.is_empty() {
             "none of the architectures in its annotation is schedulable".to_owned()

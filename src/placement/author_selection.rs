@@ -3,15 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::Value;
-
 use crate::platform::Architecture;
 
-use super::{
-    TaintKind,
-    affinity::{Affinity, LABELS, NodeSelectorTerm, Requirement},
-    taint::tolerates,
-};
+use super::affinity::{Affinity, LABELS, NodeSelectorTerm, Requirement};
 
 /// What selects the nodes of a pod.
 #[derive(Clone, Copy, Debug)]
@@ -35,19 +29,17 @@ impl<'a> AuthorSelection<'a> {
         !architectures.iter().any(is_selected)
     }
 
-    /// Whether the author tolerates the taint of every architecture that they select by name: then the pod is meant to run
-    /// there, whatever its images say.
-    pub fn is_tolerated(&self, taint: &TaintKind, tolerations: &[Value]) -> bool {
-        let named = self.by_node_selector().map(|value| Some(vec![value]));
-        let named = named.chain(self.terms().iter().map(NodeSelectorTerm::named));
-        let all: Option<Vec<&str>> = named.collect::<Option<Vec<_>>>().map(|all| all.concat());
-        let is_tolerated = |name: &str| {
-            let taint = name.parse().ok().map(|named| taint.taint(&named));
-            taint.is_some_and(|taint| tolerations.iter().any(|one| tolerates(one, &taint)))
-        };
-        match all {
-            Some(names) => !names.is_empty() && names.into_iter().all(is_tolerated),
-            None => tolerations.iter().any(|one| taint.is_tolerated_by(one)),
+    /// Whether the author's pod is admitted to every architecture that they select: then it is meant to run there, whatever its
+    /// images say. `None` stands for all architectures that are not named.
+    pub fn is_admitted(&self, admits: impl Fn(Option<&str>) -> bool) -> bool {
+        // The node selector and the terms are `ANDed`, the terms `ORed`.
+        if let Some(name) = self.by_node_selector().next() {
+            return admits(Some(name));
+        }
+        let named: Option<Vec<_>> = self.terms().iter().map(NodeSelectorTerm::named).collect();
+        match named {
+            Some(names) => names.iter().flatten().all(|name| admits(Some(name))),
+            None => admits(None),
         }
     }
 
@@ -202,61 +194,22 @@ mod tests {
         }
     }
 
-    /// The author selects architectures and tolerates their taints: the pod is meant to run there.
+    /// The author selects architectures whose taints the pod tolerates: it is meant to run there.
     #[test]
-    fn a_selection_is_tolerated_or_not() {
-        let taint: TaintKind = TaintKind {
-            key: "kubernetes.io/arch".to_owned(),
-            effect: super::super::Effect::NoSchedule,
-        };
-        let arm = json!({"key": "kubernetes.io/arch", "value": "arm64"});
-        let all = json!({"operator": "Exists"});
+    fn a_selection_is_admitted_or_not() {
         let term = |operator: &str, values: &[&str]| json!({"matchExpressions": [{"key": "kubernetes.io/arch", "operator": operator, "values": values}]});
-        for (selector, terms, tolerations, expected) in [
-            (json!({}), json!([]), json!([all]), false),
-            (
-                json!({"kubernetes.io/arch": "arm64"}),
-                json!([]),
-                json!([arm]),
-                true,
-            ),
-            (
-                json!({"kubernetes.io/arch": "amd64"}),
-                json!([]),
-                json!([arm]),
-                false,
-            ),
-            (
-                json!({"kubernetes.io/arch": "amd64"}),
-                json!([]),
-                json!([all]),
-                true,
-            ),
-            (
-                json!({}),
-                json!([term("In", &["arm64"])]),
-                json!([arm]),
-                true,
-            ),
-            (
-                json!({}),
-                json!([term("In", &["arm64", "amd64"])]),
-                json!([arm]),
-                false,
-            ),
-            (
-                json!({}),
-                json!([term("In", &["arm64"]), term("NotIn", &["amd64"])]),
-                json!([arm]),
-                false,
-            ),
-            (
-                json!({}),
-                json!([term("NotIn", &["amd64"])]),
-                json!([all]),
-                true,
-            ),
-            (json!({}), json!([term("In", &["arm64"])]), json!([]), false),
+        let zone = json!({"matchExpressions": [{"key": "zone", "operator": "Exists"}]});
+        let arm = json!({"kubernetes.io/arch": "arm64"});
+        for (selector, terms, expected) in [
+            (json!({}), json!([zone]), false),
+            (arm.clone(), json!([]), true),
+            (json!({"kubernetes.io/arch": "amd64"}), json!([]), false),
+            (arm.clone(), json!([zone]), true),
+            (arm, json!([term("In", &["amd64", "arm64"])]), true),
+            (json!({}), json!([term("In", &["arm64"])]), true),
+            (json!({}), json!([term("In", &["arm64", "amd64"])]), false),
+            (json!({}), json!([term("In", &["arm64"]), zone]), false),
+            (json!({}), json!([term("NotIn", &["amd64"])]), false),
         ] {
             let node_selector: BTreeMap<String, String> =
                 serde_json::from_value(selector.clone()).unwrap();
@@ -267,8 +220,9 @@ mod tests {
                 node_selector: &node_selector,
                 affinity: Some(&affinity),
             };
-            let found = author.is_tolerated(&taint, tolerations.as_array().unwrap());
-            assert_eq!(found, expected, "{selector} {terms} {tolerations}");
+            let only_arm = |name: Option<&str>| name == Some("arm64");
+            assert_eq!(author.is_admitted(only_arm), expected, "{selector} {terms}");
+            assert!(author.is_admitted(|_| true), "{selector} {terms}");
         }
     }
 }

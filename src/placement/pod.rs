@@ -13,6 +13,7 @@ use super::{
     author_selection::AuthorSelection,
     decision::Decision,
     preference::Preferences,
+    taint::tolerates,
     toleration::{by_rules, covers},
     toleration_rule::TolerationRule,
 };
@@ -34,6 +35,27 @@ pub struct PlacementPolicy {
     pub rules: Vec<TolerationRule>,
     /// Whether architectures are also required by node affinity, where it can still be set.
     pub requires_affinity: bool,
+    /// The nodes that get a taint.
+    pub tainted: Tainted,
+}
+
+/// The architectures whose nodes get a taint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tainted {
+    /// Every one.
+    All,
+    /// These; none if it is empty.
+    Only(BTreeSet<Architecture>),
+}
+
+impl Tainted {
+    fn contains(&self, name: Option<&str>) -> bool {
+        match (self, name) {
+            (Self::All, _) => true,
+            (Self::Only(set), Some(name)) => set.iter().any(|one| one.as_str() == name),
+            (Self::Only(set), None) => !set.is_empty(),
+        }
+    }
 }
 
 /// The parts of a pod that the change depends on.
@@ -144,13 +166,35 @@ impl PlacementPolicy {
         wanted
     }
 
-    /// Sets of node architectures that share nothing: what single images allow, and `schedulable`. As few as say it.
+    /// Whether the author of a pod selects none of these architectures, and the pod fits on no node that they select, because it does
+    /// not tolerate the taint: an autoscaler would make such nodes again and again.
+    pub fn is_excluded(
+        &self,
+        architectures: &BTreeSet<Architecture>,
+        author: AuthorSelection<'_>,
+        tolerations: &[Value],
+    ) -> bool {
+        let admits = |name: Option<&str>| {
+            let taint = name.and_then(|name| name.parse().ok());
+            let taint = taint.map(|architecture| self.taint.taint(&architecture));
+            let tolerated = tolerations.iter().any(|one| {
+                self.taint.is_tolerated_by(one)
+                    || taint.as_ref().is_some_and(|taint| tolerates(one, taint))
+            });
+            tolerated || !self.tainted.contains(name)
+        };
+        author.excludes_all(architectures) && !author.is_admitted(admits)
+    }
+
+    /// Sets of node architectures that share nothing: what single images allow, and `schedulable`.
     pub fn disjoint(
         &self,
         images: impl IntoIterator<Item = BTreeSet<Architecture>>,
     ) -> Vec<BTreeSet<Architecture>> {
         let schedulable = Some(&self.schedulable).filter(|set| !set.is_empty());
         let images = images.into_iter().map(|own| self.widen(own));
+        // Sets that are made up would make the pod too large. Without them the rest may share something.
+        let images = images.filter(|set| set.len() <= MAX_ARCHITECTURES);
         let mut shared: Option<BTreeSet<Architecture>> = None;
         let mut sets: Vec<_> = images.chain(schedulable.cloned()).collect();
         // A set that shrinks nothing says nothing.
@@ -162,6 +206,9 @@ impl PlacementPolicy {
             shared = Some(next);
             says
         });
+        if shared.is_none_or(|shared| !shared.is_empty()) {
+            sets = vec![BTreeSet::new()];
+        }
         sets
     }
 
@@ -182,9 +229,10 @@ impl PlacementPolicy {
             }
             Decision::Architectures(set) => {
                 let required = std::slice::from_ref(set);
-                // What the author selects in spite of the images, and tolerates, stays.
-                let required = Some(required)
-                    .filter(|_| self.requires_affinity && !pod.author.excludes_all(set));
+                // What the author selects in spite of the images stays if the pod fits there.
+                let stays = pod.author.excludes_all(set)
+                    && !self.is_excluded(set, pod.author, pod.tolerations);
+                let required = Some(required).filter(|_| self.requires_affinity && !stays);
                 let preferred = preferences
                     .iter()
                     .filter(|(one, weight)| **weight > 0 && set.contains(*one))

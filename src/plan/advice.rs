@@ -36,13 +36,13 @@ fn requires_affinity(config: &Config) -> bool {
 
 fn open_pools(config: &Config, pools: &[NodePool]) -> Option<String> {
     let key = String::from(config.taint.key.clone());
-    let open = || pools.iter().filter(|pool| !pool.declares_taint(&key));
-    let architectures: BTreeSet<Option<&str>> = open().map(NodePool::architecture).collect();
+    let open = pools.iter().filter(|pool| !pool.declares_taint(&key));
     // Pools for one architecture each leave the choice to Karpenter as much as one for all of them.
-    if architectures.len() < 2 && !architectures.contains(&None) {
+    let architectures: BTreeSet<Option<&str>> = pools.iter().map(NodePool::architecture).collect();
+    if !config.taint.manage || (architectures.len() < 2 && !architectures.contains(&None)) {
         return None;
     }
-    let names: BTreeSet<String> = open().map(ResourceExt::name_any).collect();
+    let names: BTreeSet<String> = open.map(ResourceExt::name_any).collect();
     let why = if !requires_affinity(config) {
         "pods get tolerations only"
     } else if config.admission.on_miss != OnMiss::Gate {
@@ -81,8 +81,9 @@ fn spread_pods<'a>(config: &Config, pods: impl IntoIterator<Item = &'a Pod>) -> 
     let spread = pods.into_iter().filter(|pod| {
         let spec = &pod.spec;
         let mut constraints = spec.topology_spread_constraints.iter();
-        constraints.any(|one| one.when_unsatisfiable == "DoNotSchedule")
-            && !spec.author_selection().names_architecture()
+        constraints.any(|one| {
+            one.when_unsatisfiable == "DoNotSchedule" && one.node_taints_policy != "Honor"
+        }) && !spec.author_selection().names_architecture()
     });
     let names: BTreeSet<String> = spread
         .map(|pod| {
@@ -167,7 +168,20 @@ mod tests {
         let of =
             |name: &str| json!([{"key": "kubernetes.io/arch", "operator": "In", "values": [name]}]);
         let (amd, arm) = (pool(of("amd64"), json!([])), pool(of("arm64"), json!([])));
-        assert_eq!(advice(&config(""), &[amd.clone(), arm], [], []).len(), 1);
+        assert_eq!(
+            advice(&config(""), &[amd.clone(), arm.clone()], [], []).len(),
+            1
+        );
+        let taint =
+            json!([{"key": "kubernetes.io/arch", "value": "arm64", "effect": "NoSchedule"}]);
+        let tainted = pool(of("arm64"), taint);
+        assert_eq!(
+            advice(&config(""), &[amd.clone(), tainted.clone()], [], []).len(),
+            1
+        );
+        assert!(advice(&config(""), &[tainted], [], []).is_empty());
+        let untainted = config("taint: {manage: false}");
+        assert!(advice(&untainted, &[amd.clone(), arm], [], []).is_empty());
         assert!(advice(&config(""), &[amd.clone(), amd], [], []).is_empty());
     }
 
@@ -215,5 +229,8 @@ mod tests {
             .is_empty()
         );
         assert!(advice(&config("admission: {enabled: true}"), &[], [], &hard).is_empty());
+        let mut honors = pod("DoNotSchedule", json!({}));
+        honors.spec.topology_spread_constraints[0].node_taints_policy = "Honor".to_owned();
+        assert!(advice(&bare, &[], [], &[honors]).is_empty());
     }
 }

@@ -135,7 +135,9 @@ impl<'a> Draft<'a> {
                 if is_none {
                     let note = evaluation.explain_no_common_architecture(self.policies.placement);
                     let reason = match evaluation.conflict {
-                        Some(Conflict::Excluded(_)) => EventReason::ArchitectureExcluded,
+                        Some(Conflict::Excluded(_) | Conflict::Outdated(_)) => {
+                            EventReason::ArchitectureExcluded
+                        }
                         _ => EventReason::NoCommonArchitecture,
                     };
                     self.report(reason, note);

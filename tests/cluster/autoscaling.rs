@@ -373,8 +373,8 @@ async fn pods_of_a_time_without_webhook_are_created_anew() {
     assert_eq!(Placement::of(&cluster).await.nodes.get("amd64"), None);
     cluster.register();
     cluster.wait_until_called().await;
+    // Before, the controller taints a node some milliseconds after it has registered, and pods may be faster.
     let placement = bound(&cluster, 13).await;
-    assert_eq!(placement.misplaced, [""; 0]);
     archaware.wait_for_log("pod evicted").await;
     // The first one that is created anew brings a node that the others fit on, too.
     let pods = cluster.pods().list(&Default::default()).await.unwrap();

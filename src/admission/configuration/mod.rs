@@ -62,6 +62,7 @@ struct Maintenance {
     failing: RepeatedError,
     is_missing: bool,
     is_too_short: bool,
+    is_reverted: bool,
     written: Option<Written>,
 }
 
@@ -117,6 +118,14 @@ impl ConfigurationReconciler {
                 }) => {
                     self.metrics.set_registered(exists && wait.is_none());
                     state.warn(exists, timeout, self.config.admission.budget);
+                    if let Some(pause) = wait.filter(|_| !state.is_reverted) {
+                        tracing::warn!(
+                            name = NAME,
+                            pause = pause.as_secs(),
+                            "another writer changes the webhook configuration again and again; waiting before the next repair"
+                        );
+                    }
+                    state.is_reverted = wait.is_some();
                     self.published.send_if_modified(|old| {
                         let changed = *old != published;
                         *old = published;
@@ -188,17 +197,16 @@ impl ConfigurationReconciler {
                     tracing::info!(name = NAME, "webhook configuration corrected");
                 }
                 Err(pause) => {
-                    tracing::warn!(
-                        name = NAME,
-                        pause = pause.as_secs(),
-                        "another writer changes the webhook configuration again and again; waiting before the next repair"
-                    );
                     wait = Some(pause);
                 }
             }
         }
         Ok(Reconciled {
-            published: authorities.map_or(Published::NoBundle, Published::Bundle),
+            published: match authorities {
+                // Another writer's bundle is there.
+                Some(_) if wait.is_some() => Published::Unknown,
+                authorities => authorities.map_or(Published::NoBundle, Published::Bundle),
+            },
             exists: true,
             timeout: webhooks::shortest_timeout(existing),
             wait,

@@ -16,12 +16,18 @@ use crate::{
 const TIMEOUT: u64 = 3;
 const EXPRESSIONS: &str = "/matchExpressions";
 
-/// The webhooks that this configuration needs, without `caBundle` if archaware has no authorities.
+/// A webhook, and whether this configuration needs it.
+pub(super) struct Desired {
+    webhook: Value,
+    is_needed: bool,
+}
+
+/// All webhooks, without `caBundle` if archaware has no authorities.
 pub(super) fn desired_webhooks(
     config: &Config,
     namespace: &str,
     ca_bundle: Option<&str>,
-) -> Vec<Value> {
+) -> Vec<Desired> {
     let base = config.admission.url.trim_end_matches('/');
     let webhook = |path: &str, rule: Value| {
         let mut client = if base.is_empty() {
@@ -47,17 +53,18 @@ pub(super) fn desired_webhooks(
     let mut pods = webhook("pods", rule("", "pods", &["CREATE"], "Namespaced"));
     set(&mut pods, "namespaceSelector", namespaces(namespace));
     set(&mut pods, "matchConditions", json!(match_conditions()));
-    let mut all = vec![pods];
-    if config.taint.manage {
-        all.push(webhook("nodes", rule("", "nodes", &["CREATE"], "Cluster")));
-    }
-    if config.daemon_sets == DaemonSets::Manage {
-        let rule = rule("apps", "daemonsets", &["CREATE", "UPDATE"], "Namespaced");
-        let mut sets = webhook("daemonsets", rule);
-        set(&mut sets, "namespaceSelector", namespaces(namespace));
-        all.push(sets);
-    }
-    all
+    let nodes = webhook("nodes", rule("", "nodes", &["CREATE"], "Cluster"));
+    let of_sets = rule("apps", "daemonsets", &["CREATE", "UPDATE"], "Namespaced");
+    let mut sets = webhook("daemonsets", of_sets);
+    set(&mut sets, "namespaceSelector", namespaces(namespace));
+    let manages_sets = config.daemon_sets == DaemonSets::Manage;
+    [
+        (pods, true),
+        (nodes, config.taint.manage),
+        (sets, manages_sets),
+    ]
+    .map(|(webhook, is_needed)| Desired { webhook, is_needed })
+    .into()
 }
 
 fn rule(group: &str, resource: &str, operations: &[&str], scope: &str) -> Value {
@@ -129,16 +136,21 @@ pub(super) fn shortest_timeout(existing: &[Value]) -> Option<Duration> {
     seconds.map(Duration::from_secs).min()
 }
 
-/// The webhooks to write, if something that is `needed` is missing. Everything else stays: further webhooks, time limits,
+/// The webhooks to write, if something that is needed is missing. What is not needed, but there, is kept right, too, because the API
+/// server calls it. Everything else stays: further webhooks, time limits,
 /// selectors and conditions of other writers (managed clusters exclude their own namespaces), and a `caBundle` that archaware
 /// does not maintain. Conditions and selectors of archaware's other versions and configurations do not.
-pub(super) fn correct(existing: &[Value], needed: Vec<Value>) -> Option<Vec<Value>> {
+pub(super) fn correct(existing: &[Value], desired: Vec<Desired>) -> Option<Vec<Value>> {
     let mut all = existing.to_vec();
-    for mut webhook in needed {
+    for Desired {
+        mut webhook,
+        is_needed,
+    } in desired
+    {
         let name = text(&webhook, "name").to_owned();
         if let Some(found) = all.iter_mut().find(|one| text(one, "name") == name) {
             complete(found, webhook);
-        } else {
+        } else if is_needed {
             set(&mut webhook, "timeoutSeconds", json!(TIMEOUT));
             all.push(webhook);
         }
@@ -220,12 +232,13 @@ mod tests {
         crate::config::parse("c", &format!("{head}{yaml}\n")).unwrap()
     }
 
-    fn usual() -> Vec<Value> {
+    fn usual() -> Vec<Desired> {
         desired_webhooks(&Config::default(), "ns", Some("Q0E="))
     }
 
     /// The webhooks as the API server stores them, with what others may have added.
-    fn stored(mut webhooks: Vec<Value>) -> Vec<Value> {
+    fn stored(desired: Vec<Desired>) -> Vec<Value> {
+        let mut webhooks: Vec<Value> = desired.into_iter().map(|one| one.webhook).collect();
         for webhook in &mut webhooks {
             webhook["objectSelector"] = json!({});
             webhook["timeoutSeconds"] = json!(7);
@@ -244,7 +257,7 @@ mod tests {
     fn a_correct_configuration_is_not_changed() {
         let usual_names: Vec<_> = usual()
             .iter()
-            .map(|one| text(one, "name").to_owned())
+            .map(|one| text(&one.webhook, "name").to_owned())
             .collect();
         let expected = [
             "pods.archaware.dev",
@@ -332,16 +345,21 @@ mod tests {
     }
 
     #[test]
-    fn only_necessary_requests_match() {
+    fn only_necessary_webhooks_are_added() {
         let config = config(
             "taint: {manage: false}\ndaemonSets: report\nadmission: {url: \"https://a.b:9/x/\"}",
         );
-        let webhooks = desired_webhooks(&config, "ns", None);
-        assert_eq!(webhooks.len(), 1);
-        assert_eq!(
-            webhooks[0]["clientConfig"],
-            json!({"url": "https://a.b:9/x/pods"})
-        );
+        let desired = || desired_webhooks(&config, "ns", Some("Q0E="));
+        let made = correct(&[], desired()).unwrap();
+        assert_eq!(made.len(), 1);
+        let client = json!({"url": "https://a.b:9/x/pods", "caBundle": "Q0E="});
+        assert_eq!(made[0]["clientConfig"], client);
+        // Those of the manifests are called all the same, so they are kept right.
+        let shipped = stored(desired_webhooks(&Config::default(), "ns", None));
+        let corrected = correct(&shipped, desired()).unwrap();
+        assert_eq!(corrected.len(), 3);
+        let client = json!({"url": "https://a.b:9/x/nodes", "caBundle": "Q0E="});
+        assert_eq!(corrected[1]["clientConfig"], client);
     }
 
     #[test]
@@ -351,6 +369,9 @@ mod tests {
         let mut moved = stored(usual());
         moved[0]["clientConfig"]["service"]["port"] = json!(8443);
         let corrected = correct(&moved, without()).unwrap();
-        assert_eq!(corrected[0]["clientConfig"], usual()[0]["clientConfig"]);
+        assert_eq!(
+            corrected[0]["clientConfig"],
+            stored(usual())[0]["clientConfig"]
+        );
     }
 }

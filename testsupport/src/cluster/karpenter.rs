@@ -86,6 +86,7 @@ impl Karpenter {
         let all = json!([instance_type("amd64", 0.2), instance_type("arm64", 0.15)]);
         std::fs::write(&types, all.to_string()).unwrap();
         let output = File::create(&log).unwrap();
+        let registration = registration(cluster).await;
         let child = Command::new(folder.join("karpenter"))
             .env("KUBECONFIG", cluster.kubeconfig("admin"))
             .env("INSTANCE_TYPES_FILE_PATH", types)
@@ -98,7 +99,6 @@ impl Karpenter {
             .stderr(output)
             .spawn()
             .unwrap();
-        let registration = registration(cluster).await;
         let nodes = cluster.nodes();
         let karpenter = Self {
             child,

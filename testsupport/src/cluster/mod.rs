@@ -45,6 +45,9 @@ pub use tls::self_signed;
 pub use wait::{DEADLINE, eventually, never};
 pub use webhook::RecordingWebhook;
 
+/// How the folders of clusters begin that only one test uses.
+const OWN: &str = "own-";
+
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// A control plane and a registry with the test images.
@@ -66,6 +69,16 @@ fn ended(output: std::process::Output) -> (i32, String, String) {
         text(output.stdout),
         text(output.stderr),
     )
+}
+
+impl Drop for TestCluster {
+    /// A cluster that only one test uses would slow down all later ones.
+    fn drop(&mut self) {
+        let name = self.dir.file_name().and_then(|name| name.to_str());
+        if name.is_some_and(|name| name.starts_with(OWN)) {
+            let _ = Command::new("hack/testbed/down.sh").arg(&self.dir).status();
+        }
+    }
 }
 
 impl TestCluster {
@@ -100,13 +113,13 @@ impl TestCluster {
         Self::open(dir, lock).await
     }
 
-    /// A separate cluster with additional flags for a component. Ends with this process.
+    /// A separate cluster with additional flags for a component. Ends with its test.
     pub async fn start_with(variable: &str, flags: &str) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let clusters = std::env::var("ARCHAWARE_TEST_BEDS").expect("run tests with hack/test.sh");
         let shared = PathBuf::from(clusters.split(':').next().unwrap());
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let dir = shared.with_file_name(format!("own-{}-{number}", std::process::id()));
+        let dir = shared.with_file_name(format!("{OWN}{}-{number}", std::process::id()));
         let status = Command::new("hack/testbed/up.sh")
             .arg(&dir)
             .env(variable, flags)
