@@ -14,7 +14,7 @@ const UNTAINTED: &str = "taint: {manage: false}\naffinity: {required: true}\n";
 #[tokio::test]
 async fn the_architectures_are_added_and_nothing_else_changes() {
     let cluster = TestCluster::take().await;
-    let preferred = "taint: {manage: false}\naffinity: {required: true, preferred: [{architecture: arm64, weight: 80}]}\n";
+    let preferred = "affinity: {preferred: [{architecture: arm64, weight: 80}]}\n";
     let _archaware = Controller::start_with_webhook(&cluster, preferred, "").await;
     let key = "kubernetes.io/arch";
     let arch = json!({"key": key, "operator": "In", "values": ["amd64", "arm64"]});
@@ -180,13 +180,16 @@ impl Term {
     /// Whether the author's terms allow a node.
     fn allows(&self, node: usize) -> bool {
         let (architecture, zone) = NODES[node];
-        let arch = self
-            .arch
-            .is_none_or(|(_, operator, value)| (architecture == value) == (operator == "In"));
         !self.is_empty()
             && self.zone.is_none_or(|own| own == zone)
-            && arch
+            && self.selects(architecture)
             && self.name.is_none_or(|own| own == node)
+    }
+
+    /// Whether the term allows an architecture.
+    fn selects(&self, architecture: &str) -> bool {
+        self.arch
+            .is_none_or(|(_, operator, value)| (architecture == value) == (operator == "In"))
     }
 
     /// Whether the term only names a node: archaware does not change it.
@@ -198,7 +201,18 @@ impl Term {
 impl Author {
     /// The nodes that the author's terms and the images allow.
     fn nodes(&self) -> BTreeSet<usize> {
-        let runs = |node: usize| IMAGES[self.image].1.contains(&NODES[node].0);
+        let images = IMAGES[self.image].1;
+        // No node is tainted: an author who selects none of the images' architectures means it.
+        let is_selected = |architecture: &&str| {
+            let by_selector = match self.selector {
+                Some((ARCH, own)) => own == *architecture,
+                _ => true,
+            };
+            let mut terms = self.terms.iter();
+            by_selector && (self.terms.is_empty() || terms.any(|term| term.selects(architecture)))
+        };
+        let is_meant = !images.iter().any(is_selected);
+        let runs = |node: usize| is_meant || images.contains(&NODES[node].0);
         let by_selector = |node: usize| match self.selector {
             None => true,
             Some(("zone", zone)) => NODES[node].1 == zone,
