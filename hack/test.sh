@@ -73,4 +73,5 @@ ARCHAWARE_TEST_BEDS=$(IFS=:; echo "${beds[*]}")
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((${#beds[@]} + 1))}
 # Without arguments nothing may be left out: tests/tiers.rs sees to it.
 [ $# -gt 0 ] || export ARCHAWARE_TEST_TIERS=all
-cargo test --locked --workspace --all-features "$@"
+# One failure must not hide those of the targets after it.
+cargo test --locked --workspace --all-features --no-fail-fast "$@"
