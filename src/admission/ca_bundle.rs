@@ -1,9 +1,9 @@
 //! The webhook's `caBundle`: certificate authorities as PEM, the newest first. An old one stays until it expires,
 //! because a replica may still serve a certificate that it signed.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
-use std::time::SystemTime;
+use x509_cert::Certificate;
 
 /// Authorities for the `caBundle`, PEM. `None`: the user maintains the `caBundle`.
 pub(super) type CaBundle = Option<Arc<str>>;
@@ -19,8 +19,6 @@ pub(super) enum Published {
     /// These authorities.
     Bundle(Arc<str>),
 }
-
-use x509_cert::Certificate;
 
 /// Maximum number of authorities; the oldest are removed. Normal operation never reaches it.
 const MAX_AUTHORITIES: usize = 8;

@@ -72,17 +72,23 @@ impl PlanCommand {
             config: config.clone(),
             keys,
         };
-        let mut steps = steps(&api, &config, &evaluator).await?;
-        steps.sort();
+        let nodes: Vec<Node> = api.list(None).try_collect().await?;
+        let (fields, _) = controller::pod_selection(&config);
+        let pods = api
+            .list(fields)
+            .try_filter(|pod: &Pod| std::future::ready(pod.is_in_scope()));
+        let pods: Vec<Pod> = pods.try_collect().await?;
         let mut installed = (*config).clone();
         if global.config.is_none() {
             // As manifests/archaware.yaml configures it.
             installed.admission.enabled = true;
             installed.admission.on_miss = OnMiss::Gate;
         }
-        for finding in advice(&api, &installed).await? {
+        for finding in advice(&api, &installed, &nodes, &pods).await {
             tracing::warn!("{finding}");
         }
+        let mut steps = steps(&api, &config, &evaluator, &nodes, pods).await?;
+        steps.sort();
         match self.output {
             Output::Json => print!("{}", output::json(&steps)?),
             Output::Table if steps.is_empty() => println!("Nothing to do."),
@@ -93,23 +99,24 @@ impl PlanCommand {
 }
 
 /// What `archaware run` would log after its start.
-async fn advice(api: &ApiClient, config: &Config) -> anyhow::Result<Vec<String>> {
+async fn advice(api: &ApiClient, config: &Config, nodes: &[Node], pods: &[Pod]) -> Vec<String> {
     let pools = controller::node_pools(api).await;
-    let nodes: Vec<Node> = api.list(None).try_collect().await?;
-    let pods: Vec<Pod> = api.list(Some("spec.nodeName=")).try_collect().await?;
-    let mut advice = plan::advice::advice(config, &pools, &nodes, &pods);
+    let unbound = pods.iter().filter(|pod| !pod.is_bound());
+    let mut advice = plan::advice::advice(config, &pools, nodes, unbound);
     match controller::without_pull_secrets(api).await {
         Ok(consequence) => advice.extend(consequence.map(str::to_owned)),
         // What the plan says does not depend on it.
         Err(error) => tracing::debug!(%error, "cannot check the permission to read pull secrets"),
     }
-    Ok(advice)
+    advice
 }
 
 async fn steps(
     api: &ApiClient,
     config: &Config,
     evaluator: &Evaluator,
+    nodes: &[Node],
+    pods: Vec<Pod>,
 ) -> anyhow::Result<Vec<PlanRow>> {
     let namespaces: AnnotationsByNamespace = api
         .list(None)
@@ -125,8 +132,7 @@ async fn steps(
     let mut steps = Vec::new();
     // The taint that each node will have, for the pods that it would evict.
     let mut taints: HashMap<String, Taint> = HashMap::new();
-    let mut nodes = Box::pin(api.list::<Node>(None));
-    while let Some(node) = nodes.try_next().await? {
+    for node in nodes {
         let (change, problem) = node::decide(&policy, &node.view(), &evaluator.keys.get());
         let corrected = |change: &node::NodeChange| change.correct.as_ref().map(|(_, t)| t.clone());
         let new = |change: &node::NodeChange| change.add.clone().or_else(|| corrected(change));
@@ -136,30 +142,19 @@ async fn steps(
         if node.metadata.deletion_timestamp.is_some() {
             continue;
         }
-        steps.extend(change.map(|change| of_node(&node, &change)));
+        steps.extend(change.map(|change| of_node(node, &change)));
         if let Some(problem) = problem {
             let event = plan::node::describe(&problem);
-            steps.push(PlanRow::of(
-                "Node",
-                &node,
-                event.reason.as_str(),
-                event.note,
-            ));
+            steps.push(PlanRow::of("Node", node, event.reason.as_str(), event.note));
         }
     }
-    // Lists are read completely first, because the token of a page would expire while registries are asked.
+    // Every list is read completely first, because the token of a page would expire while registries are asked.
     let sets: Vec<DaemonSet> = api.list(None).try_collect().await?;
     let sets =
         stream::iter(sets).filter(|_| std::future::ready(!config.webhook_handles_daemon_sets()));
     let sets = sets.map(|set| of_daemon_set(set, evaluator, &namespaces));
     let sets: Vec<Option<PlanRow>> = sets.buffer_unordered(CONCURRENCY).collect().await;
     steps.extend(sets.into_iter().flatten());
-    let (fields, _) = controller::pod_selection(config);
-    let pods: Vec<Pod> = api
-        .list(fields)
-        .try_filter(|pod: &Pod| std::future::ready(pod.is_in_scope()))
-        .try_collect()
-        .await?;
     let pods = stream::iter(pods).map(|pod| of_pod(pod, evaluator, &namespaces, &taints));
     let pods: Vec<Vec<PlanRow>> = pods.buffer_unordered(CONCURRENCY).collect().await;
     steps.extend(pods.into_iter().flatten());

@@ -4,6 +4,7 @@
 //! The types cannot be serialised, so a truncated object can never be written back. Every field has a default, so
 //! parsing never fails because of an unusual object.
 
+mod node_pool;
 mod stored;
 
 use std::{borrow::Cow, collections::BTreeMap};
@@ -17,12 +18,9 @@ use kube::Resource;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::placement::{
-    GATE,
-    affinity::{Affinity, Requirement},
-    author_selection::{self, AuthorSelection},
-    node,
-};
+pub use node_pool::NodePool;
+
+use crate::placement::{GATE, affinity::Affinity, author_selection::AuthorSelection, node};
 
 use super::field_managers::FieldManagers;
 
@@ -224,62 +222,6 @@ pub struct Deployment {
 pub struct DeploymentSpec {
     /// Wanted number of pods; the API server sets the default of 1.
     pub replicas: Option<i32>,
-}
-
-/// A `NodePool` of Karpenter (`karpenter.sh/v1`): nodes that it may make.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct NodePool {
-    /// The metadata that archaware reads.
-    #[serde(deserialize_with = "stored::metadata")]
-    pub metadata: ObjectMeta,
-    /// Desired state.
-    pub spec: NodePoolSpec,
-}
-
-/// A `NodePool`'s spec.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct NodePoolSpec {
-    /// Template of its nodes.
-    pub template: NodeClaimTemplate,
-}
-
-/// The template of nodes.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct NodeClaimTemplate {
-    /// Spec of the nodes.
-    pub spec: NodeClaimSpec,
-}
-
-/// The spec of the nodes of a pool.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct NodeClaimSpec {
-    /// Requirements on labels, `ANDed`.
-    pub requirements: Option<Vec<Requirement>>,
-    /// In the API's form.
-    pub taints: Option<Vec<Value>>,
-}
-
-impl NodePool {
-    /// The architecture of its nodes, if there can be only one.
-    pub fn architecture(&self) -> Option<&str> {
-        let requirements = self.spec.template.spec.requirements.iter().flatten();
-        let mut listed = requirements
-            .filter(|one| author_selection::is_on_architecture(one) && one.operator == "In");
-        listed.find_map(|one| match one.values.as_slice() {
-            [single] => Some(single.as_str()),
-            _ => None,
-        })
-    }
-
-    /// Whether its nodes have a taint of this key from the start.
-    pub fn declares_taint(&self, key: &str) -> bool {
-        let mut taints = self.spec.template.spec.taints.iter().flatten();
-        taints.any(|taint| taint.get("key").and_then(Value::as_str) == Some(key))
-    }
 }
 
 /// A namespace; only its metadata is read.

@@ -110,22 +110,15 @@ impl ConfigurationReconciler {
         while *self.leadership.borrow_and_update() {
             let authorities = self.authorities.borrow_and_update().clone();
             let pause = match self.reconcile(authorities, &mut state.written).await {
-                Ok(Reconciled {
-                    published,
-                    exists,
-                    timeout,
-                    wait,
-                }) => {
+                Ok(done) => {
+                    state.warn(&done, self.config.admission.budget);
+                    let Reconciled {
+                        published,
+                        exists,
+                        wait,
+                        ..
+                    } = done;
                     self.metrics.set_registered(exists && wait.is_none());
-                    state.warn(exists, timeout, self.config.admission.budget);
-                    if let Some(pause) = wait.filter(|_| !state.is_reverted) {
-                        tracing::warn!(
-                            name = NAME,
-                            pause = pause.as_secs(),
-                            "another writer changes the webhook configuration again and again; waiting before the next repair"
-                        );
-                    }
-                    state.is_reverted = wait.is_some();
                     self.published.send_if_modified(|old| {
                         let changed = *old != published;
                         *old = published;
@@ -216,7 +209,13 @@ impl ConfigurationReconciler {
 
 impl Maintenance {
     /// Warns once of what the administrator has to change.
-    fn warn(&mut self, exists: bool, timeout: Option<Duration>, budget: Duration) {
+    fn warn(&mut self, done: &Reconciled, budget: Duration) {
+        let Reconciled {
+            exists,
+            timeout,
+            wait,
+            ..
+        } = *done;
         if !exists && !self.is_missing {
             tracing::warn!(
                 "there is no MutatingWebhookConfiguration {NAME}: the API server does not call the webhook; apply the manifests \
@@ -234,6 +233,14 @@ impl Maintenance {
             );
         }
         self.is_too_short = too_short.is_some();
+        if let Some(pause) = wait.filter(|_| !self.is_reverted) {
+            tracing::warn!(
+                name = NAME,
+                pause = pause.as_secs(),
+                "another writer changes the webhook configuration again and again; waiting before the next repair"
+            );
+        }
+        self.is_reverted = wait.is_some();
     }
 }
 

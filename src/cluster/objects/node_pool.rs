@@ -1,0 +1,65 @@
+//! Karpenter's `NodePool`, as far as advice depends on it.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::placement::{affinity::Requirement, author_selection};
+
+use super::stored;
+
+/// A `NodePool` of Karpenter (`karpenter.sh/v1`): nodes that it may make.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NodePool {
+    /// The metadata that archaware reads.
+    #[serde(deserialize_with = "stored::metadata")]
+    pub metadata: ObjectMeta,
+    /// Desired state.
+    pub spec: NodePoolSpec,
+}
+
+/// A `NodePool`'s spec.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NodePoolSpec {
+    /// Template of its nodes.
+    pub template: NodeClaimTemplate,
+}
+
+/// The template of nodes.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NodeClaimTemplate {
+    /// Spec of the nodes.
+    pub spec: NodeClaimSpec,
+}
+
+/// The spec of the nodes of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NodeClaimSpec {
+    /// Requirements on labels, `ANDed`.
+    pub requirements: Option<Vec<Requirement>>,
+    /// In the API's form.
+    pub taints: Option<Vec<Value>>,
+}
+
+impl NodePool {
+    /// The architecture of its nodes, if there can be only one.
+    pub fn architecture(&self) -> Option<&str> {
+        let requirements = self.spec.template.spec.requirements.iter().flatten();
+        let mut listed = requirements
+            .filter(|one| author_selection::is_on_architecture(one) && one.operator == "In");
+        listed.find_map(|one| match one.values.as_slice() {
+            [single] => Some(single.as_str()),
+            _ => None,
+        })
+    }
+
+    /// Whether its nodes have a taint of this key from the start.
+    pub fn declares_taint(&self, key: &str) -> bool {
+        let mut taints = self.spec.template.spec.taints.iter().flatten();
+        taints.any(|taint| taint.get("key").and_then(Value::as_str) == Some(key))
+    }
+}
