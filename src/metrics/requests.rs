@@ -23,7 +23,8 @@ pub struct AdmissionMetrics {
     total: Counters<2>,
     seconds: Histogram,
     connections_refused: Counter,
-    registered: Gauge,
+    /// Without a sample while this process does not lead.
+    registered: Family<super::Labels<0>, Gauge>,
     last_asked: Gauge,
 }
 
@@ -64,7 +65,7 @@ impl Default for AdmissionMetrics {
             total: Family::default(),
             seconds: Histogram::new(LATENCY_BUCKETS),
             connections_refused: Counter::default(),
-            registered: Gauge::default(),
+            registered: Family::default(),
             last_asked: Gauge::default(),
         }
     }
@@ -89,7 +90,7 @@ impl AdmissionMetrics {
         );
         registry.register(
             "admission_registered",
-            "1 on the leader while the API server is told to ask the webhook",
+            "On the leader: whether the API server is told to ask the webhook",
             self.registered,
         );
         registry.register(
@@ -105,9 +106,14 @@ impl AdmissionMetrics {
         drop(self.total.get_or_create(&labels));
     }
 
-    /// Records whether the API server is told to ask the webhook, as the leader knows it.
-    pub fn set_registered(&self, registered: bool) {
-        self.registered.set(registered.into());
+    /// Records whether the API server is told to ask the webhook; `None` if this process does not lead.
+    pub fn set_registered(&self, registered: Option<bool>) {
+        match registered {
+            Some(registered) => {
+                self.registered.get_or_create(&[]).set(registered.into());
+            }
+            None => self.registered.clear(),
+        }
     }
 
     /// How many seconds ago the API server asked this replica; `None` if it never did.

@@ -201,22 +201,14 @@ async fn a_slow_registry_makes_no_node_twice() {
     assert_placed(&placement, &[("amd64", 1), ("arm64", 1)]);
 }
 
-/// As many nodes as Karpenter makes for pods whose authors say themselves what their images need.
+/// As many nodes as Karpenter asks for if the pods' authors say themselves what their images need.
 #[tokio::test]
 async fn a_large_rollout_costs_no_more_nodes_than_it_needs() {
     // 19 of these pods fit on a node.
     const EACH: usize = 167;
-    let mut counts = Vec::new();
+    let mut asked_for = Vec::new();
     for with_archaware in [false, true] {
         let cluster = own_cluster().await;
-        let _karpenter = Karpenter::start_with(
-            &cluster,
-            &[node_pool("mixed", &["amd64", "arm64"], |_| {})],
-            // All pods are there before Karpenter computes the nodes, so that their number does not depend on the speed of
-            // this machine.
-            &[("BATCH_IDLE_DURATION", "5s"), ("BATCH_MAX_DURATION", "60s")],
-        )
-        .await;
         let archaware = if with_archaware {
             Some(Controller::start_with_webhook(&cluster, "", GATE).await)
         } else {
@@ -237,18 +229,59 @@ async fn a_large_rollout_costs_no_more_nodes_than_it_needs() {
                 futures::future::join_all(all).await;
             }
         }
+        eventually("pods without gates", DEADLINE, || async {
+            let pods = cluster.pods().list(&Default::default()).await.ok()?;
+            let gates = |pod: &Pod| pod.spec.as_ref()?.scheduling_gates.clone();
+            pods.iter().all(|pod| gates(pod).is_none()).then_some(())
+        })
+        .await;
+        // It computes the nodes once for all pods: how it divides them into batches depends on the speed of this machine.
+        let karpenter = Karpenter::start(&cluster).await;
+        asked_for.push(karpenter.first_computation().await);
+        // Which pods share a node is then the scheduler's decision. If pods that fit everywhere take the room of those that do
+        // not, Karpenter makes more nodes, with and without archaware.
         let placement = bound(&cluster, 3 * EACH).await;
         assert_eq!(placement.misplaced, [""; 0]);
-        counts.push(placement.nodes);
+        assert_eq!(placement.empty, 0);
+        println!("501 pods, archaware: {with_archaware}: {placement:?}");
         drop(archaware);
     }
-    println!(
-        "501 pods: {:?} by their authors, {:?} with archaware",
-        counts[0], counts[1]
-    );
-    // Which pods share a node depends on the order in which Karpenter sees them: one more or less.
-    let [alone, with]: [usize; 2] = [0, 1].map(|n| counts[n].values().sum());
-    assert!(with <= alone + 1, "{counts:?}");
+    println!("501 pods: {asked_for:?} nodes, by their authors and with archaware");
+    // The order in which Karpenter sees the pods: one more or less.
+    let [alone, with]: [usize; 2] = [0, 1].map(|n| asked_for[n]);
+    assert!(with <= alone + 1, "{asked_for:?}");
+}
+
+/// Karpenter reserves room on a new node for the DaemonSets that will run there. It takes their required affinity from the
+/// template, and their tolerations: only taints that the `NodePool` declares tell it that a DaemonSet stays off a node.
+#[tokio::test]
+async fn daemons_of_one_architecture_take_no_room_on_nodes_of_another() {
+    let taint = |architecture: &str| json!({"key": "kubernetes.io/arch", "value": architecture, "effect": "NoSchedule"});
+    let tainted = |architecture: &str| {
+        node_pool(architecture, &[architecture], |spec| {
+            spec["template"]["spec"]["taints"] = json!([taint(architecture)]);
+        })
+    };
+    let mixed = node_pool("mixed", &["amd64", "arm64"], |_| {});
+    for (pools, of) in [
+        (vec![mixed], 2),
+        (vec![tainted("amd64"), tainted("arm64")], 1),
+    ] {
+        let cluster = own_cluster().await;
+        let _archaware = Controller::start_with_webhook(&cluster, "", GATE).await;
+        let mut spec = pod_spec(&[cluster.image("arm64")]);
+        spec["containers"][0]["resources"] = json!({"requests": {"cpu": "1500m"}});
+        let daemon = json!({"metadata": {"name": "agent"}, "spec": {
+            "selector": {"matchLabels": {"app": "agent"}},
+            "template": {"metadata": {"labels": {"app": "agent"}}, "spec": spec},
+        }});
+        cluster.create::<DaemonSet>(daemon).await;
+        roll_out(&cluster, &["amd64"], 15).await;
+        let _karpenter = Karpenter::start_with(&cluster, &pools, &[]).await;
+        bound(&cluster, 15).await;
+        let placement = Placement::of(&cluster).await;
+        assert_placed(&placement, &[("amd64", of)]);
+    }
 }
 
 /// The replicas run on spot nodes: one after the other goes while pods keep coming, and each comes back elsewhere.
@@ -333,52 +366,68 @@ async fn no_pod_slips_onto_a_new_node() {
     }
 }
 
-/// Pods that were created while the API server could not reach the webhook: Karpenter makes wrong nodes for them until they are
-/// created anew.
+/// A minute without the webhook under load. Karpenter makes wrong nodes for pods that are created then, until they are created
+/// anew.
 #[tokio::test]
-async fn pods_of_a_time_without_webhook_are_created_anew() {
+async fn pods_of_a_minute_without_webhook_are_created_anew() {
+    const EACH: usize = 20;
+    const STEP: Duration = Duration::from_secs(3);
     let cluster = own_cluster().await;
     let _karpenter = Karpenter::start(&cluster).await;
     cluster.kubectl(&["apply", "-f", "manifests/recreate-pods/permissions.yaml"]);
-    // They serve, but nobody is told to ask them; later only the replica is asked that does not lead.
+    // Only the replica is asked that does not lead.
     let asked = free_port();
     let service = Service::start(vec![asked]).await;
     let config = |port| {
         let admission = service.admission_config(port, GATE);
         format!("affinity: {{recreatePods: true}}\n{admission}")
     };
+    cluster.register();
     let archaware = Controller::start(&cluster, &config(free_port()));
     archaware.wait_until_leading(true).await;
     let _other = Controller::start(&cluster, &config(asked));
-    let deployment = |name: &str, image: &str| {
-        let template = demand(&cluster, name, image, |_| {});
-        json!({"metadata": {"name": name}, "spec": {
-            "replicas": 6,
+    cluster.wait_until_called().await;
+    let images = ["amd64", "arm64"];
+    for name in images {
+        let template = demand(&cluster, name, name, |_| {});
+        let deployment = json!({"metadata": {"name": name}, "spec": {
+            "replicas": 0,
             "selector": {"matchLabels": {"app": name}},
             "template": {"metadata": {"labels": {"app": name}, "annotations": template["metadata"]["annotations"]},
                 "spec": template["spec"]},
-        }})
-    };
-    for image in ["amd64", "arm64"] {
-        cluster.create::<Deployment>(deployment(image, image)).await;
+        }});
+        cluster.create::<Deployment>(deployment).await;
     }
+    service.set_reachable(false);
     let alone = demand(&cluster, "alone", "arm64", |_| {});
     cluster.create::<Pod>(alone).await;
+    let mut next = tokio::time::interval(STEP);
+    for n in 1..=EACH {
+        next.tick().await;
+        for name in images {
+            let replicas = format!("--replicas={n}");
+            cluster.kubectl(&[
+                "scale",
+                "deployment",
+                name,
+                &replicas,
+                "-n",
+                &cluster.namespace,
+            ]);
+        }
+    }
     // Those for amd64 wait, beside nodes for arm64 that they do not tolerate.
-    eventually("two nodes that are of no use", 4 * DEADLINE, || async {
-        let placement = Placement::of(&cluster).await;
-        (placement.nodes.get("arm64").is_some_and(|count| *count > 2)).then_some(())
-    })
-    .await;
-    assert_eq!(Placement::of(&cluster).await.nodes.get("amd64"), None);
-    cluster.register();
+    let down = Placement::of(&cluster).await;
+    assert!(down.nodes["arm64"] > 2, "{down:?}");
+    assert_eq!(down.nodes.get("amd64"), None, "{down:?}");
+    service.set_reachable(true);
     cluster.wait_until_called().await;
     // Before, the controller taints a node some milliseconds after it has registered, and pods may be faster.
-    let placement = bound(&cluster, 13).await;
+    let placement = bound(&cluster, 1 + 2 * EACH).await;
     archaware.wait_for_log("pod evicted").await;
     // The first one that is created anew brings a node that the others fit on, too.
     let pods = cluster.pods().list(&Default::default()).await.unwrap();
     let mut specs = pods.iter().filter_map(|pod| pod.spec.as_ref());
     assert!(specs.any(|spec| spec.affinity.is_some()));
-    println!("a time without webhook: {placement:?}");
+    println!("a minute without webhook: {down:?}; a while after it: {placement:?}");
 }

@@ -86,7 +86,7 @@ impl ConfigurationReconciler {
     pub(super) async fn run(mut self, stop: CancellationToken) {
         let keeping = async {
             loop {
-                self.metrics.set_registered(false);
+                self.metrics.set_registered(None);
                 if self.leadership.wait_for(|leading| *leading).await.is_err() {
                     return;
                 }
@@ -118,7 +118,7 @@ impl ConfigurationReconciler {
                         wait,
                         ..
                     } = done;
-                    self.metrics.set_registered(exists && wait.is_none());
+                    self.metrics.set_registered(Some(exists && wait.is_none()));
                     self.published.send_if_modified(|old| {
                         let changed = *old != published;
                         *old = published;

@@ -235,6 +235,9 @@ async fn a_missing_registration_is_said() {
     archaware
         .wait_for_log("there is no MutatingWebhookConfiguration archaware")
         .await;
+    archaware
+        .wait_for_metric("archaware_admission_registered{} 0")
+        .await;
     cluster.create_pod("app", &["arm64"]).await;
     assert_eq!(cluster.wait_until_bound("app").await, "arm64");
     let found = cluster.kubectl(&["get", "mutatingwebhookconfigurations", "-o", "name"]);
@@ -242,6 +245,9 @@ async fn a_missing_registration_is_said() {
     // It is used as soon as it is there.
     cluster.register();
     cluster.wait_until_called().await;
+    archaware
+        .wait_for_metric("archaware_admission_registered{} 1")
+        .await;
     assert_eq!(archaware.stop().await, 0);
 }
 

@@ -238,6 +238,15 @@ impl Controller {
             .sum()
     }
 
+    /// Waits until a line of the metrics says this.
+    pub async fn wait_for_metric(&self, line: &str) {
+        eventually(line, DEADLINE, || async {
+            let (_, body) = self.http("/metrics").await;
+            body.lines().any(|one| one == line).then_some(())
+        })
+        .await;
+    }
+
     /// The value of a metric by its name with labels; 0 when absent.
     pub async fn metric(&self, name: &str) -> f64 {
         let (_, body) = self.http("/metrics").await;

@@ -20,6 +20,9 @@ use super::{DEADLINE, RecordingWebhook, TestCluster, eventually, free_port};
 /// How often the stand-in looks for new nodes.
 const KUBELET_PERIOD: Duration = Duration::from_millis(100);
 
+/// What it logs after a computation.
+const COMPUTED: &str = "computed new nodeclaim(s) to fit pod(s)";
+
 /// Karpenter, in a cluster of its own. Ends when it is dropped.
 pub struct Karpenter {
     child: Child,
@@ -126,6 +129,17 @@ impl Karpenter {
             .await;
         }
         karpenter
+    }
+
+    /// How many nodes it asked for when it first computed nodes for pending pods.
+    pub async fn first_computation(&self) -> usize {
+        eventually("a computation of Karpenter", 2 * DEADLINE, || async {
+            let log = std::fs::read_to_string(&self.log).ok()?;
+            let computed = log.lines().find(|line| line.contains(COMPUTED))?;
+            let computed: Value = serde_json::from_str(computed).ok()?;
+            usize::try_from(computed["nodeclaims"].as_u64()?).ok()
+        })
+        .await
     }
 
     fn apply(&self, cluster: &TestCluster, object: &Value) {
