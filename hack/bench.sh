@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The figures of the README, each beside its floor from the same run.   hack/bench.sh [cold restart warm cache hung memory latency admission rollout scale autoscaling ...]
+# The figures of the README, each beside its floor from the same run.   hack/bench.sh [cold restart warm cache hung memory latency admission rollout scale bound autoscaling ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 hack/install.sh
@@ -13,8 +13,9 @@ cargo build --quiet --locked --release
 export ARCHAWARE_BIN=$work/archaware
 cp target/release/archaware "$ARCHAWARE_BIN"
 ARCHAWARE_TEST_CONTAINERDS=$(hack/testbed/containerd/build.sh)
-ARCHAWARE_TEST_KARPENTER=$(hack/testbed/karpenter/build.sh)
-export ARCHAWARE_TEST_CONTAINERDS ARCHAWARE_TEST_KARPENTER
+ARCHAWARE_TEST_KARPENTER=$(hack/testbed/go-tool.sh karpenter)
+ARCHAWARE_TEST_DESCHEDULER=$(hack/testbed/go-tool.sh descheduler)
+export ARCHAWARE_TEST_CONTAINERDS ARCHAWARE_TEST_KARPENTER ARCHAWARE_TEST_DESCHEDULER
 cargo bench --quiet --locked --no-run --benches
 OWNER=$$ hack/testbed/up.sh "$work/bed" > /dev/null
 hack/testbed/registry.sh "$work/bed" > /dev/null

@@ -17,6 +17,7 @@
 
 mod admission;
 mod autoscaling;
+mod bound_pods;
 mod floor;
 mod process;
 mod registry;
@@ -68,7 +69,11 @@ async fn main() {
         autoscaling::table().await;
         return;
     }
-    // Takes minutes and gigabytes, so it runs only on request.
+    // These take minutes and gigabytes, so they run only on request.
+    if only.iter().any(|one| one == "bound") {
+        bound_pods::bound_pods(&TestCluster::take().await).await;
+        return;
+    }
     if only.iter().any(|one| one == "scale") {
         scale::scale(&TestCluster::take().await).await;
         return;

@@ -11,16 +11,16 @@ use testsupport::cluster::{Controller, TestCluster, eventually, pod, pod_spec};
 
 use crate::{floor, process, report, speed};
 
-const NODES: usize = 5000;
-const PODS: usize = 50_000;
+pub(crate) const NODES: usize = 5000;
+pub(crate) const PODS: usize = 50_000;
 const ARRIVING: usize = 10_000;
 /// How many of the new pods have an image that does not exist.
 const FAILING: usize = 500;
-const AT_ONCE: usize = 32;
+pub(crate) const AT_ONCE: usize = 32;
 /// Interval of reading the metrics.
 const LOOK: Duration = Duration::from_millis(500);
 /// No step takes this long; a hang is a failure.
-const LONG: Duration = Duration::from_mins(10);
+pub(crate) const LONG: Duration = Duration::from_mins(10);
 
 pub(crate) async fn scale(cluster: &TestCluster) {
     fill(cluster).await;
@@ -35,7 +35,7 @@ pub(crate) async fn scale(cluster: &TestCluster) {
     assert_eq!(archaware.stop().await, 0);
 }
 
-async fn fill(cluster: &TestCluster) {
+pub(crate) async fn fill(cluster: &TestCluster) {
     futures::stream::iter(0..NODES)
         .map(|n| async move {
             let architecture = ["amd64", "arm64"][n % 2];
@@ -60,7 +60,7 @@ async fn fill(cluster: &TestCluster) {
         .await;
 }
 
-async fn tainted(archaware: &Controller) {
+pub(crate) async fn tainted(archaware: &Controller) {
     eventually("taints on all nodes", LONG, || async {
         let mut tainted = 0.0;
         for architecture in ["amd64", "arm64"] {

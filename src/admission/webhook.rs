@@ -19,7 +19,7 @@ use crate::{
     config::{AdmissionConfig, DaemonSets, OnMiss, OnNoCommonArchitecture},
     evaluate::{Evaluation, Evaluator, Stage, Subject, Verdict, template::Template},
     metrics::Panics,
-    placement::{Decision, annotation, mode, node, pod::PodChange, reinvocation},
+    placement::{Decision, PlacementPolicy, annotation, mode, node, pod::PodChange, reinvocation},
     plan,
 };
 
@@ -142,7 +142,7 @@ impl Webhook {
         namespace: String,
         limits: RequestLimits,
     ) -> (AdmissionResponse, Outcome) {
-        if pod.is_bound() || pod.is_mirror() {
+        if pod.is_mirror() {
             return (AdmissionResponse::default(), Outcome::Skipped);
         }
         if pod.spec.is_oversized() {
@@ -205,6 +205,10 @@ impl Webhook {
                 review.subject().change(policy, decision, evaluation)
             };
             decided = Some((decision.clone(), change));
+        } else if review.pod.is_bound()
+            && matches!(outcome, Some(Outcome::Missed | Outcome::Unresolved))
+        {
+            decided = Some(review.keeps_its_place(policy));
         }
         answer.patch = review.patch(decided, gate);
         let outcome = match outcome {
@@ -216,14 +220,15 @@ impl Webhook {
         (answer, outcome)
     }
 
-    /// Whether a pod waits behind the gate. Those of system-critical classes never wait for a controller, and no autoscaler
-    /// makes nodes for those of DaemonSets.
+    /// Whether a pod waits behind the gate. Those of system-critical classes never wait for a controller, no autoscaler
+    /// makes nodes for those of DaemonSets, and a pod that its author bound to a node may have no gate.
     fn gates(&self, pod: &Pod, outcome: Outcome) -> bool {
         use Outcome::{Missed, NoCommonArchitecture, Unresolved};
         self.config().on_miss == OnMiss::Gate
             && matches!(outcome, Missed | Unresolved | NoCommonArchitecture)
             && !pod.spec.is_system_critical()
             && !pod.is_daemon()
+            && !pod.is_bound()
     }
 
     /// A node that registers gets its taint before any pod can be bound to it.
@@ -378,9 +383,26 @@ impl PodReview {
             spec: &self.without_owned.spec,
             annotations: annotations(&self.without_owned.metadata),
             namespace: &self.namespace,
-            stage: Stage::Creation,
+            // The kubelet would refuse a pod whose affinity does not match its node.
+            stage: if self.pod.is_bound() {
+                Stage::Pod
+            } else {
+                Stage::Creation
+            },
             decided_by_policy: None,
         }
+    }
+
+    /// The decision about a pod that its author bound to a node, while its images are not known: it runs there, and the
+    /// controller does not look at it.
+    fn keeps_its_place(&self, policy: &PlacementPolicy) -> (Decision, PodChange) {
+        let existing = self.without_owned.spec.tolerations.as_deref();
+        let mut existing = existing.unwrap_or_default().iter();
+        let mut change = PodChange::default();
+        if !existing.any(|one| policy.taint.is_tolerated_by(one)) {
+            change.tolerations.push(policy.taint.toleration_of_all());
+        }
+        (Decision::TolerateAll, change)
     }
 
     /// `None` if the pod needs no change.

@@ -1,5 +1,8 @@
 //! `archaware plan`: prints what `archaware run` would change now. Changes nothing.
 
+mod bound_pods;
+mod nodes;
+
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
@@ -21,9 +24,11 @@ use crate::{
     controller::{self, Durable},
     evaluate::{Evaluation, Evaluator, KnownKeys, Verdict, pull_secrets::PullSecrets},
     metrics::Metrics,
-    placement::{Decision, Effect, Taint, decision::join, node, tolerates},
+    placement::{Decision, decision::join, node},
     plan,
 };
+
+use nodes::PlannedNode;
 
 use super::{
     CommandStatus, Global, Persist,
@@ -73,9 +78,8 @@ impl PlanCommand {
             keys,
         };
         let nodes: Vec<Node> = api.list(None).try_collect().await?;
-        let (fields, _) = controller::pod_selection(&config);
         let pods = api
-            .list(fields)
+            .list(None)
             .try_filter(|pod: &Pod| std::future::ready(pod.is_in_scope()));
         let pods: Vec<Pod> = pods.try_collect().await?;
         let mut installed = (*config).clone();
@@ -128,55 +132,31 @@ async fn steps(
         })
         .try_collect()
         .await?;
-    let policy = node::TaintPolicy::from(config);
-    let mut steps = Vec::new();
-    // The taint that each node will have, for the pods that it would evict.
-    let mut taints: HashMap<String, Taint> = HashMap::new();
-    for node in nodes {
-        let (change, problem) = node::decide(&policy, &node.view(), &evaluator.keys.get());
-        let corrected = |change: &node::NodeChange| change.correct.as_ref().map(|(_, t)| t.clone());
-        let new = |change: &node::NodeChange| change.add.clone().or_else(|| corrected(change));
-        if let Some(taint) = change.as_ref().and_then(new) {
-            taints.insert(node.name_any(), taint);
-        }
-        if node.metadata.deletion_timestamp.is_some() {
-            continue;
-        }
-        steps.extend(change.map(|change| of_node(node, &change)));
-        if let Some(problem) = problem {
-            let event = plan::node::describe(&problem);
-            steps.push(PlanRow::of("Node", node, event.reason.as_str(), event.note));
-        }
-    }
     // Every list is read completely first, because the token of a page would expire while registries are asked.
     let sets: Vec<DaemonSet> = api.list(None).try_collect().await?;
+    let (bound, unbound): (Vec<Pod>, Vec<Pod>) = pods.into_iter().partition(Pod::is_bound);
+    let policy = node::TaintPolicy::from(config);
+    let keys = evaluator.keys.get();
+    let nodes: Vec<PlannedNode<'_>> = nodes
+        .iter()
+        .filter(|node| node.metadata.deletion_timestamp.is_none())
+        .map(|node| PlannedNode::new(node, &policy, &keys))
+        .collect();
+    let bound = bound_pods::look(bound, &nodes, evaluator, &namespaces).await;
+    let mut steps = bound.rows;
+    for node in nodes {
+        let tolerated = bound.tolerated.get(&node.node.name_any());
+        steps.extend(node.rows(tolerated.copied().unwrap_or_default()));
+    }
     let sets =
         stream::iter(sets).filter(|_| std::future::ready(!config.webhook_handles_daemon_sets()));
     let sets = sets.map(|set| of_daemon_set(set, evaluator, &namespaces));
     let sets: Vec<Option<PlanRow>> = sets.buffer_unordered(CONCURRENCY).collect().await;
     steps.extend(sets.into_iter().flatten());
-    let pods = stream::iter(pods).map(|pod| of_pod(pod, evaluator, &namespaces, &taints));
-    let pods: Vec<Vec<PlanRow>> = pods.buffer_unordered(CONCURRENCY).collect().await;
+    let pods = stream::iter(unbound).map(|pod| of_pod(pod, evaluator, &namespaces));
+    let pods: Vec<Option<PlanRow>> = pods.buffer_unordered(CONCURRENCY).collect().await;
     steps.extend(pods.into_iter().flatten());
     Ok(steps)
-}
-
-fn of_node(node: &Node, change: &node::NodeChange) -> PlanRow {
-    let removed = change
-        .remove
-        .as_ref()
-        .map(|(_, taint)| format!("removes {taint}"));
-    let (action, detail) = match (&change.add, &change.correct, removed) {
-        (Some(taint), _, Some(removed)) => ("move", format!("adds {taint}, {removed}")),
-        (Some(taint), ..) => ("taint", taint.to_string()),
-        (None, Some((_, taint)), _) => ("correct", taint.to_string()),
-        (None, None, Some(removed)) => ("untaint", removed),
-        (None, None, None) => (
-            "disown",
-            "removes the annotation that records a taint".to_owned(),
-        ),
-    };
-    PlanRow::of("Node", node, action, detail)
 }
 
 async fn of_daemon_set(
@@ -214,66 +194,32 @@ async fn of_pod(
     pod: Pod,
     evaluator: &Evaluator,
     namespaces: &AnnotationsByNamespace,
-    taints: &HashMap<String, Taint>,
-) -> Vec<PlanRow> {
+) -> Option<PlanRow> {
     let subject = plan::pod::subject(&pod);
     let of_namespace = of_namespace(&pod, namespaces);
     let evaluation = evaluator.evaluate(subject, of_namespace).await;
-    let existing = pod.spec.tolerations.clone().unwrap_or_default();
-    let (missing, step) = match &evaluation.verdict {
+    let (action, detail) = match &evaluation.verdict {
         Verdict::Decided(decision) => {
             let policy = &evaluator.policy;
             let change = subject.change(policy, decision, &evaluation);
-            let nothing = change.is_empty() && pod.spec.gate().is_none();
-            let step = match decision {
+            match decision {
                 Decision::NoCommonArchitecture => {
-                    let why = evaluation.explain_no_common_architecture(policy);
-                    Some(("none", why))
+                    ("none", evaluation.explain_no_common_architecture(policy))
                 }
-                _ if nothing => None,
-                Decision::TolerateAll => {
-                    Some(("stepAside", "tolerates every architecture".to_owned()))
-                }
+                _ if change.is_empty() && pod.spec.gate().is_none() => return None,
+                Decision::TolerateAll => ("stepAside", "tolerates every architecture".to_owned()),
                 Decision::Architectures(set) => {
-                    Some(("tolerate", format!("tolerates {}", join(set, ", "))))
+                    ("tolerate", format!("tolerates {}", join(set, ", ")))
                 }
-            };
-            (change.tolerations, step)
+            }
         }
         Verdict::Skip => {
-            let gate = pod
-                .spec
-                .gate()
-                .map(|_| "removes archaware's scheduling gate");
-            let step = gate.map(|detail| ("release", detail.to_owned()));
-            (Vec::new(), step)
+            pod.spec.gate()?;
+            ("release", "removes archaware's scheduling gate".to_owned())
         }
-        Verdict::Unresolved { .. } => (Vec::new(), wait(&evaluation)),
+        Verdict::Unresolved { .. } => wait(&evaluation)?,
     };
-    let mut steps: Vec<PlanRow> = step
-        .map(|(action, detail)| PlanRow::of("Pod", &pod, action, detail))
-        .into_iter()
-        .collect();
-    let on = pod
-        .spec
-        .node_name
-        .as_ref()
-        .and_then(|name| taints.get(name));
-    if let Some(taint) = on.filter(|taint| taint.kind.effect == Effect::NoExecute) {
-        let stays = existing
-            .iter()
-            .chain(&missing)
-            .any(|toleration| tolerates(toleration, taint));
-        if !stays {
-            steps.push(PlanRow::of(
-                "Pod",
-                &pod,
-                "evict",
-                format!("does not tolerate {taint}"),
-            ));
-        }
-    }
-    steps
+    Some(PlanRow::of("Pod", &pod, action, detail))
 }
 
 /// Why there is no decision.

@@ -14,7 +14,7 @@ use crate::{
 };
 
 use super::{
-    AdmissionConfig, AffinityConfig, ApiVersion, CacheConfig, CertificatesConfig,
+    AdmissionConfig, AffinityConfig, ApiVersion, BoundPods, CacheConfig, CertificatesConfig,
     ConcurrencyConfig, Config, ContainerdConfig, CredentialProvidersConfig, DaemonSets,
     FailureConfig, Kind, ListenAddress, OnMiss, OnNoCommonArchitecture, PodsConfig,
     RegistriesConfig, ResolutionConfig, StartupConfig, TaintConfig,
@@ -60,6 +60,7 @@ impl Default for TaintConfig {
             effect: Effect::NoSchedule,
             architectures: Vec::new(),
             node_selector: LabelSelector::default(),
+            bound_pods: BoundPods::default(),
         }
     }
 }

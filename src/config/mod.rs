@@ -117,6 +117,19 @@ pub struct TaintConfig {
     pub architectures: Vec<Architecture>,
     /// Only nodes that this label selector matches are tainted; empty means all.
     pub node_selector: LabelSelector,
+    /// What happens to the pods that run on a node before it is tainted.
+    pub bound_pods: BoundPods,
+}
+
+/// What happens to the pods that run on a node before it is tainted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum BoundPods {
+    /// They get a toleration for the taint. With the effect `NoExecute` only those whose images can run there.
+    #[default]
+    Tolerate,
+    /// They are not changed.
+    Leave,
 }
 
 /// How pods are handled unless their annotations say otherwise.

@@ -42,10 +42,7 @@ impl Advice {
         let pools = node_pools(&self.api).await;
         let (nodes, pods) = (self.nodes.state(), self.pods.state());
         let nodes = nodes.iter().map(AsRef::as_ref);
-        let pods = pods
-            .iter()
-            .map(AsRef::as_ref)
-            .filter(|pod: &&Pod| !pod.is_bound());
+        let pods = pods.iter().map(AsRef::as_ref);
         for finding in advice::advice(&self.config, &pools, nodes, pods) {
             tracing::warn!("{finding}");
         }

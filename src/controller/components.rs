@@ -5,32 +5,40 @@ use std::{
     sync::{Arc, atomic::AtomicI64},
 };
 
-use futures::{FutureExt, Stream};
+use futures::{
+    FutureExt, StreamExt,
+    stream::{self, BoxStream},
+};
 use kube::Resource;
-use kube_runtime::reflector::Store;
-use tokio::{sync::watch, task::JoinSet};
+use kube_runtime::reflector::{ObjectRef, Store};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
-        api::ApiClient,
+        api::{ApiClient, ApiObject},
         lease::Leadership,
         objects::{DaemonSet, Node, Pod},
         watch::{Removed, Watched, watch_objects},
     },
-    config::Config,
+    config::{BoundPods as BoundPodsPolicy, Config},
     evaluate::Evaluator,
 };
 
 use super::{
-    PendingSyncs, WATCHES, advice, daemon_sets,
+    PendingSyncs, WATCHES, advice,
+    bound_pods::{self, BoundPods},
+    daemon_sets,
     initial::{InitialObjects, InitialOfKind},
     nodes,
     object_state::ObjectStates,
     pods,
     reconcile::{Outputs, ReconcileSteps, Reconciler},
     recreate,
-    run_controller::{ControllerSettings, run_controller},
+    run_controller::{ControllerSettings, Triggers, run_controller},
     startup,
 };
 
@@ -117,10 +125,9 @@ impl Components {
     }
 
     fn pods(&mut self) -> (InitialOfKind<Pod>, watch::Receiver<bool>) {
-        let (fields, same) = pods::selection(&self.config);
         let (states, initial) = (ObjectStates::default(), InitialObjects::new());
         let forget = self.forget(pods::PodSteps::NAME, &states, Some(&initial));
-        let watched = watch_objects(&self.api, fields, same, forget);
+        let watched = watch_objects(&self.api, Some(pods::UNBOUND), pods::same, forget);
         let leading = self.leadership.leading.clone();
         let (store, metrics) = (watched.store.clone(), &self.outputs.metrics);
         pods::register_gauges(metrics, store.clone(), states.clone(), leading.clone());
@@ -132,16 +139,11 @@ impl Components {
             newest_admitted: self.newest_admitted.clone(),
         };
         let reconciler = self.reconciler(kind, store.clone(), states, Some(initial.clone()));
-        let (again, ready) = (self.outputs.namespaces.changes(), watched.ready.clone());
+        let ready = watched.ready.clone();
         let concurrency = self.config.concurrency.pods;
         let settings = self.settings(pods::PodSteps::NAME, concurrency, leading, &ready);
-        self.spawn(
-            settings,
-            watched,
-            again,
-            reconciler,
-            "the controller of pods",
-        );
+        let name = "the controller of pods";
+        self.spawn(settings, watched, self.of_namespaces(), reconciler, name);
         (
             InitialOfKind {
                 objects: initial,
@@ -162,7 +164,7 @@ impl Components {
         };
         let store = watched.store.clone();
         let reconciler = self.reconciler(kind, store.clone(), states, Some(initial.clone()));
-        let (again, ready) = (self.outputs.namespaces.changes(), watched.ready.clone());
+        let ready = watched.ready.clone();
         let (concurrency, leading) = (
             self.config.concurrency.pods,
             self.leadership.leading.clone(),
@@ -174,7 +176,7 @@ impl Components {
             &ready,
         );
         let name = "the controller of DaemonSets";
-        self.spawn(settings, watched, again, reconciler, name);
+        self.spawn(settings, watched, self.of_namespaces(), reconciler, name);
         (
             InitialOfKind {
                 objects: initial,
@@ -187,26 +189,62 @@ impl Components {
     /// Starts the node controller. The returned sender enables it.
     fn nodes(&mut self) -> (watch::Sender<bool>, Store<Node>, watch::Receiver<bool>) {
         let states = ObjectStates::default();
+        let bound_pods = BoundPods::default();
         let forget = self.forget(nodes::NodeSteps::NAME, &states, None);
-        let watched = watch_objects(&self.api, None, nodes::same, forget);
+        let forget_node = bound_pods.clone();
+        let watched = watch_objects(&self.api, None, nodes::same, move |removed| {
+            forget_node.removed(&removed);
+            forget(removed);
+        });
         nodes::register_gauge(&self.outputs.metrics, watched.store.clone());
+        let (may_taint, is_active) = watch::channel(false);
+        let (store, ready) = (watched.store.clone(), watched.ready.clone());
+        let tolerates = self.config.taint.bound_pods == BoundPodsPolicy::Tolerate;
         let kind = nodes::NodeSteps {
             policy: (&*self.config).into(),
             keys: self.evaluator.keys.clone(),
+            bound_pods: tolerates.then(|| bound_pods.clone()),
         };
-        let reconciler = self.reconciler(kind, watched.store.clone(), states, None);
-        let (may_taint, is_active) = watch::channel(false);
-        let (store, ready) = (watched.store.clone(), watched.ready.clone());
+        let reconciler = self.reconciler(kind, store.clone(), states, None);
+        let triggers = Triggers {
+            all: stream::pending().boxed(),
+            one: self.bound_pods(bound_pods, store.clone(), is_active.clone()),
+        };
         let settings = self.settings(nodes::NodeSteps::NAME, CONCURRENT_NODES, is_active, &ready);
-        let again = futures::stream::pending();
-        self.spawn(
-            settings,
-            watched,
-            again,
-            reconciler,
-            "the controller of nodes",
-        );
+        let name = "the controller of nodes";
+        self.spawn(settings, watched, triggers, reconciler, name);
         (may_taint, store, ready)
+    }
+
+    /// Starts what gives running pods their tolerations. Returns the nodes that may be tainted then.
+    fn bound_pods(
+        &mut self,
+        requests: BoundPods,
+        nodes: Store<Node>,
+        may_taint: watch::Receiver<bool>,
+    ) -> BoxStream<'static, ObjectRef<Node>> {
+        requests.register_gauge(&self.outputs.metrics);
+        let (ready, mut are_ready) = mpsc::channel(CONCURRENT_NODES.get().into());
+        let worker = Arc::new(bound_pods::Worker {
+            requests,
+            api: self.api.clone(),
+            evaluator: self.evaluator.clone(),
+            namespaces: self.outputs.namespaces.clone(),
+            writer: self.outputs.writer.clone(),
+            metrics: self.outputs.metrics.bound_pods.clone(),
+            nodes,
+            ready,
+        });
+        self.spawn_until_stop("the look at running pods", worker.run(may_taint));
+        stream::poll_fn(move |context| are_ready.poll_recv(context)).boxed()
+    }
+
+    /// Annotations of namespaces apply to the pods and templates in them.
+    fn of_namespaces<K: ApiObject + 'static>(&self) -> Triggers<K> {
+        Triggers {
+            all: self.outputs.namespaces.changes().boxed(),
+            one: stream::pending().boxed(),
+        }
     }
 
     /// Removes what is kept about deleted objects.
@@ -266,12 +304,12 @@ impl Components {
         &mut self,
         settings: ControllerSettings,
         watched: Watched<R::Object>,
-        again: impl Stream<Item = ()> + Send + 'static,
+        triggers: Triggers<R::Object>,
         reconciler: Arc<Reconciler<R>>,
         name: &'static str,
     ) {
         let stop = self.stop.clone();
-        let controller = run_controller(settings, watched, again, move |object| {
+        let controller = run_controller(settings, watched, triggers, move |object| {
             reconciler.clone().reconcile(object, stop.clone())
         });
         self.tasks.spawn(controller.map(move |()| name));

@@ -3,6 +3,7 @@
 //! yet.
 
 mod advice;
+mod bound_pods;
 mod components;
 mod daemon_sets;
 mod durable;
@@ -40,7 +41,6 @@ use reconcile::Outputs;
 
 pub(crate) use advice::{node_pools, without_pull_secrets};
 pub use durable::Durable;
-pub(crate) use pods::selection as pod_selection;
 
 /// Names of initial lists that are not complete.
 pub type PendingSyncs = Vec<&'static str>;

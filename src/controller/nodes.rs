@@ -13,12 +13,14 @@ use crate::{
     platform::Architecture,
 };
 
-use super::reconcile::ReconcileSteps;
+use super::{bound_pods::BoundPods, reconcile::ReconcileSteps};
 
 /// The reconciler of nodes.
 pub(super) struct NodeSteps {
     pub(super) policy: TaintPolicy,
     pub(super) keys: KnownKeys,
+    /// Gives pods that run tolerations first, if that is configured.
+    pub(super) bound_pods: Option<BoundPods>,
 }
 
 /// Compares what matters; a heartbeat changes none of it.
@@ -42,6 +44,19 @@ impl ReconcileSteps for NodeSteps {
 
     fn plan(&self, node: &Node, (): (), remembered: Remembered, now: Instant) -> Plan {
         plan::node::plan(node, &self.policy, &self.keys.get(), &remembered, now)
+    }
+
+    fn may_apply(&self, node: &Node, plan: &Plan) -> bool {
+        let Some(bound_pods) = &self.bound_pods else {
+            return true;
+        };
+        if let Some(taint) = plan.new_taint() {
+            return bound_pods.may_taint(node, taint);
+        }
+        if let Some(taint) = node::standing(&node.view(), &self.keys.get()) {
+            bound_pods.is_tainted(node, &taint);
+        }
+        true
     }
 }
 

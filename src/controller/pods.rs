@@ -13,10 +13,9 @@ use crate::{
         namespaces::Namespaces,
         objects::{Pod, annotations},
     },
-    config::Config,
     evaluate::{Evaluation, Evaluator},
     metrics::Metrics,
-    placement::{Effect, annotation, failure::FailurePolicy},
+    placement::{annotation, failure::FailurePolicy},
     plan::{self, Plan, Policies, Remembered},
 };
 
@@ -32,18 +31,11 @@ pub(super) struct PodSteps {
     pub(super) newest_admitted: Arc<AtomicI64>,
 }
 
-/// A field selector, and a comparison of what matters in a pod.
-type Selection = (Option<&'static str>, fn(&Pod, &Pod) -> bool);
-
-/// The pods to watch and the changes that matter. For `NoSchedule` unbound pods suffice, so the cost does not depend
-/// on the number of running pods.
-pub(crate) fn selection(config: &Config) -> Selection {
-    let fields = (config.taint.effect != Effect::NoExecute).then_some("spec.nodeName=");
-    (fields, same)
-}
+/// Pods that are not bound. So the cost does not depend on the number of running pods.
+pub(super) const UNBOUND: &str = "spec.nodeName=";
 
 /// Compares what matters; the scheduler updates the status of pods that it cannot place.
-fn same(old: &Pod, new: &Pod) -> bool {
+pub(super) fn same(old: &Pod, new: &Pod) -> bool {
     old.metadata.uid == new.metadata.uid
         && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
         && old.metadata.annotations == new.metadata.annotations
@@ -71,9 +63,7 @@ impl ReconcileSteps for PodSteps {
     const NAME: &'static str = "pods";
 
     async fn evaluate(&self, pod: &Pod) -> Option<Evaluation> {
-        // With `NoExecute` bound pods matter too, because they would be evicted.
-        let bound_too = self.evaluator.config.taint.effect == Effect::NoExecute;
-        if !pod.is_in_scope() || (pod.is_bound() && !bound_too) {
+        if !pod.is_in_scope() {
             return None;
         }
         recreate::record_admission(&self.newest_admitted, pod);
@@ -98,7 +88,7 @@ impl ReconcileSteps for PodSteps {
 
     /// Records how long the pod waited for its decision.
     fn decided(&self, pod: &Pod) {
-        if !pod.is_bound() && !is_recorded(pod) {
+        if !is_recorded(pod) {
             self.metrics.pod_decided(age(pod));
         }
     }
@@ -108,9 +98,8 @@ impl ReconcileSteps for PodSteps {
 fn undecided(store: &Store<Pod>, states: &ObjectStates) -> (i64, i64) {
     let (mut count, mut oldest) = (0, Duration::ZERO);
     for pod in store.state() {
-        let unbound = pod.is_in_scope() && !pod.is_bound();
         let decided = states.is_decided(&*pod);
-        if unbound && !decided.unwrap_or_else(|| is_recorded(&pod)) {
+        if pod.is_in_scope() && !decided.unwrap_or_else(|| is_recorded(&pod)) {
             count += 1;
             oldest = oldest.max(age(&pod));
         }

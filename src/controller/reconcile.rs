@@ -60,6 +60,11 @@ pub(super) trait ReconcileSteps: Send + Sync + 'static {
         now: Instant,
     ) -> Plan;
 
+    /// Whether the plan may be applied now. If not, the object is reconciled again when it may.
+    fn may_apply(&self, _object: &Self::Object, _plan: &Plan) -> bool {
+        true
+    }
+
     /// Called once when nothing remains to be decided about an object.
     fn decided(&self, _object: &Self::Object) {}
 }
@@ -125,6 +130,9 @@ impl<R: ReconcileSteps> Reconciler<R> {
         };
         let now = tokio::time::Instant::now().into_std();
         let plan = self.steps.plan(object, evaluation, remembered, now);
+        if !self.steps.may_apply(object, &plan) {
+            return follow_up(None, false);
+        }
         self.apply(object, plan).await
     }
 
@@ -135,7 +143,6 @@ impl<R: ReconcileSteps> Reconciler<R> {
             counts,
             patch,
             requeue,
-            is_complete,
             decides,
             state,
         } = plan;
@@ -157,7 +164,7 @@ impl<R: ReconcileSteps> Reconciler<R> {
                 self.steps.decided(object);
             }
         }
-        follow_up(requeue, is_complete)
+        follow_up(requeue, true)
     }
 
     /// Sends the patch; `None` if it was applied.
@@ -273,7 +280,7 @@ fn log(change: &PlannedChange, name: &NamespacedName) {
         } => tracing::info!(daemonset = %name, decision, by_policy, "template changed"),
         PlannedChange::RecordChanged => {}
         PlannedChange::NodeTainted { taint, removed } => {
-            tracing::info!(node = %name, taint, removed, "node tainted");
+            tracing::info!(node = %name, %taint, removed, "node tainted");
         }
         PlannedChange::NodeUntainted { removed } => {
             tracing::info!(node = %name, removed, "taint or its record removed from node");

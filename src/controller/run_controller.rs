@@ -2,10 +2,14 @@
 
 use std::{convert::Infallible, fmt::Debug, future::Future, sync::Arc};
 
-use futures::{Stream, StreamExt, stream};
+use futures::{
+    Stream, StreamExt,
+    stream::{self, BoxStream},
+};
 use kube_runtime::{
     Controller,
     controller::{Action, Config, Error},
+    reflector::ObjectRef,
 };
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
@@ -34,11 +38,19 @@ pub(super) struct ControllerSettings {
     pub(super) stop: CancellationToken,
 }
 
-/// Reconciles every object of the stream, and all objects on each item of `again`, until `stop`.
+/// What causes reconciles besides changes of the objects.
+pub(super) struct Triggers<K: ApiObject> {
+    /// Each item: of all objects.
+    pub(super) all: BoxStream<'static, ()>,
+    /// Of one object.
+    pub(super) one: BoxStream<'static, ObjectRef<K>>,
+}
+
+/// Reconciles every object of the stream, and those of the triggers, until `stop`.
 pub(super) async fn run_controller<K, F, Fut>(
     settings: ControllerSettings,
     watched: Watched<K>,
-    again: impl Stream<Item = ()> + Send + 'static,
+    triggers: Triggers<K>,
     reconcile: F,
 ) where
     K: ApiObject + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
@@ -78,7 +90,8 @@ pub(super) async fn run_controller<K, F, Fut>(
     };
     let controller = Controller::for_stream(watched.changes, watched.store)
         .with_config(Config::default().concurrency(concurrency))
-        .reconcile_all_on(stream::select(again, activated))
+        .reconcile_all_on(stream::select(triggers.all, activated))
+        .reconcile_on(triggers.one)
         .graceful_shutdown_on(stop.cancelled_owned())
         .run(step, |_, never, _| match *never {}, Arc::new(()))
         .for_each(|result| async move {

@@ -154,6 +154,17 @@ impl Evaluator {
         Template::new(set, &self.keys.get())
     }
 
+    /// Whether archaware leaves it alone.
+    pub fn is_ignored(
+        &self,
+        subject: Subject<'_>,
+        of_namespace: &BTreeMap<String, String>,
+    ) -> bool {
+        let default = self.config.pods.mode_in(subject.namespace);
+        let (rule, _) = mode::rule(subject.annotations, of_namespace, default);
+        rule == Rule::Mode(Mode::Ignore)
+    }
+
     /// Evaluates a spec, within `resolution.budget`.
     pub async fn evaluate(
         &self,
@@ -388,8 +399,8 @@ impl Evaluation {
         why
     }
 
-    /// For example `a (amd64, arm64), b (s390x)`.
-    fn list_images(&self) -> String {
+    /// The images with their architectures, for example `a (amd64, arm64), b (s390x)`.
+    pub fn list_images(&self) -> String {
         let one = |(image, set): &(String, Option<BTreeSet<Architecture>>)| {
             let architectures = match set {
                 None => "any".to_owned(),

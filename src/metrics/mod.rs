@@ -22,7 +22,7 @@ use prometheus_client::{
 };
 
 pub use gauges::{Named, Samples};
-pub use requests::{AdmissionMetrics, ApiRequests, ContentWrites, Panics};
+pub use requests::{AdmissionMetrics, ApiRequests, BoundPodMetrics, ContentWrites, Panics};
 pub use resolutions::{MAX_HOSTS, Resolutions};
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
@@ -51,6 +51,8 @@ pub struct Metrics {
     pub content_writes: ContentWrites,
     /// Admission requests.
     pub admissions: AdmissionMetrics,
+    /// Looks at running pods.
+    pub bound_pods: BoundPodMetrics,
     decisions: Counters<2>,
     decision_seconds: Histogram,
     pod_seconds: Histogram,
@@ -75,6 +77,7 @@ impl Default for Metrics {
             api: ApiRequests::default(),
             content_writes: ContentWrites::default(),
             admissions: AdmissionMetrics::default(),
+            bound_pods: BoundPodMetrics::default(),
             decisions: Family::default(),
             decision_seconds: Histogram::new(LATENCY_BUCKETS),
             pod_seconds: Histogram::new(WAIT_BUCKETS),
@@ -111,6 +114,7 @@ impl Default for Metrics {
         );
         m.content_writes.register(&mut registry);
         m.admissions.register(&mut registry);
+        m.bound_pods.register(&mut registry);
         m.api.register(&mut registry);
         registry.register(
             "queue_depth",
@@ -147,6 +151,7 @@ impl Metrics {
             }
         }
         self.admissions.begin_at_zero();
+        self.bound_pods.begin_at_zero();
         for kind in ["Pod", "DaemonSet", "Node"] {
             for result in ["refused", "forbidden", "unavailable"] {
                 drop(

@@ -13,6 +13,32 @@ use super::{Counters, LATENCY_BUCKETS};
 #[derive(Clone, Default)]
 pub struct ApiRequests(Counters<2>);
 
+/// Looks at pods that run on nodes, by result.
+#[derive(Clone, Default)]
+pub struct BoundPodMetrics(Counters<1>);
+
+impl BoundPodMetrics {
+    pub(super) fn register(self, registry: &mut Registry) {
+        registry.register(
+            "bound_pods",
+            "Looks at running pods before and after their node is tainted, by result",
+            self.0,
+        );
+    }
+
+    /// The series that the dashboard shows.
+    pub(super) fn begin_at_zero(&self) {
+        for result in ["tolerated", "unchanged", "failed"] {
+            drop(self.0.get_or_create(&[("result", result)]));
+        }
+    }
+
+    /// Counts a pod.
+    pub fn count(&self, result: &'static str) {
+        self.0.get_or_create(&[("result", result)]).inc();
+    }
+}
+
 /// Writes to containerd by result.
 #[derive(Clone, Default)]
 pub struct ContentWrites(Counters<1>);

@@ -48,6 +48,14 @@ pub struct NodeChange {
     pub ownership: Option<Ownership>,
 }
 
+impl NodeChange {
+    /// The taint that the node gets.
+    pub fn new_taint(&self) -> Option<&Taint> {
+        let corrected = self.correct.as_ref().map(|(_, taint)| taint);
+        self.add.as_ref().or(corrected)
+    }
+}
+
 /// The annotation that records which taint archaware owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ownership {
@@ -126,6 +134,13 @@ pub fn foreign_taint(node: &NodeView<'_>, kind: &TaintKind) -> Option<Taint> {
         value,
     };
     (recorded(node.annotations).as_ref() != Some(&found)).then_some(found)
+}
+
+/// The taint that archaware owns, if the node has it.
+pub fn standing(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<Taint> {
+    let own = node.owned(keys)?;
+    let (_, value) = find_taint(node.taints, &own.kind)?;
+    (value == own.value).then_some(own)
 }
 
 /// The change of a node and the problem to report. Both are usually `None`.

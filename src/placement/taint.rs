@@ -93,12 +93,7 @@ impl TaintKind {
 
     /// The toleration for one architecture.
     pub fn toleration(&self, architecture: &Architecture) -> Value {
-        json!({
-            "key": self.key,
-            "operator": "Equal",
-            "value": architecture.as_str(),
-            "effect": self.effect.as_str(),
-        })
+        self.taint(architecture).toleration()
     }
 
     /// The toleration for every architecture and for no other taint.
@@ -137,6 +132,16 @@ pub(super) fn text<'a>(value: &'a Value, field: &str) -> &'a str {
 }
 
 impl Taint {
+    /// The toleration for exactly this taint.
+    pub fn toleration(&self) -> Value {
+        json!({
+            "key": self.kind.key,
+            "operator": "Equal",
+            "value": self.value,
+            "effect": self.kind.effect.as_str(),
+        })
+    }
+
     /// The taint in the API's form.
     pub fn to_json(&self) -> Value {
         json!({

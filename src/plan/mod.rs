@@ -2,6 +2,7 @@
 //! consequences. Pure: no client, no clock, no store.
 
 pub(crate) mod advice;
+pub(crate) mod bound_pod;
 pub(crate) mod daemon_set;
 mod draft;
 mod follow_up;
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use crate::{
     cluster::{events::EventReason, patch::JsonPatch},
-    placement::{Decision, PlacementPolicy, failure::FailurePolicy},
+    placement::{Decision, PlacementPolicy, Taint, failure::FailurePolicy},
 };
 
 pub(crate) use draft::hash;
@@ -52,8 +53,6 @@ pub(crate) struct Plan {
     pub(crate) patch: Option<PlannedPatch>,
     /// When to reconcile again if the object does not change.
     pub(crate) requeue: Option<Duration>,
-    /// Whether this counts as an attempt; nodes are tainted after one attempt at each initial object.
-    pub(crate) is_complete: bool,
     /// Whether nothing remains to be decided once the patch, if any, is applied.
     pub(crate) decides: bool,
     /// The state to store; `None`: none.
@@ -101,7 +100,7 @@ pub(crate) enum PlannedChange {
     /// A node gets its taint.
     NodeTainted {
         /// The taint.
-        taint: String,
+        taint: Taint,
         /// Whether another taint is removed.
         removed: bool,
     },
@@ -140,9 +139,16 @@ impl Plan {
             counts: Vec::new(),
             patch: None,
             requeue: None,
-            is_complete: true,
             decides: false,
             state: None,
+        }
+    }
+
+    /// The taint that a node gets.
+    pub(crate) fn new_taint(&self) -> Option<&Taint> {
+        match &self.patch.as_ref()?.change {
+            PlannedChange::NodeTainted { taint, .. } => Some(taint),
+            _ => None,
         }
     }
 }

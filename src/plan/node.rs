@@ -28,7 +28,7 @@ pub(crate) fn plan(
     let Some(change) = change else {
         return plan;
     };
-    let wanted = taint(&change).map(ToString::to_string);
+    let wanted = change.new_taint().map(ToString::to_string);
     // The record of a taint that is not there any more.
     let recorded = node::recorded(node.view().annotations).map(|taint| taint.to_string());
     let was_there = wanted.is_some() && recorded == wanted;
@@ -47,17 +47,11 @@ pub(crate) fn plan(
     plan
 }
 
-/// The taint that a change sets.
-fn taint(change: &NodeChange) -> Option<&crate::placement::Taint> {
-    let corrected = change.correct.as_ref().map(|(_, taint)| taint);
-    change.add.as_ref().or(corrected)
-}
-
 fn write(node: &Node, change: NodeChange) -> PlannedPatch {
     let removed = change.remove.is_some();
-    let done = match taint(&change) {
+    let done = match change.new_taint() {
         Some(taint) => PlannedChange::NodeTainted {
-            taint: taint.to_string(),
+            taint: taint.clone(),
             removed,
         },
         None => PlannedChange::NodeUntainted { removed },

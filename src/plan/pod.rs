@@ -77,9 +77,6 @@ pub(crate) fn plan(
             .filter(|_| !decided.waiting)
             .map(|patch| PlannedPatch::new(patch, PlannedChange::GateRemoved));
         plan.decides = plan.patch.is_none() && !decided.waiting;
-        // A taint with NoExecute would evict a bound pod, so startup waits for its decision, of the failure policy if
-        // necessary.
-        plan.is_complete = plan.patch.is_some() || !(pod.is_bound() && decided.waiting);
         return draft.finish();
     };
     // A pod that no node can run still waits.

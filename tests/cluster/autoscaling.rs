@@ -1,6 +1,8 @@
 //! A real Karpenter beside archaware: a pending pod says by itself on which nodes it can run, so that Karpenter makes those and
 //! no others. docs/autoscaling.md has the same cases without archaware and with taints only.
 
+mod consolidation;
+
 use std::time::Duration;
 
 use k8s_openapi::api::{

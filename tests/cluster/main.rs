@@ -11,6 +11,7 @@
 
 mod admission;
 mod autoscaling;
+mod bound_pods;
 mod clean;
 mod configuration;
 mod daemon_sets;

@@ -52,7 +52,7 @@ pub(super) fn desired_webhooks(
     };
     let mut pods = webhook("pods", rule("", "pods", &["CREATE"], "Namespaced"));
     set(&mut pods, "namespaceSelector", namespaces(namespace));
-    set(&mut pods, "matchConditions", json!(match_conditions()));
+    set(&mut pods, "matchConditions", json!([match_condition()]));
     let nodes = webhook("nodes", rule("", "nodes", &["CREATE"], "Cluster"));
     let of_sets = rule("apps", "daemonsets", &["CREATE", "UPDATE"], "Namespaced");
     let mut sets = webhook("daemonsets", of_sets);
@@ -81,19 +81,23 @@ fn namespaces(own: &str) -> Value {
     ]})
 }
 
-/// Bound pods and mirror pods of static pods are not scheduled.
-fn match_conditions() -> [Value; 2] {
-    [
-        json!({
-            "name": "archaware.dev/unbound",
-            "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''",
-        }),
-        json!({
-            "name": "archaware.dev/no-mirror",
-            "expression": "!has(object.metadata.annotations) || \
-                !('kubernetes.io/config.mirror' in object.metadata.annotations)",
-        }),
-    ]
+/// Mirror pods of static pods are not scheduled, and tolerate every taint with `NoExecute`.
+fn match_condition() -> Value {
+    json!({
+        "name": "archaware.dev/no-mirror",
+        "expression": "!has(object.metadata.annotations) || \
+            !('kubernetes.io/config.mirror' in object.metadata.annotations)",
+    })
+}
+
+/// What the first version wrote without a prefix.
+fn is_of_first_version(condition: &Value) -> bool {
+    let (name, expression) = (text(condition, "name"), text(condition, "expression"));
+    match name {
+        "no-mirror" => expression == text(&match_condition(), "expression"),
+        "unbound" => expression == "!has(object.spec.nodeName) || object.spec.nodeName == ''",
+        _ => false,
+    }
 }
 
 /// Sets a field of a JSON object.
@@ -107,14 +111,9 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value.get(field).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Whether a condition is archaware's, of this version or another. In the first one the names had no prefix.
+/// Whether a condition is archaware's, of this version or another.
 fn is_own(condition: &Value) -> bool {
-    let name = text(condition, "name");
-    let is_first = |own: &Value| {
-        text(own, "name").strip_prefix(annotation::PREFIX) == Some(name)
-            && text(own, "expression") == text(condition, "expression")
-    };
-    name.starts_with(annotation::PREFIX) || match_conditions().iter().any(is_first)
+    text(condition, "name").starts_with(annotation::PREFIX) || is_of_first_version(condition)
 }
 
 /// Whether a requirement on namespaces is archaware's.
@@ -316,7 +315,7 @@ mod tests {
         let condition = |name: &str| json!({"name": name, "expression": "false"});
         let mut stale = stored(usual());
         let mut conditions = list(&stale[0], "/matchConditions").to_vec();
-        let mut first = conditions[1].clone();
+        let mut first = conditions[0].clone();
         first["name"] = json!("no-mirror");
         conditions.push(first);
         let names = ["unbound", "archaware.dev/gone", "other.example/mine"];
@@ -333,12 +332,7 @@ mod tests {
             .map(|one| text(one, "name"))
             .collect();
         // The one named `unbound` has another expression: it is somebody else's.
-        let expected = [
-            "archaware.dev/unbound",
-            "archaware.dev/no-mirror",
-            "unbound",
-            "other.example/mine",
-        ];
+        let expected = ["archaware.dev/no-mirror", "unbound", "other.example/mine"];
         assert_eq!(left, expected);
         assert!(!list(&corrected[0], "/namespaceSelector/matchExpressions").contains(&enabled));
         assert_eq!(correct(&corrected, usual()), None);

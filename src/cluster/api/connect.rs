@@ -174,7 +174,7 @@ where
 fn verb(method: &Method, query: &str) -> &'static str {
     match *method {
         Method::GET if query.contains("watch=true") => "watch",
-        Method::GET if query.contains("limit=") => "list",
+        Method::GET if query.contains("limit=") || query.contains("fieldSelector=") => "list",
         Method::GET => "get",
         Method::POST => "create",
         Method::PUT => "update",

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::placement::{
-    GATE,
+    GATE, Taint,
     affinity::{self, Affinity, NodeSelectorTerm, PreferredTerm, Requirement},
     annotation,
     decision::Decision,
@@ -27,9 +27,7 @@ const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 /// behind it. The API server does not allow tolerations of a pod to be removed again.
 pub fn apply(pod: &Pod, change: PodChange, decision: &Decision, stays_gated: bool) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&pod.metadata);
-    // Recorded so that a pod created from this pod's YAML is decided without the additions.
-    let added = reinvocation::recorded_change(annotations(&pod.metadata)).and(&change);
-    let added = reinvocation::record(&added);
+    let added = added(pod, &change);
     patch.change(pod, change);
     let decision = decision.annotation();
     let values = [
@@ -43,11 +41,31 @@ pub fn apply(pod: &Pod, change: PodChange, decision: &Decision, stays_gated: boo
     patch
 }
 
+/// Adds the toleration for the taint of the node on which the pod runs.
+pub fn tolerate(pod: &Pod, taint: &Taint) -> JsonPatch {
+    let mut patch = JsonPatch::for_object(&pod.metadata);
+    let change = PodChange {
+        tolerations: vec![taint.toleration()],
+        ..PodChange::default()
+    };
+    let added = added(pod, &change);
+    patch.change(pod, change);
+    patch.annotate(&pod.metadata, &[(annotation::ADDED, added.as_deref())]);
+    patch
+}
+
 /// Removes archaware's scheduling gate only.
 pub fn remove_gate(pod: &Pod) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&pod.metadata);
     patch.release(pod);
     patch
+}
+
+/// The record of what archaware added to the pod, with this change: a pod created from this pod's YAML is decided without
+/// the additions.
+fn added(pod: &Pod, change: &PodChange) -> Option<String> {
+    let recorded = reinvocation::recorded_change(annotations(&pod.metadata));
+    reinvocation::record(&recorded.and(change))
 }
 
 /// The changes that the webhook makes to a pod.

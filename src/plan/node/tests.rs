@@ -75,7 +75,7 @@ fn every_node_has_its_plan() {
     let old = json!([{ "key": "old", "value": "arm64", "effect": "NoSchedule" }]);
     let tainted = |removed| {
         Some(PlannedChange::NodeTainted {
-            taint: "kubernetes.io/arch=arm64:NoSchedule".to_owned(),
+            taint: "kubernetes.io/arch=arm64:NoSchedule".parse().unwrap(),
             removed,
         })
     };

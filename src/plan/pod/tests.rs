@@ -124,68 +124,37 @@ fn the_failure_policy_decides_within_what_is_known() {
     );
 }
 
-/// The change, whether the attempt counts, and whether anything remains to be decided.
+/// The change, whether anything remains to be decided, and when to look again.
 #[test]
 fn every_verdict_has_its_plan() {
     let critical = json!({ "priorityClassName": "system-node-critical" });
-    let bound = json!({ "nodeName": "n" });
     let none = || Verdict::Decided(Decision::NoCommonArchitecture);
     let waits = Some(Duration::from_secs(1));
     let looks = Some(Duration::from_mins(10));
-    for (spec, verdict, change, is_complete, decides, requeue) in [
-        (
-            json!({}),
-            on(&["arm64"]),
-            Some(placed("arm64", false)),
-            true,
-            true,
-            None,
-        ),
-        (tolerating(), on(&["arm64"]), None, true, true, None),
-        (
-            gated(),
-            on(&["arm64"]),
-            Some(placed("arm64", false)),
-            true,
-            true,
-            None,
-        ),
+    let on_arm = || Some(placed("arm64", false));
+    let said = || Some(placed("none", false));
+    for (spec, verdict, change, decides, requeue) in [
+        (json!({}), on(&["arm64"]), on_arm(), true, None),
+        (tolerating(), on(&["arm64"]), None, true, None),
+        (gated(), on(&["arm64"]), on_arm(), true, None),
         // It waits, and its annotation says so.
-        (
-            json!({}),
-            none(),
-            Some(placed("none", false)),
-            true,
-            false,
-            looks,
-        ),
-        (
-            gated(),
-            none(),
-            Some(placed("none", false)),
-            true,
-            false,
-            looks,
-        ),
-        (json!({}), Verdict::Skip, None, true, true, None),
+        (json!({}), none(), said(), false, looks),
+        (gated(), none(), said(), false, looks),
+        (json!({}), Verdict::Skip, None, true, None),
         (
             gated(),
             Verdict::Skip,
             Some(PlannedChange::GateRemoved),
-            true,
             false,
             None,
         ),
-        (json!({}), unresolved(), None, true, false, waits),
-        (gated(), unresolved(), None, true, false, waits),
-        // NoExecute would evict the pod, so startup waits for its decision.
-        (bound, unresolved(), None, false, false, waits),
+        (json!({}), unresolved(), None, false, waits),
+        (gated(), unresolved(), None, false, waits),
         // A system-critical pod.
         (
             critical,
             unresolved(),
             Some(placed("any", true)),
-            true,
             true,
             None,
         ),
@@ -193,11 +162,7 @@ fn every_verdict_has_its_plan() {
         let name = format!("{spec} {verdict:?}");
         let plan = plan_of(&pod(&[], spec), verdict);
         assert_eq!(plan.patch.map(|write| write.change), change, "{name}");
-        assert_eq!(
-            (plan.is_complete, plan.decides, plan.requeue),
-            (is_complete, decides, requeue),
-            "{name}"
-        );
+        assert_eq!((plan.decides, plan.requeue), (decides, requeue), "{name}");
     }
 }
 

@@ -283,38 +283,9 @@ async fn a_refused_patch_opens_the_gate_all_the_same() {
     let cluster = TestCluster::take().await;
     cluster.create_three_nodes().await;
     let slow = registry("arm64", Some(Script::Slow(Duration::from_millis(300)))).await;
-    let policy = json!({
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": "no-tolerations"},
-        "spec": {
-            "failurePolicy": "Fail",
-            "matchConstraints": {"resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}]},
-            "validations": [{"expression": "!object.spec.tolerations.exists(t, has(t.key) && t.key == 'kubernetes.io/arch')", "message": "no tolerations here"}],
-        },
-    });
-    let binding = json!({
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": "no-tolerations"},
-        "spec": {"policyName": "no-tolerations", "validationActions": ["Deny"]},
-    });
-    let file = cluster.dir().join("policy.json");
-    let list = json!({"apiVersion": "v1", "kind": "List", "items": [policy, binding]});
-    std::fs::write(&file, list.to_string()).unwrap();
-    cluster.kubectl(&["apply", "-f", file.to_str().unwrap()]);
+    let _policy = cluster.forbid_tolerations().await;
     let _archaware =
         Controller::start_with_webhook(&cluster, "", "onMiss: gate, budget: 50ms").await;
-    // The policy is active once it rejects a change.
-    eventually("a policy in force", DEADLINE, || async {
-        let probe = create(&cluster, "", &["arm64"], |pod| {
-            pod["metadata"] = json!({"generateName": "probe-", "annotations": {"archaware.dev/mode": "ignore"}});
-        })
-        .await;
-        let add = json!([{"op": "add", "path": "/spec/tolerations/-", "value": {"key": "kubernetes.io/arch", "operator": "Exists"}}]);
-        let patch = kube::api::Patch::<()>::Json(serde_json::from_value(add).unwrap());
-        let refused = cluster.pods().patch(&probe.name_any(), &Default::default(), &patch).await;
-        refused.is_err().then_some(())
-    })
-    .await;
     assert!(is_gated(
         &create_from(&cluster, "gated", &slow, "arm64").await
     ));
@@ -323,7 +294,6 @@ async fn a_refused_patch_opens_the_gate_all_the_same() {
     })
     .await;
     cluster.wait_for_event("gated", "ChangeRefused").await;
-    cluster.kubectl(&["delete", "-f", file.to_str().unwrap()]);
 }
 
 /// The leader removes gates, and there is always a new leader.

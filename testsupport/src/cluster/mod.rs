@@ -4,10 +4,12 @@
 mod admission;
 mod autoscaling;
 mod controller;
+mod descheduler;
 mod fixtures;
 mod host;
 mod karpenter;
 mod objects;
+mod policy;
 mod service;
 mod tls;
 mod wait;

@@ -1,0 +1,82 @@
+//! Before a node is tainted, the pods that run there get a toleration for its taint, so that nothing changes for them: `NoExecute`
+//! would evict them, and with `NoSchedule` the descheduler would, and an autoscaler would find no other node for them. They are
+//! not watched: they are listed before a node gets its taint, and once more afterwards.
+
+mod looks;
+mod worker;
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::Instant};
+
+use crate::{
+    cluster::{objects::Node, watch::Removed},
+    metrics::Metrics,
+    placement::Taint,
+};
+
+use looks::Looks;
+
+pub(super) use worker::Worker;
+
+/// Asks for looks at the pods of nodes, and knows their results. Cheap to clone.
+#[derive(Clone, Default)]
+pub(super) struct BoundPods(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    looks: Mutex<Looks>,
+    /// Told of each request.
+    changed: Notify,
+}
+
+impl BoundPods {
+    /// Whether the node may get this taint now. If not, it is reconciled again when it may.
+    pub(super) fn may_taint(&self, node: &Node, taint: &Taint) -> bool {
+        let may = {
+            let mut looks = self.0.looks.lock();
+            looks.may_taint(uid(node), name(node), taint, Instant::now())
+        };
+        if !may {
+            self.0.changed.notify_one();
+        }
+        may
+    }
+
+    /// The node has this taint.
+    pub(super) fn is_tainted(&self, node: &Node, taint: &Taint) {
+        let mut looks = self.0.looks.lock();
+        looks.is_tainted(uid(node), name(node), taint, Instant::now());
+        drop(looks);
+        self.0.changed.notify_one();
+    }
+
+    /// Forgets deleted nodes.
+    pub(super) fn removed(&self, removed: &Removed<'_, Node>) {
+        let mut looks = self.0.looks.lock();
+        match removed {
+            Removed::One(node) => looks.forget(uid(node)),
+            Removed::Relisted(uids) => looks.retain(uids),
+        }
+    }
+
+    /// Registers the gauge of nodes whose taint waits.
+    pub(super) fn register_gauge(&self, metrics: &Metrics) {
+        let requests = self.clone();
+        let name = "nodes_waiting_for_bound_pods";
+        let help = "Nodes that get their taint when the pods that run there tolerate it";
+        metrics.register_gauges([(name, help)], move || {
+            let waiting = requests.0.looks.lock().waiting();
+            [vec![([], i64::try_from(waiting).unwrap_or(i64::MAX))]]
+        });
+    }
+}
+
+fn uid(node: &Node) -> &str {
+    node.metadata.uid.as_deref().unwrap_or_default()
+}
+
+fn name(node: &Node) -> &str {
+    node.metadata.name.as_deref().unwrap_or_default()
+}
