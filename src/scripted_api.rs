@@ -261,7 +261,9 @@ impl ScriptedApi {
             Method::GET if path == "/version" => json_body(&json!({})),
             Method::GET => match self.get(path) {
                 Some(object) => json_body(&object),
-                None if call.query.contains("limit=") => self.list(path),
+                None if call.query.contains("fieldSelector=") || call.query.contains("limit=") => {
+                    self.list(path, node_of(&call.query))
+                }
                 None => status(404, "not found", &Value::Null),
             },
             Method::PATCH => {
@@ -291,9 +293,11 @@ impl ScriptedApi {
         }
     }
 
-    fn list(&self, path: &str) -> Response<Body> {
+    /// All objects, or those on a node.
+    fn list(&self, path: &str, node: Option<&str>) -> Response<Body> {
         let state = self.0.lock();
-        let items: Vec<&Value> = state.of(path);
+        let mut items: Vec<&Value> = state.of(path);
+        items.retain(|item| node.is_none_or(|node| item["spec"]["nodeName"] == node));
         json_body(&json!({ "kind": "List", "apiVersion": "v1", "items": items,
             "metadata": { "resourceVersion": state.version.to_string() } }))
     }
@@ -322,6 +326,13 @@ impl ScriptedApi {
         });
         Response::new(Body::from_stream(events.boxed()))
     }
+}
+
+/// The node in a field selector `spec.nodeName=NODE`.
+fn node_of(query: &str) -> Option<&str> {
+    let (_, selector) = query.split_once("fieldSelector=spec.nodeName%3D")?;
+    let node = selector.split('&').next()?;
+    Some(node).filter(|node| !node.is_empty())
 }
 
 impl State {

@@ -16,7 +16,7 @@ use crate::{
         objects::{DaemonSet, Node, Pod, annotations},
         patch,
     },
-    config::{AdmissionConfig, DaemonSets, OnMiss, OnNoCommonArchitecture},
+    config::{AdmissionConfig, BoundPods, DaemonSets, OnMiss, OnNoCommonArchitecture},
     evaluate::{Evaluation, Evaluator, Stage, Subject, Verdict, template::Template},
     metrics::Panics,
     placement::{Decision, PlacementPolicy, annotation, mode, node, pod::PodChange, reinvocation},
@@ -149,6 +149,9 @@ impl Webhook {
             return (AdmissionResponse::default(), Outcome::Oversized);
         }
         let review = Arc::new(PodReview::new(pod, namespace));
+        if review.pod.is_bound() {
+            return self.bound_pod(&review).await;
+        }
         let evaluation = {
             let (review, evaluator, namespaces) = (
                 review.clone(),
@@ -205,10 +208,6 @@ impl Webhook {
                 review.subject().change(policy, decision, evaluation)
             };
             decided = Some((decision.clone(), change));
-        } else if review.pod.is_bound()
-            && matches!(outcome, Some(Outcome::Missed | Outcome::Unresolved))
-        {
-            decided = Some(review.keeps_its_place(policy));
         }
         answer.patch = review.patch(decided, gate);
         let outcome = match outcome {
@@ -220,15 +219,36 @@ impl Webhook {
         (answer, outcome)
     }
 
-    /// Whether a pod waits behind the gate. Those of system-critical classes never wait for a controller, no autoscaler
-    /// makes nodes for those of DaemonSets, and a pod that its author bound to a node may have no gate.
+    /// A pod that its author put on a node runs there, whatever its images are: no scheduler is asked, and it may have no gate.
+    async fn bound_pod(&self, review: &PodReview) -> (AdmissionResponse, Outcome) {
+        if self.evaluator.config.taint.bound_pods == BoundPods::Leave {
+            return (AdmissionResponse::default(), Outcome::Skipped);
+        }
+        let of_namespace = of_namespace(&self.namespaces, &review.namespace).await;
+        if self.evaluator.is_ignored(review.subject(), &of_namespace) {
+            return (AdmissionResponse::default(), Outcome::Ignored);
+        }
+        let change = review.tolerate_all(&self.evaluator.policy);
+        let patch = review.patch(Some((Decision::TolerateAll, change)), false);
+        let outcome = match patch {
+            Some(_) => Outcome::Changed,
+            None => Outcome::Unchanged,
+        };
+        let answer = AdmissionResponse {
+            patch,
+            ..AdmissionResponse::default()
+        };
+        (answer, outcome)
+    }
+
+    /// Whether a pod waits behind the gate. Those of system-critical classes never wait for a controller, and no autoscaler
+    /// makes nodes for those of DaemonSets.
     fn gates(&self, pod: &Pod, outcome: Outcome) -> bool {
         use Outcome::{Missed, NoCommonArchitecture, Unresolved};
         self.config().on_miss == OnMiss::Gate
             && matches!(outcome, Missed | Unresolved | NoCommonArchitecture)
             && !pod.spec.is_system_critical()
             && !pod.is_daemon()
-            && !pod.is_bound()
     }
 
     /// A node that registers gets its taint before any pod can be bound to it.
@@ -383,26 +403,20 @@ impl PodReview {
             spec: &self.without_owned.spec,
             annotations: annotations(&self.without_owned.metadata),
             namespace: &self.namespace,
-            // The kubelet would refuse a pod whose affinity does not match its node.
-            stage: if self.pod.is_bound() {
-                Stage::Pod
-            } else {
-                Stage::Creation
-            },
+            stage: Stage::Creation,
             decided_by_policy: None,
         }
     }
 
-    /// The decision about a pod that its author bound to a node, while its images are not known: it runs there, and the
-    /// controller does not look at it.
-    fn keeps_its_place(&self, policy: &PlacementPolicy) -> (Decision, PodChange) {
+    /// A toleration for every architecture, unless it has one.
+    fn tolerate_all(&self, policy: &PlacementPolicy) -> PodChange {
         let existing = self.without_owned.spec.tolerations.as_deref();
         let mut existing = existing.unwrap_or_default().iter();
         let mut change = PodChange::default();
         if !existing.any(|one| policy.taint.is_tolerated_by(one)) {
             change.tolerations.push(policy.taint.toleration_of_all());
         }
-        (Decision::TolerateAll, change)
+        change
     }
 
     /// `None` if the pod needs no change.

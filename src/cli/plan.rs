@@ -142,7 +142,7 @@ async fn steps(
         .filter(|node| node.metadata.deletion_timestamp.is_none())
         .map(|node| PlannedNode::new(node, &policy, &keys))
         .collect();
-    let bound = bound_pods::look(bound, &nodes, evaluator, &namespaces).await;
+    let bound = bound_pods::plan(bound, &nodes, evaluator, &namespaces).await;
     let mut steps = bound.rows;
     for node in nodes {
         let tolerated = bound.tolerated.get(&node.node.name_any());

@@ -2,6 +2,7 @@
 //! would evict them, and with `NoSchedule` the descheduler would, and an autoscaler would find no other node for them. They are
 //! not watched: they are listed before a node gets its taint, and once more afterwards.
 
+mod batch;
 mod looks;
 mod worker;
 
@@ -32,24 +33,29 @@ struct Shared {
 }
 
 impl BoundPods {
-    /// Whether the node may get this taint now. If not, it is reconciled again when it may.
-    pub(super) fn may_taint(&self, node: &Node, taint: &Taint) -> bool {
-        let may = {
+    /// Takes the permission to give the node this taint, if there is one. If not, the node is reconciled again when there is.
+    pub(super) fn take_permission(&self, node: &Node, taint: &Taint) -> bool {
+        let permitted = {
             let mut looks = self.0.looks.lock();
-            looks.may_taint(uid(node), name(node), taint, Instant::now())
+            looks.take_permission(uid(node), name(node), taint, Instant::now())
         };
-        if !may {
+        if !permitted {
             self.0.changed.notify_one();
         }
-        may
+        permitted
     }
 
-    /// The node has this taint.
-    pub(super) fn is_tainted(&self, node: &Node, taint: &Taint) {
+    /// The node has this taint, and keeps it.
+    pub(super) fn look_after_taint(&self, node: &Node, taint: &Taint) {
         let mut looks = self.0.looks.lock();
-        looks.is_tainted(uid(node), name(node), taint, Instant::now());
+        looks.look_after_taint(uid(node), name(node), taint, Instant::now());
         drop(looks);
         self.0.changed.notify_one();
+    }
+
+    /// The node has none, and gets none.
+    pub(super) fn forget(&self, node: &Node) {
+        self.0.looks.lock().forget(uid(node));
     }
 
     /// Forgets deleted nodes.

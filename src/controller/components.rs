@@ -12,7 +12,7 @@ use futures::{
 use kube::Resource;
 use kube_runtime::reflector::{ObjectRef, Store};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
@@ -216,7 +216,7 @@ impl Components {
         (may_taint, store, ready)
     }
 
-    /// Starts what gives running pods their tolerations. Returns the nodes that may be tainted then.
+    /// Starts what gives bound pods their tolerations. Returns the nodes that may be tainted then.
     fn bound_pods(
         &mut self,
         requests: BoundPods,
@@ -225,17 +225,21 @@ impl Components {
     ) -> BoxStream<'static, ObjectRef<Node>> {
         requests.register_gauge(&self.outputs.metrics);
         let (ready, mut are_ready) = mpsc::channel(CONCURRENT_NODES.get().into());
+        let writes = usize::from(self.config.concurrency.writes.get());
         let worker = Arc::new(bound_pods::Worker {
             requests,
             api: self.api.clone(),
             evaluator: self.evaluator.clone(),
             namespaces: self.outputs.namespaces.clone(),
             writer: self.outputs.writer.clone(),
-            metrics: self.outputs.metrics.bound_pods.clone(),
+            metrics: self.outputs.metrics.clone(),
             nodes,
+            places: Semaphore::new(usize::max(writes * 3 / 4, 1)),
             ready,
+            stop: self.stop.clone(),
         });
-        self.spawn_until_stop("the look at running pods", worker.run(may_taint));
+        let worker = worker.run(may_taint);
+        self.tasks.spawn(worker.map(|()| "the look at bound pods"));
         stream::poll_fn(move |context| are_ready.poll_recv(context)).boxed()
     }
 

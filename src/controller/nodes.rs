@@ -51,10 +51,11 @@ impl ReconcileSteps for NodeSteps {
             return true;
         };
         if let Some(taint) = plan.new_taint() {
-            return bound_pods.may_taint(node, taint);
+            return bound_pods.take_permission(node, taint);
         }
-        if let Some(taint) = node::standing(&node.view(), &self.keys.get()) {
-            bound_pods.is_tainted(node, &taint);
+        match node::standing(&node.view(), &self.keys.get()) {
+            Some(taint) if !plan.removes_taint() => bound_pods.look_after_taint(node, &taint),
+            _ => bound_pods.forget(node),
         }
         true
     }

@@ -60,7 +60,7 @@ pub(super) trait ReconcileSteps: Send + Sync + 'static {
         now: Instant,
     ) -> Plan;
 
-    /// Whether the plan may be applied now. If not, the object is reconciled again when it may.
+    /// Asks whether the plan may be applied now. If not, what it waits for is begun, and the object is reconciled again then.
     fn may_apply(&self, _object: &Self::Object, _plan: &Plan) -> bool {
         true
     }

@@ -136,7 +136,7 @@ impl PlacementPolicy {
 
     /// The node architectures that can run images of these architectures. Not transitive: amd64 nodes run 386 images,
     /// but a node that runs amd64 images need not run 386 images.
-    fn widen(&self, own: BTreeSet<Architecture>) -> BTreeSet<Architecture> {
+    pub fn widen(&self, own: BTreeSet<Architecture>) -> BTreeSet<Architecture> {
         let runs_one = |runs: &&Vec<Architecture>| runs.iter().any(|image| own.contains(image));
         let further: Vec<_> = self
             .compatibility

@@ -1,10 +1,13 @@
 //! Plans the toleration of a pod that runs on a node, before the node is tainted. A taint takes a running pod its right to stay:
 //! one with `NoExecute` evicts it, and with `NoSchedule` the descheduler does, and autoscalers find no other node for it.
 
+use std::collections::BTreeSet;
+
 use crate::{
     cluster::objects::Pod,
-    evaluate::Verdict,
-    placement::{Decision, Taint, tolerates},
+    evaluate::{Evaluation, Verdict},
+    placement::{Decision, PlacementPolicy, Taint, tolerates},
+    platform::Architecture,
 };
 
 /// Whether the pod runs on a node and does not tolerate this taint.
@@ -14,22 +17,56 @@ pub(crate) fn lacks_toleration(pod: &Pod, taint: &Taint) -> bool {
     pod.is_in_scope() && pod.is_bound() && !tolerated
 }
 
-/// Whether a taint with `NoExecute` may evict the pod: its images are known not to exist for the node's architecture. A pod whose
-/// images are not known keeps its place: it runs.
-pub(crate) fn is_misplaced(verdict: &Verdict, architecture: &str) -> bool {
-    let known = match verdict {
-        Verdict::Decided(Decision::NoCommonArchitecture) => return true,
-        Verdict::Decided(Decision::Architectures(set)) => Some(set),
-        Verdict::Unresolved { known, .. } => known.as_ref(),
-        Verdict::Decided(Decision::TolerateAll) | Verdict::Skip => None,
-    };
-    known.is_some_and(|set| !set.iter().any(|one| one.as_str() == architecture))
+/// Whether one of its images is known not to exist for the node's architecture.
+pub(crate) fn is_misplaced(
+    evaluation: &Evaluation,
+    policy: &PlacementPolicy,
+    architecture: &str,
+) -> bool {
+    let lacks = |set: &BTreeSet<Architecture>| !set.iter().any(|one| one.as_str() == architecture);
+    if let (Verdict::Decided(Decision::Architectures(set)), []) =
+        (&evaluation.verdict, &*evaluation.images)
+    {
+        // Stated by an annotation.
+        return lacks(set);
+    }
+    let mut known = evaluation.images.iter().filter_map(|(_, set)| set.clone());
+    known.any(|set| lacks(&policy.widen(set)))
+}
+
+/// What happens to a pod that does not tolerate the taint of its node. `NoExecute` evicts those that get no toleration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It gets a toleration.
+    Tolerated,
+    /// It stays as it is, by its mode.
+    Ignored,
+    /// It stays as it is: its images cannot run there.
+    Misplaced,
+}
+
+impl Fate {
+    /// The result in the metrics.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Tolerated => "tolerated",
+            Self::Ignored => "ignored",
+            Self::Misplaced => "misplaced",
+        }
+    }
+}
+
+/// What happens to such a pod. With `NoSchedule` its images do not matter: it runs there.
+pub(crate) fn fate(is_ignored: bool, is_misplaced: bool) -> Fate {
+    match (is_ignored, is_misplaced) {
+        (true, _) => Fate::Ignored,
+        (false, true) => Fate::Misplaced,
+        (false, false) => Fate::Tolerated,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use serde_json::json;
 
     use super::*;
@@ -88,21 +125,71 @@ mod tests {
         let set = |names: &[&str]| -> BTreeSet<_> {
             names.iter().map(|name| name.parse().unwrap()).collect()
         };
-        let decided = |names| Verdict::Decided(Decision::Architectures(set(names)));
-        let unresolved = |known: Option<&[&str]>| Verdict::Unresolved {
+        let stated = |names| Verdict::Decided(Decision::Architectures(set(names)));
+        let none = || Verdict::Decided(Decision::NoCommonArchitecture);
+        let unresolved = || Verdict::Unresolved {
             failed: Vec::new(),
-            known: known.map(set),
+            known: None,
         };
-        for (verdict, expected) in [
-            (decided(&["amd64", "arm64"]), false),
-            (decided(&["amd64"]), true),
-            (Verdict::Decided(Decision::NoCommonArchitecture), true),
-            (Verdict::Decided(Decision::TolerateAll), false),
-            (unresolved(None), false),
-            (unresolved(Some(&["arm64"])), false),
-            (unresolved(Some(&["amd64"])), true),
+        let config = crate::config::Config::default();
+        let policy = PlacementPolicy::from(&config);
+        for (verdict, images, architecture, expected) in [
+            (
+                stated(&["amd64", "arm64"]),
+                vec![Some(set(&["amd64", "arm64"]))],
+                "arm64",
+                false,
+            ),
+            (
+                stated(&["amd64"]),
+                vec![Some(set(&["amd64"]))],
+                "arm64",
+                true,
+            ),
+            // An annotation says it, and no image is looked at.
+            (stated(&["amd64"]), vec![], "arm64", true),
+            (stated(&["arm64"]), vec![], "arm64", false),
+            // Widened by `compatibility`.
+            (
+                stated(&["386", "amd64"]),
+                vec![Some(set(&["386"]))],
+                "amd64",
+                false,
+            ),
+            (
+                none(),
+                vec![Some(set(&["amd64"])), Some(set(&["arm64"]))],
+                "arm64",
+                true,
+            ),
+            // Not allowed by `schedulableArchitectures`, or by its author's selection: it runs all the same.
+            (none(), vec![Some(set(&["amd64", "arm64"]))], "arm64", false),
+            (
+                Verdict::Decided(Decision::TolerateAll),
+                vec![None],
+                "arm64",
+                false,
+            ),
+            (unresolved(), vec![], "arm64", false),
+            (unresolved(), vec![Some(set(&["arm64"]))], "arm64", false),
+            (unresolved(), vec![Some(set(&["amd64"]))], "arm64", true),
         ] {
-            assert_eq!(is_misplaced(&verdict, "arm64"), expected, "{verdict:?}");
+            let name = format!("{verdict:?} {images:?}");
+            let images = images.into_iter().map(|set| ("i".to_owned(), set));
+            let evaluation = Evaluation {
+                verdict,
+                by_policy: false,
+                preferences: crate::placement::preference::Preferences::default(),
+                conflict: None,
+                invalid: Vec::new(),
+                images: images.collect(),
+                unusable: BTreeSet::new(),
+            };
+            assert_eq!(
+                is_misplaced(&evaluation, &policy, architecture),
+                expected,
+                "{name}"
+            );
         }
     }
 }

@@ -151,6 +151,12 @@ impl Plan {
             _ => None,
         }
     }
+
+    /// Whether a node loses its taint.
+    pub(crate) fn removes_taint(&self) -> bool {
+        let change = self.patch.as_ref().map(|patch| &patch.change);
+        change == Some(&PlannedChange::NodeUntainted { removed: true })
+    }
 }
 
 impl PlannedPatch {

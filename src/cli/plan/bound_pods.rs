@@ -9,15 +9,18 @@ use crate::{
     cluster::objects::Pod,
     config::BoundPods,
     evaluate::Evaluator,
-    placement::{Effect, Taint},
-    plan,
+    placement::Effect,
+    plan::{
+        self,
+        bound_pod::{self, Fate},
+    },
 };
 
 use super::{AnnotationsByNamespace, CONCURRENCY, PlanRow, nodes::PlannedNode, of_namespace};
 
-/// What happens to the pods that run.
+/// What happens to the pods that are bound.
 #[derive(Default)]
-pub(super) struct Looked {
+pub(super) struct PlannedPods {
     /// Pods that get a toleration, by node.
     pub(super) tolerated: HashMap<String, usize>,
     /// Pods on the wrong architecture, and those that a taint evicts.
@@ -25,80 +28,74 @@ pub(super) struct Looked {
 }
 
 /// What happens to one of them.
-struct Fate {
+struct PlannedPod {
     is_tolerated: bool,
     row: Option<PlanRow>,
 }
 
-pub(super) async fn look(
+pub(super) async fn plan(
     pods: Vec<Pod>,
     nodes: &[PlannedNode<'_>],
     evaluator: &Evaluator,
     namespaces: &AnnotationsByNamespace,
-) -> Looked {
+) -> PlannedPods {
     let nodes: HashMap<String, &PlannedNode<'_>> = nodes
         .iter()
         .map(|node| (node.node.name_any(), node))
         .collect();
-    let fates = stream::iter(pods).map(|pod| {
+    let all = stream::iter(pods).map(|pod| {
         let name = pod.spec.node_name.clone().unwrap_or_default();
         let node = nodes.get(&name).copied();
         async move {
-            let node = node?;
-            let architecture = node.node.view().architecture;
-            let fate = fate(
-                &pod,
-                architecture,
-                node.taint.as_ref(),
-                evaluator,
-                namespaces,
-            );
-            Some((name, fate.await))
+            let planned = of_pod(&pod, node?, evaluator, namespaces).await;
+            Some((name, planned))
         }
     });
-    let mut looked = Looked::default();
-    let mut fates = fates.buffer_unordered(CONCURRENCY);
-    while let Some(fate) = fates.next().await {
-        let Some((node, fate)) = fate else {
+    let mut planned = PlannedPods::default();
+    let mut all = all.buffer_unordered(CONCURRENCY);
+    while let Some(one) = all.next().await {
+        let Some((node, one)) = one else {
             continue;
         };
-        if fate.is_tolerated {
-            *looked.tolerated.entry(node).or_default() += 1;
+        if one.is_tolerated {
+            *planned.tolerated.entry(node).or_default() += 1;
         }
-        looked.rows.extend(fate.row);
+        planned.rows.extend(one.row);
     }
-    looked
+    planned
 }
 
-async fn fate(
+async fn of_pod(
     pod: &Pod,
-    architecture: &str,
-    taint: Option<&Taint>,
+    node: &PlannedNode<'_>,
     evaluator: &Evaluator,
     namespaces: &AnnotationsByNamespace,
-) -> Fate {
-    let subject = plan::pod::subject(pod);
+) -> PlannedPod {
+    let (subject, architecture) = (plan::pod::subject(pod), node.node.view().architecture);
     let of_namespace = of_namespace(pod, namespaces);
     let evaluation = evaluator.evaluate(subject, of_namespace).await;
-    let is_misplaced = plan::bound_pod::is_misplaced(&evaluation.verdict, architecture);
-    let taint = taint.filter(|taint| plan::bound_pod::lacks_toleration(pod, taint));
-    let evicting = taint.filter(|taint| taint.kind.effect == Effect::NoExecute);
-    let is_left = evaluator.config.taint.bound_pods == BoundPods::Leave
-        || evaluator.is_ignored(subject, of_namespace)
-        || (is_misplaced && evicting.is_some());
+    let is_misplaced = bound_pod::is_misplaced(&evaluation, &evaluator.policy, architecture);
     let images = || {
-        format!(
-            "it runs on {architecture}; its images: {}",
-            evaluation.list_images()
-        )
+        let images = evaluation.list_images();
+        format!("it runs on {architecture}; its images: {images}")
     };
-    let row = match evicting.filter(|_| is_left) {
-        Some(taint) if is_misplaced => Some(("evict", format!("by {taint}: {}", images()))),
-        Some(taint) => Some(("evict", format!("does not tolerate {taint}"))),
-        None => is_misplaced.then(|| ("misplaced", images())),
-    };
-    Fate {
-        is_tolerated: taint.is_some() && !is_left,
+    let misplaced = || is_misplaced.then(|| ("misplaced", images()));
+    let planned = |is_tolerated, row: Option<(&'static str, String)>| PlannedPod {
+        is_tolerated,
         row: row.map(|(action, detail)| PlanRow::of("Pod", pod, action, detail)),
-    }
+    };
+    let taint = node.taint.as_ref();
+    let Some(taint) = taint.filter(|taint| bound_pod::lacks_toleration(pod, taint)) else {
+        return planned(false, misplaced());
+    };
+    let evicts = taint.kind.effect == Effect::NoExecute;
+    let leaves = evaluator.config.taint.bound_pods == BoundPods::Leave;
+    let is_ignored = evaluator.is_ignored(subject, of_namespace);
+    let fate = bound_pod::fate(is_ignored || leaves, is_misplaced && evicts);
+    let row = match fate {
+        Fate::Misplaced => Some(("evict", format!("by {taint}: {}", images()))),
+        Fate::Ignored if evicts => Some(("evict", format!("does not tolerate {taint}"))),
+        Fate::Tolerated | Fate::Ignored => misplaced(),
+    };
+    planned(fate == Fate::Tolerated, row)
 }

@@ -175,16 +175,14 @@ impl ApiClient {
         pages.try_flatten()
     }
 
-    /// Lists the pods of a node, as the API server remembers them (`resourceVersion=0`): it has an index of pods by their node,
-    /// where a list from etcd would read every pod of the cluster.
+    /// Lists the pods of a node at once. The API server answers from its cache, brought up to date first (`ConsistentListFromCache`),
+    /// where it has an index of pods by their node.
     ///
     /// # Errors
     ///
     /// When the call fails.
     pub async fn pods_of_node(&self, node: &str) -> Result<Vec<Pod>, ApiError> {
-        let parameters = ListParams::default()
-            .fields(&format!("spec.nodeName={node}"))
-            .match_any();
+        let parameters = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let request = Request::new(Pod::url_path(&(), None)).list(&parameters);
         let api = self.with_timeout(PAGE_TIMEOUT);
         let pods: ObjectList<Pod> = api.send(request, MAX_PAGE).await?;

@@ -9,8 +9,15 @@ use tokio::time::Instant;
 
 use crate::{backoff::Backoff, placement::Taint};
 
-/// Pauses after a look that did not succeed.
-const RETRY: Backoff = Backoff::seconds(1, 60);
+/// Pauses after a look with a pod that could not be patched.
+const RETRY: Backoff = Backoff::seconds(1, 600);
+/// The pause after a list that failed.
+const LIST_RETRY: Duration = Duration::from_secs(5);
+/// How long the controllers of Kubernetes may take to see tolerations that were written: the one that carries out `NoExecute`
+/// would evict a pod whose toleration it has not seen (`tainteviction` of kube-controller-manager reads pods from its cache).
+const SETTLING: Duration = Duration::from_secs(5);
+/// Pods that nobody else saw, because they were created on a node while the webhook did not answer, are found after this time.
+const LOOK_AGAIN: Duration = Duration::from_hours(1);
 
 /// When a node is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,19 +54,30 @@ pub(super) struct Look {
     pub(super) name: String,
     /// The taint that its pods have to tolerate.
     pub(super) taint: Taint,
-    /// How often in a row it did not succeed.
+    /// How often in a row a pod could not be patched.
     pub(super) failures: u32,
+}
+
+/// The result of a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// All pods that have to tolerate the taint do.
+    Tolerated,
+    /// They do since now, and whoever carries out the taint has to see it first.
+    Settling,
+    /// A pod could not be patched.
+    Failed,
+    /// The pods could not be listed.
+    NotListed,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Requested at this time, which is in the future after a failure.
+    /// Requested for this time.
     Waiting(Phase, Instant),
     InProgress(Phase),
     /// Its pods have what they need: it may be tainted, once.
     Ready,
-    /// Nothing remains to be done while it has this taint.
-    Done,
 }
 
 /// All nodes that archaware taints, by uid.
@@ -67,8 +85,14 @@ enum State {
 pub(super) struct Looks(HashMap<String, (Look, State)>);
 
 impl Looks {
-    /// Whether the node may get this taint now. If not, its pods are looked at first.
-    pub(super) fn may_taint(&mut self, uid: &str, name: &str, taint: &Taint, now: Instant) -> bool {
+    /// Takes the permission to give the node this taint, if there is one. If not, its pods are looked at first.
+    pub(super) fn take_permission(
+        &mut self,
+        uid: &str,
+        name: &str,
+        taint: &Taint,
+        now: Instant,
+    ) -> bool {
         match self.state(uid, taint) {
             Some(State::Ready) => {
                 self.0.remove(uid);
@@ -84,15 +108,11 @@ impl Looks {
         }
     }
 
-    /// The node has this taint: its pods are looked at, unless they were since.
-    pub(super) fn is_tainted(&mut self, uid: &str, name: &str, taint: &Taint, now: Instant) {
+    /// The node has this taint: its pods are looked at, now and from time to time.
+    pub(super) fn look_after_taint(&mut self, uid: &str, name: &str, taint: &Taint, now: Instant) {
         let known = matches!(
             self.state(uid, taint),
-            Some(
-                State::Waiting(Phase::AfterTaint, _)
-                    | State::InProgress(Phase::AfterTaint)
-                    | State::Done
-            )
+            Some(State::Waiting(Phase::AfterTaint, _) | State::InProgress(Phase::AfterTaint))
         );
         if !known {
             self.request(uid, name, taint, Phase::AfterTaint, now);
@@ -154,33 +174,41 @@ impl Looks {
         taken
     }
 
-    /// A look succeeded. Returns whether the node may be tainted now.
-    pub(super) fn succeeded(&mut self, look: &Look, phase: Phase) -> bool {
+    /// Records the result of a look. Returns whether the node may be tainted now.
+    pub(super) fn record(
+        &mut self,
+        look: &Look,
+        phase: Phase,
+        outcome: Outcome,
+        now: Instant,
+    ) -> bool {
         let Some((known, state)) = self.0.get_mut(&look.uid) else {
             return false;
         };
         if known.taint != look.taint || *state != State::InProgress(phase) {
             return false;
         }
-        *state = match phase {
-            Phase::BeforeTaint => State::Ready,
-            Phase::AfterTaint => State::Done,
+        let pause = match outcome {
+            Outcome::Tolerated if phase == Phase::BeforeTaint => {
+                *state = State::Ready;
+                return true;
+            }
+            Outcome::Tolerated => {
+                known.failures = 0;
+                LOOK_AGAIN
+            }
+            Outcome::Settling => SETTLING,
+            Outcome::Failed => {
+                known.failures = known.failures.saturating_add(1);
+                RETRY.delay(known.failures)
+            }
+            Outcome::NotListed => LIST_RETRY,
         };
-        phase == Phase::BeforeTaint
+        *state = State::Waiting(phase, now + pause);
+        false
     }
 
-    /// A look did not succeed, and is repeated after a pause.
-    pub(super) fn failed(&mut self, look: &Look, phase: Phase, now: Instant) {
-        let Some((known, state)) = self.0.get_mut(&look.uid) else {
-            return;
-        };
-        if known.taint == look.taint && *state == State::InProgress(phase) {
-            known.failures = known.failures.saturating_add(1);
-            *state = State::Waiting(phase, now + RETRY.delay(known.failures));
-        }
-    }
-
-    /// Nodes were deleted.
+    /// The node is deleted, or has and gets no taint.
     pub(super) fn forget(&mut self, uid: &str) {
         self.0.remove(uid);
     }
@@ -208,112 +236,4 @@ impl Looks {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn taint(text: &str) -> Taint {
-        text.parse().unwrap()
-    }
-
-    fn names(mut taken: Vec<Look>) -> Vec<String> {
-        taken.sort_by(|a, b| a.name.cmp(&b.name));
-        taken.into_iter().map(|look| look.name).collect()
-    }
-
-    #[test]
-    fn a_node_is_looked_at_before_and_after() {
-        let (mut looks, now) = (Looks::default(), Instant::now());
-        let arm = taint("kubernetes.io/arch=arm64:NoSchedule");
-        assert!(!looks.may_taint("1", "n", &arm, now));
-        // Asked again, for example because its labels change.
-        assert!(!looks.may_taint("1", "n", &arm, now + SECOND));
-        let (phase, due) = looks.due(now).unwrap();
-        assert_eq!((phase, due), (Phase::BeforeTaint, now + phase.quiet()));
-        let taken = looks.take(phase, due);
-        assert_eq!((taken.len(), looks.waiting(), looks.due(due)), (1, 1, None));
-        assert!(!looks.may_taint("1", "n", &arm, due));
-        assert!(looks.succeeded(&taken[0], phase) && looks.waiting() == 0);
-        assert!(looks.may_taint("1", "n", &arm, due));
-        // It has its taint.
-        for _ in 0..2 {
-            looks.is_tainted("1", "n", &arm, due);
-        }
-        let (phase, then) = looks.due(due).unwrap();
-        assert_eq!((phase, then), (Phase::AfterTaint, due + phase.quiet()));
-        let taken = looks.take(phase, then);
-        assert!(!looks.succeeded(&taken[0], phase));
-        looks.is_tainted("1", "n", &arm, then);
-        assert_eq!(looks.due(then), None, "nothing remains to be done");
-        // Somebody removed the taint.
-        assert!(!looks.may_taint("1", "n", &arm, then));
-        assert_eq!(looks.waiting(), 1);
-    }
-
-    #[test]
-    fn requests_that_come_together_are_served_together() {
-        let (mut looks, start) = (Looks::default(), Instant::now());
-        let arm = taint("kubernetes.io/arch=arm64:NoSchedule");
-        let quiet = Phase::BeforeTaint.quiet();
-        let mut now = start;
-        for n in 0..3 {
-            looks.may_taint(&n.to_string(), &n.to_string(), &arm, now);
-            now += quiet / 2;
-        }
-        let (_, due) = looks.due(now).unwrap();
-        assert_eq!(due, start + 2 * quiet);
-        assert_eq!(names(looks.take(Phase::BeforeTaint, due)), ["0", "1", "2"]);
-        // They never stop coming.
-        for n in 0..100 {
-            looks.may_taint(&format!("more-{n}"), "more", &arm, start + n * quiet / 2);
-        }
-        let (_, due) = looks.due(start + 50 * quiet).unwrap();
-        assert_eq!(due, start + Phase::BeforeTaint.patience());
-    }
-
-    #[test]
-    fn what_fails_is_repeated_after_a_pause() {
-        let (mut looks, now) = (Looks::default(), Instant::now());
-        let arm = taint("kubernetes.io/arch=arm64:NoSchedule");
-        looks.may_taint("1", "n", &arm, now);
-        for (failures, pause) in [(1, 1), (2, 2), (3, 4)] {
-            let (_, at) = looks.due(now + 100 * SECOND).unwrap();
-            let taken = looks.take(Phase::BeforeTaint, at);
-            looks.failed(&taken[0], Phase::BeforeTaint, now);
-            assert_eq!(looks.due(now).unwrap().1, now + pause * SECOND);
-            assert!(looks.take(Phase::BeforeTaint, now).is_empty());
-            assert_eq!(looks.0["1"].0.failures, failures);
-        }
-    }
-
-    #[test]
-    fn what_changed_meanwhile_counts() {
-        let (mut looks, now) = (Looks::default(), Instant::now());
-        let (arm, other) = (
-            taint("kubernetes.io/arch=arm64:NoSchedule"),
-            taint("example.com/arch=arm64:NoSchedule"),
-        );
-        for (uid, change) in [
-            (
-                "1",
-                &mut (|looks: &mut Looks| looks.forget("1")) as &mut dyn FnMut(&mut Looks),
-            ),
-            ("2", &mut |looks: &mut Looks| {
-                assert!(!looks.may_taint("2", "n", &other, now));
-            }),
-            ("3", &mut |looks: &mut Looks| looks.retain(&HashSet::new())),
-            ("4", &mut Looks::clear),
-            ("5", &mut |looks: &mut Looks| {
-                looks.is_tainted("5", "n", &arm, now);
-            }),
-        ] {
-            looks.may_taint(uid, "n", &arm, now);
-            let taken = looks.take(Phase::BeforeTaint, now);
-            change(&mut looks);
-            assert!(!looks.succeeded(&taken[0], Phase::BeforeTaint), "{uid}");
-            looks.failed(&taken[0], Phase::BeforeTaint, now);
-            assert!(looks.take(Phase::AfterTaint, now).len() <= 1);
-        }
-    }
-}
+mod tests;

@@ -1,26 +1,18 @@
 //! Lists pods by their nodes, and gives them the toleration that they lack.
 
-use std::{
-    collections::HashMap,
-    future::pending,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{future::pending, panic::AssertUnwindSafe, sync::Arc};
 
 use futures::{
-    StreamExt, TryStreamExt,
+    FutureExt, StreamExt, TryStreamExt,
     future::join,
     stream::{self, BoxStream, FuturesUnordered},
 };
 use kube_runtime::reflector::{ObjectRef, Store};
-use parking_lot::Mutex;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     time::Instant,
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
@@ -33,18 +25,22 @@ use crate::{
     },
     error::chain,
     evaluate::Evaluator,
-    metrics::BoundPodMetrics,
+    metrics::Metrics,
     placement::Effect,
-    plan,
+    plan::{
+        bound_pod::{self, Fate},
+        pod::subject,
+    },
 };
 
 use super::{
     BoundPods, Shared,
-    looks::{Look, Phase},
+    batch::{Batch, Failure},
+    looks::{Look, Outcome},
 };
 
-/// All pods that run. `!=` with nothing selects those that are bound.
-const RUNNING: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
+/// All pods that are bound and not finished. `!=` with nothing selects those with a node.
+const BOUND: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 /// Batches at the same time: a node that joins does not wait until all others have been looked at.
 const MAX_BATCHES: usize = 4;
 /// Lists of single nodes at the same time.
@@ -55,10 +51,8 @@ const MAX_SINGLE: usize = 8;
 const SHARE_FOR_ALL: usize = 10;
 /// Pods that are read ahead: a page, so that patches do not wait for the next one.
 const READ_AHEAD: usize = 250;
-/// How often progress is logged.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
-/// After this many failures the taint comes all the same, if it evicts nobody.
-const MAX_FAILURES: u32 = 3;
+/// Pods of a batch that wait for a place.
+const MAX_WAITING: usize = 64;
 
 /// Looks at the pods of nodes.
 pub(in super::super) struct Worker {
@@ -67,48 +61,36 @@ pub(in super::super) struct Worker {
     pub(in super::super) evaluator: Evaluator,
     pub(in super::super) namespaces: Namespaces,
     pub(in super::super) writer: Writer,
-    pub(in super::super) metrics: BoundPodMetrics,
+    pub(in super::super) metrics: Metrics,
     pub(in super::super) nodes: Store<Node>,
+    /// For pods that lack their toleration. Fewer than the writer has: pods that wait for their first decision come first.
+    pub(in super::super) places: Semaphore,
     /// Nodes that may be tainted now.
     pub(in super::super) ready: mpsc::Sender<ObjectRef<Node>>,
-}
-
-/// Nodes whose pods are looked at together, and what became of these.
-struct Batch {
-    phase: Phase,
-    /// By name.
-    nodes: HashMap<String, Look>,
-    looked_at: AtomicUsize,
-    tolerated: AtomicUsize,
-    /// By node: a pod that did not get its toleration, and why.
-    failed: Mutex<HashMap<String, (NamespacedName, Failure)>>,
-}
-
-enum Failure {
-    /// It changed meanwhile.
-    Changed,
-    Rejected(ApiError),
+    pub(in super::super) stop: CancellationToken,
 }
 
 impl Worker {
-    /// Runs while nodes may be tainted. Then everything is forgotten, because another process may taint them.
+    /// Runs while nodes may be tainted, until `stop`. Then everything is forgotten, because another process may taint them.
     pub(in super::super) async fn run(self: Arc<Self>, mut may_taint: watch::Receiver<bool>) {
         loop {
-            if may_taint.wait_for(|may| *may).await.is_err() {
+            let begin = may_taint.wait_for(|may| *may);
+            if !matches!(self.stop.run_until_cancelled(begin).await, Some(Ok(_))) {
                 return;
             }
             tokio::select! {
                 _ = may_taint.wait_for(|may| !*may) => {}
-                () = self.clone().serve() => {}
+                () = self.clone().serve() => return,
             }
             self.requests.0.looks.lock().clear();
         }
     }
 
+    /// After `stop` it only waits for patches in progress.
     async fn serve(self: Arc<Self>) {
         let Shared { looks, changed } = &*self.requests.0;
         let mut running = FuturesUnordered::new();
-        loop {
+        while !self.stop.is_cancelled() {
             let due = looks.lock().due(Instant::now());
             let due = due.filter(|_| running.len() < MAX_BATCHES);
             let next = async {
@@ -125,8 +107,10 @@ impl Worker {
                 }
                 () = changed.notified() => {}
                 Some(()) = running.next() => {}
+                () = self.stop.cancelled() => {}
             }
         }
+        while running.next().await.is_some() {}
     }
 
     /// Looks at the pods of these nodes, and says which of them may be tainted.
@@ -134,9 +118,9 @@ impl Worker {
         let (started, batch) = (Instant::now(), Arc::new(batch));
         let listed = tokio::select! {
             listed = self.clone().look_at_pods(batch.clone()) => listed,
-            () = batch.log() => Ok(()),
+            () = batch.log_progress() => Ok(()),
         };
-        let nodes = batch.nodes.len();
+        let nodes = batch.looks.len();
         if let Err(error) = &listed {
             let error = chain(error);
             tracing::warn!(error, nodes, "cannot list the pods of nodes; trying again");
@@ -149,36 +133,35 @@ impl Worker {
                 pods,
                 tolerated,
                 seconds,
-                "running pods tolerate the taint of their node"
+                "bound pods tolerate the taint of their node"
             );
         }
-        for node in self.settle(&batch, listed.is_ok()) {
+        for node in self.record(&batch, listed.is_ok()) {
             // The receiver lives as long as the controller of nodes.
             let _ = self.ready.send(node).await;
         }
     }
 
     /// Records what became of a batch. Returns the nodes that may be tainted.
-    fn settle(&self, batch: &Batch, listed: bool) -> Vec<ObjectRef<Node>> {
-        let mut ready = Vec::new();
-        let (mut looks, failed) = (self.requests.0.looks.lock(), batch.failed.lock());
-        for look in batch.nodes.values() {
-            let failure = failed.get(&look.name);
-            let again = failure.is_some_and(|failure| is_repeated(look, batch.phase, failure));
-            if again || !listed {
-                looks.failed(look, batch.phase, Instant::now());
-            } else if looks.succeeded(look, batch.phase) {
-                ready.push(ObjectRef::new(&look.name));
+    fn record(&self, batch: &Batch, is_listed: bool) -> Vec<ObjectRef<Node>> {
+        let now = Instant::now();
+        let mut looks = self.requests.0.looks.lock();
+        let outcome = |look| {
+            if is_listed {
+                batch.outcome(look)
+            } else {
+                Outcome::NotListed
             }
-        }
-        ready
+        };
+        let ready = batch
+            .looks
+            .iter()
+            .filter(|look| looks.record(look, batch.phase, outcome(look), now));
+        ready.map(|look| ObjectRef::new(&look.name)).collect()
     }
 
     /// Gives the pods of these nodes the toleration that they lack.
     async fn look_at_pods(self: Arc<Self>, batch: Arc<Batch>) -> Result<(), ApiError> {
-        // The pods that wait for their first decision come first: some places are left for them.
-        let writes = usize::from(self.evaluator.config.concurrency.writes.get());
-        let concurrency = (writes * 3 / 4).max(1);
         let (sender, mut receiver) = mpsc::channel(READ_AHEAD);
         let mut pods = self.clone().pods(&batch);
         let listed = async move {
@@ -189,22 +172,23 @@ impl Worker {
             }
             Ok(())
         };
+        let stop = self.stop.clone();
         let pods = stream::poll_fn(move |context| receiver.poll_recv(context));
-        let settled = pods.for_each_concurrent(concurrency, move |pod| {
+        let settled = pods.for_each_concurrent(MAX_WAITING, move |pod| {
             let (worker, batch) = (self.clone(), batch.clone());
             async move { worker.look_at(&pod, &batch).await }
         });
-        join(listed, settled).await.0
+        let (listed, ()) = join(stop.run_until_cancelled(listed), settled).await;
+        listed.unwrap_or(Ok(()))
     }
 
     /// The pods of these nodes, and maybe of others.
     fn pods(self: Arc<Self>, batch: &Batch) -> BoxStream<'static, Result<Pod, ApiError>> {
-        let nodes = &batch.nodes;
+        let nodes = batch.nodes();
         if nodes.len() > MAX_SINGLE && nodes.len() * SHARE_FOR_ALL >= self.nodes.len() {
-            return self.api.list(Some(RUNNING)).boxed();
+            return self.api.list(Some(BOUND)).boxed();
         }
-        let names: Vec<String> = nodes.keys().cloned().collect();
-        stream::iter(names)
+        stream::iter(nodes)
             .map(move |name| {
                 let api = self.api.clone();
                 async move {
@@ -219,23 +203,24 @@ impl Worker {
 
     async fn look_at(&self, pod: &Pod, batch: &Batch) {
         let node = pod.spec.node_name.as_deref().unwrap_or_default();
-        let Some(look) = batch.nodes.get(node) else {
+        let Some(look) = batch.look(node) else {
             return;
         };
-        batch.looked_at.fetch_add(1, Ordering::Relaxed);
+        batch.count();
         let name = NamespacedName::of_object(pod);
-        let result = match self.tolerate(pod, &name, look).await {
-            Ok(result) => result,
-            Err(failure) => {
-                let mut failed = batch.failed.lock();
-                failed.insert(node.to_owned(), (name, failure));
-                "failed"
-            }
-        };
-        if result == "tolerated" {
-            batch.tolerated.fetch_add(1, Ordering::Relaxed);
+        let tolerated = AssertUnwindSafe(self.tolerate(pod, &name, look)).catch_unwind();
+        let result = tolerated.await.unwrap_or_else(|_| {
+            self.metrics.panics.count("nodes");
+            Err(Failure::Panicked)
+        });
+        let result = result.unwrap_or_else(|failure| {
+            batch.failed(node, name, failure);
+            "failed"
+        });
+        if result == Fate::Tolerated.as_str() {
+            batch.tolerated(node);
         }
-        self.metrics.count(result);
+        self.metrics.bound_pods.count(result);
     }
 
     /// Gives the pod the toleration for the taint of its node, unless it has one or may not stay. Returns the result for the
@@ -247,82 +232,37 @@ impl Worker {
         look: &Look,
     ) -> Result<&'static str, Failure> {
         let taint = &look.taint;
-        if !plan::bound_pod::lacks_toleration(pod, taint) {
+        if !bound_pod::lacks_toleration(pod, taint) {
             return Ok("unchanged");
         }
-        let subject = plan::pod::subject(pod);
-        let of_namespace = self.namespaces.annotations(subject.namespace).await;
-        if self.evaluator.is_ignored(subject, &of_namespace) {
-            return Ok("ignored");
-        }
-        if taint.kind.effect == Effect::NoExecute {
-            let evaluation = self.evaluator.evaluate(subject, &of_namespace).await;
-            if plan::bound_pod::is_misplaced(&evaluation.verdict, &taint.value) {
-                tracing::info!(pod = %name, node = look.name, %taint, "its images cannot run on its node; the taint evicts it");
-                return Ok("misplaced");
+        let _place = self.places.acquire().await;
+        let of_namespace = self.namespaces.annotations(subject(pod).namespace).await;
+        // With NoSchedule the images do not matter.
+        let evaluation = if taint.kind.effect == Effect::NoExecute {
+            let evaluation = self.evaluator.evaluate(subject(pod), &of_namespace);
+            let evaluation = self.stop.run_until_cancelled(evaluation).await;
+            Some(evaluation.ok_or(Failure::Changed)?)
+        } else {
+            None
+        };
+        let is_ignored = self.evaluator.is_ignored(subject(pod), &of_namespace);
+        let policy = &self.evaluator.policy;
+        let is_misplaced =
+            evaluation.is_some_and(|own| bound_pod::is_misplaced(&own, policy, &taint.value));
+        let fate = bound_pod::fate(is_ignored, is_misplaced);
+        if fate != Fate::Tolerated {
+            if taint.kind.effect == Effect::NoExecute {
+                let (node, why) = (&look.name, fate.as_str());
+                tracing::info!(pod = %name, node, %taint, why, "the taint of its node evicts the pod");
             }
+            return Ok(fate.as_str());
         }
         let patch = patch::pod::tolerate(pod, taint);
         match self.writer.patch::<Pod>(name, patch).await {
-            PatchOutcome::Applied => Ok("tolerated"),
+            PatchOutcome::Applied => Ok(fate.as_str()),
             PatchOutcome::Gone => Ok("gone"),
             PatchOutcome::Stale | PatchOutcome::Stopping => Err(Failure::Changed),
             PatchOutcome::Failed(error) => Err(Failure::Rejected(error)),
-        }
-    }
-}
-
-impl Batch {
-    fn new(phase: Phase, nodes: Vec<Look>) -> Self {
-        Self {
-            phase,
-            nodes: nodes
-                .into_iter()
-                .map(|look| (look.name.clone(), look))
-                .collect(),
-            looked_at: AtomicUsize::new(0),
-            tolerated: AtomicUsize::new(0),
-            failed: Mutex::default(),
-        }
-    }
-
-    /// The pods that were looked at, and those of them that got a toleration.
-    fn counts(&self) -> (usize, usize) {
-        let count = |count: &AtomicUsize| count.load(Ordering::Relaxed);
-        (count(&self.looked_at), count(&self.tolerated))
-    }
-
-    /// Logs the progress from time to time; does not end.
-    async fn log(&self) {
-        let nodes = self.nodes.len();
-        loop {
-            tokio::time::sleep(PROGRESS_INTERVAL).await;
-            let (pods, tolerated) = self.counts();
-            tracing::info!(nodes, pods, tolerated, "looking at running pods");
-        }
-    }
-}
-
-/// Whether the node is looked at again before its taint. Says what happens.
-fn is_repeated(look: &Look, phase: Phase, (pod, failure): &(NamespacedName, Failure)) -> bool {
-    let evicts = look.taint.kind.effect == Effect::NoExecute && phase == Phase::BeforeTaint;
-    let (node, taint) = (&look.name, &look.taint);
-    let is_last = look.failures + 1 >= MAX_FAILURES;
-    match failure {
-        Failure::Changed if evicts || !is_last => true,
-        Failure::Changed => {
-            tracing::warn!(%pod, node, %taint, "the pod changes each time it gets a toleration for the taint of its node");
-            false
-        }
-        Failure::Rejected(error) => {
-            let again = evicts || !(error.is_refusal() || is_last);
-            let error = chain(error);
-            if evicts {
-                tracing::warn!(%pod, node, %taint, error, "the node is not tainted: its taint would evict a pod that cannot be patched");
-            } else {
-                tracing::warn!(%pod, node, %taint, error, again, "the pod gets no toleration for the taint of its node");
-            }
-            again
         }
     }
 }

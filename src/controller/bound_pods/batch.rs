@@ -1,0 +1,237 @@
+//! Nodes whose pods are looked at together, and what becomes of these.
+
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    cluster::{api::ApiError, name::NamespacedName},
+    error::chain,
+    placement::Effect,
+};
+
+use super::looks::{Look, Outcome, Phase};
+
+/// How often progress is logged.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+/// After this many failures the taint comes all the same, if it evicts nobody. Later ones are not logged as warnings.
+const MAX_FAILURES: u32 = 3;
+
+/// Nodes whose pods are looked at together.
+pub(super) struct Batch {
+    pub(super) phase: Phase,
+    pub(super) looks: Vec<Look>,
+    results: HashMap<String, OfNode>,
+    looked_at: AtomicUsize,
+    tolerated: AtomicUsize,
+}
+
+/// What became of the pods of a node.
+struct OfNode {
+    look: Look,
+    tolerated: AtomicUsize,
+    /// A pod that did not get its toleration, and why.
+    failed: Mutex<Option<(NamespacedName, Failure)>>,
+}
+
+/// Why a pod did not get its toleration.
+pub(super) enum Failure {
+    /// It changed meanwhile.
+    Changed,
+    /// Looking at it panicked.
+    Panicked,
+    Rejected(ApiError),
+}
+
+impl Failure {
+    /// Whether another attempt fails as well, until somebody changes a policy.
+    fn is_refusal(&self) -> bool {
+        matches!(self, Self::Rejected(error) if error.is_refusal())
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Changed => f.write_str("it changed meanwhile"),
+            Self::Panicked => f.write_str("a panic, which is a bug; its location is in the log"),
+            Self::Rejected(error) => f.write_str(&chain(error)),
+        }
+    }
+}
+
+impl Batch {
+    pub(super) fn new(phase: Phase, looks: Vec<Look>) -> Self {
+        let of_node = |look: &Look| OfNode {
+            look: look.clone(),
+            tolerated: AtomicUsize::new(0),
+            failed: Mutex::default(),
+        };
+        Self {
+            phase,
+            results: looks
+                .iter()
+                .map(|look| (look.name.clone(), of_node(look)))
+                .collect(),
+            looks,
+            looked_at: AtomicUsize::new(0),
+            tolerated: AtomicUsize::new(0),
+        }
+    }
+
+    /// What is looked for on a node.
+    pub(super) fn look(&self, node: &str) -> Option<&Look> {
+        Some(&self.results.get(node)?.look)
+    }
+
+    /// The names of its nodes.
+    pub(super) fn nodes(&self) -> Vec<String> {
+        self.results.keys().cloned().collect()
+    }
+
+    pub(super) fn count(&self) {
+        self.looked_at.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A pod of this node got its toleration.
+    pub(super) fn tolerated(&self, node: &str) {
+        self.tolerated.fetch_add(1, Ordering::Relaxed);
+        if let Some(of_node) = self.results.get(node) {
+            of_node.tolerated.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A pod of this node did not. A failure that may pass counts more than a refusal.
+    pub(super) fn failed(&self, node: &str, pod: NamespacedName, failure: Failure) {
+        let Some(of_node) = self.results.get(node) else {
+            return;
+        };
+        let mut failed = of_node.failed.lock();
+        if failed
+            .as_ref()
+            .is_none_or(|(_, before)| before.is_refusal())
+        {
+            *failed = Some((pod, failure));
+        }
+    }
+
+    /// The pods that were looked at, and those of them that got a toleration.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let count = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+        (count(&self.looked_at), count(&self.tolerated))
+    }
+
+    /// Logs the progress from time to time; does not end.
+    pub(super) async fn log_progress(&self) {
+        let nodes = self.looks.len();
+        loop {
+            tokio::time::sleep(PROGRESS_INTERVAL).await;
+            let (pods, tolerated) = self.counts();
+            tracing::info!(nodes, pods, tolerated, "looking at the pods of nodes");
+        }
+    }
+
+    /// What became of a node. Logs what does not go on as it should.
+    pub(super) fn outcome(&self, look: &Look) -> Outcome {
+        let Some(of_node) = self.results.get(&look.name) else {
+            return Outcome::Tolerated;
+        };
+        let before = self.phase == Phase::BeforeTaint;
+        let evicts = look.taint.kind.effect == Effect::NoExecute && before;
+        let failed = of_node.failed.lock();
+        if let Some((pod, failure)) = &*failed {
+            let (node, taint, failures) = (&look.name, &look.taint, look.failures + 1);
+            let goes_on = before && !evicts && (failure.is_refusal() || failures >= MAX_FAILURES);
+            if failures > MAX_FAILURES {
+                tracing::debug!(%pod, node, %taint, %failure, failures, "the pod gets no toleration");
+            } else if evicts {
+                tracing::warn!(%pod, node, %taint, %failure, failures,
+                    "the node is not tainted: its taint would evict a pod that cannot be patched");
+            } else {
+                tracing::warn!(%pod, node, %taint, %failure, failures,
+                    "the pod gets no toleration for the taint of its node");
+            }
+            if !goes_on {
+                return Outcome::Failed;
+            }
+        }
+        if evicts && of_node.tolerated.load(Ordering::Relaxed) > 0 {
+            Outcome::Settling
+        } else {
+            Outcome::Tolerated
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(taint: &str, failures: u32) -> Look {
+        Look {
+            uid: "1".to_owned(),
+            name: "n".to_owned(),
+            taint: taint.parse().unwrap(),
+            failures,
+        }
+    }
+
+    #[test]
+    fn what_a_failure_means_for_the_taint() {
+        let (schedule, execute) = ("a/b=arm64:NoSchedule", "a/b=arm64:NoExecute");
+        let (before, after) = (Phase::BeforeTaint, Phase::AfterTaint);
+        let denied = || Failure::Rejected(ApiError::Denied("no".to_owned()));
+        let (again, go_on) = (Outcome::Failed, Outcome::Tolerated);
+        for (taint, phase, failures, failure, expected) in [
+            (schedule, before, 0, denied(), go_on),
+            (schedule, before, 0, Failure::Changed, again),
+            (schedule, before, 1, Failure::Changed, again),
+            (schedule, before, 2, Failure::Changed, go_on),
+            (execute, before, 9, denied(), again),
+            (execute, before, 9, Failure::Changed, again),
+            // Nothing waits for it, so it is tried for ever.
+            (schedule, after, 9, Failure::Panicked, again),
+            (schedule, after, 9, denied(), again),
+        ] {
+            let look = look(taint, failures);
+            let batch = Batch::new(phase, vec![look.clone()]);
+            let text = failure.to_string();
+            batch.failed("n", NamespacedName::cluster("p"), failure);
+            assert_eq!(
+                batch.outcome(&look),
+                expected,
+                "{taint} {phase:?} {failures} {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_refusal_hides_no_failure_that_may_pass() {
+        let look = look("a/b=arm64:NoSchedule", 0);
+        let denied = || Failure::Rejected(ApiError::Denied("no".to_owned()));
+        let pod = || NamespacedName::cluster("p");
+        let batch = Batch::new(Phase::BeforeTaint, vec![look.clone()]);
+        batch.failed("n", pod(), denied());
+        batch.failed("n", pod(), Failure::Changed);
+        batch.failed("n", pod(), denied());
+        assert_eq!(batch.outcome(&look), Outcome::Failed);
+    }
+
+    #[test]
+    fn whoever_evicts_has_to_see_tolerations_first() {
+        for (taint, expected) in [
+            ("a/b=arm64:NoSchedule", Outcome::Tolerated),
+            ("a/b=arm64:NoExecute", Outcome::Settling),
+        ] {
+            let look = look(taint, 0);
+            let batch = Batch::new(Phase::BeforeTaint, vec![look.clone()]);
+            assert_eq!(batch.outcome(&look), Outcome::Tolerated);
+            batch.tolerated("n");
+            assert_eq!(batch.outcome(&look), expected);
+        }
+    }
+}
