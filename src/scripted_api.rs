@@ -198,7 +198,9 @@ impl ScriptedApi {
             head.uri.query().unwrap_or_default().to_owned(),
         );
         if query.contains("watch=true") {
-            return Ok(self.watch(&path));
+            let unbound = query.contains("fieldSelector=spec.nodeName%3D&")
+                || query.ends_with("fieldSelector=spec.nodeName%3D");
+            return Ok(self.watch(&path, unbound));
         }
         let body = body.collect().await.expect("a whole body").to_bytes();
         let call = RecordedCall {
@@ -302,8 +304,8 @@ impl ScriptedApi {
             "metadata": { "resourceVersion": state.version.to_string() } }))
     }
 
-    /// The current objects, the end of the list, and later changes.
-    fn watch(&self, path: &str) -> Response<Body> {
+    /// The current objects, the end of the list, and later changes; `unbound`: of pods without a node.
+    fn watch(&self, path: &str, unbound: bool) -> Response<Body> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut state = self.0.lock();
         for object in state.of(path) {
@@ -320,8 +322,11 @@ impl ScriptedApi {
             .entry(path.to_owned())
             .or_default()
             .push(sender);
-        let events = stream::unfold(receiver, |mut receiver| async move {
-            let event = receiver.recv().await?;
+        let events = stream::unfold(receiver, move |mut receiver| async move {
+            let mut event: Value = receiver.recv().await?;
+            while unbound && !event["object"]["spec"]["nodeName"].is_null() {
+                event = receiver.recv().await?;
+            }
             Some((Ok::<_, Infallible>(format!("{event}\n")), receiver))
         });
         Response::new(Body::from_stream(events.boxed()))

@@ -120,6 +120,10 @@ impl Worker {
             listed = self.clone().look_at_pods(batch.clone()) => listed,
             () = batch.log_progress() => Ok(()),
         };
+        if self.stop.is_cancelled() {
+            // Not every pod was looked at.
+            return;
+        }
         let nodes = batch.looks.len();
         if let Err(error) = &listed {
             let error = chain(error);
@@ -137,8 +141,11 @@ impl Worker {
             );
         }
         for node in self.record(&batch, listed.is_ok()) {
-            // The receiver lives as long as the controller of nodes.
-            let _ = self.ready.send(node).await;
+            // The controller of nodes receives nothing after `stop`.
+            let sent = self.stop.run_until_cancelled(self.ready.send(node));
+            if sent.await.is_none() {
+                return;
+            }
         }
     }
 

@@ -245,3 +245,42 @@ async fn a_pod_that_waits_is_said_to_wait() {
     assert_eq!(api.calls(&[EVENTS]).len(), 2, "it is there again");
     controller.stop().await;
 }
+
+/// Before a node gets its taint, the pod that runs there gets its toleration. The end of the process does not wait for the rest.
+#[tokio::test(start_paused = true)]
+async fn the_end_comes_while_bound_pods_are_looked_at() {
+    let api = cluster();
+    for n in 0..30 {
+        let metadata = json!({ "name": format!("n{n}"), "uid": format!("n{n}") });
+        let info = json!({ "architecture": "arm64" });
+        api.put(
+            &format!("/api/v1/nodes/n{n}"),
+            json!({ "metadata": metadata, "spec": {}, "status": { "nodeInfo": info } }),
+        );
+    }
+    let mut bound = pod();
+    bound["spec"]["nodeName"] = json!("n1");
+    api.put(POD, bound);
+    let slow = ScriptedResponse::Slow(Duration::from_secs(1));
+    api.script(&format!("PATCH {POD}"), [slow]);
+    let controller = Controller::start(&api, "");
+    let patches = api.wait_for(&format!("PATCH {POD}"), 1).await;
+    let added = &patches[0].body[2]["value"];
+    assert_eq!(added, &json!([toleration("arm64")]));
+    controller.stop().await;
+    assert!(api.calls(&["PATCH /api/v1/nodes"]).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_is_tainted_after_its_pods() {
+    let api = cluster();
+    let mut bound = pod();
+    bound["spec"]["nodeName"] = json!("a");
+    api.put(POD, bound);
+    let controller = Controller::start(&api, "");
+    api.wait_for(&format!("PATCH {NODE}"), 1).await;
+    let order: Vec<_> = api.calls(&["PATCH /api/v1/n"]);
+    let paths: Vec<_> = order.iter().map(|call| call.path.as_str()).collect();
+    assert_eq!(paths, [POD, NODE]);
+    controller.stop().await;
+}
