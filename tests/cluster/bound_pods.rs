@@ -191,7 +191,8 @@ async fn a_taint_moves_when_running_pods_tolerate_it() {
     let config_file = cluster.dir().join("other-key.yaml");
     let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
     std::fs::write(&config_file, format!("{head}{config}")).unwrap();
-    let (_, plan, _) = cluster.archaware(&["plan", "--config", config_file.to_str().unwrap()]);
+    let config_file = config_file.to_str().unwrap();
+    let (_, plan, _) = cluster.archaware(&["plan", "-o", "json", "--config", config_file]);
     assert!(
         plan.contains("1 pod that runs there gets a toleration"),
         "{plan}"

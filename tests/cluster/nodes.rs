@@ -328,7 +328,9 @@ async fn a_controller_that_rewrites_taints_is_not_fought() {
         &["kubernetes.io/arch=amd64:NoSchedule"],
     )
     .await;
-    archaware.wait_for_log("again and again").await;
+    for line in ["again and again", "node tainted"] {
+        archaware.wait_for_log(line).await;
+    }
     assert_eq!(
         archaware.log().matches("node tainted").count(),
         1,

@@ -56,14 +56,10 @@ async fn pods_are_created_with_what_they_need() {
 }
 
 #[tokio::test]
-async fn what_has_its_node_is_left_alone() {
+async fn mirrors_and_ignored_pods_are_left_alone() {
     let cluster = TestCluster::take().await;
     cluster.create_cordoned_node("somewhere", "amd64").await;
     let archaware = Controller::start_with_webhook(&cluster, "", "").await;
-    let bound = create(&cluster, "bound", &["arm64"], |pod| {
-        pod["spec"]["nodeName"] = json!("somewhere");
-    })
-    .await;
     let mirror = create(&cluster, "mirror", &["arm64"], |pod| {
         pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
         pod["spec"]["nodeName"] = json!("somewhere");
@@ -73,7 +69,7 @@ async fn what_has_its_node_is_left_alone() {
         pod["metadata"]["annotations"] = json!({"archaware.dev/mode": "ignore"});
     })
     .await;
-    for pod in [bound, mirror, ignored] {
+    for pod in [mirror, ignored] {
         assert!(architectures_of(&pod).is_empty(), "{pod:?}");
         assert!(!pod.annotations().contains_key("archaware.dev/decision"));
     }

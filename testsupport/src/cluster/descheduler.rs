@@ -21,7 +21,7 @@ impl TestCluster {
         std::fs::write(&file, policy.to_string()).unwrap();
         let mut command = Command::new("timeout");
         command
-            .args(["60", &format!("{folder}/descheduler"), "--kubeconfig"])
+            .args(["180", &format!("{folder}/descheduler"), "--kubeconfig"])
             .arg(self.kubeconfig("admin"))
             .arg("--policy-config-file")
             .arg(file)
