@@ -1,5 +1,39 @@
 //! Kubernetes' validation rules for names (`k8s.io/apimachinery/pkg/util/validation`).
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A key of labels or taints: a qualified name (`[prefix/]name`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String")]
+#[schemars(with = "String")]
+pub struct QualifiedName(String);
+
+impl TryFrom<String> for QualifiedName {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        if is_qualified_name(&text) {
+            Ok(Self(text))
+        } else {
+            Err(format!("{text:?} cannot be the key of a taint or label"))
+        }
+    }
+}
+
+impl QualifiedName {
+    /// One that archaware itself names.
+    pub(crate) fn constant(text: &'static str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl From<QualifiedName> for String {
+    fn from(key: QualifiedName) -> Self {
+        key.0
+    }
+}
+
 /// Whether `text` is a DNS subdomain, the rule for most object names (`IsDNS1123Subdomain`).
 pub(crate) fn is_dns_subdomain(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();

@@ -1,5 +1,7 @@
 //! `archaware inspect`: the platforms of images.
 
+use std::collections::BTreeMap;
+
 use clap::Args;
 use futures::future::join_all;
 use serde::Serialize;
@@ -47,6 +49,8 @@ struct InspectResult {
     media_type: Option<&'static str>,
     platforms: Vec<String>,
     architectures: Vec<String>,
+    /// By architecture, the variants of nodes that suffice, where not every one does.
+    variants: BTreeMap<String, Vec<&'static str>>,
     source: Option<&'static str>,
     note: Option<&'static str>,
     error: Option<InspectFailure>,
@@ -119,6 +123,7 @@ impl InspectResult {
             media_type: None,
             platforms: Vec::new(),
             architectures: Vec::new(),
+            variants: BTreeMap::new(),
             source: None,
             note: None,
             error: None,
@@ -132,7 +137,12 @@ impl InspectResult {
                     .iter()
                     .map(ToString::to_string)
                     .collect();
-                line.architectures = architectures.iter().map(ToString::to_string).collect();
+                line.variants = architectures
+                    .iter()
+                    .filter(|(_, variants)| !variants.is_any())
+                    .map(|(name, variants)| (name.to_string(), variants.names(name).collect()))
+                    .collect();
+                line.architectures = architectures.names().map(ToString::to_string).collect();
                 line.note = resolved
                     .platforms
                     .no_platform_reason()

@@ -2,6 +2,7 @@
 
 mod bound_pods;
 mod nodes;
+mod variants;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,11 +25,12 @@ use crate::{
     controller::{self, Durable},
     evaluate::{Evaluation, Evaluator, KnownKeys, Verdict, pull_secrets::PullSecrets},
     metrics::Metrics,
-    placement::{Decision, decision::join, node},
+    placement::{Decision, node},
     plan,
 };
 
 use nodes::PlannedNode;
+use variants::Variants;
 
 use super::{
     CommandStatus, Global, Persist,
@@ -137,6 +139,7 @@ async fn steps(
     let (bound, unbound): (Vec<Pod>, Vec<Pod>) = pods.into_iter().partition(Pod::is_bound);
     let policy = node::TaintPolicy::from(config);
     let keys = evaluator.keys.get();
+    let variants = Variants::of(nodes, &evaluator.policy);
     let nodes: Vec<PlannedNode<'_>> = nodes
         .iter()
         .filter(|node| node.metadata.deletion_timestamp.is_none())
@@ -153,7 +156,7 @@ async fn steps(
     let sets = sets.map(|set| of_daemon_set(set, evaluator, &namespaces));
     let sets: Vec<Option<PlanRow>> = sets.buffer_unordered(CONCURRENCY).collect().await;
     steps.extend(sets.into_iter().flatten());
-    let pods = stream::iter(unbound).map(|pod| of_pod(pod, evaluator, &namespaces));
+    let pods = stream::iter(unbound).map(|pod| of_pod(pod, evaluator, &namespaces, &variants));
     let pods: Vec<Option<PlanRow>> = pods.buffer_unordered(CONCURRENCY).collect().await;
     steps.extend(pods.into_iter().flatten());
     Ok(steps)
@@ -194,6 +197,7 @@ async fn of_pod(
     pod: Pod,
     evaluator: &Evaluator,
     namespaces: &AnnotationsByNamespace,
+    variants: &Variants<'_>,
 ) -> Option<PlanRow> {
     let subject = plan::pod::subject(&pod);
     let of_namespace = of_namespace(&pod, namespaces);
@@ -209,7 +213,8 @@ async fn of_pod(
                 _ if change.is_empty() && pod.spec.gate().is_none() => return None,
                 Decision::TolerateAll => ("stepAside", "tolerates every architecture".to_owned()),
                 Decision::Architectures(set) => {
-                    ("tolerate", format!("tolerates {}", join(set, ", ")))
+                    let nodes = variants.describe(set).unwrap_or_default();
+                    ("tolerate", format!("tolerates {}{nodes}", set.join(", ")))
                 }
             }
         }

@@ -58,6 +58,11 @@ impl JsonPatch {
         }
     }
 
+    fn copy(&mut self, from: &str, path: &str) {
+        self.0
+            .push(json!({ "op": "copy", "from": from, "path": path }));
+    }
+
     fn add(&mut self, path: &str, value: Value) {
         self.push("add", path, value);
     }

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use crate::image::{Reference, Rewrite};
 
-use super::{Config, FailureAction, admission::is_webhook_url};
+use super::{Config, FailureAction, UnknownVariants, admission::is_webhook_url};
 
 /// Values that contradict each other, or that no type excludes.
 pub(super) struct Contradiction {
@@ -30,6 +30,13 @@ pub(super) fn contradiction(config: &Config) -> Option<Contradiction> {
         return found(
             &["resolution.budget", "resolution.timeout"],
             "resolution.budget is shorter than resolution.timeout",
+        );
+    }
+    let limits_by_variant = config.affinity.required || config.taint.variants;
+    if config.variants == UnknownVariants::Require && !limits_by_variant {
+        return found(
+            &["variants"],
+            "variants: require needs affinity.required or taint.variants",
         );
     }
     registries_problem(config)

@@ -9,7 +9,8 @@ use std::{
 };
 
 use crate::{
-    placement::{Effect, LabelSelector, TaintKey, failure::FailureAction},
+    names::QualifiedName,
+    placement::{Effect, LabelSelector, UnknownVariants, annotation, failure::FailureAction},
     platform::Architecture,
 };
 
@@ -19,6 +20,11 @@ use super::{
     FailureConfig, Kind, ListenAddress, OnMiss, OnNoCommonArchitecture, PodsConfig,
     RegistriesConfig, ResolutionConfig, StartupConfig, TaintConfig,
 };
+
+/// The label of a node's variant.
+pub(super) fn variant_label() -> QualifiedName {
+    QualifiedName::constant(annotation::VARIANT)
+}
 
 /// For each node architecture, the further architectures whose images it can run.
 pub(super) fn compatibility() -> BTreeMap<Architecture, Vec<Architecture>> {
@@ -41,6 +47,8 @@ impl Default for Config {
             schedulable_architectures: Vec::new(),
             tolerations: Vec::new(),
             affinity: AffinityConfig::default(),
+            variants: UnknownVariants::default(),
+            variant_label: variant_label(),
             startup: StartupConfig::default(),
             resolution: ResolutionConfig::default(),
             registries: RegistriesConfig::default(),
@@ -56,11 +64,13 @@ impl Default for TaintConfig {
     fn default() -> Self {
         Self {
             manage: true,
-            key: TaintKey::default(),
+            // The key that managed clusters use on their Arm nodes, so that existing manifests keep working.
+            key: QualifiedName::constant("kubernetes.io/arch"),
             effect: Effect::NoSchedule,
             architectures: Vec::new(),
             node_selector: LabelSelector::default(),
             bound_pods: BoundPods::default(),
+            variants: false,
         }
     }
 }

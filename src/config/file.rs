@@ -132,7 +132,7 @@ mod tests {
             (
                 "taint:\n  key: \"a b\"\n",
                 4,
-                "cannot be the key of a taint",
+                "cannot be the key of a taint or label",
             ),
             ("taint:\n  keys: a\n", 4, "unknown field"),
             ("resolution:\n  timeout: 5\n", 4, "duration"),
@@ -231,6 +231,10 @@ mod tests {
     fn contradictions_are_named() {
         for (text, part) in [
             ("resolution: {failure: {action: tolerate}}", "architectures"),
+            (
+                "variants: require\naffinity: {required: false}",
+                "taint.variants",
+            ),
             (
                 "affinity: {preferred: [{architecture: arm64, weight: 1}, {architecture: aarch64, weight: 2}]}",
                 "twice",

@@ -22,8 +22,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     image::{Rewrite, registry::TokenEndpoint},
+    names::QualifiedName,
     placement::{
-        Effect, LabelSelector, Mode, TaintKey, TaintKind, TolerationRule, failure::FailureAction,
+        Effect, LabelSelector, Mode, TaintKind, TolerationRule, UnknownVariants,
+        failure::FailureAction,
     },
     platform::Architecture,
 };
@@ -80,6 +82,12 @@ pub struct Config {
     /// Node affinity to add to pods.
     #[serde(default)]
     pub affinity: AffinityConfig,
+    /// What happens to nodes of unknown variant if an image needs more than the lowest one, e.g. `linux/amd64/v3`.
+    #[serde(default)]
+    pub variants: UnknownVariants,
+    /// The node label whose value is the variant of the node's CPU.
+    #[serde(default = "defaults::variant_label")]
+    pub variant_label: QualifiedName,
     /// Behaviour at start.
     #[serde(default)]
     pub startup: StartupConfig,
@@ -110,7 +118,7 @@ pub struct TaintConfig {
     /// Whether nodes are tainted. If not, taints that archaware owns are removed.
     pub manage: bool,
     /// Key of the taint. Its value is the node's architecture.
-    pub key: TaintKey,
+    pub key: QualifiedName,
     /// `NoSchedule` or `NoExecute`.
     pub effect: Effect,
     /// Only nodes of these architectures are tainted; empty means all.
@@ -119,6 +127,8 @@ pub struct TaintConfig {
     pub node_selector: LabelSelector,
     /// What happens to the pods that run on a node before it is tainted.
     pub bound_pods: BoundPods,
+    /// Whether the value of the taint contains the variant of the node's CPU, where that is known: `amd64-v3`.
+    pub variants: bool,
 }
 
 /// What happens to the pods that run on a node before it is tainted.

@@ -1,7 +1,7 @@
 //! Converts the configuration into the policies of `placement`.
 
 use crate::placement::{
-    ConfiguredKeys, Mode,
+    ConfiguredKeys, Mode, VariantPolicy,
     failure::FailurePolicy,
     node,
     pod::{PlacementPolicy, Tainted},
@@ -18,6 +18,7 @@ impl From<&Config> for PlacementPolicy {
             schedulable: config.schedulable_architectures.iter().cloned().collect(),
             rules: config.tolerations.clone(),
             requires_affinity: config.affinity.required,
+            variants: config.into(),
             tainted: match &config.taint {
                 taint if !taint.manage => Tainted::Only([].into()),
                 taint if taint.architectures.is_empty() => Tainted::All,
@@ -45,6 +46,17 @@ impl From<&Config> for node::TaintPolicy {
             kind: config.taint.manage.then(|| config.taint_kind()),
             architectures: config.taint.architectures.iter().cloned().collect(),
             selector: config.taint.node_selector.clone(),
+            variants: config.into(),
+        }
+    }
+}
+
+impl From<&Config> for VariantPolicy {
+    fn from(config: &Config) -> Self {
+        Self {
+            unknown: config.variants,
+            label: config.variant_label.clone().into(),
+            taints: config.taint.variants,
         }
     }
 }

@@ -234,7 +234,7 @@ impl Components {
             writer: self.outputs.writer.clone(),
             metrics: self.outputs.metrics.clone(),
             nodes,
-            places: Semaphore::new(usize::max(writes * 3 / 4, 1)),
+            places: Semaphore::new(writes),
             ready,
             stop: self.stop.clone(),
         });

@@ -21,13 +21,13 @@ use crate::{
     placement::{
         Mode, annotation,
         author_selection::AuthorSelection,
-        decision::{Decision, join},
+        decision::Decision,
         mode::{self, InvalidAnnotation, Rule},
-        pod::{PlacementPolicy, PodChange, PodView},
+        pod::{AffinityAccess, PlacementPolicy, PodChange, PodView},
         preference::{self, Preferences},
         reinvocation,
     },
-    platform::{Architecture, Os, PlatformSet},
+    platform::{Architectures, Os, PlatformSet},
 };
 
 use pull_secrets::{PodCredentials, PullSecrets, UnusablePullSecret};
@@ -68,7 +68,7 @@ pub enum Verdict {
         /// These images.
         failed: Vec<(String, ImageError)>,
         /// What the other images share; `None` if they do not limit the pod.
-        known: Option<BTreeSet<Architecture>>,
+        known: Option<Architectures>,
     },
 }
 
@@ -86,7 +86,7 @@ pub struct Evaluation {
     /// Annotations with invalid values.
     pub invalid: Vec<InvalidAnnotation>,
     /// The resolved images with their architectures for the pod's OS; `None`: the image names no platform.
-    pub images: Vec<(String, Option<BTreeSet<Architecture>>)>,
+    pub images: Vec<(String, Option<Architectures>)>,
     /// Pull secrets that were skipped.
     pub unusable: BTreeSet<UnusablePullSecret>,
 }
@@ -95,16 +95,16 @@ pub struct Evaluation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Conflict {
     /// These sets of architectures share nothing: what single images allow, and `schedulableArchitectures`.
-    Disjoint(Vec<BTreeSet<Architecture>>),
+    Disjoint(Vec<Architectures>),
     /// The pod's author selects none of these, which its images allow, and does not tolerate the taints of those selected.
-    Excluded(BTreeSet<Architecture>),
+    Excluded(Architectures),
     /// The images allow these, but archaware required others when the pod had other images.
-    Outdated(BTreeSet<Architecture>),
+    Outdated(Architectures),
 }
 
 impl Conflict {
     /// The sets. Node affinity that requires all of them says that no node can run the pod.
-    fn sets(&self) -> &[BTreeSet<Architecture>] {
+    fn sets(&self) -> &[Architectures] {
         match self {
             Self::Disjoint(sets) => sets,
             Self::Excluded(set) | Self::Outdated(set) => std::slice::from_ref(set),
@@ -139,11 +139,11 @@ pub enum Stage {
 }
 
 impl Subject<'_> {
-    fn affinity_is_open(&self) -> bool {
+    fn affinity_access(&self) -> AffinityAccess {
         match self.stage {
-            Stage::Template => false,
-            Stage::Creation => true,
-            Stage::Pod => self.spec.is_gated(),
+            Stage::Creation => AffinityAccess::Open,
+            Stage::Pod if self.spec.is_gated() => AffinityAccess::Narrowing,
+            Stage::Template | Stage::Pod => AffinityAccess::Closed,
         }
     }
 }
@@ -197,7 +197,7 @@ impl Evaluator {
             Rule::Architectures(set) => {
                 let decision = self.policy.limit(set.clone());
                 if decision == Decision::NoCommonArchitecture {
-                    let schedulable = self.policy.schedulable.clone();
+                    let schedulable = self.policy.schedulable.iter().cloned().collect();
                     evaluation.conflict = Some(Conflict::Disjoint(vec![set, schedulable]));
                 }
                 Verdict::Decided(decision)
@@ -267,7 +267,8 @@ impl Evaluator {
         let taint = &self.policy.taint;
         let tolerates_all = tolerations.iter().any(|one| taint.is_tolerated_by(one));
         let affinity = self.policy.requires_affinity || !preferences.is_empty();
-        let more = !self.policy.rules.is_empty() || (affinity && subject.affinity_is_open());
+        let more = !self.policy.rules.is_empty()
+            || (affinity && subject.affinity_access() != AffinityAccess::Closed);
         let decided = subject.annotations.get(annotation::DECISION);
         tolerates_all && (!more || decided.is_some_and(|decision| decision == "any"))
     }
@@ -277,7 +278,7 @@ impl Evaluator {
         spec: &PodSpec,
         namespace: &str,
         credentials: &PodCredentials,
-    ) -> (Verdict, Vec<(String, Option<BTreeSet<Architecture>>)>) {
+    ) -> (Verdict, Vec<(String, Option<Architectures>)>) {
         let all = spec.images();
         // Users must not be able to make archaware resolve thousands of images at once.
         if all.len() > MAX_IMAGES {
@@ -305,7 +306,7 @@ impl Evaluator {
         for (image, answer) in resolved {
             match answer {
                 Ok(resolved) => {
-                    images.push((image, resolved.platforms.architectures(&os)));
+                    images.push((image, self.policy.of_image(&resolved.platforms, &os)));
                     sets.push(resolved.platforms);
                 }
                 Err(error) => unresolved.push((image, error)),
@@ -354,7 +355,7 @@ impl Subject<'_> {
             os: &spec.os(),
             tolerations: spec.tolerations.as_deref().unwrap_or_default(),
             author: spec.author_selection(),
-            affinity_is_open: self.affinity_is_open(),
+            affinity: self.affinity_access(),
         };
         let conflict = evaluation.conflict.as_ref();
         let disjoint = conflict.map(Conflict::sets).unwrap_or_default();
@@ -374,14 +375,14 @@ impl Evaluation {
                 return format!(
                     "its node selector or node affinity selects none of the architectures that can run it: {}{}; no node can run \
                      it",
-                    join(set, ", "),
+                    set.join(", "),
                     images()
                 );
             }
             Some(Conflict::Outdated(set)) => {
                 return format!(
                     "its node affinity was set for other images and cannot be changed: delete the pod. What can run it now: {}{}",
-                    join(set, ", "),
+                    set.join(", "),
                     images()
                 );
             }
@@ -393,7 +394,8 @@ impl Evaluation {
             format!("its images share no architecture: {}", self.list_images())
         };
         if !policy.schedulable.is_empty() {
-            let names = join(&policy.schedulable, ", ");
+            let names: Architectures = policy.schedulable.iter().cloned().collect();
+            let names = names.join(", ");
             why = format!("{why}; schedulableArchitectures are {names}");
         }
         why
@@ -401,11 +403,11 @@ impl Evaluation {
 
     /// The images with their architectures, for example `a (amd64, arm64), b (s390x)`.
     pub fn list_images(&self) -> String {
-        let one = |(image, set): &(String, Option<BTreeSet<Architecture>>)| {
+        let one = |(image, set): &(String, Option<Architectures>)| {
             let architectures = match set {
                 None => "any".to_owned(),
                 Some(set) if set.is_empty() => "none for this OS".to_owned(),
-                Some(set) => join(set, ", "),
+                Some(set) => set.join(", "),
             };
             format!("{image} ({architectures})")
         };

@@ -10,12 +10,17 @@ use std::{
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 
+use crate::placement::selection::CompatibilityDocument;
+
 use super::{credentials::Fingerprint, digest::Digest, error::ImageError, summary::ImageSummary};
 
 /// How long a cached tag is used when the registry does not answer.
 pub(crate) const STALE_IF_ERROR: Duration = Duration::from_hours(24);
 /// Maximum number of interned summaries. A cluster has some dozens; further ones are not deduplicated.
 const MAX_INTERNED: usize = 4096;
+
+/// Maximum number of compatibility documents: each has some kilobytes, and at most a few megabytes with compiled patterns.
+const MAX_COMPATIBILITIES: usize = 64;
 
 /// Which pods may use a cached answer: all, or those with the credential that was needed to get it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -58,6 +63,8 @@ pub(crate) struct Caches {
     failures: Cache<Fingerprint, FailureEntry>,
     /// Summaries of images with missing children, each for one repository and its credentials.
     partial: Cache<Fingerprint, PartialEntry>,
+    /// Parsed compatibility documents, content-addressed.
+    compatibilities: Cache<Fingerprint, Arc<CompatibilityDocument>>,
     /// Most images have one of a few sets of platforms, so equal summaries share one allocation.
     interned: Mutex<HashSet<Arc<ImageSummary>>>,
 }
@@ -78,8 +85,27 @@ impl Caches {
             tags: Cache::new(images),
             failures: Cache::new(failures),
             partial: Cache::new(failures),
+            compatibilities: Cache::new(MAX_COMPATIBILITIES),
             interned: Mutex::default(),
         }
+    }
+
+    pub(crate) fn compatibility(
+        &self,
+        digest: &Digest,
+        scope: CacheScope,
+    ) -> Option<Arc<CompatibilityDocument>> {
+        self.compatibilities.get(&summary_key(digest, scope))
+    }
+
+    pub(crate) fn store_compatibility(
+        &self,
+        digest: &Digest,
+        scope: CacheScope,
+        document: Arc<CompatibilityDocument>,
+    ) {
+        let key = summary_key(digest, scope);
+        self.compatibilities.insert(key, document);
     }
 
     pub(crate) fn summary(&self, digest: &Digest, scope: CacheScope) -> Option<CachedSummary> {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{backoff::Backoff, platform::DocumentError};
+use crate::{backoff::Backoff, placement::selection::InvalidDocument, platform::DocumentError};
 
 use super::{digest::DigestError, reference::ReferenceError};
 
@@ -128,6 +128,15 @@ pub enum ImageError {
         #[source]
         source: DocumentError,
     },
+    /// An artifact is no compatibility document.
+    #[error("{what} is unusable")]
+    Compatibility {
+        /// The artifact or its layer, and its digest.
+        what: String,
+        /// What is wrong.
+        #[source]
+        source: InvalidDocument,
+    },
     /// The content does not match its digest or descriptor.
     #[error("{what} is corrupt: {why}")]
     Corrupt {
@@ -156,6 +165,10 @@ impl ImageError {
             Self::Unavailable { .. } | Self::MethodRefused { .. } | Self::HostPaused { .. } => {
                 Reason::Unavailable
             }
+            Self::Compatibility { source, .. } => match source {
+                InvalidDocument::TooLarge(_) | InvalidDocument::TooManyEntries => Reason::TooLarge,
+                InvalidDocument::Malformed(_) | InvalidDocument::NoLayer => Reason::Corrupt,
+            },
             Self::Document { source, .. } => match source {
                 DocumentError::TooLarge(_) => Reason::TooLarge,
                 DocumentError::Malformed(_) | DocumentError::Ambiguous(_) => Reason::Corrupt,

@@ -27,6 +27,7 @@ const MAX_PERSISTED: usize = 512 * 1024;
 pub(crate) enum DocumentKind {
     Manifest,
     Config,
+    Layer,
 }
 
 impl DocumentKind {
@@ -34,6 +35,7 @@ impl DocumentKind {
         match self {
             Self::Manifest => "manifest",
             Self::Config => "config",
+            Self::Layer => "layer",
         }
     }
 }
@@ -252,7 +254,7 @@ impl<F: Fetch> DocumentReader<'_, F> {
 }
 
 /// Verifies the digest of all content, whatever its source.
-fn verify(
+pub(crate) fn verify(
     kind: DocumentKind,
     digest: &Digest,
     size: Option<u64>,

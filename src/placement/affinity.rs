@@ -5,15 +5,16 @@
 //! that can run the pod is not changed; one that allows more is narrowed, because an autoscaler would make nodes of these,
 //! too.
 
+mod select;
 mod undo;
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::platform::Architecture;
+use crate::platform::{Architecture, Architectures};
 
-use super::author_selection::AuthorSelection;
+use super::{author_selection::AuthorSelection, variants::VariantPolicy};
 
 pub use undo::{AffinityUndo, undo};
 
@@ -52,17 +53,28 @@ pub struct NodeSelector {
 }
 
 /// One term.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelectorTerm {
     /// Requirements on labels, `ANDed`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub match_expressions: Vec<Requirement>,
     /// Requirements on fields: only `metadata.name` exists.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub match_fields: Vec<Requirement>,
 }
 
+impl NodeSelectorTerm {
+    fn of(match_expressions: Vec<Requirement>) -> Self {
+        Self {
+            match_expressions,
+            match_fields: Vec::new(),
+        }
+    }
+}
+
 /// A preferred term.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PreferredTerm {
     /// From 1 to 100.
@@ -72,7 +84,7 @@ pub struct PreferredTerm {
 }
 
 /// A requirement on a label.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Requirement {
     /// The label key.
@@ -80,7 +92,18 @@ pub struct Requirement {
     /// `In`, `Exists`, …
     pub operator: String,
     /// Values for `In` and `NotIn`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<String>,
+}
+
+impl Requirement {
+    pub(in crate::placement) fn new(key: &str, operator: &str, values: Vec<String>) -> Self {
+        Self {
+            key: key.to_owned(),
+            operator: operator.to_owned(),
+            values,
+        }
+    }
 }
 
 /// What archaware adds to a pod's node affinity. Recorded on the pod, so that it can be removed.
@@ -93,6 +116,9 @@ pub struct AffinityChange {
     /// Preferred architectures.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub prefer: Vec<Preference>,
+    /// Other preferred nodes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prefer_terms: Vec<WeightedTerm>,
 }
 
 /// Required architectures and the terms that get them.
@@ -104,9 +130,21 @@ pub struct Require {
     /// More such sets, that share nothing with the others: no node can run the pod, and autoscalers see it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub further: Vec<BTreeSet<Architecture>>,
-    /// Indexes of the terms that get the expressions. Empty when the pod has no terms and gets a new one.
+    /// What nodes have to be: one of these, each a list of requirements. Empty: only the architectures are required.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub alternatives: Vec<Vec<Requirement>>,
+    /// Indexes of the terms that get the expressions. Empty when the pod has no terms and gets new ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub terms: Vec<usize>,
+}
+
+/// Preferred nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WeightedTerm {
+    /// From 1 to 100.
+    pub weight: u8,
+    /// Requirements on labels.
+    pub expressions: Vec<Requirement>,
 }
 
 /// A preferred architecture.
@@ -121,44 +159,65 @@ pub struct Preference {
 impl AffinityChange {
     /// Whether nothing is added.
     pub fn is_empty(&self) -> bool {
-        self.require.is_none() && self.prefer.is_empty()
+        self.require.is_none() && self.prefer.is_empty() && self.prefer_terms.is_empty()
+    }
+
+    /// The preferred terms to write.
+    pub fn preferred_terms(&self) -> impl Iterator<Item = PreferredTerm> {
+        let architectures = self.prefer.iter().map(Preference::term);
+        architectures.chain(self.prefer_terms.iter().map(WeightedTerm::term))
+    }
+
+    /// Whether earlier versions of archaware could not undo it.
+    pub(super) fn is_beyond_architectures(&self) -> bool {
+        let required = self.require.as_ref();
+        !self.prefer_terms.is_empty() || required.is_some_and(|own| !own.alternatives.is_empty())
     }
 }
 
 impl Require {
-    /// The expressions to write, one for each set.
-    pub fn expressions(&self) -> Vec<Requirement> {
-        let sets = std::iter::once(&self.architectures).chain(&self.further);
-        sets.map(expression).collect()
+    /// The terms to write, if the pod has none; otherwise each of its terms that get them gets one of these, and is repeated if
+    /// there are several.
+    pub fn alternatives(&self) -> Vec<NodeSelectorTerm> {
+        let sets = || std::iter::once(&self.architectures).chain(&self.further);
+        let all = match self.alternatives.as_slice() {
+            [] => vec![sets().map(on_architecture).collect()],
+            alternatives => alternatives.to_vec(),
+        };
+        all.into_iter().map(NodeSelectorTerm::of).collect()
+    }
+}
+
+impl WeightedTerm {
+    fn term(&self) -> PreferredTerm {
+        PreferredTerm {
+            weight: self.weight.into(),
+            preference: NodeSelectorTerm::of(self.expressions.clone()),
+        }
     }
 }
 
 impl Preference {
     /// The term to write.
-    pub fn term(&self) -> PreferredTerm {
+    fn term(&self) -> PreferredTerm {
         PreferredTerm {
             weight: self.weight.into(),
-            preference: NodeSelectorTerm {
-                match_expressions: vec![expression([&self.architecture])],
-                match_fields: Vec::new(),
-            },
+            preference: NodeSelectorTerm::of(vec![on_architecture([&self.architecture])]),
         }
     }
 }
 
-/// The API server accepts no `In` without values; every node has the label, so that `DoesNotExist` matches none.
-fn expression<'a>(architectures: impl IntoIterator<Item = &'a Architecture>) -> Requirement {
+/// Requires one of these architectures. The API server accepts no `In` without values; every node has the label, so that `DoesNotExist` matches none.
+pub(super) fn on_architecture<'a>(
+    architectures: impl IntoIterator<Item = &'a Architecture>,
+) -> Requirement {
     let values: Vec<_> = architectures.into_iter().map(ToString::to_string).collect();
     let operator = if values.is_empty() {
         "DoesNotExist"
     } else {
         "In"
     };
-    Requirement {
-        key: LABEL.to_owned(),
-        operator: operator.to_owned(),
-        values,
-    }
+    Requirement::new(LABEL, operator, values)
 }
 
 impl Affinity {
@@ -192,48 +251,108 @@ impl Affinity {
     }
 }
 
-/// The additions to a pod whose node has to have an architecture of each of the `required` sets. No sets: nothing is required.
+/// What a pod's images, and the configuration, ask of its nodes.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Sets of architectures; the node has to have one of each. No sets: nothing is required.
+    pub required: &'a [Architectures],
+    /// Nodes of some variant that are preferred.
+    pub suitable: Option<&'a Architectures>,
+    /// How variants are considered.
+    pub variants: &'a VariantPolicy,
+    /// Whether required terms can be added and repeated. Those of an existing pod can only get more expressions
+    /// (`ValidatePodUpdate` of the API server: the affinity of a gated pod may be narrowed).
+    pub terms_are_open: bool,
+}
+
+/// The additions to a pod.
 pub fn decide(
-    required: &[BTreeSet<Architecture>],
+    wanted: Wanted<'_>,
     preferred: Vec<Preference>,
     author: AuthorSelection<'_>,
 ) -> AffinityChange {
+    let suitable = wanted.suitable.map(|set| author.selected(set));
+    let suitable = suitable.filter(|_| !author.names_nodes());
     AffinityChange {
-        require: required_change(required, author),
+        require: required_change(wanted, author),
         prefer: preferred
             .into_iter()
             .filter(|_| author.is_open_to_preferences())
             .collect(),
+        prefer_terms: suitable
+            .map(|set| preferred_terms(&wanted.variants.preferred(&set), author))
+            .unwrap_or_default(),
     }
+}
+
+/// Those that the pod does not have already, and, if its author prefers architectures, those that say more than an architecture.
+fn preferred_terms(terms: &[WeightedTerm], author: AuthorSelection<'_>) -> Vec<WeightedTerm> {
+    let own = author.affinity.map(Affinity::preferred_terms);
+    let own = own.unwrap_or_default();
+    let says_more = |term: &WeightedTerm| {
+        let mut all = term.expressions.iter();
+        author.is_open_to_preferences() || all.any(|one| !LABELS.contains(&one.key.as_str()))
+    };
+    let new = terms
+        .iter()
+        .filter(|term| !own.contains(&term.term()) && says_more(term));
+    new.cloned().collect()
 }
 
 /// Whether node affinity would have to be added so that only these architectures are selected.
-pub fn requires_more(architectures: &BTreeSet<Architecture>, author: AuthorSelection<'_>) -> bool {
-    required_change(std::slice::from_ref(architectures), author).is_some()
+pub fn requires_more(
+    architectures: &Architectures,
+    variants: &VariantPolicy,
+    author: AuthorSelection<'_>,
+) -> bool {
+    let wanted = Wanted {
+        required: std::slice::from_ref(architectures),
+        suitable: None,
+        variants,
+        terms_are_open: true,
+    };
+    required_change(wanted, author).is_some()
 }
 
-fn required_change(
-    required: &[BTreeSet<Architecture>],
-    author: AuthorSelection<'_>,
-) -> Option<Require> {
-    let (first, further) = required.split_first()?;
-    let shared = further.iter().fold(first.clone(), |a, b| &a & b);
+fn required_change(wanted: Wanted<'_>, author: AuthorSelection<'_>) -> Option<Require> {
+    let (first, further) = wanted.required.split_first()?;
+    let shared = further.iter().fold(first.clone(), |a, b| a.and(b));
+    let terms = author.affinity.and_then(Affinity::required_terms);
+    let names = |set: &Architectures| set.names().cloned().collect();
+    let selected = author.selected(&shared);
     let mut require = Require {
-        architectures: first.clone(),
-        further: further.to_vec(),
+        architectures: names(first),
+        further: further.iter().map(names).collect(),
+        alternatives: wanted
+            .variants
+            .required(&selected, !wanted.terms_are_open && terms.is_some()),
         terms: Vec::new(),
     };
-    if author.selects_within(&shared) {
+    // What selects only these needs no addition.
+    let suffices = if require.alternatives.is_empty() {
+        shared
+    } else {
+        selected.clone().of_any_variant()
+    };
+    if author.selects_within(&suffices) {
         return None;
     }
-    if let Some(terms) = author.affinity.and_then(Affinity::required_terms) {
-        let expressions = require.expressions();
+    if let Some(terms) = terms {
+        let mut alternatives = require.alternatives();
+        if require.alternatives.len() == 1 {
+            // When the pod was created, more could be said.
+            let all = wanted.variants.required(&selected, false).into_iter();
+            alternatives.extend(all.map(NodeSelectorTerm::of));
+        }
         // A term without expressions either matches no node (`nodeaffinity.isEmptyNodeSelectorTerm` of
         // k8s.io/component-helpers) or names a single node, as in a DaemonSet's pods. Neither is changed.
         let needs_more = |term: &NodeSelectorTerm| {
             let own = &term.match_expressions;
-            let has_all = expressions.iter().all(|one| own.contains(one));
-            !own.is_empty() && !has_all && !term.is_within(&shared)
+            let has_one = alternatives.iter().any(|alternative| {
+                let mut all = alternative.match_expressions.iter();
+                all.all(|one| own.contains(one))
+            });
+            !own.is_empty() && !has_one && !term.is_within(&suffices)
         };
         let open = terms
             .iter()

@@ -1,9 +1,9 @@
 //! The architectures that a pod's author selects, by node selector or required node affinity. archaware narrows that
 //! choice, never widens it, and tells when nothing is left.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use crate::platform::Architecture;
+use crate::platform::Architectures;
 
 use super::affinity::{Affinity, LABELS, NodeSelectorTerm, Requirement};
 
@@ -18,15 +18,29 @@ pub struct AuthorSelection<'a> {
 
 impl<'a> AuthorSelection<'a> {
     /// Whether none of `architectures` is selected, so that no node can run the pod.
-    pub fn excludes_all(&self, architectures: &BTreeSet<Architecture>) -> bool {
+    pub fn excludes_all(&self, architectures: &Architectures) -> bool {
+        self.selected(architectures).is_empty()
+    }
+
+    /// Those of `architectures` that are selected.
+    pub(super) fn selected(&self, architectures: &Architectures) -> Architectures {
         // Terms are `ORed`; a pod without terms may run anywhere.
         let terms = self.terms();
-        let is_selected = |architecture: &Architecture| {
-            let name = architecture.as_str();
+        let is_selected = |name: &str| {
             self.by_node_selector().all(|value| value == name)
                 && (terms.is_empty() || terms.iter().any(|term| term.allows(name)))
         };
-        !architectures.iter().any(is_selected)
+        let all = architectures.iter();
+        let selected = all.filter(|(name, _)| is_selected(name.as_str()));
+        Architectures::of(selected.map(|(name, variants)| (name.clone(), variants)))
+    }
+
+    /// Whether a node is selected.
+    pub fn selects(&self, labels: &BTreeMap<String, String>, name: &str) -> bool {
+        let terms = self.terms();
+        let mut selector = self.node_selector.iter();
+        selector.all(|(key, value)| labels.get(key) == Some(value))
+            && (terms.is_empty() || terms.iter().any(|term| term.selects(labels, name)))
     }
 
     /// Whether the author's pod is admitted to every architecture that they select: then it is meant to run there, whatever its
@@ -44,8 +58,8 @@ impl<'a> AuthorSelection<'a> {
     }
 
     /// Whether the node selector names one of `architectures`. It is `ANDed` with the affinity, so nothing more is needed.
-    pub(super) fn selects_within(&self, architectures: &BTreeSet<Architecture>) -> bool {
-        let is_one = |value: &str| architectures.iter().any(|one| one.as_str() == value);
+    pub(super) fn selects_within(&self, architectures: &Architectures) -> bool {
+        let is_one = |value: &str| architectures.contains(value);
         self.by_node_selector().next().is_some() && self.by_node_selector().all(is_one)
     }
 
@@ -56,13 +70,15 @@ impl<'a> AuthorSelection<'a> {
             .map(Affinity::preferred_terms)
             .unwrap_or_default();
         let names = |term: &NodeSelectorTerm| term.on_architecture().next().is_some();
-        let terms = self.terms();
-        // A preference has no effect on a pod that names its node.
-        let names_node =
-            !terms.is_empty() && terms.iter().all(|term| term.match_expressions.is_empty());
         self.by_node_selector().next().is_none()
             && !own.iter().any(|term| names(&term.preference))
-            && !names_node
+            && !self.names_nodes()
+    }
+
+    /// Whether the terms name single nodes, as in a DaemonSet's pods: a preference has no effect then.
+    pub(super) fn names_nodes(&self) -> bool {
+        let terms = self.terms();
+        !terms.is_empty() && terms.iter().all(|term| term.match_expressions.is_empty())
     }
 
     /// Whether the node selector or a required term names an architecture.
@@ -118,8 +134,8 @@ impl NodeSelectorTerm {
     }
 
     /// Whether the term allows no architecture but these.
-    pub(super) fn is_within(&self, architectures: &BTreeSet<Architecture>) -> bool {
-        let is_one = |value: &&str| architectures.iter().any(|one| one.as_str() == *value);
+    pub(super) fn is_within(&self, architectures: &Architectures) -> bool {
+        let is_one = |value: &&str| architectures.contains(value);
         self.named().is_some_and(|named| named.iter().all(is_one))
     }
 }
@@ -184,7 +200,7 @@ mod tests {
             let parsed: BTreeMap<String, String> =
                 serde_json::from_value(selector.clone()).unwrap();
             let parsed_affinity: Affinity = serde_json::from_value(affinity.clone()).unwrap();
-            let architectures = ["386", "amd64"].map(|name| name.parse().unwrap()).into();
+            let architectures = "386,amd64".parse().unwrap();
             let author = AuthorSelection {
                 node_selector: &parsed,
                 affinity: Some(&parsed_affinity),

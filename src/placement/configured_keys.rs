@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::platform::Architecture;
 
-use super::{Taint, taint::text};
+use super::{Taint, taint::text, variants::architecture_of};
 
 /// Keys that archaware is or was configured with.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ impl ConfiguredKeys {
 
 /// Whether the value of a taint is an architecture: a known one, or that of its node.
 pub(super) fn names_architecture(taint: &Taint, node: &str) -> bool {
-    taint.value.parse::<Architecture>().is_ok_and(|named| {
+    architecture_of(&taint.value).is_some_and(|named| {
         named.is_known() || node.parse::<Architecture>().is_ok_and(|node| node == named)
     })
 }
@@ -68,6 +68,8 @@ mod tests {
         for (taint, node, expected) in [
             ("a/b=arm64:NoSchedule", "", true),
             ("a/b=new64:NoExecute", "new64", true),
+            ("a/b=amd64-v3:NoExecute", "amd64", true),
+            ("a/b=amd64-v9:NoExecute", "amd64", false),
             ("a/b=new64:NoSchedule", "arm64", false),
             ("a/b=secure:NoSchedule", "arm64", false),
             ("dedicated=secure:NoSchedule", "arm64", false),

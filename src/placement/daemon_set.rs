@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::platform::{Architecture, Os};
+use crate::platform::{Architecture, Architectures, Os};
 
 use super::{
     decision::{ANY, Decision},
@@ -109,7 +109,7 @@ impl OwnedTolerations {
                     .ok()
                     .filter(Architecture::is_known)
             });
-            let set: BTreeSet<Architecture> = named.collect();
+            let set: Architectures = named.collect();
             return (!set.is_empty()).then_some(Decision::Architectures(set));
         };
         Decision::parse(text)

@@ -1,14 +1,12 @@
 //! The result of a decision.
 
-use std::collections::BTreeSet;
-
-use crate::platform::Architecture;
+use crate::platform::Architectures;
 
 /// Where a pod may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// On these architectures; never empty.
-    Architectures(BTreeSet<Architecture>),
+    Architectures(Architectures),
     /// On every architecture.
     TolerateAll,
     /// On none: the images share no architecture.
@@ -24,17 +22,14 @@ impl Decision {
         match text {
             ANY => Some(Self::TolerateAll),
             "none" => Some(Self::NoCommonArchitecture),
-            list => {
-                let set = list.split(',').map(|name| name.parse().ok());
-                set.collect::<Option<_>>().map(Self::Architectures)
-            }
+            list => list.parse().ok().map(Self::Architectures),
         }
     }
 
     /// The value of the annotation `archaware.dev/decision`.
     pub fn annotation(&self) -> String {
         match self {
-            Self::Architectures(set) => join(set, ","),
+            Self::Architectures(set) => set.to_string(),
             Self::TolerateAll => ANY.to_owned(),
             Self::NoCommonArchitecture => "none".to_owned(),
         }
@@ -48,12 +43,4 @@ impl Decision {
             Self::NoCommonArchitecture => "none",
         }
     }
-}
-
-/// Joins the names of architectures.
-pub fn join(set: &BTreeSet<Architecture>, separator: &str) -> String {
-    set.iter()
-        .map(Architecture::as_str)
-        .collect::<Vec<_>>()
-        .join(separator)
 }

@@ -6,7 +6,10 @@ use std::{collections::BTreeSet, time::Duration};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{backoff::Backoff, platform::Architecture};
+use crate::{
+    backoff::Backoff,
+    platform::{Architecture, Architectures},
+};
 
 use super::{decision::Decision, pod::PlacementPolicy};
 
@@ -69,7 +72,7 @@ pub struct FailureStep {
 pub fn next_step(
     config: &FailurePolicy,
     policy: &PlacementPolicy,
-    known: Option<&BTreeSet<Architecture>>,
+    known: Option<&Architectures>,
     failures: &[ImageFailure],
     history: FailureHistory,
     critical: bool,
@@ -86,7 +89,10 @@ pub fn next_step(
         FailureAction::TolerateAll => Some(policy.decide(known.cloned())),
         FailureAction::Tolerate => {
             let allowed = &config.architectures;
-            let within = known.map_or_else(|| allowed.clone(), |known| known & allowed);
+            let within = known.map_or_else(
+                || allowed.iter().cloned().collect(),
+                |known| known.clone().within(allowed),
+            );
             Some(policy.limit(within))
         }
     };
@@ -158,7 +164,7 @@ mod tests {
             failing_for: Duration::from_secs(seconds),
         };
         let policy = PlacementPolicy::from(&Config::default());
-        let known: Option<BTreeSet<Architecture>> =
+        let known: Option<Architectures> =
             known.map(|names| names.iter().map(|name| name.parse().unwrap()).collect());
         next_step(
             &config,
@@ -174,7 +180,7 @@ mod tests {
     fn retries_back_off_and_the_action_comes_due() {
         use FailureAction::{Hold, Tolerate, TolerateAll};
         let all = || Some(Decision::TolerateAll);
-        let amd64 = || Some(Decision::Architectures(["amd64".parse().unwrap()].into()));
+        let amd64 = || Some(Decision::Architectures("amd64".parse().unwrap()));
         for (action, failure, failures, seconds, critical, decision, retry) in [
             (TolerateAll, UNAVAILABLE, 1, 0, false, None, Some(1)),
             (TolerateAll, UNAVAILABLE, 4, 15, false, None, Some(8)),

@@ -12,20 +12,23 @@ pub mod node;
 pub mod pod;
 pub mod preference;
 pub mod reinvocation;
+pub mod selection;
 mod selector;
 mod taint;
 mod toleration;
 mod toleration_rule;
+mod variants;
 
 pub use configured_keys::ConfiguredKeys;
 pub use decision::Decision;
 pub use mode::Mode;
 pub use pod::PlacementPolicy;
 pub use selector::{LabelSelector, SelectorError};
-pub use taint::{Effect, Taint, TaintKey, TaintKind, tolerates};
+pub use taint::{Effect, Taint, TaintKind, tolerates};
 pub use toleration_rule::{
     RulePlatform, TolerationConfig, TolerationEffect, TolerationOperator, TolerationRule,
 };
+pub use variants::{NodeVariant, UnknownVariants, VariantPolicy, suffices};
 
 /// Names of archaware's labels and annotations.
 pub mod annotation {
@@ -48,6 +51,8 @@ pub mod annotation {
     pub const TOLERATIONS: &str = "archaware.dev/tolerations";
     /// On the Lease: what must survive a restart.
     pub const STATE: &str = "archaware.dev/state";
+    /// On nodes, as label: the variant of the CPU, e.g. `v3`.
+    pub const VARIANT: &str = "archaware.dev/variant";
     /// On namespaces, as label: `"disabled"` excludes the namespace from the webhook.
     pub const ADMISSION: &str = "archaware.dev/admission";
     /// Common prefix of all of them.

@@ -1,14 +1,11 @@
 //! Which mode applies to a pod: the setting nearest to the pod wins.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::{collections::BTreeMap, fmt};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::platform::Architecture;
+use crate::platform::Architectures;
 
 use super::annotation;
 
@@ -31,7 +28,7 @@ pub enum Rule {
     /// A mode.
     Mode(Mode),
     /// Architectures that the pod's author states.
-    Architectures(BTreeSet<Architecture>),
+    Architectures(Architectures),
 }
 
 /// An annotation with an invalid value; it is treated as absent.
@@ -129,11 +126,9 @@ pub(super) fn read<T>(
     parsed
 }
 
-/// Parses `amd64,arm64`. One unknown name invalidates the whole value.
-fn parse_architectures(text: &str) -> Option<BTreeSet<Architecture>> {
-    text.split(',')
-        .map(|name| name.trim().parse().ok())
-        .collect()
+/// Parses `amd64,arm64` or `amd64/v3`. One unknown name invalidates the whole value.
+fn parse_architectures(text: &str) -> Option<Architectures> {
+    text.parse().ok()
 }
 
 #[cfg(test)]

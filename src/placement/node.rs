@@ -7,8 +7,8 @@ use serde_json::Value;
 use crate::platform::Architecture;
 
 use super::{
-    ConfiguredKeys, LabelSelector, Taint, TaintKind, annotation,
-    configured_keys::names_architecture,
+    ConfiguredKeys, LabelSelector, Taint, TaintKind, VariantPolicy, annotation,
+    configured_keys::names_architecture, variants::architecture_of,
 };
 
 /// Which nodes get which taint.
@@ -20,6 +20,8 @@ pub struct TaintPolicy {
     pub architectures: BTreeSet<Architecture>,
     /// Only nodes with these labels.
     pub selector: LabelSelector,
+    /// Whether the variant is in the taint.
+    pub variants: VariantPolicy,
 }
 
 /// The parts of a node that the decision depends on.
@@ -167,7 +169,8 @@ pub fn decide(
     if !policy.architectures.is_empty() && !policy.architectures.contains(&architecture) {
         return (untaint(node, keys), None);
     }
-    decide_taint(node, kind.taint(&architecture), keys)
+    let value = policy.variants.taint_value(&architecture, node.labels);
+    decide_taint(node, kind.taint(value), keys)
 }
 
 /// The change when no taint is wanted: removes an owned taint, by key and effect, and the annotation.
@@ -234,8 +237,10 @@ fn decide_taint(
         // Another owner's taint is not changed, and archaware's claim to it is removed.
         Some((_, value)) => {
             let ownership = annotated.then_some(Ownership::Nothing);
-            let problem =
-                (value != wanted.value).then_some(TaintProblem::Conflict { wanted, value });
+            // A node pool that declares the taint cannot know the variant.
+            let is_plain = architecture_of(&wanted.value).is_some_and(|own| own.as_str() == value);
+            let agrees = value == wanted.value || is_plain;
+            let problem = (!agrees).then_some(TaintProblem::Conflict { wanted, value });
             (
                 NodeChange {
                     remove: leftover,

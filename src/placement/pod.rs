@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::platform::{Architecture, Os, PlatformSet};
+use crate::platform::{Architecture, Architectures, Os, PlatformSet, Variants};
 
 use super::{
-    TaintKind,
-    affinity::{self, AffinityChange, Preference},
+    TaintKind, VariantPolicy,
+    affinity::{self, AffinityChange, Preference, Wanted},
     author_selection::AuthorSelection,
     decision::Decision,
     preference::Preferences,
@@ -35,6 +35,8 @@ pub struct PlacementPolicy {
     pub rules: Vec<TolerationRule>,
     /// Whether architectures are also required by node affinity, where it can still be set.
     pub requires_affinity: bool,
+    /// How variants are considered.
+    pub variants: VariantPolicy,
     /// The nodes that get a taint.
     pub tainted: Tainted,
 }
@@ -67,8 +69,19 @@ pub struct PodView<'a> {
     pub tolerations: &'a [Value],
     /// What selects its nodes.
     pub author: AuthorSelection<'a>,
-    /// Whether its affinity can be set: on creation and while it has a scheduling gate.
-    pub affinity_is_open: bool,
+    /// What can be done to its affinity.
+    pub affinity: AffinityAccess,
+}
+
+/// What can be done to the affinity of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AffinityAccess {
+    /// Nothing.
+    Closed,
+    /// It can be narrowed, as long as the pod has a scheduling gate.
+    Narrowing,
+    /// Everything, on creation.
+    Open,
 }
 
 /// Changes to a pod, applied in one patch.
@@ -101,30 +114,36 @@ impl PodChange {
 }
 
 impl PlacementPolicy {
+    /// The architectures of one image; `None` if it does not limit its pod.
+    pub fn of_image(&self, image: &PlatformSet, os: &Os) -> Option<Architectures> {
+        Some(self.variants.considered(image.architectures(os)?))
+    }
+
     /// The node architectures that can run all of these images. Images that name no platform do not limit it; `None` if
     /// no image names one.
     pub fn shared_architectures<'a>(
         &self,
         images: impl IntoIterator<Item = &'a PlatformSet>,
         os: &Os,
-    ) -> Option<BTreeSet<Architecture>> {
+    ) -> Option<Architectures> {
         images
             .into_iter()
-            .filter_map(|image| image.architectures(os))
+            .filter_map(|image| self.of_image(image, os))
             .map(|own| self.widen(own))
-            .reduce(|shared, own| &shared & &own)
+            .reduce(|shared, own| shared.and(&own))
     }
 
     /// The decision for what images share; every architecture is tolerated if none of them names a platform.
-    pub fn decide(&self, shared: Option<BTreeSet<Architecture>>) -> Decision {
+    pub fn decide(&self, shared: Option<Architectures>) -> Decision {
         shared.map_or(Decision::TolerateAll, |shared| self.limit(shared))
     }
 
     /// The decision for known architectures.
-    pub fn limit(&self, mut architectures: BTreeSet<Architecture>) -> Decision {
+    pub fn limit(&self, mut architectures: Architectures) -> Decision {
         if !self.schedulable.is_empty() {
-            architectures.retain(|architecture| self.schedulable.contains(architecture));
+            architectures = architectures.within(&self.schedulable);
         }
+        architectures = self.variants.considered(architectures);
         if architectures.len() > MAX_ARCHITECTURES {
             Decision::TolerateAll
         } else if architectures.is_empty() {
@@ -136,15 +155,24 @@ impl PlacementPolicy {
 
     /// The node architectures that can run images of these architectures. Not transitive: amd64 nodes run 386 images,
     /// but a node that runs amd64 images need not run 386 images.
-    pub fn widen(&self, own: BTreeSet<Architecture>) -> BTreeSet<Architecture> {
-        let runs_one = |runs: &&Vec<Architecture>| runs.iter().any(|image| own.contains(image));
+    pub fn widen(&self, own: Architectures) -> Architectures {
+        let runs_one =
+            |runs: &&Vec<Architecture>| runs.iter().any(|image| own.contains(image.as_str()));
         let further: Vec<_> = self
             .compatibility
             .iter()
             .filter(|(_, runs)| runs_one(runs))
-            .map(|(architecture, _)| architecture.clone())
+            .map(|(architecture, _)| (architecture.clone(), Variants::ANY))
             .collect();
-        own.into_iter().chain(further).collect()
+        let own = own.iter().map(|(name, variants)| (name.clone(), variants));
+        Architectures::of(own.chain(further))
+    }
+
+    /// The values of the taints that pods for these architectures tolerate.
+    pub fn tolerated_values(&self, set: &Architectures) -> impl Iterator<Item = String> {
+        let variants = &self.variants;
+        set.iter()
+            .flat_map(|(name, sufficient)| variants.tolerated_values(name, sufficient))
     }
 
     /// The tolerations that a decision requires and that `existing` does not cover by the API's matching rule.
@@ -156,7 +184,8 @@ impl PlacementPolicy {
     ) -> Vec<Value> {
         let mut wanted = match decision {
             Decision::Architectures(set) => {
-                let own = set.iter().map(|one| self.taint.toleration(one));
+                let values = self.tolerated_values(set);
+                let own = values.map(|value| self.taint.taint(value).toleration());
                 own.chain(by_rules(&self.rules, set, os)).collect()
             }
             Decision::TolerateAll => vec![self.taint.toleration_of_all()],
@@ -170,44 +199,51 @@ impl PlacementPolicy {
     /// not tolerate the taint: an autoscaler would make such nodes again and again.
     pub fn is_excluded(
         &self,
-        architectures: &BTreeSet<Architecture>,
+        architectures: &Architectures,
         author: AuthorSelection<'_>,
         tolerations: &[Value],
     ) -> bool {
         let admits = |name: Option<&str>| {
-            let taint = name.and_then(|name| name.parse().ok());
-            let taint = taint.map(|architecture| self.taint.taint(&architecture));
-            let tolerated = tolerations.iter().any(|one| {
-                self.taint.is_tolerated_by(one)
-                    || taint.as_ref().is_some_and(|taint| tolerates(one, taint))
-            });
-            tolerated || !self.tainted.contains(name)
+            let architecture = name.and_then(|name| name.parse().ok());
+            let values = architecture
+                .map(|architecture| self.variants.tolerated_values(&architecture, Variants::ANY));
+            let tolerated = |value: String| {
+                let taint = self.taint.taint(value);
+                tolerations.iter().any(|one| tolerates(one, &taint))
+            };
+            let tolerates_all = || {
+                let mut all = tolerations.iter();
+                all.any(|one| self.taint.is_tolerated_by(one))
+            };
+            !self.tainted.contains(name)
+                || tolerates_all()
+                || values.is_some_and(|values| values.into_iter().all(tolerated))
         };
         author.excludes_all(architectures) && !author.is_admitted(admits)
     }
 
     /// Sets of node architectures that share nothing: what single images allow, and `schedulable`.
-    pub fn disjoint(
-        &self,
-        images: impl IntoIterator<Item = BTreeSet<Architecture>>,
-    ) -> Vec<BTreeSet<Architecture>> {
+    pub fn disjoint(&self, images: impl IntoIterator<Item = Architectures>) -> Vec<Architectures> {
         let schedulable = Some(&self.schedulable).filter(|set| !set.is_empty());
-        let images = images.into_iter().map(|own| self.widen(own));
+        let schedulable = schedulable.map(|set| set.iter().cloned().collect());
+        let images = images
+            .into_iter()
+            .map(|own| self.widen(own.without_variants()));
         // Sets that are made up would make the pod too large. Without them the rest may share something.
         let images = images.filter(|set| set.len() <= MAX_ARCHITECTURES);
-        let mut shared: Option<BTreeSet<Architecture>> = None;
-        let mut sets: Vec<_> = images.chain(schedulable.cloned()).collect();
+        let mut shared: Option<Architectures> = None;
+        let mut sets: Vec<_> = images.chain(schedulable).collect();
         // A set that shrinks nothing says nothing.
         sets.retain(|set| {
             let next = shared
                 .as_ref()
-                .map_or_else(|| set.clone(), |shared| shared & set);
+                .map_or_else(|| set.clone(), |shared| shared.and(set));
             let says = shared.as_ref() != Some(&next);
             shared = Some(next);
             says
         });
         if shared.is_none_or(|shared| !shared.is_empty()) {
-            sets = vec![BTreeSet::new()];
+            sets = vec![Architectures::default()];
         }
         sets
     }
@@ -218,14 +254,21 @@ impl PlacementPolicy {
         decision: &Decision,
         pod: PodView<'_>,
         preferences: &Preferences,
-        disjoint: &[BTreeSet<Architecture>],
+        disjoint: &[Architectures],
     ) -> PodChange {
+        let wanted = |required, suitable| Wanted {
+            required,
+            suitable,
+            variants: &self.variants,
+            terms_are_open: pod.affinity == AffinityAccess::Open,
+        };
         let affinity = match decision {
-            _ if !pod.affinity_is_open => AffinityChange::default(),
+            _ if pod.affinity == AffinityAccess::Closed => AffinityChange::default(),
             Decision::TolerateAll => AffinityChange::default(),
             Decision::NoCommonArchitecture => {
                 let required = Some(disjoint).filter(|_| self.requires_affinity);
-                affinity::decide(required.unwrap_or_default(), Vec::new(), pod.author)
+                let required = required.unwrap_or_default();
+                affinity::decide(wanted(required, None), Vec::new(), pod.author)
             }
             Decision::Architectures(set) => {
                 let required = std::slice::from_ref(set);
@@ -235,13 +278,13 @@ impl PlacementPolicy {
                 let required = Some(required).filter(|_| self.requires_affinity && !stays);
                 let preferred = preferences
                     .iter()
-                    .filter(|(one, weight)| **weight > 0 && set.contains(*one))
+                    .filter(|(one, weight)| **weight > 0 && set.contains(one.as_str()))
                     .map(|(one, weight)| Preference {
                         architecture: one.clone(),
                         weight: *weight,
                     });
                 affinity::decide(
-                    required.unwrap_or_default(),
+                    wanted(required.unwrap_or_default(), Some(set)),
                     preferred.collect(),
                     pod.author,
                 )

@@ -22,8 +22,10 @@ pub struct ReinvocationUndo {
     pub affinity: affinity::AffinityUndo,
 }
 
-/// Version of the record. One of another version records nothing: its fields may mean something else.
-const VERSION: u32 = 1;
+/// Version of the record. One of a later version records nothing: its fields may mean something else.
+const VERSION: u32 = 2;
+/// The version before, which knows no alternatives and no preferred nodes.
+const ARCHITECTURES_ONLY: u32 = 1;
 
 /// The value of `archaware.dev/added`.
 #[derive(Serialize, Deserialize)]
@@ -46,7 +48,11 @@ pub fn recorded_change(annotations: &BTreeMap<String, String>) -> PodChange {
 /// The annotation that records additions; `None` if there are none.
 pub fn record(change: &PodChange) -> Option<String> {
     let added = Added {
-        version: VERSION,
+        version: if change.affinity.is_beyond_architectures() {
+            VERSION
+        } else {
+            ARCHITECTURES_ONLY
+        },
         change,
     };
     let text = serde_json::to_string(&added).ok();
@@ -121,7 +127,7 @@ mod tests {
         let text = record(&annotated(r#"{"tolerations":[1]}"#)).unwrap();
         assert_eq!(text, r#"{"version":1,"tolerations":[1]}"#);
         assert_eq!(annotated(&text).tolerations, [json!(1)]);
-        assert!(annotated(&text.replace(":1,", ":2,")).is_empty());
+        assert!(annotated(&text.replace(":1,", ":3,")).is_empty());
         assert_eq!(record(&PodChange::default()), None);
     }
 }

@@ -6,8 +6,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{names::is_qualified_name, platform::Architecture};
-
 /// Effect of archaware's taint. `PreferNoSchedule` is not offered because it keeps no pod away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Effect {
@@ -26,12 +24,12 @@ pub struct TaintKind {
     pub effect: Effect,
 }
 
-/// A taint with an architecture as its value.
+/// A taint with an architecture as its value, or an architecture and a variant: `amd64-v3`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Taint {
     /// Key and effect.
     pub kind: TaintKind,
-    /// The architecture.
+    /// The architecture, and its variant if that is tainted.
     pub value: String,
 }
 
@@ -39,38 +37,6 @@ pub struct Taint {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a taint like key=value:NoSchedule")]
 pub struct MalformedTaint(String);
-
-/// A qualified name (`[prefix/]name`), the rule for taint keys.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "String")]
-#[schemars(with = "String")]
-pub struct TaintKey(String);
-
-impl TryFrom<String> for TaintKey {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        if is_qualified_name(&text) {
-            Ok(Self(text))
-        } else {
-            Err(format!("{text:?} cannot be the key of a taint"))
-        }
-    }
-}
-
-impl From<TaintKey> for String {
-    fn from(key: TaintKey) -> Self {
-        key.0
-    }
-}
-
-impl Default for TaintKey {
-    /// `kubernetes.io/arch`, the key that managed clusters use on their Arm nodes, so that existing manifests keep
-    /// working.
-    fn default() -> Self {
-        Self("kubernetes.io/arch".to_owned())
-    }
-}
 
 impl Effect {
     /// The spelling of the API.
@@ -83,17 +49,12 @@ impl Effect {
 }
 
 impl TaintKind {
-    /// The taint for an architecture.
-    pub fn taint(&self, architecture: &Architecture) -> Taint {
+    /// The taint of this value.
+    pub fn taint(&self, value: impl Into<String>) -> Taint {
         Taint {
             kind: self.clone(),
-            value: architecture.to_string(),
+            value: value.into(),
         }
-    }
-
-    /// The toleration for one architecture.
-    pub fn toleration(&self, architecture: &Architecture) -> Value {
-        self.taint(architecture).toleration()
     }
 
     /// The toleration for every architecture and for no other taint.

@@ -1,12 +1,10 @@
 //! Additional tolerations (`tolerations` of the configuration), and which tolerations cover others.
 
-use std::collections::BTreeSet;
-
 use serde_json::{Value, json};
 
 use crate::{
     names::is_label_value,
-    platform::{Architecture, Os},
+    platform::{Architecture, Architectures, Os},
 };
 
 use super::{
@@ -17,12 +15,12 @@ use super::{
 /// The additional tolerations of pods of `os` that run on these architectures, without duplicates.
 pub(super) fn by_rules(
     rules: &[TolerationRule],
-    architectures: &BTreeSet<Architecture>,
+    architectures: &Architectures,
     os: &Os,
 ) -> Vec<Value> {
     let mut all = Vec::new();
     for rule in rules {
-        for architecture in architectures {
+        for architecture in architectures.names() {
             let mut named = rule.platforms.iter();
             let applies = rule.platforms.is_empty()
                 || named.any(|one| one.os == *os && one.architecture == *architecture);
@@ -85,10 +83,7 @@ mod tests {
 
     #[test]
     fn rules_are_for_their_platforms() {
-        let all: BTreeSet<Architecture> = ["amd64", "arm64"]
-            .iter()
-            .map(|a| a.parse().unwrap())
-            .collect();
+        let all: Architectures = "amd64,arm64".parse().unwrap();
         let linux = Os::linux();
         let fixed = rules(
             "[{platforms: [linux/aarch64], toleration: {key: pool, operator: Equal, value: graviton, effect: NoSchedule}}]",
@@ -100,13 +95,13 @@ mod tests {
             Vec::<Value>::new()
         );
         assert_eq!(
-            by_rules(&fixed, &["amd64".parse().unwrap()].into(), &linux),
+            by_rules(&fixed, &"amd64".parse().unwrap(), &linux),
             Vec::<Value>::new()
         );
         let named = rules("[{toleration: {key: a/b, value: \"pool-{arch}\"}}]");
         let of = |arch: &str| json!({"key": "a/b", "operator": "Equal", "value": format!("pool-{arch}")});
         assert_eq!(by_rules(&named, &all, &linux), [of("amd64"), of("arm64")]);
-        let long: BTreeSet<Architecture> = [format!("a{}", "b".repeat(60)).parse().unwrap()].into();
+        let long: Architectures = format!("a{}", "b".repeat(60)).parse().unwrap();
         assert_eq!(
             by_rules(&named, &long, &linux),
             Vec::<Value>::new(),

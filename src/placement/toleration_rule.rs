@@ -5,11 +5,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    names::is_label_value,
+    names::{QualifiedName, is_label_value},
     platform::{Architecture, Os},
 };
-
-use super::TaintKey;
 
 /// One rule of `tolerations`: pods of one of the platforms get the toleration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -39,7 +37,7 @@ pub struct RulePlatform {
 #[schemars(with = "Fields")]
 pub struct TolerationConfig {
     /// Key of the taint.
-    pub key: TaintKey,
+    pub key: QualifiedName,
     /// How the value is compared.
     pub operator: TolerationOperator,
     /// Value of the taint; empty with `Exists`.
@@ -55,7 +53,7 @@ pub struct TolerationConfig {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Fields {
     /// Key of the taint.
-    key: TaintKey,
+    key: QualifiedName,
     /// `Equal` or `Exists`.
     #[serde(default)]
     operator: TolerationOperator,

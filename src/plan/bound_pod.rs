@@ -1,13 +1,11 @@
 //! Plans the toleration of a pod that runs on a node, before the node is tainted. A taint takes a running pod its right to stay:
 //! one with `NoExecute` evicts it, and with `NoSchedule` the descheduler does, and autoscalers find no other node for it.
 
-use std::collections::BTreeSet;
-
 use crate::{
     cluster::objects::Pod,
     evaluate::{Evaluation, Verdict},
     placement::{Decision, PlacementPolicy, Taint, tolerates},
-    platform::Architecture,
+    platform::Architectures,
 };
 
 /// Whether the pod runs on a node and does not tolerate this taint.
@@ -17,13 +15,13 @@ pub(crate) fn lacks_toleration(pod: &Pod, taint: &Taint) -> bool {
     pod.is_in_scope() && pod.is_bound() && !tolerated
 }
 
-/// Whether one of its images is known not to exist for the node's architecture.
+/// Whether one of its images is known not to run on a node. `runs`: whether nodes of a set are like it.
 pub(crate) fn is_misplaced(
     evaluation: &Evaluation,
     policy: &PlacementPolicy,
-    architecture: &str,
+    runs: impl Fn(&Architectures) -> bool,
 ) -> bool {
-    let lacks = |set: &BTreeSet<Architecture>| !set.iter().any(|one| one.as_str() == architecture);
+    let lacks = |set: &Architectures| !runs(set);
     if let (Verdict::Decided(Decision::Architectures(set)), []) =
         (&evaluation.verdict, &*evaluation.images)
     {
@@ -32,6 +30,19 @@ pub(crate) fn is_misplaced(
     }
     let mut known = evaluation.images.iter().filter_map(|(_, set)| set.clone());
     known.any(|set| lacks(&policy.widen(set)))
+}
+
+/// Whether its images would not let it tolerate the taint of its node.
+pub(crate) fn is_repelled(
+    evaluation: &Evaluation,
+    policy: &PlacementPolicy,
+    taint: &Taint,
+) -> bool {
+    is_misplaced(evaluation, policy, |set| {
+        policy
+            .tolerated_values(set)
+            .any(|value| value == taint.value)
+    })
 }
 
 /// What happens to a pod that does not tolerate the taint of its node. `NoExecute` evicts those that get no toleration.
@@ -57,8 +68,8 @@ impl Fate {
 }
 
 /// What happens to such a pod. With `NoSchedule` its images do not matter: it runs there.
-pub(crate) fn fate(is_ignored: bool, is_misplaced: bool) -> Fate {
-    match (is_ignored, is_misplaced) {
+pub(crate) fn fate(is_ignored: bool, is_repelled: bool) -> Fate {
+    match (is_ignored, is_repelled) {
         (true, _) => Fate::Ignored,
         (false, true) => Fate::Misplaced,
         (false, false) => Fate::Tolerated,
@@ -122,7 +133,7 @@ mod tests {
 
     #[test]
     fn only_what_is_known_not_to_run_there_is_misplaced() {
-        let set = |names: &[&str]| -> BTreeSet<_> {
+        let set = |names: &[&str]| -> Architectures {
             names.iter().map(|name| name.parse().unwrap()).collect()
         };
         let stated = |names| Verdict::Decided(Decision::Architectures(set(names)));
@@ -183,10 +194,16 @@ mod tests {
                 conflict: None,
                 invalid: Vec::new(),
                 images: images.collect(),
-                unusable: BTreeSet::new(),
+                unusable: [].into(),
             };
             assert_eq!(
-                is_misplaced(&evaluation, &policy, architecture),
+                is_misplaced(&evaluation, &policy, |set| set.contains(architecture)),
+                expected,
+                "{name}"
+            );
+            let taint = policy.taint.taint(architecture);
+            assert_eq!(
+                is_repelled(&evaluation, &policy, &taint),
                 expected,
                 "{name}"
             );

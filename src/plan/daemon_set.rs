@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, time::Instant};
 
+use serde_json::Value;
+
 use crate::{
     cluster::{events::EventReason, patch},
     config::DaemonSets,
@@ -94,10 +96,19 @@ pub(crate) fn report_only(
     decision: &Decision,
     mode: DaemonSets,
 ) -> Option<String> {
-    let tolerated = decision.annotation();
     if !change.rolls() {
         return None;
     }
+    let missing = change.add.iter().filter_map(|toleration| {
+        let text = |field| toleration.get(field).and_then(Value::as_str);
+        let value = text("value").map(|value| format!("={value}"));
+        Some(format!("{}{}", text("key")?, value.unwrap_or_default()))
+    });
+    let missing: Vec<String> = missing.collect();
+    let tolerated = match missing.as_slice() {
+        [] => format!("nothing but {}", decision.annotation()),
+        missing => missing.join(", "),
+    };
     let appliers: Vec<&str> = template.set.managers.appliers().collect();
     if mode == DaemonSets::Report {
         Some(format!(

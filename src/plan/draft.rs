@@ -2,7 +2,6 @@
 //! what is reported about it.
 
 use std::{
-    collections::BTreeSet,
     hash::{DefaultHasher, Hash, Hasher},
     time::{Duration, Instant},
 };
@@ -16,7 +15,7 @@ use crate::{
         failure::{self, FailureAction, FailurePolicy, ImageFailure},
         mode::InvalidAnnotation,
     },
-    platform::Architecture,
+    platform::Architectures,
 };
 
 use super::{EventDraft, ObjectState, Plan, Policies};
@@ -161,7 +160,7 @@ impl<'a> Draft<'a> {
         &mut self,
         spec: &PodSpec,
         unresolved: &[(String, ImageError)],
-        known: Option<&BTreeSet<Architecture>>,
+        known: Option<&Architectures>,
         earlier: Option<Decision>,
     ) -> DraftDecision {
         self.count_once("unresolved");

@@ -8,7 +8,10 @@ use crate::{
         patch,
     },
     evaluate::{Evaluation, Stage, Subject},
-    placement::{Decision, PlacementPolicy, affinity::requires_more, annotation, pod::PodChange},
+    placement::{
+        Decision, PlacementPolicy, affinity::requires_more, annotation, pod::PodChange,
+        reinvocation,
+    },
 };
 
 use super::{ObjectState, Plan, PlannedChange, PlannedPatch, Policies, draft::Draft};
@@ -52,7 +55,14 @@ pub(crate) fn lacks_affinity(pod: &Pod, policy: &PlacementPolicy) -> bool {
         return false;
     };
     let author = pod.spec.author_selection();
-    policy.requires_affinity && !author.excludes_all(&set) && requires_more(&set, author)
+    let added = reinvocation::recorded_change(annotations(&pod.metadata));
+    if added.affinity.require.is_some() {
+        // It has what could be set.
+        return false;
+    }
+    policy.requires_affinity
+        && !author.excludes_all(&set)
+        && requires_more(&set, &policy.variants, author)
 }
 
 /// The plan for a pod that archaware decides about.

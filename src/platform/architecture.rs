@@ -7,7 +7,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::names::is_label_value;
 
-use super::name::{Name, name};
+use super::{
+    Variants,
+    name::{Name, name},
+};
 
 /// A CPU architecture by its GOARCH name: `amd64`, `arm64`, `386`, … Always a valid label value.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
@@ -28,7 +31,7 @@ pub struct Platform {
 /// Text that names no architecture or operating system.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not the name of an architecture or operating system")]
-pub struct UnknownName(String);
+pub struct UnknownName(pub(super) String);
 
 impl Architecture {
     /// The GOARCH name.
@@ -105,6 +108,16 @@ impl Platform {
     /// The CPU architecture.
     pub fn architecture(&self) -> &Architecture {
         &self.architecture
+    }
+
+    /// The variant, if it is not the one that the architecture means without variant.
+    pub fn variant(&self) -> &str {
+        self.variant.as_ref().map_or("", |variant| variant)
+    }
+
+    /// The variants of nodes that run it.
+    pub fn variants(&self) -> Variants {
+        Variants::that_run(&self.architecture, self.variant())
     }
 
     /// Whether the platform applies to pods of `os`.

@@ -106,6 +106,10 @@ pub struct Manifest {
     pub config: Option<Descriptor>,
 }
 
+/// The layers of a manifest, for an artifact whose content is read. An index has none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layers(pub Vec<Descriptor>);
+
 /// An index or a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Document {
@@ -285,6 +289,28 @@ impl ImageConfig {
             raw.platform().into_iter().collect(),
             NoPlatformReason::NoArchitecture,
         )))
+    }
+}
+
+impl Layers {
+    /// Parses the layers of a manifest. Those that are no descriptors are skipped.
+    ///
+    /// # Errors
+    ///
+    /// When the bytes are too large or not a JSON object.
+    pub fn parse(bytes: &[u8]) -> Result<Self, DocumentError> {
+        #[derive(Deserialize)]
+        struct Raw<'a> {
+            #[serde(borrow, default)]
+            layers: Vec<&'a RawValue>,
+        }
+        check(bytes)?;
+        let raw: Raw<'_> = serde_json::from_slice(bytes).map_err(malformed)?;
+        let descriptors = raw.layers.into_iter().filter_map(|raw| {
+            let raw = serde_json::from_str(raw.get()).ok()?;
+            Descriptor::from_raw(raw).ok()
+        });
+        Ok(Self(descriptors.take(MAX_ENTRIES).collect()))
     }
 }
 

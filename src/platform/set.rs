@@ -1,8 +1,6 @@
 //! The platforms of one image.
 
-use std::collections::BTreeSet;
-
-use super::{Architecture, Os, Platform};
+use super::{Architectures, Os, Platform};
 
 /// Why an image names no platform. Such an image does not limit where its pod may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,17 +57,15 @@ impl PlatformSet {
         }
     }
 
-    /// The architectures for pods of `os`; `None` when the image does not limit its pod. An image that exists only
-    /// for other operating systems yields the empty set.
-    pub fn architectures(&self, os: &Os) -> Option<BTreeSet<Architecture>> {
+    /// The architectures for pods of `os`, with the variants of nodes that run one of its entries; `None` when the image does
+    /// not limit its pod. An image that exists only for other operating systems yields the empty set.
+    pub fn architectures(&self, os: &Os) -> Option<Architectures> {
         match self {
-            Self::Platforms(platforms) => Some(
-                platforms
-                    .iter()
-                    .filter(|platform| platform.is_for(os))
-                    .map(|platform| platform.architecture().clone())
-                    .collect(),
-            ),
+            Self::Platforms(platforms) => {
+                let own = platforms.iter().filter(|platform| platform.is_for(os));
+                let own = own.map(|one| (one.architecture().clone(), one.variants()));
+                Some(Architectures::of(own))
+            }
             Self::None(_) => None,
         }
     }

@@ -124,6 +124,24 @@ impl Image {
         }
     }
 
+    /// An artifact of one layer.
+    pub fn artifact(artifact_type: &str, media_type: &str, content: &str) -> Self {
+        let layer = Blob::new(media_type, content.as_bytes().to_vec());
+        let config = Blob::new("application/vnd.oci.empty.v1+json", b"{}".to_vec());
+        let manifest = json!({
+            "schemaVersion": 2,
+            "mediaType": OCI_MANIFEST,
+            "artifactType": artifact_type,
+            "config": config.descriptor(),
+            "layers": [layer.descriptor()],
+        });
+        Self {
+            root: Blob::json(OCI_MANIFEST, &manifest),
+            manifests: Vec::new(),
+            blobs: vec![layer, config],
+        }
+    }
+
     /// An index of images; `entry` makes each entry from the child's descriptor.
     pub(crate) fn index(family: Family, children: Vec<(Self, Value)>) -> Self {
         let mut entries = Vec::new();

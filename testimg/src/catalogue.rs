@@ -130,6 +130,26 @@ fn ordinary() -> Vec<Entry> {
             Platforms(&["linux/amd64", "windows/arm64"]),
         ),
         (
+            "amd64-v3",
+            single("linux/amd64/v3"),
+            Platforms(&["linux/amd64/v3"]),
+        ),
+        (
+            "amd64-and-v3",
+            Image::multi(OCI, &["linux/amd64", "linux/amd64/v3"]),
+            Platforms(&["linux/amd64", "linux/amd64/v3"]),
+        ),
+        (
+            "amd64-v3-arm64",
+            Image::multi(OCI, &["linux/amd64/v3", "linux/arm64"]),
+            Platforms(&["linux/amd64/v3", "linux/arm64"]),
+        ),
+        (
+            "amd64-levels",
+            Image::multi(OCI, &["linux/amd64/v2", "linux/amd64/v3", "linux/amd64/v4"]),
+            Platforms(&["linux/amd64/v2", "linux/amd64/v3", "linux/amd64/v4"]),
+        ),
+        (
             "spelling",
             Image::single(OCI, "linux/x86_64"),
             Platforms(&["linux/amd64"]),

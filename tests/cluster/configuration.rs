@@ -90,7 +90,8 @@ async fn inspect_has_a_stable_form() {
             "note",
             "platforms",
             "reference",
-            "source"
+            "source",
+            "variants"
         ]
     );
     assert_eq!(

@@ -28,5 +28,6 @@ mod real_node;
 mod replicas;
 mod secrecy;
 mod startup;
+mod variants;
 
 pub(crate) use testsupport::cluster::*;

@@ -11,6 +11,7 @@
 
 mod answers;
 mod caching;
+mod compatibility;
 mod credentials;
 mod documents;
 mod hostile;

@@ -9,11 +9,12 @@ use crate::{
     cluster::objects::Pod,
     config::BoundPods,
     evaluate::Evaluator,
-    placement::Effect,
+    placement::{Effect, suffices},
     plan::{
         self,
         bound_pod::{self, Fate},
     },
+    platform::Architectures,
 };
 
 use super::{AnnotationsByNamespace, CONCURRENCY, PlanRow, nodes::PlannedNode, of_namespace};
@@ -71,13 +72,18 @@ async fn of_pod(
     evaluator: &Evaluator,
     namespaces: &AnnotationsByNamespace,
 ) -> PlannedPod {
-    let (subject, architecture) = (plan::pod::subject(pod), node.node.view().architecture);
+    let (subject, view) = (plan::pod::subject(pod), node.node.view());
+    let policy = &evaluator.policy;
     let of_namespace = of_namespace(pod, namespaces);
     let evaluation = evaluator.evaluate(subject, of_namespace).await;
-    let is_misplaced = bound_pod::is_misplaced(&evaluation, &evaluator.policy, architecture);
+    let variant = policy.variants.of_view(&view);
+    let runs = |set: &Architectures| suffices(set, view.architecture, variant) != Some(false);
+    let is_misplaced = bound_pod::is_misplaced(&evaluation, policy, runs);
     let images = || {
         let images = evaluation.list_images();
-        format!("it runs on {architecture}; its images: {images}")
+        let variant = variant.map(|variant| format!("/{}", variant.name()));
+        let node = format!("{}{}", view.architecture, variant.unwrap_or_default());
+        format!("it runs on {node}; its images: {images}")
     };
     let misplaced = || is_misplaced.then(|| ("misplaced", images()));
     let planned = |is_tolerated, row: Option<(&'static str, String)>| PlannedPod {
@@ -91,7 +97,8 @@ async fn of_pod(
     let evicts = taint.kind.effect == Effect::NoExecute;
     let leaves = evaluator.config.taint.bound_pods == BoundPods::Leave;
     let is_ignored = evaluator.is_ignored(subject, of_namespace);
-    let fate = bound_pod::fate(is_ignored || leaves, is_misplaced && evicts);
+    let is_repelled = evicts && bound_pod::is_repelled(&evaluation, policy, taint);
+    let fate = bound_pod::fate(is_ignored || leaves, is_repelled);
     let row = match fate {
         Fate::Misplaced => Some(("evict", format!("by {taint}: {}", images()))),
         Fate::Ignored if evicts => Some(("evict", format!("does not tolerate {taint}"))),

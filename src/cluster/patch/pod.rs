@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::placement::{
     GATE, Taint,
-    affinity::{self, Affinity, NodeSelectorTerm, PreferredTerm, Requirement},
+    affinity::{self, Affinity, Require},
     annotation,
     decision::Decision,
     pod::PodChange,
@@ -133,16 +133,8 @@ impl JsonPatch {
     /// Appends to the affinity. Missing parts are created, guarded by a test that they are still missing.
     fn affinity(&mut self, affinity: Option<&Affinity>, change: &affinity::AffinityChange) {
         let required = change.require.as_ref().filter(|own| own.terms.is_empty());
-        let expressions = |own: &affinity::Require| -> Vec<Value> {
-            own.expressions().iter().map(expression).collect()
-        };
-        let term = |own| json!({ "matchExpressions": expressions(own) });
-        let required = required.map(|own| json!({ "nodeSelectorTerms": [term(own)] }));
-        let preferred: Vec<Value> = change
-            .prefer
-            .iter()
-            .map(|own| preferred(&own.term()))
-            .collect();
+        let required = required.map(|own| json!({ "nodeSelectorTerms": own.alternatives() }));
+        let preferred: Vec<Value> = change.preferred_terms().map(|term| json!(term)).collect();
         let Some(node) = affinity.and_then(|affinity| affinity.node_affinity.as_ref()) else {
             let mut node = serde_json::Map::new();
             node.extend(required.map(|required| (REQUIRED.to_owned(), required)));
@@ -162,12 +154,7 @@ impl JsonPatch {
             self.create(&format!("{NODE_AFFINITY}/{REQUIRED}"), required);
         }
         if let Some(own) = &change.require {
-            for index in &own.terms {
-                let path = format!("{}/matchExpressions/-", term_path(*index));
-                for expression in expressions(own) {
-                    self.add(&path, expression);
-                }
-            }
+            self.extend_terms(own);
         }
         if !preferred.is_empty() {
             let path = format!("{NODE_AFFINITY}/{PREFERRED}");
@@ -175,6 +162,23 @@ impl JsonPatch {
                 self.test(&path, Value::Null);
             }
             self.append_unguarded(&path, node.preferred.is_some(), preferred);
+        }
+    }
+
+    /// Adds the expressions to terms. If there are alternatives, each of these terms is repeated. From the last term to the first,
+    /// so that an index still says where the term is.
+    fn extend_terms(&mut self, own: &Require) {
+        let alternatives = own.alternatives();
+        for index in own.terms.iter().rev() {
+            for _ in alternatives.iter().skip(1) {
+                self.copy(&term_path(*index), &term_path(index + 1));
+            }
+            for (offset, alternative) in alternatives.iter().enumerate() {
+                let path = format!("{}/matchExpressions/-", term_path(index + offset));
+                for expression in &alternative.match_expressions {
+                    self.add(&path, json!(expression));
+                }
+            }
         }
     }
 
@@ -193,8 +197,8 @@ impl JsonPatch {
                 term_path(*term)
             ));
         }
-        if let Some(term) = undo.affinity.term {
-            self.remove(&term_path(term));
+        for term in &undo.affinity.terms {
+            self.remove(&term_path(*term));
         }
         if undo.affinity.required {
             self.remove(&format!("{NODE_AFFINITY}/{REQUIRED}"));
@@ -207,23 +211,6 @@ impl JsonPatch {
 
 fn term_path(index: usize) -> String {
     format!("{NODE_AFFINITY}/{REQUIRED}/nodeSelectorTerms/{index}")
-}
-
-fn expression(requirement: &Requirement) -> Value {
-    let Requirement {
-        key,
-        operator,
-        values,
-    } = requirement;
-    json!({ "key": key, "operator": operator, "values": values })
-}
-
-fn preferred(term: &PreferredTerm) -> Value {
-    let NodeSelectorTerm {
-        match_expressions, ..
-    } = &term.preference;
-    let expressions: Vec<Value> = match_expressions.iter().map(expression).collect();
-    json!({ "weight": term.weight, "preference": { "matchExpressions": expressions } })
 }
 
 #[cfg(test)]

@@ -63,7 +63,8 @@ pub(in super::super) struct Worker {
     pub(in super::super) writer: Writer,
     pub(in super::super) metrics: Metrics,
     pub(in super::super) nodes: Store<Node>,
-    /// For pods that lack their toleration. Fewer than the writer has: pods that wait for their first decision come first.
+    /// For pods that lack their toleration. As many as the writer has, so that another patch waits for one of theirs at most: its slots
+    /// are given in the order of the requests.
     pub(in super::super) places: Semaphore,
     /// Nodes that may be tainted now.
     pub(in super::super) ready: mpsc::Sender<ObjectRef<Node>>,
@@ -254,9 +255,8 @@ impl Worker {
         };
         let is_ignored = self.evaluator.is_ignored(subject(pod), &of_namespace);
         let policy = &self.evaluator.policy;
-        let is_misplaced =
-            evaluation.is_some_and(|own| bound_pod::is_misplaced(&own, policy, &taint.value));
-        let fate = bound_pod::fate(is_ignored, is_misplaced);
+        let is_repelled = evaluation.is_some_and(|own| bound_pod::is_repelled(&own, policy, taint));
+        let fate = bound_pod::fate(is_ignored, is_repelled);
         if fate != Fate::Tolerated {
             if taint.kind.effect == Effect::NoExecute {
                 let (node, why) = (&look.name, fate.as_str());

@@ -156,7 +156,7 @@ impl Registry {
     ) -> Result<RegistryResponse, ImageError> {
         let path = match kind {
             DocumentKind::Manifest => format!("manifests/{digest}"),
-            DocumentKind::Config => format!("blobs/{digest}"),
+            DocumentKind::Config | DocumentKind::Layer => format!("blobs/{digest}"),
         };
         let request = RegistryRequest {
             method: Method::GET,

@@ -26,27 +26,9 @@ impl ResolverInner {
     ) -> Result<(Arc<ImageSummary>, ResolutionSource), ImageError> {
         let fingerprints = context.fingerprints();
         let subject = format!("{}@{}", context.reference.name(), found.digest);
-        let document_source = DocumentSource {
-            inner: self,
-            context,
-            containerd: self.containerd.as_ref(),
-            deadline: Deadline::new(),
-            failed: self.recent_failure(&subject, &fingerprints),
-            containerd_failed: AtomicBool::new(found.without_containerd),
-            asked_registry: AtomicBool::new(found.root.is_some()),
-        };
+        let document_source = self.document_source(context, found, &subject);
         let read = async {
-            let (root, content_type) = match &found.root {
-                Some(answer) => (
-                    answer.body.clone(),
-                    answer.content_type().map(str::to_owned),
-                ),
-                None => {
-                    document_source
-                        .fetch_typed(DocumentKind::Manifest, &found.digest)
-                        .await?
-                }
-            };
+            let (root, content_type) = document_source.root(found).await?;
             summary::read(
                 &document_source,
                 &found.digest,
@@ -102,20 +84,53 @@ impl ResolverInner {
     }
 }
 
-struct DocumentSource<'a> {
+impl ResolverInner {
+    /// Where the documents of an image come from. `subject`: the name of failures.
+    pub(super) fn document_source<'a>(
+        &'a self,
+        context: &'a RequestContext,
+        found: &ResolvedDigest,
+        subject: &str,
+    ) -> DocumentSource<'a> {
+        DocumentSource {
+            inner: self,
+            context,
+            containerd: self.containerd.as_ref(),
+            deadline: Deadline::new(),
+            failed: self.recent_failure(subject, &context.fingerprints()),
+            containerd_failed: AtomicBool::new(found.without_containerd),
+            asked_registry: AtomicBool::new(found.root.is_some()),
+        }
+    }
+}
+
+pub(super) struct DocumentSource<'a> {
     inner: &'a ResolverInner,
     context: &'a RequestContext,
     containerd: Option<&'a Containerd>,
     deadline: Deadline,
     /// A recent failure of the registry. containerd may have the document by now, but the registry is not asked
     /// again.
-    failed: Option<ImageError>,
+    pub(super) failed: Option<ImageError>,
     /// After one timeout of containerd the remaining documents do not wait for it again.
     containerd_failed: AtomicBool,
     asked_registry: AtomicBool,
 }
 
 impl DocumentSource<'_> {
+    /// The root document, and the media type that its source said.
+    pub(super) async fn root(
+        &self,
+        found: &ResolvedDigest,
+    ) -> Result<(Bytes, Option<String>), ImageError> {
+        if let Some(answer) = &found.root {
+            let content_type = answer.content_type().map(str::to_owned);
+            return Ok((answer.body.clone(), content_type));
+        }
+        self.fetch_typed(DocumentKind::Manifest, &found.digest)
+            .await
+    }
+
     async fn fetch_typed(
         &self,
         kind: DocumentKind,

@@ -1,6 +1,7 @@
 //! Resolves image references to platforms from memory, containerd or a registry, in this order. Concurrent requests
 //! for the same image share one lookup.
 
+mod compatibility;
 mod context;
 mod document;
 mod tag;
@@ -12,7 +13,9 @@ use std::{
 
 use futures::FutureExt;
 
-use crate::{metrics::Resolutions, platform::PlatformSet};
+use crate::{
+    metrics::Resolutions, placement::selection::CompatibilityDocument, platform::PlatformSet,
+};
 
 use super::{
     cache::{CachedTag, Caches},
@@ -122,6 +125,7 @@ struct ResolverInner {
     fetch_slots: FetchSlots,
     tags: SingleFlight<TagKey, Result<ResolvedDigest, TagLookupError>>,
     summaries: SingleFlight<SummaryKey, Result<(Arc<ImageSummary>, ResolutionSource), ImageError>>,
+    compatibilities: SingleFlight<SummaryKey, Result<Arc<CompatibilityDocument>, ImageError>>,
     metrics: Resolutions,
 }
 
@@ -167,6 +171,7 @@ impl Resolver {
             fetch_slots,
             tags: SingleFlight::new(),
             summaries: SingleFlight::new(),
+            compatibilities: SingleFlight::new(),
             metrics,
         }))
     }
@@ -253,12 +258,7 @@ impl Resolver {
     }
 
     async fn resolve_inner(&self, request: ResolveRequest<'_>) -> Result<Resolved, ImageError> {
-        let mut context = RequestContext {
-            reference: self.reference(request.image)?,
-            policy: request.policy,
-            credentials: [].into(),
-            isolated: None,
-        };
+        let mut context = self.context(&request)?;
         let inner = &self.0;
         // A cached public image needs no credentials, so no Secret is read for it.
         if !inner.settings.per_credential
@@ -266,20 +266,7 @@ impl Resolver {
         {
             return Ok(context.resolved(found, &summary, ResolutionSource::Memory));
         }
-        let mut credentials = request.keyring.clone().await.lookup(&context.reference);
-        for credential in inner.operator_credentials.lookup(&context.reference).await {
-            if !credentials
-                .iter()
-                .any(|own| own.fingerprint() == credential.fingerprint())
-            {
-                credentials.push(credential);
-            }
-        }
-        credentials.truncate(MAX_CREDENTIALS);
-        context.credentials = credentials.into();
-        if inner.settings.per_credential && !context.credentials.is_empty() {
-            context.isolated = Some(Fingerprint::combine(&context.fingerprints()));
-        }
+        inner.add_credentials(&mut context, request.keyring).await;
         // A cached private image needs no slot.
         if let Some((found, summary)) = inner.cached(&context) {
             return Ok(context.resolved(found, &summary, ResolutionSource::Memory));
@@ -287,10 +274,7 @@ impl Resolver {
         // Taken before any lookup that is shared with other tenants, so that nobody waits for this one's slot.
         let registry = context.reference.registry();
         let _slot = inner.fetch_slots.enter(request.tenant, registry).await;
-        let found = match context.reference.version() {
-            Version::Digest(digest) => ResolvedDigest::known(digest.clone()),
-            Version::Tag(_) => self.resolve_tag(&context).await?,
-        };
+        let found = self.resolve_digest(&context).await?;
         let (summary, source) = match self.resolve_summary(&context, &found).await {
             Ok(read) => read,
             Err(error) => {
@@ -302,6 +286,23 @@ impl Resolver {
             store.store_tag(&context.reference.to_string(), &found.digest);
         }
         Ok(context.resolved(found, &summary, source))
+    }
+
+    /// A request without its credentials.
+    fn context(&self, request: &ResolveRequest<'_>) -> Result<RequestContext, ImageError> {
+        Ok(RequestContext {
+            reference: self.reference(request.image)?,
+            policy: request.policy,
+            credentials: [].into(),
+            isolated: None,
+        })
+    }
+
+    async fn resolve_digest(&self, context: &RequestContext) -> Result<ResolvedDigest, ImageError> {
+        match context.reference.version() {
+            Version::Digest(digest) => Ok(ResolvedDigest::known(digest.clone())),
+            Version::Tag(_) => self.resolve_tag(context).await,
+        }
     }
 
     async fn resolve_tag(&self, context: &RequestContext) -> Result<ResolvedDigest, ImageError> {
@@ -365,6 +366,24 @@ impl Resolver {
 }
 
 impl ResolverInner {
+    /// Adds the pod's credentials, and those of the operator after them.
+    async fn add_credentials(&self, context: &mut RequestContext, keyring: &LazyKeyring) {
+        let mut credentials = keyring.clone().await.lookup(&context.reference);
+        for credential in self.operator_credentials.lookup(&context.reference).await {
+            if !credentials
+                .iter()
+                .any(|own| own.fingerprint() == credential.fingerprint())
+            {
+                credentials.push(credential);
+            }
+        }
+        credentials.truncate(MAX_CREDENTIALS);
+        context.credentials = credentials.into();
+        if self.settings.per_credential && !context.credentials.is_empty() {
+            context.isolated = Some(Fingerprint::combine(&context.fingerprints()));
+        }
+    }
+
     /// A tag that points at an invalid document (a sign-in page, deleted content) may be fixed soon: the tag is
     /// forgotten and looked up again when the cached failure expires.
     fn invalidate_tag(&self, context: &RequestContext, error: &ImageError) {
@@ -378,18 +397,23 @@ impl ResolverInner {
             .store_failure(&name, &context.fingerprints(), error);
     }
 
-    /// Tag and summary from memory, if both are cached.
-    fn cached(&self, context: &RequestContext) -> Option<(ResolvedDigest, Arc<ImageSummary>)> {
-        let digest = match context.reference.version() {
-            Version::Digest(digest) => digest.clone(),
+    /// The digest of an image, if it is known without asking.
+    fn cached_digest(&self, context: &RequestContext) -> Option<Digest> {
+        match context.reference.version() {
+            Version::Digest(digest) => Some(digest.clone()),
             Version::Tag(_) => {
                 let (name, ttl) = (context.reference.to_string(), self.ttl(context));
                 match self.caches.tag(&name, &context.cache_scopes(), ttl)? {
-                    CachedTag::Fresh(digest) => digest,
-                    CachedTag::Stale(..) => return None,
+                    CachedTag::Fresh(digest) => Some(digest),
+                    CachedTag::Stale(..) => None,
                 }
             }
-        };
+        }
+    }
+
+    /// Tag and summary from memory, if both are cached.
+    fn cached(&self, context: &RequestContext) -> Option<(ResolvedDigest, Arc<ImageSummary>)> {
+        let digest = self.cached_digest(context)?;
         let summary = self.cached_summary(context, &digest)?;
         if let Version::Tag(_) = context.reference.version() {
             trace::cached("tag", &context.reference, &digest);

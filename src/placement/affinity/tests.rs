@@ -2,10 +2,29 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use crate::placement::UnknownVariants;
+
 use super::*;
 
-fn set(names: &[&str]) -> BTreeSet<Architecture> {
+fn set(names: &[&str]) -> Architectures {
     names.iter().map(|name| name.parse().unwrap()).collect()
+}
+
+fn prefer() -> VariantPolicy {
+    VariantPolicy {
+        unknown: UnknownVariants::Prefer,
+        label: "archaware.dev/variant".to_owned(),
+        taints: false,
+    }
+}
+
+fn wanted<'a>(required: &'a [Architectures], variants: &'a VariantPolicy) -> Wanted<'a> {
+    Wanted {
+        required,
+        suitable: required.first(),
+        variants,
+        terms_are_open: true,
+    }
 }
 
 fn affinity(value: Value) -> Affinity {
@@ -34,13 +53,17 @@ fn change(affinity: Option<&Affinity>, labels: &[(&str, &str)]) -> AffinityChang
         node_selector: &selector(labels),
         affinity,
     };
-    decide(&[set(&["amd64", "arm64"])], preferred, author)
+    decide(
+        wanted(&[set(&["amd64", "arm64"])], &prefer()),
+        preferred,
+        author,
+    )
 }
 
 /// The indexes of the terms that get the expression; `None` when nothing is required.
 fn terms(value: Value) -> Option<Vec<usize>> {
     change(Some(&required(value)), &[]).require.map(|require| {
-        assert_eq!(require.architectures, set(&["amd64", "arm64"]));
+        assert_eq!(require.architectures.len(), 2);
         require.terms
     })
 }
@@ -85,8 +108,8 @@ fn the_architectures_are_required_in_every_term_that_allows_more() {
     ] {
         let found = change(none.as_ref(), &[]).require.unwrap();
         assert_eq!(
-            (found.terms, found.architectures),
-            (vec![], set(&["amd64", "arm64"])),
+            (found.terms, found.architectures.len()),
+            (vec![], 2),
             "{none:?}"
         );
     }
@@ -111,7 +134,7 @@ fn a_contradiction_is_required_of_every_term() {
             node_selector: &BTreeMap::new(),
             affinity,
         };
-        decide(&sets, Vec::new(), author)
+        decide(wanted(&sets, &prefer()), Vec::new(), author)
     };
     let on = |values: &[&str]| json!({"key": LABEL, "operator": "In", "values": values});
     let nowhere = json!({"key": LABEL, "operator": "DoesNotExist"});
@@ -122,14 +145,17 @@ fn a_contradiction_is_required_of_every_term() {
     let all = json!([{"matchExpressions": [on(&["arm64"]), on(&["amd64"]), on(&["arm64", "s390x"]), nowhere]}]);
     let mut added = required(all);
     let expressions = &added.required_terms().unwrap()[0].match_expressions;
-    assert_eq!(require.expressions(), expressions[1..]);
+    assert_eq!(
+        require.alternatives()[0].match_expressions,
+        expressions[1..]
+    );
     assert!(run(Some(&added)).is_empty(), "once");
     let found = undo(&mut added, &change);
     assert!(found.is_complete(&change), "{found:?}");
     assert_eq!(added, arm);
     let bare = run(None);
     let mut made = required(json!([{"matchExpressions": bare
-        .require.as_ref().unwrap().expressions().iter()
+        .require.as_ref().unwrap().alternatives()[0].match_expressions.iter()
         .map(|one| json!({"key": one.key, "operator": one.operator, "values": one.values}))
         .collect::<Vec<_>>()}]));
     assert!(run(Some(&made)).is_empty());
@@ -187,7 +213,7 @@ fn what_was_added_can_be_taken_back() {
     assert_eq!(
         undo(&mut beside, &ours),
         AffinityUndo {
-            term: Some(1),
+            terms: vec![1],
             ..AffinityUndo::default()
         }
     );
@@ -233,4 +259,43 @@ fn the_record_survives_the_annotation() {
         r#"{"require":{"architectures":["amd64","arm64"]},"prefer":[{"architecture":"arm64","weight":80}]}"#
     );
     assert_eq!(serde_json::from_str::<AffinityChange>(&text).unwrap(), ours);
+}
+
+/// The annotation `archaware.dev/added` can be written by anybody who creates a pod.
+#[test]
+fn a_forged_record_of_repeated_terms_removes_nothing() {
+    let arch = |name: &str| json!({"key": LABEL, "operator": "In", "values": [name]});
+    let zone = json!({"key": "zone", "operator": "Exists"});
+    let repeated = ["amd64", "arm64"].map(|name| json!({"matchExpressions": [zone, arch(name)]}));
+    let terms: Vec<Value> = repeated.iter().cycle().take(4).cloned().collect();
+    let added = |indexes: &[usize]| -> AffinityChange {
+        serde_json::from_value(json!({"require": {
+            "architectures": ["amd64", "arm64"],
+            "alternatives": [[arch("amd64")], [arch("arm64")]],
+            "terms": indexes,
+        }}))
+        .unwrap()
+    };
+    for forged in [
+        &[1, 0][..],
+        &[0, 0],
+        &[2, 1, 0],
+        &[3],
+        &[usize::MAX],
+        &[0, usize::MAX],
+    ] {
+        let mut affinity = required(json!(terms));
+        let (before, change) = (affinity.clone(), added(forged));
+        let found = undo(&mut affinity, &change);
+        assert_eq!(
+            (found, &affinity),
+            (AffinityUndo::default(), &before),
+            "{forged:?}"
+        );
+    }
+    let mut affinity = required(json!(terms));
+    let change = added(&[0, 1]);
+    assert!(undo(&mut affinity, &change).is_complete(&change));
+    let before = json!({"matchExpressions": [zone]});
+    assert_eq!(affinity, required(json!([before, before])));
 }

@@ -19,7 +19,7 @@ fn policy() -> PlacementPolicy {
     PlacementPolicy::from(&Config::default())
 }
 
-fn set(names: &[&str]) -> BTreeSet<Architecture> {
+fn set(names: &[&str]) -> Architectures {
     names.iter().map(|name| name.parse().unwrap()).collect()
 }
 
@@ -107,7 +107,7 @@ fn intersections() {
 #[test]
 fn only_schedulable_architectures_count() {
     let mut policy = policy();
-    policy.schedulable = set(&["arm64"]);
+    policy.schedulable = ["arm64".parse().unwrap()].into();
     let linux = Os::linux();
     let both = image(&["linux/amd64", "linux/arm64"]);
     assert_eq!(
@@ -150,7 +150,7 @@ fn only_what_is_missing_is_added() {
     assert_eq!(both.annotation(), "amd64,arm64");
 }
 
-fn architectures() -> impl Strategy<Value = BTreeSet<Architecture>> {
+fn architectures() -> impl Strategy<Value = Architectures> {
     let names = prop::sample::subsequence(vec!["amd64", "arm64", "386", "s390x", "arm"], 0..=5);
     names.prop_map(|names| set(&names))
 }
@@ -163,7 +163,7 @@ proptest! {
     ) {
         let linux = Os::linux();
         let images: Vec<_> = sets.iter().filter(|set| !set.is_empty()).map(|set| {
-            image(&set.iter().map(|a| format!("linux/{a}")).collect::<Vec<_>>().iter().map(String::as_str).collect::<Vec<_>>())
+            image(&set.names().map(|a| format!("linux/{a}")).collect::<Vec<_>>().iter().map(String::as_str).collect::<Vec<_>>())
         }).collect();
         let forward = decide(&policy(), images.iter(), &linux);
         let backward = decide(&policy(), images.iter().rev().chain(images.iter()), &linux);
@@ -172,14 +172,14 @@ proptest! {
         if let Decision::Architectures(shared) = &forward {
             for image in &images {
                 let own = image.architectures(&linux).unwrap();
-                for architecture in shared {
-                    let runs_386 = architecture.as_str() == "amd64" && own.contains(&"386".parse().unwrap());
-                    prop_assert!(own.contains(architecture) || runs_386);
+                for architecture in shared.names() {
+                    let runs_386 = architecture.as_str() == "amd64" && own.contains("386");
+                    prop_assert!(own.contains(architecture.as_str()) || runs_386);
                 }
             }
         }
         // After the missing tolerations are added, none is missing and none is repeated.
-        let mut tolerations: Vec<_> = existing.iter().map(|a| policy().taint.toleration(a)).collect();
+        let mut tolerations: Vec<_> = existing.names().map(|a| policy().taint.taint(a.as_str()).toleration()).collect();
         let missing = policy().missing_tolerations(&forward, &Os::linux(), &tolerations);
         prop_assert!(missing.iter().all(|toleration| !tolerations.contains(toleration)));
         tolerations.extend(missing);
@@ -202,14 +202,11 @@ fn rules_and_affinity_come_on_top() {
             node_selector: &selector,
             affinity: None,
         },
-        affinity_is_open: true,
+        affinity: AffinityAccess::Open,
     };
     let disjoint = [set(&["amd64"]), set(&["arm64"])];
-    let keys = |decision: &Decision, affinity_is_open| {
-        let view = PodView {
-            affinity_is_open,
-            ..view
-        };
+    let keys = |decision: &Decision, affinity| {
+        let view = PodView { affinity, ..view };
         let change = policy.change(decision, view, &preferences, &disjoint);
         let keys = change
             .tolerations
@@ -223,13 +220,19 @@ fn rules_and_affinity_come_on_top() {
     let own = "kubernetes.io/arch";
     let on = |names: &[&str]| Decision::Architectures(set(names));
     assert_eq!(
-        keys(&on(&["amd64", "arm64"]), true),
+        keys(&on(&["amd64", "arm64"]), AffinityAccess::Narrowing),
         (format!("{own} {own} pool"), true)
     );
-    assert_eq!(keys(&on(&["amd64"]), false), (own.to_owned(), false));
-    assert_eq!(keys(&Decision::TolerateAll, true), (own.to_owned(), false));
     assert_eq!(
-        keys(&Decision::NoCommonArchitecture, true),
+        keys(&on(&["amd64"]), AffinityAccess::Closed),
+        (own.to_owned(), false)
+    );
+    assert_eq!(
+        keys(&Decision::TolerateAll, AffinityAccess::Open),
+        (own.to_owned(), false)
+    );
+    assert_eq!(
+        keys(&Decision::NoCommonArchitecture, AffinityAccess::Open),
         (String::new(), true)
     );
 }

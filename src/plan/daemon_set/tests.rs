@@ -321,6 +321,11 @@ fn a_report_changes_nothing_and_is_made_once() {
     let first = plan_of(&set, verdict(), DaemonSets::Report, new, now);
     assert_eq!(first.patch, None);
     assert_eq!(first.events[0].reason, EventReason::TolerationsMissing);
+    let note = &first.events[0].note;
+    assert!(
+        note.contains("should tolerate kubernetes.io/arch=amd64;"),
+        "{note}"
+    );
     let second = plan_of(&set, verdict(), DaemonSets::Report, after(&first), now);
     assert!(second.events.is_empty());
 }

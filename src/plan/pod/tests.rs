@@ -108,7 +108,7 @@ fn the_failure_policy_decides_within_what_is_known() {
         let Verdict::Unresolved { failed, .. } = unresolved() else {
             panic!()
         };
-        let known = Some(std::collections::BTreeSet::from(["amd64".parse().unwrap()]));
+        let known = Some("amd64".parse().unwrap());
         Verdict::Unresolved { failed, known }
     };
     let critical = json!({ "priorityClassName": "system-node-critical" });
@@ -272,7 +272,7 @@ fn a_decision_that_is_not_applied_is_none() {
 fn an_author_who_excludes_the_images_is_told() {
     let selector = json!({ "nodeSelector": { "kubernetes.io/arch": "amd64" } });
     let mut none = evaluation(Verdict::Decided(Decision::NoCommonArchitecture));
-    none.conflict = Some(Conflict::Excluded(["arm64".parse().unwrap()].into()));
+    none.conflict = Some(Conflict::Excluded("arm64".parse().unwrap()));
     let plan = plan_with(
         &Config::default(),
         &pod(&[], selector.clone()),
@@ -295,7 +295,7 @@ fn an_author_who_excludes_the_images_is_told() {
 #[test]
 fn a_contradiction_is_written_only_where_nothing_waits_for_archaware() {
     let mut none = evaluation(Verdict::Decided(Decision::NoCommonArchitecture));
-    let sets = ["amd64", "arm64"].map(|name| [name.parse().unwrap()].into());
+    let sets = ["amd64", "arm64"].map(|name| name.parse().unwrap());
     none.conflict = Some(Conflict::Disjoint(sets.into()));
     let foreign = json!({ "schedulingGates": [{ "name": "other" }] });
     for (spec, writes_affinity) in [(json!({}), false), (gated(), false), (foreign, true)] {

@@ -1,9 +1,16 @@
 use std::{collections::BTreeMap, slice};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use proptest::prelude::*;
 
 use super::*;
-use crate::{placement::author_selection::AuthorSelection, platform::Architecture};
+use crate::{
+    config::Config,
+    placement::{
+        NodeVariant, PlacementPolicy, UnknownVariants, author_selection::AuthorSelection, suffices,
+    },
+    platform::{Architecture, Architectures},
+};
 
 fn subject(value: Value) -> Pod {
     serde_json::from_value(value).unwrap()
@@ -94,7 +101,14 @@ fn affinity_is_added_to_what_is_there() {
             node_selector: &BTreeMap::new(),
             affinity,
         };
-        affinity::decide(&[[arm64].into()], preferred, author)
+        let policy = PlacementPolicy::from(&Config::default());
+        let wanted = affinity::Wanted {
+            required: &["arm64".parse().unwrap()],
+            suitable: None,
+            variants: &policy.variants,
+            terms_are_open: true,
+        };
+        affinity::decide(wanted, preferred, author)
     };
     let arch = json!({"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]});
     let required = json!({"nodeSelectorTerms": [{"matchExpressions": [arch]}]});
@@ -133,8 +147,8 @@ fn affinity_is_added_to_what_is_there() {
                 PREFERRED: [{"weight": 1, "preference": {"matchExpressions": [zone]}}],
             }}),
             json!([
-                {"op": "add", "path": format!("{r}/nodeSelectorTerms/0/matchExpressions/-"), "value": arch},
                 {"op": "add", "path": format!("{r}/nodeSelectorTerms/1/matchExpressions/-"), "value": arch},
+                {"op": "add", "path": format!("{r}/nodeSelectorTerms/0/matchExpressions/-"), "value": arch},
                 {"op": "add", "path": format!("{p}/-"), "value": preferred},
             ]),
         ),
@@ -174,4 +188,128 @@ fn an_earlier_call_is_undone_before_the_next_one() {
             {"op": "add", "path": "/spec/schedulingGates", "value": [{"name": GATE}]},
         ])
     );
+}
+
+/// Labels of a node.
+fn labels(
+    architecture: &str,
+    variant: Option<&str>,
+    has_v3: bool,
+    zone: &str,
+) -> BTreeMap<String, String> {
+    let features =
+        ["AVX", "AVX2", "FMA3"].map(|name| format!("feature.node.kubernetes.io/cpu-cpuid.{name}"));
+    let features = features.iter().map(|key| (key.as_str(), "true"));
+    let own = variant.map(|variant| ("archaware.dev/variant", variant));
+    let all = [("kubernetes.io/arch", architecture), ("zone", zone)];
+    let all = all
+        .into_iter()
+        .chain(own)
+        .chain(features.filter(|_| has_v3));
+    all.map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}
+
+fn selects(pod: &Pod, labels: &BTreeMap<String, String>) -> bool {
+    pod.spec.author_selection().selects(labels, "node")
+}
+
+fn patched(pod: &Value, patch: JsonPatch) -> Value {
+    let operations: json_patch::Patch =
+        serde_json::from_value(patch.unguarded().into_operations()).unwrap();
+    let mut pod = pod.clone();
+    json_patch::patch(&mut pod, &operations).unwrap();
+    pod
+}
+
+/// Without the empty parents that a removal leaves.
+fn normalised(mut pod: Value) -> Value {
+    let is_empty = |value: &Value| value.is_null() || *value == json!({}) || *value == json!([]);
+    for pointer in [NODE_AFFINITY, AFFINITY, "/spec"] {
+        if let Some(Value::Object(object)) = pod.pointer_mut(pointer) {
+            object.retain(|_, value| !is_empty(value));
+        }
+    }
+    pod
+}
+
+proptest! {
+    /// What is added selects the nodes that the author selects and that suffice, nothing is added a second time, and it can be
+    /// removed again, whatever the author has written.
+    #[test]
+    fn affinity_of_variants_is_added_once_and_comes_off(
+        terms in prop::option::of(prop::collection::vec(
+            (prop::option::of("[ab]"), prop::option::of(prop::sample::select(vec!["amd64", "arm64"]))), 1..4,
+        )),
+        preferred in any::<bool>(),
+        images in prop::sample::select(vec!["amd64,arm64", "amd64/v3", "amd64/v3,arm64", "amd64/v3,arm64,s390x"]),
+        require in any::<bool>(),
+    ) {
+        let terms: Option<Vec<Value>> = terms.map(|terms| terms.into_iter().map(|(zone, arch)| {
+            let zone = zone.or_else(|| arch.is_none().then(|| "a".to_owned()));
+            let zone = zone.map(|zone| json!({"key": "zone", "operator": "In", "values": [zone]}));
+            let arch = arch.map(|arch| json!({"key": "kubernetes.io/arch", "operator": "In", "values": [arch]}));
+            json!({"matchExpressions": zone.into_iter().chain(arch).collect::<Vec<_>>()})
+        }).collect());
+        let mut node = json!({});
+        if let Some(terms) = terms {
+            node[REQUIRED] = json!({"nodeSelectorTerms": terms});
+        }
+        if preferred {
+            node[PREFERRED] = json!([{"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}}]);
+        }
+        let before = normalised(json!({"spec": {"containers": [], "affinity": {"nodeAffinity": node}}}));
+        let mut policy = PlacementPolicy::from(&Config::default());
+        policy.variants.unknown = if require { UnknownVariants::Require } else { UnknownVariants::Prefer };
+        let set: Architectures = images.parse().unwrap();
+        let change = |pod: &Pod, terms_are_open| {
+            let selector = BTreeMap::new();
+            let author = AuthorSelection { node_selector: &selector, affinity: pod.spec.affinity.as_ref() };
+            let wanted = affinity::Wanted {
+                required: slice::from_ref(&set),
+                suitable: Some(&set),
+                variants: &policy.variants,
+                terms_are_open,
+            };
+            affinity::decide(wanted, Vec::new(), author)
+        };
+        let pod = subject(before.clone());
+        // Terms of another architecture than the images' are the author's mistake, which is told in another place.
+        let author = AuthorSelection { node_selector: &BTreeMap::new(), affinity: pod.spec.affinity.as_ref() };
+        prop_assume!(!author.excludes_all(&set));
+        let added = change(&pod, true);
+        let mut patch = JsonPatch(Vec::new());
+        patch.affinity(pod.spec.affinity.as_ref(), &added);
+        let after = patched(&before, patch);
+        let pod_after = subject(after.clone());
+        for architecture in ["amd64", "arm64", "s390x"] {
+            for label in [None, Some("v2"), Some("v3"), Some("4711")] {
+                for (has_v3, zone) in [(false, "a"), (true, "a"), (true, "b")] {
+                    if architecture != "amd64" && matches!(label, Some("v2" | "v3")) {
+                        continue;
+                    }
+                    let node = labels(architecture, label, has_v3, zone);
+                    let variant = match label {
+                        Some(name @ ("v2" | "v3")) => Some(NodeVariant::Exactly(name)),
+                        _ => has_v3.then_some(NodeVariant::AtLeast("v3")),
+                    };
+                    let suffices = suffices(&set, architecture, variant);
+                    let runs = if require { suffices == Some(true) } else { suffices != Some(false) };
+                    let expected = runs && selects(&pod, &node);
+                    prop_assert_eq!(selects(&pod_after, &node), expected, "{:?} {}", node, after);
+                }
+            }
+        }
+        for terms_are_open in [true, false] {
+            let again = change(&pod_after, terms_are_open);
+            prop_assert!(again.is_empty(), "{:?} {}", again, after);
+        }
+        let mut without = pod_after.clone();
+        let found = without.spec.affinity.as_mut().map(|own| affinity::undo(own, &added)).unwrap_or_default();
+        prop_assert!(found.is_complete(&added), "{:?} {:?} {}", found, added, after);
+        let undo = reinvocation::ReinvocationUndo { affinity: found, ..Default::default() };
+        let mut patch = JsonPatch(Vec::new());
+        patch.undo(&undo);
+        prop_assert_eq!(normalised(patched(&after, patch)), before);
+    }
 }

@@ -1,0 +1,257 @@
+//! Compatibility documents: the format of ocifit-k8s (`application/vnd.oci.image.compatibilities.v1+json`), and that of Node Feature
+//! Discovery (`application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml`), in YAML or JSON.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer};
+
+use super::{Expression, FeatureMatch, InvalidExpression, Rule};
+
+/// Maximum size of a document in bytes, many times that of real ones: it is parsed and kept.
+pub const MAX_SIZE: u64 = 256 * 1024;
+/// Maximum number of entries of a document, and of expressions in it: real ones have some dozens.
+const MAX_ENTRIES: usize = 256;
+const MAX_EXPRESSIONS: usize = 4096;
+
+/// What the keys of expressions are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DocumentFormat {
+    /// Node labels: ocifit-k8s.
+    Labels,
+    /// Elements of features: Node Feature Discovery.
+    Features,
+}
+
+/// A compatibility document.
+#[derive(Clone, Debug)]
+pub struct CompatibilityDocument {
+    /// What its rules are about.
+    pub format: DocumentFormat,
+    /// Its entries, in the order in which they are written.
+    pub entries: Vec<Compatibility>,
+}
+
+/// One entry: rules, and what they are for.
+#[derive(Clone, Debug)]
+pub struct Compatibility {
+    /// ocifit-k8s: the image. NFD: a name for a group of entries.
+    pub tag: String,
+    /// For people.
+    pub description: String,
+    /// The highest one that fits is chosen.
+    pub weight: i64,
+    /// Rules, `ANDed`. None: it fits everywhere.
+    pub rules: Vec<Rule>,
+}
+
+/// Text that is no compatibility document.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidDocument {
+    /// Not YAML or JSON of this structure.
+    #[error("no compatibility document: {0}")]
+    Malformed(String),
+    /// More entries or expressions than any real document has.
+    #[error("more than {MAX_ENTRIES} entries or {MAX_EXPRESSIONS} expressions")]
+    TooManyEntries,
+    /// Larger than [`MAX_SIZE`].
+    #[error("{0} bytes are more than the limit of 256 KiB")]
+    TooLarge(u64),
+    /// The artifact has no layer of a known type.
+    #[error("no layer is a compatibility document")]
+    NoLayer,
+}
+
+#[derive(Deserialize)]
+struct RawDocument {
+    compatibilities: Vec<RawCompatibility>,
+}
+
+#[derive(Deserialize)]
+struct RawCompatibility {
+    #[serde(default)]
+    tag: String,
+    #[serde(default)]
+    description: String,
+    #[serde(default)]
+    weight: i64,
+    #[serde(default)]
+    rules: Vec<RawRule>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawRule {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    match_features: Vec<RawMatch>,
+    #[serde(default)]
+    match_any: Vec<RawAny>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawAny {
+    match_features: Vec<RawMatch>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawMatch {
+    #[serde(default)]
+    feature: String,
+    match_expressions: Option<RawExpressions>,
+    match_name: Option<RawExpression>,
+}
+
+/// A list in ocifit-k8s' format, a map in NFD's.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum RawExpressions {
+    Labels(Vec<RawLabel>),
+    Elements(BTreeMap<String, RawExpression>),
+}
+
+#[derive(Deserialize)]
+struct RawLabel {
+    key: String,
+    #[serde(flatten)]
+    expression: RawExpression,
+}
+
+#[derive(Deserialize)]
+struct RawExpression {
+    op: String,
+    #[serde(default, deserialize_with = "values")]
+    value: Vec<String>,
+}
+
+/// One value or a list; numbers and booleans count as their text.
+fn values<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Scalar {
+        Text(String),
+        Boolean(bool),
+        Integer(i64),
+        Number(f64),
+    }
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Values {
+        Many(Vec<Scalar>),
+        One(Scalar),
+        None(()),
+    }
+    let text = |scalar| match scalar {
+        Scalar::Text(text) => text,
+        Scalar::Boolean(value) => value.to_string(),
+        Scalar::Integer(value) => value.to_string(),
+        Scalar::Number(value) => value.to_string(),
+    };
+    Ok(match Values::deserialize(deserializer)? {
+        Values::Many(all) => all.into_iter().map(text).collect(),
+        Values::One(one) => vec![text(one)],
+        Values::None(()) => Vec::new(),
+    })
+}
+
+impl CompatibilityDocument {
+    /// Parses a document.
+    ///
+    /// # Errors
+    ///
+    /// When it is none of this format, or too large. An expression that means nothing is no error: its rule holds nowhere.
+    pub fn parse(format: DocumentFormat, bytes: &[u8]) -> Result<Self, InvalidDocument> {
+        let size = bytes.len() as u64;
+        if size > MAX_SIZE {
+            return Err(InvalidDocument::TooLarge(size));
+        }
+        let text = std::str::from_utf8(bytes);
+        let text = text.map_err(|_| InvalidDocument::Malformed("not UTF-8".to_owned()))?;
+        // JSON is YAML.
+        let raw: RawDocument = serde_saphyr::from_str(text)
+            .map_err(|error| InvalidDocument::Malformed(first_line(&error.to_string())))?;
+        let mut count = 0;
+        let entries = raw.compatibilities.into_iter().map(|raw| Compatibility {
+            tag: raw.tag,
+            description: raw.description,
+            weight: raw.weight,
+            rules: raw
+                .rules
+                .into_iter()
+                .map(|raw| rule(format, raw, &mut count))
+                .collect(),
+        });
+        let entries: Vec<_> = entries.take(MAX_ENTRIES + 1).collect();
+        if entries.len() > MAX_ENTRIES || count > MAX_EXPRESSIONS {
+            return Err(InvalidDocument::TooManyEntries);
+        }
+        Ok(Self { format, entries })
+    }
+}
+
+/// The parser's messages go on with a part of the document.
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+fn rule(format: DocumentFormat, raw: RawRule, count: &mut usize) -> Rule {
+    let mut invalid = None;
+    let mut compile = |raw: &RawExpression| {
+        *count += 1;
+        if *count > MAX_EXPRESSIONS {
+            // The document is refused in the end; nothing more is compiled.
+            return None;
+        }
+        let compiled = Expression::new(format, &raw.op, &raw.value);
+        compiled
+            .map_err(|error: InvalidExpression| invalid = Some(error))
+            .ok()
+    };
+    let mut conditions = |raw: Vec<RawMatch>| -> Vec<FeatureMatch> {
+        raw.into_iter()
+            .map(|raw| condition(format, raw, &mut compile))
+            .collect()
+    };
+    let features = conditions(raw.match_features);
+    let any = raw.match_any.into_iter();
+    let any = any.map(|raw| conditions(raw.match_features)).collect();
+    Rule {
+        name: raw.name,
+        features,
+        any,
+        invalid,
+    }
+}
+
+fn condition(
+    format: DocumentFormat,
+    raw: RawMatch,
+    compile: &mut impl FnMut(&RawExpression) -> Option<Expression>,
+) -> FeatureMatch {
+    let expressions = raw.match_expressions.map(|raw| {
+        let all: Vec<_> = match raw {
+            RawExpressions::Labels(list) => list
+                .into_iter()
+                .map(|raw| (raw.key, raw.expression))
+                .collect(),
+            RawExpressions::Elements(map) => map.into_iter().collect(),
+        };
+        let compiled = all
+            .into_iter()
+            .filter_map(|(key, raw)| Some((key, compile(&raw)?)));
+        compiled.collect::<Vec<_>>()
+    });
+    match format {
+        DocumentFormat::Labels => FeatureMatch::Labels(expressions.unwrap_or_default()),
+        DocumentFormat::Features => FeatureMatch::Feature {
+            feature: raw.feature.to_lowercase(),
+            elements: expressions,
+            name: raw.match_name.as_ref().and_then(compile),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;

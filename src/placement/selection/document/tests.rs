@@ -1,0 +1,244 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::placement::selection::{NodeFacts, NodeFeatures};
+
+fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    let pairs = pairs.iter();
+    pairs
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
+}
+
+/// Whether the rules of each entry hold.
+fn fits(document: &CompatibilityDocument, node: NodeFacts<'_>) -> Vec<bool> {
+    let entries = document.entries.iter();
+    entries
+        .map(|entry| entry.rules.iter().all(|rule| rule.holds(node)))
+        .collect()
+}
+
+#[test]
+fn the_format_of_ocifit() {
+    let document = CompatibilityDocument::parse(
+        DocumentFormat::Labels,
+        r#"{"version": "v1alpha1", "compatibilities": [
+            {"tag": "reg/app:fast", "description": "with AVX-512", "weight": 10, "rules": [
+                {"matchFeatures": [{"matchExpressions": [
+                    {"op": "In", "key": "feature.node.kubernetes.io/cpu-cpuid.AVX512F", "value": ["true"]},
+                    {"op": "Gte", "key": "memory", "value": "64"}]}]}]},
+            {"tag": "reg/app:gpu", "weight": -1, "rules": [
+                {"matchFeatures": [{"matchExpressions": [{"op": "Exists", "key": "gpu"}]}]}]},
+            {"tag": "reg/app:odd", "rules": [
+                {"matchFeatures": [{"matchExpressions": [{"op": "Near", "key": "gpu", "value": ["a"]}]}]}]},
+            {"tag": "reg/app:any", "rules": []},
+            {"tag": "reg/app:empty", "rules": [{"matchFeatures": [{}]}, {}]}
+        ]}"#
+        .as_bytes(),
+    )
+    .unwrap();
+    let tags: Vec<_> = document
+        .entries
+        .iter()
+        .map(|entry| (&*entry.tag, entry.weight))
+        .collect();
+    assert_eq!(tags[..2], [("reg/app:fast", 10), ("reg/app:gpu", -1)]);
+    assert_eq!(document.entries[0].description, "with AVX-512");
+    let of = |pairs: &[(&str, &str)]| {
+        fits(
+            &document,
+            NodeFacts {
+                labels: &labels(pairs),
+                features: None,
+            },
+        )
+    };
+    let avx = ("feature.node.kubernetes.io/cpu-cpuid.AVX512F", "true");
+    assert_eq!(of(&[]), [false, false, false, true, true]);
+    assert_eq!(of(&[avx]), [false, false, false, true, true]);
+    assert_eq!(
+        of(&[avx, ("memory", "64")]),
+        [true, false, false, true, true]
+    );
+    assert_eq!(of(&[("gpu", "a")]), [false, true, false, true, true]);
+    let why = document.entries[2].rules[0].invalid.clone();
+    assert_eq!(why, Some(InvalidExpression::Operator("Near".to_owned())));
+}
+
+const NFD: &str = r#"
+version: v1alpha1
+compatibilities:
+- description: a fast CPU
+  tag: fast
+  weight: 90
+  rules:
+  - name: cpu
+    matchFeatures:
+    - feature: CPU.cpuid
+      matchExpressions:
+        AVX2: {op: Exists}
+        AMXINT8: {op: DoesNotExist}
+    - feature: kernel.version
+      matchExpressions:
+        major: {op: Gt, value: ["5"]}
+- tag: devices
+  rules:
+  - matchAny:
+    - matchFeatures:
+      - feature: pci.device
+        matchExpressions:
+          vendor: {op: In, value: ["10de"]}
+          class: {op: In, value: ["0302"]}
+    - matchFeatures:
+      - feature: kernel.loadedmodule
+        matchName: {op: InRegexp, value: ["^nvidia"]}
+- tag: switch
+  rules:
+  - matchFeatures:
+    - feature: kernel.config
+      matchExpressions:
+        PREEMPT: {op: IsTrue}
+"#;
+
+fn features(yaml: &str) -> NodeFeatures {
+    serde_saphyr::from_str(yaml).unwrap()
+}
+
+#[test]
+fn the_format_of_node_feature_discovery() {
+    let document = CompatibilityDocument::parse(DocumentFormat::Features, NFD.as_bytes()).unwrap();
+    let (tag, weight) = (&*document.entries[0].tag, document.entries[0].weight);
+    assert_eq!(
+        (tag, weight, &*document.entries[0].rules[0].name),
+        ("fast", 90, "cpu")
+    );
+    let none = BTreeMap::new();
+    for (name, yaml, expected) in [
+        ("nothing", "{}", [false, false, false]),
+        (
+            "flags and attributes",
+            "{flags: {cpu.cpuid: {elements: {AVX2: {}}}}, attributes: {kernel.version: {elements: {major: \"6\"}}}}",
+            [true, false, false],
+        ),
+        (
+            "a flag too many",
+            "{flags: {cpu.cpuid: {elements: {AVX2: {}, AMXINT8: {}}}}, attributes: {kernel.version: {elements: {major: \"6\"}}}}",
+            [false, false, false],
+        ),
+        (
+            "an unknown feature",
+            "{flags: {cpu.cpuid: {elements: {AVX2: {}}}}}",
+            [false, false, false],
+        ),
+        (
+            "one device has it all",
+            "{instances: {pci.device: {elements: [{attributes: {vendor: \"10de\", class: \"0302\"}}, {attributes: {vendor: \"8086\"}}]}}}",
+            [false, true, false],
+        ),
+        (
+            "two devices have it together",
+            "{instances: {pci.device: {elements: [{attributes: {vendor: \"10de\", class: \"0300\"}}, {attributes: {vendor: \"8086\", class: \"0302\"}}]}}}",
+            [false, false, false],
+        ),
+        (
+            "the other alternative",
+            "{flags: {kernel.loadedmodule: {elements: {nvidia_uvm: {}}}}}",
+            [false, true, false],
+        ),
+        (
+            "true",
+            "{attributes: {kernel.config: {elements: {PREEMPT: \"true\"}}}}",
+            [false, false, true],
+        ),
+    ] {
+        let features = features(yaml);
+        let node = NodeFacts {
+            labels: &none,
+            features: Some(&features),
+        };
+        assert_eq!(fits(&document, node), expected, "{name}");
+    }
+    // Without the object, labels say a part of it.
+    let of = labels(&[
+        ("feature.node.kubernetes.io/cpu-cpuid.AVX2", "true"),
+        ("feature.node.kubernetes.io/kernel-version.major", "6"),
+        ("feature.node.kubernetes.io/kernel-config.PREEMPT", "true"),
+    ]);
+    let node = NodeFacts {
+        labels: &of,
+        features: None,
+    };
+    assert_eq!(fits(&document, node), [true, false, true]);
+}
+
+#[test]
+fn what_is_no_document() {
+    let parse = |text: &str| CompatibilityDocument::parse(DocumentFormat::Labels, text.as_bytes());
+    for text in [
+        "",
+        "[]",
+        "{}",
+        "compatibilities: 5",
+        "{\"compatibilities\": [{\"tag\": [1]}]}",
+        "a: b: c",
+    ] {
+        assert!(
+            matches!(parse(text), Err(InvalidDocument::Malformed(_))),
+            "{text}"
+        );
+    }
+    let many = |count: usize| {
+        let entry = r#"{"tag": "a", "rules": [{"matchFeatures": [{"matchExpressions": [{"op": "InRegexp", "key": "a", "value": ["a{9}"]}]}]}]}"#;
+        format!(
+            "{{\"compatibilities\": [{}]}}",
+            vec![entry; count].join(",")
+        )
+    };
+    assert_eq!(
+        parse(&many(MAX_ENTRIES)).unwrap().entries.len(),
+        MAX_ENTRIES
+    );
+    assert_eq!(
+        parse(&many(MAX_ENTRIES + 1)).unwrap_err(),
+        InvalidDocument::TooManyEntries
+    );
+    let large = vec![b' '; 256 * 1024 + 1];
+    let large = CompatibilityDocument::parse(DocumentFormat::Labels, &large);
+    assert_eq!(
+        large.unwrap_err(),
+        InvalidDocument::TooLarge(256 * 1024 + 1)
+    );
+    let binary = CompatibilityDocument::parse(DocumentFormat::Labels, &[0xff, 0xfe]);
+    assert!(matches!(binary, Err(InvalidDocument::Malformed(_))));
+}
+
+proptest! {
+    /// Conditions, rules and alternatives hold in any order.
+    #[test]
+    fn the_order_of_rules_does_not_matter(
+        rules in prop::collection::vec(("[a-c]", prop::sample::select(vec!["Exists", "DoesNotExist"])), 0..6),
+        own in prop::collection::btree_map("[a-c]", "[xy]", 0..4),
+    ) {
+        let entry = |rules: Vec<&(String, &str)>| {
+            let rules: Vec<_> = rules.iter().map(|(key, op)| {
+                format!(r#"{{"matchFeatures": [{{"matchExpressions": [{{"op": "{op}", "key": "{key}"}}]}}]}}"#)
+            }).collect();
+            format!(r#"{{"compatibilities": [{{"tag": "a", "rules": [{}]}}]}}"#, rules.join(","))
+        };
+        let parse = |text: String| CompatibilityDocument::parse(DocumentFormat::Labels, text.as_bytes()).unwrap();
+        let node = NodeFacts { labels: &own, features: None };
+        let forward = fits(&parse(entry(rules.iter().collect())), node);
+        let backward = fits(&parse(entry(rules.iter().rev().collect())), node);
+        prop_assert_eq!(&forward, &backward);
+        let expected = rules.iter().all(|(key, op)| own.contains_key(key) == (*op == "Exists"));
+        prop_assert_eq!(forward, [expected]);
+    }
+
+    /// Any text is parsed or refused. None causes a panic.
+    #[test]
+    fn any_text_is_a_document_or_an_error(text in "\\PC{0,200}") {
+        for format in [DocumentFormat::Labels, DocumentFormat::Features] {
+            let _ = CompatibilityDocument::parse(format, text.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What is known of a node: its labels, and what Node Feature Discovery (NFD) found.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Deserializer};
+
+/// What is known about one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fact<'a> {
+    /// There is no such key.
+    Missing,
+    /// It is there, and has no value.
+    Flag,
+    /// Its value.
+    Value(&'a str),
+}
+
+/// What is known of a node.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeFacts<'a> {
+    /// Its labels.
+    pub labels: &'a BTreeMap<String, String>,
+    /// Its `NodeFeature` object, if NFD makes one.
+    pub features: Option<&'a NodeFeatures>,
+}
+
+/// `spec.features` of a `NodeFeature` (`nfd.k8s-sigs.io/v1alpha1`), by feature name, e.g. `cpu.cpuid`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeFeatures {
+    /// Names.
+    flags: BTreeMap<String, Flags>,
+    /// Names with values.
+    attributes: BTreeMap<String, Attributes>,
+    /// Several objects with names and values each.
+    instances: BTreeMap<String, Instances>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Flags {
+    #[serde(deserialize_with = "names")]
+    elements: BTreeSet<String>,
+}
+
+/// The API has a map whose values are empty objects.
+fn names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<String>, D::Error> {
+    #[allow(clippy::zero_sized_map_values, reason = "only the keys are kept")]
+    let map = BTreeMap::<String, serde::de::IgnoredAny>::deserialize(deserializer)?;
+    Ok(map.into_keys().collect())
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Attributes {
+    elements: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Instances {
+    elements: Vec<Instance>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Instance {
+    attributes: BTreeMap<String, String>,
+}
+
+/// NFD's labels: `feature.node.kubernetes.io/cpu-cpuid.AVX2` for the element `AVX2` of `cpu.cpuid`.
+const NFD_LABELS: &str = "feature.node.kubernetes.io/";
+
+/// What is known of one feature of a node.
+pub(super) struct Feature<'a> {
+    pub(super) flags: Option<BTreeSet<&'a str>>,
+    pub(super) attributes: Option<BTreeMap<&'a str, &'a str>>,
+    pub(super) instances: Vec<BTreeMap<&'a str, &'a str>>,
+}
+
+impl<'a> NodeFacts<'a> {
+    /// A label.
+    pub(super) fn label(&self, key: &str) -> Fact<'a> {
+        self.labels
+            .get(key)
+            .map_or(Fact::Missing, |value| Fact::Value(value))
+    }
+
+    /// A feature, if NFD knows it: from the `NodeFeature` object, or as far as labels tell.
+    pub(super) fn feature(&self, name: &str) -> Option<Feature<'a>> {
+        match self.features {
+            Some(features) => features.get(name),
+            None => self.by_labels(name),
+        }
+    }
+
+    /// A flag's label has the value `true`, as an attribute's may have.
+    fn by_labels(&self, name: &str) -> Option<Feature<'a>> {
+        let prefix = format!("{NFD_LABELS}{}.", name.replacen('.', "-", 1));
+        let from = self.labels.range(prefix.clone()..);
+        let own = from.map_while(|(key, value)| Some((key.strip_prefix(&prefix)?, value.as_str())));
+        let attributes: BTreeMap<_, _> = own.collect();
+        let flags = attributes.iter().filter(|(_, value)| **value == "true");
+        let flags = flags.map(|(name, _)| *name).collect();
+        (!attributes.is_empty()).then_some(Feature {
+            flags: Some(flags),
+            attributes: Some(attributes),
+            instances: Vec::new(),
+        })
+    }
+}
+
+impl NodeFeatures {
+    fn get(&self, name: &str) -> Option<Feature<'_>> {
+        let (flags, attributes) = (self.flags.get(name), self.attributes.get(name));
+        let instances = self.instances.get(name);
+        if flags.is_none() && attributes.is_none() && instances.is_none() {
+            return None;
+        }
+        let each = instances.iter().flat_map(|instances| &instances.elements);
+        Some(Feature {
+            flags: flags.map(|flags| flags.elements.iter().map(String::as_str).collect()),
+            attributes: attributes.map(|attributes| borrowed(&attributes.elements)),
+            instances: each.map(|one| borrowed(&one.attributes)).collect(),
+        })
+    }
+}
+
+fn borrowed(map: &BTreeMap<String, String>) -> BTreeMap<&str, &str> {
+    map.iter()
+        .map(|(key, value)| (key.as_str(), value.as_str()))
+        .collect()
+}
+
+impl Feature<'_> {
+    /// All names that it has.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        let flags = self.flags.iter().flatten().copied();
+        let attributes = self.attributes.iter().flat_map(BTreeMap::keys).copied();
+        let of_instances = self.instances.iter().flat_map(BTreeMap::keys).copied();
+        flags.chain(attributes).chain(of_instances)
+    }
+}
+
+/// The value of a key in a map.
+pub(super) fn fact<'a>(map: &BTreeMap<&'a str, &'a str>, key: &str) -> Fact<'a> {
+    map.get(key)
+        .map_or(Fact::Missing, |value| Fact::Value(value))
+}

@@ -1,0 +1,95 @@
+//! Rules: which nodes an entry of a compatibility document is for.
+
+use super::{
+    Expression, Fact, InvalidExpression, NodeFacts,
+    facts::{Feature, fact},
+};
+
+/// A rule. All of its conditions have to hold.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// Its name, which may be empty.
+    pub name: String,
+    /// Conditions, `ANDed`.
+    pub features: Vec<FeatureMatch>,
+    /// Lists of conditions, of which one has to hold; none if it is empty.
+    pub any: Vec<Vec<FeatureMatch>>,
+    /// Why it holds nowhere, if one of its expressions means nothing.
+    pub invalid: Option<InvalidExpression>,
+}
+
+/// A condition. Its expressions are `ANDed`.
+#[derive(Clone, Debug)]
+pub enum FeatureMatch {
+    /// On node labels.
+    Labels(Vec<(String, Expression)>),
+    /// On the elements of a feature of NFD.
+    Feature {
+        /// Its name in lower case, e.g. `cpu.cpuid`.
+        feature: String,
+        /// On the elements of these names.
+        elements: Option<Vec<(String, Expression)>>,
+        /// On the name of some element.
+        name: Option<Expression>,
+    },
+}
+
+impl Rule {
+    /// Whether it holds for a node.
+    pub fn holds(&self, node: NodeFacts<'_>) -> bool {
+        let all = |list: &[FeatureMatch]| list.iter().all(|condition| condition.holds(node));
+        let any = self.any.is_empty() || self.any.iter().any(|list| all(list));
+        self.invalid.is_none() && any && all(&self.features)
+    }
+}
+
+impl FeatureMatch {
+    fn holds(&self, node: NodeFacts<'_>) -> bool {
+        match self {
+            Self::Labels(expressions) => {
+                let mut all = expressions.iter();
+                all.all(|(key, expression)| expression.holds(node.label(key)))
+            }
+            Self::Feature {
+                feature,
+                elements,
+                name,
+            } => node.feature(feature).is_some_and(|feature| {
+                let by_elements = elements.as_ref().is_none_or(|all| feature.has(all));
+                let by_name = name.as_ref().is_none_or(|expression| {
+                    let mut names = feature.names();
+                    names.any(|name| expression.holds(Fact::Value(name)))
+                });
+                by_elements && by_name
+            }),
+        }
+    }
+}
+
+impl Feature<'_> {
+    /// Flags and attributes are taken together; an instance has to satisfy all expressions by itself (`MatchMulti` of NFD).
+    fn has(&self, expressions: &[(String, Expression)]) -> bool {
+        let has_names = self.flags.is_some() || self.attributes.is_some();
+        let mut all = expressions.iter();
+        let by_names = has_names
+            && all.all(|(key, expression)| {
+                let flag = |flags: &std::collections::BTreeSet<&str>| {
+                    let is_set = flags.contains(key.as_str());
+                    expression.holds(if is_set { Fact::Flag } else { Fact::Missing })
+                };
+                let by_flag = self.flags.as_ref().map(flag);
+                let attributes = self.attributes.as_ref();
+                let by_attribute = attributes.map(|map| expression.holds(fact(map, key)));
+                if expression.is_absence() {
+                    by_flag != Some(false) && by_attribute != Some(false)
+                } else {
+                    by_flag == Some(true) || by_attribute == Some(true)
+                }
+            });
+        by_names
+            || self.instances.iter().any(|instance| {
+                let mut all = expressions.iter();
+                all.all(|(key, expression)| expression.holds(fact(instance, key)))
+            })
+    }
+}
