@@ -38,6 +38,7 @@ hack/testbed/build.sh
 ARCHAWARE_TEST_CONTAINERDS=$(hack/testbed/containerd/build.sh)
 ARCHAWARE_TEST_KARPENTER=$(hack/testbed/go-tool.sh karpenter)
 ARCHAWARE_TEST_DESCHEDULER=$(hack/testbed/go-tool.sh descheduler)
+ARCHAWARE_TEST_REFERRERS=$(hack/testbed/go-tool.sh referrers)
 cargo build --locked --workspace --all-targets --all-features
 beds=()
 if [ -n "${ARCHAWARE_TEST_EXISTING_CLUSTER:-}" ]; then
@@ -68,7 +69,8 @@ for bed in "${beds[@]}"; do
 done
 
 echo "== testing" >&2
-export ARCHAWARE_TEST_BEDS ARCHAWARE_TEST_CONTAINERDS ARCHAWARE_TEST_KARPENTER ARCHAWARE_TEST_DESCHEDULER
+export ARCHAWARE_TEST_BEDS ARCHAWARE_TEST_CONTAINERDS ARCHAWARE_TEST_KARPENTER ARCHAWARE_TEST_DESCHEDULER \
+  ARCHAWARE_TEST_REFERRERS
 export ARCHAWARE_KUBECTL=$bin/kubectl
 ARCHAWARE_TEST_BEDS=$(IFS=:; echo "${beds[*]}")
 # A test takes a free control plane and waits while there is none.

@@ -13,11 +13,13 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     cluster::{
         namespaces::Namespaces,
-        objects::{DaemonSet, Node, Pod, annotations},
+        objects::{DaemonSet, Node, Pod, annotations, labels},
         patch,
     },
-    config::{AdmissionConfig, BoundPods, DaemonSets, OnMiss, OnNoCommonArchitecture},
-    evaluate::{Evaluation, Evaluator, Stage, Subject, Verdict, template::Template},
+    config::{AdmissionConfig, BoundPods, DaemonSets, OnMiss, OnNoCommonArchitecture, OnNoMatch},
+    evaluate::{
+        Evaluation, Evaluator, SelectionProblem, Stage, Subject, Verdict, template::Template,
+    },
     metrics::Panics,
     placement::{Decision, PlacementPolicy, annotation, mode, node, pod::PodChange, reinvocation},
     plan,
@@ -175,6 +177,16 @@ impl Webhook {
         let invalid = evaluation.iter().flat_map(|evaluation| &evaluation.invalid);
         for invalid in invalid {
             answer.warn(&invalid.to_string());
+        }
+        let problems = evaluation.iter().flat_map(|one| &one.selected.problems);
+        for problem in problems {
+            let denies = self.evaluator.config.selection.on_no_match == OnNoMatch::Deny;
+            if denies && matches!(problem, SelectionProblem::NoMatch(_)) {
+                tracing::info!(namespace = review.namespace, %problem, "pod refused");
+                answer.refused = Some(format!("archaware: {problem}"));
+                return (answer, Outcome::Denied);
+            }
+            answer.warn(&problem.to_string());
         }
         let policy = &self.evaluator.policy;
         let verdict = evaluation.as_ref().map(|evaluation| &evaluation.verdict);
@@ -378,11 +390,21 @@ impl PodReview {
     fn new(pod: Pod, namespace: String) -> Self {
         let recorded = reinvocation::recorded_change(annotations(&pod.metadata));
         let mut without_owned = pod.clone();
-        let undo = reinvocation::undo(
+        let mut undo = reinvocation::undo(
             &recorded,
             without_owned.spec.tolerations.as_mut(),
             without_owned.spec.affinity.as_mut(),
         );
+        let containers = pod.spec.selectable().filter_map(|(_, container)| {
+            let image = container.image.as_deref()?;
+            Some((container.name.as_str(), image))
+        });
+        let containers: Vec<_> = containers.collect();
+        undo.images = reinvocation::undo_images(&recorded, containers.into_iter());
+        let images = undo.images.iter();
+        without_owned
+            .spec
+            .set_images(images.map(|own| (own.container.as_str(), Some(own.from.as_str()))));
         // The annotations of an earlier decision are not the author's: they come from an earlier call or from the pod
         // that this one was copied from.
         if let Some(annotations) = &mut without_owned.metadata.annotations {
@@ -402,6 +424,7 @@ impl PodReview {
         Subject {
             spec: &self.without_owned.spec,
             annotations: annotations(&self.without_owned.metadata),
+            labels: labels(&self.without_owned.metadata),
             namespace: &self.namespace,
             stage: Stage::Creation,
             decided_by_policy: None,

@@ -19,6 +19,7 @@ use crate::{
         api::ApiClient,
         lease,
         name::NamespacedName,
+        nodes::ClusterNodes,
         objects::{DaemonSet, Namespace, Node, Pod, annotations},
     },
     config::{Config, DaemonSets, OnMiss},
@@ -72,14 +73,15 @@ impl PlanCommand {
         if let Err(error) = lease::read_memory(&api, &global.namespace(), &stored).await {
             tracing::warn!(%error, "cannot read archaware's Lease: what an earlier configuration added is not recognised");
         }
+        let nodes: Vec<Node> = api.list(None).try_collect().await?;
         let evaluator = Evaluator {
             resolver,
             pull_secrets: PullSecrets::new(api.clone()),
             policy: Arc::new((&*config).into()),
             config: config.clone(),
             keys,
+            nodes: ClusterNodes::of(nodes.iter().cloned()),
         };
-        let nodes: Vec<Node> = api.list(None).try_collect().await?;
         let pods = api
             .list(None)
             .try_filter(|pod: &Pod| std::future::ready(pod.is_in_scope()));

@@ -18,6 +18,7 @@ use crate::{
     cluster::{
         lease::{self, Elector},
         namespaces::Namespaces,
+        nodes::ClusterNodes,
     },
     config::ListenAddress,
     controller::{self, Durable, RunError},
@@ -78,6 +79,7 @@ impl RunCommand {
             policy: Arc::new((&*config).into()),
             config: config.clone(),
             keys,
+            nodes: ClusterNodes::default(),
         };
         let (pending, is_pending) = watch::channel(controller::WATCHES.to_vec());
         let run = controller::ControllerParts {

@@ -57,6 +57,8 @@ pub enum EventReason {
     InvalidAnnotation,
     /// An image could not be resolved.
     ImageNotResolved,
+    /// No image was selected for a container that asks for it.
+    ImageNotSelected,
     /// A pull secret was skipped.
     PullSecretUnusable,
     /// The failure policy made the pod tolerate every architecture.
@@ -86,6 +88,7 @@ impl EventReason {
             Self::ArchitectureExcluded => "ArchitectureExcluded",
             Self::InvalidAnnotation => "InvalidAnnotation",
             Self::ImageNotResolved => "ImageNotResolved",
+            Self::ImageNotSelected => "ImageNotSelected",
             Self::PullSecretUnusable => "PullSecretUnusable",
             Self::SteppedAside => "SteppedAside",
             Self::ToleratedByPolicy => "ToleratedByPolicy",

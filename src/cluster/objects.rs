@@ -94,6 +94,8 @@ pub struct PodOs {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Container {
+    /// Its name, unique in the pod.
+    pub name: String,
     /// Its image.
     pub image: Option<String>,
     /// `Always`, `IfNotPresent` or `Never`.
@@ -250,6 +252,12 @@ pub fn annotations(metadata: &ObjectMeta) -> &BTreeMap<String, String> {
     metadata.annotations.as_ref().unwrap_or(&EMPTY)
 }
 
+/// The labels of an object; empty if there are none.
+pub fn labels(metadata: &ObjectMeta) -> &BTreeMap<String, String> {
+    static EMPTY: BTreeMap<String, String> = BTreeMap::new();
+    metadata.labels.as_ref().unwrap_or(&EMPTY)
+}
+
 /// The annotation that the kubelet sets on mirror pods of static pods.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
@@ -309,6 +317,27 @@ impl PodSpec {
         lists.into_iter().any(|len| len > MAX_LIST)
     }
 
+    /// The containers whose images can be selected, and where they are.
+    pub fn selectable(&self) -> impl Iterator<Item = (String, &Container)> {
+        let of = |list: &'static str, all: &'_ Vec<Container>| {
+            let indexes = 0..all.len();
+            indexes.map(move |index| format!("/spec/{list}/{index}"))
+        };
+        let paths =
+            of("containers", &self.containers).chain(of("initContainers", &self.init_containers));
+        paths.zip(self.containers.iter().chain(&self.init_containers))
+    }
+
+    /// Gives containers other images.
+    pub fn set_images<'a>(&mut self, images: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) {
+        for (name, image) in images {
+            let mut all = self.containers.iter_mut().chain(&mut self.init_containers);
+            if let Some(container) = all.find(|container| container.name == name) {
+                container.image = image.map(str::to_owned);
+            }
+        }
+    }
+
     /// What selects its nodes.
     pub fn author_selection(&self) -> AuthorSelection<'_> {
         AuthorSelection {
@@ -343,10 +372,9 @@ impl PodSpec {
 impl Node {
     /// The parts that the decision depends on.
     pub fn view(&self) -> node::NodeView<'_> {
-        static EMPTY: BTreeMap<String, String> = BTreeMap::new();
         node::NodeView {
             architecture: &self.status.node_info.architecture,
-            labels: self.metadata.labels.as_ref().unwrap_or(&EMPTY),
+            labels: labels(&self.metadata),
             annotations: annotations(&self.metadata),
             taints: self.spec.taints.as_deref().unwrap_or_default(),
         }

@@ -18,7 +18,7 @@ use super::{
     AdmissionConfig, AffinityConfig, ApiVersion, BoundPods, CacheConfig, CertificatesConfig,
     ConcurrencyConfig, Config, ContainerdConfig, CredentialProvidersConfig, DaemonSets,
     FailureConfig, Kind, ListenAddress, OnMiss, OnNoCommonArchitecture, PodsConfig,
-    RegistriesConfig, ResolutionConfig, StartupConfig, TaintConfig,
+    RegistriesConfig, ResolutionConfig, SelectionConfig, StartupConfig, TaintConfig,
 };
 
 /// The label of a node's variant.
@@ -51,6 +51,7 @@ impl Default for Config {
             variant_label: variant_label(),
             startup: StartupConfig::default(),
             resolution: ResolutionConfig::default(),
+            selection: SelectionConfig::default(),
             registries: RegistriesConfig::default(),
             credential_providers: CredentialProvidersConfig::default(),
             containerd: ContainerdConfig::default(),

@@ -9,6 +9,7 @@ mod duration;
 mod file;
 mod location;
 mod policy;
+mod selection;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,6 +36,7 @@ pub use admission::{
 };
 pub use affinity::{AffinityConfig, PreferenceConfig, Weight};
 pub use file::{ConfigError, load, parse, schema};
+pub use selection::{OnNoMatch, SelectionConfig};
 
 /// `apiVersion` of the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -94,6 +96,9 @@ pub struct Config {
     /// How images are resolved.
     #[serde(default)]
     pub resolution: ResolutionConfig,
+    /// The selection of images by compatibility documents.
+    #[serde(default)]
+    pub selection: SelectionConfig,
     /// Access to registries.
     #[serde(default)]
     pub registries: RegistriesConfig,

@@ -199,6 +199,7 @@ impl Components {
         nodes::register_gauge(&self.outputs.metrics, watched.store.clone());
         let (may_taint, is_active) = watch::channel(false);
         let (store, ready) = (watched.store.clone(), watched.ready.clone());
+        self.evaluator.nodes.follow(store.clone(), ready.clone());
         let tolerates = self.config.taint.bound_pods == BoundPodsPolicy::Tolerate;
         let kind = nodes::NodeSteps {
             policy: (&*self.config).into(),

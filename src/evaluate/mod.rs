@@ -3,6 +3,7 @@
 
 mod known_keys;
 pub mod pull_secrets;
+mod selection;
 mod spec;
 pub mod template;
 
@@ -15,7 +16,10 @@ use futures::future::join_all;
 use tokio::sync::Semaphore;
 
 use crate::{
-    cluster::objects::{DaemonSet, PodSpec},
+    cluster::{
+        nodes::ClusterNodes,
+        objects::{DaemonSet, PodSpec},
+    },
     config::Config,
     image::{ImageError, ResolveRequest, Resolver},
     placement::{
@@ -23,7 +27,7 @@ use crate::{
         author_selection::AuthorSelection,
         decision::Decision,
         mode::{self, InvalidAnnotation, Rule},
-        pod::{AffinityAccess, PlacementPolicy, PodChange, PodView},
+        pod::{AffinityAccess, Circumstances, PlacementPolicy, PodChange, PodView},
         preference::{self, Preferences},
         reinvocation,
     },
@@ -34,6 +38,7 @@ use pull_secrets::{PodCredentials, PullSecrets, UnusablePullSecret};
 use template::Template;
 
 pub use known_keys::KnownKeys;
+pub use selection::{NoMatch, SelectedImages, SelectionProblem};
 
 /// Maximum number of images of a pod, many times that of the largest pods. Beyond it, every architecture is
 /// tolerated.
@@ -54,6 +59,8 @@ pub struct Evaluator {
     pub config: Arc<Config>,
     /// The keys of this and earlier configurations.
     pub keys: KnownKeys,
+    /// The nodes for which images are selected.
+    pub nodes: ClusterNodes,
 }
 
 /// The result of an evaluation.
@@ -70,6 +77,21 @@ pub enum Verdict {
         /// What the other images share; `None` if they do not limit the pod.
         known: Option<Architectures>,
     },
+}
+
+impl Verdict {
+    /// The verdict if something more could not be read.
+    fn without(self, more: Vec<(String, ImageError)>) -> Self {
+        let (mut failed, known) = match self {
+            // What is not known could only leave fewer architectures.
+            Self::Decided(Decision::NoCommonArchitecture) => return self,
+            Self::Decided(Decision::Architectures(set)) => (Vec::new(), Some(set)),
+            Self::Decided(Decision::TolerateAll) | Self::Skip => (Vec::new(), None),
+            Self::Unresolved { failed, known } => (failed, known),
+        };
+        failed.extend(more);
+        Self::Unresolved { failed, known }
+    }
 }
 
 /// A verdict with what led to it.
@@ -89,6 +111,8 @@ pub struct Evaluation {
     pub images: Vec<(String, Option<Architectures>)>,
     /// Pull secrets that were skipped.
     pub unusable: BTreeSet<UnusablePullSecret>,
+    /// Images that were selected.
+    pub selected: SelectedImages,
 }
 
 /// Why no node can run a pod.
@@ -119,6 +143,8 @@ pub struct Subject<'a> {
     pub spec: &'a PodSpec,
     /// Annotations of the pod or template.
     pub annotations: &'a BTreeMap<String, String>,
+    /// Labels of the pod or template.
+    pub labels: &'a BTreeMap<String, String>,
     /// Namespace of the pod or DaemonSet.
     pub namespace: &'a str,
     /// What can still be changed.
@@ -176,6 +202,17 @@ impl Evaluator {
         let default = self.config.affinity.preferences();
         let preferences =
             preference::nearest(subject.annotations, of_namespace, default, &mut invalid);
+        let deadline = tokio::time::Instant::now() + self.config.resolution.budget;
+        let selected = if selection::is_requested(subject, &rule) {
+            // Few pods ask for it.
+            Box::pin(self.select_images(subject, &rule, deadline)).await
+        } else {
+            SelectedImages::default()
+        };
+        let subject = Subject {
+            spec: selected.spec.as_ref().unwrap_or(subject.spec),
+            ..subject
+        };
         let mut evaluation = Evaluation {
             verdict: Verdict::Skip,
             by_policy: false,
@@ -184,14 +221,16 @@ impl Evaluator {
             invalid,
             images: Vec::new(),
             unusable: BTreeSet::new(),
+            selected: SelectedImages::default(),
         };
+        let selects = !selected.images.is_empty() || !selected.failed.is_empty();
         evaluation.verdict = match rule {
             Rule::Mode(Mode::Inspect) if subject.decided_by_policy.is_some() => {
                 evaluation.by_policy = true;
                 let standing = subject.decided_by_policy.cloned();
                 standing.map_or(Verdict::Skip, Verdict::Decided)
             }
-            _ if self.nothing_to_add(subject, &evaluation.preferences) => Verdict::Skip,
+            _ if !selects && self.nothing_to_add(subject, &evaluation.preferences) => Verdict::Skip,
             Rule::Mode(Mode::Ignore) => Verdict::Skip,
             Rule::Mode(Mode::Any) => Verdict::Decided(Decision::TolerateAll),
             Rule::Architectures(set) => {
@@ -208,7 +247,7 @@ impl Evaluator {
                     .pull_secrets
                     .for_pod(subject.namespace, subject.spec, is_template);
                 let (verdict, images) = self
-                    .resolve_images(subject.spec, subject.namespace, &keys)
+                    .resolve_images(subject.spec, subject.namespace, &keys, deadline)
                     .await;
                 if matches!(verdict, Verdict::Decided(Decision::NoCommonArchitecture)) {
                     let of_images = images.iter().filter_map(|(_, set)| set.clone());
@@ -220,7 +259,14 @@ impl Evaluator {
                 verdict
             }
         };
+        if !selected.failed.is_empty() {
+            evaluation.verdict = evaluation.verdict.without(selected.failed.clone());
+        }
         self.respect_author(subject, &mut evaluation);
+        evaluation.selected = SelectedImages {
+            spec: None,
+            ..selected
+        };
         evaluation
     }
 
@@ -278,13 +324,13 @@ impl Evaluator {
         spec: &PodSpec,
         namespace: &str,
         credentials: &PodCredentials,
+        deadline: tokio::time::Instant,
     ) -> (Verdict, Vec<(String, Option<Architectures>)>) {
         let all = spec.images();
         // Users must not be able to make archaware resolve thousands of images at once.
         if all.len() > MAX_IMAGES {
             return (Verdict::Decided(Decision::TolerateAll), Vec::new());
         }
-        let deadline = tokio::time::Instant::now() + self.config.resolution.budget;
         let slots = &Semaphore::new(MAX_CONCURRENT_IMAGES);
         let resolved = join_all(all.into_iter().map(|(image, policy)| async move {
             let _slot = slots.acquire().await;
@@ -358,8 +404,18 @@ impl Subject<'_> {
             affinity: self.affinity_access(),
         };
         let conflict = evaluation.conflict.as_ref();
-        let disjoint = conflict.map(Conflict::sets).unwrap_or_default();
-        policy.change(decision, view, &evaluation.preferences, disjoint)
+        let selects =
+            view.affinity != AffinityAccess::Closed && *decision != Decision::NoCommonArchitecture;
+        let selected = Some(&evaluation.selected).filter(|_| selects);
+        let circumstances = Circumstances {
+            disjoint: conflict.map(Conflict::sets).unwrap_or_default(),
+            selected: selected.map(|selected| &selected.nodes),
+        };
+        let change = policy.change(decision, view, &evaluation.preferences, circumstances);
+        PodChange {
+            images: selected.map_or_else(Vec::new, |selected| selected.images.clone()),
+            ..change
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    cluster::objects::{DaemonSet, PodSpec, annotations},
+    cluster::objects::{DaemonSet, PodSpec, annotations, labels},
     placement::{
         ConfiguredKeys, Decision, annotation,
         daemon_set::{OwnedTolerations, TemplateView},
@@ -98,6 +98,7 @@ impl<'a> Template<'a> {
         Subject {
             spec: &self.without_owned,
             annotations: annotations(&self.set.spec.template.metadata),
+            labels: labels(&self.set.spec.template.metadata),
             namespace: self.set.metadata.namespace.as_deref().unwrap_or_default(),
             stage: Stage::Template,
             decided_by_policy: self.decided_by_policy.as_ref(),

@@ -35,6 +35,13 @@ struct TagEntry {
     seen: Instant,
 }
 
+/// A document that is attached to an image expires, because another one may be attached.
+#[derive(Clone)]
+struct CompatibilityEntry {
+    document: Arc<CompatibilityDocument>,
+    expires: Option<Instant>,
+}
+
 #[derive(Clone)]
 struct FailureEntry {
     error: ImageError,
@@ -63,8 +70,8 @@ pub(crate) struct Caches {
     failures: Cache<Fingerprint, FailureEntry>,
     /// Summaries of images with missing children, each for one repository and its credentials.
     partial: Cache<Fingerprint, PartialEntry>,
-    /// Parsed compatibility documents, content-addressed.
-    compatibilities: Cache<Fingerprint, Arc<CompatibilityDocument>>,
+    /// Parsed compatibility documents, by the digest of the artifact or of the image to which it is attached.
+    compatibilities: Cache<Fingerprint, CompatibilityEntry>,
     /// Most images have one of a few sets of platforms, so equal summaries share one allocation.
     interned: Mutex<HashSet<Arc<ImageSummary>>>,
 }
@@ -95,7 +102,9 @@ impl Caches {
         digest: &Digest,
         scope: CacheScope,
     ) -> Option<Arc<CompatibilityDocument>> {
-        self.compatibilities.get(&summary_key(digest, scope))
+        let entry = self.compatibilities.get(&summary_key(digest, scope))?;
+        let is_valid = entry.expires.is_none_or(|expires| Instant::now() < expires);
+        is_valid.then_some(entry.document)
     }
 
     pub(crate) fn store_compatibility(
@@ -103,9 +112,11 @@ impl Caches {
         digest: &Digest,
         scope: CacheScope,
         document: Arc<CompatibilityDocument>,
+        expires: Option<Instant>,
     ) {
-        let key = summary_key(digest, scope);
-        self.compatibilities.insert(key, document);
+        let entry = CompatibilityEntry { document, expires };
+        self.compatibilities
+            .insert(summary_key(digest, scope), entry);
     }
 
     pub(crate) fn summary(&self, digest: &Digest, scope: CacheScope) -> Option<CachedSummary> {

@@ -14,7 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::platform::{Architecture, Architectures};
 
-use super::{author_selection::AuthorSelection, variants::VariantPolicy};
+use super::{
+    author_selection::AuthorSelection,
+    selection::{SelectedNodes, product},
+    variants::VariantPolicy,
+};
 
 pub use undo::{AffinityUndo, undo};
 
@@ -122,7 +126,7 @@ pub struct AffinityChange {
 }
 
 /// Required architectures and the terms that get them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Require {
     /// The architectures; empty: none, because an image has none for the OS of the pod.
@@ -260,6 +264,8 @@ pub struct Wanted<'a> {
     pub suitable: Option<&'a Architectures>,
     /// How variants are considered.
     pub variants: &'a VariantPolicy,
+    /// Nodes that fit the images that were selected.
+    pub selected: Option<&'a SelectedNodes>,
     /// Whether required terms can be added and repeated. Those of an existing pod can only get more expressions
     /// (`ValidatePodUpdate` of the API server: the affinity of a gated pod may be narrowed).
     pub terms_are_open: bool,
@@ -272,16 +278,21 @@ pub fn decide(
     author: AuthorSelection<'_>,
 ) -> AffinityChange {
     let suitable = wanted.suitable.map(|set| author.selected(set));
-    let suitable = suitable.filter(|_| !author.names_nodes());
+    let by_variant = suitable.map(|set| wanted.variants.preferred(&set));
+    let by_image = wanted.selected.map(|nodes| nodes.preferred.clone());
+    let terms: Vec<WeightedTerm> = [by_variant, by_image]
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|_| !author.names_nodes())
+        .collect();
     AffinityChange {
         require: required_change(wanted, author),
         prefer: preferred
             .into_iter()
             .filter(|_| author.is_open_to_preferences())
             .collect(),
-        prefer_terms: suitable
-            .map(|set| preferred_terms(&wanted.variants.preferred(&set), author))
-            .unwrap_or_default(),
+        prefer_terms: preferred_terms(&terms, author),
     }
 }
 
@@ -309,61 +320,118 @@ pub fn requires_more(
         required: std::slice::from_ref(architectures),
         suitable: None,
         variants,
+        selected: None,
         terms_are_open: true,
     };
     required_change(wanted, author).is_some()
 }
 
 fn required_change(wanted: Wanted<'_>, author: AuthorSelection<'_>) -> Option<Require> {
-    let (first, further) = wanted.required.split_first()?;
-    let shared = further.iter().fold(first.clone(), |a, b| a.and(b));
+    let by_images = wanted.selected.map(|nodes| nodes.required.as_slice());
     let terms = author.affinity.and_then(Affinity::required_terms);
-    let names = |set: &Architectures| set.names().cloned().collect();
-    let selected = author.selected(&shared);
-    let mut require = Require {
-        architectures: names(first),
-        further: further.iter().map(names).collect(),
-        alternatives: wanted
-            .variants
-            .required(&selected, !wanted.terms_are_open && terms.is_some()),
-        terms: Vec::new(),
+    let is_single = !wanted.terms_are_open && terms.is_some();
+    let architectures = RequiredArchitectures::of(wanted, author, is_single);
+    let Some(by_images) = by_images.filter(|all| !all.is_empty()) else {
+        return architectures?.require(terms);
     };
-    // What selects only these needs no addition.
-    let suffices = if require.alternatives.is_empty() {
-        shared
-    } else {
-        selected.clone().of_any_variant()
-    };
-    if author.selects_within(&suffices) {
-        return None;
-    }
-    if let Some(terms) = terms {
-        let mut alternatives = require.alternatives();
-        if require.alternatives.len() == 1 {
-            // When the pod was created, more could be said.
-            let all = wanted.variants.required(&selected, false).into_iter();
-            alternatives.extend(all.map(NodeSelectorTerm::of));
+    // The first alternatives are the best.
+    let kept = if is_single { 1 } else { by_images.len() };
+    let by_images = by_images.get(..kept).unwrap_or_default();
+    let (mut require, by_architecture) = match architectures {
+        Some(own) => {
+            let terms = own.require.alternatives().into_iter();
+            let expressions = terms.map(|term| term.match_expressions).collect();
+            (own.require, expressions)
         }
-        // A term without expressions either matches no node (`nodeaffinity.isEmptyNodeSelectorTerm` of
-        // k8s.io/component-helpers) or names a single node, as in a DaemonSet's pods. Neither is changed.
-        let needs_more = |term: &NodeSelectorTerm| {
-            let own = &term.match_expressions;
-            let has_one = alternatives.iter().any(|alternative| {
-                let mut all = alternative.match_expressions.iter();
-                all.all(|one| own.contains(one))
-            });
-            !own.is_empty() && !has_one && !term.is_within(&suffices)
-        };
-        let open = terms
-            .iter()
-            .enumerate()
-            .filter(|(_, term)| needs_more(term));
-        require.terms = open.map(|(index, _)| index).collect();
+        None => (Require::default(), Vec::new()),
+    };
+    require.alternatives = product(&by_architecture, by_images);
+    if let Some(terms) = terms {
+        require.terms = open_terms(terms, &require.alternatives());
         if require.terms.is_empty() {
             return None;
         }
     }
     Some(require)
+}
+
+/// What is required for the architectures of the images, before it is known which of the pod's terms have it already.
+struct RequiredArchitectures {
+    require: Require,
+    /// What selects only these needs no addition.
+    suffices: Architectures,
+    /// All that could have been said when the pod was created.
+    unlimited: Vec<NodeSelectorTerm>,
+}
+
+impl RequiredArchitectures {
+    /// `None` if nothing is required, or the author's node selector says it already.
+    fn of(wanted: Wanted<'_>, author: AuthorSelection<'_>, is_single: bool) -> Option<Self> {
+        let (first, further) = wanted.required.split_first()?;
+        let shared = further.iter().fold(first.clone(), |a, b| a.and(b));
+        let names = |set: &Architectures| set.names().cloned().collect();
+        let selected = author.selected(&shared);
+        let require = Require {
+            architectures: names(first),
+            further: further.iter().map(names).collect(),
+            alternatives: wanted.variants.required(&selected, is_single),
+            terms: Vec::new(),
+        };
+        let suffices = if require.alternatives.is_empty() {
+            shared
+        } else {
+            selected.clone().of_any_variant()
+        };
+        let unlimited = if require.alternatives.len() == 1 {
+            let all = wanted.variants.required(&selected, false).into_iter();
+            all.map(NodeSelectorTerm::of).collect()
+        } else {
+            Vec::new()
+        };
+        (!author.selects_within(&suffices)).then_some(Self {
+            require,
+            suffices,
+            unlimited,
+        })
+    }
+
+    /// With the terms that need it; `None` if none does.
+    fn require(mut self, terms: Option<&[NodeSelectorTerm]>) -> Option<Require> {
+        if let Some(terms) = terms {
+            let mut alternatives = self.require.alternatives();
+            alternatives.append(&mut self.unlimited);
+            let is_within = |index: &usize| {
+                let term = terms.get(*index);
+                term.is_some_and(|term| term.is_within(&self.suffices))
+            };
+            let mut open = open_terms(terms, &alternatives);
+            open.retain(|index| !is_within(index));
+            if open.is_empty() {
+                return None;
+            }
+            self.require.terms = open;
+        }
+        Some(self.require)
+    }
+}
+
+/// The terms that have none of these alternatives.
+fn open_terms(terms: &[NodeSelectorTerm], alternatives: &[NodeSelectorTerm]) -> Vec<usize> {
+    // A term without expressions either matches no node (`nodeaffinity.isEmptyNodeSelectorTerm` of
+    // k8s.io/component-helpers) or names a single node, as in a DaemonSet's pods. Neither is changed.
+    let needs_more = |term: &NodeSelectorTerm| {
+        let own = &term.match_expressions;
+        let has_one = alternatives.iter().any(|alternative| {
+            let mut all = alternative.match_expressions.iter();
+            all.all(|one| own.contains(one))
+        });
+        !own.is_empty() && !has_one
+    };
+    let open = terms
+        .iter()
+        .enumerate()
+        .filter(|(_, term)| needs_more(term));
+    open.map(|(index, _)| index).collect()
 }
 
 #[cfg(test)]

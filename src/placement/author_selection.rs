@@ -43,6 +43,22 @@ impl<'a> AuthorSelection<'a> {
             && (terms.is_empty() || terms.iter().any(|term| term.selects(labels, name)))
     }
 
+    /// The labels by which nodes are selected.
+    pub fn label_keys(&self) -> impl Iterator<Item = &'a str> {
+        let expressions = self.terms().iter().flat_map(|term| &term.match_expressions);
+        let of_terms = expressions.map(|one| one.key.as_str());
+        self.node_selector
+            .keys()
+            .map(String::as_str)
+            .chain(of_terms)
+    }
+
+    /// Whether a term selects nodes by their name.
+    pub fn names_fields(&self) -> bool {
+        let mut terms = self.terms().iter();
+        terms.any(|term| !term.match_fields.is_empty())
+    }
+
     /// Whether the author's pod is admitted to every architecture that they select: then it is meant to run there, whatever its
     /// images say. `None` stands for all architectures that are not named.
     pub fn is_admitted(&self, admits: impl Fn(Option<&str>) -> bool) -> bool {

@@ -24,7 +24,7 @@ pub use decision::Decision;
 pub use mode::Mode;
 pub use pod::PlacementPolicy;
 pub use selector::{LabelSelector, SelectorError};
-pub use taint::{Effect, Taint, TaintKind, tolerates};
+pub use taint::{Effect, Taint, TaintKind, keeps_away, tolerates};
 pub use toleration_rule::{
     RulePlatform, TolerationConfig, TolerationEffect, TolerationOperator, TolerationRule,
 };

@@ -13,6 +13,7 @@ use super::{
     author_selection::AuthorSelection,
     decision::Decision,
     preference::Preferences,
+    selection::{ImageChange, SelectedNodes},
     taint::tolerates,
     toleration::{by_rules, covers},
     toleration_rule::TolerationRule,
@@ -94,6 +95,18 @@ pub struct PodChange {
     /// Additions to the node affinity.
     #[serde(skip_serializing_if = "AffinityChange::is_empty")]
     pub affinity: AffinityChange,
+    /// Images to replace.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<ImageChange>,
+}
+
+/// Why a pod is changed in another way than its architectures alone ask for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Circumstances<'a> {
+    /// Why there is no architecture that fits, if there is none.
+    pub disjoint: &'a [Architectures],
+    /// Nodes that fit the images that were selected.
+    pub selected: Option<&'a SelectedNodes>,
 }
 
 impl PodChange {
@@ -104,12 +117,13 @@ impl PodChange {
         if !later.affinity.is_empty() {
             self.affinity = later.affinity.clone();
         }
+        self.images.extend(later.images.iter().cloned());
         self
     }
 
     /// Whether the pod needs no change.
     pub fn is_empty(&self) -> bool {
-        self.tolerations.is_empty() && self.affinity.is_empty()
+        self.tolerations.is_empty() && self.affinity.is_empty() && self.images.is_empty()
     }
 }
 
@@ -248,25 +262,26 @@ impl PlacementPolicy {
         sets
     }
 
-    /// The changes that a decision means for a pod. `disjoint`: why there is no architecture that fits, if there is none.
+    /// The changes that a decision means for a pod.
     pub fn change(
         &self,
         decision: &Decision,
         pod: PodView<'_>,
         preferences: &Preferences,
-        disjoint: &[Architectures],
+        circumstances: Circumstances<'_>,
     ) -> PodChange {
         let wanted = |required, suitable| Wanted {
             required,
             suitable,
             variants: &self.variants,
+            selected: circumstances.selected,
             terms_are_open: pod.affinity == AffinityAccess::Open,
         };
         let affinity = match decision {
             _ if pod.affinity == AffinityAccess::Closed => AffinityChange::default(),
-            Decision::TolerateAll => AffinityChange::default(),
+            Decision::TolerateAll => affinity::decide(wanted(&[], None), Vec::new(), pod.author),
             Decision::NoCommonArchitecture => {
-                let required = Some(disjoint).filter(|_| self.requires_affinity);
+                let required = Some(circumstances.disjoint).filter(|_| self.requires_affinity);
                 let required = required.unwrap_or_default();
                 affinity::decide(wanted(required, None), Vec::new(), pod.author)
             }
@@ -293,6 +308,7 @@ impl PlacementPolicy {
         PodChange {
             tolerations: self.missing_tolerations(decision, pod.os, pod.tolerations),
             affinity,
+            images: Vec::new(),
         }
     }
 }

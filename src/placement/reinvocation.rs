@@ -11,6 +11,7 @@ use super::{
     affinity::{self, Affinity},
     annotation,
     pod::PodChange,
+    selection::ImageChange,
 };
 
 /// Where the additions are in a pod. Each index applies after the removals before it.
@@ -20,12 +21,27 @@ pub struct ReinvocationUndo {
     pub tolerations: Vec<usize>,
     /// Places in the node affinity.
     pub affinity: affinity::AffinityUndo,
+    /// Images that are as they were replaced.
+    pub images: Vec<ImageChange>,
 }
 
 /// Version of the record. One of a later version records nothing: its fields may mean something else.
-const VERSION: u32 = 2;
-/// The version before, which knows no alternatives and no preferred nodes.
+const VERSION: u32 = 3;
+/// The version before, which knows no selected images.
+const WITHOUT_IMAGES: u32 = 2;
+/// The first version, which knows no alternatives and no preferred nodes either.
 const ARCHITECTURES_ONLY: u32 = 1;
+
+/// The lowest version that can undo a change.
+fn version(change: &PodChange) -> u32 {
+    if !change.images.is_empty() {
+        VERSION
+    } else if change.affinity.is_beyond_architectures() {
+        WITHOUT_IMAGES
+    } else {
+        ARCHITECTURES_ONLY
+    }
+}
 
 /// The value of `archaware.dev/added`.
 #[derive(Serialize, Deserialize)]
@@ -48,11 +64,7 @@ pub fn recorded_change(annotations: &BTreeMap<String, String>) -> PodChange {
 /// The annotation that records additions; `None` if there are none.
 pub fn record(change: &PodChange) -> Option<String> {
     let added = Added {
-        version: if change.affinity.is_beyond_architectures() {
-            VERSION
-        } else {
-            ARCHITECTURES_ONLY
-        },
+        version: version(change),
         change,
     };
     let text = serde_json::to_string(&added).ok();
@@ -86,11 +98,24 @@ pub fn undo(
     undo
 }
 
+/// The replaced images that are still in the pod. `containers`: names and images.
+pub fn undo_images<'a>(
+    added: &PodChange,
+    containers: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+) -> Vec<ImageChange> {
+    let is_there = |own: &&ImageChange| {
+        let mut all = containers.clone();
+        all.any(|(name, image)| name == own.container && image == own.to)
+    };
+    added.images.iter().filter(is_there).cloned().collect()
+}
+
 impl ReinvocationUndo {
     /// Whether all additions were found.
     pub fn is_complete(&self, added: &PodChange) -> bool {
         self.tolerations.len() == added.tolerations.len()
             && self.affinity.is_complete(&added.affinity)
+            && self.images.len() == added.images.len()
     }
 }
 
@@ -127,7 +152,7 @@ mod tests {
         let text = record(&annotated(r#"{"tolerations":[1]}"#)).unwrap();
         assert_eq!(text, r#"{"version":1,"tolerations":[1]}"#);
         assert_eq!(annotated(&text).tolerations, [json!(1)]);
-        assert!(annotated(&text.replace(":1,", ":3,")).is_empty());
+        assert!(annotated(&text.replace(":1,", ":4,")).is_empty());
         assert_eq!(record(&PodChange::default()), None);
     }
 }

@@ -57,6 +57,11 @@ impl TaintKind {
         }
     }
 
+    /// Whether a taint, in the API's form, has this key and effect.
+    pub fn is_of(&self, taint: &Value) -> bool {
+        text(taint, "key") == self.key && text(taint, "effect") == self.effect.as_str()
+    }
+
     /// The toleration for every architecture and for no other taint.
     pub fn toleration_of_all(&self) -> Value {
         json!({ "key": self.key, "operator": "Exists", "effect": self.effect.as_str() })
@@ -67,25 +72,44 @@ impl TaintKind {
         text(toleration, "operator") == "Exists" && self.is_named_by(toleration)
     }
 
-    /// Compares key and effect as `Toleration.ToleratesTaint` does: empty matches every one.
+    /// Compares key and effect.
     fn is_named_by(&self, toleration: &Value) -> bool {
-        let matches = |field: &str, own: &str| {
-            let named = text(toleration, field);
-            named.is_empty() || named == own
-        };
-        matches("key", &self.key) && matches("effect", self.effect.as_str())
+        names(toleration, &self.key, self.effect.as_str())
     }
+}
+
+/// Compares key and effect as `Toleration.ToleratesTaint` does: empty matches every one.
+fn names(toleration: &Value, key: &str, effect: &str) -> bool {
+    let matches = |field: &str, own: &str| {
+        let named = text(toleration, field);
+        named.is_empty() || named == own
+    };
+    matches("key", key) && matches("effect", effect)
 }
 
 /// Whether a toleration, in the API's form, matches a taint: `Toleration.ToleratesTaint` of `k8s.io/api/core/v1`. Its
 /// numeric operators never match an architecture.
 pub fn tolerates(toleration: &Value, taint: &Taint) -> bool {
-    taint.kind.is_named_by(toleration)
+    let Taint { kind, value } = taint;
+    tolerates_parts(toleration, &kind.key, value, kind.effect.as_str())
+}
+
+fn tolerates_parts(toleration: &Value, key: &str, value: &str, effect: &str) -> bool {
+    names(toleration, key, effect)
         && match text(toleration, "operator") {
-            "" | "Equal" => text(toleration, "value") == taint.value,
+            "" | "Equal" => text(toleration, "value") == value,
             "Exists" => true,
             _ => false,
         }
+}
+
+/// Whether a taint, in the API's form, keeps a pod with these tolerations from being scheduled to the node. Tolerations that compare
+/// numbers count as none.
+pub fn keeps_away(taint: &Value, tolerations: &[Value]) -> bool {
+    let [key, value, effect] = ["key", "value", "effect"].map(|field| text(taint, field));
+    let is_hard = matches!(effect, "NoSchedule" | "NoExecute");
+    let mut all = tolerations.iter();
+    is_hard && !all.any(|one| tolerates_parts(one, key, value, effect))
 }
 
 pub(super) fn text<'a>(value: &'a Value, field: &str) -> &'a str {

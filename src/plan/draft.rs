@@ -113,6 +113,13 @@ impl<'a> Draft<'a> {
             let note = format!("pull secret {secret} is skipped: {why}");
             self.report_about(EventReason::PullSecretUnusable, hash(unusable), note);
         }
+        for problem in &evaluation.selected.problems {
+            self.report_about(
+                EventReason::ImageNotSelected,
+                hash(problem),
+                problem.to_string(),
+            );
+        }
         match &evaluation.verdict {
             Verdict::Skip => {
                 self.count_once("ignored");

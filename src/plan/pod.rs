@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::{
     cluster::{
-        objects::{Pod, annotations},
+        objects::{Pod, annotations, labels},
         patch,
     },
     evaluate::{Evaluation, Stage, Subject},
@@ -21,6 +21,7 @@ pub(crate) fn subject(pod: &Pod) -> Subject<'_> {
     Subject {
         spec: &pod.spec,
         annotations: annotations(&pod.metadata),
+        labels: labels(&pod.metadata),
         namespace: pod.metadata.namespace.as_deref().unwrap_or_default(),
         stage: Stage::Pod,
         decided_by_policy: None,

@@ -106,9 +106,29 @@ pub struct Manifest {
     pub config: Option<Descriptor>,
 }
 
-/// The layers of a manifest, for an artifact whose content is read. An index has none.
+/// A manifest as an artifact whose content is read. An index has no layers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Artifact {
+    /// Its layers.
+    pub layers: Vec<Descriptor>,
+    /// The manifest to which it is attached.
+    pub subject: Option<Descriptor>,
+}
+
+/// What is attached to a manifest: an index, whose entries say their type.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Referrers(pub Vec<Referrer>);
+
+/// An artifact that is attached to a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layers(pub Vec<Descriptor>);
+pub struct Referrer {
+    /// Its manifest.
+    pub manifest: Descriptor,
+    /// Its type.
+    pub artifact_type: String,
+    /// When it was made (`org.opencontainers.image.created`, RFC 3339), if it says so.
+    pub created: String,
+}
 
 /// An index or a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -224,6 +244,8 @@ struct RawAnnotations {
     /// Set by BuildKit on attestations. `vnd.docker.reference.digest` alone does not mark one.
     #[serde(rename = "vnd.docker.reference.type", default)]
     reference_type: Option<String>,
+    #[serde(rename = "org.opencontainers.image.created", default)]
+    created: Option<String>,
 }
 
 impl Document {
@@ -292,8 +314,19 @@ impl ImageConfig {
     }
 }
 
-impl Layers {
-    /// Parses the layers of a manifest. Those that are no descriptors are skipped.
+/// Entries that are no descriptors are skipped.
+#[derive(Deserialize)]
+struct RawList<'a>(#[serde(borrow)] Vec<&'a RawValue>);
+
+impl RawList<'_> {
+    fn parse<T: serde::de::DeserializeOwned>(&self) -> impl Iterator<Item = T> {
+        let all = self.0.iter().take(MAX_ENTRIES);
+        all.filter_map(|raw| serde_json::from_str(raw.get()).ok())
+    }
+}
+
+impl Artifact {
+    /// Parses a manifest.
     ///
     /// # Errors
     ///
@@ -301,16 +334,53 @@ impl Layers {
     pub fn parse(bytes: &[u8]) -> Result<Self, DocumentError> {
         #[derive(Deserialize)]
         struct Raw<'a> {
-            #[serde(borrow, default)]
-            layers: Vec<&'a RawValue>,
+            #[serde(borrow)]
+            layers: Option<RawList<'a>>,
+            subject: Option<RawDescriptor>,
         }
         check(bytes)?;
         let raw: Raw<'_> = serde_json::from_slice(bytes).map_err(malformed)?;
-        let descriptors = raw.layers.into_iter().filter_map(|raw| {
-            let raw = serde_json::from_str(raw.get()).ok()?;
-            Descriptor::from_raw(raw).ok()
-        });
-        Ok(Self(descriptors.take(MAX_ENTRIES).collect()))
+        let layers = raw.layers.iter().flat_map(RawList::parse);
+        Ok(Self {
+            layers: layers
+                .filter_map(|raw| Descriptor::from_raw(raw).ok())
+                .collect(),
+            subject: raw.subject.and_then(|raw| Descriptor::from_raw(raw).ok()),
+        })
+    }
+}
+
+impl Referrers {
+    /// Parses an index.
+    ///
+    /// # Errors
+    ///
+    /// When the bytes are too large or not a JSON object.
+    pub fn parse(bytes: &[u8]) -> Result<Self, DocumentError> {
+        #[derive(Deserialize)]
+        struct Raw<'a> {
+            #[serde(borrow)]
+            manifests: Option<RawList<'a>>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct RawReferrer {
+            #[serde(flatten)]
+            manifest: RawDescriptor,
+            artifact_type: Option<String>,
+        }
+        check(bytes)?;
+        let raw: Raw<'_> = serde_json::from_slice(bytes).map_err(malformed)?;
+        let entries = raw.manifests.iter().flat_map(RawList::parse);
+        let referrer = |mut raw: RawReferrer| {
+            let annotations = raw.manifest.annotations.take();
+            Some(Referrer {
+                manifest: Descriptor::from_raw(raw.manifest).ok()?,
+                artifact_type: raw.artifact_type.unwrap_or_default(),
+                created: annotations.and_then(|all| all.created).unwrap_or_default(),
+            })
+        };
+        Ok(Self(entries.filter_map(referrer).collect()))
     }
 }
 

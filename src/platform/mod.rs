@@ -10,8 +10,8 @@ mod variant;
 pub use architecture::{Architecture, Os, Platform, UnknownName};
 pub use architectures::Architectures;
 pub use document::{
-    Descriptor, Document, DocumentError, ImageConfig, Index, Layers, MAX_DOCUMENT, Manifest,
-    media_type,
+    Artifact, Descriptor, Document, DocumentError, ImageConfig, Index, MAX_DOCUMENT, Manifest,
+    Referrer, Referrers, media_type,
 };
 pub use set::{NoPlatformReason, PlatformSet};
 pub use variant::{Variants, known_variant};

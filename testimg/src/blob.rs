@@ -142,6 +142,44 @@ impl Image {
         }
     }
 
+    /// An artifact that is attached to a manifest.
+    #[must_use]
+    pub fn attached_to(mut self, subject: &Blob, created: &str) -> Self {
+        let mut manifest: Value = serde_json::from_slice(&self.root.bytes).unwrap_or_default();
+        manifest["subject"] = subject.descriptor();
+        manifest["annotations"] = json!({"org.opencontainers.image.created": created});
+        self.root = Blob::json(OCI_MANIFEST, &manifest);
+        self
+    }
+
+    /// With its type as that of its config, as artifacts are in the image specification 1.0.
+    #[must_use]
+    pub fn typed_by_config(mut self) -> Self {
+        let mut manifest: Value = serde_json::from_slice(&self.root.bytes).unwrap_or_default();
+        manifest["config"]["mediaType"] = manifest["artifactType"].take();
+        self.root = Blob::json(OCI_MANIFEST, &manifest);
+        self
+    }
+
+    /// The index of what is attached to a manifest, as registries answer it and clients push it under a tag.
+    pub fn referrers(attached: &[&Self]) -> Blob {
+        let entry = |image: &&Self| {
+            let manifest: Value = serde_json::from_slice(&image.root.bytes).unwrap_or_default();
+            let mut entry = image.root.descriptor();
+            entry["artifactType"] = match &manifest["artifactType"] {
+                Value::Null => manifest["config"]["mediaType"].clone(),
+                own => own.clone(),
+            };
+            entry["annotations"] = manifest["annotations"].clone();
+            entry
+        };
+        let entries: Vec<_> = attached.iter().map(entry).collect();
+        Blob::json(
+            OCI_INDEX,
+            &json!({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}),
+        )
+    }
+
     /// An index of images; `entry` makes each entry from the child's descriptor.
     pub(crate) fn index(family: Family, children: Vec<(Self, Value)>) -> Self {
         let mut entries = Vec::new();

@@ -78,6 +78,8 @@ struct Content {
     /// By repository and tag or digest.
     manifests: HashMap<(String, String), Blob>,
     blobs: HashMap<(String, String), Blob>,
+    /// What is attached, by repository and digest.
+    referrers: HashMap<(String, String), Blob>,
     scripts: Vec<(String, Script)>,
     auth: Option<Auth>,
     tokens: Vec<String>,
@@ -144,6 +146,23 @@ impl FakeRegistry {
         for blob in &image.blobs {
             content.blobs.insert(key(&blob.digest), blob.clone());
         }
+    }
+
+    /// Stores one document under a tag.
+    pub fn add_manifest(&self, repository: &str, tag: &str, document: Blob) {
+        let key = (repository.to_owned(), tag.to_owned());
+        self.content().manifests.insert(key, document);
+    }
+
+    /// Answers the referrers API: these artifacts are attached to this digest. `None`: it lacks the API.
+    pub fn set_referrers(&self, repository: &str, digest: &str, attached: Option<&[&Image]>) {
+        let key = (repository.to_owned(), digest.to_owned());
+        let index = attached.map(Image::referrers);
+        let mut content = self.content();
+        match index {
+            Some(index) => content.referrers.insert(key, index),
+            None => content.referrers.remove(&key),
+        };
     }
 
     /// Answers requests whose path contains `part` by the script.
@@ -354,13 +373,13 @@ fn truthful(content: &Mutex<Content>, address: SocketAddr, seen: &Seen) -> Respo
     if let Some(refusal) = refuse(&content, address, seen, path) {
         return refusal;
     }
-    for (part, manifests) in [("/manifests/", true), ("/blobs/", false)] {
+    let content = &*content;
+    for (part, held) in [
+        ("/manifests/", &content.manifests),
+        ("/blobs/", &content.blobs),
+        ("/referrers/", &content.referrers),
+    ] {
         if let Some((repository, name)) = path.split_once(part) {
-            let held = if manifests {
-                &content.manifests
-            } else {
-                &content.blobs
-            };
             return match held.get(&(repository.to_owned(), name.to_owned())) {
                 Some(blob) => send(blob, seen.method == "HEAD"),
                 None => plain(404, "{\"errors\":[{\"code\":\"MANIFEST_UNKNOWN\"}]}"),

@@ -27,6 +27,7 @@ mod pull_secrets;
 mod real_node;
 mod replicas;
 mod secrecy;
+mod selection;
 mod startup;
 mod variants;
 

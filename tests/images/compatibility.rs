@@ -161,3 +161,135 @@ async fn an_image_that_is_no_document_stays_an_image() {
         3
     );
 }
+
+const NFD_ARTIFACT: &str = "application/vnd.nfd.image-compatibility.v1alpha1";
+
+fn weights(document: &CompatibilityDocument) -> Vec<i64> {
+    document.entries.iter().map(|entry| entry.weight).collect()
+}
+
+/// Node Feature Discovery attaches its documents to images: found by the referrers API, or by a tag where a registry lacks it.
+#[tokio::test]
+async fn what_is_attached_to_an_image_is_read() {
+    let registry = registry().await;
+    let image = testimg::find("multi");
+    registry.add("app", &image);
+    let attached = |weight: i64, created: &str| {
+        let text = format!("compatibilities: [{{weight: {weight}, rules: []}}]");
+        Image::artifact(NFD_ARTIFACT, NFD, &text).attached_to(&image.root, created)
+    };
+    let (old, new) = (
+        attached(1, "2026-01-01T00:00:00Z"),
+        attached(2, "2026-02-01T00:00:00Z"),
+    );
+    let other = Image::artifact("application/vnd.other", NFD, "x").attached_to(&image.root, "2027");
+    for artifact in [&old, &new, &other] {
+        registry.add_tag("app", "attached", artifact);
+    }
+    let name = registry.image("app");
+    // A tag, as clients maintain it.
+    let tag = image.root.digest.replace(':', "-");
+    registry.add_manifest("app", &tag, Image::referrers(&[&old]));
+    assert_eq!(weights(&read(&resolver(), &name).await.unwrap()), [1]);
+    // The API counts more. The newest of the right type is used.
+    registry.set_referrers("app", &image.root.digest, Some(&[&new, &old, &other]));
+    let resolver = resolver();
+    let document = read(&resolver, &name).await.unwrap();
+    assert_eq!((weights(&document), &document.subject), (vec![2], &None));
+    registry.forget();
+    read(&resolver, &name).await.unwrap();
+    assert_eq!(registry.seen(), [], "it is cached");
+    // The artifact itself says which image it is about.
+    let artifact = format!("{name}@{}", new.root.digest);
+    let document = read(&resolver, &artifact).await.unwrap();
+    assert_eq!(document.subject.as_deref(), Some(&*image.root.digest));
+}
+
+/// A document that was attached later is found when the tag of its image is looked up again.
+#[tokio::test]
+async fn what_is_attached_later_is_found() {
+    let registry = registry().await;
+    let image = testimg::find("multi");
+    registry.add("app", &image);
+    let mut short = settings();
+    short.tag_ttl = Duration::from_millis(50);
+    let resolver = resolver_with(short);
+    let attach = |weight: i64| {
+        let text = format!("compatibilities: [{{weight: {weight}, rules: []}}]");
+        let artifact = Image::artifact(NFD_ARTIFACT, NFD, &text).attached_to(&image.root, "2026");
+        registry.add_tag("app", "attached", &artifact);
+        registry.set_referrers("app", &image.root.digest, Some(&[&artifact]));
+    };
+    attach(1);
+    let name = format!("{}@{}", registry.image("app"), image.root.digest);
+    assert_eq!(weights(&read(&resolver, &name).await.unwrap()), [1]);
+    attach(2);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    while weights(&read(&resolver, &name).await.unwrap()) != [2] {
+        assert!(tokio::time::Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Who answers neither, or with nonsense.
+#[tokio::test]
+async fn nothing_or_nonsense_is_attached() {
+    let registry = registry().await;
+    let image = testimg::find("multi");
+    let artifact = |layer: &str| {
+        Image::artifact(NFD_ARTIFACT, layer, "compatibilities: []").attached_to(&image.root, "")
+    };
+    for (name, script, attached, reason) in [
+        ("nothing", None, Some(vec![]), Reason::Corrupt),
+        ("neither", None, None, Reason::Corrupt),
+        (
+            "layer",
+            None,
+            Some(vec![artifact("text/plain")]),
+            Reason::Corrupt,
+        ),
+        (
+            "gone",
+            None,
+            Some(vec![artifact(NFD).attached_to(&image.root, "9")]),
+            Reason::NotFound,
+        ),
+        (
+            "text",
+            Some(Script::OtherContent("hello".into())),
+            None,
+            Reason::Corrupt,
+        ),
+        (
+            "broken",
+            Some(Script::Status(500, Vec::new())),
+            None,
+            Reason::Unavailable,
+        ),
+        (
+            "denied",
+            Some(Script::Status(403, Vec::new())),
+            None,
+            Reason::Denied,
+        ),
+        (
+            "large",
+            Some(Script::Oversized(5 * 1024 * 1024)),
+            None,
+            Reason::TooLarge,
+        ),
+    ] {
+        registry.unscript();
+        registry.add(name, &image);
+        for one in attached.iter().flatten().filter(|_| name != "gone") {
+            registry.add_tag(name, "attached", one);
+        }
+        let all: Option<Vec<&Image>> = attached.as_ref().map(|all| all.iter().collect());
+        registry.set_referrers(name, &image.root.digest, all.as_deref());
+        if let Some(script) = script {
+            registry.script("/referrers/", script);
+        }
+        let error = read(&resolver(), &registry.image(name)).await.unwrap_err();
+        assert_eq!(error.reason(), reason, "{name}: {}", error.chain());
+    }
+}

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use archaware::{
-    cluster::{api::ApiClient, objects::PodSpec},
+    cluster::{api::ApiClient, nodes::ClusterNodes, objects::PodSpec},
     config::Config,
     evaluate::{Evaluator, KnownKeys, Stage, Subject, pull_secrets::PullSecrets},
     image::{Reason, credentials::Credential},
@@ -57,6 +57,7 @@ async fn few_images_of_one_pod_are_asked_for_at_once() {
         pull_secrets: PullSecrets::new(api),
         policy: Arc::new((&*config).into()),
         keys: KnownKeys::new(&*config),
+        nodes: ClusterNodes::default(),
         config,
     };
     let images = (0..200)
@@ -67,6 +68,7 @@ async fn few_images_of_one_pod_are_asked_for_at_once() {
         let subject = Subject {
             spec: &spec,
             annotations: &BTreeMap::new(),
+            labels: &BTreeMap::new(),
             namespace: "greedy",
             stage: Stage::Pod,
             decided_by_policy: None,

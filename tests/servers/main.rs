@@ -14,6 +14,7 @@ mod content_proxy;
 mod faults;
 mod names;
 mod operator_credentials;
+mod referrers;
 mod registries;
 mod store;
 mod trace;

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
-use crate::{cluster::field_managers::FieldManagers, placement::annotation};
+use crate::{
+    cluster::field_managers::FieldManagers,
+    placement::{annotation, selection::is_own_annotation},
+};
 
 use super::{DaemonSet, DaemonSetSpec, MIRROR, Node, NodeSpec, NodeStatus};
 
@@ -36,7 +39,10 @@ impl<M: Default> From<StoredMetadata<M>> for ObjectMeta {
     /// there are only foreign annotations, `None` that there are none at all, which decides how a patch adds one.
     fn from(mut stored: StoredMetadata<M>) -> Self {
         if let Some(annotations) = &mut stored.annotations {
-            annotations.retain(|name, _| name.starts_with(annotation::PREFIX) || name == MIRROR);
+            let is_read = |name: &str| {
+                name.starts_with(annotation::PREFIX) || name == MIRROR || is_own_annotation(name)
+            };
+            annotations.retain(|name, _| is_read(name));
         }
         Self {
             name: stored.name,

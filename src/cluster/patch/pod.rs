@@ -9,6 +9,7 @@ use crate::placement::{
     decision::Decision,
     pod::PodChange,
     reinvocation,
+    selection::ImageChange,
 };
 
 use super::{
@@ -92,6 +93,13 @@ pub fn admit(pod: &Pod, without_owned: &Pod, admission: AdmissionPatch<'_>) -> J
     } = admission;
     let mut patch = JsonPatch(Vec::new());
     patch.undo(&undo);
+    let is_replaced = |own: &&ImageChange| {
+        let mut new = change.images.iter();
+        !new.any(|new| new.container == own.container)
+    };
+    for own in undo.images.iter().filter(is_replaced) {
+        patch.set_image(pod, &own.container, &own.to, &own.from);
+    }
     let record = reinvocation::record(&change);
     patch.change(without_owned, change);
     let decision = decision.map(Decision::annotation);
@@ -121,6 +129,19 @@ impl JsonPatch {
             );
         }
         self.affinity(pod.spec.affinity.as_ref(), &change.affinity);
+        for image in &change.images {
+            self.set_image(pod, &image.container, &image.from, &image.to);
+        }
+    }
+
+    /// Replaces the image of a container, if it has this one.
+    fn set_image(&mut self, pod: &Pod, container: &str, from: &str, to: &str) {
+        let mut all = pod.spec.selectable();
+        if let Some((path, _)) = all.find(|(_, one)| one.name == container) {
+            self.test(&format!("{path}/name"), json!(container));
+            self.test(&format!("{path}/image"), json!(from));
+            self.push("replace", &format!("{path}/image"), json!(to));
+        }
     }
 
     fn release(&mut self, pod: &Pod) {

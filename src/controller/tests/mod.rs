@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{ControllerParts, Durable, RunError, WATCHES, run};
 use crate::{
-    cluster::{lease::Elector, namespaces::Namespaces},
+    cluster::{lease::Elector, namespaces::Namespaces, nodes::ClusterNodes},
     config::Config,
     evaluate::{Evaluator, KnownKeys, pull_secrets::PullSecrets},
     image::{self, Resolver, credentials::OperatorCredentials},
@@ -47,6 +47,7 @@ impl Controller {
             policy: Arc::new((&*config).into()),
             config: config.clone(),
             keys: KnownKeys::new(&*config),
+            nodes: ClusterNodes::default(),
         };
         let durable = Durable::new(evaluator.keys.clone());
         let (memory, me) = (Arc::new(durable.clone()), "me".to_owned());

@@ -185,8 +185,13 @@ impl Registry {
         Err(failed.into_error(reference))
     }
 
+    /// The hosts of a reference, in the order in which they are asked.
+    pub(super) async fn hosts_of(&self, reference: &Reference) -> Result<Arc<[Host]>, ImageError> {
+        self.hosts.for_reference(reference).await
+    }
+
     /// The credentials for a host. Mirrors get none, unless `mirrorCredentials` is set.
-    fn effective_credentials<'a>(
+    pub(super) fn effective_credentials<'a>(
         &self,
         host: &Host,
         credentials: &'a [Credential],
@@ -233,7 +238,7 @@ impl Registry {
 
     /// Tries each credential until one works. Anonymous access is tried only if there is no credential, as the
     /// kubelet does.
-    async fn request(
+    pub(super) async fn request(
         &self,
         host: &Host,
         request: &RegistryRequest<'_>,
@@ -445,7 +450,7 @@ fn repository_of(url: &Url) -> String {
 
 /// The hosts of a registry that failed so far.
 #[derive(Default)]
-struct Failed {
+pub(super) struct Failed {
     error: Option<ImageError>,
     /// Whether the last one answered that it speaks no TLS.
     speaks_no_tls: bool,
@@ -453,16 +458,16 @@ struct Failed {
 
 impl Failed {
     /// Plain HTTP is used only for a host that speaks no TLS (containerd's `httpFallback`).
-    fn skips(&self, host: &Host) -> bool {
+    pub(super) fn skips(&self, host: &Host) -> bool {
         host.role == Role::Fallback && !self.speaks_no_tls
     }
 
-    fn add(&mut self, host: &Host, error: ImageError) {
+    pub(super) fn add(&mut self, host: &Host, error: ImageError) {
         self.speaks_no_tls = speaks_no_tls(&error);
         self.error = Some(combine_errors(host, self.error.take(), error));
     }
 
-    fn into_error(self, reference: &Reference) -> ImageError {
+    pub(super) fn into_error(self, reference: &Reference) -> ImageError {
         self.error.unwrap_or_else(|| no_usable_host(reference))
     }
 }

@@ -10,6 +10,7 @@ mod dns;
 mod exchange;
 mod host_limiter;
 mod hosts;
+mod referrers;
 mod request;
 mod token_endpoint;
 

@@ -1,7 +1,7 @@
-//! Compatibility documents: artifacts that say which image is for which nodes (`placement::selection`). They are read as images are:
-//! with the same names, credentials, mirrors, slots and limits.
+//! Compatibility documents: artifacts that say which image is for which nodes (`placement::selection`), named by themselves or
+//! attached to an image. They are read as images are: with the same names, credentials, mirrors, slots and limits.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use futures::FutureExt;
 
@@ -12,13 +12,16 @@ use crate::{
         summary::{self, DocumentKind, Fetch},
     },
     placement::selection::{CompatibilityDocument, DocumentFormat, InvalidDocument, MAX_SIZE},
-    platform::Layers,
+    platform::Artifact,
 };
 
 use super::{
-    RequestContext, ResolveRequest, Resolver, ResolverInner, SummaryKey, tag::ResolvedDigest,
+    RequestContext, ResolveRequest, Resolver, ResolverInner, SummaryKey, document::DocumentSource,
+    tag::ResolvedDigest,
 };
 
+/// The type of NFD's artifacts, which are attached to images.
+const NFD_ARTIFACT: &str = "application/vnd.nfd.image-compatibility.v1alpha1";
 /// The layers that hold a document, by media type.
 const LAYERS: [(&str, DocumentFormat); 2] = [
     (
@@ -92,33 +95,28 @@ impl ResolverInner {
         let read = async {
             let (root, _) = source.root(found).await?;
             summary::verify(DocumentKind::Manifest, digest, None, &root)?;
-            let layers = Layers::parse(&root).map_err(|source| ImageError::Document {
-                what: format!("manifest {digest}"),
-                source,
-            })?;
-            let mut layers = layers.0.into_iter();
-            let found = layers.find_map(|layer| {
-                let mut known = LAYERS.iter().filter(|(name, _)| *name == layer.media_type);
-                known.next().map(|(_, format)| (layer, *format))
-            });
-            let invalid = |what, source| ImageError::Compatibility { what, source };
-            let none = || invalid(format!("artifact {digest}"), InvalidDocument::NoLayer);
-            let (layer, format) = found.ok_or_else(none)?;
-            let what = format!("compatibility document {}", layer.digest);
-            let digest: Digest = layer.digest.parse()?;
-            if let Some(size) = layer.size.filter(|size| *size > MAX_SIZE) {
-                return Err(invalid(what, InvalidDocument::TooLarge(size)));
+            let artifact = artifact(digest, &root)?;
+            if let Some(document) = read_layer(&source, &artifact).await? {
+                let subject = artifact.subject.map(|subject| subject.digest);
+                return Ok((
+                    CompatibilityDocument {
+                        subject,
+                        ..document
+                    },
+                    None,
+                ));
             }
-            let bytes = source.fetch(DocumentKind::Layer, &digest).await?;
-            summary::verify(DocumentKind::Layer, &digest, layer.size, &bytes)?;
-            CompatibilityDocument::parse(format, &bytes).map_err(|source| invalid(what, source))
+            // It may be attached to an image. What is attached can change while the image does not.
+            let document = self.read_referrer(context, &source, digest).await?;
+            Ok((document, Some(Instant::now() + self.settings.tag_ttl)))
         };
         match read.await {
-            Ok(document) => {
+            Ok((document, expires)) => {
                 self.caches.forget_failure(&subject, &fingerprints);
                 let document = Arc::new(document);
                 let kept = document.clone();
-                self.caches.store_compatibility(digest, scope, kept);
+                self.caches
+                    .store_compatibility(digest, scope, kept, expires);
                 Ok(document)
             }
             Err(error) => {
@@ -130,4 +128,67 @@ impl ResolverInner {
             }
         }
     }
+
+    /// The newest of NFD's documents that are attached to an image.
+    async fn read_referrer(
+        &self,
+        context: &RequestContext,
+        source: &DocumentSource<'_>,
+        image: &Digest,
+    ) -> Result<CompatibilityDocument, ImageError> {
+        if let Some(error) = &source.failed {
+            return Err(error.clone());
+        }
+        let RequestContext {
+            reference,
+            credentials,
+            ..
+        } = context;
+        let found = self
+            .registry
+            .referrers(reference, image, NFD_ARTIFACT, credentials)
+            .await?;
+        let newest = found.0.into_iter().max_by(|a, b| a.created.cmp(&b.created));
+        let none = || invalid(format!("artifact {image}"), InvalidDocument::NoLayer);
+        let digest: Digest = newest.ok_or_else(none)?.manifest.digest.parse()?;
+        let manifest = source.fetch(DocumentKind::Manifest, &digest).await?;
+        summary::verify(DocumentKind::Manifest, &digest, None, &manifest)?;
+        let document = read_layer(source, &artifact(&digest, &manifest)?).await?;
+        document.ok_or_else(none)
+    }
+}
+
+fn artifact(digest: &Digest, manifest: &[u8]) -> Result<Artifact, ImageError> {
+    Artifact::parse(manifest).map_err(|source| ImageError::Document {
+        what: format!("manifest {digest}"),
+        source,
+    })
+}
+
+fn invalid(what: String, source: InvalidDocument) -> ImageError {
+    ImageError::Compatibility { what, source }
+}
+
+/// The document in the first layer of a known type; `None` if there is no such layer.
+async fn read_layer(
+    source: &DocumentSource<'_>,
+    artifact: &Artifact,
+) -> Result<Option<CompatibilityDocument>, ImageError> {
+    let mut known = artifact.layers.iter().filter_map(|layer| {
+        let mut types = LAYERS.iter();
+        let (_, format) = types.find(|(name, _)| *name == layer.media_type)?;
+        Some((layer, *format))
+    });
+    let Some((layer, format)) = known.next() else {
+        return Ok(None);
+    };
+    let what = format!("compatibility document {}", layer.digest);
+    let digest: Digest = layer.digest.parse()?;
+    if let Some(size) = layer.size.filter(|size| *size > MAX_SIZE) {
+        return Err(invalid(what, InvalidDocument::TooLarge(size)));
+    }
+    let bytes = source.fetch(DocumentKind::Layer, &digest).await?;
+    summary::verify(DocumentKind::Layer, &digest, layer.size, &bytes)?;
+    let document = CompatibilityDocument::parse(format, &bytes);
+    document.map(Some).map_err(|source| invalid(what, source))
 }

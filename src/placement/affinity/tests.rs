@@ -23,6 +23,7 @@ fn wanted<'a>(required: &'a [Architectures], variants: &'a VariantPolicy) -> Wan
         required,
         suitable: required.first(),
         variants,
+        selected: None,
         terms_are_open: true,
     }
 }

@@ -207,7 +207,15 @@ fn rules_and_affinity_come_on_top() {
     let disjoint = [set(&["amd64"]), set(&["arm64"])];
     let keys = |decision: &Decision, affinity| {
         let view = PodView { affinity, ..view };
-        let change = policy.change(decision, view, &preferences, &disjoint);
+        let change = policy.change(
+            decision,
+            view,
+            &preferences,
+            Circumstances {
+                disjoint: &disjoint,
+                selected: None,
+            },
+        );
         let keys = change
             .tolerations
             .iter()

@@ -1,31 +1,56 @@
 //! The choice among the entries of a compatibility document.
 
-use std::collections::BTreeSet;
+use crate::placement::NodeVariant;
 
-use crate::placement::affinity::Requirement;
-
-use super::{Compatibility, CompatibilityDocument, DocumentFormat, FeatureMatch, NodeFacts};
+use super::{Compatibility, CompatibilityDocument, DocumentFormat, NodeFacts};
 
 /// Nodes that are alike for the rules of a document.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeGroup<'a> {
     /// What is known of each of them.
     pub facts: NodeFacts<'a>,
+    /// Their architecture.
+    pub architecture: &'a str,
+    /// Their variant, if it is known.
+    pub variant: Option<NodeVariant>,
+    /// Values of `kubernetes.io/hostname`; empty if there are too many of them.
+    pub hosts: &'a [String],
     /// How many there are.
     pub count: usize,
 }
 
-/// An entry that fits, and where.
+/// An entry, and the nodes that can run its image.
 #[derive(Clone, Debug)]
-pub struct Choice<'a> {
+pub struct Fit<'a> {
     /// The entry.
     pub entry: &'a Compatibility,
     /// The groups that satisfy its rules; at least one.
     pub groups: Vec<NodeGroup<'a>>,
 }
 
+/// The entry that is chosen.
+#[derive(Clone, Debug)]
+pub struct Choice<'a> {
+    /// The best one.
+    pub best: Fit<'a>,
+    /// The others that fit and have the same image, in order.
+    pub further: Vec<Fit<'a>>,
+    pub(super) format: DocumentFormat,
+    /// The nodes that were considered.
+    pub(super) considered: Vec<NodeGroup<'a>>,
+}
+
+/// Why no entry is chosen.
+#[derive(Clone, Debug)]
+pub enum NoChoice<'a> {
+    /// Which nodes can run the image of this entry has to be known first.
+    Unknown(&'a Compatibility),
+    /// No entry fits. Why each was passed over, in the order of the document.
+    Nothing(Vec<PassedOver>),
+}
+
 /// Why an entry was not chosen.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PassedOver {
     /// Its image or group.
     pub tag: String,
@@ -34,34 +59,81 @@ pub struct PassedOver {
     pub failed: Vec<(String, usize)>,
 }
 
+impl NodeGroup<'_> {
+    /// Whether it is the same one, not one that is alike.
+    pub fn is_same(&self, other: &NodeGroup<'_>) -> bool {
+        std::ptr::eq(self.facts.labels, other.facts.labels)
+    }
+}
+
 impl CompatibilityDocument {
     /// The entries, the best first: by weight, then in the order in which they are written. Those with a negative weight are never
-    /// chosen.
-    pub fn candidates(&self) -> Vec<&Compatibility> {
+    /// chosen, nor those that name no image.
+    fn candidates(&self) -> Vec<&Compatibility> {
         let mut all: Vec<_> = self
             .entries
             .iter()
-            .filter(|entry| entry.weight >= 0)
+            .filter(|entry| entry.weight >= 0 && !self.lacks_image(entry))
             .collect();
         all.sort_by_key(|entry| std::cmp::Reverse(entry.weight));
         all
     }
 
-    /// The best entry that some nodes satisfy.
+    fn lacks_image(&self, entry: &Compatibility) -> bool {
+        self.format == DocumentFormat::Labels && entry.tag.is_empty()
+    }
+
+    /// Whether two entries are about the same image.
+    fn same_image(&self, one: &Compatibility, other: &Compatibility) -> bool {
+        self.format == DocumentFormat::Features || one.tag == other.tag
+    }
+
+    /// The best entry that some nodes satisfy. `runs`: whether nodes can run the image of an entry; `None` if it is not known.
     ///
     /// # Errors
     ///
-    /// Why each entry was passed over, in the order of the document.
-    pub fn choose<'a>(&'a self, groups: &[NodeGroup<'a>]) -> Result<Choice<'a>, Vec<PassedOver>> {
-        let fitting = |entry: &'a Compatibility| {
-            let fit = groups.iter().filter(|group| entry.fits(group.facts));
-            let groups: Vec<_> = fit.copied().collect();
-            (!groups.is_empty()).then_some(Choice { entry, groups })
+    /// Why there is none.
+    pub fn choose<'a>(
+        &'a self,
+        groups: &[NodeGroup<'a>],
+        runs: impl Fn(&Compatibility, &NodeGroup<'_>) -> Option<bool>,
+    ) -> Result<Choice<'a>, NoChoice<'a>> {
+        let fit = |entry: &'a Compatibility| -> Result<Option<Fit<'a>>, NoChoice<'a>> {
+            let mut fitting = Vec::new();
+            for group in groups.iter().filter(|group| entry.fits(group.facts)) {
+                match runs(entry, group) {
+                    Some(true) => fitting.push(*group),
+                    Some(false) => {}
+                    None => return Err(NoChoice::Unknown(entry)),
+                }
+            }
+            let found = Fit {
+                entry,
+                groups: fitting,
+            };
+            Ok((!found.groups.is_empty()).then_some(found))
         };
-        let chosen = self.candidates().into_iter().find_map(fitting);
-        chosen.ok_or_else(|| {
-            let entries = self.entries.iter();
-            entries.map(|entry| entry.passed_over(groups)).collect()
+        let mut candidates = self.candidates().into_iter();
+        let mut best = None;
+        for entry in candidates.by_ref() {
+            best = fit(entry)?;
+            if best.is_some() {
+                break;
+            }
+        }
+        let Some(best) = best else {
+            let explain = |entry: &Compatibility| entry.passed_over(groups, &runs);
+            return Err(NoChoice::Nothing(
+                self.entries.iter().map(explain).collect(),
+            ));
+        };
+        let same = candidates.filter(|entry| self.same_image(best.entry, entry));
+        let further: Result<Vec<_>, _> = same.map(fit).collect();
+        Ok(Choice {
+            further: further?.into_iter().flatten().collect(),
+            best,
+            format: self.format,
+            considered: groups.to_vec(),
         })
     }
 }
@@ -72,48 +144,34 @@ impl Compatibility {
         self.rules.iter().all(|rule| rule.holds(node))
     }
 
-    fn passed_over(&self, groups: &[NodeGroup<'_>]) -> PassedOver {
+    fn passed_over(
+        &self,
+        groups: &[NodeGroup<'_>],
+        runs: impl Fn(&Self, &NodeGroup<'_>) -> Option<bool>,
+    ) -> PassedOver {
+        let count = |fails: &dyn Fn(&NodeGroup<'_>) -> bool| -> usize {
+            let failing = groups.iter().filter(|group| fails(group));
+            failing.map(|group| group.count).sum()
+        };
         let rules = self.rules.iter().filter(|_| self.weight >= 0).enumerate();
-        let failed = rules.map(|(index, rule)| {
-            let failing = groups.iter().filter(|group| !rule.holds(group.facts));
-            let name = Some(&rule.name).filter(|name| !name.is_empty());
-            let name = name.map_or_else(|| format!("rule {}", index + 1), Clone::clone);
-            (name, failing.map(|group| group.count).sum())
-        });
+        let mut failed: Vec<_> = rules
+            .map(|(index, rule)| {
+                let name = Some(&rule.name).filter(|name| !name.is_empty());
+                let name = name.map_or_else(|| format!("rule {}", index + 1), Clone::clone);
+                (name, count(&|group| !rule.holds(group.facts)))
+            })
+            .collect();
+        let lacking = count(&|group| self.fits(group.facts) && runs(self, group) == Some(false));
+        if self.weight >= 0 {
+            failed.push(("the architecture of its image".to_owned(), lacking));
+        }
+        failed.retain(|(_, count)| *count > 0);
         PassedOver {
             tag: self.tag.clone(),
-            failed: failed.filter(|(_, count)| *count > 0).collect(),
+            failed,
         }
-    }
-}
-
-impl Choice<'_> {
-    /// What nodes have to be, as node affinity: the rules themselves, so that it holds for nodes that come later, too. Only a
-    /// regular expression is replaced by the values that the groups have. `None` for rules on features that are no labels.
-    pub fn requirements(&self, format: DocumentFormat) -> Option<Vec<Requirement>> {
-        if format != DocumentFormat::Labels {
-            return None;
-        }
-        let conditions = self.entry.rules.iter().flat_map(|rule| &rule.features);
-        let mut all: Vec<Requirement> = Vec::new();
-        for condition in conditions {
-            let FeatureMatch::Labels(expressions) = condition else {
-                return None;
-            };
-            for (key, expression) in expressions {
-                let values: BTreeSet<&str> = self
-                    .groups
-                    .iter()
-                    .filter_map(|group| group.facts.labels.get(key))
-                    .map(String::as_str)
-                    .collect();
-                let requirement = expression.requirement(key, &values);
-                all.extend(requirement.filter(|one| !all.contains(one)));
-            }
-        }
-        Some(all)
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -1,11 +1,11 @@
 //! Compatibility documents: the format of ocifit-k8s (`application/vnd.oci.image.compatibilities.v1+json`), and that of Node Feature
 //! Discovery (`application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml`), in YAML or JSON.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer};
 
-use super::{Expression, FeatureMatch, InvalidExpression, Rule};
+use super::{Expression, FeatureMatch, InvalidExpression, Rule, facts::feature_label};
 
 /// Maximum size of a document in bytes, many times that of real ones: it is parsed and kept.
 pub const MAX_SIZE: u64 = 256 * 1024;
@@ -29,6 +29,43 @@ pub struct CompatibilityDocument {
     pub format: DocumentFormat,
     /// Its entries, in the order in which they are written.
     pub entries: Vec<Compatibility>,
+    /// The node labels that its rules read.
+    pub labels: LabelKeys,
+    /// The digest of the image that it is about, if its artifact names one.
+    pub subject: Option<String>,
+}
+
+/// Keys of node labels.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LabelKeys {
+    /// Whole keys.
+    pub keys: BTreeSet<String>,
+    /// What keys begin with.
+    pub prefixes: BTreeSet<String>,
+}
+
+impl LabelKeys {
+    /// Whether a key is one of them.
+    pub fn contains(&self, key: &str) -> bool {
+        self.keys.contains(key) || self.prefixes.iter().any(|prefix| key.starts_with(prefix))
+    }
+
+    /// The keys that conditions read.
+    fn of<'a>(conditions: impl Iterator<Item = &'a FeatureMatch>) -> Self {
+        let mut all = Self::default();
+        for condition in conditions {
+            match condition {
+                FeatureMatch::Labels(expressions) => {
+                    all.keys
+                        .extend(expressions.iter().map(|(key, _)| key.clone()));
+                }
+                FeatureMatch::Feature { feature, .. } => {
+                    all.prefixes.insert(feature_label(feature, ""));
+                }
+            }
+        }
+        all
+    }
 }
 
 /// One entry: rules, and what they are for.
@@ -57,7 +94,7 @@ pub enum InvalidDocument {
     #[error("{0} bytes are more than the limit of 256 KiB")]
     TooLarge(u64),
     /// The artifact has no layer of a known type.
-    #[error("no layer is a compatibility document")]
+    #[error("no layer is a compatibility document, and none is attached to it")]
     NoLayer,
 }
 
@@ -187,7 +224,15 @@ impl CompatibilityDocument {
         if entries.len() > MAX_ENTRIES || count > MAX_EXPRESSIONS {
             return Err(InvalidDocument::TooManyEntries);
         }
-        Ok(Self { format, entries })
+        let rules = entries.iter().flat_map(|entry| &entry.rules);
+        let conditions =
+            rules.flat_map(|rule| rule.features.iter().chain(rule.any.iter().flatten()));
+        Ok(Self {
+            format,
+            labels: LabelKeys::of(conditions),
+            subject: None,
+            entries,
+        })
     }
 }
 

@@ -127,34 +127,45 @@ impl Expression {
         }))
     }
 
-    /// The same as node affinity, for a label that some nodes satisfy; `None` if every node does. `seen`: the values of these nodes,
+    /// The same as node affinity, for a label that some nodes satisfy; nothing if every node does. `seen`: the values of these nodes,
     /// which stand for a regular expression.
-    pub(super) fn requirement(&self, key: &str, seen: &BTreeSet<&str>) -> Option<Requirement> {
+    pub(super) fn requirements(&self, key: &str, seen: &BTreeSet<&str>) -> Vec<Requirement> {
         // The API server takes keys and values of labels only. No node has others.
         if !is_qualified_name(key) {
-            return None;
+            return Vec::new();
         }
         let usable = |values: &[String]| -> Vec<String> {
             let usable = values.iter().filter(|value| is_label_value(value));
             usable.cloned().collect()
         };
         let (operator, values) = match &self.0 {
-            Test::Always => return None,
+            Test::Always => return Vec::new(),
             Test::Exists => ("Exists", Vec::new()),
             Test::DoesNotExist => ("DoesNotExist", Vec::new()),
             Test::In(values) => ("In", usable(values)),
-            Test::NotIn { values, .. } => {
-                ("NotIn", Some(usable(values)).filter(|all| !all.is_empty())?)
+            Test::NotIn { values, missing } => {
+                let values = Some(usable(values)).filter(|all| !all.is_empty());
+                let others = values.map(|values| Requirement::new(key, "NotIn", values));
+                // In node affinity it also holds without the label.
+                let exists = (!missing).then(|| Requirement::new(key, "Exists", Vec::new()));
+                return others.into_iter().chain(exists).collect();
             }
             Test::InRegexp(_) => {
                 let matching = seen.iter().filter(|value| self.holds(Fact::Value(value)));
                 ("In", matching.map(|value| (*value).to_owned()).collect())
             }
-            Test::Between(above, None) => ("Gt", vec![above.unwrap_or(i64::MIN).to_string()]),
-            Test::Between(_, Some(below)) => ("Lt", vec![below.to_string()]),
+            Test::Between(above, below) => {
+                let bound = |operator, bound: &Option<i64>| {
+                    let bound = (*bound)?.to_string();
+                    Some(Requirement::new(key, operator, vec![bound]))
+                };
+                let lowest = Some(i64::MIN).filter(|_| below.is_none());
+                let both = [bound("Gt", &above.or(lowest)), bound("Lt", below)];
+                return both.into_iter().flatten().collect();
+            }
             Test::Is(value) => ("In", vec![(*value).to_owned()]),
         };
-        Some(Requirement::new(key, operator, values))
+        vec![Requirement::new(key, operator, values)]
     }
 
     /// Whether it asks that a key is missing.

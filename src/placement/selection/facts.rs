@@ -71,6 +71,11 @@ struct Instance {
 /// NFD's labels: `feature.node.kubernetes.io/cpu-cpuid.AVX2` for the element `AVX2` of `cpu.cpuid`.
 const NFD_LABELS: &str = "feature.node.kubernetes.io/";
 
+/// The label for an element of a feature.
+pub(super) fn feature_label(feature: &str, element: &str) -> String {
+    format!("{NFD_LABELS}{}.{element}", feature.replacen('.', "-", 1))
+}
+
 /// What is known of one feature of a node.
 pub(super) struct Feature<'a> {
     pub(super) flags: Option<BTreeSet<&'a str>>,
@@ -96,7 +101,7 @@ impl<'a> NodeFacts<'a> {
 
     /// A flag's label has the value `true`, as an attribute's may have.
     fn by_labels(&self, name: &str) -> Option<Feature<'a>> {
-        let prefix = format!("{NFD_LABELS}{}.", name.replacen('.', "-", 1));
+        let prefix = feature_label(name, "");
         let from = self.labels.range(prefix.clone()..);
         let own = from.map_while(|(key, value)| Some((key.strip_prefix(&prefix)?, value.as_str())));
         let attributes: BTreeMap<_, _> = own.collect();

@@ -5,14 +5,33 @@ mod choice;
 mod document;
 mod expression;
 mod facts;
+mod nodes;
 mod opt_in;
 mod rule;
 
-pub use choice::{Choice, NodeGroup, PassedOver};
+pub use choice::{Choice, Fit, NoChoice, NodeGroup, PassedOver};
 pub use document::{
-    Compatibility, CompatibilityDocument, DocumentFormat, InvalidDocument, MAX_SIZE,
+    Compatibility, CompatibilityDocument, DocumentFormat, InvalidDocument, LabelKeys, MAX_SIZE,
 };
 pub use expression::{Expression, InvalidExpression};
 pub use facts::{Fact, NodeFacts, NodeFeatures};
-pub use opt_in::{ImageSelection, InvalidSelection, requested};
+pub use nodes::SelectedNodes;
+pub(in crate::placement) use nodes::product;
+pub use opt_in::{ImageSelection, InvalidSelection, is_own_annotation, is_requested, requested};
 pub use rule::{FeatureMatch, Rule};
+
+use serde::{Deserialize, Serialize};
+
+/// Maximum number of nodes that are named one by one, where labels do not select them.
+pub const MAX_HOSTS: usize = 64;
+
+/// The image of a container that was replaced.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageChange {
+    /// The name of the container.
+    pub container: String,
+    /// What its author wrote.
+    pub from: String,
+    /// The image that was selected.
+    pub to: String,
+}

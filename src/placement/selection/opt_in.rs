@@ -2,15 +2,23 @@
 
 use std::collections::BTreeMap;
 
+/// Maximum number of containers of a pod whose images are selected. Each has a document that is read.
+const MAX_SELECTIONS: usize = 16;
 /// `archaware.dev/select-image.<container>`: the reference of the document.
 const PREFIX: &str = "archaware.dev/select-image.";
 
 /// Label and annotations of ocifit-k8s, whose pods work unchanged.
 mod ocifit {
+    pub(super) const PREFIX: &str = "oci.image.compatibilities.selection/";
     pub(super) const ENABLED: &str = "oci.image.compatibilities.selection/enabled";
     pub(super) const REFERENCE: &str = "oci.image.compatibilities.selection/image-ref";
     pub(super) const TARGET: &str = "oci.image.compatibilities.selection/target-image";
     pub(super) const DEFAULT_TARGET: &str = "placeholder:latest";
+}
+
+/// Whether an annotation asks for image selection.
+pub fn is_own_annotation(key: &str) -> bool {
+    key.starts_with(PREFIX) || key.starts_with(ocifit::PREFIX)
 }
 
 /// A container whose image is selected.
@@ -34,6 +42,18 @@ pub enum InvalidSelection {
     /// No container has the image that is to be replaced.
     #[error("no container has the image {0:?}, which is to be replaced")]
     NoTarget(String),
+    /// More containers than any real pod has.
+    #[error("images are selected for at most {MAX_SELECTIONS} containers")]
+    TooMany,
+}
+
+/// Whether a pod may ask for image selection: a cheap test before the others.
+pub fn is_requested(
+    annotations: &BTreeMap<String, String>,
+    labels: &BTreeMap<String, String>,
+) -> bool {
+    let mut own = annotations.keys();
+    labels.contains_key(ocifit::ENABLED) || own.any(|key| key.starts_with(PREFIX))
 }
 
 /// The containers of a pod that ask for image selection. `containers`: their names and images.
@@ -80,6 +100,9 @@ pub fn requested(
                 });
             }
         }
+    }
+    if all.len() > MAX_SELECTIONS {
+        return Err(InvalidSelection::TooMany);
     }
     Ok(all)
 }

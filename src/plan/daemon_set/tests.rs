@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     cluster::objects::DaemonSet,
     config::Config,
-    evaluate::Verdict,
+    evaluate::{SelectedImages, Verdict},
     image::ImageError,
     placement::{ConfiguredKeys, failure::FailurePolicy, preference::Preferences},
     plan::Written,
@@ -63,6 +63,7 @@ fn plan_of(
         invalid: Vec::new(),
         images: Vec::new(),
         unusable: BTreeSet::new(),
+        selected: SelectedImages::default(),
     };
     let config = Config::default();
     let (placement, failure) = (

@@ -2,6 +2,7 @@
 
 mod containerd;
 mod pki;
+mod referrers;
 mod registry;
 mod tokens;
 
@@ -25,6 +26,7 @@ use archaware::{
 
 pub use containerd::Containerd;
 pub use pki::Pki;
+pub use referrers::Referrers;
 pub use registry::Registry;
 pub use tokens::Tokens;
 

@@ -7,7 +7,8 @@ use super::*;
 use crate::{
     config::Config,
     placement::{
-        NodeVariant, PlacementPolicy, UnknownVariants, author_selection::AuthorSelection, suffices,
+        NodeVariant, PlacementPolicy, UnknownVariants, author_selection::AuthorSelection,
+        selection::SelectedNodes, suffices,
     },
     platform::{Architecture, Architectures},
 };
@@ -106,6 +107,7 @@ fn affinity_is_added_to_what_is_there() {
             required: &["arm64".parse().unwrap()],
             suitable: None,
             variants: &policy.variants,
+            selected: None,
             terms_are_open: true,
         };
         affinity::decide(wanted, preferred, author)
@@ -233,6 +235,46 @@ fn normalised(mut pod: Value) -> Value {
     pod
 }
 
+/// What image selection may ask of nodes.
+fn nodes_of_an_image() -> impl Strategy<Value = SelectedNodes> {
+    let on = |key: &str, operator: &str, values: &[&str]| {
+        let requirement = json!({"key": key, "operator": operator, "values": values});
+        serde_json::from_value::<affinity::Requirement>(requirement).unwrap()
+    };
+    let (a, b) = (on("zone", "In", &["a"]), on("zone", "In", &["b"]));
+    let avx = on("feature.node.kubernetes.io/cpu-cpuid.AVX", "Exists", &[]);
+    let required = vec![
+        vec![],
+        vec![vec![a.clone()]],
+        vec![vec![a.clone()], vec![b.clone()]],
+        vec![vec![avx.clone(), b], vec![a, avx]],
+    ];
+    let required = prop::sample::select(required);
+    let preferred = prop::sample::select(vec![0, 7]);
+    (required, preferred).prop_map(|(required, weight)| {
+        let preferred = required.first().filter(|_| weight > 0);
+        let preferred = preferred.map(|expressions| affinity::WeightedTerm {
+            weight,
+            expressions: expressions.clone(),
+        });
+        SelectedNodes {
+            preferred: preferred.into_iter().collect(),
+            required,
+        }
+    })
+}
+
+fn is_one_of(image: &SelectedNodes, labels: &BTreeMap<String, String>) -> bool {
+    let selects = |all: &Vec<affinity::Requirement>| {
+        let term = affinity::NodeSelectorTerm {
+            match_expressions: all.clone(),
+            ..Default::default()
+        };
+        term.selects(labels, "node")
+    };
+    image.required.is_empty() || image.required.iter().any(selects)
+}
+
 proptest! {
     /// What is added selects the nodes that the author selects and that suffice, nothing is added a second time, and it can be
     /// removed again, whatever the author has written.
@@ -244,6 +286,7 @@ proptest! {
         preferred in any::<bool>(),
         images in prop::sample::select(vec!["amd64,arm64", "amd64/v3", "amd64/v3,arm64", "amd64/v3,arm64,s390x"]),
         require in any::<bool>(),
+        selected in prop::option::of(nodes_of_an_image()),
     ) {
         let terms: Option<Vec<Value>> = terms.map(|terms| terms.into_iter().map(|(zone, arch)| {
             let zone = zone.or_else(|| arch.is_none().then(|| "a".to_owned()));
@@ -262,13 +305,14 @@ proptest! {
         let mut policy = PlacementPolicy::from(&Config::default());
         policy.variants.unknown = if require { UnknownVariants::Require } else { UnknownVariants::Prefer };
         let set: Architectures = images.parse().unwrap();
-        let change = |pod: &Pod, terms_are_open| {
+        let change = |pod: &Pod, selected, terms_are_open| {
             let selector = BTreeMap::new();
             let author = AuthorSelection { node_selector: &selector, affinity: pod.spec.affinity.as_ref() };
             let wanted = affinity::Wanted {
                 required: slice::from_ref(&set),
                 suitable: Some(&set),
                 variants: &policy.variants,
+                selected,
                 terms_are_open,
             };
             affinity::decide(wanted, Vec::new(), author)
@@ -277,7 +321,7 @@ proptest! {
         // Terms of another architecture than the images' are the author's mistake, which is told in another place.
         let author = AuthorSelection { node_selector: &BTreeMap::new(), affinity: pod.spec.affinity.as_ref() };
         prop_assume!(!author.excludes_all(&set));
-        let added = change(&pod, true);
+        let added = change(&pod, selected.as_ref(), true);
         let mut patch = JsonPatch(Vec::new());
         patch.affinity(pod.spec.affinity.as_ref(), &added);
         let after = patched(&before, patch);
@@ -295,13 +339,14 @@ proptest! {
                     };
                     let suffices = suffices(&set, architecture, variant);
                     let runs = if require { suffices == Some(true) } else { suffices != Some(false) };
-                    let expected = runs && selects(&pod, &node);
+                    let expected = runs && selects(&pod, &node) && selected.as_ref().is_none_or(|image| is_one_of(image, &node));
                     prop_assert_eq!(selects(&pod_after, &node), expected, "{:?} {}", node, after);
                 }
             }
         }
-        for terms_are_open in [true, false] {
-            let again = change(&pod_after, terms_are_open);
+        // An image is not selected again for an existing pod, whose terms cannot be repeated.
+        for (selected, terms_are_open) in [(selected.as_ref(), true), (None, false)] {
+            let again = change(&pod_after, selected, terms_are_open);
             prop_assert!(again.is_empty(), "{:?} {}", again, after);
         }
         let mut without = pod_after.clone();

@@ -1,16 +1,15 @@
 use std::collections::BTreeMap;
 
-use proptest::prelude::*;
-
 use super::*;
-use crate::placement::affinity::NodeSelectorTerm;
 
-type Labels = BTreeMap<String, String>;
+pub(in super::super) type Labels = BTreeMap<String, String>;
 
 /// Key, operator and values.
-type Condition<'a> = (&'a str, &'a str, &'a [&'a str]);
+pub(in super::super) type Condition<'a> = (&'a str, &'a str, &'a [&'a str]);
 
-fn document(entries: &[(&str, i64, &[Condition<'_>])]) -> CompatibilityDocument {
+pub(in super::super) fn document(
+    entries: &[(&str, i64, &[Condition<'_>])],
+) -> CompatibilityDocument {
     let entries = entries.iter().map(|(tag, weight, expressions)| {
         let expressions = expressions.iter().map(|(key, op, value)| serde_json::json!({"key": key, "op": op, "value": value}));
         let rule = serde_json::json!({"matchFeatures": [{"matchExpressions": expressions.collect::<Vec<_>>()}]});
@@ -20,7 +19,7 @@ fn document(entries: &[(&str, i64, &[Condition<'_>])]) -> CompatibilityDocument 
     CompatibilityDocument::parse(DocumentFormat::Labels, text.as_bytes()).unwrap()
 }
 
-fn labels(text: &str) -> Labels {
+pub(in super::super) fn labels(text: &str) -> Labels {
     let pairs = text
         .split_whitespace()
         .filter_map(|pair| pair.split_once('='));
@@ -29,15 +28,30 @@ fn labels(text: &str) -> Labels {
         .collect()
 }
 
-fn groups(all: &[Labels]) -> Vec<NodeGroup<'_>> {
-    let group = |labels| NodeGroup {
+pub(in super::super) fn groups(all: &[Labels]) -> Vec<NodeGroup<'_>> {
+    all.iter().map(|labels| group(labels, 1)).collect()
+}
+
+fn group(labels: &Labels, count: usize) -> NodeGroup<'_> {
+    NodeGroup {
         facts: NodeFacts {
             labels,
             features: None,
         },
-        count: 1,
-    };
-    all.iter().map(group).collect()
+        architecture: "amd64",
+        variant: None,
+        hosts: &[],
+        count,
+    }
+}
+
+/// Every node can run every image.
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "it stands for a function that may not know"
+)]
+pub(in super::super) fn anywhere(_: &Compatibility, _: &NodeGroup<'_>) -> Option<bool> {
+    Some(true)
 }
 
 #[test]
@@ -59,23 +73,13 @@ fn the_best_that_fits_is_chosen() {
         (vec!["cpu=fast gpu=a memory=64", "gpu=b memory=8"], "gpu", 1),
     ] {
         let nodes: Vec<_> = nodes.into_iter().map(labels).collect();
-        let choice = document.choose(&groups(&nodes)).unwrap();
+        let choice = document.choose(&groups(&nodes), anywhere).unwrap();
         assert_eq!(
-            (&*choice.entry.tag, choice.groups.len()),
+            (&*choice.best.entry.tag, choice.best.groups.len()),
             (chosen, on),
             "{nodes:?}"
         );
     }
-    let requirements = |nodes: &[Labels]| {
-        let groups = groups(nodes);
-        let choice = document.choose(&groups).unwrap();
-        serde_json::json!(choice.requirements(DocumentFormat::Labels).unwrap()).to_string()
-    };
-    assert_eq!(
-        requirements(&[labels("gpu=a memory=64")]),
-        r#"[{"key":"gpu","operator":"Exists"},{"key":"memory","operator":"Gt","values":["63"]}]"#
-    );
-    assert_eq!(requirements(&[labels("")]), "[]");
 }
 
 #[test]
@@ -86,20 +90,7 @@ fn what_fits_nowhere_is_explained() {
         ("never", -1, &[]),
     ]);
     let (one, two) = (labels("a=b"), labels("c=d"));
-    let facts = |labels| NodeFacts {
-        labels,
-        features: None,
-    };
-    let groups = [
-        NodeGroup {
-            facts: facts(&one),
-            count: 3,
-        },
-        NodeGroup {
-            facts: facts(&two),
-            count: 4,
-        },
-    ];
+    let groups = [group(&one, 3), group(&two, 4)];
     let passed_over = |tag: &str, failed: &[(&str, usize)]| PassedOver {
         tag: tag.to_owned(),
         failed: failed
@@ -107,64 +98,62 @@ fn what_fits_nowhere_is_explained() {
             .map(|(name, count)| ((*name).to_owned(), *count))
             .collect(),
     };
+    let why = |document: &CompatibilityDocument, runs: &dyn Fn(&str) -> bool| {
+        let by_count = |_: &Compatibility, group: &NodeGroup<'_>| {
+            Some(runs(if group.count == 3 { "three" } else { "four" }))
+        };
+        match document.choose(&groups, by_count) {
+            Err(NoChoice::Nothing(passed_over)) => passed_over,
+            other => panic!("{other:?}"),
+        }
+    };
     assert_eq!(
-        document.choose(&groups).unwrap_err(),
+        why(&document, &|_| true),
         [
             passed_over("gpu", &[("rule 1", 7)]),
             passed_over("odd", &[("rule 1", 7)]),
             passed_over("never", &[]),
         ]
     );
-    assert!(document.choose(&[]).is_err(), "no node, no choice");
-}
-
-#[test]
-fn a_regular_expression_becomes_the_values_of_nodes() {
-    let document = document(&[("new", 0, &[("kernel", "InRegexp", &[r"^6\."])])]);
-    let nodes = ["kernel=6.1", "kernel=5.4", "kernel=6.8", "kernel=6.1"].map(labels);
-    let groups = groups(&nodes);
-    let choice = document.choose(&groups).unwrap();
-    let expected = Requirement::new("kernel", "In", vec!["6.1".to_owned(), "6.8".to_owned()]);
+    assert!(
+        document.choose(&[], anywhere).is_err(),
+        "no node, no choice"
+    );
+    let document = self::document(&[("a", 0, &[("a", "Exists", &[])]), ("", 0, &[])]);
+    let architecture = "the architecture of its image";
     assert_eq!(
-        choice.requirements(DocumentFormat::Labels).unwrap(),
-        [expected]
+        why(&document, &|group| group == "four"),
+        [
+            passed_over("a", &[("rule 1", 4), (architecture, 3)]),
+            passed_over("", &[(architecture, 3)])
+        ]
     );
 }
 
-proptest! {
-    /// The chosen entry has the highest weight of those that fit, whatever the order of the nodes; its node affinity selects exactly
-    /// the nodes that satisfy its rules.
-    #[test]
-    fn the_choice_and_its_affinity(
-        entries in prop::collection::vec((
-            0_i64..3,
-            prop::collection::vec(("[ab]", prop::sample::select(vec!["Exists", "DoesNotExist", "In", "NotIn", "InRegexp", "Gt", "Lt", "Gte", "Lte"]), "[1-3]"), 0..3),
-        ), 1..4),
-        nodes in prop::collection::vec(prop::collection::btree_map("[ab]", "[1-3]", 0..3), 1..6),
-    ) {
-        let entries: Vec<_> = entries.iter().map(|(weight, expressions)| {
-            let expressions = expressions.iter().map(|(key, op, value)| serde_json::json!({"key": key, "op": op, "value": [value]}));
-            serde_json::json!({"tag": "t", "weight": weight, "rules": [{"matchFeatures": [{"matchExpressions": expressions.collect::<Vec<_>>()}]}]})
-        }).collect();
-        let text = serde_json::json!({"compatibilities": entries}).to_string();
-        let document = CompatibilityDocument::parse(DocumentFormat::Labels, text.as_bytes()).unwrap();
-        let forward = groups(&nodes);
-        let fits = |entry: &Compatibility| forward.iter().any(|group| entry.fits(group.facts));
-        let best = document.entries.iter().filter(|entry| fits(entry)).map(|entry| entry.weight).max();
-        let choice = document.choose(&forward);
-        prop_assert_eq!(choice.as_ref().ok().map(|choice| choice.entry.weight), best);
-        let backward: Vec<_> = forward.iter().rev().copied().collect();
-        let again = document.choose(&backward);
-        prop_assert_eq!(choice.is_ok(), again.is_ok());
-        if let (Ok(choice), Ok(again)) = (choice, again) {
-            prop_assert!(std::ptr::eq(choice.entry, again.entry));
-            let requirements = choice.requirements(DocumentFormat::Labels).unwrap();
-            for node in &nodes {
-                let term = NodeSelectorTerm { match_expressions: requirements.clone(), ..Default::default() };
-                let selected = requirements.is_empty() || term.selects(node, "node");
-                let fits = choice.entry.fits(NodeFacts { labels: node, features: None });
-                prop_assert_eq!(selected, fits, "{:?} {:?}", requirements, node);
-            }
+/// Which nodes can run an image is asked only for the entries that are considered.
+#[test]
+fn an_image_that_is_not_known_is_asked_for() {
+    let gpu: Condition<'_> = ("gpu", "Exists", &[]);
+    let document = document(&[("any", 0, &[]), ("gpu", 9, &[gpu]), ("never", -1, &[])]);
+    let asks = |nodes: &[&str], known: &[(&str, bool)]| {
+        let nodes: Vec<_> = nodes.iter().map(|text| labels(text)).collect();
+        let runs = |entry: &Compatibility, _: &NodeGroup<'_>| {
+            let mut known = known.iter().filter(|(tag, _)| *tag == entry.tag);
+            known.next().map(|(_, runs)| *runs)
+        };
+        match document.choose(&groups(&nodes), runs) {
+            Ok(choice) => choice.best.entry.tag.clone(),
+            Err(NoChoice::Unknown(entry)) => format!("{}?", entry.tag),
+            Err(NoChoice::Nothing(_)) => "nothing".to_owned(),
         }
-    }
+    };
+    assert_eq!(asks(&[""], &[]), "any?");
+    assert_eq!(asks(&["", "gpu=1"], &[]), "gpu?");
+    assert_eq!(asks(&["", "gpu=1"], &[("gpu", true)]), "gpu");
+    assert_eq!(asks(&["", "gpu=1"], &[("gpu", false)]), "any?");
+    assert_eq!(
+        asks(&["", "gpu=1"], &[("gpu", false), ("any", true)]),
+        "any"
+    );
+    assert_eq!(asks(&[""], &[("any", false)]), "nothing");
 }

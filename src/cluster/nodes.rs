@@ -1,0 +1,233 @@
+//! The nodes of the cluster, in groups of those that are alike: what is asked of thousands of nodes is then asked of a few groups.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use kube_runtime::reflector::Store;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::placement::{
+    NodeVariant, TaintKind, VariantPolicy,
+    selection::{LabelKeys, MAX_HOSTS, NodeFacts, NodeGroup},
+};
+
+use super::objects::Node;
+
+/// How long groups are used: the pods of a rollout are created at once, and a new node is used after this.
+const TTL: Duration = Duration::from_secs(1);
+/// Maximum number of cached groupings: one for each set of labels that documents and pods name.
+const MAX_GROUPINGS: usize = 16;
+/// Maximum number of groups that are cached together, about a KiB each.
+const MAX_GROUPS: usize = 256;
+/// The label by which a node can be named in node affinity.
+const HOSTNAME: &str = "kubernetes.io/hostname";
+
+/// The nodes of the cluster. Cheap to clone.
+#[derive(Clone)]
+pub struct ClusterNodes {
+    source: watch::Sender<Source>,
+    groupings: Arc<Mutex<HashMap<LabelKeys, Grouping>>>,
+}
+
+#[derive(Clone, Default)]
+enum Source {
+    /// Not known yet.
+    #[default]
+    None,
+    /// Watched, and whether the initial list is complete.
+    Watched(Store<Node>, watch::Receiver<bool>),
+    /// Read once.
+    List(Arc<[Arc<Node>]>),
+}
+
+struct Grouping {
+    made: Instant,
+    groups: Arc<[AlikeNodes]>,
+}
+
+/// Nodes that have the same labels, as far as these were asked for, the same taints, architecture and variant.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AlikeNodes {
+    /// The labels that were asked for.
+    pub labels: BTreeMap<String, String>,
+    /// What keeps pods away, without archaware's own taint.
+    pub taints: Vec<serde_json::Value>,
+    /// `status.nodeInfo.architecture`.
+    architecture: String,
+    variant: Option<NodeVariant>,
+    hosts: Vec<String>,
+    count: usize,
+}
+
+impl AlikeNodes {
+    /// What rules of compatibility documents see.
+    pub fn group(&self) -> NodeGroup<'_> {
+        NodeGroup {
+            facts: NodeFacts {
+                labels: &self.labels,
+                features: None,
+            },
+            architecture: &self.architecture,
+            variant: self.variant,
+            hosts: &self.hosts,
+            count: self.count,
+        }
+    }
+}
+
+/// How nodes are grouped.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupBy<'a> {
+    /// By these labels.
+    pub labels: &'a LabelKeys,
+    /// archaware's own taint does not count: pods get tolerations for it.
+    pub own_taint: &'a TaintKind,
+    /// By the variant of their CPU.
+    pub variants: &'a VariantPolicy,
+}
+
+impl Default for ClusterNodes {
+    fn default() -> Self {
+        Self {
+            source: watch::Sender::new(Source::None),
+            groupings: Arc::default(),
+        }
+    }
+}
+
+impl ClusterNodes {
+    /// These nodes.
+    pub fn of(nodes: impl IntoIterator<Item = Node>) -> Self {
+        let list = nodes.into_iter().map(Arc::new).collect();
+        Self {
+            source: watch::Sender::new(Source::List(list)),
+            ..Self::default()
+        }
+    }
+
+    /// Uses the nodes of a watch. `ready`: whether its initial list is complete.
+    pub fn follow(&self, store: Store<Node>, ready: watch::Receiver<bool>) {
+        self.source.send_replace(Source::Watched(store, ready));
+    }
+
+    /// Waits until the nodes are known.
+    pub async fn wait_until_known(&self) {
+        let mut source = self.source.subscribe();
+        let known = source.wait_for(|source| !matches!(source, Source::None));
+        let ready = match known.await.as_deref() {
+            Ok(Source::Watched(_, ready)) => Some(ready.clone()),
+            _ => None,
+        };
+        if let Some(mut ready) = ready {
+            // An error means that the watch has ended, at shutdown.
+            let _ = ready.wait_for(|ready| *ready).await;
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<Node>> {
+        match &*self.source.borrow() {
+            Source::None => Vec::new(),
+            Source::Watched(store, _) => store.state(),
+            Source::List(nodes) => nodes.to_vec(),
+        }
+    }
+
+    /// The nodes in groups, as they were a second ago.
+    pub fn groups(&self, by: GroupBy<'_>) -> Arc<[AlikeNodes]> {
+        let now = Instant::now();
+        if let Some(known) = self.groupings.lock().get_mut(by.labels) {
+            let age = now.saturating_duration_since(known.made);
+            if age < TTL {
+                return known.groups.clone();
+            }
+            if age < 2 * TTL {
+                // One renews it; the others use what is there.
+                known.made = now;
+            }
+        }
+        let groups: Arc<[AlikeNodes]> = by.group(&self.all(), |_| true).into();
+        if groups.len() > MAX_GROUPS {
+            return groups;
+        }
+        let grouping = Grouping {
+            made: now,
+            groups: groups.clone(),
+        };
+        let mut known = self.groupings.lock();
+        if known.len() >= MAX_GROUPINGS && !known.contains_key(by.labels) {
+            let oldest = known.iter().min_by_key(|(_, grouping)| grouping.made);
+            if let Some(oldest) = oldest.map(|(labels, _)| labels.clone()) {
+                known.remove(&oldest);
+            }
+        }
+        known.insert(by.labels.clone(), grouping);
+        groups
+    }
+
+    /// The groups of some nodes only.
+    pub fn groups_of(&self, by: GroupBy<'_>, is_one: impl Fn(&Node) -> bool) -> Arc<[AlikeNodes]> {
+        by.group(&self.all(), is_one).into()
+    }
+}
+
+impl GroupBy<'_> {
+    fn group(self, nodes: &[Arc<Node>], is_one: impl Fn(&Node) -> bool) -> Vec<AlikeNodes> {
+        type Key<'a> = (
+            Vec<(&'a str, &'a str)>,
+            Vec<&'a serde_json::Value>,
+            &'a str,
+            Option<NodeVariant>,
+        );
+        let mut groups: HashMap<Key<'_>, Vec<&Node>> = HashMap::new();
+        let nodes = nodes.iter().map(Arc::as_ref);
+        for node in nodes.filter(|node| node.metadata.deletion_timestamp.is_none() && is_one(node))
+        {
+            let view = node.view();
+            let mut taints: Vec<_> = view.taints.iter().collect();
+            taints.retain(|taint| !self.own_taint.is_of(taint));
+            let key = (
+                self.labels_of(view.labels),
+                taints,
+                view.architecture,
+                self.variants.of_view(&view),
+            );
+            groups.entry(key).or_default().push(node);
+        }
+        let alike = |(key, nodes): (Key<'_>, Vec<&Node>)| {
+            let (labels, taints, architecture, variant) = key;
+            let owned = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+            let host = |node: &&Node| node.view().labels.get(HOSTNAME).cloned();
+            let hosts = nodes.iter().filter_map(host).take(MAX_HOSTS + 1);
+            let hosts: Vec<String> = hosts.collect();
+            AlikeNodes {
+                labels: labels.into_iter().map(owned).collect(),
+                taints: taints.into_iter().cloned().collect(),
+                architecture: architecture.to_owned(),
+                variant,
+                hosts: Some(hosts)
+                    .filter(|hosts| hosts.len() == nodes.len())
+                    .unwrap_or_default(),
+                count: nodes.len(),
+            }
+        };
+        groups.into_iter().map(alike).collect()
+    }
+
+    /// In the order of their keys.
+    fn labels_of<'a>(&self, labels: &'a BTreeMap<String, String>) -> Vec<(&'a str, &'a str)> {
+        if self.labels.prefixes.is_empty() {
+            let keys = self.labels.keys.iter();
+            return keys
+                .filter_map(|key| labels.get_key_value(key))
+                .map(|(key, value)| (key.as_str(), value.as_str()))
+                .collect();
+        }
+        let all = labels.iter().filter(|(key, _)| self.labels.contains(key));
+        all.map(|(key, value)| (key.as_str(), value.as_str()))
+            .collect()
+    }
+}

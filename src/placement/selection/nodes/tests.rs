@@ -1,0 +1,180 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::placement::selection::{
+    CompatibilityDocument, NodeFacts, NodeGroup,
+    choice::tests::{Condition, Labels, anywhere, document, groups, labels},
+};
+
+fn required(document: &CompatibilityDocument, nodes: &[Labels]) -> String {
+    let groups = groups(nodes);
+    let nodes = document.choose(&groups, anywhere).unwrap().nodes();
+    serde_json::json!(nodes.unwrap().required).to_string()
+}
+
+#[test]
+fn rules_become_requirements() {
+    let gpu: Condition<'_> = ("gpu", "Exists", &[]);
+    let big: Condition<'_> = ("memory", "Gte", &["64"]);
+    let document = document(&[("any", 0, &[]), ("gpu", 9, &[gpu, big])]);
+    assert_eq!(
+        required(&document, &[labels("gpu=a memory=64")]),
+        r#"[[{"key":"gpu","operator":"Exists"},{"key":"memory","operator":"Gt","values":["63"]}]]"#
+    );
+    assert_eq!(required(&document, &[labels("")]), "[]");
+}
+
+#[test]
+fn a_regular_expression_becomes_the_values_of_nodes() {
+    let document = document(&[("new", 0, &[("kernel", "InRegexp", &[r"^6\."])])]);
+    let nodes = ["kernel=6.1", "kernel=5.4", "kernel=6.8", "kernel=6.1"].map(labels);
+    assert_eq!(
+        required(&document, &nodes),
+        r#"[[{"key":"kernel","operator":"In","values":["6.1","6.8"]}]]"#
+    );
+}
+
+/// Other nodes that fit the same image are possible, and less preferred.
+#[test]
+fn the_same_image_runs_on_further_nodes() {
+    let (fast, faster): (Condition<'_>, Condition<'_>) =
+        (("cpu", "In", &["fast"]), ("cpu", "In", &["faster"]));
+    let nodes = ["cpu=fast", "cpu=faster"].map(labels);
+    let groups = groups(&nodes);
+    for (weights, preferred) in [
+        ([0, 0], &[][..]),
+        ([10, 0], &[("faster", 10)]),
+        ([90, 20], &[("faster", 90), ("fast", 20)]),
+        ([1000, 500], &[("faster", 100), ("fast", 50)]),
+        ([i64::MAX, 1], &[("faster", 100)]),
+    ] {
+        let [high, low] = weights;
+        let all = [("same", high, &[faster][..]), ("same", low, &[fast])];
+        let document = document(&all);
+        let nodes = document.choose(&groups, anywhere).unwrap().nodes().unwrap();
+        assert_eq!(nodes.required.len(), 2);
+        let found: Vec<_> = nodes
+            .preferred
+            .iter()
+            .map(|term| (term.expressions[0].values[0].as_str(), term.weight))
+            .collect();
+        assert_eq!(found, preferred, "{weights:?}");
+    }
+    let others = [("one", 5, &[faster][..]), ("other", 0, &[fast])];
+    assert_eq!(
+        required(&document(&others), &nodes),
+        r#"[[{"key":"cpu","operator":"In","values":["faster"]}]]"#
+    );
+}
+
+/// The images of two containers.
+#[test]
+fn two_choices_are_anded() {
+    let one = |key: &str| vec![Requirement::new(key, "Exists", Vec::new())];
+    let (a, b) = (vec![one("a"), one("b")], vec![one("c")]);
+    let keys = |all: &[Vec<Requirement>]| -> Vec<String> {
+        let keys = all
+            .iter()
+            .map(|list| list.iter().map(|one| one.key.as_str()).collect());
+        keys.collect()
+    };
+    assert_eq!(keys(&product(&a, &b)), ["ac", "bc"]);
+    assert_eq!(keys(&product(&a, &[])), ["a", "b"]);
+    assert_eq!(keys(&product(&a, &a)), ["a", "ab", "ba", "b"]);
+    let many: Vec<_> = ('a'..='p').map(|key| one(&key.to_string())).collect();
+    assert_eq!(keys(&product(&many, &a)), ["a"], "only the best");
+}
+
+fn features(text: &str) -> CompatibilityDocument {
+    CompatibilityDocument::parse(DocumentFormat::Features, text.as_bytes()).unwrap()
+}
+
+/// Labels of NFD say it, or the nodes are named.
+#[test]
+fn features_become_labels_or_names() {
+    let avx = "feature.node.kubernetes.io/cpu-cpuid.AVX2=true";
+    let all = [format!("{avx} kernel=6"), String::new()];
+    let nodes: Vec<Labels> = all.iter().map(|text| labels(text)).collect();
+    let hosts = ["node-a".to_owned()];
+    let mut groups = groups(&nodes);
+    groups[0].hosts = &hosts;
+    let with = |expressions: &str| {
+        features(&format!(
+            "compatibilities: [{{rules: [{{matchFeatures: [{{feature: cpu.cpuid, {expressions}}}]}}]}}]"
+        ))
+    };
+    let required = |document: &CompatibilityDocument, groups: &[NodeGroup<'_>]| {
+        let choice = document.choose(groups, anywhere).unwrap();
+        choice
+            .nodes()
+            .map(|nodes| serde_json::json!(nodes.required).to_string())
+    };
+    let by_label = r#"[[{"key":"feature.node.kubernetes.io/cpu-cpuid.AVX2","operator":"Exists"}]]"#;
+    let by_name = r#"[[{"key":"kubernetes.io/hostname","operator":"In","values":["node-a"]}]]"#;
+    let exists = with("matchExpressions: {AVX2: {op: Exists}}");
+    assert_eq!(required(&exists, &groups).unwrap(), by_label);
+    let by_regexp = with("matchName: {op: InRegexp, value: [^AVX]}");
+    assert_eq!(required(&by_regexp, &groups).unwrap(), by_name);
+    // Without any label of the feature NFD knows nothing of it, which no label says.
+    let absent = with("matchExpressions: {SVE: {op: DoesNotExist}}");
+    assert_eq!(required(&absent, &groups).unwrap(), by_name);
+    groups[0].hosts = &[];
+    assert_eq!(required(&absent, &groups), None, "the names are not known");
+    let any = features(
+        "compatibilities: [{rules: [{matchAny: [{matchFeatures: [{feature: cpu.cpuid, matchExpressions: {AVX2: {op: Exists}}}]}, {matchFeatures: [{feature: cpu.cpuid, matchExpressions: {SVE: {op: Exists}}}]}]}]}]",
+    );
+    let found = required(&any, &groups).unwrap();
+    assert_eq!(
+        found,
+        format!(
+            "{},{}",
+            by_label.trim_end_matches(']').to_owned() + "]",
+            by_label
+                .replace("AVX2", "SVE")
+                .trim_start_matches('[')
+                .replacen('{', "[{", 1)
+        )
+    );
+}
+
+proptest! {
+    /// The chosen entry has the highest weight of those that fit, whatever the order of the nodes; its node affinity selects exactly
+    /// the nodes that satisfy its rules, or those of another entry of the same image.
+    #[test]
+    fn the_choice_and_its_affinity(
+        entries in prop::collection::vec((
+            0_i64..3,
+            prop::collection::vec(("[ab]", prop::sample::select(vec!["Exists", "DoesNotExist", "In", "NotIn", "InRegexp", "Gt", "Lt", "Gte", "Lte"]), "[1-3]"), 0..3),
+        ), 1..4),
+        nodes in prop::collection::vec(prop::collection::btree_map("[ab]", "[1-3]", 0..3), 1..6),
+    ) {
+        let entries: Vec<_> = entries.iter().map(|(weight, expressions)| {
+            let expressions = expressions.iter().map(|(key, op, value)| serde_json::json!({"key": key, "op": op, "value": [value]}));
+            serde_json::json!({"tag": "t", "weight": weight, "rules": [{"matchFeatures": [{"matchExpressions": expressions.collect::<Vec<_>>()}]}]})
+        }).collect();
+        let text = serde_json::json!({"compatibilities": entries}).to_string();
+        let document = CompatibilityDocument::parse(DocumentFormat::Labels, text.as_bytes()).unwrap();
+        let forward = groups(&nodes);
+        let fits = |entry: &crate::placement::selection::Compatibility| forward.iter().any(|group| entry.fits(group.facts));
+        let best = document.entries.iter().filter(|entry| fits(entry)).map(|entry| entry.weight).max();
+        let choice = document.choose(&forward, anywhere);
+        prop_assert_eq!(choice.as_ref().ok().map(|choice| choice.best.entry.weight), best);
+        let backward: Vec<_> = forward.iter().rev().copied().collect();
+        let again = document.choose(&backward, anywhere);
+        prop_assert_eq!(choice.is_ok(), again.is_ok());
+        if let (Ok(choice), Ok(again)) = (choice, again) {
+            prop_assert!(std::ptr::eq(choice.best.entry, again.best.entry));
+            let required = choice.nodes().unwrap().required;
+            for node in &nodes {
+                let selected = required.is_empty() || required.iter().any(|all| {
+                    let term = NodeSelectorTerm { match_expressions: all.clone(), ..Default::default() };
+                    term.selects(node, "node")
+                });
+                let facts = NodeFacts { labels: node, features: None };
+                let mut possible = std::iter::once(&choice.best).chain(&choice.further);
+                let fits = possible.any(|fit| fit.entry.fits(facts));
+                prop_assert_eq!(selected, fits, "{:?} {:?}", required, node);
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Compatibility documents that are attached to images, in registries with the referrers API and without it.
+
+use std::time::Duration;
+
+use archaware::image::{
+    PullPolicy, Reason, ResolveRequest,
+    credentials::{Keyring, ready_keyring},
+};
+use testimg::Image;
+use testsupport::servers::{Referrers, Registry, resolver, settings};
+
+const ARTIFACT: &str = "application/vnd.nfd.image-compatibility.v1alpha1";
+const LAYER: &str = "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml";
+
+/// The weights of the document of an image.
+async fn weights(image: &str) -> Result<Vec<i64>, Reason> {
+    let resolver = resolver(settings());
+    let request = ResolveRequest {
+        image,
+        policy: PullPolicy::IfNotPresent,
+        keyring: &ready_keyring(Keyring::default()),
+        tenant: "",
+    };
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    let document = resolver.compatibility_by(request, deadline).await;
+    let document = document.map_err(|error| error.reason())?;
+    Ok(document.entries.iter().map(|entry| entry.weight).collect())
+}
+
+#[tokio::test]
+async fn documents_are_found_with_and_without_the_api() {
+    let (with, without) = (Referrers::start().await, Registry::open(&[]).await);
+    let http = reqwest::Client::builder()
+        .tls_certs_only([])
+        .build()
+        .unwrap();
+    let image = testimg::find("multi");
+    for (address, has_api) in [
+        (with.address(), true),
+        (without.address().to_owned(), false),
+    ] {
+        let push = async |tag: &str, image: &Image| {
+            testimg::push(&http, &address, "app", tag, image)
+                .await
+                .unwrap();
+        };
+        push("latest", &image).await;
+        let name = format!("{address}/app");
+        assert_eq!(
+            weights(&name).await,
+            Err(Reason::Corrupt),
+            "none is attached"
+        );
+        let mut attached = Vec::new();
+        for (weight, created) in [(7, "2026-02-01T00:00:00Z"), (3, "2026-01-01T00:00:00Z")] {
+            let text = format!("compatibilities:\n- weight: {weight}\n  rules: []\n");
+            // go-containerregistry knows this way only.
+            let artifact = Image::artifact(ARTIFACT, LAYER, &text).typed_by_config();
+            let artifact = artifact.attached_to(&image.root, created);
+            push(&artifact.root.digest, &artifact).await;
+            attached.push(artifact);
+        }
+        if !has_api {
+            // As clients do where a registry does not say `OCI-Subject` when they push.
+            let mut index = image.clone();
+            index.root = Image::referrers(&attached.iter().collect::<Vec<_>>());
+            push(&image.root.digest.replace(':', "-"), &index).await;
+        }
+        assert_eq!(weights(&name).await, Ok(vec![7]), "the newest");
+    }
+}
