@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The figures of the README, each beside its floor from the same run.   hack/bench.sh [cold restart warm cache hung memory latency admission rollout scale bound autoscaling ...]
+# The figures of the README, each beside its floor from the same run.   hack/bench.sh [cold restart warm cache selection hung memory latency admission rollout scale bound autoscaling ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 hack/install.sh

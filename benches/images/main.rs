@@ -15,6 +15,7 @@
 mod cost;
 mod memory;
 mod requests;
+mod selection;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
@@ -44,6 +45,9 @@ async fn main() {
     }
     if wanted("cache") {
         memory::cache().await;
+    }
+    if wanted("selection") {
+        selection::selection().await;
     }
     if wanted("hung") {
         cost::hung().await;
