@@ -29,7 +29,10 @@ fn nodes() -> impl Iterator<Item = Node> {
         let group = n % GROUPS;
         let mut labels = BTreeMap::new();
         for key in 0..30 {
-            labels.insert(format!("feature.node.kubernetes.io/cpu-cpuid.F{key}"), "true".to_owned());
+            labels.insert(
+                format!("feature.node.kubernetes.io/cpu-cpuid.F{key}"),
+                "true".to_owned(),
+            );
         }
         labels.insert("kubernetes.io/hostname".to_owned(), format!("node-{n}"));
         labels.insert("example.com/memory".to_owned(), format!("{}", group * 4));
@@ -91,7 +94,10 @@ pub(crate) async fn selection() {
         json!({"tag": registry.image("app"), "weight": n, "rules": rules})
     });
     let document = json!({"compatibilities": entries.collect::<Vec<_>>()}).to_string();
-    registry.add("document", &Image::artifact("application/vnd.test", LAYER, &document));
+    registry.add(
+        "document",
+        &Image::artifact("application/vnd.test", LAYER, &document),
+    );
     let config = Arc::new(Config::default());
     let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
     let api = ApiClient::new(kube::Client::try_from(nowhere).unwrap());
@@ -110,13 +116,33 @@ pub(crate) async fn selection() {
         json!({"archaware.dev/select-image.app": registry.image("document")}),
     );
     time(&evaluator, &asking).await;
-    let (mut without, mut with) = (time(&evaluator, &plain).await, time(&evaluator, &asking).await);
+    let (mut without, mut with) = (
+        time(&evaluator, &plain).await,
+        time(&evaluator, &asking).await,
+    );
     let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len() as f64;
     for (what, with, without) in [
-        ("image selection of 5,000 nodes in 20 groups, mean", mean(&with), mean(&without)),
-        ("image selection of 5,000 nodes in 20 groups, median", median(&mut with), median(&mut without)),
-        ("the same, worst of all (groups are renewed)", with[with.len() - 1], without[without.len() - 1]),
+        (
+            "image selection of 5,000 nodes in 20 groups, mean",
+            mean(&with),
+            mean(&without),
+        ),
+        (
+            "image selection of 5,000 nodes in 20 groups, median",
+            median(&mut with),
+            median(&mut without),
+        ),
+        (
+            "the same, worst of all (groups are renewed)",
+            with[with.len() - 1],
+            without[without.len() - 1],
+        ),
     ] {
-        report(what, &format!("{with:.4} ms"), &format!("{without:.4} ms"), "0.3 ms");
+        report(
+            what,
+            &format!("{with:.4} ms"),
+            &format!("{without:.4} ms"),
+            "0.3 ms",
+        );
     }
 }

@@ -13,6 +13,7 @@ use clap::Args;
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::ResourceExt;
 use serde::Serialize;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
@@ -95,7 +96,12 @@ impl PlanCommand {
         for finding in advice(&api, &installed, &nodes, &pods).await {
             tracing::warn!("{finding}");
         }
-        let mut steps = steps(&api, &config, &evaluator, &nodes, pods).await?;
+        // It ends with this command.
+        let features = evaluator.nodes.features.clone();
+        let reading = tokio::spawn(features.run(api.clone(), CancellationToken::new()));
+        let steps = steps(&api, &config, &evaluator, &nodes, pods).await;
+        reading.abort();
+        let mut steps = steps?;
         steps.sort();
         match self.output {
             Output::Json => print!("{}", output::json(&steps)?),

@@ -8,6 +8,7 @@ pub mod field_managers;
 pub mod lease;
 pub mod name;
 pub mod namespaces;
+pub mod node_features;
 pub mod nodes;
 pub mod objects;
 pub mod patch;

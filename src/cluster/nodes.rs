@@ -12,10 +12,10 @@ use tokio::sync::watch;
 
 use crate::placement::{
     NodeVariant, TaintKind, VariantPolicy,
-    selection::{LabelKeys, MAX_HOSTS, NodeFacts, NodeGroup},
+    selection::{LabelKeys, MAX_HOSTS, NodeFacts, NodeFeatures, NodeGroup},
 };
 
-use super::objects::Node;
+use super::{node_features::NodeFeatureIndex, objects::Node};
 
 /// How long groups are used: the pods of a rollout are created at once, and a new node is used after this.
 const TTL: Duration = Duration::from_secs(1);
@@ -30,8 +30,13 @@ const HOSTNAME: &str = "kubernetes.io/hostname";
 #[derive(Clone)]
 pub struct ClusterNodes {
     source: watch::Sender<Source>,
-    groupings: Arc<Mutex<HashMap<LabelKeys, Grouping>>>,
+    groupings: Arc<Mutex<HashMap<GroupKey, Grouping>>>,
+    /// What Node Feature Discovery found on them.
+    pub features: NodeFeatureIndex,
 }
+
+/// Labels, and whether features count, too.
+type GroupKey = (LabelKeys, bool);
 
 #[derive(Clone, Default)]
 enum Source {
@@ -59,6 +64,7 @@ pub struct AlikeNodes {
     /// `status.nodeInfo.architecture`.
     architecture: String,
     variant: Option<NodeVariant>,
+    features: Option<Arc<NodeFeatures>>,
     hosts: Vec<String>,
     count: usize,
 }
@@ -69,7 +75,7 @@ impl AlikeNodes {
         NodeGroup {
             facts: NodeFacts {
                 labels: &self.labels,
-                features: None,
+                features: self.features.as_deref(),
             },
             architecture: &self.architecture,
             variant: self.variant,
@@ -80,10 +86,12 @@ impl AlikeNodes {
 }
 
 /// How nodes are grouped.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct GroupBy<'a> {
     /// By these labels.
     pub labels: &'a LabelKeys,
+    /// By the features that NFD found, where there are objects that say it.
+    pub features: Option<&'a NodeFeatureIndex>,
     /// archaware's own taint does not count: pods get tolerations for it.
     pub own_taint: &'a TaintKind,
     /// By the variant of their CPU.
@@ -95,6 +103,7 @@ impl Default for ClusterNodes {
         Self {
             source: watch::Sender::new(Source::None),
             groupings: Arc::default(),
+            features: NodeFeatureIndex::default(),
         }
     }
 }
@@ -139,7 +148,8 @@ impl ClusterNodes {
     /// The nodes in groups, as they were a second ago.
     pub fn groups(&self, by: GroupBy<'_>) -> Arc<[AlikeNodes]> {
         let now = Instant::now();
-        if let Some(known) = self.groupings.lock().get_mut(by.labels) {
+        let key = (by.labels.clone(), by.features.is_some());
+        if let Some(known) = self.groupings.lock().get_mut(&key) {
             let age = now.saturating_duration_since(known.made);
             if age < TTL {
                 return known.groups.clone();
@@ -158,13 +168,13 @@ impl ClusterNodes {
             groups: groups.clone(),
         };
         let mut known = self.groupings.lock();
-        if known.len() >= MAX_GROUPINGS && !known.contains_key(by.labels) {
+        if known.len() >= MAX_GROUPINGS && !known.contains_key(&key) {
             let oldest = known.iter().min_by_key(|(_, grouping)| grouping.made);
-            if let Some(oldest) = oldest.map(|(labels, _)| labels.clone()) {
+            if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
                 known.remove(&oldest);
             }
         }
-        known.insert(by.labels.clone(), grouping);
+        known.insert(key, grouping);
         groups
     }
 
@@ -181,12 +191,14 @@ impl GroupBy<'_> {
             Vec<&'a serde_json::Value>,
             &'a str,
             Option<NodeVariant>,
+            // Interned: where they are tells them apart.
+            Option<*const NodeFeatures>,
         );
-        let mut groups: HashMap<Key<'_>, Vec<&Node>> = HashMap::new();
+        let mut groups: HashMap<Key<'_>, (Option<Arc<NodeFeatures>>, Vec<&Node>)> = HashMap::new();
         let nodes = nodes.iter().map(Arc::as_ref);
         for node in nodes.filter(|node| node.metadata.deletion_timestamp.is_none() && is_one(node))
         {
-            let view = node.view();
+            let (view, features) = (node.view(), self.features_of(node));
             let mut taints: Vec<_> = view.taints.iter().collect();
             taints.retain(|taint| !self.own_taint.is_of(taint));
             let key = (
@@ -194,11 +206,13 @@ impl GroupBy<'_> {
                 taints,
                 view.architecture,
                 self.variants.of_view(&view),
+                features.as_ref().map(Arc::as_ptr),
             );
-            groups.entry(key).or_default().push(node);
+            let group = groups.entry(key).or_insert((features, Vec::new()));
+            group.1.push(node);
         }
-        let alike = |(key, nodes): (Key<'_>, Vec<&Node>)| {
-            let (labels, taints, architecture, variant) = key;
+        let alike = |(key, (features, nodes)): (Key<'_>, (_, Vec<&Node>))| {
+            let (labels, taints, architecture, variant, _) = key;
             let owned = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
             let host = |node: &&Node| node.view().labels.get(HOSTNAME).cloned();
             let hosts = nodes.iter().filter_map(host).take(MAX_HOSTS + 1);
@@ -208,6 +222,7 @@ impl GroupBy<'_> {
                 taints: taints.into_iter().cloned().collect(),
                 architecture: architecture.to_owned(),
                 variant,
+                features,
                 hosts: Some(hosts)
                     .filter(|hosts| hosts.len() == nodes.len())
                     .unwrap_or_default(),
@@ -215,6 +230,10 @@ impl GroupBy<'_> {
             }
         };
         groups.into_iter().map(alike).collect()
+    }
+
+    fn features_of(&self, node: &Node) -> Option<Arc<NodeFeatures>> {
+        self.features?.get(node.metadata.name.as_deref()?)
     }
 
     /// In the order of their keys.

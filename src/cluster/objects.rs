@@ -4,6 +4,7 @@
 //! The types cannot be serialised, so a truncated object can never be written back. Every field has a default, so
 //! parsing never fails because of an unusual object.
 
+mod node_feature;
 mod node_pool;
 mod stored;
 
@@ -18,6 +19,7 @@ use kube::Resource;
 use serde::Deserialize;
 use serde_json::Value;
 
+pub use node_feature::NodeFeature;
 pub use node_pool::NodePool;
 
 use crate::placement::{GATE, affinity::Affinity, author_selection::AuthorSelection, node};

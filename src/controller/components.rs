@@ -200,6 +200,10 @@ impl Components {
         let (may_taint, is_active) = watch::channel(false);
         let (store, ready) = (watched.store.clone(), watched.ready.clone());
         self.evaluator.nodes.follow(store.clone(), ready.clone());
+        let features = self.evaluator.nodes.features.clone();
+        let reading = features.run(self.api.clone(), self.stop.clone());
+        self.tasks
+            .spawn(reading.map(|()| "the watch of NodeFeatures"));
         let tolerates = self.config.taint.bound_pods == BoundPodsPolicy::Tolerate;
         let kind = nodes::NodeSteps {
             policy: (&*self.config).into(),

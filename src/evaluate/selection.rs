@@ -1,6 +1,10 @@
 //! Image selection for one pod: reads the compatibility documents that it names, and chooses by the nodes that it can land on.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
 
 use tokio::time::Instant;
 
@@ -227,9 +231,18 @@ impl Evaluator {
                 Err(error) => selected.failed.push((one.document.clone(), error)),
             }
         }
-        let known = self.nodes.wait_until_known();
+        let features = documents
+            .iter()
+            .flat_map(|(_, document)| &document.features);
+        let features: BTreeSet<String> = features.cloned().collect();
+        let known = async {
+            self.nodes.wait_until_known().await;
+            if !features.is_empty() {
+                self.nodes.features.wait_for(&features).await;
+            }
+        };
         if tokio::time::timeout_at(pod.deadline, known).await.is_err() {
-            let why = "the nodes of the cluster are not listed yet";
+            let why = "the nodes of the cluster, or their NodeFeature objects, are not listed yet";
             let late = documents.iter().map(|(one, _)| {
                 let error = ImageError::unanswered(&one.document, why, None);
                 (one.document.clone(), error)
@@ -237,8 +250,8 @@ impl Evaluator {
             selected.failed.extend(late);
             return;
         }
-        let labels = documents.iter().map(|(_, document)| &document.labels);
-        let alike = self.landing(pod, labels);
+        let all = documents.iter().map(|(_, document)| &**document);
+        let alike = self.landing(pod, all);
         let mut groups: Vec<NodeGroup<'_>> = alike
             .iter()
             .filter(|nodes| pod.can_land_on(nodes))
@@ -299,17 +312,23 @@ impl Evaluator {
     fn landing<'a>(
         &self,
         pod: &Pod<'_>,
-        labels: impl Iterator<Item = &'a LabelKeys>,
+        documents: impl Iterator<Item = &'a CompatibilityDocument>,
     ) -> Arc<[AlikeNodes]> {
         let author = pod.subject.spec.author_selection();
         let mut keys = LabelKeys::default();
         keys.keys.extend(author.label_keys().map(str::to_owned));
-        for of_document in labels {
-            keys.keys.extend(of_document.keys.iter().cloned());
-            keys.prefixes.extend(of_document.prefixes.iter().cloned());
+        let mut features = None;
+        for document in documents {
+            keys.keys.extend(document.labels.keys.iter().cloned());
+            keys.prefixes
+                .extend(document.labels.prefixes.iter().cloned());
+            if !document.features.is_empty() {
+                features = Some(&self.nodes.features);
+            }
         }
         let by = GroupBy {
             labels: &keys,
+            features,
             own_taint: &self.policy.taint,
             variants: &self.policy.variants,
         };

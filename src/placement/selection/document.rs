@@ -31,6 +31,8 @@ pub struct CompatibilityDocument {
     pub entries: Vec<Compatibility>,
     /// The node labels that its rules read.
     pub labels: LabelKeys,
+    /// The features of NFD that its rules read, by name.
+    pub features: BTreeSet<String>,
     /// The digest of the image that it is about, if its artifact names one.
     pub subject: Option<String>,
 }
@@ -227,8 +229,13 @@ impl CompatibilityDocument {
         let rules = entries.iter().flat_map(|entry| &entry.rules);
         let conditions =
             rules.flat_map(|rule| rule.features.iter().chain(rule.any.iter().flatten()));
+        let features = conditions.clone().filter_map(|condition| match condition {
+            FeatureMatch::Labels(_) => None,
+            FeatureMatch::Feature { feature, .. } => Some(feature.clone()),
+        });
         Ok(Self {
             format,
+            features: features.collect(),
             labels: LabelKeys::of(conditions),
             subject: None,
             entries,

@@ -25,7 +25,7 @@ pub struct NodeFacts<'a> {
 }
 
 /// `spec.features` of a `NodeFeature` (`nfd.k8s-sigs.io/v1alpha1`), by feature name, e.g. `cpu.cpuid`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub struct NodeFeatures {
     /// Names.
@@ -36,7 +36,7 @@ pub struct NodeFeatures {
     instances: BTreeMap<String, Instances>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 struct Flags {
     #[serde(deserialize_with = "names")]
@@ -50,19 +50,19 @@ fn names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<String>,
     Ok(map.into_keys().collect())
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 struct Attributes {
     elements: BTreeMap<String, String>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 struct Instances {
     elements: Vec<Instance>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 struct Instance {
     attributes: BTreeMap<String, String>,
@@ -116,6 +116,42 @@ impl<'a> NodeFacts<'a> {
 }
 
 impl NodeFeatures {
+    /// These features only.
+    #[must_use]
+    pub fn only(&self, features: &BTreeSet<String>) -> Self {
+        fn kept<T: Clone>(
+            all: &BTreeMap<String, T>,
+            features: &BTreeSet<String>,
+        ) -> BTreeMap<String, T> {
+            let kept = all.iter().filter(|(name, _)| features.contains(*name));
+            kept.map(|(name, found)| (name.clone(), found.clone()))
+                .collect()
+        }
+        Self {
+            flags: kept(&self.flags, features),
+            attributes: kept(&self.attributes, features),
+            instances: kept(&self.instances, features),
+        }
+    }
+
+    /// Adds what another object says of the same node, as NFD does (`Features.MergeInto` of its API).
+    pub fn merge(&mut self, other: &Self) {
+        for (name, found) in &other.flags {
+            let own = self.flags.entry(name.clone()).or_default();
+            own.elements.extend(found.elements.iter().cloned());
+        }
+        for (name, found) in &other.attributes {
+            let own = self.attributes.entry(name.clone()).or_default();
+            let found = found.elements.iter();
+            own.elements
+                .extend(found.map(|(key, value)| (key.clone(), value.clone())));
+        }
+        for (name, found) in &other.instances {
+            let own = self.instances.entry(name.clone()).or_default();
+            own.elements.extend(found.elements.iter().cloned());
+        }
+    }
+
     fn get(&self, name: &str) -> Option<Feature<'_>> {
         let (flags, attributes) = (self.flags.get(name), self.attributes.get(name));
         let instances = self.instances.get(name);

@@ -1,0 +1,296 @@
+//! What Node Feature Discovery (NFD) found on each node: its `NodeFeature` objects, if that API is there.
+//!
+//! An object has tens of kilobytes, and few documents ask for any of it. So nothing is read before a document does, and only the
+//! features are kept that documents mention.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::StreamExt;
+use kube::ResourceExt;
+use kube_runtime::watcher::{self, Event};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::placement::selection::NodeFeatures;
+
+use super::{api::ApiClient, name::NamespacedName, objects::NodeFeature, watch::watch_events};
+
+/// Maximum number of features that are kept. NFD has about twenty.
+const MAX_FEATURES: usize = 64;
+/// After a failure, how long no further one is logged.
+const LOG_INTERVAL: Duration = Duration::from_mins(10);
+/// The label that names the node of an object.
+const NODE_NAME: &str = "nfd.node.kubernetes.io/node-name";
+
+/// The features of the nodes, read once they are asked for. Cheap to clone.
+#[derive(Clone)]
+pub struct NodeFeatureIndex {
+    /// The features that documents mention, by name.
+    wanted: watch::Sender<BTreeSet<String>>,
+    /// Those that were read.
+    read: watch::Sender<BTreeSet<String>>,
+    known: Arc<Mutex<Known>>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// By node: its objects, and all of them together.
+    nodes: HashMap<String, FeaturesOfNode>,
+    /// The node of each object.
+    objects: HashMap<NamespacedName, String>,
+    /// Nodes with the same CPU and kernel share one allocation.
+    interned: HashSet<Arc<NodeFeatures>>,
+}
+
+#[derive(Default)]
+struct FeaturesOfNode {
+    objects: BTreeMap<NamespacedName, Arc<NodeFeatures>>,
+    merged: Arc<NodeFeatures>,
+}
+
+impl Default for NodeFeatureIndex {
+    fn default() -> Self {
+        Self {
+            wanted: watch::Sender::default(),
+            read: watch::Sender::default(),
+            known: Arc::default(),
+        }
+    }
+}
+
+impl NodeFeatureIndex {
+    /// Asks for features, and waits until they are read, or it is known that they cannot be.
+    pub async fn wait_for(&self, features: &BTreeSet<String>) {
+        let mut read = self.read.subscribe();
+        self.wanted.send_if_modified(|wanted| {
+            let before = wanted.len();
+            let free = MAX_FEATURES.saturating_sub(before);
+            let new: Vec<_> = features.difference(wanted).take(free).cloned().collect();
+            wanted.extend(new);
+            wanted.len() > before
+        });
+        let wanted: BTreeSet<_> = self
+            .wanted
+            .borrow()
+            .intersection(features)
+            .cloned()
+            .collect();
+        // An error means that the process ends.
+        let _ = read.wait_for(|read| wanted.is_subset(read)).await;
+    }
+
+    /// The features of a node; `None` without an object for it.
+    pub fn get(&self, node: &str) -> Option<Arc<NodeFeatures>> {
+        let known = self.known.lock();
+        known.nodes.get(node).map(|node| node.merged.clone())
+    }
+
+    /// Reads what is asked for, until `stop`.
+    pub async fn run(self, api: ApiClient, stop: CancellationToken) {
+        stop.run_until_cancelled(self.follow(api)).await;
+    }
+
+    async fn follow(&self, api: ApiClient) {
+        let mut wanted = self.wanted.subscribe();
+        let mut logged: Option<tokio::time::Instant> = None;
+        loop {
+            if wanted.wait_for(|all| !all.is_empty()).await.is_err() {
+                return;
+            }
+            let features = wanted.borrow_and_update().clone();
+            let mut events = watch_events::<NodeFeature>(api.watched(), None).boxed();
+            let mut list = Known::default();
+            loop {
+                let event = tokio::select! {
+                    // More features are wanted: everything is read again.
+                    _ = wanted.changed() => break,
+                    event = events.next() => event,
+                };
+                match event {
+                    None => break,
+                    Some(Ok(event)) => {
+                        if self.apply(event, &features, &mut list) {
+                            self.read.send_replace(features.clone());
+                        }
+                    }
+                    Some(Err(error)) => {
+                        let now = tokio::time::Instant::now();
+                        if logged.is_none_or(|last| now - last > LOG_INTERVAL) {
+                            log(&error);
+                            logged = Some(now);
+                        }
+                        // Then labels have to do. The watch goes on trying, with pauses.
+                        self.read.send_replace(features.clone());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns whether the list is complete.
+    fn apply(
+        &self,
+        event: Event<NodeFeature>,
+        features: &BTreeSet<String>,
+        list: &mut Known,
+    ) -> bool {
+        match event {
+            Event::Init => *list = Known::default(),
+            Event::InitApply(object) => list.insert(&object, features),
+            Event::InitDone => {
+                *self.known.lock() = std::mem::take(list);
+                return true;
+            }
+            Event::Apply(object) => self.known.lock().insert(&object, features),
+            Event::Delete(object) => self
+                .known
+                .lock()
+                .remove(&NamespacedName::of_object(&object)),
+        }
+        false
+    }
+}
+
+fn log(error: &watcher::Error) {
+    let error = crate::error::chain(error);
+    tracing::info!(
+        error,
+        "NodeFeature objects cannot be read: the labels of nodes say what NFD found"
+    );
+}
+
+impl Known {
+    fn insert(&mut self, object: &NodeFeature, features: &BTreeSet<String>) {
+        let name = NamespacedName::of_object(object);
+        self.remove(&name);
+        // Older versions of NFD name the object after its node.
+        let node = object.labels().get(NODE_NAME).cloned();
+        let node = node.unwrap_or_else(|| object.name_any());
+        let own = self.intern(object.spec.features.only(features));
+        let of_node = self.nodes.entry(node.clone()).or_default();
+        of_node.objects.insert(name.clone(), own);
+        self.objects.insert(name, node.clone());
+        self.merge(&node);
+    }
+
+    fn remove(&mut self, name: &NamespacedName) {
+        let Some(node) = self.objects.remove(name) else {
+            return;
+        };
+        if let Some(of_node) = self.nodes.get_mut(&node) {
+            of_node.objects.remove(name);
+            if of_node.objects.is_empty() {
+                self.nodes.remove(&node);
+            }
+        }
+        self.merge(&node);
+        self.interned.retain(|one| Arc::strong_count(one) > 1);
+    }
+
+    fn merge(&mut self, node: &str) {
+        let Some(of_node) = self.nodes.get(node) else {
+            return;
+        };
+        let mut merged = NodeFeatures::default();
+        for own in of_node.objects.values() {
+            merged.merge(own);
+        }
+        let merged = self.intern(merged);
+        if let Some(of_node) = self.nodes.get_mut(node) {
+            of_node.merged = merged;
+        }
+    }
+
+    fn intern(&mut self, features: NodeFeatures) -> Arc<NodeFeatures> {
+        if let Some(known) = self.interned.get(&features) {
+            return known.clone();
+        }
+        let features = Arc::new(features);
+        self.interned.insert(features.clone());
+        features
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn object(name: &str, node: Option<&str>, features: &Value) -> NodeFeature {
+        let labels = node.map(|node| json!({ NODE_NAME: node }));
+        let object = json!({
+            "metadata": {"name": name, "namespace": "nfd", "labels": labels},
+            "spec": {"features": features},
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn cpu(flags: &[&str]) -> Value {
+        let elements: BTreeMap<_, _> = flags.iter().map(|flag| (*flag, json!({}))).collect();
+        json!({"flags": {"cpu.cpuid": {"elements": elements}, "kernel.loadedmodule": {"elements": {"a": {}}}}})
+    }
+
+    #[test]
+    fn only_what_is_wanted_is_kept_once() {
+        let index = NodeFeatureIndex::default();
+        let wanted = ["cpu.cpuid".to_owned(), "local.label".to_owned()].into();
+        let mut list = Known::default();
+        let mut apply = |event| index.apply(event, &wanted, &mut list);
+        assert!(!apply(Event::Init));
+        assert!(!apply(Event::InitApply(object("a", None, &cpu(&["AVX"])))));
+        assert!(!apply(Event::InitApply(object(
+            "b",
+            Some("b"),
+            &cpu(&["AVX"])
+        ))));
+        assert!(index.get("a").is_none(), "the list is not complete");
+        assert!(apply(Event::InitDone));
+        let (a, b) = (index.get("a").unwrap(), index.get("b").unwrap());
+        assert!(Arc::ptr_eq(&a, &b), "equal ones share one allocation");
+        let expected: NodeFeatures =
+            serde_json::from_value(json!({"flags": {"cpu.cpuid": {"elements": {"AVX": {}}}}}))
+                .unwrap();
+        assert_eq!(*a, expected, "what nobody asks for is not kept");
+        // Other objects add to what the node's own says.
+        let own = json!({"attributes": {"local.label": {"elements": {"rack": "7"}}}});
+        apply(Event::Apply(object("more", Some("b"), &own)));
+        assert_ne!(index.get("b").unwrap(), b);
+        apply(Event::Delete(object("more", Some("b"), &own)));
+        assert!(Arc::ptr_eq(&index.get("b").unwrap(), &a));
+        // An object may become another node's.
+        apply(Event::Apply(object("b", Some("c"), &cpu(&["SVE"]))));
+        assert!(index.get("b").is_none() && index.get("c").is_some());
+        drop(b);
+        apply(Event::Delete(object("b", Some("c"), &json!({}))));
+        assert!(index.get("c").is_none());
+        assert_eq!(index.known.lock().interned.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_what_cannot_be_read() {
+        let index = NodeFeatureIndex::default();
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let api = ApiClient::new(kube::Client::try_from(nowhere).unwrap());
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(index.clone().run(api, stop.clone()));
+        let wanted = BTreeSet::from(["cpu.cpuid".to_owned()]);
+        let waiting = index.wait_for(&wanted);
+        tokio::time::timeout(Duration::from_secs(30), waiting)
+            .await
+            .unwrap();
+        let many = (0..100).map(|n| format!("feature.{n}")).collect();
+        let waiting = index.wait_for(&many);
+        tokio::time::timeout(Duration::from_secs(30), waiting)
+            .await
+            .unwrap();
+        assert_eq!(index.wanted.borrow().len(), MAX_FEATURES);
+        stop.cancel();
+        running.await.unwrap();
+    }
+}

@@ -1,0 +1,59 @@
+//! NFD's `NodeFeature`.
+
+use std::borrow::Cow;
+
+use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use kube::Resource;
+use serde::Deserialize;
+
+use crate::placement::selection::NodeFeatures;
+
+use super::stored;
+
+/// A `NodeFeature` of Node Feature Discovery (`nfd.k8s-sigs.io/v1alpha1`): what it found on a node.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NodeFeature {
+    /// The metadata that archaware reads.
+    #[serde(deserialize_with = "stored::metadata")]
+    pub metadata: ObjectMeta,
+    /// What was found.
+    pub spec: NodeFeatureSpec,
+}
+
+/// A `NodeFeature`'s spec.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NodeFeatureSpec {
+    /// By feature.
+    pub features: NodeFeatures,
+}
+
+impl Resource for NodeFeature {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "NodeFeature".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "nfd.k8s-sigs.io".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1alpha1".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "nodefeatures".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
