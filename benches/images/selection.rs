@@ -107,6 +107,7 @@ pub(crate) async fn selection() {
         policy: Arc::new((&*config).into()),
         keys: KnownKeys::new(&*config),
         nodes: ClusterNodes::of(nodes()),
+        predictor: None,
         config,
     };
     let image = registry.image("app");

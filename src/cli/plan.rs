@@ -25,9 +25,11 @@ use crate::{
     },
     config::{Config, DaemonSets, OnMiss},
     controller::{self, Durable},
-    evaluate::{Evaluation, Evaluator, KnownKeys, Verdict, pull_secrets::PullSecrets},
+    evaluate::{
+        Evaluation, Evaluator, KnownKeys, Verdict, predictor::Predictor, pull_secrets::PullSecrets,
+    },
     metrics::Metrics,
-    placement::{Decision, node},
+    placement::{Decision, node, pod::PodChange},
     plan,
 };
 
@@ -75,6 +77,7 @@ impl PlanCommand {
             tracing::warn!(%error, "cannot read archaware's Lease: what an earlier configuration added is not recognised");
         }
         let nodes: Vec<Node> = api.list(None).try_collect().await?;
+        let predictor = Predictor::new(&config.selection.predictor)?;
         let evaluator = Evaluator {
             resolver,
             pull_secrets: PullSecrets::new(api.clone()),
@@ -82,6 +85,7 @@ impl PlanCommand {
             config: config.clone(),
             keys,
             nodes: ClusterNodes::of(nodes.iter().cloned()),
+            predictor,
         };
         let pods = api
             .list(None)
@@ -219,10 +223,17 @@ async fn of_pod(
                     ("none", evaluation.explain_no_common_architecture(policy))
                 }
                 _ if change.is_empty() && pod.spec.gate().is_none() => return None,
-                Decision::TolerateAll => ("stepAside", "tolerates every architecture".to_owned()),
+                Decision::TolerateAll => {
+                    let images = selected(&evaluation, &change);
+                    ("stepAside", format!("tolerates every architecture{images}"))
+                }
                 Decision::Architectures(set) => {
                     let nodes = variants.describe(set).unwrap_or_default();
-                    ("tolerate", format!("tolerates {}{nodes}", set.join(", ")))
+                    let images = selected(&evaluation, &change);
+                    (
+                        "tolerate",
+                        format!("tolerates {}{nodes}{images}", set.join(", ")),
+                    )
                 }
             }
         }
@@ -233,6 +244,16 @@ async fn of_pod(
         Verdict::Unresolved { .. } => wait(&evaluation)?,
     };
     Some(PlanRow::of("Pod", &pod, action, detail))
+}
+
+/// The images that containers get, and why others get none.
+fn selected(evaluation: &Evaluation, change: &PodChange) -> String {
+    let images = change.images.iter().filter(|image| image.from != image.to);
+    let images = images.map(|image| format!("container {} gets {}", image.container, image.to));
+    let problems = evaluation.selected.problems.iter().map(ToString::to_string);
+    let all: Vec<String> = images.chain(problems).collect();
+    let between = if all.is_empty() { "" } else { "; " };
+    format!("{between}{}", all.join("; "))
 }
 
 /// Why there is no decision.

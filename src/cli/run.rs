@@ -22,7 +22,7 @@ use crate::{
     },
     config::ListenAddress,
     controller::{self, Durable, RunError},
-    evaluate::{Evaluator, KnownKeys, pull_secrets::PullSecrets},
+    evaluate::{Evaluator, KnownKeys, predictor::Predictor, pull_secrets::PullSecrets},
     image::Resolver,
     metrics::{MAX_HOSTS, Metrics},
     server::{self, ApiCheck, Health},
@@ -73,6 +73,7 @@ impl RunCommand {
         let durable = Durable::new(keys.clone());
         let memory = Arc::new(durable.clone());
         let election = Elector::new(&api, &namespace, identity, memory, metrics.clone());
+        let predictor = Predictor::new(&config.selection.predictor)?;
         let evaluator = Evaluator {
             resolver,
             pull_secrets: PullSecrets::new(api.clone()),
@@ -80,6 +81,7 @@ impl RunCommand {
             config: config.clone(),
             keys,
             nodes: ClusterNodes::default(),
+            predictor,
         };
         let (pending, is_pending) = watch::channel(controller::WATCHES.to_vec());
         let run = controller::ControllerParts {

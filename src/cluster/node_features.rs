@@ -28,7 +28,7 @@ const LOG_INTERVAL: Duration = Duration::from_mins(10);
 const NODE_NAME: &str = "nfd.node.kubernetes.io/node-name";
 
 /// The features of the nodes, read once they are asked for. Cheap to clone.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct NodeFeatureIndex {
     /// The features that documents mention, by name.
     wanted: watch::Sender<BTreeSet<String>>,
@@ -51,16 +51,6 @@ struct Known {
 struct FeaturesOfNode {
     objects: BTreeMap<NamespacedName, Arc<NodeFeatures>>,
     merged: Arc<NodeFeatures>,
-}
-
-impl Default for NodeFeatureIndex {
-    fn default() -> Self {
-        Self {
-            wanted: watch::Sender::default(),
-            read: watch::Sender::default(),
-            known: Arc::default(),
-        }
-    }
 }
 
 impl NodeFeatureIndex {

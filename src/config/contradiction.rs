@@ -39,6 +39,25 @@ pub(super) fn contradiction(config: &Config) -> Option<Contradiction> {
             "variants: require needs affinity.required or taint.variants",
         );
     }
+    let predictor = &config.selection.predictor;
+    let is_url = |url: &str| {
+        let parsed = url.parse::<http::Uri>();
+        parsed.is_ok_and(|uri| {
+            matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some()
+        })
+    };
+    if !predictor.url.is_empty() && !is_url(&predictor.url) {
+        return found(
+            &["selection.predictor.url"],
+            "selection.predictor.url has to be an http or https URL",
+        );
+    }
+    if predictor.timeout > MAX_PREDICTION {
+        return found(
+            &["selection.predictor.timeout"],
+            "selection.predictor.timeout is longer than 10s, the most that a pod may wait",
+        );
+    }
     registries_problem(config)
         .or_else(|| containerd_problem(config))
         .or_else(|| admission_problem(config))
@@ -184,6 +203,8 @@ fn admission_problem(config: &Config) -> Option<Contradiction> {
     Some(Contradiction { keys, problem })
 }
 
+/// As long as the creation of a pod may wait.
+const MAX_PREDICTION: Duration = Duration::from_secs(10);
 /// A certificate must be published before it is used, and loaded by every replica.
 const MIN_LIFETIME: Duration = Duration::from_mins(1);
 /// A shorter budget is no wait at all, which `onMiss: pass` expresses.

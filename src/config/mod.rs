@@ -36,7 +36,7 @@ pub use admission::{
 };
 pub use affinity::{AffinityConfig, PreferenceConfig, Weight};
 pub use file::{ConfigError, load, parse, schema};
-pub use selection::{OnNoMatch, SelectionConfig};
+pub use selection::{OnNoMatch, PredictorConfig, SelectionConfig};
 
 /// `apiVersion` of the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

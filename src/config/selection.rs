@@ -1,5 +1,7 @@
 //! `selection`: the selection of images by compatibility documents.
 
+use std::{path::PathBuf, time::Duration};
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +11,32 @@ use serde::{Deserialize, Serialize};
 pub struct SelectionConfig {
     /// What happens to pods whose documents name no image that fits a node.
     pub on_no_match: OnNoMatch,
+    /// The server that knows the models to which documents leave the choice.
+    pub predictor: PredictorConfig,
+}
+
+/// A server that chooses among nodes by a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct PredictorConfig {
+    /// Its URL; empty: there is none.
+    pub url: String,
+    /// How long an answer may take.
+    #[serde(with = "super::duration")]
+    #[schemars(with = "String")]
+    pub timeout: Duration,
+    /// Certificate authorities besides the system's, PEM.
+    pub ca_bundle: PathBuf,
+}
+
+impl Default for PredictorConfig {
+    fn default() -> Self {
+        Self {
+            url: String::new(),
+            timeout: Duration::from_secs(1),
+            ca_bundle: PathBuf::new(),
+        }
+    }
 }
 
 /// What happens to pods whose documents name no image that fits a node.

@@ -2,6 +2,7 @@
 //! reads its pull secrets and the platforms of its images, and decides by them. Changes nothing.
 
 mod known_keys;
+pub mod predictor;
 pub mod pull_secrets;
 mod selection;
 mod spec;
@@ -34,6 +35,7 @@ use crate::{
     platform::{Architectures, Os, PlatformSet},
 };
 
+use predictor::Predictor;
 use pull_secrets::{PodCredentials, PullSecrets, UnusablePullSecret};
 use template::Template;
 
@@ -61,6 +63,8 @@ pub struct Evaluator {
     pub keys: KnownKeys,
     /// The nodes for which images are selected.
     pub nodes: ClusterNodes,
+    /// Chooses among them by a model.
+    pub predictor: Option<Predictor>,
 }
 
 /// The result of an evaluation.

@@ -1,35 +1,30 @@
 //! Image selection for one pod: reads the compatibility documents that it names, and chooses by the nodes that it can land on.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    sync::Arc,
-};
+mod choose;
+mod problem;
+
+use std::collections::BTreeSet;
 
 use tokio::time::Instant;
 
 use crate::{
-    cluster::{
-        nodes::{AlikeNodes, GroupBy},
-        objects::PodSpec,
-    },
-    image::{ImageError, PullPolicy, Reference, ResolveRequest},
+    cluster::{nodes::AlikeNodes, objects::PodSpec},
+    image::ImageError,
     placement::{
-        Decision, Mode, keeps_away,
+        Decision, Mode,
         mode::Rule,
         pod::AffinityAccess,
         reinvocation,
         selection::{
-            self, Choice, Compatibility, CompatibilityDocument, DocumentFormat, ImageChange,
-            ImageSelection, InvalidSelection, LabelKeys, NoChoice, NodeGroup, PassedOver,
-            SelectedNodes,
+            self, ImageChange, ImageSelection, InvalidSelection, NodeGroup, SelectedNodes,
         },
-        suffices,
     },
-    platform::Architectures,
 };
 
-use super::{Evaluator, Stage, Subject, Verdict, pull_secrets::PodCredentials};
+use super::{Evaluator, Stage, Subject, Verdict};
+
+use choose::{Pod, Unselected};
+pub use problem::{NoMatch, SelectionProblem};
 
 /// What was selected for a pod.
 #[derive(Clone, Debug, Default)]
@@ -44,104 +39,6 @@ pub struct SelectedImages {
     pub(super) failed: Vec<(String, ImageError)>,
     /// The spec with these images.
     pub(super) spec: Option<PodSpec>,
-}
-
-/// Why no image was selected.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum SelectionProblem {
-    /// The request is invalid.
-    Invalid(String),
-    /// No image fits a node that the pod can land on.
-    NoMatch(NoMatch),
-    /// The nodes that fit cannot be told from the others by labels.
-    NotSelectable {
-        /// The container.
-        container: String,
-        /// The image that fits some nodes.
-        image: String,
-    },
-    /// The pod exists, and nothing was selected when it was created.
-    Created(String),
-}
-
-/// No image fits a node that the pod can land on.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct NoMatch {
-    /// The container.
-    pub container: String,
-    /// The reference of the document.
-    pub document: String,
-    /// How many nodes there are on which the pod can land.
-    pub nodes: usize,
-    /// The entries, with the rules that failed.
-    pub passed_over: Vec<PassedOver>,
-}
-
-impl From<InvalidSelection> for SelectionProblem {
-    fn from(invalid: InvalidSelection) -> Self {
-        Self::Invalid(invalid.to_string())
-    }
-}
-
-impl fmt::Display for SelectionProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Invalid(why) => write!(f, "no image is selected: {why}"),
-            Self::NoMatch(no_match) => no_match.fmt(f),
-            Self::NotSelectable { container, image } => write!(
-                f,
-                "container {container}: the nodes that {image} fits cannot be selected by labels, so it keeps its image"
-            ),
-            Self::Created(container) => write!(
-                f,
-                "container {container}: no image was selected when the pod was created, because the webhook did not answer or no \
-                 image fitted a node; create the pod anew"
-            ),
-        }
-    }
-}
-
-impl fmt::Display for NoMatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            container,
-            document,
-            nodes,
-            passed_over,
-        } = self;
-        let are = if *nodes == 1 { "node" } else { "nodes" };
-        write!(
-            f,
-            "container {container}: no image of {document} fits the {nodes} {are} on which the pod can land"
-        )?;
-        for (index, entry) in passed_over.iter().enumerate() {
-            let between = if index == 0 { ": " } else { "; " };
-            let failed: Vec<_> = entry
-                .failed
-                .iter()
-                .map(|(rule, count)| format!("{rule} fails on {count}"))
-                .collect();
-            let why = if failed.is_empty() {
-                "has a negative weight".to_owned()
-            } else {
-                failed.join(", ")
-            };
-            write!(f, "{between}{}: {why}", entry.tag)?;
-        }
-        Ok(())
-    }
-}
-
-/// The architectures on which images run, by reference; `None`: on all.
-type KnownImages = BTreeMap<String, Option<Architectures>>;
-
-/// What limits the choice for one pod.
-struct Pod<'a> {
-    subject: Subject<'a>,
-    credentials: &'a PodCredentials,
-    deadline: Instant,
-    /// The architectures that its other images share.
-    limit: Option<Architectures>,
 }
 
 impl Evaluator {
@@ -258,121 +155,25 @@ impl Evaluator {
             .map(AlikeNodes::group)
             .collect();
         for (one, document) in &documents {
-            let choice = match self.choose(pod, &one.document, document, &groups).await {
-                Ok(choice) => choice,
-                Err(failed) => {
-                    selected.failed.push(failed);
+            let chosen = match self.choose_image(pod, one, document, &groups).await {
+                Ok(chosen) => chosen,
+                Err(Unselected::Failed(image, error)) => {
+                    selected.failed.push((image, *error));
+                    continue;
+                }
+                Err(Unselected::Because(problem)) => {
+                    selected.problems.push(problem);
                     continue;
                 }
             };
-            let choice = match choice {
-                Ok(choice) => choice,
-                Err(passed_over) => {
-                    let no_match = NoMatch {
-                        container: one.container.clone(),
-                        document: one.document.clone(),
-                        nodes: groups.iter().map(|group| group.count).sum(),
-                        passed_over,
-                    };
-                    selected.problems.push(SelectionProblem::NoMatch(no_match));
-                    continue;
-                }
-            };
-            let image = document.image(choice.best.entry, &one.document);
-            let Some(nodes) = choice.nodes() else {
-                selected.problems.push(SelectionProblem::NotSelectable {
-                    container: one.container.clone(),
-                    image,
-                });
-                continue;
-            };
-            let fitting = std::iter::once(&choice.best).chain(&choice.further);
-            let fitting: Vec<_> = fitting.flat_map(|fit| fit.groups.iter().copied()).collect();
-            groups.retain(|group| fitting.iter().any(|fit| group.is_same(fit)));
+            groups.retain(|group| chosen.groups.iter().any(|fit| group.is_same(fit)));
             let taken = std::mem::take(&mut selected.nodes);
-            selected.nodes = taken.and(nodes);
+            selected.nodes = taken.and(chosen.nodes);
             selected.images.push(ImageChange {
                 container: one.container.clone(),
                 from: pod.image_of(&one.container),
-                to: image,
+                to: chosen.image,
             });
-        }
-    }
-
-    async fn compatibility(
-        &self,
-        pod: &Pod<'_>,
-        document: &str,
-    ) -> Result<Arc<CompatibilityDocument>, ImageError> {
-        let request = pod.request(document);
-        self.resolver.compatibility_by(request, pod.deadline).await
-    }
-
-    /// The nodes in groups, by what the documents and the pod's author say about their labels.
-    fn landing<'a>(
-        &self,
-        pod: &Pod<'_>,
-        documents: impl Iterator<Item = &'a CompatibilityDocument>,
-    ) -> Arc<[AlikeNodes]> {
-        let author = pod.subject.spec.author_selection();
-        let mut keys = LabelKeys::default();
-        keys.keys.extend(author.label_keys().map(str::to_owned));
-        let mut features = None;
-        for document in documents {
-            keys.keys.extend(document.labels.keys.iter().cloned());
-            keys.prefixes
-                .extend(document.labels.prefixes.iter().cloned());
-            if !document.features.is_empty() {
-                features = Some(&self.nodes.features);
-            }
-        }
-        let by = GroupBy {
-            labels: &keys,
-            features,
-            own_taint: &self.policy.taint,
-            variants: &self.policy.variants,
-        };
-        if author.names_fields() {
-            // As the pods of DaemonSets do.
-            return self.nodes.groups_of(by, |node| {
-                let name = node.metadata.name.as_deref().unwrap_or_default();
-                author.selects(node.view().labels, name)
-            });
-        }
-        self.nodes.groups(by)
-    }
-
-    /// The choice for one container, or why each entry was passed over.
-    async fn choose<'a>(
-        &self,
-        pod: &Pod<'_>,
-        reference: &str,
-        document: &'a CompatibilityDocument,
-        groups: &[NodeGroup<'a>],
-    ) -> Result<Result<Choice<'a>, Vec<PassedOver>>, (String, ImageError)> {
-        let mut known = KnownImages::new();
-        loop {
-            let runs = |entry: &Compatibility, group: &NodeGroup<'_>| {
-                let image = known.get(&document.image(entry, reference))?;
-                let mut sets = image.iter().chain(&pod.limit);
-                let can_run = |set: &Architectures| {
-                    suffices(set, group.architecture, group.variant) != Some(false)
-                };
-                Some(sets.all(can_run))
-            };
-            match document.choose(groups, runs) {
-                Ok(choice) => return Ok(Ok(choice)),
-                Err(NoChoice::Nothing(passed_over)) => return Ok(Err(passed_over)),
-                Err(NoChoice::Unknown(entry)) => {
-                    let image = document.image(entry, reference);
-                    let request = pod.request(&image);
-                    let resolved = self.resolver.resolve_by(request, pod.deadline).await;
-                    let resolved = resolved.map_err(|error| (image.clone(), error))?;
-                    let os = pod.subject.spec.os();
-                    let set = self.policy.of_image(&resolved.platforms, &os);
-                    known.insert(image, set.map(|set| self.policy.widen(set)));
-                }
-            }
         }
     }
 }
@@ -404,60 +205,4 @@ fn requested(subject: Subject<'_>) -> Result<Vec<ImageSelection>, InvalidSelecti
     };
     requested.retain(|one| !done.iter().any(|own| own.container == one.container));
     Ok(requested)
-}
-
-impl Pod<'_> {
-    fn request<'a>(&'a self, image: &'a str) -> ResolveRequest<'a> {
-        ResolveRequest {
-            image,
-            policy: PullPolicy::IfNotPresent,
-            keyring: &self.credentials.keyring,
-            tenant: self.subject.namespace,
-        }
-    }
-
-    /// Whether its author and its tolerations allow these nodes.
-    fn can_land_on(&self, nodes: &AlikeNodes) -> bool {
-        let spec = self.subject.spec;
-        let author = spec.author_selection();
-        let tolerations = spec.tolerations.as_deref().unwrap_or_default();
-        let mut taints = nodes.taints.iter();
-        // A selection by name was applied to each node.
-        (author.names_fields() || author.selects(&nodes.labels, ""))
-            && !taints.any(|taint| keeps_away(taint, tolerations))
-    }
-
-    fn image_of(&self, container: &str) -> String {
-        let mut all = self.subject.spec.selectable();
-        let found = all.find(|(_, one)| one.name == container);
-        found
-            .and_then(|(_, one)| one.image.clone())
-            .unwrap_or_default()
-    }
-}
-
-impl SelectionProblem {
-    /// The container that keeps its image.
-    fn container(&self) -> Option<&String> {
-        match self {
-            Self::Invalid(_) => None,
-            Self::NoMatch(NoMatch { container, .. })
-            | Self::NotSelectable { container, .. }
-            | Self::Created(container) => Some(container),
-        }
-    }
-}
-
-impl CompatibilityDocument {
-    /// The image of an entry: what it names, or the one that the document is about. `reference`: where the document was found.
-    fn image(&self, entry: &Compatibility, reference: &str) -> String {
-        match (self.format, &self.subject) {
-            (DocumentFormat::Labels, _) => entry.tag.clone(),
-            (DocumentFormat::Features, None) => reference.to_owned(),
-            (DocumentFormat::Features, Some(digest)) => Reference::parse(reference).map_or_else(
-                |_| reference.to_owned(),
-                |found| format!("{}@{digest}", found.name()),
-            ),
-        }
-    }
 }

@@ -101,7 +101,8 @@ pub struct Requirement {
 }
 
 impl Requirement {
-    pub(in crate::placement) fn new(key: &str, operator: &str, values: Vec<String>) -> Self {
+    /// A requirement.
+    pub fn new(key: &str, operator: &str, values: Vec<String>) -> Self {
         Self {
             key: key.to_owned(),
             operator: operator.to_owned(),

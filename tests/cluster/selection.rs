@@ -187,6 +187,7 @@ async fn a_replica_that_is_created_anew_may_get_another_image() {
     };
     let first = replica(None).await;
     assert_eq!(landed(&cluster, &first).await, is("fast", "fast"));
+    let mut copy = json!(cluster.pods().get(&first).await.unwrap());
     cluster.kubectl(&["label", "node", "fast", &format!("{KEY}-")]);
     // Groups of nodes are as old as a second.
     let second = eventually("another image", DEADLINE, || async {
@@ -207,6 +208,14 @@ async fn a_replica_that_is_created_anew_may_get_another_image() {
     })
     .await;
     assert_eq!(landed(&cluster, &second).await.0, "any");
+    // So does a pod that is created from the YAML of the first one: what archaware changed comes off.
+    let metadata = &mut copy["metadata"];
+    *metadata = json!({"name": "copy", "annotations": metadata["annotations"]});
+    copy["spec"]["nodeName"].take();
+    copy["status"].take();
+    let copy: Pod = cluster.create(copy).await;
+    assert_eq!(landed(&cluster, "copy").await.0, "any", "{copy:?}");
+    assert!(!json!(copy).to_string().contains(":fast"), "{copy:?}");
     assert_eq!(archaware.stop().await, 0);
 }
 
@@ -268,7 +277,7 @@ async fn where_nothing_fits_it_is_told_or_refused() {
 }
 
 /// The document is read while the pod waits behind its gate, and a pod without gate is left as it is.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_gated_pod_gets_its_image_later() {
     let cluster = TestCluster::take().await;
     let registry = registry().await;
@@ -297,6 +306,36 @@ async fn a_gated_pod_gets_its_image_later() {
     );
     assert_eq!(landed(&cluster, "late").await, is("fast", "fast"));
     assert_eq!(archaware.stop().await, 0);
+    // What would be done is shown.
+    registry.unscript();
+    let mut gated = app(
+        "gated",
+        "placeholder:latest",
+        annotations.clone(),
+        &json!({}),
+    );
+    gated["spec"]["schedulingGates"] = json!([{"name": "example.com/quota"}]);
+    cluster.kubectl(&[
+        "label",
+        "namespace",
+        &cluster.namespace,
+        "archaware.dev/admission=disabled",
+        "--overwrite",
+    ]);
+    cluster.create::<Pod>(gated).await;
+    let planned = tokio::task::block_in_place(|| cluster.archaware(&["plan", "-o", "json"]).1);
+    let image = format!(
+        "tolerates amd64; container app gets {}:fast",
+        registry.image("app")
+    );
+    assert!(planned.contains(&image), "{planned}");
+    cluster.kubectl(&["delete", "pod", "gated", "-n", &cluster.namespace]);
+    cluster.kubectl(&[
+        "label",
+        "namespace",
+        &cluster.namespace,
+        "archaware.dev/admission-",
+    ]);
     // Without the webhook its image is not changed, and it is said why.
     let without = Controller::start(&cluster, "");
     let own = format!("{}:any", registry.image("app"));
@@ -348,7 +387,7 @@ async fn each_daemon_gets_the_image_for_its_node() {
 }
 
 /// The API of Node Feature Discovery, as far as archaware reads it.
-async fn serve_node_features(cluster: &TestCluster) {
+fn serve_node_features(cluster: &TestCluster) {
     let definition = json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": "nodefeatures.nfd.k8s-sigs.io"},
@@ -401,7 +440,7 @@ async fn what_nfd_found_on_nodes_counts() {
     let cluster = TestCluster::take().await;
     let registry = FakeRegistry::start().await.unwrap();
     nodes(&cluster).await;
-    serve_node_features(&cluster).await;
+    serve_node_features(&cluster);
     apply(&cluster, &node_feature("fast", &["AVX2"], &["other"]));
     apply(&cluster, &node_feature("slow", &["AVX2"], &["vfio-pci"]));
     apply(&cluster, &node_feature("arm", &["SVE"], &["vfio-pci"]));
@@ -464,4 +503,59 @@ compatibilities:
     .await;
     assert_eq!(archaware.stop().await, 0);
     cluster.kubectl(&["delete", "crd", "nodefeatures.nfd.k8s-sigs.io"]);
+}
+
+/// A server chooses by a model. If it fails, the rules of the document decide, or nothing.
+#[tokio::test]
+async fn a_model_may_choose() {
+    const TYPE: &str = "node.kubernetes.io/instance-type";
+    let cluster = TestCluster::take().await;
+    let (registry, predictor) = (registry().await, FakeRegistry::start().await.unwrap());
+    nodes(&cluster).await;
+    for (node, name) in [("fast", "m7i"), ("slow", "m7i"), ("arm", "m7g")] {
+        cluster.kubectl(&["label", "node", node, &format!("{TYPE}={name}")]);
+    }
+    let image = |tag: &str| format!("{}:{tag}", registry.image("app"));
+    let models = json!({"compatibilities": [{"tag": "cost", "rules": [{"matchModel": {"model": {
+        "type": "sklearn", "direction": "minimize", "name": "price", "filename": "price.pkl",
+        "platforms": {"amd64": image("fast"), "arm64": image("any")},
+    }}}]}]});
+    let layer = "application/vnd.oci.image.model-compatibilities.v1+json";
+    let artifact = Image::artifact("application/vnd.test", layer, &models.to_string());
+    registry.add_tag("app", "models", &artifact);
+    let answer = json!({"selected_instance": {}, "instance": "m7g", "arch": "arm64", "score": 0.1,
+        "instance_index": 0, "instance-selector": TYPE});
+    predictor.script("/predict", Script::OtherContent(answer.to_string().into()));
+    let url = format!(
+        "selection: {{predictor: {{url: \"http://{}/predict\"}}}}\n",
+        predictor.address()
+    );
+    let archaware = Controller::start_with_webhook(&cluster, &url, "onMiss: gate").await;
+    cluster.wait_until_tainted().await;
+    let annotations = json!({OWN: image("models")});
+    cluster
+        .create::<Pod>(app(
+            "chosen",
+            &image("gpu"),
+            annotations.clone(),
+            &json!({}),
+        ))
+        .await;
+    assert_eq!(landed(&cluster, "chosen").await, is("any", "arm"));
+    assert_eq!(predictor.count("POST", "/predict"), 1);
+    assert_eq!(archaware.stop().await, 0);
+    // Another process has no answer in memory.
+    predictor.unscript();
+    predictor.script("/predict", Script::Status(500, Vec::new()));
+    let archaware = Controller::start_with_webhook(&cluster, &url, "onMiss: gate").await;
+    cluster
+        .create::<Pod>(app("kept", &image("gpu"), annotations, &json!({})))
+        .await;
+    cluster.wait_until_bound("kept").await;
+    assert_eq!(
+        image_of(&cluster.pods().get("kept").await.unwrap()),
+        image("gpu")
+    );
+    archaware.wait_for_log("selection.predictor failed").await;
+    assert_eq!(archaware.stop().await, 0);
 }

@@ -58,6 +58,7 @@ async fn few_images_of_one_pod_are_asked_for_at_once() {
         policy: Arc::new((&*config).into()),
         keys: KnownKeys::new(&*config),
         nodes: ClusterNodes::default(),
+        predictor: None,
         config,
     };
     let images = (0..200)

@@ -48,6 +48,7 @@ impl Controller {
             config: config.clone(),
             keys: KnownKeys::new(&*config),
             nodes: ClusterNodes::default(),
+            predictor: None,
         };
         let durable = Durable::new(evaluator.keys.clone());
         let (memory, me) = (Arc::new(durable.clone()), "me".to_owned());

@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Instant};
 
+use bytes::Bytes;
 use futures::FutureExt;
 
 use crate::{
@@ -11,8 +12,10 @@ use crate::{
         error::ImageError,
         summary::{self, DocumentKind, Fetch},
     },
-    placement::selection::{CompatibilityDocument, DocumentFormat, InvalidDocument, MAX_SIZE},
-    platform::Artifact,
+    placement::selection::{
+        CompatibilityDocument, DocumentFormat, InvalidDocument, MAX_SIZE, Model,
+    },
+    platform::{Artifact, Descriptor},
 };
 
 use super::{
@@ -20,6 +23,8 @@ use super::{
     tag::ResolvedDigest,
 };
 
+/// The layer that leaves the choice to models.
+const MODELS: &str = "application/vnd.oci.image.model-compatibilities.v1+json";
 /// The type of NFD's artifacts, which are attached to images.
 const NFD_ARTIFACT: &str = "application/vnd.nfd.image-compatibility.v1alpha1";
 /// The layers that hold a document, by media type.
@@ -169,7 +174,7 @@ fn invalid(what: String, source: InvalidDocument) -> ImageError {
     ImageError::Compatibility { what, source }
 }
 
-/// The document in the first layer of a known type; `None` if there is no such layer.
+/// The document in the layers of known types; `None` if there is no such layer.
 async fn read_layer(
     source: &DocumentSource<'_>,
     artifact: &Artifact,
@@ -179,16 +184,38 @@ async fn read_layer(
         let (_, format) = types.find(|(name, _)| *name == layer.media_type)?;
         Some((layer, *format))
     });
-    let Some((layer, format)) = known.next() else {
+    let mut models = artifact
+        .layers
+        .iter()
+        .filter(|layer| layer.media_type == MODELS);
+    let (rules, models) = (known.next(), models.next());
+    if rules.is_none() && models.is_none() {
         return Ok(None);
-    };
-    let what = format!("compatibility document {}", layer.digest);
+    }
+    let mut document = CompatibilityDocument::without_rules();
+    if let Some((layer, format)) = rules {
+        let bytes = fetch_layer(source, layer).await?;
+        let parsed = CompatibilityDocument::parse(format, &bytes);
+        document = parsed.map_err(|source| invalid(name_of(layer), source))?;
+    }
+    if let Some(layer) = models {
+        let bytes = fetch_layer(source, layer).await?;
+        let parsed = Model::parse(&bytes);
+        document = document.with_models(parsed.map_err(|source| invalid(name_of(layer), source))?);
+    }
+    Ok(Some(document))
+}
+
+fn name_of(layer: &Descriptor) -> String {
+    format!("compatibility document {}", layer.digest)
+}
+
+async fn fetch_layer(source: &DocumentSource<'_>, layer: &Descriptor) -> Result<Bytes, ImageError> {
     let digest: Digest = layer.digest.parse()?;
     if let Some(size) = layer.size.filter(|size| *size > MAX_SIZE) {
-        return Err(invalid(what, InvalidDocument::TooLarge(size)));
+        return Err(invalid(name_of(layer), InvalidDocument::TooLarge(size)));
     }
     let bytes = source.fetch(DocumentKind::Layer, &digest).await?;
     summary::verify(DocumentKind::Layer, &digest, layer.size, &bytes)?;
-    let document = CompatibilityDocument::parse(format, &bytes);
-    document.map(Some).map_err(|source| invalid(what, source))
+    Ok(bytes)
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer};
 
-use super::{Expression, FeatureMatch, InvalidExpression, Rule, facts::feature_label};
+use super::{Expression, FeatureMatch, InvalidExpression, Model, Rule, facts::feature_label};
 
 /// Maximum size of a document in bytes, many times that of real ones: it is parsed and kept.
 pub const MAX_SIZE: u64 = 256 * 1024;
@@ -33,6 +33,8 @@ pub struct CompatibilityDocument {
     pub labels: LabelKeys,
     /// The features of NFD that its rules read, by name.
     pub features: BTreeSet<String>,
+    /// The models to which it leaves the choice; the rules decide if they cannot.
+    pub models: Vec<Model>,
     /// The digest of the image that it is about, if its artifact names one.
     pub subject: Option<String>,
 }
@@ -196,6 +198,30 @@ fn values<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::
 }
 
 impl CompatibilityDocument {
+    /// With models that choose before the rules do.
+    #[must_use]
+    pub fn with_models(mut self, models: Vec<Model>) -> Self {
+        if !models.is_empty() {
+            let read = Model::labels();
+            self.labels.keys.extend(read.keys);
+            self.labels.prefixes.extend(read.prefixes);
+        }
+        self.models = models;
+        self
+    }
+
+    /// A document without rules.
+    pub fn without_rules() -> Self {
+        Self {
+            format: DocumentFormat::Labels,
+            entries: Vec::new(),
+            labels: LabelKeys::default(),
+            features: BTreeSet::new(),
+            models: Vec::new(),
+            subject: None,
+        }
+    }
+
     /// Parses a document.
     ///
     /// # Errors
@@ -237,6 +263,7 @@ impl CompatibilityDocument {
             format,
             features: features.collect(),
             labels: LabelKeys::of(conditions),
+            models: Vec::new(),
             subject: None,
             entries,
         })
@@ -244,7 +271,7 @@ impl CompatibilityDocument {
 }
 
 /// The parser's messages go on with a part of the document.
-fn first_line(text: &str) -> String {
+pub(super) fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 

@@ -5,6 +5,7 @@ mod choice;
 mod document;
 mod expression;
 mod facts;
+mod model;
 mod nodes;
 mod opt_in;
 mod rule;
@@ -15,6 +16,7 @@ pub use document::{
 };
 pub use expression::{Expression, InvalidExpression};
 pub use facts::{Fact, NodeFacts, NodeFeatures};
+pub use model::Model;
 pub use nodes::SelectedNodes;
 pub(in crate::placement) use nodes::product;
 pub use opt_in::{ImageSelection, InvalidSelection, is_own_annotation, is_requested, requested};

@@ -13,6 +13,7 @@ mod ocifit {
     pub(super) const ENABLED: &str = "oci.image.compatibilities.selection/enabled";
     pub(super) const REFERENCE: &str = "oci.image.compatibilities.selection/image-ref";
     pub(super) const TARGET: &str = "oci.image.compatibilities.selection/target-image";
+    pub(super) const MODEL: &str = "oci.image.compatibilities.selection/model";
     pub(super) const DEFAULT_TARGET: &str = "placeholder:latest";
 }
 
@@ -28,6 +29,8 @@ pub struct ImageSelection {
     pub container: String,
     /// The reference of the compatibility document.
     pub document: String,
+    /// The model that chooses, if the document has several.
+    pub model: Option<String>,
 }
 
 /// A request for image selection that cannot be carried out.
@@ -67,6 +70,7 @@ pub fn requested(
     containers: &[(&str, &str)],
 ) -> Result<Vec<ImageSelection>, InvalidSelection> {
     let mut all = Vec::new();
+    let model = annotations.get(ocifit::MODEL);
     let from = annotations.range(PREFIX.to_owned()..);
     let own = from.map_while(|(key, value)| Some((key.strip_prefix(PREFIX)?, value)));
     for (container, document) in own {
@@ -76,6 +80,7 @@ pub fn requested(
         all.push(ImageSelection {
             container: container.to_owned(),
             document: document.trim().to_owned(),
+            model: model.cloned(),
         });
     }
     if labels
@@ -97,6 +102,7 @@ pub fn requested(
                 all.push(ImageSelection {
                     container: name.to_owned(),
                     document: document.to_owned(),
+                    model: model.cloned(),
                 });
             }
         }

@@ -1,0 +1,334 @@
+//! The server that chooses among nodes by a model: ocifit-k8s' protocol. Whatever fails there, the rules of the document decide.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::FutureExt;
+use quick_cache::sync::Cache;
+use reqwest::Url;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+
+use crate::{
+    config::PredictorConfig, error::chain, image::single_flight::SingleFlight,
+    placement::selection::Model,
+};
+
+/// How long an answer is used: the pods of a rollout ask the same.
+const TTL: Duration = Duration::from_mins(1);
+/// How long a failure is: a server that hangs must not cost each pod its timeout.
+const FAILURE_TTL: Duration = Duration::from_secs(10);
+/// Maximum number of cached answers, by their questions.
+const MAX_ANSWERS: usize = 64;
+/// Maximum number of concurrent requests.
+const MAX_REQUESTS: usize = 4;
+/// Maximum bytes of an answer: it has some hundred.
+const MAX_ANSWER: usize = 64 * 1024;
+
+/// Asks the server. Cheap to clone.
+#[derive(Clone)]
+pub struct Predictor(Arc<Inner>);
+
+struct Inner {
+    url: Url,
+    http: reqwest::Client,
+    answers: Cache<Arc<str>, (Answer, Instant)>,
+    flights: SingleFlight<Arc<str>, Answer>,
+    slots: Semaphore,
+}
+
+type Answer = Result<Prediction, Arc<str>>;
+
+/// Why `selection.predictor` cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PredictorError {
+    /// Not a URL. It is not shown: it may hold a password.
+    #[error("selection.predictor.url is no URL")]
+    Url,
+    /// The file cannot be read.
+    #[error("selection.predictor.caBundle: cannot read {}", file.display())]
+    Unreadable {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file has no certificate.
+    #[error("selection.predictor.caBundle: {} has no certificate in PEM", .0.display())]
+    NoCertificate(PathBuf),
+    /// No TLS client can be made.
+    #[error("selection.predictor: cannot set up TLS")]
+    Tls(#[source] reqwest::Error),
+}
+
+/// What the server chose: the nodes with this label, and their architecture.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Prediction {
+    /// The key of a label.
+    #[serde(rename = "instance-selector")]
+    pub label: String,
+    /// Its value.
+    #[serde(rename = "instance")]
+    pub value: String,
+    /// The architecture, whose image is used.
+    #[serde(rename = "arch")]
+    pub architecture: String,
+}
+
+#[derive(Serialize)]
+struct Question<'a> {
+    metric_name: &'a str,
+    directionality: &'a str,
+    features: Vec<&'a BTreeMap<String, String>>,
+}
+
+impl Predictor {
+    /// A client for this configuration; `None` if there is no server.
+    ///
+    /// # Errors
+    ///
+    /// When the URL is none, or the bundle of authorities cannot be used.
+    pub fn new(config: &PredictorConfig) -> Result<Option<Self>, PredictorError> {
+        if config.url.is_empty() {
+            return Ok(None);
+        }
+        let url = config.url.parse().map_err(|_| PredictorError::Url)?;
+        let mut builder = reqwest::Client::builder()
+            .timeout(config.timeout)
+            .redirect(reqwest::redirect::Policy::none())
+            .pool_max_idle_per_host(MAX_REQUESTS)
+            .referer(false);
+        if !config.ca_bundle.as_os_str().is_empty() {
+            builder = builder.tls_certs_merge(authorities(&config.ca_bundle)?);
+        }
+        Ok(Some(Self(Arc::new(Inner {
+            url,
+            http: builder.build().map_err(PredictorError::Tls)?,
+            answers: Cache::new(MAX_ANSWERS),
+            flights: SingleFlight::new(),
+            slots: Semaphore::new(MAX_REQUESTS),
+        }))))
+    }
+
+    /// Asks which of these nodes a model prefers.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong, for users.
+    pub async fn ask(
+        &self,
+        model: &Model,
+        mut features: Vec<&BTreeMap<String, String>>,
+    ) -> Result<Prediction, Arc<str>> {
+        // The same nodes are the same question.
+        features.sort_unstable();
+        features.dedup();
+        let question = Question {
+            metric_name: &model.metric,
+            directionality: &model.direction,
+            features,
+        };
+        let question = serde_json::to_string(&question).map_err(|error| error.to_string())?;
+        let question: Arc<str> = question.into();
+        if let Some((answer, at)) = self.0.answers.get(&question) {
+            let ttl = if answer.is_ok() { TTL } else { FAILURE_TTL };
+            if at.elapsed() < ttl {
+                return answer;
+            }
+        }
+        let (inner, body) = (self.0.clone(), question.clone());
+        let work = move || async move { inner.request(body).await }.boxed();
+        self.0.flights.run(question, work).await
+    }
+}
+
+impl Inner {
+    async fn request(&self, question: Arc<str>) -> Answer {
+        let answer = self.send(&question).await;
+        let answer = answer.map_err(|error| -> Arc<str> {
+            tracing::warn!(%error, "selection.predictor failed: the rules of the document decide");
+            error.into()
+        });
+        let kept = (answer.clone(), Instant::now());
+        self.answers.insert(question, kept);
+        answer
+    }
+
+    async fn send(&self, question: &str) -> Result<Prediction, String> {
+        let _slot = self.slots.acquire().await;
+        let request = self.http.post(self.url.clone());
+        let request = request
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .body(question.to_owned());
+        // The URL may hold a password.
+        let text = |error: reqwest::Error| chain(&error.without_url());
+        let mut response = request.send().await.map_err(text)?;
+        let status = response.status();
+        if !status.is_success() {
+            return Err(format!("it answered {status}"));
+        }
+        let mut body = Vec::new();
+        while let Some(part) = response.chunk().await.map_err(text)? {
+            body.extend_from_slice(&part);
+            if body.len() > MAX_ANSWER {
+                return Err("its answer has more than 64 KiB".to_owned());
+            }
+        }
+        serde_json::from_slice(&body).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            format!("its answer is none, at line {line}, column {column}")
+        })
+    }
+}
+
+fn authorities(file: &Path) -> Result<Vec<reqwest::Certificate>, PredictorError> {
+    let unreadable = |source| PredictorError::Unreadable {
+        file: file.to_owned(),
+        source,
+    };
+    let pem = std::fs::read(file).map_err(unreadable)?;
+    let all = reqwest::Certificate::from_pem_bundle(&pem).unwrap_or_default();
+    if all.is_empty() {
+        return Err(PredictorError::NoCertificate(file.to_owned()));
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    /// A server that answers each request in this way, and the questions that it got.
+    async fn server(answer: &'static str) -> (String, Arc<parking_lot::Mutex<Vec<String>>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/predict", listener.local_addr().unwrap());
+        let seen: Arc<parking_lot::Mutex<Vec<String>>> = Arc::default();
+        let asked = seen.clone();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut request = Vec::new();
+                // The question is one JSON object.
+                while !request.ends_with(b"}") {
+                    let mut part = [0; 1024];
+                    let Ok(length @ 1..) = stream.read(&mut part).await else {
+                        break;
+                    };
+                    request.extend_from_slice(part.get(..length).unwrap_or_default());
+                }
+                asked.lock().push(String::from_utf8(request).unwrap());
+                let _ = stream.write_all(answer.as_bytes()).await;
+                if answer.is_empty() {
+                    tokio::time::sleep(Duration::from_mins(1)).await;
+                }
+            }
+        });
+        (url, seen)
+    }
+
+    fn predictor(url: String) -> Predictor {
+        let config = PredictorConfig {
+            url,
+            timeout: Duration::from_millis(500),
+            ..PredictorConfig::default()
+        };
+        Predictor::new(&config).unwrap().unwrap()
+    }
+
+    fn model() -> Model {
+        Model {
+            tag: "cost".to_owned(),
+            metric: "price".to_owned(),
+            direction: "minimize".to_owned(),
+            images: BTreeMap::new(),
+        }
+    }
+
+    fn labels(key: &str) -> BTreeMap<String, String> {
+        [(key.to_owned(), "x".to_owned())].into()
+    }
+
+    const ANSWER: &str = "HTTP/1.1 200 OK\r\ncontent-length: 80\r\nconnection: close\r\n\r\n{\"instance\": \"m7g\", \"arch\": \"arm64\", \"instance-selector\": \"type\", \"score\": 0.5}\n";
+
+    #[tokio::test]
+    async fn the_same_question_is_asked_once() {
+        let (url, seen) = server(ANSWER).await;
+        let (predictor, model) = (predictor(url), model());
+        let (a, b) = (labels("a"), labels("b"));
+        let count = AtomicUsize::new(0);
+        let ask = async |features| {
+            count.fetch_add(1, Ordering::Relaxed);
+            predictor.ask(&model, features).await
+        };
+        let expected = Prediction {
+            label: "type".to_owned(),
+            value: "m7g".to_owned(),
+            architecture: "arm64".to_owned(),
+        };
+        let both = futures::join!(ask(vec![&a, &b]), ask(vec![&b, &a, &a]));
+        assert_eq!(both, (Ok(expected.clone()), Ok(expected.clone())));
+        assert_eq!(ask(vec![&a, &b]).await, Ok(expected));
+        assert_eq!((count.into_inner(), seen.lock().len()), (3, 1));
+        let question = seen.lock().first().cloned().unwrap();
+        let (head, body) = question.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("POST /predict HTTP/1.1"), "{head}");
+        assert_eq!(
+            body,
+            r#"{"metric_name":"price","directionality":"minimize","features":[{"a":"x"},{"b":"x"}]}"#
+        );
+    }
+
+    #[tokio::test]
+    async fn failures_are_told_and_not_repeated_at_once() {
+        for (answer, part) in [
+            ("", "timed out"),
+            ("HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n", "500"),
+            (
+                "HTTP/1.1 302 No\r\nlocation: /\r\ncontent-length: 0\r\n\r\n",
+                "302",
+            ),
+            (
+                "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",
+                "its answer is none",
+            ),
+            ("nonsense", ""),
+        ] {
+            let (url, seen) = server(answer).await;
+            let (predictor, model, node) = (predictor(url), model(), labels("a"));
+            let error = predictor.ask(&model, vec![&node]).await.unwrap_err();
+            assert!(error.contains(part), "{answer}: {error}");
+            assert_eq!(predictor.ask(&model, vec![&node]).await.unwrap_err(), error);
+            assert!(seen.lock().len() <= 1, "{answer}");
+        }
+    }
+
+    #[test]
+    fn a_bundle_that_cannot_be_used_is_an_error() {
+        let new = |ca_bundle: &Path| {
+            Predictor::new(&PredictorConfig {
+                url: "https://predictor.example.com".to_owned(),
+                ca_bundle: ca_bundle.to_owned(),
+                ..PredictorConfig::default()
+            })
+        };
+        let text = |file: &Path| new(file).err().map(|error| error.to_string()).unwrap();
+        assert!(text(Path::new("/nowhere.pem")).contains("cannot read /nowhere.pem"));
+        let empty = tempfile::NamedTempFile::new().unwrap();
+        assert!(text(empty.path()).contains("has no certificate"));
+        assert!(
+            Predictor::new(&PredictorConfig::default())
+                .unwrap()
+                .is_none()
+        );
+    }
+}

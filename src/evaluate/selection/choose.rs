@@ -1,0 +1,291 @@
+//! The choice for one container: among the nodes that its pod can land on, by a model or by rules.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use tokio::time::Instant;
+
+use crate::{
+    cluster::nodes::{AlikeNodes, GroupBy},
+    image::{ImageError, PullPolicy, Reference, ResolveRequest},
+    placement::{
+        affinity::Requirement,
+        keeps_away,
+        selection::{
+            Choice, Compatibility, CompatibilityDocument, DocumentFormat, ImageSelection,
+            LabelKeys, NoChoice, NodeGroup, PassedOver, SelectedNodes,
+        },
+        suffices,
+    },
+    platform::Architectures,
+};
+
+use super::{
+    super::{Evaluator, Subject, pull_secrets::PodCredentials},
+    NoMatch, SelectionProblem,
+};
+
+/// The architectures on which images run, by reference; `None`: on all.
+type KnownImages = BTreeMap<String, Option<Architectures>>;
+
+/// An image that was chosen for one container.
+pub(super) struct Chosen<'a> {
+    pub(super) image: String,
+    pub(super) nodes: SelectedNodes,
+    /// Those that it fits.
+    pub(super) groups: Vec<NodeGroup<'a>>,
+}
+
+/// Why no image was chosen for one container.
+pub(super) enum Unselected {
+    /// This could not be read in time.
+    Failed(String, Box<ImageError>),
+    /// It keeps its image.
+    Because(SelectionProblem),
+}
+
+/// What limits the choice for one pod.
+pub(super) struct Pod<'a> {
+    pub(super) subject: Subject<'a>,
+    pub(super) credentials: &'a PodCredentials,
+    pub(super) deadline: Instant,
+    /// The architectures that its other images share.
+    pub(super) limit: Option<Architectures>,
+}
+
+impl Evaluator {
+    /// The image of one container: by a model, if the document has one and its server answers, otherwise by rules.
+    pub(super) async fn choose_image<'a>(
+        &self,
+        pod: &Pod<'_>,
+        one: &ImageSelection,
+        document: &'a CompatibilityDocument,
+        groups: &[NodeGroup<'a>],
+    ) -> Result<Chosen<'a>, Unselected> {
+        if !document.models.is_empty() {
+            let predicted = self.predict(pod, one, document, groups).await;
+            match predicted {
+                Ok(chosen) => return Ok(chosen),
+                // The rules decide.
+                Err(Unselected::Because(_)) if !document.entries.is_empty() => {}
+                Err(other) => return Err(other),
+            }
+        }
+        let choice = self.choose(pod, &one.document, document, groups).await?;
+        let choice = choice.map_err(|passed_over| {
+            Unselected::Because(SelectionProblem::NoMatch(NoMatch {
+                container: one.container.clone(),
+                document: one.document.clone(),
+                nodes: groups.iter().map(|group| group.count).sum(),
+                passed_over,
+            }))
+        })?;
+        let image = document.image(choice.best.entry, &one.document);
+        let nodes = choice.nodes().ok_or_else(|| {
+            Unselected::Because(SelectionProblem::NotSelectable {
+                container: one.container.clone(),
+                image: image.clone(),
+            })
+        })?;
+        let fitting = std::iter::once(&choice.best).chain(&choice.further);
+        Ok(Chosen {
+            groups: fitting.flat_map(|fit| fit.groups.iter().copied()).collect(),
+            image,
+            nodes,
+        })
+    }
+
+    /// The choice of a model.
+    async fn predict<'a>(
+        &self,
+        pod: &Pod<'_>,
+        one: &ImageSelection,
+        document: &CompatibilityDocument,
+        groups: &[NodeGroup<'a>],
+    ) -> Result<Chosen<'a>, Unselected> {
+        let because = |why: String| {
+            Unselected::Because(SelectionProblem::Model {
+                container: one.container.clone(),
+                document: one.document.clone(),
+                why,
+            })
+        };
+        let mut models = document.models.iter();
+        let model = match &one.model {
+            Some(name) => models.find(|model| model.tag == *name),
+            None => models.next().filter(|_| document.models.len() == 1),
+        };
+        let model = model.ok_or_else(|| {
+            because("name one of its models in the annotation …/model".to_owned())
+        })?;
+        let predictor = self.predictor.as_ref();
+        let predictor =
+            predictor.ok_or_else(|| because("selection.predictor is not configured".to_owned()))?;
+        let features = groups.iter().map(|group| group.facts.labels).collect();
+        let asked = tokio::time::timeout_at(pod.deadline, predictor.ask(model, features));
+        let answer = asked.await.unwrap_or_else(|_| Err("it is too late".into()));
+        let answer = answer.map_err(|why| because(format!("selection.predictor: {why}")))?;
+        let image = model.images.get(&answer.architecture);
+        let image = image.ok_or_else(|| {
+            because(format!(
+                "it has no image for {:?}, which selection.predictor chose",
+                answer.architecture
+            ))
+        })?;
+        let set = self.runs_on(pod, image).await?;
+        let fits = |group: &&NodeGroup<'_>| {
+            let value = group.facts.labels.get(&answer.label);
+            value == Some(&answer.value) && pod.can_run(set.as_ref(), group)
+        };
+        let groups: Vec<_> = groups.iter().filter(fits).copied().collect();
+        if groups.is_empty() {
+            return Err(because(format!(
+                "no node with the label {}={} runs {image}, which selection.predictor chose",
+                answer.label, answer.value
+            )));
+        }
+        let requirement = Requirement::new(&answer.label, "In", vec![answer.value]);
+        Ok(Chosen {
+            image: image.clone(),
+            nodes: SelectedNodes {
+                required: vec![vec![requirement]],
+                preferred: Vec::new(),
+            },
+            groups,
+        })
+    }
+
+    pub(super) async fn compatibility(
+        &self,
+        pod: &Pod<'_>,
+        document: &str,
+    ) -> Result<Arc<CompatibilityDocument>, ImageError> {
+        let request = pod.request(document);
+        self.resolver.compatibility_by(request, pod.deadline).await
+    }
+
+    /// The nodes in groups, by what the documents and the pod's author say about their labels.
+    pub(super) fn landing<'a>(
+        &self,
+        pod: &Pod<'_>,
+        documents: impl Iterator<Item = &'a CompatibilityDocument>,
+    ) -> Arc<[AlikeNodes]> {
+        let author = pod.subject.spec.author_selection();
+        let mut keys = LabelKeys::default();
+        keys.keys.extend(author.label_keys().map(str::to_owned));
+        let mut features = None;
+        for document in documents {
+            keys.keys.extend(document.labels.keys.iter().cloned());
+            keys.prefixes
+                .extend(document.labels.prefixes.iter().cloned());
+            if !document.features.is_empty() {
+                features = Some(&self.nodes.features);
+            }
+        }
+        let by = GroupBy {
+            labels: &keys,
+            features,
+            own_taint: &self.policy.taint,
+            variants: &self.policy.variants,
+        };
+        if author.names_fields() {
+            // As the pods of DaemonSets do.
+            return self.nodes.groups_of(by, |node| {
+                let name = node.metadata.name.as_deref().unwrap_or_default();
+                author.selects(node.view().labels, name)
+            });
+        }
+        self.nodes.groups(by)
+    }
+
+    /// The architectures of the nodes that run an image; `None`: all.
+    async fn runs_on(
+        &self,
+        pod: &Pod<'_>,
+        image: &str,
+    ) -> Result<Option<Architectures>, Unselected> {
+        let resolved = self.resolver.resolve_by(pod.request(image), pod.deadline);
+        let resolved = resolved
+            .await
+            .map_err(|error| Unselected::Failed(image.to_owned(), Box::new(error)))?;
+        let set = self
+            .policy
+            .of_image(&resolved.platforms, &pod.subject.spec.os());
+        Ok(set.map(|set| self.policy.widen(set)))
+    }
+
+    /// The choice for one container, or why each entry was passed over.
+    async fn choose<'a>(
+        &self,
+        pod: &Pod<'_>,
+        reference: &str,
+        document: &'a CompatibilityDocument,
+        groups: &[NodeGroup<'a>],
+    ) -> Result<Result<Choice<'a>, Vec<PassedOver>>, Unselected> {
+        let mut known = KnownImages::new();
+        loop {
+            let runs = |entry: &Compatibility, group: &NodeGroup<'_>| {
+                let image = known.get(&document.image(entry, reference))?;
+                Some(pod.can_run(image.as_ref(), group))
+            };
+            match document.choose(groups, runs) {
+                Ok(choice) => return Ok(Ok(choice)),
+                Err(NoChoice::Nothing(passed_over)) => return Ok(Err(passed_over)),
+                Err(NoChoice::Unknown(entry)) => {
+                    let image = document.image(entry, reference);
+                    let set = self.runs_on(pod, &image).await?;
+                    known.insert(image, set);
+                }
+            }
+        }
+    }
+}
+
+impl Pod<'_> {
+    fn request<'a>(&'a self, image: &'a str) -> ResolveRequest<'a> {
+        ResolveRequest {
+            image,
+            policy: PullPolicy::IfNotPresent,
+            keyring: &self.credentials.keyring,
+            tenant: self.subject.namespace,
+        }
+    }
+
+    /// Whether nodes run an image for these architectures, and the pod's other images.
+    fn can_run(&self, image: Option<&Architectures>, group: &NodeGroup<'_>) -> bool {
+        let mut sets = image.into_iter().chain(&self.limit);
+        sets.all(|set| suffices(set, group.architecture, group.variant) != Some(false))
+    }
+
+    /// Whether its author and its tolerations allow these nodes.
+    pub(super) fn can_land_on(&self, nodes: &AlikeNodes) -> bool {
+        let spec = self.subject.spec;
+        let author = spec.author_selection();
+        let tolerations = spec.tolerations.as_deref().unwrap_or_default();
+        let mut taints = nodes.taints.iter();
+        // A selection by name was applied to each node.
+        (author.names_fields() || author.selects(&nodes.labels, ""))
+            && !taints.any(|taint| keeps_away(taint, tolerations))
+    }
+
+    pub(super) fn image_of(&self, container: &str) -> String {
+        let mut all = self.subject.spec.selectable();
+        let found = all.find(|(_, one)| one.name == container);
+        found
+            .and_then(|(_, one)| one.image.clone())
+            .unwrap_or_default()
+    }
+}
+
+impl CompatibilityDocument {
+    /// The image of an entry: what it names, or the one that the document is about. `reference`: where the document was found.
+    fn image(&self, entry: &Compatibility, reference: &str) -> String {
+        match (self.format, &self.subject) {
+            (DocumentFormat::Labels, _) => entry.tag.clone(),
+            (DocumentFormat::Features, None) => reference.to_owned(),
+            (DocumentFormat::Features, Some(digest)) => Reference::parse(reference).map_or_else(
+                |_| reference.to_owned(),
+                |found| format!("{}@{digest}", found.name()),
+            ),
+        }
+    }
+}

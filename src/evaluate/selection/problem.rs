@@ -1,0 +1,121 @@
+//! Why no image was selected, for users.
+
+use std::fmt;
+
+use crate::placement::selection::{InvalidSelection, PassedOver};
+
+/// Why no image was selected.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SelectionProblem {
+    /// The request is invalid.
+    Invalid(String),
+    /// No image fits a node that the pod can land on.
+    NoMatch(NoMatch),
+    /// The nodes that fit cannot be told from the others by labels.
+    NotSelectable {
+        /// The container.
+        container: String,
+        /// The image that fits some nodes.
+        image: String,
+    },
+    /// The choice is left to a model, which cannot choose.
+    Model {
+        /// The container.
+        container: String,
+        /// The reference of the document.
+        document: String,
+        /// Why.
+        why: String,
+    },
+    /// The pod exists, and nothing was selected when it was created.
+    Created(String),
+}
+
+/// No image fits a node that the pod can land on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct NoMatch {
+    /// The container.
+    pub container: String,
+    /// The reference of the document.
+    pub document: String,
+    /// How many nodes there are on which the pod can land.
+    pub nodes: usize,
+    /// The entries, with the rules that failed.
+    pub passed_over: Vec<PassedOver>,
+}
+
+impl From<InvalidSelection> for SelectionProblem {
+    fn from(invalid: InvalidSelection) -> Self {
+        Self::Invalid(invalid.to_string())
+    }
+}
+
+impl fmt::Display for SelectionProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invalid(why) => write!(f, "no image is selected: {why}"),
+            Self::NoMatch(no_match) => no_match.fmt(f),
+            Self::NotSelectable { container, image } => write!(
+                f,
+                "container {container}: the nodes that {image} fits cannot be selected by labels, so it keeps its image"
+            ),
+            Self::Model {
+                container,
+                document,
+                why,
+            } => write!(
+                f,
+                "container {container} keeps its image: {document} leaves the choice to a model: {why}"
+            ),
+            Self::Created(container) => write!(
+                f,
+                "container {container}: no image was selected when the pod was created, because the webhook did not answer or no \
+                 image fitted a node; create the pod anew"
+            ),
+        }
+    }
+}
+
+impl fmt::Display for NoMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            container,
+            document,
+            nodes,
+            passed_over,
+        } = self;
+        let are = if *nodes == 1 { "node" } else { "nodes" };
+        write!(
+            f,
+            "container {container}: no image of {document} fits the {nodes} {are} on which the pod can land"
+        )?;
+        for (index, entry) in passed_over.iter().enumerate() {
+            let between = if index == 0 { ": " } else { "; " };
+            let failed: Vec<_> = entry
+                .failed
+                .iter()
+                .map(|(rule, count)| format!("{rule} fails on {count}"))
+                .collect();
+            let why = if failed.is_empty() {
+                "has a negative weight".to_owned()
+            } else {
+                failed.join(", ")
+            };
+            write!(f, "{between}{}: {why}", entry.tag)?;
+        }
+        Ok(())
+    }
+}
+
+impl SelectionProblem {
+    /// The container that keeps its image.
+    pub(super) fn container(&self) -> Option<&String> {
+        match self {
+            Self::Invalid(_) => None,
+            Self::NoMatch(NoMatch { container, .. })
+            | Self::NotSelectable { container, .. }
+            | Self::Model { container, .. }
+            | Self::Created(container) => Some(container),
+        }
+    }
+}

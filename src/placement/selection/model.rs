@@ -1,0 +1,141 @@
+//! Documents that leave the choice to a model: ocifit-k8s' `application/vnd.oci.image.model-compatibilities.v1+json`. A server knows
+//! the model; it answers which of the nodes is best.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+
+use super::{InvalidDocument, LabelKeys, MAX_SIZE, document::first_line};
+
+/// Maximum number of models of a document, and of images of a model.
+const MAX_MODELS: usize = 64;
+/// What the server is told of nodes: labels about hardware, and where it is.
+const FEATURES: &str = "feature.node.kubernetes.io/";
+const HARDWARE: [&str; 4] = [
+    "kubernetes.io/arch",
+    "node.kubernetes.io/instance-type",
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+];
+
+/// A model that chooses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// Its name, by which a pod names it.
+    pub tag: String,
+    /// The metric that it predicts.
+    pub metric: String,
+    /// `maximize`, `minimize` or `random`.
+    pub direction: String,
+    /// The image for each architecture.
+    pub images: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct RawDocument {
+    compatibilities: Vec<RawCompatibility>,
+}
+
+#[derive(Deserialize)]
+struct RawCompatibility {
+    #[serde(default)]
+    tag: String,
+    #[serde(default)]
+    rules: Vec<RawRule>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawRule {
+    match_model: Option<RawMatch>,
+}
+
+#[derive(Deserialize)]
+struct RawMatch {
+    model: RawModel,
+}
+
+#[derive(Deserialize)]
+struct RawModel {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    direction: String,
+    #[serde(default)]
+    platforms: BTreeMap<String, String>,
+}
+
+impl Model {
+    /// Parses the models of a document.
+    ///
+    /// # Errors
+    ///
+    /// When it is none of this format, or too large.
+    pub fn parse(bytes: &[u8]) -> Result<Vec<Self>, InvalidDocument> {
+        let size = bytes.len() as u64;
+        if size > MAX_SIZE {
+            return Err(InvalidDocument::TooLarge(size));
+        }
+        let raw: RawDocument = serde_json::from_slice(bytes)
+            .map_err(|error| InvalidDocument::Malformed(first_line(&error.to_string())))?;
+        let models = raw.compatibilities.into_iter().flat_map(|raw| {
+            let tag = raw.tag;
+            let models = raw.rules.into_iter().filter_map(|rule| rule.match_model);
+            models.map(move |raw| Self {
+                tag: tag.clone(),
+                metric: raw.model.name,
+                direction: raw.model.direction,
+                images: raw.model.platforms,
+            })
+        });
+        let models: Vec<_> = models.take(MAX_MODELS + 1).collect();
+        let is_large = |model: &Self| model.images.len() > MAX_MODELS;
+        if models.len() > MAX_MODELS || models.iter().any(is_large) {
+            return Err(InvalidDocument::TooManyEntries);
+        }
+        Ok(models)
+    }
+
+    /// The labels that the server is told.
+    pub fn labels() -> LabelKeys {
+        LabelKeys {
+            keys: HARDWARE.map(str::to_owned).into(),
+            prefixes: BTreeSet::from([FEATURES.to_owned()]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_read() {
+        let text = r#"{"version": "v1alpha1", "compatibilities": [
+            {"tag": "cost", "rules": [{"matchModel": {"model": {
+                "type": "sklearn", "platforms": {"amd64": "a", "arm64": "b"}, "direction": "minimize", "name": "price", "filename": "m.pkl"}}}]},
+            {"tag": "rules", "rules": [{"matchFeatures": []}]}]}"#;
+        let expected = Model {
+            tag: "cost".to_owned(),
+            metric: "price".to_owned(),
+            direction: "minimize".to_owned(),
+            images: [("amd64", "a"), ("arm64", "b")]
+                .map(|(architecture, image)| (architecture.to_owned(), image.to_owned()))
+                .into(),
+        };
+        assert_eq!(Model::parse(text.as_bytes()), Ok(vec![expected]));
+        let malformed = Model::parse(b"{}");
+        assert!(matches!(malformed, Err(InvalidDocument::Malformed(_))));
+        let one = r#"{"rules": [{"matchModel": {"model": {}}}]}"#;
+        let many = format!("{{\"compatibilities\": [{}]}}", vec![one; 100].join(","));
+        assert_eq!(
+            Model::parse(many.as_bytes()),
+            Err(InvalidDocument::TooManyEntries)
+        );
+        let large = vec![b' '; 300 * 1024];
+        assert_eq!(
+            Model::parse(&large),
+            Err(InvalidDocument::TooLarge(300 * 1024))
+        );
+    }
+}
