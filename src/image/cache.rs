@@ -35,7 +35,7 @@ struct TagEntry {
     seen: Instant,
 }
 
-/// A document that is attached to an image expires, because another one may be attached.
+/// A compatibility document, and until when it is used, if it expires.
 #[derive(Clone)]
 struct CompatibilityEntry {
     document: Arc<CompatibilityDocument>,
@@ -97,14 +97,14 @@ impl Caches {
         }
     }
 
+    /// A document that is the artifact of this digest.
     pub(crate) fn compatibility(
         &self,
         digest: &Digest,
         scope: CacheScope,
     ) -> Option<Arc<CompatibilityDocument>> {
         let entry = self.compatibilities.get(&summary_key(digest, scope))?;
-        let is_valid = entry.expires.is_none_or(|expires| Instant::now() < expires);
-        is_valid.then_some(entry.document)
+        Some(entry.document)
     }
 
     pub(crate) fn store_compatibility(
@@ -112,11 +112,39 @@ impl Caches {
         digest: &Digest,
         scope: CacheScope,
         document: Arc<CompatibilityDocument>,
-        expires: Option<Instant>,
     ) {
+        let expires = None;
         let entry = CompatibilityEntry { document, expires };
         self.compatibilities
             .insert(summary_key(digest, scope), entry);
+    }
+
+    /// A document that is attached to the image of this digest, in one repository: another repository may have the same image.
+    pub(crate) fn attached(
+        &self,
+        digest: &Digest,
+        name: &str,
+        fingerprints: &[Fingerprint],
+    ) -> Option<Arc<CompatibilityDocument>> {
+        let key = attached_key(digest, name, fingerprints);
+        let entry = self.compatibilities.get(&key)?;
+        let is_valid = entry.expires.is_none_or(|expires| Instant::now() < expires);
+        is_valid.then_some(entry.document)
+    }
+
+    /// Stores a document that is attached to an image for a time, because another one may be attached.
+    pub(crate) fn store_attached(
+        &self,
+        digest: &Digest,
+        name: &str,
+        fingerprints: &[Fingerprint],
+        document: Arc<CompatibilityDocument>,
+        ttl: Duration,
+    ) {
+        let expires = Some(Instant::now() + ttl);
+        let entry = CompatibilityEntry { document, expires };
+        self.compatibilities
+            .insert(attached_key(digest, name, fingerprints), entry);
     }
 
     pub(crate) fn summary(&self, digest: &Digest, scope: CacheScope) -> Option<CachedSummary> {
@@ -263,9 +291,23 @@ fn summary_key(digest: &Digest, scope: CacheScope) -> Fingerprint {
 }
 
 fn partial_key(digest: &Digest, name: &str, fingerprints: &[Fingerprint]) -> Fingerprint {
+    repository_key(b"partial", digest, name, fingerprints)
+}
+
+fn attached_key(digest: &Digest, name: &str, fingerprints: &[Fingerprint]) -> Fingerprint {
+    repository_key(b"attached", digest, name, fingerprints)
+}
+
+/// The key of what is true for one repository and these credentials.
+fn repository_key(
+    kind: &[u8],
+    digest: &Digest,
+    name: &str,
+    fingerprints: &[Fingerprint],
+) -> Fingerprint {
     let (digest, fingerprints) = (digest.to_string(), Fingerprint::combine(fingerprints));
     let parts = [
-        b"partial",
+        kind,
         digest.as_bytes(),
         name.as_bytes(),
         fingerprints.bytes(),

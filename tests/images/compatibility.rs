@@ -293,3 +293,19 @@ async fn nothing_or_nonsense_is_attached() {
         assert_eq!(error.reason(), reason, "{name}: {}", error.chain());
     }
 }
+
+/// Whoever may push to one repository decides nothing about the same image in another one.
+#[tokio::test]
+async fn what_is_attached_counts_in_its_repository_only() {
+    let (registry, resolver) = (registry().await, resolver());
+    let image = testimg::find("multi");
+    for (repository, weight) in [("evil", 1), ("app", 2)] {
+        registry.add(repository, &image);
+        let text = format!("compatibilities: [{{weight: {weight}, rules: []}}]");
+        let artifact = Image::artifact(NFD_ARTIFACT, NFD, &text).attached_to(&image.root, "2026");
+        registry.add_tag(repository, "attached", &artifact);
+        registry.set_referrers(repository, &image.root.digest, Some(&[&artifact]));
+        let document = read(&resolver, &registry.image(repository)).await.unwrap();
+        assert_eq!(weights(&document), [weight]);
+    }
+}

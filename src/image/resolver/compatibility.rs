@@ -1,7 +1,7 @@
 //! Compatibility documents: artifacts that say which image is for which nodes (`placement::selection`), named by themselves or
 //! attached to an image. They are read as images are: with the same names, credentials, mirrors, slots and limits.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::FutureExt;
@@ -82,7 +82,21 @@ impl Resolver {
 impl ResolverInner {
     fn cached_compatibility(&self, context: &RequestContext) -> Option<Arc<CompatibilityDocument>> {
         let digest = self.cached_digest(context)?;
-        self.caches.compatibility(&digest, context.summary_scope())
+        self.cached_by_digest(context, &digest)
+    }
+
+    fn cached_by_digest(
+        &self,
+        context: &RequestContext,
+        digest: &Digest,
+    ) -> Option<Arc<CompatibilityDocument>> {
+        let attached = || {
+            let (name, fingerprints) = (context.reference.name(), context.fingerprints());
+            self.caches.attached(digest, &name, &fingerprints)
+        };
+        self.caches
+            .compatibility(digest, context.summary_scope())
+            .or_else(attached)
     }
 
     async fn read_compatibility(
@@ -90,8 +104,8 @@ impl ResolverInner {
         context: &RequestContext,
         found: &ResolvedDigest,
     ) -> Result<Arc<CompatibilityDocument>, ImageError> {
-        let (digest, scope) = (&found.digest, context.summary_scope());
-        if let Some(document) = self.caches.compatibility(digest, scope) {
+        let digest = &found.digest;
+        if let Some(document) = self.cached_by_digest(context, digest) {
             return Ok(document);
         }
         let fingerprints = context.fingerprints();
@@ -103,25 +117,29 @@ impl ResolverInner {
             let artifact = artifact(digest, &root)?;
             if let Some(document) = read_layer(&source, &artifact).await? {
                 let subject = artifact.subject.map(|subject| subject.digest);
-                return Ok((
-                    CompatibilityDocument {
-                        subject,
-                        ..document
-                    },
-                    None,
-                ));
+                let document = CompatibilityDocument {
+                    subject,
+                    ..document
+                };
+                return Ok((document, false));
             }
             // It may be attached to an image. What is attached can change while the image does not.
             let document = self.read_referrer(context, &source, digest).await?;
-            Ok((document, Some(Instant::now() + self.settings.tag_ttl)))
+            Ok((document, true))
         };
         match read.await {
-            Ok((document, expires)) => {
+            Ok((document, is_attached)) => {
                 self.caches.forget_failure(&subject, &fingerprints);
                 let document = Arc::new(document);
                 let kept = document.clone();
-                self.caches
-                    .store_compatibility(digest, scope, kept, expires);
+                if is_attached {
+                    let (name, ttl) = (context.reference.name(), self.settings.tag_ttl);
+                    self.caches
+                        .store_attached(digest, &name, &fingerprints, kept, ttl);
+                } else {
+                    let scope = context.summary_scope();
+                    self.caches.store_compatibility(digest, scope, kept);
+                }
                 Ok(document)
             }
             Err(error) => {
