@@ -178,7 +178,7 @@ impl Webhook {
         for invalid in invalid {
             answer.warn(&invalid.to_string());
         }
-        let problems = evaluation.iter().flat_map(|one| &one.selected.problems);
+        let problems = evaluation.iter().flat_map(Evaluation::selection_problems);
         for problem in problems {
             let denies = self.evaluator.config.selection.on_no_match == OnNoMatch::Deny;
             if denies && matches!(problem, SelectionProblem::NoMatch(_)) {
@@ -217,11 +217,18 @@ impl Webhook {
             let change = if gate {
                 PodChange::default()
             } else {
-                review.subject().change(policy, decision, evaluation)
+                let change = review.subject().change(policy, decision, evaluation);
+                change.with_images_kept(&review.recorded, &review.undo.images)
             };
             decided = Some((decision.clone(), change));
         }
-        answer.patch = review.patch(decided, gate);
+        // What was selected before cannot be selected later, when the pod exists without gate.
+        let keeps = matches!(outcome, Some(Outcome::Missed | Outcome::Unresolved))
+            && !gate
+            && !review.recorded.images.is_empty();
+        if !keeps {
+            answer.patch = review.patch(decided, gate);
+        }
         let outcome = match outcome {
             _ if gate => Outcome::Gated,
             Some(outcome) => outcome,

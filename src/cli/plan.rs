@@ -250,7 +250,8 @@ async fn of_pod(
 fn selected(evaluation: &Evaluation, change: &PodChange) -> String {
     let images = change.images.iter().filter(|image| image.from != image.to);
     let images = images.map(|image| format!("container {} gets {}", image.container, image.to));
-    let problems = evaluation.selected.problems.iter().map(ToString::to_string);
+    let problems = evaluation.selection_problems();
+    let problems = problems.iter().map(ToString::to_string);
     let all: Vec<String> = images.chain(problems).collect();
     let between = if all.is_empty() { "" } else { "; " };
     format!("{between}{}", all.join("; "))

@@ -33,7 +33,7 @@ impl Default for PredictorConfig {
     fn default() -> Self {
         Self {
             url: String::new(),
-            timeout: Duration::from_secs(1),
+            timeout: Duration::from_millis(500),
             ca_bundle: PathBuf::new(),
         }
     }

@@ -115,8 +115,8 @@ pub struct Evaluation {
     pub images: Vec<(String, Option<Architectures>)>,
     /// Pull secrets that were skipped.
     pub unusable: BTreeSet<UnusablePullSecret>,
-    /// Images that were selected.
-    pub selected: SelectedImages,
+    /// Images that were selected, if the pod asks for it, as few do.
+    pub selected: Option<Box<SelectedImages>>,
 }
 
 /// Why no node can run a pod.
@@ -207,14 +207,14 @@ impl Evaluator {
         let preferences =
             preference::nearest(subject.annotations, of_namespace, default, &mut invalid);
         let deadline = tokio::time::Instant::now() + self.config.resolution.budget;
-        let selected = if selection::is_requested(subject, &rule) {
-            // Few pods ask for it.
-            Box::pin(self.select_images(subject, &rule, deadline)).await
-        } else {
-            SelectedImages::default()
-        };
+        let mut selected = None;
+        if selection::is_requested(subject, &rule) {
+            let found = Box::pin(self.select_images(subject, &rule, deadline)).await;
+            selected = Some(Box::new(found));
+        }
+        let spec = selected.as_mut().and_then(|selected| selected.spec.take());
         let subject = Subject {
-            spec: selected.spec.as_ref().unwrap_or(subject.spec),
+            spec: spec.as_ref().unwrap_or(subject.spec),
             ..subject
         };
         let mut evaluation = Evaluation {
@@ -225,9 +225,10 @@ impl Evaluator {
             invalid,
             images: Vec::new(),
             unusable: BTreeSet::new(),
-            selected: SelectedImages::default(),
+            selected,
         };
-        let selects = !selected.images.is_empty() || !selected.failed.is_empty();
+        let selected = evaluation.selected.as_deref();
+        let selects = selected.is_some_and(|own| !own.images.is_empty() || !own.failed.is_empty());
         evaluation.verdict = match rule {
             Rule::Mode(Mode::Inspect) if subject.decided_by_policy.is_some() => {
                 evaluation.by_policy = true;
@@ -263,14 +264,13 @@ impl Evaluator {
                 verdict
             }
         };
-        if !selected.failed.is_empty() {
-            evaluation.verdict = evaluation.verdict.without(selected.failed.clone());
+        if let Some(selected) = &mut evaluation.selected
+            && !selected.failed.is_empty()
+        {
+            let failed = std::mem::take(&mut selected.failed);
+            evaluation.verdict = evaluation.verdict.without(failed);
         }
         self.respect_author(subject, &mut evaluation);
-        evaluation.selected = SelectedImages {
-            spec: None,
-            ..selected
-        };
         evaluation
     }
 
@@ -410,7 +410,7 @@ impl Subject<'_> {
         let conflict = evaluation.conflict.as_ref();
         let selects =
             view.affinity != AffinityAccess::Closed && *decision != Decision::NoCommonArchitecture;
-        let selected = Some(&evaluation.selected).filter(|_| selects);
+        let selected = evaluation.selected.as_ref().filter(|_| selects);
         let circumstances = Circumstances {
             disjoint: conflict.map(Conflict::sets).unwrap_or_default(),
             selected: selected.map(|selected| &selected.nodes),
@@ -424,6 +424,12 @@ impl Subject<'_> {
 }
 
 impl Evaluation {
+    /// Why no image was selected for a container that asks for it.
+    pub fn selection_problems(&self) -> &[SelectionProblem] {
+        let selected = self.selected.as_ref();
+        selected.map_or(&[], |selected| &selected.problems)
+    }
+
     /// The message for a pod that no architecture can run.
     pub fn explain_no_common_architecture(&self, policy: &PlacementPolicy) -> String {
         let images = || match self.images.as_slice() {

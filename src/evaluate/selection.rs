@@ -175,6 +175,8 @@ impl Evaluator {
                 to: chosen.image,
             });
         }
+        let nodes = std::mem::take(&mut selected.nodes);
+        selected.nodes = nodes.sorted_by(&groups);
     }
 }
 

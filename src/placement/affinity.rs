@@ -111,6 +111,9 @@ impl Requirement {
     }
 }
 
+/// Maximum number of terms of a pod that are repeated for selected images. Real pods have a few.
+const MAX_REPEATED: usize = 16;
+
 /// What archaware adds to a pod's node affinity. Recorded on the pod, so that it can be removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -213,7 +216,7 @@ impl Preference {
 }
 
 /// Requires one of these architectures. The API server accepts no `In` without values; every node has the label, so that `DoesNotExist` matches none.
-pub(super) fn on_architecture<'a>(
+pub(in crate::placement) fn on_architecture<'a>(
     architectures: impl IntoIterator<Item = &'a Architecture>,
 ) -> Requirement {
     let values: Vec<_> = architectures.into_iter().map(ToString::to_string).collect();
@@ -332,12 +335,11 @@ fn required_change(wanted: Wanted<'_>, author: AuthorSelection<'_>) -> Option<Re
     let terms = author.affinity.and_then(Affinity::required_terms);
     let is_single = !wanted.terms_are_open && terms.is_some();
     let architectures = RequiredArchitectures::of(wanted, author, is_single);
+    // Each term would be repeated for each alternative.
+    let is_single = is_single || terms.is_some_and(|terms| terms.len() > MAX_REPEATED);
     let Some(by_images) = by_images.filter(|all| !all.is_empty()) else {
         return architectures?.require(terms);
     };
-    // The first alternatives are the best.
-    let kept = if is_single { 1 } else { by_images.len() };
-    let by_images = by_images.get(..kept).unwrap_or_default();
     let (mut require, by_architecture) = match architectures {
         Some(own) => {
             let terms = own.require.alternatives().into_iter();
@@ -352,6 +354,10 @@ fn required_change(wanted: Wanted<'_>, author: AuthorSelection<'_>) -> Option<Re
         if require.terms.is_empty() {
             return None;
         }
+    }
+    if is_single {
+        // The first alternatives are the best.
+        require.alternatives.truncate(1);
     }
     Some(require)
 }

@@ -98,16 +98,21 @@ pub fn undo(
     undo
 }
 
-/// The replaced images that are still in the pod. `containers`: names and images.
+/// The images that were replaced, as they are now: another webhook may have changed them after archaware. `containers`: names and
+/// images.
 pub fn undo_images<'a>(
     added: &PodChange,
     containers: impl Iterator<Item = (&'a str, &'a str)> + Clone,
 ) -> Vec<ImageChange> {
-    let is_there = |own: &&ImageChange| {
+    let now = |own: &ImageChange| {
         let mut all = containers.clone();
-        all.any(|(name, image)| name == own.container && image == own.to)
+        let (_, image) = all.find(|(name, _)| *name == own.container)?;
+        (image != own.from || own.from == own.to).then(|| ImageChange {
+            to: image.to_owned(),
+            ..own.clone()
+        })
     };
-    added.images.iter().filter(is_there).cloned().collect()
+    added.images.iter().filter_map(now).collect()
 }
 
 impl ReinvocationUndo {
@@ -115,7 +120,24 @@ impl ReinvocationUndo {
     pub fn is_complete(&self, added: &PodChange) -> bool {
         self.tolerations.len() == added.tolerations.len()
             && self.affinity.is_complete(&added.affinity)
-            && self.images.len() == added.images.len()
+            && self.images == added.images
+    }
+}
+
+impl PodChange {
+    /// An image that is selected again stays as another webhook has changed it, e.g. to the name of a mirror.
+    #[must_use]
+    pub fn with_images_kept(mut self, recorded: &Self, undone: &[ImageChange]) -> Self {
+        for image in &mut self.images {
+            let is_same = |own: &&ImageChange| own.container == image.container;
+            let before = recorded.images.iter().find(is_same);
+            if before.is_some_and(|before| before.to == image.to)
+                && let Some(now) = undone.iter().find(is_same)
+            {
+                image.to.clone_from(&now.to);
+            }
+        }
+        self
     }
 }
 
@@ -154,5 +176,44 @@ mod tests {
         assert_eq!(annotated(&text).tolerations, [json!(1)]);
         assert!(annotated(&text.replace(":1,", ":4,")).is_empty());
         assert_eq!(record(&PodChange::default()), None);
+    }
+
+    #[test]
+    fn an_image_may_have_been_changed_again() {
+        let image = |container: &str, from: &str, to: &str| ImageChange {
+            container: container.to_owned(),
+            from: from.to_owned(),
+            to: to.to_owned(),
+        };
+        let change = |images: &[ImageChange]| PodChange {
+            images: images.to_vec(),
+            ..PodChange::default()
+        };
+        let recorded = change(&[
+            image("same", "a", "b"),
+            image("mirrored", "a", "b"),
+            image("reverted", "a", "b"),
+            image("gone", "a", "b"),
+            image("best", "a", "a"),
+        ]);
+        let now = [
+            ("same", "b"),
+            ("mirrored", "mirror/b"),
+            ("reverted", "a"),
+            ("best", "a"),
+        ];
+        let undone = undo_images(&recorded, now.into_iter());
+        let expected = [
+            image("same", "a", "b"),
+            image("mirrored", "a", "mirror/b"),
+            image("best", "a", "a"),
+        ];
+        assert_eq!(undone, expected);
+        // The same choice leaves the mirror's name; another one does not.
+        let chosen = |to: &str| change(&[image("mirrored", "a", to)]);
+        for (to, kept) in [("b", "mirror/b"), ("c", "c")] {
+            let kept_as = chosen(to).with_images_kept(&recorded, &undone);
+            assert_eq!(kept_as, chosen(kept));
+        }
     }
 }

@@ -195,7 +195,7 @@ mod tests {
                 invalid: Vec::new(),
                 images: images.collect(),
                 unusable: [].into(),
-                selected: crate::evaluate::SelectedImages::default(),
+                selected: None,
             };
             assert_eq!(
                 is_misplaced(&evaluation, &policy, |set| set.contains(architecture)),

@@ -113,7 +113,7 @@ impl<'a> Draft<'a> {
             let note = format!("pull secret {secret} is skipped: {why}");
             self.report_about(EventReason::PullSecretUnusable, hash(unusable), note);
         }
-        for problem in &evaluation.selected.problems {
+        for problem in evaluation.selection_problems() {
             self.report_about(
                 EventReason::ImageNotSelected,
                 hash(problem),

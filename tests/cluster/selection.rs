@@ -138,6 +138,21 @@ async fn the_best_image_is_selected_and_its_pod_lands_where_it_fits() {
             .await;
         assert_eq!(landed(&cluster, name).await, is(tag, node), "{pod:?}");
     }
+    // Whatever the pod tolerates, the image has to run on its node: `arm` has the label, too.
+    for (name, annotation, value) in [
+        ("anywhere", "archaware.dev/mode", "any"),
+        ("stated", "archaware.dev/architectures", "amd64,arm64"),
+    ] {
+        let mut annotations = own.clone();
+        annotations[annotation] = json!(value);
+        cluster
+            .create::<Pod>(app(name, "placeholder:latest", annotations, &json!({})))
+            .await;
+        let pod = cluster.pods().get(name).await.unwrap();
+        let affinity = json!(pod.spec.unwrap().affinity).to_string();
+        assert!(affinity.contains(r#""values":["amd64"]"#), "{affinity}");
+        assert_eq!(landed(&cluster, name).await, is("fast", "fast"));
+    }
     // As users of ocifit-k8s write it.
     let mut pod = app(
         "ocifit",

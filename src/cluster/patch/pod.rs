@@ -93,6 +93,7 @@ pub fn admit(pod: &Pod, without_owned: &Pod, admission: AdmissionPatch<'_>) -> J
     } = admission;
     let mut patch = JsonPatch(Vec::new());
     patch.undo(&undo);
+    // Those that are replaced again are set once.
     let is_replaced = |own: &&ImageChange| {
         let mut new = change.images.iter();
         !new.any(|new| new.container == own.container)
@@ -137,10 +138,11 @@ impl JsonPatch {
     /// Replaces the image of a container, if it has this one.
     fn set_image(&mut self, pod: &Pod, container: &str, from: &str, to: &str) {
         let mut all = pod.spec.selectable();
-        if let Some((path, _)) = all.find(|(_, one)| one.name == container) {
+        let found = all.find(|(_, one)| one.name == container);
+        if let Some((path, _)) = found.filter(|_| from != to) {
             self.test(&format!("{path}/name"), json!(container));
             self.test(&format!("{path}/image"), json!(from));
-            self.push("replace", &format!("{path}/image"), json!(to));
+            self.add(&format!("{path}/image"), json!(to));
         }
     }
 

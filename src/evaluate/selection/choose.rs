@@ -86,11 +86,12 @@ impl Evaluator {
                 image: image.clone(),
             })
         })?;
+        let set = self.runs_on(pod, &image).await?;
         let fitting = std::iter::once(&choice.best).chain(&choice.further);
         Ok(Chosen {
             groups: fitting.flat_map(|fit| fit.groups.iter().copied()).collect(),
             image,
-            nodes,
+            nodes: nodes.on(set.as_ref()),
         })
     }
 
@@ -144,12 +145,13 @@ impl Evaluator {
             )));
         }
         let requirement = Requirement::new(&answer.label, "In", vec![answer.value]);
+        let nodes = SelectedNodes {
+            required: vec![vec![requirement]],
+            preferred: Vec::new(),
+        };
         Ok(Chosen {
             image: image.clone(),
-            nodes: SelectedNodes {
-                required: vec![vec![requirement]],
-                preferred: Vec::new(),
-            },
+            nodes: nodes.on(set.as_ref()),
             groups,
         })
     }
@@ -210,7 +212,15 @@ impl Evaluator {
         let set = self
             .policy
             .of_image(&resolved.platforms, &pod.subject.spec.os());
-        Ok(set.map(|set| self.policy.widen(set)))
+        let schedulable = &self.policy.schedulable;
+        let limit = |set: Architectures| {
+            if schedulable.is_empty() {
+                set
+            } else {
+                set.within(schedulable)
+            }
+        };
+        Ok(set.map(|set| limit(self.policy.widen(set))))
     }
 
     /// The choice for one container, or why each entry was passed over.
@@ -222,10 +232,14 @@ impl Evaluator {
         groups: &[NodeGroup<'a>],
     ) -> Result<Result<Choice<'a>, Vec<PassedOver>>, Unselected> {
         let mut known = KnownImages::new();
+        let author = pod.subject.spec.author_selection();
         loop {
             let runs = |entry: &Compatibility, group: &NodeGroup<'_>| {
                 let image = known.get(&document.image(entry, reference))?;
-                Some(pod.can_run(image.as_ref(), group))
+                // A term that names nodes gets no requirements.
+                let fits_all = || groups.iter().all(|group| entry.fits(group.facts));
+                let is_open = !author.names_fields() || fits_all();
+                Some(is_open && pod.can_run(image.as_ref(), group))
             };
             match document.choose(groups, runs) {
                 Ok(choice) => return Ok(Ok(choice)),

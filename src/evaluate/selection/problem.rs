@@ -84,6 +84,12 @@ impl fmt::Display for NoMatch {
             nodes,
             passed_over,
         } = self;
+        if *nodes == 0 {
+            return write!(
+                f,
+                "container {container}: there is no node on which the pod can land, so no image of {document} is selected"
+            );
+        }
         let are = if *nodes == 1 { "node" } else { "nodes" };
         write!(
             f,

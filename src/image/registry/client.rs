@@ -462,6 +462,10 @@ impl Failed {
         host.role == Role::Fallback && !self.speaks_no_tls
     }
 
+    pub(super) fn is_any(&self) -> bool {
+        self.error.is_some()
+    }
+
     pub(super) fn add(&mut self, host: &Host, error: ImageError) {
         self.speaks_no_tls = speaks_no_tls(&error);
         self.error = Some(combine_errors(host, self.error.take(), error));

@@ -9,7 +9,7 @@ use crate::{
 
 use super::{
     client::{Failed, Registry},
-    hosts::Host,
+    hosts::{Host, Role},
     request::RegistryRequest,
 };
 
@@ -33,7 +33,8 @@ impl Registry {
             let asked = self.referrers_at(host, reference, digest, artifact_type, credentials);
             match asked.await {
                 Ok(mut found) => {
-                    is_answered = true;
+                    // A mirror may know nothing of what is attached.
+                    is_answered |= host.role == Role::Origin;
                     // A registry may ignore the filter.
                     found.0.retain(|one| one.artifact_type == artifact_type);
                     if !found.0.is_empty() {
@@ -43,8 +44,7 @@ impl Registry {
                 Err(error) => failed.add(host, error),
             }
         }
-        if is_answered {
-            // A mirror that could not be asked counts no more than one that has nothing.
+        if is_answered || !failed.is_any() {
             return Ok(Referrers::default());
         }
         Err(failed.into_error(reference))

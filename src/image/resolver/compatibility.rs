@@ -176,7 +176,14 @@ impl ResolverInner {
         let digest: Digest = newest.ok_or_else(none)?.manifest.digest.parse()?;
         let manifest = source.fetch(DocumentKind::Manifest, &digest).await?;
         summary::verify(DocumentKind::Manifest, &digest, None, &manifest)?;
-        let document = read_layer(source, &artifact(&digest, &manifest)?).await?;
+        let artifact = artifact(&digest, &manifest)?;
+        let subject = artifact.subject.as_ref().map(|subject| &*subject.digest);
+        // A registry may claim anything of what refers to an image.
+        if subject != Some(&*image.to_string()) {
+            return Err(none());
+        }
+        let document = read_layer(source, &artifact).await?;
+        let document = document.filter(|found| found.format == DocumentFormat::Features);
         document.ok_or_else(none)
     }
 }

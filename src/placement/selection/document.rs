@@ -9,9 +9,11 @@ use super::{Expression, FeatureMatch, InvalidExpression, Model, Rule, facts::fea
 
 /// Maximum size of a document in bytes, many times that of real ones: it is parsed and kept.
 pub const MAX_SIZE: u64 = 256 * 1024;
-/// Maximum number of entries of a document, and of expressions in it: real ones have some dozens.
+/// Maximum number of entries of a document, and of expressions and values in it: real ones have some dozens.
 const MAX_ENTRIES: usize = 256;
 const MAX_EXPRESSIONS: usize = 4096;
+/// A pattern counts as much as this many values: compiled, it may have 64 KiB.
+const COST_OF_PATTERN: usize = 16;
 
 /// What the keys of expressions are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,7 +94,9 @@ pub enum InvalidDocument {
     #[error("no compatibility document: {0}")]
     Malformed(String),
     /// More entries or expressions than any real document has.
-    #[error("more than {MAX_ENTRIES} entries or {MAX_EXPRESSIONS} expressions")]
+    #[error(
+        "more than {MAX_ENTRIES} entries or {MAX_EXPRESSIONS} expressions and values (a pattern counts as {COST_OF_PATTERN})"
+    )]
     TooManyEntries,
     /// Larger than [`MAX_SIZE`].
     #[error("{0} bytes are more than the limit of 256 KiB")]
@@ -278,7 +282,13 @@ pub(super) fn first_line(text: &str) -> String {
 fn rule(format: DocumentFormat, raw: RawRule, count: &mut usize) -> Rule {
     let mut invalid = None;
     let mut compile = |raw: &RawExpression| {
-        *count += 1;
+        let values = raw.value.len();
+        let cost = if raw.op == "InRegexp" {
+            values.saturating_mul(COST_OF_PATTERN)
+        } else {
+            values
+        };
+        *count = count.saturating_add(cost.max(1));
         if *count > MAX_EXPRESSIONS {
             // The document is refused in the end; nothing more is compiled.
             return None;

@@ -127,45 +127,58 @@ impl Expression {
         }))
     }
 
-    /// The same as node affinity, for a label that some nodes satisfy; nothing if every node does. `seen`: the values of these nodes,
-    /// which stand for a regular expression.
-    pub(super) fn requirements(&self, key: &str, seen: &BTreeSet<&str>) -> Vec<Requirement> {
+    /// The same as node affinity, all of these, for a label that some nodes satisfy; `None` if no node can. `seen`: the values of these
+    /// nodes, which stand for a regular expression.
+    pub(super) fn requirements(
+        &self,
+        key: &str,
+        seen: &BTreeSet<&str>,
+    ) -> Option<Vec<Requirement>> {
         // The API server takes keys and values of labels only. No node has others.
         if !is_qualified_name(key) {
-            return Vec::new();
+            return self.holds(Fact::Missing).then(Vec::new);
         }
         let usable = |values: &[String]| -> Vec<String> {
             let usable = values.iter().filter(|value| is_label_value(value));
             usable.cloned().collect()
         };
-        let (operator, values) = match &self.0 {
-            Test::Always => return Vec::new(),
-            Test::Exists => ("Exists", Vec::new()),
-            Test::DoesNotExist => ("DoesNotExist", Vec::new()),
-            Test::In(values) => ("In", usable(values)),
+        // It accepts no `In` without values.
+        let is_one_of = |values: Vec<String>| {
+            let requirement = || vec![Requirement::new(key, "In", values.clone())];
+            (!values.is_empty()).then(requirement)
+        };
+        let single = |operator, values| Some(vec![Requirement::new(key, operator, values)]);
+        match &self.0 {
+            Test::Always => Some(Vec::new()),
+            Test::Exists => single("Exists", Vec::new()),
+            Test::DoesNotExist => single("DoesNotExist", Vec::new()),
+            Test::In(values) => is_one_of(usable(values)),
             Test::NotIn { values, missing } => {
                 let values = Some(usable(values)).filter(|all| !all.is_empty());
                 let others = values.map(|values| Requirement::new(key, "NotIn", values));
                 // In node affinity it also holds without the label.
                 let exists = (!missing).then(|| Requirement::new(key, "Exists", Vec::new()));
-                return others.into_iter().chain(exists).collect();
+                Some(others.into_iter().chain(exists).collect())
             }
             Test::InRegexp(_) => {
                 let matching = seen.iter().filter(|value| self.holds(Fact::Value(value)));
-                ("In", matching.map(|value| (*value).to_owned()).collect())
+                is_one_of(matching.map(|value| (*value).to_owned()).collect())
             }
+            // A value of a label does not begin with a minus.
+            Test::Between(_, Some(below)) if *below <= 0 => None,
             Test::Between(above, below) => {
-                let bound = |operator, bound: &Option<i64>| {
-                    let bound = (*bound)?.to_string();
+                let above = above.filter(|above| *above >= 0);
+                // Any integer is below the highest one.
+                let highest = Some(i64::MAX).filter(|_| above.is_none());
+                let bound = |operator, bound: Option<i64>| {
+                    let bound = bound?.to_string();
                     Some(Requirement::new(key, operator, vec![bound]))
                 };
-                let lowest = Some(i64::MIN).filter(|_| below.is_none());
-                let both = [bound("Gt", &above.or(lowest)), bound("Lt", below)];
-                return both.into_iter().flatten().collect();
+                let both = [bound("Gt", above), bound("Lt", below.or(highest))];
+                Some(both.into_iter().flatten().collect())
             }
-            Test::Is(value) => ("In", vec![(*value).to_owned()]),
-        };
-        vec![Requirement::new(key, operator, values)]
+            Test::Is(value) => is_one_of(vec![(*value).to_owned()]),
+        }
     }
 
     /// Whether it asks that a key is missing.
@@ -207,6 +220,7 @@ fn patterns(texts: &[String], is_nfd: bool) -> Result<Vec<Regex>, InvalidExpress
         match RegexBuilder::new(text)
             .unicode(false)
             .size_limit(MAX_PATTERN)
+            .dfa_size_limit(MAX_PATTERN)
             .build()
         {
             Ok(pattern) => all.push(pattern),

@@ -94,7 +94,8 @@ impl<'a> NodeFacts<'a> {
     /// A feature, if NFD knows it: from the `NodeFeature` object, or as far as labels tell.
     pub(super) fn feature(&self, name: &str) -> Option<Feature<'a>> {
         match self.features {
-            Some(features) => features.get(name),
+            // Of a feature that no object has, labels may tell.
+            Some(features) => features.get(name).or_else(|| self.by_labels(name)),
             None => self.by_labels(name),
         }
     }

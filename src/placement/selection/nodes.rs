@@ -2,14 +2,20 @@
 
 use std::collections::BTreeSet;
 
-use crate::placement::affinity::{NodeSelectorTerm, Requirement, WeightedTerm};
+use crate::{
+    placement::affinity::{NodeSelectorTerm, Requirement, WeightedTerm, on_architecture},
+    platform::Architectures,
+};
 
 use super::{
-    Choice, Compatibility, DocumentFormat, FeatureMatch, Rule, choice::Fit, facts::feature_label,
+    Choice, Compatibility, DocumentFormat, FeatureMatch, MAX_HOSTS, NodeGroup, Rule, choice::Fit,
+    facts::feature_label,
 };
 
 /// Maximum number of alternatives: a pod gets a term for each, and each of its own terms is repeated for each.
 const MAX_ALTERNATIVES: usize = 16;
+/// Maximum number of requirements in all alternatives.
+const MAX_REQUIREMENTS: usize = 128;
 /// The label by which nodes are named if no other labels select them.
 const HOSTNAME: &str = "kubernetes.io/hostname";
 /// Bounds of the API for the weight of a preferred term.
@@ -25,6 +31,16 @@ pub struct SelectedNodes {
 }
 
 impl SelectedNodes {
+    /// Those of these architectures: the image has to run there, whatever the pod's annotations say. `None`: of all.
+    #[must_use]
+    pub fn on(mut self, architectures: Option<&Architectures>) -> Self {
+        if let Some(set) = architectures {
+            let own = vec![vec![on_architecture(set.names())]];
+            self.required = product(&own, &self.required);
+        }
+        self
+    }
+
     /// What the nodes have to be for the images of two containers.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
@@ -33,13 +49,33 @@ impl SelectedNodes {
         self
     }
 
+    /// With the alternatives first that select one of these groups: where only some can be written, they are the first ones.
+    #[must_use]
+    pub fn sorted_by(mut self, groups: &[NodeGroup<'_>]) -> Self {
+        let selects_some = |all: &Vec<Requirement>| {
+            let mut groups = groups.iter();
+            groups.any(|group| selects(all, group))
+        };
+        self.required.sort_by_key(|all| !selects_some(all));
+        self
+    }
+
+    /// Whether it is more than a pod should carry: each of its terms may be repeated for each alternative.
+    fn is_large(&self) -> bool {
+        let preferred = self.preferred.iter().map(|term| &term.expressions);
+        let all = || self.required.iter().chain(preferred.clone());
+        let values = |all: &Vec<Requirement>| all.iter().any(|one| one.values.len() > MAX_HOSTS);
+        all().map(Vec::len).sum::<usize>() > MAX_REQUIREMENTS || all().any(values)
+    }
+
     /// Whether there is nothing to add.
     pub fn is_empty(&self) -> bool {
         self.required.is_empty() && self.preferred.is_empty()
     }
 }
 
-/// Each of these with each of those; an empty list asks for nothing. If they become too many, only the best of each.
+/// Each of these with each of those; an empty list asks for nothing. If they become too many, only the first ones, which
+/// suffice: one of them has to hold.
 pub(in crate::placement) fn product(
     one: &[Vec<Requirement>],
     other: &[Vec<Requirement>],
@@ -47,16 +83,14 @@ pub(in crate::placement) fn product(
     if one.is_empty() || other.is_empty() {
         return [one, other].concat();
     }
-    let is_small = one.len() * other.len() <= MAX_ALTERNATIVES;
-    let kept = if is_small { usize::MAX } else { 1 };
-    let mut all = Vec::new();
-    for first in one.iter().take(kept) {
-        for second in other.iter().take(kept) {
-            let new = second.iter().filter(|one| !first.contains(one));
-            all.push(first.iter().chain(new).cloned().collect());
-        }
-    }
-    all
+    let pairs = one
+        .iter()
+        .flat_map(|first| other.iter().map(move |second| (first, second)));
+    let both = |(first, second): (&Vec<Requirement>, &Vec<Requirement>)| {
+        let new = second.iter().filter(|one| !first.contains(one));
+        first.iter().chain(new).cloned().collect()
+    };
+    pairs.take(MAX_ALTERNATIVES).map(both).collect()
 }
 
 impl Choice<'_> {
@@ -68,8 +102,13 @@ impl Choice<'_> {
         let mut is_open = false;
         let highest = fits().map(|fit| fit.entry.weight).max().unwrap_or(0);
         let lowest = fits().map(|fit| fit.entry.weight).min().unwrap_or(0);
-        for fit in fits() {
-            let alternatives = self.alternatives(fit)?;
+        for (index, fit) in fits().enumerate() {
+            let alternatives = match self.alternatives(fit) {
+                Some(alternatives) => alternatives,
+                None if index == 0 => return None,
+                // Where else the image fits need not be said.
+                None => continue,
+            };
             is_open |= alternatives.iter().any(Vec::is_empty);
             let weight = weight(fit.entry, highest).filter(|_| lowest < highest);
             let preferred = alternatives.iter().filter(|all| !all.is_empty());
@@ -94,12 +133,13 @@ impl Choice<'_> {
         if is_open {
             nodes.required.clear();
         }
-        Some(nodes)
+        Some(nodes).filter(|nodes| !nodes.is_large())
     }
 
     /// The requirements of one entry.
     fn alternatives(&self, fit: &Fit<'_>) -> Option<Vec<Vec<Requirement>>> {
-        let by_labels = fit.by_labels();
+        // Some node satisfies the rules, so that they are not impossible.
+        let by_labels = fit.by_labels().filter(|all| !all.is_empty());
         match self.format {
             DocumentFormat::Labels => by_labels,
             // NFD makes no labels for most of what it knows.
@@ -111,16 +151,19 @@ impl Choice<'_> {
 
     fn selects_what_fits(&self, entry: &Compatibility, alternatives: &[Vec<Requirement>]) -> bool {
         self.considered.iter().all(|group| {
-            let selects = |all: &Vec<Requirement>| {
-                let term = NodeSelectorTerm {
-                    match_expressions: all.clone(),
-                    ..NodeSelectorTerm::default()
-                };
-                all.is_empty() || term.selects(group.facts.labels, "")
-            };
-            alternatives.iter().any(selects) == entry.fits(group.facts)
+            let mut all = alternatives.iter();
+            all.any(|one| selects(one, group)) == entry.fits(group.facts)
         })
     }
+}
+
+/// Whether requirements select a group.
+fn selects(all: &[Requirement], group: &NodeGroup<'_>) -> bool {
+    let term = NodeSelectorTerm {
+        match_expressions: all.to_vec(),
+        ..NodeSelectorTerm::default()
+    };
+    all.is_empty() || term.selects(group.facts.labels, "")
 }
 
 /// The weight of a preferred term: as written where the API allows that, otherwise in proportion.
@@ -146,16 +189,17 @@ impl Fit<'_> {
     }
 
     fn of_rule(&self, rule: &Rule) -> Option<Vec<Vec<Requirement>>> {
-        let mut all = vec![self.of_conditions(&rule.features)?];
+        let mut all = self.of_conditions(&rule.features)?;
         if !rule.any.is_empty() {
             let any = rule.any.iter();
             let any: Option<Vec<_>> = any.map(|list| self.of_conditions(list)).collect();
-            all = product_of_rules(&all, &any?)?;
+            all = product_of_rules(&all, &any?.concat())?;
         }
         Some(all)
     }
 
-    fn of_conditions(&self, conditions: &[FeatureMatch]) -> Option<Vec<Requirement>> {
+    /// One alternative, or none if no node can satisfy them all.
+    fn of_conditions(&self, conditions: &[FeatureMatch]) -> Option<Vec<Vec<Requirement>>> {
         let mut all: Vec<Requirement> = Vec::new();
         for condition in conditions {
             let (expressions, feature) = match condition {
@@ -179,12 +223,15 @@ impl Fit<'_> {
                     .filter_map(|group| group.facts.labels.get(&key))
                     .map(String::as_str)
                     .collect();
-                let new = expression.requirements(&key, &values).into_iter();
-                let new: Vec<_> = new.filter(|one| !all.contains(one)).collect();
+                let Some(new) = expression.requirements(&key, &values) else {
+                    return Some(Vec::new());
+                };
+                let new = new.into_iter().filter(|one| !all.contains(one));
+                let new: Vec<_> = new.collect();
                 all.extend(new);
             }
         }
-        Some(all)
+        Some(vec![all])
     }
 
     /// The names of the nodes.
@@ -192,16 +239,19 @@ impl Fit<'_> {
         let are_known = self.groups.iter().all(|group| !group.hosts.is_empty());
         let hosts = self.groups.iter().flat_map(|group| group.hosts).cloned();
         let hosts: Vec<String> = hosts.collect();
-        (are_known && hosts.len() <= super::MAX_HOSTS)
+        (are_known && hosts.len() <= MAX_HOSTS)
             .then(|| vec![vec![Requirement::new(HOSTNAME, "In", hosts)]])
     }
 }
 
-/// Each of these with each of those, unless they become too many.
+/// Each of these with each of those, unless they become too many; nothing if one of them is impossible.
 fn product_of_rules(
     one: &[Vec<Requirement>],
     other: &[Vec<Requirement>],
 ) -> Option<Vec<Vec<Requirement>>> {
+    if one.is_empty() || other.is_empty() {
+        return Some(Vec::new());
+    }
     let is_small = one.len() * other.len() <= MAX_ALTERNATIVES;
     is_small.then(|| product(one, other))
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     cluster::objects::DaemonSet,
     config::Config,
-    evaluate::{SelectedImages, Verdict},
+    evaluate::Verdict,
     image::ImageError,
     placement::{ConfiguredKeys, failure::FailurePolicy, preference::Preferences},
     plan::Written,
@@ -63,7 +63,7 @@ fn plan_of(
         invalid: Vec::new(),
         images: Vec::new(),
         unusable: BTreeSet::new(),
-        selected: SelectedImages::default(),
+        selected: None,
     };
     let config = Config::default();
     let (placement, failure) = (

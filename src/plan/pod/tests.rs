@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     cluster::events::EventReason,
     config::Config,
-    evaluate::{Conflict, SelectedImages, Verdict},
+    evaluate::{Conflict, Verdict},
     image::ImageError,
     placement::{
         Decision, PlacementPolicy, failure::FailurePolicy, mode::InvalidAnnotation,
@@ -26,7 +26,7 @@ fn evaluation(verdict: Verdict) -> Evaluation {
         invalid: Vec::new(),
         images: Vec::new(),
         unusable: std::collections::BTreeSet::new(),
-        selected: SelectedImages::default(),
+        selected: None,
     }
 }
 

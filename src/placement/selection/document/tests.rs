@@ -242,3 +242,19 @@ proptest! {
         }
     }
 }
+
+/// Patterns and values are limited, too: compiled patterns need memory.
+#[test]
+fn values_and_patterns_are_limited() {
+    let of = |op: &str, count: usize| {
+        let values = vec!["\"a\""; count].join(",");
+        let text = format!(
+            r#"{{"compatibilities": [{{"rules": [{{"matchFeatures": [{{"matchExpressions": [{{"key": "k", "op": "{op}", "value": [{values}]}}]}}]}}]}}]}}"#
+        );
+        CompatibilityDocument::parse(DocumentFormat::Labels, text.as_bytes()).map(|_| ())
+    };
+    assert_eq!(of("In", 4000), Ok(()));
+    assert_eq!(of("In", 5000), Err(InvalidDocument::TooManyEntries));
+    assert_eq!(of("InRegexp", 250), Ok(()));
+    assert_eq!(of("InRegexp", 300), Err(InvalidDocument::TooManyEntries));
+}

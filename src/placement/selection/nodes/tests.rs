@@ -82,7 +82,12 @@ fn two_choices_are_anded() {
     assert_eq!(keys(&product(&a, &[])), ["a", "b"]);
     assert_eq!(keys(&product(&a, &a)), ["a", "ab", "ba", "b"]);
     let many: Vec<_> = ('a'..='p').map(|key| one(&key.to_string())).collect();
-    assert_eq!(keys(&product(&many, &a)), ["a"], "only the best");
+    let some = keys(&product(&many, &a));
+    assert_eq!(
+        (some.len(), &*some[0], &*some[1]),
+        (16, "a", "ab"),
+        "the first ones"
+    );
 }
 
 fn features(text: &str) -> CompatibilityDocument {
@@ -137,6 +142,74 @@ fn features_become_labels_or_names() {
     );
 }
 
+/// As the API server checks it (`ValidateNodeSelectorRequirement`).
+fn is_valid(requirement: &Requirement) -> bool {
+    let values = &requirement.values;
+    let are_values = values
+        .iter()
+        .all(|value| crate::names::is_label_value(value));
+    match requirement.operator.as_str() {
+        "In" | "NotIn" => !values.is_empty() && are_values,
+        "Gt" | "Lt" => {
+            matches!(values.as_slice(), [one] if one.parse::<i64>().is_ok()) && are_values
+        }
+        "Exists" | "DoesNotExist" => values.is_empty(),
+        _ => false,
+    }
+}
+
+/// Alternatives that no node can satisfy are not written, and those that some nodes satisfy come first.
+#[test]
+fn impossible_alternatives_are_left_out() {
+    let label = "feature.node.kubernetes.io/cpu-model.family";
+    let nodes = [format!("{label}=25 zone=a")].map(|text| labels(&text));
+    let groups = groups(&nodes);
+    let of = |conditions: &[&str]| {
+        let any: Vec<_> = conditions
+            .iter()
+            .map(|one| format!("{{matchFeatures: [{{feature: cpu.model, matchExpressions: {{family: {one}}}}}]}}"))
+            .collect();
+        let text = format!(
+            "compatibilities: [{{rules: [{{matchAny: [{}]}}]}}]",
+            any.join(", ")
+        );
+        let document = features(&text);
+        let choice = document.choose(&groups, anywhere).unwrap();
+        let nodes = choice.nodes().unwrap().sorted_by(&groups);
+        assert!(nodes.required.iter().flatten().all(is_valid), "{nodes:?}");
+        let operators = nodes.required.iter().map(|all| {
+            let all = all
+                .iter()
+                .map(|one| format!("{} {}", one.operator, one.values.join(",")));
+            all.collect::<Vec<_>>().join(" ")
+        });
+        operators.collect::<Vec<_>>()
+    };
+    let pattern = "{op: InRegexp, value: ['^6$']}";
+    let odd = "{op: In, value: ['not a label!']}";
+    let below = "{op: Lt, value: 0}";
+    let other = "{op: In, value: ['6']}";
+    let fits = "{op: Gt, value: -1}";
+    assert_eq!(
+        of(&[pattern, odd, below, fits]),
+        [format!("Lt {}", i64::MAX)]
+    );
+    assert_eq!(
+        of(&[other, fits]),
+        [format!("Lt {}", i64::MAX), "In 6".to_owned()]
+    );
+}
+
+/// More than a pod should carry.
+#[test]
+fn large_choices_are_refused() {
+    let many: Vec<String> = (0..200).map(|n| format!("host=node-{n}")).collect();
+    let nodes: Vec<Labels> = many.iter().map(|text| labels(text)).collect();
+    let all = document(&[("x", 0, &[("host", "InRegexp", &["^node"])])]);
+    let groups = groups(&nodes);
+    assert_eq!(all.choose(&groups, anywhere).unwrap().nodes(), None);
+}
+
 proptest! {
     /// The chosen entry has the highest weight of those that fit, whatever the order of the nodes; its node affinity selects exactly
     /// the nodes that satisfy its rules, or those of another entry of the same image.
@@ -144,9 +217,9 @@ proptest! {
     fn the_choice_and_its_affinity(
         entries in prop::collection::vec((
             0_i64..3,
-            prop::collection::vec(("[ab]", prop::sample::select(vec!["Exists", "DoesNotExist", "In", "NotIn", "InRegexp", "Gt", "Lt", "Gte", "Lte"]), "[1-3]"), 0..3),
+            prop::collection::vec(("[ab]", prop::sample::select(vec!["Exists", "DoesNotExist", "In", "NotIn", "InRegexp", "Gt", "Lt", "Gte", "Lte"]), "-?[0-3]"), 0..3),
         ), 1..4),
-        nodes in prop::collection::vec(prop::collection::btree_map("[ab]", "[1-3]", 0..3), 1..6),
+        nodes in prop::collection::vec(prop::collection::btree_map("[ab]", "[0-3]", 0..3), 1..6),
     ) {
         let entries: Vec<_> = entries.iter().map(|(weight, expressions)| {
             let expressions = expressions.iter().map(|(key, op, value)| serde_json::json!({"key": key, "op": op, "value": [value]}));
@@ -165,6 +238,7 @@ proptest! {
         if let (Ok(choice), Ok(again)) = (choice, again) {
             prop_assert!(std::ptr::eq(choice.best.entry, again.best.entry));
             let required = choice.nodes().unwrap().required;
+            prop_assert!(required.iter().flatten().all(is_valid), "{:?}", required);
             for node in &nodes {
                 let selected = required.is_empty() || required.iter().any(|all| {
                     let term = NodeSelectorTerm { match_expressions: all.clone(), ..Default::default() };
