@@ -26,6 +26,8 @@ const FAILURE_TTL: Duration = Duration::from_secs(10);
 const MAX_ANSWERS: usize = 64;
 /// Maximum number of concurrent requests.
 const MAX_REQUESTS: usize = 4;
+/// Maximum bytes of a question: it is kept with its answer.
+const MAX_QUESTION: usize = 256 * 1024;
 /// Maximum bytes of an answer: it has some hundred.
 const MAX_ANSWER: usize = 64 * 1024;
 
@@ -83,7 +85,7 @@ pub struct Prediction {
 struct Question<'a> {
     metric_name: &'a str,
     directionality: &'a str,
-    features: Vec<&'a BTreeMap<String, String>>,
+    features: Vec<BTreeMap<&'a str, &'a str>>,
 }
 
 impl Predictor {
@@ -122,7 +124,7 @@ impl Predictor {
     pub async fn ask(
         &self,
         model: &Model,
-        mut features: Vec<&BTreeMap<String, String>>,
+        mut features: Vec<BTreeMap<&str, &str>>,
     ) -> Result<Prediction, Arc<str>> {
         // The same nodes are the same question.
         features.sort_unstable();
@@ -133,6 +135,9 @@ impl Predictor {
             features,
         };
         let question = serde_json::to_string(&question).map_err(|error| error.to_string())?;
+        if question.len() > MAX_QUESTION {
+            return Err("the labels of the nodes have more than 256 KiB".into());
+        }
         let question: Arc<str> = question.into();
         if let Some((answer, at)) = self.0.answers.get(&question) {
             let ttl = if answer.is_ok() { TTL } else { FAILURE_TTL };
@@ -254,8 +259,8 @@ mod tests {
         }
     }
 
-    fn labels(key: &str) -> BTreeMap<String, String> {
-        [(key.to_owned(), "x".to_owned())].into()
+    fn labels(key: &str) -> BTreeMap<&str, &str> {
+        [(key, "x")].into()
     }
 
     const ANSWER: &str = "HTTP/1.1 200 OK\r\ncontent-length: 80\r\nconnection: close\r\n\r\n{\"instance\": \"m7g\", \"arch\": \"arm64\", \"instance-selector\": \"type\", \"score\": 0.5}\n";
@@ -275,9 +280,12 @@ mod tests {
             value: "m7g".to_owned(),
             architecture: "arm64".to_owned(),
         };
-        let both = futures::join!(ask(vec![&a, &b]), ask(vec![&b, &a, &a]));
+        let both = futures::join!(
+            ask(vec![a.clone(), b.clone()]),
+            ask(vec![b.clone(), a.clone(), a.clone()])
+        );
         assert_eq!(both, (Ok(expected.clone()), Ok(expected.clone())));
-        assert_eq!(ask(vec![&a, &b]).await, Ok(expected));
+        assert_eq!(ask(vec![a, b]).await, Ok(expected));
         assert_eq!((count.into_inner(), seen.lock().len()), (3, 1));
         let question = seen.lock().first().cloned().unwrap();
         let (head, body) = question.split_once("\r\n\r\n").unwrap();
@@ -305,9 +313,9 @@ mod tests {
         ] {
             let (url, seen) = server(answer).await;
             let (predictor, model, node) = (predictor(url), model(), labels("a"));
-            let error = predictor.ask(&model, vec![&node]).await.unwrap_err();
+            let error = predictor.ask(&model, vec![node.clone()]).await.unwrap_err();
             assert!(error.contains(part), "{answer}: {error}");
-            assert_eq!(predictor.ask(&model, vec![&node]).await.unwrap_err(), error);
+            assert_eq!(predictor.ask(&model, vec![node]).await.unwrap_err(), error);
             assert!(seen.lock().len() <= 1, "{answer}");
         }
     }

@@ -23,7 +23,7 @@ use super::{
 pub use undo::{AffinityUndo, undo};
 
 /// The node label for the architecture, and its deprecated name.
-const LABEL: &str = "kubernetes.io/arch";
+pub const LABEL: &str = "kubernetes.io/arch";
 const OLD_LABEL: &str = "beta.kubernetes.io/arch";
 /// Both.
 pub(super) const LABELS: [&str; 2] = [LABEL, OLD_LABEL];

@@ -520,6 +520,49 @@ compatibilities:
     cluster.kubectl(&["delete", "crd", "nodefeatures.nfd.k8s-sigs.io"]);
 }
 
+/// Of several alternatives only one can be added to the terms of a gated pod: one that nodes satisfy.
+#[tokio::test]
+async fn a_gated_pod_gets_an_alternative_that_nodes_satisfy() {
+    let cluster = TestCluster::take().await;
+    let registry = FakeRegistry::start().await.unwrap();
+    registry.add_tag("app", "any", &testimg::find("multi"));
+    nodes(&cluster).await;
+    cluster.kubectl(&[
+        "label",
+        "node",
+        "slow",
+        "feature.node.kubernetes.io/cpu-cpuid.SVE=true",
+    ]);
+    let document = r"
+compatibilities:
+- rules:
+  - matchAny:
+    - matchFeatures: [{feature: cpu.cpuid, matchExpressions: {AVX2: {op: Exists}}}]
+    - matchFeatures: [{feature: cpu.cpuid, matchExpressions: {SVE: {op: Exists}}}]
+";
+    let layer = "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml";
+    let artifact = Image::artifact("application/vnd.test", layer, document);
+    let artifact = artifact.attached_to(&testimg::find("multi").root, "2026");
+    registry.add_tag("app", "compatibility", &artifact);
+    let archaware =
+        Controller::start_with_webhook(&cluster, "", "onMiss: gate, budget: 100ms").await;
+    cluster.wait_until_tainted().await;
+    registry.script("/", Script::Slow(std::time::Duration::from_millis(800)));
+    let terms =
+        json!([{"matchExpressions": [{"key": "zone", "operator": "NotIn", "values": ["x"]}]}]);
+    let more = json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}});
+    let own = json!({OWN: format!("{}:compatibility", registry.image("app"))});
+    let pod: Pod = cluster
+        .create(app("sve", "placeholder:latest", own, &more))
+        .await;
+    assert_eq!(
+        pod.spec.unwrap().scheduling_gates.unwrap_or_default().len(),
+        1
+    );
+    assert_eq!(cluster.wait_until_bound("sve").await, "slow");
+    assert_eq!(archaware.stop().await, 0);
+}
+
 /// A server chooses by a model. If it fails, the rules of the document decide, or nothing.
 #[tokio::test]
 async fn a_model_may_choose() {
@@ -572,5 +615,54 @@ async fn a_model_may_choose() {
         image("gpu")
     );
     archaware.wait_for_log("selection.predictor failed").await;
+    assert_eq!(archaware.stop().await, 0);
+}
+
+/// Another webhook gives the selected image the name of a mirror: the API server asks again, and both have their way.
+#[tokio::test]
+async fn another_webhook_may_rename_the_selected_image() {
+    let cluster = TestCluster::take().await;
+    let registry = registry().await;
+    registry.add_tag("mirror", "fast", &testimg::find("amd64"));
+    nodes(&cluster).await;
+    let mirrored = format!("{}:fast", registry.image("mirror"));
+    let new = mirrored.clone();
+    let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]});
+    // It is called after archaware: by name.
+    let mirror = RecordingWebhook::start(&cluster, "zz-mirror", rule, move |pod| {
+        let image = pod["spec"]["containers"][0]["image"]
+            .as_str()
+            .unwrap_or_default();
+        if image.ends_with("/app:fast") {
+            json!([{"op": "replace", "path": "/spec/containers/0/image", "value": new}])
+        } else {
+            json!([])
+        }
+    })
+    .await;
+    let archaware = Controller::start_with_webhook(&cluster, "", "onMiss: gate, budget: 2s").await;
+    cluster.wait_until_tainted().await;
+    let document = format!("{}:compatibility", registry.image("app"));
+    let own = app(
+        "own",
+        "placeholder:latest",
+        json!({OWN: document}),
+        &json!({}),
+    );
+    let reference = json!({"oci.image.compatibilities.selection/image-ref": document});
+    let mut ocifit = app("ocifit", "placeholder:latest", reference, &json!({}));
+    ocifit["metadata"]["labels"] = json!({"oci.image.compatibilities.selection/enabled": "true"});
+    for pod in [own, ocifit] {
+        let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+        cluster.create::<Pod>(pod).await;
+        let node = cluster.wait_until_bound(&name).await;
+        let pod = cluster.pods().get(&name).await.unwrap();
+        assert_eq!((&*node, image_of(&pod)), ("fast", mirrored.clone()));
+        let added = &pod.metadata.annotations.as_ref().unwrap()["archaware.dev/added"];
+        assert!(added.contains(&format!("\"to\":\"{mirrored}\"")), "{added}");
+        let affinity = json!(pod.spec.unwrap().affinity).to_string();
+        assert!(affinity.contains(KEY), "{affinity}");
+    }
+    assert!(mirror.seen().len() >= 2);
     assert_eq!(archaware.stop().await, 0);
 }

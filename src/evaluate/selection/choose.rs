@@ -8,11 +8,11 @@ use crate::{
     cluster::nodes::{AlikeNodes, GroupBy},
     image::{ImageError, PullPolicy, Reference, ResolveRequest},
     placement::{
-        affinity::Requirement,
+        affinity::{self, Requirement},
         keeps_away,
         selection::{
             Choice, Compatibility, CompatibilityDocument, DocumentFormat, ImageSelection,
-            LabelKeys, NoChoice, NodeGroup, PassedOver, SelectedNodes,
+            LabelKeys, Model, NoChoice, NodeGroup, PassedOver, SelectedNodes,
         },
         suffices,
     },
@@ -121,7 +121,15 @@ impl Evaluator {
         let predictor = self.predictor.as_ref();
         let predictor =
             predictor.ok_or_else(|| because("selection.predictor is not configured".to_owned()))?;
-        let features = groups.iter().map(|group| group.facts.labels).collect();
+        // Other labels are among those of the groups because the pod or other documents name them.
+        let told = Model::labels();
+        let labels = |group: &NodeGroup<'a>| {
+            let all = group.facts.labels.iter();
+            let told = all.filter(|(key, _)| told.contains(key));
+            told.map(|(key, value)| (key.as_str(), value.as_str()))
+                .collect()
+        };
+        let features = groups.iter().map(labels).collect();
         let asked = tokio::time::timeout_at(pod.deadline, predictor.ask(model, features));
         let answer = asked.await.unwrap_or_else(|_| Err("it is too late".into()));
         let answer = answer.map_err(|why| because(format!("selection.predictor: {why}")))?;
@@ -173,6 +181,8 @@ impl Evaluator {
     ) -> Arc<[AlikeNodes]> {
         let author = pod.subject.spec.author_selection();
         let mut keys = LabelKeys::default();
+        // The architectures of images are required, too.
+        keys.keys.insert(affinity::LABEL.to_owned());
         keys.keys.extend(author.label_keys().map(str::to_owned));
         let mut features = None;
         for document in documents {

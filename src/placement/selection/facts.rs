@@ -64,7 +64,7 @@ struct Instances {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
-struct Instance {
+pub(super) struct Instance {
     attributes: BTreeMap<String, String>,
 }
 
@@ -76,11 +76,16 @@ pub(super) fn feature_label(feature: &str, element: &str) -> String {
     format!("{NFD_LABELS}{}.{element}", feature.replacen('.', "-", 1))
 }
 
-/// What is known of one feature of a node.
-pub(super) struct Feature<'a> {
-    pub(super) flags: Option<BTreeSet<&'a str>>,
-    pub(super) attributes: Option<BTreeMap<&'a str, &'a str>>,
-    pub(super) instances: Vec<BTreeMap<&'a str, &'a str>>,
+/// What is known of one feature of a node. A feature may have thousands of elements, so that they are looked up where they are.
+pub(super) enum Feature<'a> {
+    /// By a `NodeFeature`.
+    Found {
+        flags: Option<&'a BTreeSet<String>>,
+        attributes: Option<&'a BTreeMap<String, String>>,
+        instances: &'a [Instance],
+    },
+    /// By labels: a flag's has the value `true`, as an attribute's may have.
+    Labels(BTreeMap<&'a str, &'a str>),
 }
 
 impl<'a> NodeFacts<'a> {
@@ -100,19 +105,12 @@ impl<'a> NodeFacts<'a> {
         }
     }
 
-    /// A flag's label has the value `true`, as an attribute's may have.
     fn by_labels(&self, name: &str) -> Option<Feature<'a>> {
         let prefix = feature_label(name, "");
         let from = self.labels.range(prefix.clone()..);
         let own = from.map_while(|(key, value)| Some((key.strip_prefix(&prefix)?, value.as_str())));
-        let attributes: BTreeMap<_, _> = own.collect();
-        let flags = attributes.iter().filter(|(_, value)| **value == "true");
-        let flags = flags.map(|(name, _)| *name).collect();
-        (!attributes.is_empty()).then_some(Feature {
-            flags: Some(flags),
-            attributes: Some(attributes),
-            instances: Vec::new(),
-        })
+        let elements: BTreeMap<_, _> = own.collect();
+        (!elements.is_empty()).then_some(Feature::Labels(elements))
     }
 }
 
@@ -159,33 +157,74 @@ impl NodeFeatures {
         if flags.is_none() && attributes.is_none() && instances.is_none() {
             return None;
         }
-        let each = instances.iter().flat_map(|instances| &instances.elements);
-        Some(Feature {
-            flags: flags.map(|flags| flags.elements.iter().map(String::as_str).collect()),
-            attributes: attributes.map(|attributes| borrowed(&attributes.elements)),
-            instances: each.map(|one| borrowed(&one.attributes)).collect(),
+        Some(Feature::Found {
+            flags: flags.map(|flags| &flags.elements),
+            attributes: attributes.map(|attributes| &attributes.elements),
+            instances: instances.map_or(&[], |instances| &instances.elements),
         })
     }
 }
 
-fn borrowed(map: &BTreeMap<String, String>) -> BTreeMap<&str, &str> {
-    map.iter()
-        .map(|(key, value)| (key.as_str(), value.as_str()))
-        .collect()
-}
-
 impl Feature<'_> {
-    /// All names that it has.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        let flags = self.flags.iter().flatten().copied();
-        let attributes = self.attributes.iter().flat_map(BTreeMap::keys).copied();
-        let of_instances = self.instances.iter().flat_map(BTreeMap::keys).copied();
-        flags.chain(attributes).chain(of_instances)
+    /// Whether it has flags or attributes.
+    pub(super) fn has_names(&self) -> bool {
+        match self {
+            Self::Found {
+                flags, attributes, ..
+            } => flags.is_some() || attributes.is_some(),
+            Self::Labels(_) => true,
+        }
+    }
+
+    /// A flag; `None` if it has none at all.
+    pub(super) fn flag(&self, name: &str) -> Option<Fact<'_>> {
+        let is_set = match self {
+            Self::Found { flags, .. } => flags.as_ref()?.contains(name),
+            Self::Labels(elements) => elements.get(name) == Some(&"true"),
+        };
+        Some(if is_set { Fact::Flag } else { Fact::Missing })
+    }
+
+    /// An attribute; `None` if it has none at all.
+    pub(super) fn attribute(&self, name: &str) -> Option<Fact<'_>> {
+        let value = match self {
+            Self::Found { attributes, .. } => attributes.as_ref()?.get(name).map(String::as_str),
+            Self::Labels(elements) => elements.get(name).copied(),
+        };
+        Some(value.map_or(Fact::Missing, Fact::Value))
+    }
+
+    /// Its instances.
+    pub(super) fn instances(&self) -> &[Instance] {
+        match self {
+            Self::Found { instances, .. } => instances,
+            Self::Labels(_) => &[],
+        }
+    }
+
+    /// Whether some element has a name of this kind.
+    pub(super) fn has_name(&self, mut is_one: impl FnMut(&str) -> bool) -> bool {
+        match self {
+            Self::Found {
+                flags,
+                attributes,
+                instances,
+            } => {
+                let flags = flags.iter().copied().flatten();
+                let attributes = attributes.iter().flat_map(|all| all.keys());
+                let of_instances = instances.iter().flat_map(|one| one.attributes.keys());
+                let mut names = flags.chain(attributes).chain(of_instances);
+                names.any(|name| is_one(name))
+            }
+            Self::Labels(elements) => elements.keys().any(|name| is_one(name)),
+        }
     }
 }
 
-/// The value of a key in a map.
-pub(super) fn fact<'a>(map: &BTreeMap<&'a str, &'a str>, key: &str) -> Fact<'a> {
-    map.get(key)
-        .map_or(Fact::Missing, |value| Fact::Value(value))
+impl Instance {
+    /// An attribute.
+    pub(super) fn attribute(&self, name: &str) -> Fact<'_> {
+        let value = self.attributes.get(name);
+        value.map_or(Fact::Missing, |value| Fact::Value(value))
+    }
 }

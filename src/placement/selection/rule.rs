@@ -1,9 +1,6 @@
 //! Rules: which nodes an entry of a compatibility document is for.
 
-use super::{
-    Expression, Fact, InvalidExpression, NodeFacts,
-    facts::{Feature, fact},
-};
+use super::{Expression, Fact, InvalidExpression, NodeFacts, facts::Feature};
 
 /// A rule. All of its conditions have to hold.
 #[derive(Clone, Debug)]
@@ -57,8 +54,7 @@ impl FeatureMatch {
             } => node.feature(feature).is_some_and(|feature| {
                 let by_elements = elements.as_ref().is_none_or(|all| feature.has(all));
                 let by_name = name.as_ref().is_none_or(|expression| {
-                    let mut names = feature.names();
-                    names.any(|name| expression.holds(Fact::Value(name)))
+                    feature.has_name(|name| expression.holds(Fact::Value(name)))
                 });
                 by_elements && by_name
             }),
@@ -69,17 +65,11 @@ impl FeatureMatch {
 impl Feature<'_> {
     /// Flags and attributes are taken together; an instance has to satisfy all expressions by itself (`MatchMulti` of NFD).
     fn has(&self, expressions: &[(String, Expression)]) -> bool {
-        let has_names = self.flags.is_some() || self.attributes.is_some();
         let mut all = expressions.iter();
-        let by_names = has_names
+        let by_names = self.has_names()
             && all.all(|(key, expression)| {
-                let flag = |flags: &std::collections::BTreeSet<&str>| {
-                    let is_set = flags.contains(key.as_str());
-                    expression.holds(if is_set { Fact::Flag } else { Fact::Missing })
-                };
-                let by_flag = self.flags.as_ref().map(flag);
-                let attributes = self.attributes.as_ref();
-                let by_attribute = attributes.map(|map| expression.holds(fact(map, key)));
+                let by_flag = self.flag(key).map(|fact| expression.holds(fact));
+                let by_attribute = self.attribute(key).map(|fact| expression.holds(fact));
                 if expression.is_absence() {
                     by_flag != Some(false) && by_attribute != Some(false)
                 } else {
@@ -87,9 +77,9 @@ impl Feature<'_> {
                 }
             });
         by_names
-            || self.instances.iter().any(|instance| {
+            || self.instances().iter().any(|instance| {
                 let mut all = expressions.iter();
-                all.all(|(key, expression)| expression.holds(fact(instance, key)))
+                all.all(|(key, expression)| expression.holds(instance.attribute(key)))
             })
     }
 }
