@@ -246,7 +246,10 @@ mod tests {
         let expected: NodeFeatures =
             serde_json::from_value(json!({"flags": {"cpu.cpuid": {"elements": {"AVX": {}}}}}))
                 .unwrap();
-        assert_eq!(*a, expected, "what nobody asks for is not kept");
+        assert_eq!(
+            *a, expected,
+            "features that no document mentions are not kept"
+        );
         // Other objects add to what the node's own says.
         let own = json!({"attributes": {"local.label": {"elements": {"rack": "7"}}}});
         apply(Event::Apply(object("more", Some("b"), &own)));

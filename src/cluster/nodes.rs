@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::placement::{
     NodeVariant, TaintKind, VariantPolicy,
-    selection::{LabelKeys, MAX_HOSTS, NodeFacts, NodeFeatures, NodeGroup},
+    selection::{HOSTNAME, LabelKeys, MAX_HOSTS, NodeFacts, NodeFeatures, NodeGroup},
 };
 
 use super::{node_features::NodeFeatureIndex, objects::Node};
@@ -23,8 +23,6 @@ const TTL: Duration = Duration::from_secs(1);
 const MAX_GROUPINGS: usize = 16;
 /// Maximum number of groups that are cached together, about a KiB each.
 const MAX_GROUPS: usize = 256;
-/// The label by which a node can be named in node affinity.
-const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// The nodes of the cluster. Cheap to clone.
 #[derive(Clone)]
@@ -191,7 +189,7 @@ impl GroupBy<'_> {
             Vec<&'a serde_json::Value>,
             &'a str,
             Option<NodeVariant>,
-            // Interned: where they are tells them apart.
+            // Equal features are one allocation, so that the address tells them apart.
             Option<*const NodeFeatures>,
         );
         let mut groups: HashMap<Key<'_>, (Option<Arc<NodeFeatures>>, Vec<&Node>)> = HashMap::new();

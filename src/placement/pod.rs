@@ -152,11 +152,18 @@ impl PlacementPolicy {
         shared.map_or(Decision::TolerateAll, |shared| self.limit(shared))
     }
 
+    /// Those that `schedulable` allows.
+    pub fn within_schedulable(&self, architectures: Architectures) -> Architectures {
+        if self.schedulable.is_empty() {
+            architectures
+        } else {
+            architectures.within(&self.schedulable)
+        }
+    }
+
     /// The decision for known architectures.
     pub fn limit(&self, mut architectures: Architectures) -> Decision {
-        if !self.schedulable.is_empty() {
-            architectures = architectures.within(&self.schedulable);
-        }
+        architectures = self.within_schedulable(architectures);
         architectures = self.variants.considered(architectures);
         if architectures.len() > MAX_ARCHITECTURES {
             Decision::TolerateAll

@@ -520,7 +520,7 @@ compatibilities:
     cluster.kubectl(&["delete", "crd", "nodefeatures.nfd.k8s-sigs.io"]);
 }
 
-/// Of several alternatives only one can be added to the terms of a gated pod: one that nodes satisfy.
+/// Only one alternative can be added to the terms of a gated pod. It is one that some nodes satisfy.
 #[tokio::test]
 async fn a_gated_pod_gets_an_alternative_that_nodes_satisfy() {
     let cluster = TestCluster::take().await;

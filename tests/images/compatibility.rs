@@ -294,7 +294,7 @@ async fn nothing_or_nonsense_is_attached() {
     }
 }
 
-/// Whoever may push to one repository decides nothing about the same image in another one.
+/// A document that is attached in one repository does not apply to the same image in another repository.
 #[tokio::test]
 async fn what_is_attached_counts_in_its_repository_only() {
     let (registry, resolver) = (registry().await, resolver());

@@ -222,15 +222,8 @@ impl Evaluator {
         let set = self
             .policy
             .of_image(&resolved.platforms, &pod.subject.spec.os());
-        let schedulable = &self.policy.schedulable;
-        let limit = |set: Architectures| {
-            if schedulable.is_empty() {
-                set
-            } else {
-                set.within(schedulable)
-            }
-        };
-        Ok(set.map(|set| limit(self.policy.widen(set))))
+        let runs_on = |set| self.policy.within_schedulable(self.policy.widen(set));
+        Ok(set.map(runs_on))
     }
 
     /// The choice for one container, or why each entry was passed over.

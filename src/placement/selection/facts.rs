@@ -99,7 +99,7 @@ impl<'a> NodeFacts<'a> {
     /// A feature, if NFD knows it: from the `NodeFeature` object, or as far as labels tell.
     pub(super) fn feature(&self, name: &str) -> Option<Feature<'a>> {
         match self.features {
-            // Of a feature that no object has, labels may tell.
+            // Labels may say something about a feature that the objects lack.
             Some(features) => features.get(name).or_else(|| self.by_labels(name)),
             None => self.by_labels(name),
         }

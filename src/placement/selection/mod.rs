@@ -24,6 +24,8 @@ pub use rule::{FeatureMatch, Rule};
 
 use serde::{Deserialize, Serialize};
 
+/// The label by which nodes are named if no other labels select them.
+pub const HOSTNAME: &str = "kubernetes.io/hostname";
 /// Maximum number of nodes that are named one by one, where labels do not select them.
 pub const MAX_HOSTS: usize = 64;
 

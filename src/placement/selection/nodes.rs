@@ -8,16 +8,14 @@ use crate::{
 };
 
 use super::{
-    Choice, Compatibility, DocumentFormat, FeatureMatch, MAX_HOSTS, NodeGroup, Rule, choice::Fit,
-    facts::feature_label,
+    Choice, Compatibility, DocumentFormat, FeatureMatch, HOSTNAME, MAX_HOSTS, NodeGroup, Rule,
+    choice::Fit, facts::feature_label,
 };
 
 /// Maximum number of alternatives: a pod gets a term for each, and each of its own terms is repeated for each.
 const MAX_ALTERNATIVES: usize = 16;
 /// Maximum number of requirements in all alternatives.
 const MAX_REQUIREMENTS: usize = 128;
-/// The label by which nodes are named if no other labels select them.
-const HOSTNAME: &str = "kubernetes.io/hostname";
 /// Bounds of the API for the weight of a preferred term.
 const MAX_WEIGHT: i64 = 100;
 
@@ -66,11 +64,6 @@ impl SelectedNodes {
         let all = || self.required.iter().chain(preferred.clone());
         let values = |all: &Vec<Requirement>| all.iter().any(|one| one.values.len() > MAX_HOSTS);
         all().map(Vec::len).sum::<usize>() > MAX_REQUIREMENTS || all().any(values)
-    }
-
-    /// Whether there is nothing to add.
-    pub fn is_empty(&self) -> bool {
-        self.required.is_empty() && self.preferred.is_empty()
     }
 }
 
@@ -171,7 +164,7 @@ fn weight(entry: &Compatibility, highest: i64) -> Option<u8> {
     let weight = if highest <= MAX_WEIGHT {
         entry.weight
     } else {
-        // Of i128, because weights are any integers.
+        // In i128, because the product of two weights may exceed i64.
         let scaled = i128::from(entry.weight) * i128::from(MAX_WEIGHT) / i128::from(highest);
         i64::try_from(scaled).unwrap_or_default()
     };
