@@ -21,6 +21,8 @@
 //! | `config` | the configuration file | IO except reading that file |
 //! | `cluster` | Kubernetes API: client, watches, Lease, events, JSON patches | `image`, `evaluate` |
 //! | `evaluate` | step 1: reads, and decides by annotations or images | patches |
+//! | `explain` | why a pod runs, or does not run, where it is expected | IO, clocks |
+//! | `report` | what workloads could run on, and what keeps them from it | IO, clocks |
 //! | `plan` | step 2: adds the failure policy and stored state; makes the patch and events, without IO | clients, stores |
 //! | `controller` | step 3: applies plans; watches, retries, leadership | HTTP servers |
 //! | `admission` | the webhook, its certificate and its registration | `controller` |
@@ -43,6 +45,7 @@ pub mod controller;
 mod duration;
 pub mod error;
 pub mod evaluate;
+pub mod explain;
 mod files;
 pub mod image;
 mod json;
@@ -52,6 +55,7 @@ pub mod placement;
 mod plan;
 pub mod platform;
 mod proxy;
+pub mod report;
 #[cfg(test)]
 mod scripted_api;
 pub mod server;

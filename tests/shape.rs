@@ -13,7 +13,7 @@ use std::{
 };
 
 /// From modules without dependencies to the command line.
-const LAYERS: [&str; 23] = [
+const LAYERS: [&str; 25] = [
     "backoff",
     "connections",
     "duration",
@@ -31,6 +31,8 @@ const LAYERS: [&str; 23] = [
     "cluster",
     "content_proxy",
     "evaluate",
+    "explain",
+    "report",
     "plan",
     "controller",
     "admission",
@@ -143,6 +145,25 @@ fn sources_that_the_documentation_names_exist() {
         }
     }
     assert!(named > 50, "{named}");
+}
+
+/// What the documentation shows is what is printed.
+#[test]
+fn outputs_in_the_documentation_are_real() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (page, output) in [
+        ("docs/explain.md", "tests/cluster/explain/web-80.txt"),
+        ("docs/report.md", "tests/cluster/report/cluster-80.txt"),
+    ] {
+        let text = fs::read_to_string(root.join(page)).unwrap();
+        let output = fs::read_to_string(root.join(output)).unwrap();
+        let indented = output.lines().map(|line| match line {
+            "" => String::new(),
+            line => format!("    {line}"),
+        });
+        let block = indented.collect::<Vec<_>>().join("\n");
+        assert!(text.contains(&block), "{page} should have:\n{block}");
+    }
 }
 
 fn every_source(folder: &Path, found: &mut Vec<PathBuf>) {

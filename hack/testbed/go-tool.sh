@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds a program that tests run beside archaware, from the version pinned in hack/testbed/NAME/go.mod: minutes on 2 cores the
-# first time, nothing after that. Prints the folder with the binary.        hack/testbed/go-tool.sh karpenter|descheduler|referrers
+# first time, nothing after that. Prints the folder with the binary.        hack/testbed/go-tool.sh karpenter|descheduler|referrers|helm
 set -euo pipefail
 # shellcheck source=hack/testbed/lib.sh
 . "$(dirname "$0")/lib.sh"

@@ -22,7 +22,7 @@ use crate::{
 
 use lease::{CleanLease, acquire};
 
-use super::{CommandStatus, Global, progress::Progress};
+use super::{CommandStatus, Global, output, progress::Progress};
 
 /// Concurrent patches.
 const CONCURRENCY: usize = 16;
@@ -222,10 +222,10 @@ impl Session {
         let outcome = self.summary();
         let scaled = api.scale(&name, 0, false).await;
         scaled.with_context(|| format!("cannot scale Deployment {name} to 0"))?;
-        println!(
+        output::print_line(&format!(
             "Deployment {name} stops, and with it this pod. Then remove the rest:\n\n    \
              kubectl delete -f manifests/archaware.yaml"
-        );
+        ));
         Ok(outcome)
     }
 
@@ -239,16 +239,18 @@ impl Session {
     fn summary(self) -> Outcome {
         self.progress.finish();
         let objects = if self.done == 1 { "object" } else { "objects" };
-        match (self.dry_run, self.done, self.remaining.is_empty()) {
-            (_, 0, true) => println!("Nothing of archaware is left."),
-            (true, ..) => println!("Would clean {} {objects}; nothing was changed.", self.done),
-            (false, ..) => println!("Cleaned {} {objects}.", self.done),
-        }
+        output::print_line(
+            &match (self.dry_run, self.done, self.remaining.is_empty()) {
+                (_, 0, true) => "Nothing of archaware is left.".to_owned(),
+                (true, ..) => format!("Would clean {} {objects}; nothing was changed.", self.done),
+                (false, ..) => format!("Cleaned {} {objects}.", self.done),
+            },
+        );
         if !self.remaining.is_empty() {
-            println!("{} remain:", self.remaining.len());
+            output::print_line(&format!("{} remain:", self.remaining.len()));
         }
         for item in &self.remaining {
-            println!("  {item}");
+            output::print_line(&format!("  {item}"));
         }
         Outcome::Cleaned {
             remaining: self.remaining,

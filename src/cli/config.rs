@@ -20,12 +20,12 @@ impl ConfigCommand {
             Self::Check => {
                 global.load_config()?;
                 match &global.config {
-                    Some(path) => println!("{} is valid", path.display()),
-                    None => println!("no file given (--config): the defaults are valid"),
+                    Some(path) => output::print(&format!("{} is valid\n", path.display()))?,
+                    None => output::print("no file given (--config): the defaults are valid\n")?,
                 }
             }
-            Self::Print => print!("{}", serde_saphyr::to_string(&global.load_config()?)?),
-            Self::Schema => print!("{}", output::json(&crate::config::schema())?),
+            Self::Print => output::print(&output::yaml(&global.load_config()?)?)?,
+            Self::Schema => output::print(&output::json(&crate::config::schema())?)?,
         }
         Ok(CommandStatus::Done)
     }

@@ -97,8 +97,8 @@ impl InspectCommand {
         }
         let failed = lines.iter().any(|line| line.error.is_some());
         match self.output {
-            Output::Json => print!("{}", output::json(&lines)?),
-            Output::Table => print!("{}", table(&lines)),
+            Output::Json => output::print(&output::json(&lines)?)?,
+            Output::Table => output::print(&table(&lines))?,
         }
         Ok(if failed {
             CommandStatus::Failed

@@ -1,21 +1,35 @@
 //! The command line: one file per subcommand, and the parts that they share.
 
+// `println!` panics when its reader ends, like `head`: `output` prints.
+#![warn(clippy::print_stdout)]
+
 mod clean;
+mod cluster_config;
+mod command_line;
 mod config;
 mod content_proxy;
+mod explain;
 mod inspect;
+mod manifests;
 mod output;
+mod permissions;
 mod plan;
 mod progress;
+mod report;
 mod run;
+mod shell;
+mod version;
 
 use std::{
+    ffi::OsString,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::Context;
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand, parser::ValueSource};
+
+use command_line::ProgramName;
 
 use crate::{
     cluster::{
@@ -47,21 +61,49 @@ pub struct Cli {
 #[command(next_help_heading = "Global options")]
 struct Global {
     /// Configuration file; defaults apply without one
-    #[arg(long, global = true, env = "ARCHAWARE_CONFIG", value_name = "FILE")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "ARCHAWARE_CONFIG",
+        value_name = "FILE"
+    )]
     config: Option<PathBuf>,
     /// Kubeconfig; otherwise KUBECONFIG, ~/.kube/config or the pod's service account
-    #[arg(long, global = true, env = "ARCHAWARE_KUBECONFIG", value_name = "FILE")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "ARCHAWARE_KUBECONFIG",
+        value_name = "FILE"
+    )]
     kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig
-    #[arg(long, global = true, env = "ARCHAWARE_CONTEXT", value_name = "NAME")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "ARCHAWARE_CONTEXT",
+        value_name = "NAME"
+    )]
     context: Option<String>,
     /// archaware's own namespace; otherwise the pod's, else "archaware"
-    #[arg(long, global = true, env = "ARCHAWARE_NAMESPACE", value_name = "NAME")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "ARCHAWARE_NAMESPACE",
+        value_name = "NAME"
+    )]
     namespace: Option<String>,
+    /// The namespace of the objects that a command is about.
+    #[arg(skip)]
+    namespace_of_objects: Option<String>,
     /// Docker config.json with registry credentials, instead of registries.dockerConfig
     #[arg(
         long,
         global = true,
+        hide_short_help = true,
         env = "ARCHAWARE_DOCKER_CONFIG",
         value_name = "FILE"
     )]
@@ -70,6 +112,7 @@ struct Global {
     #[arg(
         long,
         global = true,
+        hide_short_help = true,
         env = "ARCHAWARE_LOG_LEVEL",
         default_value = "info",
         value_name = "LEVEL"
@@ -79,6 +122,7 @@ struct Global {
     #[arg(
         long,
         global = true,
+        hide_short_help = true,
         env = "ARCHAWARE_LOG_FORMAT",
         value_enum,
         default_value_t,
@@ -95,6 +139,11 @@ enum Command {
     Plan(plan::PlanCommand),
     /// Remove archaware's webhook, gates, taints, tolerations and Lease from the cluster
     Clean(clean::CleanCommand),
+    /// Explain why pods are pending, fail, or run where they do, and what to do
+    #[command(alias = "why")]
+    Explain(Box<explain::ExplainCommand>),
+    /// Report what workloads could run on, and what keeps them from it
+    Report(Box<report::ReportCommand>),
     /// Show the platforms of images
     Inspect(inspect::InspectCommand),
     /// Check or print the configuration, or print its JSON schema
@@ -102,10 +151,25 @@ enum Command {
     Config(config::ConfigCommand),
     /// Forward to containerd only the calls that resolving images needs
     ContentProxy(content_proxy::ContentProxyCommand),
+    /// Print the version
+    Version(version::VersionCommand),
     /// Print a completion script for a shell
     Completions {
         /// The shell
         shell: clap_complete::Shell,
+    },
+    /// Write man pages
+    #[command(hide = true)]
+    Man {
+        /// The folder for them
+        folder: PathBuf,
+    },
+    /// Complete words for kubectl
+    #[command(name = "__complete", hide = true, disable_help_flag = true)]
+    Complete {
+        /// The words after the name of the plugin
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
     },
 }
 
@@ -144,7 +208,7 @@ const USAGE: u8 = 2;
 
 /// Runs the command line and returns the exit status: 0 done, 1 failed, 2 wrong usage or configuration, 3 refused.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::from_command_line();
     let recorder = cli.command.recorder();
     let Global {
         log_level: level,
@@ -188,6 +252,25 @@ pub fn main() -> ExitCode {
 }
 
 impl Cli {
+    /// Parses the command line, and ends the process if it is wrong.
+    fn from_command_line() -> Self {
+        let matches = command_line::command(ProgramName::current()).get_matches();
+        let mut cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        cli.assign_namespace(&matches);
+        cli
+    }
+
+    /// `--namespace` names archaware's own namespace. For commands about other objects it is theirs, as for `kubectl`; archaware's
+    /// own can still be named by `ARCHAWARE_NAMESPACE`.
+    fn assign_namespace(&mut self, matches: &ArgMatches) {
+        let given = matches.value_source("namespace") == Some(ValueSource::CommandLine);
+        let is_about_objects = matches!(self.command, Command::Explain(_) | Command::Report(_));
+        if given && is_about_objects {
+            let own = std::env::var("ARCHAWARE_NAMESPACE").ok();
+            self.global.namespace_of_objects = std::mem::replace(&mut self.global.namespace, own);
+        }
+    }
+
     async fn execute(
         self,
         log_level: LogLevel,
@@ -197,14 +280,15 @@ impl Cli {
             Command::Run(command) => command.execute(self.global, log_level).await,
             Command::Plan(command) => command.execute(self.global).await,
             Command::Clean(command) => command.execute(self.global).await,
+            Command::Explain(command) => command.execute(self.global).await,
+            Command::Report(command) => command.execute(self.global).await,
             Command::Inspect(command) => command.execute(self.global, recorder).await,
             Command::ContentProxy(command) => command.execute(self.global).await,
             Command::Config(action) => action.execute(&self.global),
-            Command::Completions { shell } => {
-                let mut command = Self::command();
-                clap_complete::generate(shell, &mut command, "archaware", &mut std::io::stdout());
-                Ok(CommandStatus::Done)
-            }
+            Command::Version(command) => command.execute(),
+            Command::Completions { shell } => shell::print_completions(shell),
+            Command::Man { folder } => shell::write_man_pages(&folder),
+            Command::Complete { words } => shell::print_candidates(words),
         }
     }
 }
@@ -346,10 +430,27 @@ fn resolver(
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+    fn a_namespace_is_that_of_the_objects_or_archawares_own() {
+        for (arguments, own, of_objects) in [
+            (&["plan", "--namespace", "a"][..], Some("a"), None),
+            (&["explain", "p", "--namespace", "a"], None, Some("a")),
+            (&["--namespace", "a", "explain", "p"], None, Some("a")),
+            (&["explain", "p", "-n", "a"], None, Some("a")),
+        ] {
+            let all = std::iter::once(&"archaware").chain(arguments);
+            let matches = Cli::command().get_matches_from(all);
+            let mut cli = Cli::from_arg_matches(&matches).unwrap();
+            cli.assign_namespace(&matches);
+            let found = (
+                cli.global.namespace.as_deref(),
+                cli.global.namespace_of_objects.as_deref(),
+            );
+            assert_eq!(found, (own, of_objects), "{arguments:?}");
+        }
     }
 }

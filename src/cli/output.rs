@@ -1,10 +1,13 @@
 //! Tables and JSON on stdout.
 
+use std::io::Write;
+
+use anyhow::Context;
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
-/// Width of tables that are not written to a terminal.
-const DEFAULT_WIDTH: u16 = 80;
+/// Width of tables that are not written to a terminal, such as logs of CI.
+const DEFAULT_WIDTH: u16 = 120;
 
 /// Output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -16,7 +19,7 @@ pub(super) enum Output {
     Json,
 }
 
-/// The columns that `COLUMNS` names, those of the terminal, or 80 without either.
+/// The columns that `COLUMNS` names, those of the terminal, or 120 without either.
 fn width() -> u16 {
     let named = std::env::var("COLUMNS")
         .ok()
@@ -29,6 +32,35 @@ fn width() -> u16 {
         .filter(|columns| *columns > 0)
         .or_else(|| terminal().map(|(_, columns)| columns))
         .unwrap_or(DEFAULT_WIDTH)
+}
+
+/// Prints a result to stdout. A reader that has seen enough, like `head`, is no error.
+pub(super) fn print(text: &str) -> anyhow::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    let written = stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush());
+    match written {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("cannot write to stdout"),
+    }
+}
+
+/// Prints a line about work that goes on whether anybody reads it or not.
+pub(super) fn print_line(line: &str) {
+    // Nothing is left to do if it cannot be written.
+    let _ = print(&format!("{line}\n"));
+}
+
+/// Names and messages come from users and registries: what a terminal would take for a command, or what turns the order of letters
+/// around (Unicode's bidirectional controls), is replaced.
+pub(super) fn printable(text: &str) -> String {
+    let is_printable = |c: char| {
+        let turns = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        c == '\n' || !(c.is_control() || turns)
+    };
+    let replaced = |c: char| if is_printable(c) { c } else { '\u{fffd}' };
+    text.chars().map(replaced).collect()
 }
 
 /// A table as wide as [`width`].
@@ -45,7 +77,7 @@ pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
                 .collect::<Vec<_>>(),
         );
     for row in rows {
-        table.add_row(row);
+        table.add_row(row.iter().map(|cell| printable(cell)));
     }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
@@ -61,7 +93,49 @@ pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
 "
 }
 
+/// Labels and texts, the texts wrapped beside their labels to [`width`].
+pub(super) fn fields(fields: &[(&str, String)]) -> String {
+    let rows = fields.iter();
+    let rows = rows.map(|(label, text)| vec![(*label).to_owned(), text.clone()]);
+    let mut table = table(&["", ""], rows);
+    // The empty header.
+    table.drain(..=table.find('\n').unwrap_or_default());
+    table
+}
+
+/// Whether results on stdout are coloured: on a terminal, unless `NO_COLOR` is set; with `CLICOLOR_FORCE` always.
+pub(super) fn is_coloured() -> bool {
+    console::colors_enabled() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// YAML with a final newline.
+pub(super) fn yaml(value: &impl Serialize) -> anyhow::Result<String> {
+    Ok(serde_saphyr::to_string(value)?)
+}
+
 /// Indented JSON with a final newline.
 pub(super) fn json(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_command_the_terminal() {
+        let row = vec![
+            "\u{1b}[2Japp".to_owned(),
+            "a\tb\r\u{9b}c\u{202e}d".to_owned(),
+        ];
+        let text = table(&["A", "B"], [row]);
+        assert!(
+            !text.chars().any(|c| c.is_control() && c != '\n'),
+            "{text:?}"
+        );
+        assert!(
+            text.contains("\u{fffd}[2Japp") && !text.contains('\u{202e}'),
+            "{text:?}"
+        );
+    }
 }

@@ -86,6 +86,7 @@ impl PlanCommand {
             keys,
             nodes: ClusterNodes::of(nodes.iter().cloned()),
             predictor,
+            keeps_candidates: false,
         };
         let pods = api
             .list(None)
@@ -108,9 +109,9 @@ impl PlanCommand {
         let mut steps = steps?;
         steps.sort();
         match self.output {
-            Output::Json => print!("{}", output::json(&steps)?),
-            Output::Table if steps.is_empty() => println!("Nothing to do."),
-            Output::Table => print!("{}", table(&steps)),
+            Output::Json => output::print(&output::json(&steps)?)?,
+            Output::Table if steps.is_empty() => output::print("Nothing to do.\n")?,
+            Output::Table => output::print(&table(&steps))?,
         }
         Ok(CommandStatus::Done)
     }

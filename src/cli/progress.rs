@@ -4,6 +4,8 @@ use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::output;
+
 pub(super) struct Progress(Option<ProgressBar>);
 
 impl Progress {
@@ -33,8 +35,16 @@ impl Progress {
                 bar.inc(1);
             }
             // The lines of a dry run are its result and stay visible.
-            (_, Ok(())) => println!("{what}{}", if dry_run { " (dry run)" } else { "" }),
-            (_, Err(why)) => println!("{what}: not done: {why}"),
+            (_, Ok(())) if dry_run => output::print_line(&format!("{what} (dry run)")),
+            (_, Ok(())) => output::print_line(what),
+            (_, Err(why)) => output::print_line(&format!("{what}: not done: {why}")),
+        }
+    }
+
+    /// Reports that one more is done, on a terminal only.
+    pub(super) fn step(&self) {
+        if let Some(bar) = &self.0 {
+            bar.inc(1);
         }
     }
 

@@ -73,7 +73,9 @@ pub enum EventReason {
     TolerationsMissing,
     /// The API server rejected the change.
     ChangeRefused,
-    /// The pod was evicted, so that it is created anew with node affinity.
+    /// A container cannot run on its node, because its image is for another architecture.
+    WrongArchitecture,
+    /// The pod was evicted, so that it is created anew and placed by its images.
     Recreated,
 }
 
@@ -96,6 +98,7 @@ impl EventReason {
             Self::TolerationsReverted => "TolerationsReverted",
             Self::TolerationsMissing => "TolerationsMissing",
             Self::ChangeRefused => "ChangeRefused",
+            Self::WrongArchitecture => "WrongArchitecture",
             Self::Recreated => "Recreated",
         }
     }

@@ -5,6 +5,7 @@ pub mod access;
 pub mod api;
 pub mod events;
 pub mod field_managers;
+pub mod kinds;
 pub mod lease;
 pub mod name;
 pub mod namespaces;
@@ -13,6 +14,7 @@ pub mod nodes;
 pub mod objects;
 pub mod patch;
 pub mod watch;
+pub mod workload;
 pub mod writer;
 
 /// Name of the Lease, the Deployment and archaware's other objects.

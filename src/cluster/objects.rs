@@ -4,9 +4,12 @@
 //! The types cannot be serialised, so a truncated object can never be written back. Every field has a default, so
 //! parsing never fails because of an unusual object.
 
+mod container_status;
+mod event;
 mod node_feature;
 mod node_pool;
 mod stored;
+mod volume;
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -19,8 +22,11 @@ use kube::Resource;
 use serde::Deserialize;
 use serde_json::Value;
 
+pub use container_status::{ContainerState, ContainerStatus, Running, StateDetail};
+pub use event::Event;
 pub use node_feature::NodeFeature;
 pub use node_pool::NodePool;
+pub use volume::{PersistentVolume, PersistentVolumeClaim};
 
 use crate::placement::{GATE, affinity::Affinity, author_selection::AuthorSelection, node};
 
@@ -51,7 +57,7 @@ pub struct PodSpec {
     pub init_containers: Vec<Container>,
     /// Ephemeral containers.
     pub ephemeral_containers: Vec<Container>,
-    /// Volumes; only image volumes are read.
+    /// Volumes; only images and claims are read.
     pub volumes: Vec<Volume>,
     /// In the API's form: a typed round trip would drop unknown fields, and the guard of a patch would then never
     /// match.
@@ -106,10 +112,20 @@ pub struct Container {
 
 /// A volume.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Volume {
     /// Set for image volumes.
     pub image: Option<ImageVolume>,
+    /// Set for volumes that outlive the pod.
+    pub persistent_volume_claim: Option<ClaimVolume>,
+}
+
+/// `volumes[].persistentVolumeClaim`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClaimVolume {
+    /// The claim, in the namespace of the pod.
+    pub claim_name: String,
 }
 
 /// `volumes[].image`.
@@ -132,10 +148,23 @@ pub struct SchedulingGate {
 
 /// A pod's status.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
     /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
     pub phase: Option<String>,
+    /// Init containers and sidecars.
+    pub init_container_statuses: Vec<ContainerStatus>,
+    /// Containers.
+    pub container_statuses: Vec<ContainerStatus>,
+}
+
+impl PodStatus {
+    /// All containers, in the order in which they start.
+    pub fn containers(&self) -> impl Iterator<Item = &ContainerStatus> {
+        self.init_container_statuses
+            .iter()
+            .chain(&self.container_statuses)
+    }
 }
 
 /// A node.
@@ -422,6 +451,19 @@ resource!(DaemonSet, NamespaceResourceScope, "apps", "daemonsets");
 resource!(Deployment, NamespaceResourceScope, "apps", "deployments");
 resource!(Namespace, ClusterResourceScope, "", "namespaces");
 resource!(NodePool, ClusterResourceScope, "karpenter.sh", "nodepools");
+resource!(
+    PersistentVolumeClaim,
+    NamespaceResourceScope,
+    "",
+    "persistentvolumeclaims"
+);
+resource!(
+    PersistentVolume,
+    ClusterResourceScope,
+    "",
+    "persistentvolumes"
+);
+resource!(Event, NamespaceResourceScope, "events.k8s.io", "events");
 resource!(
     MutatingWebhookConfiguration,
     ClusterResourceScope,

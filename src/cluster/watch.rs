@@ -54,6 +54,32 @@ where
     .default_backoff()
 }
 
+/// The objects of a kind: those that exist, and then each that is new or changes. None is kept.
+pub fn stream_objects<K>(
+    api: &ApiClient,
+    fields: &'static str,
+) -> impl Stream<Item = K> + Send + use<K>
+where
+    K: ApiObject + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    watch_events(api.watched(), Some(fields)).filter_map(|event| {
+        let object = match event {
+            Ok(Event::Apply(object) | Event::InitApply(object)) => Some(object),
+            Ok(Event::Init | Event::InitDone | Event::Delete(_)) => None,
+            Err(error) => {
+                warn_interrupted::<K>(&error);
+                None
+            }
+        };
+        std::future::ready(object)
+    })
+}
+
+fn warn_interrupted<K: ApiObject>(error: &watcher::Error) {
+    let error = crate::error::chain(error);
+    tracing::warn!(kind = %K::kind(&()), error, "watch interrupted; restarting with back-off");
+}
+
 /// Whether WatchList is disabled: a 422 whose cause is the field `sendInitialEvents`.
 fn cannot_stream(error: &watcher::Error) -> bool {
     let watcher::Error::WatchStartFailed(kube::Error::Api(status)) = error else {
@@ -112,8 +138,7 @@ where
             .is_none_or(|old| !same(&old, new)),
         Ok(_) => true,
         Err(error) => {
-            let error = crate::error::chain(error);
-            tracing::warn!(kind = %K::kind(&()), error, "watch interrupted; restarting with back-off");
+            warn_interrupted::<K>(error);
             true
         }
     };

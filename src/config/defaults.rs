@@ -17,7 +17,7 @@ use crate::{
 use super::{
     AdmissionConfig, AffinityConfig, ApiVersion, BoundPods, CacheConfig, CertificatesConfig,
     ConcurrencyConfig, Config, ContainerdConfig, CredentialProvidersConfig, DaemonSets,
-    FailureConfig, Kind, ListenAddress, OnMiss, OnNoCommonArchitecture, PodsConfig,
+    FailureConfig, Kind, ListenAddress, Misplaced, OnMiss, OnNoCommonArchitecture, PodsConfig,
     RegistriesConfig, ResolutionConfig, SelectionConfig, StartupConfig, TaintConfig,
 };
 
@@ -43,6 +43,7 @@ impl Default for Config {
             taint: TaintConfig::default(),
             pods: PodsConfig::default(),
             daemon_sets: DaemonSets::default(),
+            misplaced: Misplaced::default(),
             compatibility: compatibility(),
             schedulable_architectures: Vec::new(),
             tolerations: Vec::new(),

@@ -72,6 +72,9 @@ pub struct Config {
     /// How DaemonSets are handled whose template tolerates too little or too much.
     #[serde(default)]
     pub daemon_sets: DaemonSets,
+    /// What happens to pods that cannot run where they are, because an image is for another architecture.
+    #[serde(default)]
+    pub misplaced: Misplaced,
     /// For each node architecture, the further architectures whose images it can run.
     #[serde(default = "defaults::compatibility")]
     pub compatibility: BTreeMap<Architecture, Vec<Architecture>>,
@@ -166,6 +169,17 @@ pub enum DaemonSets {
     Manage,
     /// They are not changed; a Warning event reports what is missing.
     Report,
+}
+
+/// What happens to pods that cannot run where they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Misplaced {
+    /// A Warning event reports them.
+    #[default]
+    Report,
+    /// Those that controllers make anew elsewhere are evicted, one after the other for each controller.
+    Evict,
 }
 
 /// Behaviour at start.

@@ -1,5 +1,7 @@
 //! Converts the configuration into the policies of `placement`.
 
+use std::path::PathBuf;
+
 use crate::placement::{
     ConfiguredKeys, Mode, VariantPolicy,
     failure::FailurePolicy,
@@ -68,6 +70,38 @@ impl From<&FailureConfig> for FailurePolicy {
             action: config.action,
             architectures: config.architectures.iter().cloned().collect(),
         }
+    }
+}
+
+impl Config {
+    /// Takes out the files that only the pods of the installation have. Returns the keys of those that are named.
+    pub fn without_files(&mut self) -> Vec<&'static str> {
+        let (registries, plugins) = (&mut self.registries, &mut self.credential_providers);
+        let mut found = Vec::new();
+        let mut take = |key, is_empty: bool| {
+            if !is_empty {
+                found.push(key);
+            }
+        };
+        let taken = |path: &mut PathBuf| std::mem::take(path).as_os_str().is_empty();
+        take("containerd.socket", taken(&mut self.containerd.socket));
+        take(
+            "registries.dockerConfig",
+            taken(&mut registries.docker_config),
+        );
+        take("registries.caBundle", taken(&mut registries.ca_bundle));
+        let directories = std::mem::take(&mut registries.hosts_directories);
+        take("registries.hostsDirectories", directories.is_empty());
+        take("credentialProviders.config", taken(&mut plugins.config));
+        take(
+            "credentialProviders.binDirectory",
+            taken(&mut plugins.bin_directory),
+        );
+        take(
+            "selection.predictor.caBundle",
+            taken(&mut self.selection.predictor.ca_bundle),
+        );
+        found
     }
 }
 

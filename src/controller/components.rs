@@ -33,6 +33,7 @@ use super::{
     bound_pods::{self, BoundPods},
     daemon_sets,
     initial::{InitialObjects, InitialOfKind},
+    misplaced::MisplacedPods,
     nodes,
     object_state::ObjectStates,
     pods,
@@ -40,6 +41,7 @@ use super::{
     recreate,
     run_controller::{ControllerSettings, Triggers, run_controller},
     startup,
+    webhook_use::WebhookUse,
 };
 
 /// Concurrent node reconciles. A thousand nodes take seconds, and each connection costs memory.
@@ -75,7 +77,7 @@ impl Components {
         let advice = advice::Advice {
             api: self.api.clone(),
             config: self.config.clone(),
-            nodes,
+            nodes: nodes.clone(),
             pods: pods.store.clone(),
             lists: vec![pods_ready.clone(), nodes_ready.clone()],
         };
@@ -84,6 +86,7 @@ impl Components {
         let advice = advice.then(|()| std::future::pending());
         self.spawn_until_stop("the advice", advice);
         self.recreation(pods.store.clone());
+        self.misplaced(nodes.clone(), pods.store.clone(), nodes_ready.clone());
         let lists = [namespaces_ready, pods_ready, daemon_sets_ready, nodes_ready];
         let startup = startup::Startup {
             pods,
@@ -113,15 +116,41 @@ impl Components {
         let recreation = recreate::Recreation {
             api: self.api.clone(),
             evaluator: self.evaluator.clone(),
-            namespaces: self.outputs.namespaces.clone(),
-            own_namespace: self.namespace.clone(),
+            webhook: self.webhook_use(),
             events: self.outputs.events.clone(),
             metrics: self.outputs.metrics.clone(),
             pods,
-            newest_admitted: self.newest_admitted.clone(),
         };
         let recreation = recreation.run(self.leadership.leading.clone());
         self.spawn_until_stop("the eviction of pods without affinity", recreation);
+    }
+
+    fn webhook_use(&self) -> WebhookUse {
+        WebhookUse {
+            metrics: self.outputs.metrics.clone(),
+            namespaces: self.outputs.namespaces.clone(),
+            own_namespace: self.namespace.clone(),
+            newest_admitted: self.newest_admitted.clone(),
+        }
+    }
+
+    /// Starts the search for pods that cannot run on their node.
+    fn misplaced(
+        &mut self,
+        nodes: Store<Node>,
+        pods: Store<Pod>,
+        nodes_ready: watch::Receiver<bool>,
+    ) {
+        let outputs = &self.outputs;
+        let misplaced = MisplacedPods::new(
+            self.api.clone(),
+            self.evaluator.clone(),
+            self.webhook_use(),
+            (nodes, pods),
+            (outputs.events.clone(), outputs.durable.clone()),
+        );
+        let search = misplaced.run(self.leadership.leading.clone(), nodes_ready);
+        self.spawn_until_stop("the search for pods on the wrong architecture", search);
     }
 
     fn pods(&mut self) -> (InitialOfKind<Pod>, watch::Receiver<bool>) {

@@ -43,10 +43,15 @@ impl Inner {
     }
 }
 
-/// The controllers whose repairs are stored.
-const CONTROLLERS: [(&str, repairs::RepairPolicy); 2] = [
+/// The name of evictions of pods that cannot run on their nodes.
+pub(super) const EVICTIONS: &str = "evictions";
+
+/// What is stored, and for how long.
+const CONTROLLERS: [(&str, repairs::RepairPolicy); 3] = [
     ("nodes", repairs::OF_NODES),
     ("daemonsets", repairs::OF_TEMPLATES),
+    // By the controllers of the pods. There is at most one entry for each whose pods were evicted within a day.
+    (EVICTIONS, repairs::OF_EVICTIONS),
 ];
 
 fn now() -> Instant {
@@ -64,26 +69,35 @@ impl Durable {
         })))
     }
 
-    /// The latest write to an object.
-    pub(super) fn written<K: Resource>(
-        &self,
-        controller: &'static str,
-        object: &K,
-    ) -> Option<Written> {
-        let uid = object.meta().uid.clone()?;
-        self.0.lock().written.get(&(controller, uid)).copied()
+    /// The latest write to the object with this uid.
+    pub(super) fn written(&self, controller: &'static str, uid: Option<&str>) -> Option<Written> {
+        let key = (controller, uid?.to_owned());
+        self.0.lock().written.get(&key).copied()
     }
 
-    /// Records a write.
-    pub(super) fn record<K: Resource>(
+    /// Records a write to the object with this uid.
+    pub(super) fn record(&self, controller: &'static str, uid: Option<&str>, written: Written) {
+        if let Some(uid) = uid {
+            let key = (controller, uid.to_owned());
+            self.0.lock().written.insert(key, written);
+        }
+    }
+
+    /// Takes a write back that was not made. `last`: what was recorded before.
+    pub(super) fn restore(
         &self,
         controller: &'static str,
-        object: &K,
-        written: Written,
+        uid: Option<&str>,
+        last: Option<Written>,
     ) {
-        if let Some(uid) = object.meta().uid.clone() {
-            self.0.lock().written.insert((controller, uid), written);
-        }
+        let Some(uid) = uid else {
+            return;
+        };
+        let (key, written) = ((controller, uid.to_owned()), &mut self.0.lock().written);
+        match last {
+            Some(last) => written.insert(key, last),
+            None => written.remove(&key),
+        };
     }
 
     /// Forgets deleted objects.
@@ -101,8 +115,22 @@ impl Durable {
     }
 }
 
+/// Times are stored in whole seconds, and converted twice: what seems newer by less than this is what is known.
+const RESOLUTION: Duration = Duration::from_secs(2);
+
 impl LeaseMemory for Durable {
     fn read(&self, text: &str) {
+        self.read_at(text, now(), jiff::Timestamp::now().as_second());
+    }
+
+    fn text(&self) -> Option<String> {
+        self.text_at(now(), jiff::Timestamp::now().as_second())
+    }
+}
+
+impl Durable {
+    /// `wall`: the time in seconds since 1970.
+    fn read_at(&self, text: &str, now: Instant, wall: i64) {
         let mut inner = self.0.lock();
         if inner.seen.as_deref() == Some(text) {
             return;
@@ -113,7 +141,6 @@ impl LeaseMemory for Durable {
             return;
         };
         inner.keys.extend(&state.keys);
-        let (now, wall) = (now(), jiff::Timestamp::now().as_second());
         for repair in state.repairs {
             let known = CONTROLLERS
                 .into_iter()
@@ -128,7 +155,12 @@ impl LeaseMemory for Durable {
                 let known = inner.written.entry((controller, repair.uid));
                 // What this process did itself may be newer, and what it read earlier older.
                 let known = known.or_insert(written);
-                if known.at < at {
+                let is_newer = known.at + RESOLUTION < at;
+                let is_same_time = at + RESOLUTION >= known.at && !is_newer;
+                let is_further = is_same_time
+                    && written.wanted == known.wanted
+                    && written.repairs > known.repairs;
+                if is_newer || is_further {
                     *known = written;
                 }
             }
@@ -136,12 +168,11 @@ impl LeaseMemory for Durable {
         inner.forget(now);
     }
 
-    fn text(&self) -> Option<String> {
+    fn text_at(&self, now: Instant, wall: i64) -> Option<String> {
         let mut inner = self.0.lock();
         if inner.is_newer {
             return None;
         }
-        let (now, wall) = (now(), jiff::Timestamp::now().as_second());
         inner.forget(now);
         let repairs = inner
             .written
@@ -182,28 +213,28 @@ mod tests {
             at: now(),
         };
         let before = durable();
-        before.record("nodes", &node, written(0));
+        before.record("nodes", Some("u"), written(0));
         let quiet = before.text().unwrap();
         assert!(!quiet.contains("\"u\""), "no repair: {quiet}");
-        before.record("nodes", &node, written(6));
+        before.record("nodes", Some("u"), written(6));
         let text = before.text().unwrap();
         assert!(text.contains("kubernetes.io/arch"), "{text}");
 
         let after = durable();
         after.read(&text.replace("kubernetes.io/arch", "old/key"));
-        assert_eq!(after.written("nodes", &node).unwrap().repairs, 6);
-        assert_eq!(after.written("daemonsets", &node), None);
+        assert_eq!(after.written("nodes", Some("u")).unwrap().repairs, 6);
+        assert_eq!(after.written("daemonsets", Some("u")), None);
         let keys = after.text().unwrap();
         assert!(keys.contains("old/key") && keys.contains("kubernetes.io/arch"));
-        after.record("nodes", &node, written(7));
+        after.record("nodes", Some("u"), written(7));
         after.read(&text);
-        assert_eq!(after.written("nodes", &node).unwrap().repairs, 7);
+        assert_eq!(after.written("nodes", Some("u")).unwrap().repairs, 7);
         // Another replica repairs it meanwhile.
         tokio::time::advance(Duration::from_mins(30)).await;
         let other = durable();
-        other.record("nodes", &node, written(9));
+        other.record("nodes", Some("u"), written(9));
         after.read(&other.text().unwrap());
-        assert_eq!(after.written("nodes", &node).unwrap().repairs, 9);
+        assert_eq!(after.written("nodes", Some("u")).unwrap().repairs, 9);
         let newer = other
             .text()
             .unwrap()
@@ -211,9 +242,47 @@ mod tests {
         after.read(&newer);
         assert_eq!(after.text(), None, "left to the newer version");
         after.removed("daemonsets", &Removed::<Node>::Relisted(&[].into()));
-        assert!(after.written("nodes", &node).is_some());
+        assert!(after.written("nodes", Some("u")).is_some());
         after.removed("nodes", &Removed::One(&node));
-        assert_eq!(after.written("nodes", &node), None);
+        assert_eq!(after.written("nodes", Some("u")), None);
+    }
+
+    /// The leader reads what it wrote itself, every few seconds.
+    #[test]
+    fn times_do_not_creep() {
+        let (durable, start, wall) = (durable(), Instant::now(), 1_700_000_000.6);
+        let written = Written {
+            wanted: 7,
+            repairs: 1,
+            at: start,
+        };
+        durable.record(EVICTIONS, Some("u"), written);
+        for round in 1..200 {
+            let passed = f64::from(round) * 0.37;
+            let now = start + Duration::from_secs_f64(passed);
+            #[allow(clippy::cast_possible_truncation, reason = "whole seconds are meant")]
+            let wall = (wall + passed) as i64;
+            let text = durable.text_at(now, wall).unwrap();
+            durable.read_at(&text, now, wall);
+            assert_eq!(
+                durable.written(EVICTIONS, Some("u")),
+                Some(written),
+                "{round}"
+            );
+        }
+        // Another replica gave up, at the same time.
+        let other = Durable::new(KnownKeys::new(&Config::default()));
+        let given_up = Written {
+            repairs: 9,
+            ..written
+        };
+        other.record(EVICTIONS, Some("u"), given_up);
+        durable.read_at(
+            &other.text_at(start, 1_700_000_000).unwrap(),
+            start,
+            1_700_000_000,
+        );
+        assert_eq!(durable.written(EVICTIONS, Some("u")).unwrap().repairs, 9);
     }
 
     #[tokio::test(start_paused = true)]
@@ -226,9 +295,9 @@ mod tests {
             repairs: 1,
             at: now(),
         };
-        durable.record("nodes", &node, written);
+        durable.record("nodes", Some("u"), written);
         tokio::time::advance(Duration::from_hours(2)).await;
         let _ = durable.text();
-        assert_eq!(durable.written("nodes", &node), None);
+        assert_eq!(durable.written("nodes", Some("u")), None);
     }
 }

@@ -7,7 +7,9 @@ mod bound_pods;
 mod components;
 mod daemon_sets;
 mod durable;
+mod eviction;
 mod initial;
+mod misplaced;
 mod nodes;
 mod object_state;
 mod permissions;
@@ -16,6 +18,7 @@ mod reconcile;
 mod recreate;
 mod run_controller;
 mod startup;
+mod webhook_use;
 
 use std::{sync::Arc, time::Duration};
 

@@ -2,7 +2,7 @@
 
 use crate::{
     cluster::{ADMISSION_SECRET, NAME, access::Permission},
-    config::{Config, DaemonSets},
+    config::{Config, DaemonSets, Misplaced},
 };
 
 /// The permissions for this configuration.
@@ -32,12 +32,17 @@ pub(super) fn needed(namespace: &str, config: &Config) -> Vec<Permission> {
         name,
     };
     let admission = admission(namespace, config);
+    let evicts = config.misplaced == Misplaced::Evict;
     [
         everywhere("", "nodes", &["list", "watch", "patch"]),
-        everywhere("", "pods", &["list", "watch", "patch"]),
+        everywhere("", "pods", &["get", "list", "watch", "patch"]),
         everywhere("", "namespaces", &["list", "watch"]),
         everywhere("apps", "daemonsets", daemon_sets),
-        everywhere("events.k8s.io", "events", &["create", "patch"]),
+        everywhere(
+            "events.k8s.io",
+            "events",
+            &["create", "patch", "list", "watch"],
+        ),
         // A rule with `resourceNames` cannot allow `create`, because the authorizer does not know the name then.
         vec![
             lease("create", None),
@@ -45,8 +50,14 @@ pub(super) fn needed(namespace: &str, config: &Config) -> Vec<Permission> {
             lease("patch", Some(NAME)),
         ],
         admission,
-        if config.affinity.recreate_pods {
+        if config.affinity.recreate_pods || evicts {
             everywhere("", "pods/eviction", &["create"])
+        } else {
+            Vec::new()
+        },
+        if evicts {
+            let volumes = everywhere("", "persistentvolumes", &["get"]);
+            [everywhere("", "persistentvolumeclaims", &["get"]), volumes].concat()
         } else {
             Vec::new()
         },

@@ -19,7 +19,7 @@ use crate::{
     plan::{self, Plan, Policies, Remembered},
 };
 
-use super::{object_state::ObjectStates, reconcile::ReconcileSteps, recreate};
+use super::{object_state::ObjectStates, reconcile::ReconcileSteps, webhook_use};
 
 /// The reconciler of pods.
 pub(super) struct PodSteps {
@@ -66,7 +66,7 @@ impl ReconcileSteps for PodSteps {
         if !pod.is_in_scope() {
             return None;
         }
-        recreate::record_admission(&self.newest_admitted, pod);
+        webhook_use::record_admission(&self.newest_admitted, pod);
         let subject = plan::pod::subject(pod);
         let of_namespace = self.namespaces.annotations(subject.namespace).await;
         Some(self.evaluator.evaluate(subject, &of_namespace).await)

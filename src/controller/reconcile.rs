@@ -126,7 +126,10 @@ impl<R: ReconcileSteps> Reconciler<R> {
         };
         let remembered = Remembered {
             state: self.states.get(object),
-            written: self.outputs.durable.written(R::NAME, object),
+            written: self
+                .outputs
+                .durable
+                .written(R::NAME, object.meta().uid.as_deref()),
         };
         let now = tokio::time::Instant::now().into_std();
         let plan = self.steps.plan(object, evaluation, remembered, now);
@@ -188,7 +191,8 @@ impl<R: ReconcileSteps> Reconciler<R> {
         let Some(next) = next else {
             self.states.accepted(object);
             if let Some(written) = write.written {
-                self.outputs.durable.record(R::NAME, object, written);
+                let uid = object.meta().uid.as_deref();
+                self.outputs.durable.record(R::NAME, uid, written);
             }
             log(&write.change, &name);
             self.publish(object, write.events);

@@ -4,33 +4,30 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicI64, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use kube::Resource;
 use kube_runtime::reflector::{ObjectRef, Store};
 use tokio::sync::watch;
 
 use crate::{
     backoff::Backoff,
     cluster::{
-        api::{ApiClient, ApiError},
+        api::ApiClient,
         events::{EventReason, Events},
-        name::NamespacedName,
-        namespaces::Namespaces,
-        objects::{Pod, annotations},
+        objects::Pod,
     },
     evaluate::Evaluator,
     metrics::Metrics,
-    placement::{annotation, reinvocation},
     plan,
 };
 
-use super::pods::age;
+use super::{
+    eviction::{EvictionReason, EvictionResult, evict},
+    pods::age,
+    webhook_use::WebhookUse,
+};
 
 /// How often the pods are looked at. A pod that is not bound after this time is one that an autoscaler looks at.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -47,25 +44,10 @@ const MAX_OWNERS: usize = 10_000;
 pub(super) struct Recreation {
     pub(super) api: ApiClient,
     pub(super) evaluator: Evaluator,
-    pub(super) namespaces: Namespaces,
-    pub(super) own_namespace: String,
+    pub(super) webhook: WebhookUse,
     pub(super) events: Events,
     pub(super) metrics: Metrics,
     pub(super) pods: Store<Pod>,
-    /// When the newest pod was created that came through the webhook, in seconds since 1970.
-    pub(super) newest_admitted: Arc<AtomicI64>,
-}
-
-/// Remembers that this pod came through the webhook of some replica, if it did.
-pub(super) fn record_admission(newest: &AtomicI64, pod: &Pod) {
-    let created = pod.metadata.creation_timestamp.as_ref();
-    let added = reinvocation::recorded_change(annotations(&pod.metadata));
-    if let Some(created) = created
-        && added.affinity.require.is_some()
-        && pod.controller().is_some()
-    {
-        newest.fetch_max(created.0.as_second(), Ordering::Relaxed);
-    }
 }
 
 /// What was evicted without knowing whether the webhook is asked: how often, and when last.
@@ -78,6 +60,7 @@ impl Recreation {
     /// Runs until it is cancelled.
     pub(super) async fn run(self, mut leadership: watch::Receiver<bool>) {
         if self
+            .webhook
             .namespaces
             .ready()
             .wait_for(|ready| *ready)
@@ -104,7 +87,8 @@ impl Recreation {
     fn due(&self, owners: &Owners, trials: &mut Trials, now: Instant) -> Vec<Arc<Pod>> {
         let pods = self.pods.state().into_iter();
         let late = pods.filter(|pod| self.is_late(pod) && may_evict(pod, owners, now));
-        let (known, unknown): (Vec<_>, Vec<_>) = late.partition(|pod| self.is_asked_since(pod));
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            late.partition(|pod| self.webhook.is_asked_since(pod));
         if !known.is_empty() {
             *trials = Trials::default();
             return known.into_iter().take(MAX_EVICTIONS).collect();
@@ -121,49 +105,22 @@ impl Recreation {
 
     /// Returns whether it was evicted.
     async fn evict(&self, pod: &Pod) -> bool {
-        let name = NamespacedName::of_object(pod);
-        match self.api.evict(pod).await {
-            Ok(()) => {
-                tracing::info!(pod = %name, "pod evicted: it was created without node affinity");
-                let note = "evicted, so that it is created anew with node affinity: the webhook was not asked when it was created";
-                self.events
-                    .publish(pod, EventReason::Recreated, note.to_owned());
-                true
-            }
-            Err(ApiError::NotFound(_) | ApiError::Conflict(_)) => false,
-            Err(error) => {
-                tracing::warn!(pod = %name, %error, "cannot evict the pod");
-                false
-            }
+        let reason = EvictionReason::NoAffinity;
+        let result = evict(&self.api, &self.metrics, pod, reason).await;
+        let is_evicted = result == EvictionResult::Evicted;
+        if is_evicted {
+            let note = "evicted, so that it is created anew with node affinity: the webhook was not asked when it was created";
+            self.events
+                .publish(pod, EventReason::Recreated, note.to_owned());
         }
+        is_evicted
     }
 
     /// Whether this pod waits for a node without the affinity that it would get through the webhook.
     fn is_late(&self, pod: &Pod) -> bool {
         age(pod) > PERIOD
-            && !self.is_excluded(pod)
+            && !self.webhook.is_excluded(pod)
             && plan::pod::lacks_affinity(pod, &self.evaluator.policy)
-    }
-
-    /// Whether the API server has asked the webhook after this pod was created: this replica, or another one, which the result
-    /// shows.
-    fn is_asked_since(&self, pod: &Pod) -> bool {
-        let asked = self.metrics.admissions.last_asked();
-        let created = pod.metadata.creation_timestamp.as_ref();
-        let newest = self.newest_admitted.load(Ordering::Relaxed);
-        asked.is_some_and(|ago| Duration::from_secs(ago + 1) < age(pod))
-            || created.is_some_and(|created| created.0.as_second() < newest)
-    }
-
-    /// Whether the webhook is not asked about the pod's namespace, or may not be.
-    fn is_excluded(&self, pod: &Pod) -> bool {
-        let name = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let Some(namespace) = self.namespaces.get(name) else {
-            return true;
-        };
-        let labels = namespace.meta().labels.as_ref();
-        let admission = labels.and_then(|labels| labels.get(annotation::ADMISSION));
-        name == self.own_namespace || admission.is_some_and(|value| value == "disabled")
     }
 }
 

@@ -7,6 +7,7 @@ pub mod pull_secrets;
 mod selection;
 mod spec;
 pub mod template;
+pub mod wrong_architecture;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,12 +23,12 @@ use crate::{
         objects::{DaemonSet, PodSpec},
     },
     config::Config,
-    image::{ImageError, ResolveRequest, Resolver},
+    image::{ImageError, ResolveRequest, Resolved, Resolver},
     placement::{
         Mode, annotation,
         author_selection::AuthorSelection,
         decision::Decision,
-        mode::{self, InvalidAnnotation, Rule},
+        mode::{self, InvalidAnnotation, Rule, RuleSource},
         pod::{AffinityAccess, Circumstances, PlacementPolicy, PodChange, PodView},
         preference::{self, Preferences},
         reinvocation,
@@ -40,7 +41,7 @@ use pull_secrets::{PodCredentials, PullSecrets, UnusablePullSecret};
 use template::Template;
 
 pub use known_keys::KnownKeys;
-pub use selection::{NoMatch, SelectedImages, SelectionProblem};
+pub use selection::{ContainerCandidates, NoMatch, SelectedImages, SelectionProblem};
 
 /// Maximum number of images of a pod, many times that of the largest pods. Beyond it, every architecture is
 /// tolerated.
@@ -65,6 +66,8 @@ pub struct Evaluator {
     pub nodes: ClusterNodes,
     /// Chooses among them by a model.
     pub predictor: Option<Predictor>,
+    /// Whether to keep which images could have been selected, and why each was not.
+    pub keeps_candidates: bool,
 }
 
 /// The result of an evaluation.
@@ -111,12 +114,34 @@ pub struct Evaluation {
     pub conflict: Option<Conflict>,
     /// Annotations with invalid values.
     pub invalid: Vec<InvalidAnnotation>,
-    /// The resolved images with their architectures for the pod's OS; `None`: the image names no platform.
-    pub images: Vec<(String, Option<Architectures>)>,
+    /// The resolved images.
+    pub images: Vec<EvaluatedImage>,
     /// Pull secrets that were skipped.
     pub unusable: BTreeSet<UnusablePullSecret>,
     /// Images that were selected, if the pod asks for it, as few do.
     pub selected: Option<Box<SelectedImages>>,
+}
+
+/// An image of a pod that was resolved.
+#[derive(Clone, Debug)]
+pub struct EvaluatedImage {
+    /// The image as written in the pod.
+    pub name: String,
+    /// Its architectures for the pod's OS; `None`: it names no platform.
+    pub architectures: Option<Architectures>,
+    /// What is known of it.
+    pub resolved: Resolved,
+}
+
+/// All images of a pod or template.
+#[derive(Clone, Debug)]
+pub struct ResolvedImages {
+    /// Those that are resolved.
+    pub images: Vec<EvaluatedImage>,
+    /// Those that are not, and why.
+    pub failed: Vec<(String, ImageError)>,
+    /// Pull secrets that were skipped.
+    pub unusable: BTreeSet<UnusablePullSecret>,
 }
 
 /// Why no node can run a pod.
@@ -190,9 +215,18 @@ impl Evaluator {
         subject: Subject<'_>,
         of_namespace: &BTreeMap<String, String>,
     ) -> bool {
-        let default = self.config.pods.mode_in(subject.namespace);
-        let (rule, _) = mode::rule(subject.annotations, of_namespace, default);
+        let (rule, ..) = self.rule(subject, of_namespace);
         rule == Rule::Mode(Mode::Ignore)
+    }
+
+    /// The rule that applies, where it is set, and annotations with invalid values.
+    pub fn rule(
+        &self,
+        subject: Subject<'_>,
+        of_namespace: &BTreeMap<String, String>,
+    ) -> (Rule, RuleSource, Vec<InvalidAnnotation>) {
+        let default = self.config.pods.mode_in(subject.namespace);
+        mode::rule(subject.annotations, of_namespace, default)
     }
 
     /// Evaluates a spec, within `resolution.budget`.
@@ -201,8 +235,7 @@ impl Evaluator {
         subject: Subject<'_>,
         of_namespace: &BTreeMap<String, String>,
     ) -> Evaluation {
-        let default = self.config.pods.mode_in(subject.namespace);
-        let (rule, mut invalid) = mode::rule(subject.annotations, of_namespace, default);
+        let (rule, _, mut invalid) = self.rule(subject, of_namespace);
         let default = self.config.affinity.preferences();
         let preferences =
             preference::nearest(subject.annotations, of_namespace, default, &mut invalid);
@@ -255,7 +288,7 @@ impl Evaluator {
                     .resolve_images(subject.spec, subject.namespace, &keys, deadline)
                     .await;
                 if matches!(verdict, Verdict::Decided(Decision::NoCommonArchitecture)) {
-                    let of_images = images.iter().filter_map(|(_, set)| set.clone());
+                    let of_images = images.iter().filter_map(|one| one.architectures.clone());
                     let sets = self.policy.disjoint(of_images);
                     evaluation.conflict = Some(Conflict::Disjoint(sets));
                 }
@@ -272,6 +305,21 @@ impl Evaluator {
         }
         self.respect_author(subject, &mut evaluation);
         evaluation
+    }
+
+    /// Resolves the images of a pod or template, whatever its rule and its tolerations are.
+    pub async fn resolve_all(&self, subject: Subject<'_>) -> ResolvedImages {
+        let is_template = subject.stage == Stage::Template;
+        let (spec, namespace) = (subject.spec, subject.namespace);
+        let credentials = self.pull_secrets.for_pod(namespace, spec, is_template);
+        let deadline = tokio::time::Instant::now() + self.config.resolution.budget;
+        let each = self.resolve_each(spec, namespace, &credentials, deadline);
+        let (images, failed) = each.await;
+        ResolvedImages {
+            images,
+            failed,
+            unusable: credentials.unusable(),
+        }
     }
 
     /// An autoscaler would make the nodes that the author selects, and they would be tainted: so that is said to be a
@@ -323,20 +371,17 @@ impl Evaluator {
         tolerates_all && (!more || decided.is_some_and(|decision| decision == "any"))
     }
 
-    async fn resolve_images(
+    /// The images that are resolved, and why the others are not.
+    async fn resolve_each(
         &self,
         spec: &PodSpec,
         namespace: &str,
         credentials: &PodCredentials,
         deadline: tokio::time::Instant,
-    ) -> (Verdict, Vec<(String, Option<Architectures>)>) {
-        let all = spec.images();
-        // Users must not be able to make archaware resolve thousands of images at once.
-        if all.len() > MAX_IMAGES {
-            return (Verdict::Decided(Decision::TolerateAll), Vec::new());
-        }
+    ) -> (Vec<EvaluatedImage>, Vec<(String, ImageError)>) {
         let slots = &Semaphore::new(MAX_CONCURRENT_IMAGES);
-        let resolved = join_all(all.into_iter().map(|(image, policy)| async move {
+        let all = spec.images().into_iter().take(MAX_IMAGES);
+        let resolved = join_all(all.map(|(image, policy)| async move {
             let _slot = slots.acquire().await;
             let request = ResolveRequest {
                 image,
@@ -348,45 +393,67 @@ impl Evaluator {
             (image.to_owned(), answer)
         }))
         .await;
-        let stated = spec.stated_os();
-        let os = stated.clone().unwrap_or_else(Os::linux);
-        let mut sets: Vec<PlatformSet> = Vec::new();
-        let mut images = Vec::new();
-        let mut unresolved = Vec::new();
-        for (image, answer) in resolved {
+        let os = spec.os();
+        let mut images: Vec<EvaluatedImage> = Vec::new();
+        let mut failed = Vec::new();
+        for (name, answer) in resolved {
             match answer {
-                Ok(resolved) => {
-                    images.push((image, self.policy.of_image(&resolved.platforms, &os)));
-                    sets.push(resolved.platforms);
-                }
-                Err(error) => unresolved.push((image, error)),
+                Ok(resolved) => images.push(EvaluatedImage {
+                    name,
+                    architectures: self.policy.of_image(&resolved.platforms, &os),
+                    resolved,
+                }),
+                Err(error) => failed.push((name, error)),
             }
         }
-        let known = if stated.is_none() && are_for_windows(&sets) {
+        (images, failed)
+    }
+
+    async fn resolve_images(
+        &self,
+        spec: &PodSpec,
+        namespace: &str,
+        credentials: &PodCredentials,
+        deadline: tokio::time::Instant,
+    ) -> (Verdict, Vec<EvaluatedImage>) {
+        // Users must not be able to make archaware resolve thousands of images at once.
+        if spec.images().len() > MAX_IMAGES {
+            return (Verdict::Decided(Decision::TolerateAll), Vec::new());
+        }
+        let (images, failed) = self
+            .resolve_each(spec, namespace, credentials, deadline)
+            .await;
+        let sets = images.iter().map(|image| &image.resolved.platforms);
+        let known = if are_for_other_nodes(spec, sets.clone()) {
             None
         } else {
-            self.policy.shared_architectures(&sets, &os)
+            self.policy.shared_architectures(sets, &spec.os())
         };
         let decision = self.policy.decide(known.clone());
         // The images that are not known could only leave fewer architectures.
-        let is_final = unresolved.is_empty() || decision == Decision::NoCommonArchitecture;
+        let is_final = failed.is_empty() || decision == Decision::NoCommonArchitecture;
         let verdict = if is_final {
             Verdict::Decided(decision)
         } else {
-            Verdict::Unresolved {
-                failed: unresolved,
-                known,
-            }
+            Verdict::Unresolved { failed, known }
         };
         (verdict, images)
     }
 }
 
-/// Whether images exist for Windows and not for linux. A pod that does not state its OS may well select Windows nodes in
+/// Whether images exist for Windows and not for linux, in a pod that does not state its OS: it may well select Windows nodes in
 /// another way (by a taint, by a label of its own), so they do not limit it.
-fn are_for_windows(images: &[PlatformSet]) -> bool {
+pub fn are_for_other_nodes<'a>(
+    spec: &PodSpec,
+    images: impl Iterator<Item = &'a PlatformSet> + Clone,
+) -> bool {
+    spec.stated_os().is_none() && are_for_windows(images)
+}
+
+/// Whether images exist for Windows and not for linux.
+fn are_for_windows<'a>(images: impl Iterator<Item = &'a PlatformSet> + Clone) -> bool {
     let is_for = |os: &Os| {
-        let named = images.iter().filter_map(|image| image.architectures(os));
+        let named = images.clone().filter_map(|image| image.architectures(os));
         named.map(|set| !set.is_empty()).collect::<BTreeSet<bool>>()
     };
     is_for(&Os::linux()) == [false].into() && is_for(&Os::windows()) == [true].into()
@@ -469,14 +536,34 @@ impl Evaluation {
 
     /// The images with their architectures, for example `a (amd64, arm64), b (s390x)`.
     pub fn list_images(&self) -> String {
-        let one = |(image, set): &(String, Option<Architectures>)| {
-            let architectures = match set {
+        let one = |image: &EvaluatedImage| {
+            let architectures = match &image.architectures {
                 None => "any".to_owned(),
                 Some(set) if set.is_empty() => "none for this OS".to_owned(),
                 Some(set) => set.join(", "),
             };
-            format!("{image} ({architectures})")
+            format!("{} ({architectures})", image.name)
         };
         self.images.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[cfg(test)]
+impl EvaluatedImage {
+    /// An image for these architectures.
+    pub(crate) fn for_tests(name: &str, architectures: Option<Architectures>) -> Self {
+        let resolved = Resolved {
+            reference: crate::image::Reference::parse("r.example/a:1").unwrap(),
+            digest: format!("sha256:{:064}", 0).parse().unwrap(),
+            platforms: PlatformSet::None(crate::platform::NoPlatformReason::NoArchitecture),
+            media_type: "",
+            source: crate::image::ResolutionSource::Memory,
+            credential: None,
+        };
+        Self {
+            name: name.to_owned(),
+            architectures,
+            resolved,
+        }
     }
 }

@@ -26,7 +26,8 @@ use crate::{
     },
     image::{
         credentials::{
-            Keyring, LazyKeyring, MAX_ENTRIES, MAX_PATTERNS, docker_cfg, docker_config_json,
+            CredentialSource, Keyring, LazyKeyring, MAX_ENTRIES, MAX_PATTERNS, docker_cfg,
+            docker_config_json,
         },
         single_flight::SingleFlight,
     },
@@ -45,6 +46,9 @@ const MAX_CONTENT: usize = 128 * 1024;
 /// thousands.
 const MAX_OF_POD: usize = 32;
 
+/// Why a Secret is skipped that may not be read. Where access is granted per namespace, this is expected.
+const FORBIDDEN: &str =
+    "archaware may not read it; bind the ClusterRole archaware-pull-secrets in its namespace";
 /// Why a Secret is skipped after others.
 const TOO_MANY: &str =
     "with it the pod's pull secrets have more than 256 entries, or more than 32 with patterns";
@@ -76,6 +80,13 @@ pub struct UnusablePullSecret {
     pub why: String,
 }
 
+impl UnusablePullSecret {
+    /// Whether the permission to read it is missing.
+    pub fn is_forbidden(&self) -> bool {
+        self.why == FORBIDDEN
+    }
+}
+
 /// The credentials of one pod or template, loaded when needed.
 #[derive(Clone)]
 pub struct PodCredentials {
@@ -101,22 +112,36 @@ impl PullSecrets {
         }))
     }
 
+    /// Adds the pull secrets of its ServiceAccount to the spec of a pod that has none, as the admission plugin `ServiceAccount` does
+    /// when a pod is created. Returns whether the permission to read the ServiceAccount is missing.
+    pub async fn add_of_account(&self, namespace: &str, spec: &mut PodSpec) -> bool {
+        if !names(&spec.image_pull_secrets).is_empty() {
+            return false;
+        }
+        match self.0.account(namespace, account_of(spec)).await {
+            Ok(found) => {
+                let secrets = found.iter().cloned();
+                let secrets = secrets.map(|name| LocalObjectReference { name });
+                spec.image_pull_secrets = secrets.collect();
+                false
+            }
+            Err(why) => &*why == FORBIDDEN,
+        }
+    }
+
     /// The credentials of a pod in `namespace`. The pods of a template without pull secrets get those of their
     /// ServiceAccount; in a pod, the `ServiceAccount` admission plugin has added them already.
     pub fn for_pod(&self, namespace: &str, spec: &PodSpec, is_template: bool) -> PodCredentials {
         let unusable: Arc<Mutex<BTreeSet<UnusablePullSecret>>> = Arc::default();
         let named = names(&spec.image_pull_secrets);
-        let account = (is_template && named.is_empty()).then(|| {
-            let name = spec
-                .service_account_name
-                .as_deref()
-                .filter(|name| !name.is_empty());
-            name.unwrap_or("default").to_owned()
-        });
+        let account = (is_template && named.is_empty()).then(|| account_of(spec));
         let (inner, namespace, skipped) = (self.0.clone(), namespace.to_owned(), unusable.clone());
         let keys = async move {
             let names = match account {
-                Some(account) => inner.account(&namespace, account).await,
+                Some(account) => {
+                    let found = inner.account(&namespace, account).await;
+                    found.map_or_else(|_| Vec::new(), |names| names.to_vec())
+                }
                 None => named,
             };
             let mut keyrings = Vec::new();
@@ -150,6 +175,12 @@ impl PullSecrets {
     }
 }
 
+fn account_of(spec: &PodSpec) -> String {
+    let name = spec.service_account_name.as_deref();
+    let name = name.filter(|name| !name.is_empty());
+    name.unwrap_or("default").to_owned()
+}
+
 fn names(references: &[LocalObjectReference]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for reference in references
@@ -165,6 +196,7 @@ fn names(references: &[LocalObjectReference]) -> Vec<String> {
 
 impl PullSecretsInner {
     async fn secret(self: &Arc<Self>, namespace: &str, name: String) -> Read<Keyring> {
+        let source = CredentialSource::PullSecret(name.as_str().into());
         let (name, api) = (NamespacedName::new(namespace, &name), self.api.clone());
         let read = |name: NamespacedName| async move {
             let secret: Secret = get(&api, &name).await?;
@@ -183,14 +215,14 @@ impl PullSecretsInner {
                 Some("kubernetes.io/dockercfg") => docker_cfg(content(".dockercfg")),
                 _ => return Err("its type is neither kubernetes.io/dockerconfigjson nor kubernetes.io/dockercfg".into()),
             }
-            .map(Arc::new)
+            .map(|keyring| Arc::new(keyring.from_source(&source)))
             .map_err(|error| error.to_string().into())
         };
         self.secrets.read(name, read).await
     }
 
-    /// The names of a ServiceAccount's pull secrets; none if it cannot be read.
-    async fn account(self: &Arc<Self>, namespace: &str, name: String) -> Vec<String> {
+    /// The names of a ServiceAccount's pull secrets.
+    async fn account(self: &Arc<Self>, namespace: &str, name: String) -> Read<Vec<String>> {
         let (name, api) = (NamespacedName::new(namespace, &name), self.api.clone());
         let read = |name: NamespacedName| async move {
             let account: ServiceAccount = get(&api, &name).await?;
@@ -198,8 +230,7 @@ impl PullSecretsInner {
                 &account.image_pull_secrets.unwrap_or_default(),
             )))
         };
-        let read = self.accounts.read(name, read).await;
-        read.map_or_else(|_| Vec::new(), |names| names.to_vec())
+        self.accounts.read(name, read).await
     }
 }
 
@@ -249,8 +280,7 @@ where
     match api.find(name).await {
         Ok(Some(object)) => Ok(object),
         Ok(None) => Err("it does not exist".into()),
-        // Where access is granted per namespace, this is expected.
-        Err(ApiError::Forbidden(_)) => Err("archaware may not read it; bind the ClusterRole archaware-pull-secrets in its namespace".into()),
+        Err(ApiError::Forbidden(_)) => Err(FORBIDDEN.into()),
         Err(error) => Err(error.to_string().into()),
     }
 }

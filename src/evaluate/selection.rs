@@ -16,7 +16,8 @@ use crate::{
         pod::AffinityAccess,
         reinvocation,
         selection::{
-            self, ImageChange, ImageSelection, InvalidSelection, NodeGroup, SelectedNodes,
+            self, Candidate, ImageChange, ImageSelection, InvalidSelection, NodeGroup,
+            SelectedNodes,
         },
     },
 };
@@ -25,6 +26,19 @@ use super::{Evaluator, Stage, Subject, Verdict};
 
 use choose::{Pod, Unselected};
 pub use problem::{NoMatch, SelectionProblem};
+
+/// The images that could have been selected for a container.
+#[derive(Clone, Debug)]
+pub struct ContainerCandidates {
+    /// The container.
+    pub container: String,
+    /// The reference of the compatibility document.
+    pub document: String,
+    /// How many nodes there are on which the pod can land.
+    pub nodes: usize,
+    /// The entries of the document.
+    pub candidates: Vec<Candidate>,
+}
 
 /// What was selected for a pod.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +49,8 @@ pub struct SelectedImages {
     pub nodes: SelectedNodes,
     /// Why something was not selected.
     pub problems: Vec<SelectionProblem>,
+    /// What could have been selected, with [`Evaluator::keeps_candidates`].
+    pub candidates: Vec<ContainerCandidates>,
     /// What could not be read in time.
     pub(super) failed: Vec<(String, ImageError)>,
     /// The spec with these images.
@@ -155,7 +171,8 @@ impl Evaluator {
             .map(AlikeNodes::group)
             .collect();
         for (one, document) in &documents {
-            let chosen = match self.choose_image(pod, one, document, &groups).await {
+            let kept = self.keeps_candidates.then_some(&mut selected.candidates);
+            let chosen = match self.choose_image(pod, one, document, &groups, kept).await {
                 Ok(chosen) => chosen,
                 Err(Unselected::Failed(image, error)) => {
                     selected.failed.push((image, *error));

@@ -111,6 +111,13 @@ impl<'a> Template<'a> {
         spec.tolerations.as_deref().unwrap_or_default()
     }
 
+    /// Those that archaware owns.
+    pub fn owned_tolerations(&self) -> Vec<serde_json::Value> {
+        let all = self.tolerations();
+        let owned = self.owned.iter().filter_map(|index| all.get(*index));
+        owned.cloned().collect()
+    }
+
     /// The parts that the decision on its tolerations depends on.
     pub fn placement_view(&self) -> TemplateView<'_> {
         TemplateView {

@@ -18,6 +18,6 @@ pub mod trace;
 pub use error::{ImageError, Reason};
 pub use reference::Reference;
 pub use resolver::{
-    PullPolicy, ResolutionSource, ResolveRequest, Resolved, Resolver, ResolverSettings,
+    PullPolicy, ResolutionSource, ResolveRequest, Resolved, Resolver, ResolverSettings, SavedImage,
 };
 pub use rewrite::Rewrite;

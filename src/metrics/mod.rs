@@ -22,7 +22,9 @@ use prometheus_client::{
 };
 
 pub use gauges::{Named, Samples};
-pub use requests::{AdmissionMetrics, ApiRequests, BoundPodMetrics, ContentWrites, Panics};
+pub use requests::{
+    AdmissionMetrics, ApiRequests, BoundPodMetrics, ContentWrites, EvictionMetrics, Panics,
+};
 pub use resolutions::{MAX_HOSTS, Resolutions};
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
@@ -53,6 +55,8 @@ pub struct Metrics {
     pub admissions: AdmissionMetrics,
     /// Looks at running pods.
     pub bound_pods: BoundPodMetrics,
+    /// Evictions.
+    pub evictions: EvictionMetrics,
     decisions: Counters<2>,
     decision_seconds: Histogram,
     pod_seconds: Histogram,
@@ -78,6 +82,7 @@ impl Default for Metrics {
             content_writes: ContentWrites::default(),
             admissions: AdmissionMetrics::default(),
             bound_pods: BoundPodMetrics::default(),
+            evictions: EvictionMetrics::default(),
             decisions: Family::default(),
             decision_seconds: Histogram::new(LATENCY_BUCKETS),
             pod_seconds: Histogram::new(WAIT_BUCKETS),
@@ -115,6 +120,7 @@ impl Default for Metrics {
         m.content_writes.register(&mut registry);
         m.admissions.register(&mut registry);
         m.bound_pods.register(&mut registry);
+        m.evictions.register(&mut registry);
         m.api.register(&mut registry);
         registry.register(
             "queue_depth",
@@ -152,6 +158,7 @@ impl Metrics {
         }
         self.admissions.begin_at_zero();
         self.bound_pods.begin_at_zero();
+        self.evictions.begin_at_zero();
         for kind in ["Pod", "DaemonSet", "Node"] {
             for result in ["refused", "forbidden", "unavailable"] {
                 drop(

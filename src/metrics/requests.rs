@@ -39,6 +39,34 @@ impl BoundPodMetrics {
     }
 }
 
+/// Evictions of pods by reason and result.
+#[derive(Clone, Default)]
+pub struct EvictionMetrics(Counters<2>);
+
+impl EvictionMetrics {
+    pub(super) fn register(self, registry: &mut Registry) {
+        registry.register(
+            "evictions",
+            "Evictions of pods that are created anew, by reason and result",
+            self.0,
+        );
+    }
+
+    /// The series that the dashboard shows.
+    pub(super) fn begin_at_zero(&self) {
+        for reason in ["no_affinity", "wrong_architecture"] {
+            let labels = [("reason", reason), ("result", "evicted")];
+            drop(self.0.get_or_create(&labels));
+        }
+    }
+
+    /// Counts an eviction.
+    pub fn count(&self, reason: &'static str, result: &'static str) {
+        let labels = [("reason", reason), ("result", result)];
+        self.0.get_or_create(&labels).inc();
+    }
+}
+
 /// Writes to containerd by result.
 #[derive(Clone, Default)]
 pub struct ContentWrites(Counters<1>);
@@ -63,7 +91,7 @@ impl Default for Panics {
         let counters = Counters::default();
         // Every series exists from the start: Prometheus does not see an increase when a counter appears with its
         // first count.
-        for place in ["pods", "daemonsets", "nodes", "admission"] {
+        for place in ["pods", "daemonsets", "nodes", "misplaced", "admission"] {
             drop(counters.get_or_create(&[("where", place)]));
         }
         Self(counters)

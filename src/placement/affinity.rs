@@ -8,7 +8,7 @@
 mod select;
 mod undo;
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ pub use undo::{AffinityUndo, undo};
 pub const LABEL: &str = "kubernetes.io/arch";
 const OLD_LABEL: &str = "beta.kubernetes.io/arch";
 /// Both.
-pub(super) const LABELS: [&str; 2] = [LABEL, OLD_LABEL];
+pub const LABELS: [&str; 2] = [LABEL, OLD_LABEL];
 
 /// `spec.affinity`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -69,7 +69,7 @@ pub struct NodeSelectorTerm {
 }
 
 impl NodeSelectorTerm {
-    fn of(match_expressions: Vec<Requirement>) -> Self {
+    pub(super) fn of(match_expressions: Vec<Requirement>) -> Self {
         Self {
             match_expressions,
             match_fields: Vec::new(),
@@ -107,6 +107,22 @@ impl Requirement {
             key: key.to_owned(),
             operator: operator.to_owned(),
             values,
+        }
+    }
+}
+
+/// For example `kubernetes.io/arch in (amd64, arm64)`.
+impl fmt::Display for Requirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (key, values) = (&self.key, self.values.join(", "));
+        match self.operator.as_str() {
+            "In" => write!(f, "{key} in ({values})"),
+            "NotIn" => write!(f, "{key} not in ({values})"),
+            "Exists" => write!(f, "{key} exists"),
+            "DoesNotExist" => write!(f, "{key} does not exist"),
+            "Gt" => write!(f, "{key} > {values}"),
+            "Lt" => write!(f, "{key} < {values}"),
+            other => write!(f, "{key} {other} ({values})"),
         }
     }
 }

@@ -7,6 +7,7 @@ mod configured_keys;
 pub mod daemon_set;
 pub mod decision;
 pub mod failure;
+pub mod landing;
 pub mod mode;
 pub mod node;
 pub mod pod;
@@ -24,7 +25,7 @@ pub use decision::Decision;
 pub use mode::Mode;
 pub use pod::PlacementPolicy;
 pub use selector::{LabelSelector, SelectorError};
-pub use taint::{Effect, Taint, TaintKind, keeps_away, tolerates};
+pub use taint::{Effect, Taint, TaintKind, is_hard, keeps_away, tolerates};
 pub use toleration_rule::{
     RulePlatform, TolerationConfig, TolerationEffect, TolerationOperator, TolerationRule,
 };

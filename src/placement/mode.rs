@@ -31,6 +31,17 @@ pub enum Rule {
     Architectures(Architectures),
 }
 
+/// Where a rule is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RuleSource {
+    /// By an annotation of the pod or template.
+    Pod(&'static str),
+    /// By the annotation [`annotation::MODE`] of its namespace.
+    Namespace,
+    /// By the configuration.
+    Configuration,
+}
+
 /// An annotation with an invalid value; it is treated as absent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidAnnotation {
@@ -83,12 +94,12 @@ pub fn has_own_rule(pod: &Annotations) -> bool {
     mode.is_some() || architectures.is_some_and(|text| parse_architectures(text).is_some())
 }
 
-/// The rule for a pod or template, from its annotations, those of its namespace, and the default mode.
+/// The rule for a pod or template, from its annotations, those of its namespace, and the default mode; and where it is set.
 pub fn rule(
     pod: &Annotations,
     namespace: &Annotations,
     default: Mode,
-) -> (Rule, Vec<InvalidAnnotation>) {
+) -> (Rule, RuleSource, Vec<InvalidAnnotation>) {
     let mut invalid = Vec::new();
     let pod_mode = read(pod, annotation::MODE, false, Mode::parse, &mut invalid);
     let architectures = read(
@@ -99,12 +110,17 @@ pub fn rule(
         &mut invalid,
     );
     let namespace_mode = read(namespace, annotation::MODE, true, Mode::parse, &mut invalid);
-    let rule = pod_mode
-        .map(Rule::Mode)
-        .or(architectures.map(Rule::Architectures))
-        .or(namespace_mode.map(Rule::Mode))
-        .unwrap_or(Rule::Mode(default));
-    (rule, invalid)
+    let (rule, source) = if let Some(mode) = pod_mode {
+        (Rule::Mode(mode), RuleSource::Pod(annotation::MODE))
+    } else if let Some(stated) = architectures {
+        let source = RuleSource::Pod(annotation::ARCHITECTURES);
+        (Rule::Architectures(stated), source)
+    } else if let Some(mode) = namespace_mode {
+        (Rule::Mode(mode), RuleSource::Namespace)
+    } else {
+        (Rule::Mode(default), RuleSource::Configuration)
+    };
+    (rule, source, invalid)
 }
 
 pub(super) fn read<T>(
@@ -208,7 +224,11 @@ mod tests {
                 0,
             ),
         ] {
-            let (rule, bad) = rule(&annotations(pod), &annotations(namespace), default);
+            let (rule, source, bad) = rule(&annotations(pod), &annotations(namespace), default);
+            let on_pod = matches!(source, RuleSource::Pod(_));
+            let valid = pod.len() + namespace.len() - bad.len();
+            assert_eq!(on_pod, !pod.is_empty() && valid > 0, "{pod:?}");
+            assert_eq!(source == RuleSource::Configuration, valid == 0, "{pod:?}");
             assert_eq!(
                 (rule, bad.len()),
                 (expected, invalid),

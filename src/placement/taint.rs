@@ -107,9 +107,13 @@ fn tolerates_parts(toleration: &Value, key: &str, value: &str, effect: &str) -> 
 /// numbers count as none.
 pub fn keeps_away(taint: &Value, tolerations: &[Value]) -> bool {
     let [key, value, effect] = ["key", "value", "effect"].map(|field| text(taint, field));
-    let is_hard = matches!(effect, "NoSchedule" | "NoExecute");
     let mut all = tolerations.iter();
-    is_hard && !all.any(|one| tolerates_parts(one, key, value, effect))
+    is_hard(taint) && !all.any(|one| tolerates_parts(one, key, value, effect))
+}
+
+/// Whether a taint, in the API's form, keeps pods away. `PreferNoSchedule` does not.
+pub fn is_hard(taint: &Value) -> bool {
+    matches!(text(taint, "effect"), "NoSchedule" | "NoExecute")
 }
 
 pub(super) fn text<'a>(value: &'a Value, field: &str) -> &'a str {

@@ -28,7 +28,8 @@ pub(crate) fn is_misplaced(
         // Stated by an annotation.
         return lacks(set);
     }
-    let mut known = evaluation.images.iter().filter_map(|(_, set)| set.clone());
+    let images = evaluation.images.iter();
+    let mut known = images.filter_map(|image| image.architectures.clone());
     known.any(|set| lacks(&policy.widen(set)))
 }
 
@@ -79,6 +80,8 @@ pub(crate) fn fate(is_ignored: bool, is_repelled: bool) -> Fate {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+
+    use crate::evaluate::EvaluatedImage;
 
     use super::*;
 
@@ -186,7 +189,9 @@ mod tests {
             (unresolved(), vec![Some(set(&["amd64"]))], "arm64", true),
         ] {
             let name = format!("{verdict:?} {images:?}");
-            let images = images.into_iter().map(|set| ("i".to_owned(), set));
+            let images = images
+                .into_iter()
+                .map(|set| EvaluatedImage::for_tests("i", set));
             let evaluation = Evaluation {
                 verdict,
                 by_policy: false,

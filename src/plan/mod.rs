@@ -6,6 +6,7 @@ pub(crate) mod bound_pod;
 pub(crate) mod daemon_set;
 mod draft;
 mod follow_up;
+pub(crate) mod misplaced;
 pub(crate) mod node;
 pub(crate) mod pod;
 pub(crate) mod repairs;

@@ -31,6 +31,14 @@ pub(crate) const OF_NODES: RepairPolicy = RepairPolicy {
     forget: Duration::from_hours(1),
 };
 
+/// Evictions of the pods of one controller that cannot run on their nodes: the first at once, the others when the new pod has had
+/// time to be scheduled. The same images are not tried again for a day.
+pub(crate) const OF_EVICTIONS: RepairPolicy = RepairPolicy {
+    immediate: 1,
+    backoff: Backoff::seconds(60, 3600),
+    forget: Duration::from_hours(24),
+};
+
 /// Without the registration pods are not completed before they are scheduled, so the pauses are short.
 pub(crate) const OF_REGISTRATIONS: RepairPolicy = RepairPolicy {
     immediate: 5,

@@ -133,6 +133,11 @@ impl fmt::Display for Architectures {
 impl Architectures {
     /// Each with the lowest variant that suffices, if not every one does: `amd64/v3, arm64`.
     pub fn join(&self, separator: &str) -> String {
+        self.to_strings().join(separator)
+    }
+
+    /// The architectures, each with the lowest variant that suffices.
+    pub fn to_strings(&self) -> Vec<String> {
         let mut all = Vec::new();
         for (name, variants) in self.iter() {
             let before = all.len();
@@ -142,7 +147,7 @@ impl Architectures {
                 all.push(name.to_string());
             }
         }
-        all.join(separator)
+        all
     }
 }
 

@@ -14,4 +14,4 @@ pub use document::{
     Referrer, Referrers, media_type,
 };
 pub use set::{NoPlatformReason, PlatformSet};
-pub use variant::{Variants, known_variant};
+pub use variant::{Variants, known_variant, with_variant};

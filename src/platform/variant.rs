@@ -43,6 +43,14 @@ const FAMILIES: [Family; 4] = [
     },
 ];
 
+/// An architecture with its variant, if that is known, as platforms are written: `amd64/v3`.
+pub fn with_variant(architecture: &str, variant: Option<&str>) -> String {
+    variant.map_or_else(
+        || architecture.to_owned(),
+        |variant| format!("{architecture}/{variant}"),
+    )
+}
+
 impl Family {
     fn of(architecture: &Architecture) -> Option<&'static Self> {
         let name = architecture.as_str();

@@ -92,8 +92,14 @@ pub(crate) const DOCKER: Family = Family {
 impl Image {
     /// An image of one platform (`linux/arm/v7`) whose only file `/app` waits forever.
     pub(crate) fn single(family: Family, platform: &str) -> Self {
+        let (_, architecture, _) = split(platform);
+        Self::with_program(family, platform, architecture)
+    }
+
+    /// The same with a program for another architecture.
+    pub(crate) fn with_program(family: Family, platform: &str, program: &str) -> Self {
         let (os, architecture, variant) = split(platform);
-        let layer = Blob::new(family.layer, elf::layer(architecture));
+        let layer = Blob::new(family.layer, elf::layer(program));
         let mut config = json!({
             "architecture": architecture,
             "os": os,

@@ -149,6 +149,12 @@ fn ordinary() -> Vec<Entry> {
             Image::multi(OCI, &["linux/amd64/v2", "linux/amd64/v3", "linux/amd64/v4"]),
             Platforms(&["linux/amd64/v2", "linux/amd64/v3", "linux/amd64/v4"]),
         ),
+        // Its program is for another architecture than it says.
+        (
+            "mislabelled",
+            Image::with_program(OCI, "linux/amd64", "arm64"),
+            Platforms(&["linux/amd64"]),
+        ),
         (
             "spelling",
             Image::single(OCI, "linux/x86_64"),

@@ -293,7 +293,7 @@ async fn plan_says_what_run_does_and_changes_nothing() {
     }
     let (_, table, _) = cluster.archaware(&["plan"]);
     assert!(
-        table.lines().all(|line| line.chars().count() <= 80),
+        table.lines().all(|line| line.chars().count() <= 120),
         "{table}"
     );
     assert_eq!(picture(&cluster).await, before);

@@ -173,6 +173,70 @@ async fn the_best_image_is_selected_and_its_pod_lands_where_it_fits() {
 }
 
 /// A Deployment's pods are created anew: another node may be the best one then.
+/// Each image of a document, and why it is passed over: before the pod is created.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn explain_shows_the_candidates() {
+    let cluster = TestCluster::take().await;
+    let registry = registry().await;
+    nodes(&cluster).await;
+    let document = format!("{}:compatibility", registry.image("app"));
+    let mut pod = app(
+        "p",
+        "placeholder:latest",
+        json!({OWN: document}),
+        &json!({}),
+    );
+    pod["apiVersion"] = json!("v1");
+    pod["kind"] = json!("Pod");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pod.json");
+    std::fs::write(&file, pod.to_string()).unwrap();
+    let file = file.to_str().unwrap();
+    let (status, output, error) = cluster.archaware(&["explain", "-f", file, "-o", "json"]);
+    assert_eq!(status, 0, "{error}");
+    let explained: Value = serde_json::from_str(&output).unwrap();
+    let selection = &explained[0]["selections"][0];
+    assert_eq!(selection["container"], "app");
+    assert_eq!(
+        selection["nodes"], 3,
+        "the pod does not tolerate the taint of the fourth"
+    );
+    let candidates = selection["candidates"].as_array().unwrap().iter();
+    let found: Vec<_> = candidates
+        .map(|one| {
+            let tag = one["tag"].as_str().unwrap().rsplit(':').next().unwrap();
+            (
+                tag,
+                one["chosen"].as_bool().unwrap(),
+                one["outcome"].as_str().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [
+            (
+                "any",
+                false,
+                "fits, but an entry of a higher weight or before it does, too"
+            ),
+            ("gpu", false, "rule 1 fails on 3 nodes"),
+            ("fast", true, "selected"),
+        ]
+    );
+    assert_eq!(
+        explained[0]["images"][0]["image"],
+        format!("{}:fast", registry.image("app"))
+    );
+    let (_, text, _) = cluster.archaware(&["explain", "-f", file]);
+    assert!(text.contains("rule 1 fails on 3 nodes"), "{text}");
+    // Only the node that the image fits.
+    let groups = explained[0]["nodes"].as_array().unwrap().iter();
+    let fitting: Vec<_> = groups.filter(|group| group["fits"] == "yes").collect();
+    assert_eq!(fitting.len(), 1, "{output}");
+    assert_eq!(fitting[0]["examples"], json!(["fast"]));
+}
+
 #[tokio::test]
 async fn a_replica_that_is_created_anew_may_get_another_image() {
     let cluster = TestCluster::take().await;

@@ -108,7 +108,74 @@ async fn nodes_that_are_known_to_suffice_come_first() {
         pod.metadata.annotations.unwrap()["archaware.dev/decision"],
         "amd64/v3,arm64"
     );
+    let (namespace, name) = (cluster.namespace.as_str(), "shown");
+    assert_eq!(
+        answers(&cluster, &["explain", "-n", namespace, name]),
+        by_variant("unknown")
+    );
+    // The same for a pod that does not exist; with `require` what is not known does not suffice.
+    let folder = tempfile::tempdir().unwrap();
+    let (file, config) = (
+        folder.path().join("pod.json"),
+        folder.path().join("config.yaml"),
+    );
+    let mut pod = super::pod(
+        "new",
+        pod_spec(&[cluster.image("amd64-v3-arm64")]),
+        json!({}),
+    );
+    (pod["apiVersion"], pod["kind"]) = (json!("v1"), json!("Pod"));
+    std::fs::write(&file, pod.to_string()).unwrap();
+    std::fs::write(
+        &config,
+        "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\nvariants: require\n",
+    )
+    .unwrap();
+    let file = file.to_str().unwrap();
+    assert_eq!(
+        answers(&cluster, &["explain", "-f", file]),
+        by_variant("unknown")
+    );
+    let config = config.to_str().unwrap();
+    assert_eq!(
+        answers(&cluster, &["explain", "-f", file, "--config", config]),
+        by_variant("no")
+    );
+    let (status, report, error) = cluster.archaware(&["report", "-f", file, "-o", "json"]);
+    assert_eq!(status, 0, "{error}");
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(
+        report["workloads"][0]["architectures"],
+        json!(["amd64/v3", "arm64"])
+    );
     assert_eq!(archaware.stop().await, 0);
+}
+
+/// What `explain` says about the nodes, by the name of the first one of each group.
+fn answers(cluster: &TestCluster, arguments: &[&str]) -> BTreeMap<String, String> {
+    let all: Vec<&str> = arguments.iter().chain(&["-o", "json"]).copied().collect();
+    let (status, output, error) = cluster.archaware(&all);
+    assert_eq!(status, 0, "{error}");
+    let explained: Value = serde_json::from_str(&output).unwrap();
+    assert_eq!(explained[0]["architectures"], json!(["amd64/v3", "arm64"]));
+    let groups = explained[0]["nodes"].as_array().unwrap().iter();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    groups
+        .map(|group| (text(&group["examples"][0]), text(&group["fits"])))
+        .collect()
+}
+
+/// The answers for the nodes of these tests, for an image that needs amd64/v3.
+fn by_variant(unknown: &str) -> BTreeMap<String, String> {
+    [
+        ("v2", "no"),
+        ("v4", "yes"),
+        ("features", "yes"),
+        ("arm64", "yes"),
+        ("unknown", unknown),
+    ]
+    .map(|(node, fits)| (node.to_owned(), fits.to_owned()))
+    .into()
 }
 
 #[tokio::test]

@@ -130,9 +130,7 @@ fn overlay(cluster: &TestCluster, digest: &str) -> PathBuf {
             .unwrap()
             .display()
     );
-    let kubeconfig = std::fs::read_to_string(cluster.kubeconfig("admin")).unwrap();
-    let (_, rest) = kubeconfig.split_once("https://127.0.0.1:").unwrap();
-    let api = rest.split('"').next().unwrap();
+    let api = api_port(cluster);
     let probe = |path: &str| json!({"httpGet": {"path": path, "port": PORT, "host": "127.0.0.1"}});
     let deployment = json!({
         "apiVersion": "apps/v1",
@@ -191,6 +189,21 @@ fn overlay(cluster: &TestCluster, digest: &str) -> PathBuf {
     folder
 }
 
+/// Pushes the image to the registry of the cluster.
+fn push(cluster: &TestCluster, layout: &Path) {
+    let to = format!("docker://{}/archaware/archaware:test", cluster.registry());
+    let from = format!("oci:{}", layout.display());
+    let options = ["--all", "--quiet", "--dest-tls-verify=false"];
+    run("skopeo", &[&["copy"], &options[..], &[&from, &to]].concat());
+}
+
+/// The port of the API server on loopback.
+fn api_port(cluster: &TestCluster) -> String {
+    let kubeconfig = std::fs::read_to_string(cluster.kubeconfig("admin")).unwrap();
+    let (_, rest) = kubeconfig.split_once("https://127.0.0.1:").unwrap();
+    rest.split('"').next().unwrap().to_owned()
+}
+
 async fn metrics() -> Option<String> {
     let http = reqwest::Client::builder()
         .tls_certs_only([])
@@ -238,19 +251,7 @@ async fn clean_in_its_own_pod(cluster: &TestCluster) {
 async fn kubectl_apply_runs_archaware_from_its_own_image() {
     let (layout, digest) = built().await;
     let cluster = TestCluster::take_with_node().await;
-    let to = format!("docker://{}/archaware/archaware:test", cluster.registry());
-    let from = format!("oci:{}", layout.display());
-    run(
-        "skopeo",
-        &[
-            "copy",
-            "--all",
-            "--quiet",
-            "--dest-tls-verify=false",
-            &from,
-            &to,
-        ],
-    );
+    push(&cluster, &layout);
     let folder = overlay(&cluster, &digest);
     let folder = folder.to_str().unwrap();
     cluster.kubectl(&["apply", "-k", folder]);
@@ -325,4 +326,77 @@ async fn kubectl_apply_runs_archaware_from_its_own_image() {
         "-l",
         "app.kubernetes.io/component!=access",
     ]);
+}
+
+#[tokio::test]
+async fn helm_installs_and_uninstalls_it() {
+    let (layout, digest) = built().await;
+    let cluster = TestCluster::take_with_node().await;
+    push(&cluster, &layout);
+    // What the tests' permissions are called is the chart's.
+    let access = ["-l", "app.kubernetes.io/component=access"];
+    cluster.kubectl(&[&["delete", "-f", "manifests/archaware.yaml"], &access[..]].concat());
+    // Pods share the machine's network, and the API server is on loopback.
+    let values = json!({
+        "image": {"repository": format!("{}/archaware/archaware", cluster.registry()), "digest": digest},
+        "replicas": 1,
+        "hostNetwork": true,
+        "ports": {"http": PORT, "webhook": WEBHOOK_PORT},
+        "host": {"containerdFolder": cluster.node_dir("containerd")},
+        "env": [
+            {"name": "KUBERNETES_SERVICE_HOST", "value": "127.0.0.1"},
+            {"name": "KUBERNETES_SERVICE_PORT", "value": api_port(&cluster)},
+        ],
+        "config": {"admission": {"url": format!("https://127.0.0.1:{WEBHOOK_PORT}")}},
+    });
+    let file = cluster.dir().join("installed.yaml");
+    std::fs::write(&file, values.to_string()).unwrap();
+    let file = file.to_str().unwrap();
+    let helm = |arguments: &[&str]| {
+        let (done, out, error) = cluster.helm(&[arguments, &["-n", "archaware"]].concat());
+        let state = || cluster.kubectl(&["-n", "archaware", "describe", "pods"]);
+        assert!(done, "{arguments:?}: {out}{error}{}", state());
+        out
+    };
+    let chart = "charts/archaware";
+    let create = [
+        "--create-namespace",
+        "--wait",
+        "--timeout",
+        "180s",
+        "-f",
+        file,
+    ];
+    let notes = helm(&[&["install", "archaware", chart], &create[..]].concat());
+    assert!(notes.contains("first runs `archaware clean`"), "{notes}");
+    cluster.wait_until_tainted().await;
+    cluster.wait_until_called().await;
+    // An upgrade keeps what archaware wrote into the registration.
+    let more = ["--set", "monitoring.dashboard=true", "--wait", "-f", file];
+    helm(&[&["upgrade", "archaware", chart], &more[..]].concat());
+    assert!(cluster.is_called().await, "the caBundle is gone");
+    helm(&["uninstall", "archaware", "--wait", "--timeout", "180s"]);
+    let node = cluster.nodes().get("localhost").await.unwrap();
+    let left = taints(&node);
+    assert!(
+        !left
+            .iter()
+            .any(|taint| taint.contains("kubernetes.io/arch")),
+        "{left:?}"
+    );
+    for kind in [
+        "mutatingwebhookconfiguration",
+        "clusterrole",
+        "clusterrolebinding",
+    ] {
+        let names = cluster.kubectl(&["get", kind, "-o", "name"]);
+        assert!(!names.contains("archaware"), "{names}");
+    }
+    // The Lease ends by itself, so that a replica that is late does not begin anew. Its pods take a while to end.
+    let kinds = "all,configmaps,secrets,roles,rolebindings,resourcequotas";
+    eventually("an empty namespace", DEADLINE, || async {
+        let names = cluster.kubectl(&["-n", "archaware", "get", kinds, "-o", "name"]);
+        (!names.contains("archaware")).then_some(())
+    })
+    .await;
 }

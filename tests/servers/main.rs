@@ -16,5 +16,6 @@ mod names;
 mod operator_credentials;
 mod referrers;
 mod registries;
+mod report;
 mod store;
 mod trace;

@@ -9,12 +9,12 @@ use crate::{
     cluster::objects::Pod,
     config::BoundPods,
     evaluate::Evaluator,
-    placement::{Effect, suffices},
+    placement::{Effect, NodeVariant, suffices},
     plan::{
         self,
         bound_pod::{self, Fate},
     },
-    platform::Architectures,
+    platform::{Architectures, with_variant},
 };
 
 use super::{AnnotationsByNamespace, CONCURRENCY, PlanRow, nodes::PlannedNode, of_namespace};
@@ -81,8 +81,7 @@ async fn of_pod(
     let is_misplaced = bound_pod::is_misplaced(&evaluation, policy, runs);
     let images = || {
         let images = evaluation.list_images();
-        let variant = variant.map(|variant| format!("/{}", variant.name()));
-        let node = format!("{}{}", view.architecture, variant.unwrap_or_default());
+        let node = with_variant(view.architecture, variant.map(NodeVariant::name));
         format!("it runs on {node}; its images: {images}")
     };
     let misplaced = || is_misplaced.then(|| ("misplaced", images()));

@@ -3,6 +3,7 @@
 //! directly.
 
 mod connect;
+mod dynamic;
 mod error;
 
 use std::{sync::Arc, time::Duration};
@@ -44,7 +45,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of one page of a list. A slow API server still serves page by page.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Field manager of all creates and patches.
-pub(super) const FIELD_MANAGER: &str = "archaware";
+pub(crate) const FIELD_MANAGER: &str = "archaware";
 /// Objects per page of a list. A page of large pods has a few MiB.
 pub(super) const PAGE: u32 = 250;
 /// Maximum bytes of an answer about one object. etcd accepts requests up to 1.5 MiB (`--max-request-bytes`).
@@ -87,6 +88,11 @@ impl ApiClient {
     /// Whether it uses the service account of the pod that this process is in.
     pub fn is_in_cluster(&self) -> bool {
         self.is_in_cluster
+    }
+
+    /// The namespace of the kubeconfig's context, or of the pod.
+    pub fn default_namespace(&self) -> &str {
+        self.client.default_namespace()
     }
 
     /// The URL of the server, for messages.
@@ -155,18 +161,33 @@ impl ApiClient {
     where
         K: ApiObject + Clone + DeserializeOwned + Send + 'static,
     {
+        let parameters = ListParams {
+            field_selector: fields.map(str::to_owned),
+            ..ListParams::default()
+        };
+        self.pages(K::url_path(&(), None), parameters)
+    }
+
+    /// Lists what is at a path of the API, with one page in memory at a time.
+    fn pages<T>(
+        &self,
+        path: String,
+        parameters: ListParams,
+    ) -> impl Stream<Item = Result<T, ApiError>> + Send + use<T>
+    where
+        T: Clone + DeserializeOwned + Send + 'static,
+    {
         let api = self.with_timeout(PAGE_TIMEOUT);
         let pages = stream::try_unfold(Some(None), move |next: Option<Option<String>>| {
-            let api = api.clone();
+            let (api, request) = (api.clone(), Request::new(path.clone()));
+            let mut parameters = parameters.clone().limit(PAGE);
             async move {
                 let Some(token) = next else {
                     return Ok::<_, ApiError>(None);
                 };
-                let mut parameters = ListParams::default().limit(PAGE);
-                parameters.field_selector = fields.map(str::to_owned);
                 parameters.continue_token = token;
-                let request = Request::new(K::url_path(&(), None)).list(&parameters);
-                let page: ObjectList<K> = api.send(request, MAX_PAGE).await?;
+                let request = request.list(&parameters);
+                let page: ObjectList<T> = api.send(request, MAX_PAGE).await?;
                 let token = page.metadata.continue_;
                 let next = token.filter(|token| !token.is_empty()).map(Some);
                 Ok(Some((stream::iter(page.items.into_iter().map(Ok)), next)))

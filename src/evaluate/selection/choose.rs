@@ -11,8 +11,8 @@ use crate::{
         affinity::{self, Requirement},
         keeps_away,
         selection::{
-            Choice, Compatibility, CompatibilityDocument, DocumentFormat, ImageSelection,
-            LabelKeys, Model, NoChoice, NodeGroup, PassedOver, SelectedNodes,
+            Candidate, Choice, Compatibility, CompatibilityDocument, DocumentFormat,
+            ImageSelection, LabelKeys, Model, NoChoice, NodeGroup, PassedOver, SelectedNodes,
         },
         suffices,
     },
@@ -21,7 +21,7 @@ use crate::{
 
 use super::{
     super::{Evaluator, Subject, pull_secrets::PodCredentials},
-    NoMatch, SelectionProblem,
+    ContainerCandidates, NoMatch, SelectionProblem,
 };
 
 /// The architectures on which images run, by reference; `None`: on all.
@@ -60,6 +60,7 @@ impl Evaluator {
         one: &ImageSelection,
         document: &'a CompatibilityDocument,
         groups: &[NodeGroup<'a>],
+        kept: Option<&mut Vec<ContainerCandidates>>,
     ) -> Result<Chosen<'a>, Unselected> {
         if !document.models.is_empty() {
             let predicted = self.predict(pod, one, document, groups).await;
@@ -70,12 +71,24 @@ impl Evaluator {
                 Err(other) => return Err(other),
             }
         }
-        let choice = self.choose(pod, &one.document, document, groups).await?;
+        let nodes = groups.iter().map(|group| group.count).sum();
+        let mut candidates = Vec::new();
+        let of_document = kept.as_ref().map(|_| &mut candidates);
+        let choice = self.choose(pod, &one.document, document, groups, of_document);
+        let choice = choice.await?;
+        if let Some(kept) = kept {
+            kept.push(ContainerCandidates {
+                container: one.container.clone(),
+                document: one.document.clone(),
+                nodes,
+                candidates,
+            });
+        }
         let choice = choice.map_err(|passed_over| {
             Unselected::Because(SelectionProblem::NoMatch(NoMatch {
                 container: one.container.clone(),
                 document: one.document.clone(),
-                nodes: groups.iter().map(|group| group.count).sum(),
+                nodes,
                 passed_over,
             }))
         })?;
@@ -233,6 +246,7 @@ impl Evaluator {
         reference: &str,
         document: &'a CompatibilityDocument,
         groups: &[NodeGroup<'a>],
+        kept: Option<&mut Vec<Candidate>>,
     ) -> Result<Result<Choice<'a>, Vec<PassedOver>>, Unselected> {
         let mut known = KnownImages::new();
         let author = pod.subject.spec.author_selection();
@@ -244,15 +258,20 @@ impl Evaluator {
                 let is_open = !author.names_fields() || fits_all();
                 Some(is_open && pod.can_run(image.as_ref(), group))
             };
-            match document.choose(groups, runs) {
-                Ok(choice) => return Ok(Ok(choice)),
-                Err(NoChoice::Nothing(passed_over)) => return Ok(Err(passed_over)),
+            let chosen = match document.choose(groups, runs) {
+                Ok(choice) => Ok(choice),
+                Err(NoChoice::Nothing(passed_over)) => Err(passed_over),
                 Err(NoChoice::Unknown(entry)) => {
                     let image = document.image(entry, reference);
                     let set = self.runs_on(pod, &image).await?;
                     known.insert(image, set);
+                    continue;
                 }
+            };
+            if let Some(kept) = kept {
+                *kept = document.candidates_of(chosen.as_ref().ok(), groups, runs);
             }
+            return Ok(chosen);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use crate::image::reference::{Reference, host_and_port};
 
-use super::Credential;
+use super::{Credential, CredentialSource};
 
 /// Maximum number of credentials for one image. Each is shown to the registry until one works, so users must not make
 /// archaware guess thousands of passwords.
@@ -40,6 +40,15 @@ impl Keyring {
         let mut seen = HashSet::new();
         entries.retain(|(key, credential)| seen.insert((key.clone(), credential.fingerprint())));
         Self { entries }
+    }
+
+    /// The same credentials, found elsewhere than in a docker `config.json`.
+    #[must_use]
+    pub fn from_source(mut self, source: &CredentialSource) -> Self {
+        for (_, credential) in &mut self.entries {
+            *credential = credential.clone().from_source(source.clone());
+        }
+        self
     }
 
     /// Combines keyrings. Under equal keys the entries of earlier keyrings come first.

@@ -37,6 +37,31 @@ pub fn ready_keyring(keyring: Keyring) -> LazyKeyring {
 pub struct Credential {
     secret: Arc<CredentialSecret>,
     fingerprint: Fingerprint,
+    source: CredentialSource,
+}
+
+/// Where a credential was found. It names no user and no secret, so it can be shown.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum CredentialSource {
+    /// A docker `config.json`.
+    DockerConfig,
+    /// A credential helper, which a docker `config.json` names.
+    Helper(Arc<str>),
+    /// A credential provider plugin of the kubelet's protocol.
+    Provider(Arc<str>),
+    /// A pull secret in the pod's namespace.
+    PullSecret(Arc<str>),
+}
+
+impl std::fmt::Display for CredentialSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::DockerConfig => f.write_str("docker config.json"),
+            Self::Helper(name) => write!(f, "credential helper {name}"),
+            Self::Provider(name) => write!(f, "credential provider {name}"),
+            Self::PullSecret(name) => write!(f, "pull secret {name}"),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -72,27 +97,41 @@ impl Credential {
             username.as_bytes(),
             password.expose_secret().as_bytes(),
         ]);
-        Self {
-            secret: Arc::new(CredentialSecret::Password { username, password }),
+        Self::of(
+            CredentialSecret::Password { username, password },
             fingerprint,
-        }
+        )
     }
 
     /// An identity token, as `docker login` stores for some registries.
     pub fn identity_token(token: SecretString) -> Self {
         let fingerprint = Fingerprint::from_parts(&[b"token", token.expose_secret().as_bytes()]);
-        Self {
-            secret: Arc::new(CredentialSecret::IdentityToken(token)),
-            fingerprint,
-        }
+        Self::of(CredentialSecret::IdentityToken(token), fingerprint)
     }
 
     /// An entry without a secret. Its registry is accessed anonymously, whatever other entries say.
     pub fn anonymous() -> Self {
+        let fingerprint = Fingerprint::from_parts(&[b"anonymous"]);
+        Self::of(CredentialSecret::Anonymous, fingerprint)
+    }
+
+    fn of(secret: CredentialSecret, fingerprint: Fingerprint) -> Self {
         Self {
-            secret: Arc::new(CredentialSecret::Anonymous),
-            fingerprint: Fingerprint::from_parts(&[b"anonymous"]),
+            secret: Arc::new(secret),
+            fingerprint,
+            source: CredentialSource::DockerConfig,
         }
+    }
+
+    /// The same credential, found elsewhere than in a docker `config.json`.
+    #[must_use]
+    pub fn from_source(self, source: CredentialSource) -> Self {
+        Self { source, ..self }
+    }
+
+    /// Where it was found.
+    pub fn source(&self) -> &CredentialSource {
+        &self.source
     }
 
     /// The credential to send; `None` for anonymous access.

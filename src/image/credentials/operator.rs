@@ -20,7 +20,7 @@ use crate::{
 };
 
 use super::{
-    Credential,
+    Credential, CredentialSource,
     command::{self, CommandError, MAX_CONCURRENT_RUNS, Programs},
     docker_config::{DockerConfig, DockerConfigError},
     provider::Providers,
@@ -234,7 +234,8 @@ async fn get(program: &str, server: &str) -> Result<Option<Credential>, CommandE
         "<token>" => Credential::identity_token(answer.secret),
         _ => Credential::password(answer.username, answer.secret),
     };
-    Ok((!empty).then_some(credential))
+    let source = CredentialSource::Helper(program.into());
+    Ok((!empty).then_some(credential.from_source(source)))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::image::{
     summary::ImageSummary,
 };
 
-use super::{PullPolicy, ResolutionSource, Resolved, tag::ResolvedDigest};
+use super::{Origin, PullPolicy, Resolved, tag::ResolvedDigest};
 
 /// One resolve request.
 #[derive(Clone)]
@@ -26,14 +26,21 @@ impl RequestContext {
         self,
         found: ResolvedDigest,
         summary: &ImageSummary,
-        source: ResolutionSource,
+        origin: Origin,
     ) -> Resolved {
+        let origin = found.origin.and(origin);
+        let credentials = self.credentials.iter();
+        let credential = origin.credential.and_then(|needed| {
+            let mut own = credentials.filter(|one| one.fingerprint() == needed);
+            own.next().map(|one| one.source().clone())
+        });
         Resolved {
             reference: self.reference,
             digest: found.digest,
             platforms: summary.platforms.clone(),
             media_type: summary.media_type,
-            source: found.source.max(source),
+            source: origin.source,
+            credential,
         }
     }
 

@@ -1,7 +1,7 @@
 //! From a digest to platforms: reads documents from containerd first and missing ones from the registry.
 
 use std::sync::{
-    Arc,
+    Arc, OnceLock,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -10,12 +10,13 @@ use bytes::Bytes;
 use crate::image::{
     cache::CachedSummary,
     containerd::{Containerd, Deadline, Store},
+    credentials::Fingerprint,
     digest::Digest,
     error::ImageError,
     summary::{self, DocumentKind, Fetch, ImageSummary, ReadImage},
 };
 
-use super::{RequestContext, ResolutionSource, ResolverInner, tag::ResolvedDigest};
+use super::{Origin, RequestContext, ResolutionSource, ResolverInner, tag::ResolvedDigest};
 
 impl ResolverInner {
     /// Reads and caches the summary of an image.
@@ -23,7 +24,7 @@ impl ResolverInner {
         &self,
         context: &RequestContext,
         found: &ResolvedDigest,
-    ) -> Result<(Arc<ImageSummary>, ResolutionSource), ImageError> {
+    ) -> Result<(Arc<ImageSummary>, Origin), ImageError> {
         let fingerprints = context.fingerprints();
         let subject = format!("{}@{}", context.reference.name(), found.digest);
         let document_source = self.document_source(context, found, &subject);
@@ -59,12 +60,14 @@ impl ResolverInner {
         } else {
             ResolutionSource::Containerd
         };
+        let credential = document_source.credential.get().copied();
+        let origin = Origin { source, credential };
         if !is_complete {
             let (name, ttl) = (context.reference.name(), self.settings.latest_ttl);
             let kept = summary.clone();
             self.caches
                 .store_partial(&found.digest, &name, &fingerprints, kept, ttl);
-            return Ok((summary, source));
+            return Ok((summary, origin));
         }
         let mut known = CachedSummary {
             summary: summary.clone(),
@@ -80,7 +83,7 @@ impl ResolverInner {
         }
         self.caches
             .store_summary(&found.digest, context.summary_scope(), known);
-        Ok((summary, source))
+        Ok((summary, origin))
     }
 }
 
@@ -100,6 +103,7 @@ impl ResolverInner {
             failed: self.recent_failure(subject, &context.fingerprints()),
             containerd_failed: AtomicBool::new(found.without_containerd),
             asked_registry: AtomicBool::new(found.root.is_some()),
+            credential: OnceLock::new(),
         }
     }
 }
@@ -115,6 +119,8 @@ pub(super) struct DocumentSource<'a> {
     /// After one timeout of containerd the remaining documents do not wait for it again.
     containerd_failed: AtomicBool,
     asked_registry: AtomicBool,
+    /// The credential that the registry asked for.
+    credential: OnceLock<Fingerprint>,
 }
 
 impl DocumentSource<'_> {
@@ -155,6 +161,10 @@ impl DocumentSource<'_> {
         } = self.context;
         let registry = &self.inner.registry;
         let answer = registry.get(reference, kind, digest, credentials).await?;
+        if let Some(credential) = answer.credential {
+            // The same for all documents of an image.
+            let _ = self.credential.set(credential);
+        }
         let content_type = answer.content_type().map(str::to_owned);
         Ok((answer.body, content_type))
     }

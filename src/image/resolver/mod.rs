@@ -4,6 +4,7 @@
 mod compatibility;
 mod context;
 mod document;
+mod saved;
 mod tag;
 
 use std::{
@@ -20,7 +21,9 @@ use crate::{
 use super::{
     cache::{CachedTag, Caches},
     containerd::{Containerd, Deadline, Store},
-    credentials::{Fingerprint, LazyKeyring, MAX_CREDENTIALS, OperatorCredentials},
+    credentials::{
+        CredentialSource, Fingerprint, LazyKeyring, MAX_CREDENTIALS, OperatorCredentials,
+    },
     digest::Digest,
     error::ImageError,
     fetch_slots::FetchSlots,
@@ -31,6 +34,8 @@ use super::{
     summary::ImageSummary,
     trace,
 };
+
+pub use saved::SavedImage;
 
 use context::RequestContext;
 use tag::{ResolvedDigest, TagLookupError};
@@ -99,7 +104,37 @@ pub struct Resolved {
     pub media_type: &'static str,
     /// Where the answer came from.
     pub source: ResolutionSource,
+    /// Where the credential was found that the registry asked for; `None` if it was not asked, or answers everybody.
+    pub credential: Option<CredentialSource>,
 }
+
+/// Where a part of an answer came from.
+#[derive(Clone, Copy)]
+struct Origin {
+    source: ResolutionSource,
+    /// The credential that the registry asked for.
+    credential: Option<Fingerprint>,
+}
+
+impl Origin {
+    /// Without a credential.
+    const fn of(source: ResolutionSource) -> Self {
+        Self {
+            source,
+            credential: None,
+        }
+    }
+
+    /// Of both parts.
+    fn and(self, other: Self) -> Self {
+        Self {
+            source: self.source.max(other.source),
+            credential: self.credential.or(other.credential),
+        }
+    }
+}
+
+const MEMORY: Origin = Origin::of(ResolutionSource::Memory);
 
 impl ResolutionSource {
     /// The name in `archaware inspect` and in metrics.
@@ -124,7 +159,7 @@ struct ResolverInner {
     operator_credentials: OperatorCredentials,
     fetch_slots: FetchSlots,
     tags: SingleFlight<TagKey, Result<ResolvedDigest, TagLookupError>>,
-    summaries: SingleFlight<SummaryKey, Result<(Arc<ImageSummary>, ResolutionSource), ImageError>>,
+    summaries: SingleFlight<SummaryKey, Result<(Arc<ImageSummary>, Origin), ImageError>>,
     compatibilities: SingleFlight<SummaryKey, Result<Arc<CompatibilityDocument>, ImageError>>,
     metrics: Resolutions,
 }
@@ -264,18 +299,18 @@ impl Resolver {
         if !inner.settings.per_credential
             && let Some((found, summary)) = inner.cached(&context)
         {
-            return Ok(context.resolved(found, &summary, ResolutionSource::Memory));
+            return Ok(context.resolved(found, &summary, MEMORY));
         }
         inner.add_credentials(&mut context, request.keyring).await;
         // A cached private image needs no slot.
         if let Some((found, summary)) = inner.cached(&context) {
-            return Ok(context.resolved(found, &summary, ResolutionSource::Memory));
+            return Ok(context.resolved(found, &summary, MEMORY));
         }
         // Taken before any lookup that is shared with other tenants, so that nobody waits for this one's slot.
         let registry = context.reference.registry();
         let _slot = inner.fetch_slots.enter(request.tenant, registry).await;
         let found = self.resolve_digest(&context).await?;
-        let (summary, source) = match self.resolve_summary(&context, &found).await {
+        let (summary, origin) = match self.resolve_summary(&context, &found).await {
             Ok(read) => read,
             Err(error) => {
                 inner.invalidate_tag(&context, &error);
@@ -285,7 +320,22 @@ impl Resolver {
         if let Some(store) = inner.store().filter(|_| found.needs_persisting()) {
             store.store_tag(&context.reference.to_string(), &found.digest);
         }
-        Ok(context.resolved(found, &summary, source))
+        Ok(context.resolved(found, &summary, origin))
+    }
+
+    /// Where the credentials for an image are found, in the order in which they are tried.
+    ///
+    /// # Errors
+    ///
+    /// When its name is not an image reference.
+    pub async fn credential_sources(
+        &self,
+        request: ResolveRequest<'_>,
+    ) -> Result<Vec<CredentialSource>, ImageError> {
+        let mut context = self.context(&request)?;
+        self.0.add_credentials(&mut context, request.keyring).await;
+        let found = context.credentials.iter();
+        Ok(found.map(|one| one.source().clone()).collect())
     }
 
     /// A request without its credentials.
@@ -350,9 +400,9 @@ impl Resolver {
         &self,
         context: &RequestContext,
         found: &ResolvedDigest,
-    ) -> Result<(Arc<ImageSummary>, ResolutionSource), ImageError> {
+    ) -> Result<(Arc<ImageSummary>, Origin), ImageError> {
         if let Some(summary) = self.0.cached_summary(context, &found.digest) {
-            return Ok((summary, ResolutionSource::Memory));
+            return Ok((summary, MEMORY));
         }
         let key = SummaryKey {
             digest: found.digest.clone(),

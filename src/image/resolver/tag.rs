@@ -20,13 +20,13 @@ use crate::image::{
     trace,
 };
 
-use super::{PullPolicy, RequestContext, ResolutionSource, ResolverInner};
+use super::{MEMORY, Origin, PullPolicy, RequestContext, ResolutionSource, ResolverInner};
 
 /// What a tag points at.
 #[derive(Clone)]
 pub(super) struct ResolvedDigest {
     pub(super) digest: Digest,
-    pub(super) source: ResolutionSource,
+    pub(super) origin: Origin,
     /// The root document, if the registry returned it with the digest.
     pub(super) root: Option<Arc<RegistryResponse>>,
     /// containerd did not answer for this image and is not asked again.
@@ -44,7 +44,7 @@ impl ResolvedDigest {
     pub(super) fn known(digest: Digest) -> Self {
         Self {
             digest,
-            source: ResolutionSource::Memory,
+            origin: MEMORY,
             root: None,
             without_containerd: false,
             persist_once: None,
@@ -53,7 +53,7 @@ impl ResolvedDigest {
 
     pub(super) fn recorded(digest: Digest) -> Self {
         Self {
-            source: ResolutionSource::Containerd,
+            origin: Origin::of(ResolutionSource::Containerd),
             ..Self::known(digest)
         }
     }
@@ -160,7 +160,10 @@ impl ResolverInner {
         let scope = context.cache_scope(credential);
         self.caches.store_tag(&name, scope, &digest, Instant::now());
         Ok(ResolvedDigest {
-            source: ResolutionSource::Registry,
+            origin: Origin {
+                source: ResolutionSource::Registry,
+                credential,
+            },
             root,
             persist_once: (scope == CacheScope::Public).then(|| Arc::new(AtomicBool::new(true))),
             ..ResolvedDigest::known(digest)

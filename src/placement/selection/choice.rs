@@ -59,6 +59,32 @@ pub struct PassedOver {
     pub failed: Vec<(String, usize)>,
 }
 
+/// An entry of a document, and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its image or group.
+    pub tag: String,
+    /// Its weight; entries with a negative one are never chosen.
+    pub weight: i64,
+    /// What became of it.
+    pub outcome: CandidateOutcome,
+}
+
+/// What became of an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CandidateOutcome {
+    /// Its image is selected.
+    Chosen,
+    /// It fits and has the image that is selected: its nodes are possible, too.
+    SameImage,
+    /// An entry before it fits.
+    Later,
+    /// It names no image.
+    WithoutImage,
+    /// No node satisfies it: each of its rules, with the number of nodes that do not satisfy it. Empty: its weight is negative.
+    PassedOver(Vec<(String, usize)>),
+}
+
 impl NodeGroup<'_> {
     /// Whether it is the same one, not one that is alike.
     pub fn is_same(&self, other: &NodeGroup<'_>) -> bool {
@@ -86,6 +112,38 @@ impl CompatibilityDocument {
     /// Whether two entries are about the same image.
     fn same_image(&self, one: &Compatibility, other: &Compatibility) -> bool {
         self.format == DocumentFormat::Features || one.tag == other.tag
+    }
+
+    /// What became of each entry, in the order of the document.
+    pub fn candidates_of<'a>(
+        &'a self,
+        choice: Option<&Choice<'a>>,
+        groups: &[NodeGroup<'a>],
+        runs: impl Fn(&Compatibility, &NodeGroup<'_>) -> Option<bool>,
+    ) -> Vec<Candidate> {
+        let outcome = |entry: &Compatibility| {
+            let is_of = |fit: &Fit<'_>| std::ptr::eq(fit.entry, entry);
+            let fits_one = |group: &NodeGroup<'_>| {
+                entry.fits(group.facts) && runs(entry, group) != Some(false)
+            };
+            if choice.is_some_and(|choice| is_of(&choice.best)) {
+                CandidateOutcome::Chosen
+            } else if choice.is_some_and(|choice| choice.further.iter().any(is_of)) {
+                CandidateOutcome::SameImage
+            } else if self.lacks_image(entry) {
+                CandidateOutcome::WithoutImage
+            } else if choice.is_some() && entry.weight >= 0 && groups.iter().any(fits_one) {
+                CandidateOutcome::Later
+            } else {
+                CandidateOutcome::PassedOver(entry.passed_over(groups, &runs).failed)
+            }
+        };
+        let candidate = |entry: &Compatibility| Candidate {
+            tag: entry.tag.clone(),
+            weight: entry.weight,
+            outcome: outcome(entry),
+        };
+        self.entries.iter().map(candidate).collect()
     }
 
     /// The best entry that some nodes satisfy. `runs`: whether nodes can run the image of an entry; `None` if it is not known.

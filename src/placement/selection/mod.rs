@@ -10,7 +10,7 @@ mod nodes;
 mod opt_in;
 mod rule;
 
-pub use choice::{Choice, Fit, NoChoice, NodeGroup, PassedOver};
+pub use choice::{Candidate, CandidateOutcome, Choice, Fit, NoChoice, NodeGroup, PassedOver};
 pub use document::{
     Compatibility, CompatibilityDocument, DocumentFormat, InvalidDocument, LabelKeys, MAX_SIZE,
 };

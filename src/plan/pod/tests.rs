@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     cluster::events::EventReason,
     config::Config,
-    evaluate::{Conflict, Verdict},
+    evaluate::{Conflict, EvaluatedImage, Verdict},
     image::ImageError,
     placement::{
         Decision, PlacementPolicy, failure::FailurePolicy, mode::InvalidAnnotation,
@@ -260,7 +260,7 @@ fn a_decision_that_is_not_applied_is_none() {
     // What this process decided itself is applied again, for example after the patch was refused.
     let config = Config::default();
     let (mut decided, fresh) = (evaluation(on(&["arm64"])), pod(&[], json!({})));
-    decided.images = vec![("a".to_owned(), None)];
+    decided.images = vec![EvaluatedImage::for_tests("a", None)];
     let first = plan_with(&config, &fresh, &decided, None, start);
     let second = plan_with(&config, &fresh, &failed, first.state, late);
     let change = second.patch.map(|write| write.change);

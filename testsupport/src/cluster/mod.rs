@@ -6,6 +6,7 @@ mod autoscaling;
 mod controller;
 mod descheduler;
 mod fixtures;
+mod helm;
 mod host;
 mod karpenter;
 mod objects;
@@ -169,6 +170,13 @@ impl TestCluster {
             "app.kubernetes.io/component=access",
         ]);
         cluster
+    }
+
+    /// The same cluster, for a test whose namespace has this name. It has to begin with `test-`.
+    pub async fn in_namespace(mut self, name: &str) -> Self {
+        self.create_namespace(name, json!({})).await;
+        name.clone_into(&mut self.namespace);
+        self
     }
 
     /// Deletes everything that tests create.
@@ -347,20 +355,29 @@ impl TestCluster {
             .args(arguments)
             .output()
             .unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        (
-            output.status.success(),
-            text(output.stdout),
-            text(output.stderr),
-        )
+        let (status, out, error) = ended(output);
+        (status == 0, out, error)
     }
 
     /// Runs an archaware command; returns exit status, stdout and stderr.
     pub fn archaware(&self, arguments: &[&str]) -> (i32, String, String) {
+        self.archaware_with(&[], &self.kubeconfig("admin"), arguments)
+    }
+
+    /// The same with variables, and as another user.
+    pub fn archaware_with(
+        &self,
+        environment: &[(&str, &str)],
+        kubeconfig: &Path,
+        arguments: &[&str],
+    ) -> (i32, String, String) {
         let output = Command::new(crate::program())
             .arg("--kubeconfig")
-            .arg(self.kubeconfig("admin"))
+            .arg(kubeconfig)
             .args(arguments)
+            // What an earlier test saw must not count.
+            .env("XDG_CACHE_HOME", self.dir.join(&self.namespace))
+            .envs(environment.iter().copied())
             .output()
             .unwrap();
         ended(output)

@@ -1,5 +1,6 @@
 //! Real servers for one test each, in temporary folders. They end with the test and with its process.
 
+mod browser;
 mod containerd;
 mod pki;
 mod referrers;
@@ -24,6 +25,7 @@ use archaware::{
     metrics::Resolutions,
 };
 
+pub use browser::Browser;
 pub use containerd::Containerd;
 pub use pki::Pki;
 pub use referrers::Referrers;

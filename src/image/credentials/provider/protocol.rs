@@ -8,7 +8,7 @@ use tokio::process::Command;
 
 use crate::{
     image::credentials::{
-        Credential, Keyring,
+        Credential, CredentialSource, Keyring,
         command::{self, CommandError},
     },
     json::{self, Object},
@@ -93,7 +93,10 @@ impl Provider {
             None => self.life,
         };
         let entries = answer.auth.into_iter().flatten();
-        let credential = |entry: AuthConfig| Credential::password(entry.username, entry.password);
+        let source = CredentialSource::Provider(self.name.as_str().into());
+        let credential = |entry: AuthConfig| {
+            Credential::password(entry.username, entry.password).from_source(source.clone())
+        };
         let entries = entries.map(|(key, Object(entry))| (key, credential(entry)));
         Ok((answer.cache_key_type, life, Keyring::new(entries)))
     }

@@ -1,0 +1,74 @@
+//! The configuration of the installation in a cluster, for commands that people run elsewhere.
+
+use anyhow::Context;
+use kube::core::{GroupVersionKind, discovery::ApiResource};
+use serde_json::Value;
+
+use crate::{
+    cluster::{
+        self,
+        api::{ApiClient, ApiError},
+        name::NamespacedName,
+    },
+    config::{self, Config},
+};
+
+use super::Global;
+
+/// A configuration, and what should be known about it.
+pub(super) struct ClusterConfig {
+    pub(super) config: Config,
+    /// The permission without which the configuration of the installation could not be read.
+    pub(super) missing_permission: Option<String>,
+}
+
+impl From<Config> for ClusterConfig {
+    fn from(config: Config) -> Self {
+        Self {
+            config,
+            missing_permission: None,
+        }
+    }
+}
+
+/// The configuration: that of the file that is named, else that of the installation, else the defaults. Files that the pods of the
+/// installation have are left out, and that is logged.
+pub(super) async fn load(global: &Global, api: &ApiClient) -> anyhow::Result<ClusterConfig> {
+    if global.config.is_some() {
+        return Ok(global.load_config()?.into());
+    }
+    let gvk = GroupVersionKind::gvk("", "v1", "ConfigMap");
+    let resource = ApiResource::from_gvk_with_plural(&gvk, "configmaps");
+    let name = NamespacedName::new(&global.namespace(), cluster::NAME);
+    let found = match api.find_dynamic(&resource, &name).await {
+        Err(ApiError::Forbidden(_)) => {
+            let permission = format!("get configmaps in {}", global.namespace());
+            return Ok(ClusterConfig {
+                config: Config::default(),
+                missing_permission: Some(permission),
+            });
+        }
+        other => other.with_context(|| format!("cannot read ConfigMap {name}"))?,
+    };
+    let text = found
+        .as_ref()
+        .and_then(|map| map.pointer("/data/config.yaml"));
+    let Some(text) = text.and_then(Value::as_str) else {
+        return Ok(Config::default().into());
+    };
+    let source = format!("ConfigMap {name}");
+    let mut config = match config::parse(&source, text) {
+        Ok(config) => config,
+        // The cluster may run a newer version, with keys that this one does not know.
+        Err(error) => {
+            tracing::warn!(%error, "the defaults apply; name another configuration with --config");
+            return Ok(Config::default().into());
+        }
+    };
+    let left_out = config.without_files();
+    if !left_out.is_empty() {
+        let keys = left_out.join(", ");
+        tracing::info!("{source} names files of archaware's pods, which are not used here: {keys}");
+    }
+    Ok(config.into())
+}

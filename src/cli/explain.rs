@@ -1,0 +1,272 @@
+//! `archaware explain`: why a pod runs, or does not run, on the nodes where it is expected. Reads only.
+
+mod read;
+mod target;
+mod text;
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cluster::nodes::ClusterNodes,
+    controller::Durable,
+    evaluate::{
+        Evaluation, Evaluator, KnownKeys, ResolvedImages, Subject, Verdict,
+        predictor::Predictor,
+        pull_secrets::{PullSecrets, UnusablePullSecret},
+        template::Template,
+    },
+    explain::{Explanation, Facts, explain},
+    image::{ImageError, PullPolicy, ResolveRequest, credentials::CredentialSource},
+    metrics::Metrics,
+    placement::Decision,
+    plan::daemon_set,
+};
+
+use read::{ClusterFacts, Reader};
+use target::Target;
+
+use super::{CommandStatus, Global, Persist, cluster_config, output, resolver};
+
+/// Maximum number of objects of a manifest that are explained; each is a page of text. `archaware report` is for more.
+const MAX_OBJECTS: usize = 50;
+
+#[derive(Debug, Args)]
+pub(super) struct ExplainCommand {
+    /// What to explain: pod/NAME, deployment/NAME or any other kind that runs pods; a name alone is a pod's. Without any: the pods of
+    /// the namespace that wait or fail
+    #[arg(value_name = "KIND/NAME", conflicts_with = "filename")]
+    objects: Vec<String>,
+    /// Namespace of the objects; otherwise the one of the kubeconfig's context
+    #[arg(
+        short = 'n',
+        long = "namespace",
+        id = "namespace",
+        value_name = "NAMESPACE"
+    )]
+    of_namespace: Option<String>,
+    /// Manifests of objects that need not exist; - reads stdin
+    #[arg(short, long, value_name = "FILE")]
+    filename: Option<PathBuf>,
+    /// How to print
+    #[arg(short, long, value_enum, default_value_t)]
+    output: ExplainOutput,
+    /// Print the JSON schema of -o json and end
+    #[arg(long)]
+    schema: bool,
+}
+
+/// Output format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum ExplainOutput {
+    /// For people.
+    #[default]
+    Table,
+    /// For programs; stable.
+    Json,
+    /// The same as YAML.
+    Yaml,
+}
+
+impl ExplainCommand {
+    pub(super) async fn execute(self, global: Global) -> anyhow::Result<CommandStatus> {
+        if self.schema {
+            let schema = schemars::schema_for!(Vec<Explanation>);
+            output::print(&output::json(&schema)?)?;
+            return Ok(CommandStatus::Done);
+        }
+        let manifests = self.filename.as_deref();
+        let manifests = manifests.map(target::read_manifests).transpose()?;
+        let metrics = Metrics::default();
+        let api = global.reachable_api(&metrics).await?;
+        let namespace = self
+            .of_namespace
+            .or_else(|| global.namespace_of_objects.clone());
+        let namespace = namespace.unwrap_or_else(|| api.default_namespace().to_owned());
+        let loaded = cluster_config::load(&global, &api).await?;
+        let config = Arc::new(loaded.config);
+        let mut reader = Reader::new(api.clone());
+        reader.missing.extend(loaded.missing_permission);
+        let mut targets = Vec::new();
+        if let Some(manifests) = manifests {
+            let all = manifests.into_iter();
+            targets.extend(all.map(|manifest| Target::of_manifest(manifest, &namespace)));
+        } else if self.objects.is_empty() {
+            targets = reader.troubled(&namespace).await?;
+        } else {
+            let kind = reader.kind_in(&self.objects).await?;
+            let is_kind = |word: &str| kind.as_deref() == Some(word);
+            for (kind, name) in target::parse_objects(&self.objects, is_kind)? {
+                targets.push(reader.target(&kind, &namespace, &name).await?);
+            }
+        }
+        let keys = KnownKeys::new(&*config);
+        let stored = Durable::new(keys.clone());
+        let cluster = reader.cluster(&global.namespace(), &stored).await?;
+        let nodes = cluster.nodes.iter().flatten().cloned();
+        let evaluator = Evaluator {
+            resolver: resolver(&global, &config, &metrics, Persist::No)?,
+            pull_secrets: PullSecrets::new(api.clone()),
+            policy: Arc::new((&*config).into()),
+            config: config.clone(),
+            keys,
+            nodes: ClusterNodes::of(nodes),
+            predictor: Predictor::new(&config.selection.predictor)?,
+            keeps_candidates: true,
+        };
+        // It ends with this command.
+        let features = evaluator.nodes.features.clone();
+        let reading = tokio::spawn(features.run(api, CancellationToken::new()));
+        let mut explained = Vec::new();
+        for target in targets {
+            explained.push(explain_target(target, &evaluator, &mut reader, &cluster).await);
+        }
+        reading.abort();
+        let text = match self.output {
+            ExplainOutput::Table if explained.is_empty() => {
+                format!("No pod in namespace {namespace} waits or fails.\n")
+            }
+            ExplainOutput::Json => output::json(&explained)?,
+            ExplainOutput::Yaml => output::yaml(&explained)?,
+            ExplainOutput::Table => text::pages(&explained),
+        };
+        output::print(&text)?;
+        Ok(CommandStatus::Done)
+    }
+}
+
+async fn explain_target(
+    mut target: Target,
+    evaluator: &Evaluator,
+    reader: &mut Reader,
+    cluster: &ClusterFacts,
+) -> Explanation {
+    let of_namespace = match &target.name.namespace {
+        Some(namespace) => reader.namespace_annotations(namespace).await,
+        None => BTreeMap::new(),
+    };
+    if !target.is_existing_pod() {
+        // As the admission plugin ServiceAccount does.
+        let namespace = target.name.namespace.clone().unwrap_or_default();
+        let secrets = &evaluator.pull_secrets;
+        if secrets.add_of_account(&namespace, target.spec_mut()).await {
+            reader
+                .missing
+                .add(format!("get serviceaccounts in {namespace}"));
+        }
+    }
+    let template = target.daemon_set().map(|set| evaluator.template(set));
+    let subject = template
+        .as_ref()
+        .map_or_else(|| target.subject(), Template::subject);
+    let (rule, rule_source, _) = evaluator.rule(subject, &of_namespace);
+    let mut evaluation = evaluator.evaluate(subject, &of_namespace).await;
+    let seen = all_images(evaluator, subject, &mut evaluation).await;
+    if evaluation
+        .unusable
+        .iter()
+        .any(UnusablePullSecret::is_forbidden)
+    {
+        reader
+            .missing
+            .add(format!("get secrets in {}", subject.namespace));
+    }
+    let tried = tried(evaluator, subject, &seen.failed).await;
+    let counted = target.counted(cluster.nodes.as_deref());
+    let withheld = template
+        .as_ref()
+        .and_then(|template| withheld(evaluator, template, &evaluation));
+    let missing_permissions = reader.missing.to_vec();
+    explain(&Facts {
+        kind: &target.kind,
+        name: &target.name,
+        pod: target.pod.as_ref(),
+        pods: &counted,
+        subject,
+        template: template.as_ref(),
+        rule: (&rule, rule_source),
+        evaluation: &evaluation,
+        images: &seen.images,
+        failed: &seen.failed,
+        tried: &tried,
+        nodes: cluster.nodes.as_deref(),
+        // What it left on the pod says more than a Lease that is not found.
+        is_installed: cluster
+            .is_installed
+            .filter(|installed| *installed || !target.has_traces()),
+        own_namespace: &cluster.own_namespace,
+        withheld: withheld.as_deref(),
+        missing_permissions: &missing_permissions,
+        policy: &evaluator.policy,
+        config: &evaluator.config,
+    })
+}
+
+/// All images, also those that did not matter for the evaluation.
+async fn all_images(
+    evaluator: &Evaluator,
+    subject: Subject<'_>,
+    evaluation: &mut Evaluation,
+) -> ResolvedImages {
+    let failed = match &evaluation.verdict {
+        Verdict::Unresolved { failed, .. } => failed.clone(),
+        Verdict::Decided(_) | Verdict::Skip => Vec::new(),
+    };
+    let mut seen = ResolvedImages {
+        images: evaluation.images.clone(),
+        failed,
+        unusable: evaluation.unusable.clone(),
+    };
+    // Images that are not known could only leave fewer architectures, so they were not looked at further.
+    let is_cut_short = matches!(
+        evaluation.verdict,
+        Verdict::Decided(Decision::NoCommonArchitecture)
+    );
+    if is_cut_short || (seen.images.is_empty() && seen.failed.is_empty()) {
+        let all = evaluator.resolve_all(subject).await;
+        if seen.images.is_empty() {
+            seen.images = all.images;
+        }
+        seen.failed = all.failed;
+        evaluation.unusable.extend(all.unusable);
+    }
+    seen
+}
+
+/// Why archaware only reports what the template of a DaemonSet should have.
+fn withheld(
+    evaluator: &Evaluator,
+    template: &Template<'_>,
+    evaluation: &Evaluation,
+) -> Option<String> {
+    let Verdict::Decided(decision) = &evaluation.verdict else {
+        return None;
+    };
+    let by_policy = evaluation.by_policy;
+    let change = daemon_set::change(&evaluator.policy, template, decision, by_policy)?;
+    daemon_set::report_only(template, &change, decision, evaluator.config.daemon_sets)
+}
+
+/// Where credentials were found for images that could not be resolved.
+async fn tried(
+    evaluator: &Evaluator,
+    subject: Subject<'_>,
+    failed: &[(String, ImageError)],
+) -> BTreeMap<String, Vec<CredentialSource>> {
+    let (namespace, spec) = (subject.namespace, subject.spec);
+    let credentials = evaluator.pull_secrets.for_pod(namespace, spec, false);
+    let mut tried = BTreeMap::new();
+    for (image, _) in failed {
+        let request = ResolveRequest {
+            image,
+            policy: PullPolicy::IfNotPresent,
+            keyring: &credentials.keyring,
+            tenant: namespace,
+        };
+        let found = evaluator.resolver.credential_sources(request).await;
+        tried.insert(image.clone(), found.unwrap_or_default());
+    }
+    tried
+}

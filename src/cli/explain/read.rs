@@ -1,0 +1,254 @@
+//! Reads what an explanation needs. A lack of a permission is reported, and what can be said without it is said.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, bail};
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::coordination::v1::Lease;
+use serde_json::Value;
+
+use crate::{
+    cluster::{
+        self,
+        api::{ApiClient, ApiError},
+        kinds::{self, KindError},
+        lease::LeaseMemory,
+        name::NamespacedName,
+        objects::{Namespace, Node, annotations},
+        workload::Workload,
+    },
+    explain::ExistingPod,
+    placement::annotation,
+};
+
+use super::{
+    super::permissions::MissingPermissions,
+    MAX_OBJECTS,
+    target::{self, Target},
+};
+
+/// Maximum number of objects of a kind that are read to find the pods of one.
+const MAX_LISTED: usize = 5000;
+
+/// Reads objects, and remembers what it may not read.
+pub(super) struct Reader {
+    api: ApiClient,
+    /// What it may not read.
+    pub(super) missing: MissingPermissions,
+    namespaces: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+/// What is known of the cluster.
+pub(super) struct ClusterFacts {
+    /// All nodes; `None`: they may not be listed.
+    pub(super) nodes: Option<Vec<Node>>,
+    /// Whether archaware is installed; `None`: it is not known.
+    pub(super) is_installed: Option<bool>,
+    /// The namespace in which it was looked for.
+    pub(super) own_namespace: String,
+}
+
+impl Reader {
+    pub(super) fn new(api: ApiClient) -> Self {
+        Self {
+            api,
+            missing: MissingPermissions::default(),
+            namespaces: BTreeMap::new(),
+        }
+    }
+
+    /// An object of the cluster, with its pods.
+    pub(super) async fn target(
+        &mut self,
+        kind: &str,
+        namespace: &str,
+        name: &str,
+    ) -> anyhow::Result<Target> {
+        let resource = kinds::find(&self.api, kind).await?;
+        let name = NamespacedName::new(namespace, name);
+        let object = self.api.find_dynamic(&resource, &name).await;
+        let lacks = matches!(
+            &object,
+            Err(ApiError::Forbidden(_) | ApiError::Unauthorized(_))
+        );
+        let object = object.with_context(|| {
+            let what = kinds::describe(&resource);
+            let permission = format!(" (permission: get {what} in {namespace})");
+            let permission = if lacks { permission } else { String::new() };
+            format!("cannot read {} {name}{permission}", resource.kind)
+        })?;
+        let Some(object) = object else {
+            let others = self.others_of_this_name(&resource.kind, &name).await;
+            bail!(
+                "there is no {} {:?} in namespace {namespace:?}{others}",
+                resource.kind,
+                name.name
+            );
+        };
+        if resource.kind == "Pod" && resource.group.is_empty() {
+            return Ok(Target::of_pod(ExistingPod::read(object)?));
+        }
+        let Some(workload) = Workload::read(&object)? else {
+            bail!("{} {name} has no pod template", resource.kind);
+        };
+        let daemon_set = target::daemon_set(&object)?;
+        let uid = object.pointer("/metadata/uid").and_then(Value::as_str);
+        let uid = uid.unwrap_or_default().to_owned();
+        let pods = self.pods(namespace, uid, workload.selector.clone()).await?;
+        Ok(Target::of_template(workload, daemon_set, pods))
+    }
+
+    /// The first of these words, if there is a kind of that name.
+    pub(super) async fn kind_in(&self, words: &[String]) -> anyhow::Result<Option<String>> {
+        let Some(word) = words
+            .first()
+            .filter(|word| words.len() > 1 && !word.contains('/'))
+        else {
+            return Ok(None);
+        };
+        match kinds::find(&self.api, word).await {
+            Ok(_) => Ok(Some(word.clone())),
+            Err(KindError::Unknown(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What has the name of an object that does not exist: people forget the kind.
+    async fn others_of_this_name(&self, kind: &str, name: &NamespacedName) -> String {
+        let others = kinds::known_kinds().filter(|other| other.kind != kind);
+        for other in others {
+            if let Ok(Some(_)) = self.api.find_dynamic(&other, name).await {
+                let kind = other.kind.to_lowercase();
+                return format!("; did you mean {kind}/{}?", name.name);
+            }
+        }
+        String::new()
+    }
+
+    /// The pods of a namespace that wait or fail, one for each controller.
+    pub(super) async fn troubled(&mut self, namespace: &str) -> anyhow::Result<Vec<Target>> {
+        let resource = kinds::known_kind("Pod").context("pods are known")?;
+        let listed = self.api.list_dynamic(&resource, Some(namespace), None)?;
+        let all: Vec<Value> = listed
+            .take(MAX_LISTED)
+            .try_collect()
+            .await
+            .with_context(|| format!("cannot list pods in namespace {namespace:?}"))?;
+        let pods: Result<Vec<_>, _> = all.into_iter().map(ExistingPod::read).collect();
+        let mut targets = Target::of_troubled(pods?);
+        if targets.len() > MAX_OBJECTS {
+            let hidden = targets.len() - MAX_OBJECTS;
+            tracing::warn!("{hidden} more pods need attention; name one to have it explained");
+            targets.truncate(MAX_OBJECTS);
+        }
+        Ok(targets)
+    }
+
+    /// The pods of an object: those that it controls, and those of its `ReplicaSet`s and Jobs.
+    async fn pods(
+        &mut self,
+        namespace: &str,
+        uid: String,
+        selector: Option<String>,
+    ) -> anyhow::Result<Vec<ExistingPod>> {
+        let mut owners = BTreeSet::from([uid]);
+        for kind in ["ReplicaSet", "Job"] {
+            // Their own labels need not be those of their pods.
+            let listed = self.list(kind, namespace, None).await?;
+            let own = listed
+                .iter()
+                .filter(|object| owners.contains(controller(object)));
+            let own = own.filter_map(|object| object.pointer("/metadata/uid")?.as_str());
+            let own: Vec<String> = own.map(str::to_owned).collect();
+            owners.extend(own);
+        }
+        // A selector may match pods of others, too.
+        let listed = self.list("Pod", namespace, selector).await?;
+        let own = listed
+            .into_iter()
+            .filter(|pod| owners.contains(controller(pod)));
+        own.map(|pod| Ok(ExistingPod::read(pod)?)).collect()
+    }
+
+    /// The objects of a kind, at most [`MAX_LISTED`].
+    async fn list(
+        &mut self,
+        kind: &str,
+        namespace: &str,
+        selector: Option<String>,
+    ) -> anyhow::Result<Vec<Value>> {
+        let Some(resource) = kinds::known_kind(kind) else {
+            return Ok(Vec::new());
+        };
+        let listed = self
+            .api
+            .list_dynamic(&resource, Some(namespace), selector)?;
+        let all = listed.take(MAX_LISTED).try_collect().await;
+        let permission = || format!("list {} in {namespace}", kinds::describe(&resource));
+        Ok(self.missing.check(permission, all)?.unwrap_or_default())
+    }
+
+    /// The nodes, and whether archaware is installed.
+    pub(super) async fn cluster(
+        &mut self,
+        own_namespace: &str,
+        memory: &dyn LeaseMemory,
+    ) -> anyhow::Result<ClusterFacts> {
+        let nodes = async { self.api.list::<Node>(None).try_collect::<Vec<Node>>().await };
+        let name = NamespacedName::new(own_namespace, cluster::NAME);
+        let lease = self.api.find::<Lease>(&name);
+        let (nodes, lease) = tokio::join!(nodes, lease);
+        let nodes = self.missing.check(|| "list nodes".to_owned(), nodes)?;
+        let permission = || format!("get leases.coordination.k8s.io in {own_namespace}");
+        let lease = self.missing.check(permission, lease)?;
+        if let Some(Some(lease)) = &lease
+            && let Some(stored) = annotations(&lease.metadata).get(annotation::STATE)
+        {
+            memory.read(stored);
+        }
+        let mut all = nodes.iter().flatten();
+        let is_tainted =
+            all.any(|node| annotations(&node.metadata).contains_key(annotation::TAINT));
+        let is_installed = match lease {
+            _ if is_tainted => Some(true),
+            Some(lease) => Some(lease.is_some()),
+            None => None,
+        };
+        Ok(ClusterFacts {
+            nodes,
+            is_installed,
+            own_namespace: own_namespace.to_owned(),
+        })
+    }
+
+    /// The annotations of a namespace; none if it cannot be read or does not exist.
+    pub(super) async fn namespace_annotations(
+        &mut self,
+        namespace: &str,
+    ) -> BTreeMap<String, String> {
+        if let Some(known) = self.namespaces.get(namespace) {
+            return known.clone();
+        }
+        let name = NamespacedName::cluster(namespace);
+        let found = self.api.find::<Namespace>(&name).await;
+        let found = self.missing.check(|| "get namespaces".to_owned(), found);
+        let found = found.unwrap_or_else(|error| {
+            tracing::warn!(%error, namespace, "cannot read the namespace: its annotations count as none");
+            None
+        });
+        let found = found.flatten();
+        let own = found.map(|found| annotations(&found.metadata).clone());
+        let own = own.unwrap_or_default();
+        self.namespaces.insert(namespace.to_owned(), own.clone());
+        own
+    }
+}
+
+/// The uid of what controls an object; empty if nothing does.
+fn controller(object: &Value) -> &str {
+    let owners = object.pointer("/metadata/ownerReferences");
+    let mut owners = owners.and_then(Value::as_array).into_iter().flatten();
+    let owner = owners.find(|owner| owner.get("controller").and_then(Value::as_bool) == Some(true));
+    let uid = owner.and_then(|owner| owner.get("uid")?.as_str());
+    uid.unwrap_or_default()
+}

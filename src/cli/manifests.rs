@@ -1,0 +1,126 @@
+//! Reads manifests: files, folders and stdin.
+
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+
+use crate::cluster::workload;
+
+/// Maximum bytes of a file; a large Helm chart renders to some MiB.
+const MAX_FILE: u64 = 64 << 20;
+/// Maximum number of files in folders.
+const MAX_FILES: usize = 10_000;
+
+/// The objects of a file or of all manifests in a folder; `-` is stdin. With the name of their file, for messages.
+pub(super) fn read(path: &Path) -> anyhow::Result<Vec<(String, Value)>> {
+    let mut files = Vec::new();
+    if path.is_dir() {
+        collect(path, &mut files)?;
+    } else {
+        files.push(path.to_owned());
+    }
+    let mut objects = Vec::new();
+    for file in files {
+        let name = file.display().to_string();
+        let documents = parse(&text(&file)?).with_context(|| format!("{name} is not YAML"))?;
+        let all = documents.into_iter().flat_map(workload::objects);
+        objects.extend(all.map(|object| (name.clone(), object)));
+    }
+    Ok(objects)
+}
+
+/// As `kubectl` and Helm read it.
+const LAST_WINS: serde_saphyr::DuplicateKeyPolicy = serde_saphyr::DuplicateKeyPolicy::LastWins;
+
+/// The documents of a text. Of a chart with thousands of objects the parser's own limits would stop it; the size of files bounds these.
+fn parse(text: &str) -> Result<Vec<Value>, serde_saphyr::Error> {
+    let budget = serde_saphyr::budget! {
+        max_documents: 100_000,
+        max_nodes: 10_000_000,
+        max_events: 40_000_000,
+    };
+    let options =
+        serde_saphyr::options! { with_snippet: false, budget: budget, duplicate_keys: LAST_WINS };
+    serde_saphyr::from_multiple_with_options(text, options)
+}
+
+/// The manifests of a folder and the folders in it, by name.
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+    let cannot_read = || format!("cannot read {}", folder.display());
+    let entries = std::fs::read_dir(folder).with_context(cannot_read)?;
+    let entries: Result<Vec<_>, _> = entries.collect();
+    let mut entries = entries.with_context(cannot_read)?;
+    entries.sort_by_key(std::fs::DirEntry::file_name);
+    for entry in entries {
+        let path = entry.path();
+        // Links are not followed into folders: they may lead back.
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let is_manifest = path
+            .extension()
+            .is_some_and(|end| end == "yaml" || end == "yml" || end == "json");
+        if is_folder {
+            collect(&path, files)?;
+        } else if is_manifest {
+            files.push(path);
+        }
+        if files.len() > MAX_FILES {
+            bail!("{} has more than {MAX_FILES} manifests", folder.display());
+        }
+    }
+    Ok(())
+}
+
+/// The text of a file, or of stdin.
+pub(super) fn text(file: &Path) -> anyhow::Result<String> {
+    let read = |source: &mut dyn Read| {
+        let mut text = String::new();
+        let read = source.take(MAX_FILE + 1).read_to_string(&mut text);
+        read.map(|_| text)
+    };
+    let name = file.display();
+    let text = if file.as_os_str() == "-" {
+        read(&mut std::io::stdin().lock())
+    } else {
+        std::fs::File::open(file).and_then(|mut file| read(&mut file))
+    };
+    let text = text.with_context(|| format!("cannot read {name}"))?;
+    if text.len() as u64 > MAX_FILE {
+        bail!("{name} is larger than {MAX_FILE} bytes");
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_read_in_order_and_errors_name_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("b.yaml", "kind: B\n---\nkind: C\n");
+        write("a/a.yml", "kind: List\nitems: [{kind: A}]\n");
+        write("c.json", r#"{"kind": "D"}"#);
+        write("README.md", "kind: [");
+        let kinds = || -> anyhow::Result<Vec<String>> {
+            let all = read(folder.path())?;
+            Ok(all
+                .iter()
+                .map(|(_, object)| object["kind"].as_str().unwrap().to_owned())
+                .collect())
+        };
+        assert_eq!(kinds().unwrap(), ["A", "B", "C", "D"]);
+        write("broken.yaml", "kind: [");
+        let error = kinds().unwrap_err().to_string();
+        assert!(error.ends_with("broken.yaml is not YAML"), "{error}");
+        assert!(read(&folder.path().join("none")).is_err());
+    }
+}

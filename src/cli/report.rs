@@ -1,0 +1,316 @@
+//! `archaware report`: what workloads could run on, and what keeps them from it. Reads only.
+
+mod cache;
+mod cluster;
+mod csv;
+mod found;
+mod html;
+mod inspect;
+mod junit;
+mod markdown;
+mod markup;
+mod table;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use futures::{StreamExt, stream};
+
+use crate::{
+    cluster::{
+        api::ApiClient,
+        name::NamespacedName,
+        objects::Namespace,
+        workload::{Workload, template_of},
+    },
+    config::Config,
+    image::Resolver,
+    metrics::Metrics,
+    platform::Architecture,
+    report::{Answer, CanRun, KnownWorkload, Report, report, requests_of},
+};
+
+use cache::ReportCache;
+use found::FoundWorkload;
+use inspect::Inspector;
+
+use super::{
+    CommandStatus, Global, Persist, cluster_config, manifests, output, progress::Progress, resolver,
+};
+
+/// Workloads whose images are resolved concurrently; the limits per registry apply.
+const CONCURRENCY: usize = 64;
+
+#[derive(Debug, Args)]
+pub(super) struct ReportCommand {
+    /// Workloads of all namespaces
+    #[arg(short = 'A', long, conflicts_with_all = ["namespace", "filename", "images"])]
+    all_namespaces: bool,
+    /// Workloads of a namespace; otherwise of the one of the kubeconfig's context
+    #[arg(short = 'n', long = "namespace", id = "namespace", value_name = "NAMESPACE", conflicts_with_all = ["filename", "images"])]
+    of_namespace: Option<String>,
+    /// Workloads of manifests, without a cluster: a file, a folder, or - for stdin; may be repeated
+    #[arg(short, long, value_name = "PATH")]
+    filename: Vec<PathBuf>,
+    /// Images instead of workloads: a file with one in each line, or - for stdin
+    #[arg(long, value_name = "FILE", conflicts_with = "filename")]
+    images: Option<PathBuf>,
+    /// The architecture to look at; several with commas, or repeated
+    #[arg(
+        long = "for",
+        visible_alias = "arch",
+        value_name = "ARCHITECTURE",
+        value_delimiter = ',', default_value = "arm64", value_parser = architecture)]
+    asked: Vec<Architecture>,
+    /// How to print
+    #[arg(short, long, value_enum, default_value_t)]
+    output: ReportOutput,
+    /// End with status 1 if a workload cannot run on one of the architectures (missing), if that could not be found out (unknown), or in
+    /// either case (unknown,missing)
+    #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
+    fail_on: Vec<FailOn>,
+    /// File with what earlier reports found out about images [default: ~/.cache/archaware/images.jsonl]
+    #[arg(long, value_name = "FILE")]
+    cache: Option<PathBuf>,
+    /// Ask registries for every image
+    #[arg(long, conflicts_with = "cache")]
+    no_cache: bool,
+    /// Print the JSON schema of -o json and end
+    #[arg(long)]
+    schema: bool,
+}
+
+/// Output format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum ReportOutput {
+    /// For people.
+    #[default]
+    Table,
+    /// For programs; stable.
+    Json,
+    /// One line for each workload and architecture, for spreadsheets.
+    Csv,
+    /// For issues and wikis.
+    Markdown,
+    /// One page for a browser, to be sent around: redirect it to a file.
+    Html,
+    /// A test case for each workload and architecture, for CI.
+    Junit,
+}
+
+/// What ends with status 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum FailOn {
+    /// Something is not known.
+    Unknown,
+    /// An architecture is missing.
+    Missing,
+}
+
+impl ReportCommand {
+    pub(super) async fn execute(self, global: Global) -> anyhow::Result<CommandStatus> {
+        if self.schema {
+            output::print(&output::json(&schemars::schema_for!(Report))?)?;
+            return Ok(CommandStatus::Done);
+        }
+        let metrics = Metrics::default();
+        if self.is_about_a_cluster() {
+            let api = global.reachable_api(&metrics).await?;
+            let loaded = cluster_config::load(&global, &api).await?;
+            let mut inspector = self.inspector(&global, loaded.config, &metrics)?;
+            let default = || {
+                let named = global.namespace_of_objects.clone();
+                named.unwrap_or_else(|| api.default_namespace().to_owned())
+            };
+            let namespace = self.of_namespace.clone().unwrap_or_else(default);
+            let namespace = (!self.all_namespaces).then_some(namespace);
+            let read = cluster::read(&api, namespace.as_deref()).await?;
+            if let Some(name) = namespace.as_deref().filter(|_| read.found.is_empty()) {
+                require_namespace(&api, name).await?;
+            }
+            inspector.use_cluster(&api, read.nodes);
+            let place = namespace
+                .map(|name| format!("namespace {name} of "))
+                .unwrap_or_default();
+            let source = format!("{place}cluster {}", api.server());
+            let known = inspect(&inspector, read.found).await;
+            let mut missing = read.missing_permissions;
+            missing.extend(loaded.missing_permission);
+            missing.extend(inspector.missing_permissions().to_vec());
+            let missing = missing.to_vec();
+            return self.finish(&report(source, known, &self.asked, missing));
+        }
+        let (source, found) = match &self.images {
+            Some(file) => (name_of(file, "images"), read_images(file)?),
+            None => (self.name_of_manifests(), self.read_manifests()?),
+        };
+        let inspector = self.inspector(&global, global.load_config()?, &metrics)?;
+        let known = inspect(&inspector, found).await;
+        self.finish(&report(source, known, &self.asked, Vec::new()))
+    }
+
+    fn is_about_a_cluster(&self) -> bool {
+        self.images.is_none() && self.filename.is_empty()
+    }
+
+    fn inspector(
+        &self,
+        global: &Global,
+        config: Config,
+        metrics: &Metrics,
+    ) -> anyhow::Result<Inspector> {
+        let resolver = resolver(global, &config, metrics, Persist::No)?;
+        let cache = self.open_cache(&resolver);
+        Ok(Inspector::new(resolver, cache, config, self.asked.clone()))
+    }
+
+    /// Prints a report, and compares it with `--fail-on`.
+    fn finish(&self, report: &Report) -> anyhow::Result<CommandStatus> {
+        self.print(report)?;
+        Ok(self.status(report))
+    }
+
+    /// What earlier reports found out. A report does not depend on it.
+    fn open_cache(&self, resolver: &Resolver) -> Option<ReportCache> {
+        if self.no_cache {
+            return None;
+        }
+        let path = self.cache.clone().or_else(ReportCache::default_path)?;
+        let opened = ReportCache::open(&path, resolver);
+        opened
+            .inspect_err(|error| {
+                let path = path.display();
+                tracing::warn!(%error, "cannot use the cache {path}: every image is asked for");
+            })
+            .ok()
+    }
+
+    fn name_of_manifests(&self) -> String {
+        let names = self.filename.iter().map(|path| name_of(path, "manifests"));
+        names.collect::<Vec<_>>().join(", ")
+    }
+
+    fn read_manifests(&self) -> anyhow::Result<Vec<FoundWorkload>> {
+        let mut found = Vec::new();
+        for path in &self.filename {
+            for (file, object) in manifests::read(path)? {
+                let Some(workload) = Workload::read(&object).with_context(|| file)? else {
+                    continue;
+                };
+                let pods = workload.replicas.unwrap_or(1);
+                let spec = template_of(&object).and_then(|template| template.get("spec"));
+                let requests = spec.map(requests_of).unwrap_or_default();
+                found.push(FoundWorkload::of_manifest(
+                    workload,
+                    pods,
+                    requests.times(pods),
+                ));
+            }
+        }
+        // A chart that renders to nothing must not pass a check in CI.
+        if found.is_empty() {
+            bail!(
+                "no object that runs pods is in {}",
+                self.name_of_manifests()
+            );
+        }
+        Ok(found)
+    }
+
+    fn print(&self, report: &Report) -> anyhow::Result<()> {
+        for permission in &report.missing_permissions {
+            tracing::warn!("the report lacks something, for lack of a permission: {permission}");
+        }
+        if report.workloads.is_empty() {
+            let all = if self.is_about_a_cluster() && !self.all_namespaces {
+                "; -A looks at all namespaces"
+            } else {
+                ""
+            };
+            tracing::warn!("there are no workloads in {}{all}", report.source);
+        }
+        let text = match self.output {
+            ReportOutput::Table => table::print(report),
+            ReportOutput::Json => output::json(report)?,
+            ReportOutput::Csv => csv::print(report),
+            ReportOutput::Markdown => markdown::print(report),
+            ReportOutput::Html => html::print(report),
+            ReportOutput::Junit => junit::print(report, |answer| self.fails(answer)),
+        };
+        output::print(&text)
+    }
+
+    fn status(&self, report: &Report) -> CommandStatus {
+        let workloads = report.workloads.iter();
+        let answers = workloads.flat_map(|workload| &workload.answers);
+        let mut fails = answers.map(|answer| self.fails(answer));
+        // What could not be read is not known; and a check that has nothing to check must not pass.
+        let unread =
+            self.fail_on.contains(&FailOn::Unknown) && !report.missing_permissions.is_empty();
+        let empty = !self.fail_on.is_empty() && report.workloads.is_empty();
+        if unread || empty || fails.any(|fails| fails) {
+            CommandStatus::Failed
+        } else {
+            CommandStatus::Done
+        }
+    }
+
+    fn fails(&self, answer: &Answer) -> bool {
+        match answer.can_run {
+            CanRun::Yes => false,
+            CanRun::No => self.fail_on.contains(&FailOn::Missing),
+            CanRun::Unknown => self.fail_on.contains(&FailOn::Unknown),
+        }
+    }
+}
+
+/// An architecture that Go knows: nodes have no other.
+fn architecture(text: &str) -> Result<Architecture, String> {
+    let parsed = text.parse::<Architecture>().ok();
+    let known = parsed.filter(Architecture::is_known);
+    known.ok_or_else(|| "it is no architecture, like arm64 or s390x".to_owned())
+}
+
+/// What is known of workloads, with a progress bar.
+/// A namespace without workloads may be one that does not exist. Who may not ask is not told.
+async fn require_namespace(api: &ApiClient, name: &str) -> anyhow::Result<()> {
+    let name = NamespacedName::cluster(name);
+    if let Ok(None) = api.find_metadata::<Namespace>(&name).await {
+        bail!("there is no namespace {:?}", name.name);
+    }
+    Ok(())
+}
+
+async fn inspect(inspector: &Inspector, found: Vec<FoundWorkload>) -> Vec<KnownWorkload> {
+    let progress = Progress::new();
+    progress.expect(found.len());
+    let known = stream::iter(found).map(|found| async {
+        let known = inspector.inspect(found).await;
+        progress.step();
+        known
+    });
+    let known: Vec<_> = known.buffer_unordered(CONCURRENCY).collect().await;
+    progress.finish();
+    known
+}
+
+fn name_of(path: &std::path::Path, what: &str) -> String {
+    if path.as_os_str() == "-" {
+        format!("{what} from stdin")
+    } else {
+        path.display().to_string()
+    }
+}
+
+/// Images, one in each line. Empty lines and those that begin with # are left out.
+fn read_images(file: &std::path::Path) -> anyhow::Result<Vec<FoundWorkload>> {
+    let text = manifests::text(file)?;
+    let lines = text.lines().map(str::trim);
+    let images = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let found: Vec<_> = images.map(FoundWorkload::of_image).collect();
+    if found.is_empty() {
+        bail!("{} names no image", file.display());
+    }
+    Ok(found)
+}

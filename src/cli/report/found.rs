@@ -1,0 +1,124 @@
+//! Workloads that were found, before their images are resolved.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    cluster::{
+        objects::{Container, PodSpec, annotations},
+        workload::Workload,
+    },
+    evaluate::wrong_architecture::WrongArchitecture,
+    placement::reinvocation,
+    report::Requests,
+};
+
+/// A workload.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FoundWorkload {
+    pub(super) kind: String,
+    pub(super) namespace: Option<String>,
+    pub(super) name: String,
+    pub(super) pods: u64,
+    pub(super) requests: Requests,
+    /// What its pods are made of, each once.
+    pub(super) specs: Vec<FoundSpec>,
+    /// Its pods that have a node.
+    pub(super) bound: Vec<BoundPod>,
+}
+
+/// A pod, or a template of pods.
+#[derive(Clone, Debug)]
+pub(super) struct FoundSpec {
+    /// Without what archaware added.
+    pub(super) spec: PodSpec,
+    pub(super) annotations: BTreeMap<String, String>,
+    /// Whether the pull secrets of its ServiceAccount are still to be added.
+    pub(super) is_template: bool,
+}
+
+/// A pod that has a node.
+#[derive(Clone, Debug)]
+pub(super) struct BoundPod {
+    pub(super) name: String,
+    pub(super) node: String,
+    pub(super) images: BTreeSet<String>,
+    /// Its containers that fail, as those do that cannot run on their node.
+    pub(super) failing: Vec<WrongArchitecture>,
+}
+
+impl FoundSpec {
+    /// A template.
+    pub(super) fn of_template(workload: &Workload) -> Self {
+        Self {
+            spec: workload.template.spec.clone(),
+            annotations: annotations(&workload.template.metadata).clone(),
+            is_template: true,
+        }
+    }
+
+    /// A pod that exists: what archaware added to it is not its author's.
+    pub(super) fn of_pod(mut spec: PodSpec, annotations: BTreeMap<String, String>) -> Self {
+        let own = reinvocation::recorded_change(&annotations);
+        reinvocation::undo(&own, spec.tolerations.as_mut(), spec.affinity.as_mut());
+        let images = own.images.iter();
+        spec.set_images(images.map(|one| (one.container.as_str(), Some(one.from.as_str()))));
+        Self {
+            spec,
+            annotations,
+            is_template: false,
+        }
+    }
+
+    /// What tells it from others: what is resolved, and with what.
+    fn key(&self) -> (Vec<&str>, Vec<&str>) {
+        let secrets = self.spec.image_pull_secrets.iter();
+        (
+            self.spec.images().into_keys().collect(),
+            secrets.map(|secret| secret.name.as_str()).collect(),
+        )
+    }
+}
+
+impl FoundWorkload {
+    /// A workload of a manifest.
+    pub(super) fn of_manifest(workload: Workload, pods: u64, requests: Requests) -> Self {
+        Self {
+            specs: vec![FoundSpec::of_template(&workload)],
+            kind: workload.kind,
+            namespace: workload.name.namespace,
+            name: workload.name.name,
+            pods,
+            requests,
+            bound: Vec::new(),
+        }
+    }
+
+    /// An image in the place of a workload.
+    pub(super) fn of_image(image: &str) -> Self {
+        let container = Container {
+            image: Some(image.to_owned()),
+            ..Container::default()
+        };
+        let spec = PodSpec {
+            containers: vec![container],
+            ..PodSpec::default()
+        };
+        Self {
+            kind: "Image".to_owned(),
+            name: image.to_owned(),
+            specs: vec![FoundSpec {
+                spec,
+                annotations: BTreeMap::new(),
+                is_template: false,
+            }],
+            ..Self::default()
+        }
+    }
+
+    /// Adds what its pods are made of, unless it is known.
+    pub(super) fn add(&mut self, spec: FoundSpec) {
+        if !self.specs.iter().any(|known| known.key() == spec.key()) {
+            self.specs.push(spec);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Resolves the images of workloads.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use futures::future::join_all;
+use parking_lot::Mutex;
+use tokio::{sync::Semaphore, time::Instant};
+
+use crate::{
+    cluster::{api::ApiClient, objects::Node},
+    config::Config,
+    evaluate::{
+        are_for_other_nodes,
+        pull_secrets::{PullSecrets, UnusablePullSecret},
+        wrong_architecture::WrongArchitectureCause,
+    },
+    image::{
+        ResolveRequest, Resolver,
+        credentials::{self, Keyring},
+    },
+    placement::{
+        Mode, NodeVariant, PlacementPolicy,
+        mode::{self, Rule},
+        suffices,
+    },
+    platform::{Architecture, Architectures, with_variant},
+    report::{KnownImage, KnownWorkload, MisplacedPod},
+};
+
+use super::{
+    super::permissions::MissingPermissions,
+    cache::ReportCache,
+    found::{BoundPod, FoundSpec, FoundWorkload},
+};
+
+/// Images that are resolved concurrently. Each has its time from when it begins, so those that wait for a registry's slots must be few.
+const CONCURRENT_IMAGES: usize = 64;
+
+/// Resolves images, and knows the nodes.
+pub(super) struct Inspector {
+    resolver: Resolver,
+    cache: Option<ReportCache>,
+    config: Config,
+    policy: PlacementPolicy,
+    asked: Vec<Architecture>,
+    /// `None` for manifests: no pull secrets are known of them.
+    pull_secrets: Option<PullSecrets>,
+    nodes: HashMap<String, (String, Option<NodeVariant>)>,
+    slots: Semaphore,
+    /// Permissions that are missing.
+    missing: Mutex<MissingPermissions>,
+}
+
+impl Inspector {
+    pub(super) fn new(
+        resolver: Resolver,
+        cache: Option<ReportCache>,
+        config: Config,
+        asked: Vec<Architecture>,
+    ) -> Self {
+        Self {
+            policy: PlacementPolicy::from(&config),
+            resolver,
+            cache,
+            config,
+            asked,
+            pull_secrets: None,
+            nodes: HashMap::new(),
+            slots: Semaphore::new(CONCURRENT_IMAGES),
+            missing: Mutex::default(),
+        }
+    }
+
+    /// Permissions without which images could not be resolved.
+    pub(super) fn missing_permissions(self) -> MissingPermissions {
+        self.missing.into_inner()
+    }
+
+    /// Uses the nodes and the pull secrets of a cluster.
+    pub(super) fn use_cluster(&mut self, api: &ApiClient, nodes: Vec<Node>) {
+        self.pull_secrets = Some(PullSecrets::new(api.clone()));
+        let nodes = nodes.iter().filter_map(|node| {
+            let view = node.view();
+            let variant = self.policy.variants.of_view(&view);
+            let known = (view.architecture.to_owned(), variant);
+            Some((node.metadata.name.clone()?, known))
+        });
+        self.nodes = nodes.collect();
+    }
+
+    /// What is known of a workload.
+    pub(super) async fn inspect(&self, found: FoundWorkload) -> KnownWorkload {
+        let mut images = BTreeMap::new();
+        let mut stated = None;
+        let mut excluded = BTreeSet::new();
+        let namespace = found.namespace.clone().unwrap_or_default();
+        for one in &found.specs {
+            stated = stated.or_else(|| stated_architectures(one));
+            let author = one.spec.author_selection();
+            let excludes = |architecture: &&Architecture| {
+                let alone: Architectures = [(*architecture).clone()].into_iter().collect();
+                author.excludes_all(&alone)
+            };
+            excluded.extend(self.asked.iter().filter(excludes).cloned());
+            for (name, known) in self.resolve(one, &namespace).await {
+                // With the credentials of one spec it may be known, and not with those of another.
+                let is_new = !matches!(images.get(&name), Some(KnownImage::Resolved { .. }));
+                if is_new {
+                    images.insert(name, known);
+                }
+            }
+        }
+        let mut runs_on: BTreeMap<String, u64> = BTreeMap::new();
+        for pod in &found.bound {
+            let node = self.nodes.get(&pod.node);
+            let architecture = node.map_or("unknown", |(architecture, _)| architecture);
+            *runs_on.entry(architecture.to_owned()).or_default() += 1;
+        }
+        let misplaced = found.bound.iter();
+        let misplaced = misplaced.filter(|_| stated.is_none());
+        KnownWorkload {
+            misplaced: misplaced
+                .filter_map(|pod| self.misplaced(pod, &images))
+                .collect(),
+            kind: found.kind,
+            namespace: found.namespace,
+            name: found.name,
+            pods: found.pods,
+            requests: found.requests,
+            images,
+            stated,
+            excluded,
+            runs_on,
+        }
+    }
+
+    async fn resolve(&self, found: &FoundSpec, namespace: &str) -> Vec<(String, KnownImage)> {
+        let mut spec = found.spec.clone();
+        if let Some(secrets) = self.pull_secrets.as_ref().filter(|_| found.is_template)
+            && secrets.add_of_account(namespace, &mut spec).await
+        {
+            self.missing
+                .lock()
+                .add(format!("get serviceaccounts in {namespace}"));
+        }
+        let secrets = self.pull_secrets.as_ref();
+        let credentials = secrets.map(|secrets| secrets.for_pod(namespace, &spec, false));
+        let keyring = credentials
+            .as_ref()
+            .map(|credentials| credentials.keyring.clone());
+        let keyring = keyring.unwrap_or_else(|| credentials::ready_keyring(Keyring::default()));
+        let images = spec.images().into_iter();
+        let resolved = join_all(images.map(|(image, policy)| {
+            let keyring = &keyring;
+            async move {
+                // It is never closed.
+                let _slot = self.slots.acquire().await;
+                let deadline = Instant::now() + self.config.resolution.budget;
+                let request = ResolveRequest {
+                    image,
+                    policy,
+                    keyring,
+                    tenant: namespace,
+                };
+                (
+                    image.to_owned(),
+                    self.resolver.resolve_by(request, deadline).await,
+                )
+            }
+        }))
+        .await;
+        let unusable = credentials.map(|credentials| credentials.unusable());
+        if unusable
+            .iter()
+            .flatten()
+            .any(UnusablePullSecret::is_forbidden)
+        {
+            self.missing
+                .lock()
+                .add(format!("get secrets in {namespace}"));
+        }
+        let platforms = resolved
+            .iter()
+            .filter_map(|(_, answer)| answer.as_ref().ok());
+        let platforms = platforms.map(|resolved| &resolved.platforms);
+        let is_limited = !are_for_other_nodes(&spec, platforms);
+        let os = spec.os();
+        let known = resolved.into_iter().map(|(image, answer)| {
+            let known = match answer {
+                Ok(resolved) => {
+                    if let Some(cache) = &self.cache {
+                        cache.keep(&self.resolver, &resolved);
+                    }
+                    let platforms = resolved.platforms.platforms().iter();
+                    let set = self.policy.of_image(&resolved.platforms, &os);
+                    let set = set.filter(|_| is_limited);
+                    KnownImage::Resolved {
+                        platforms: platforms.map(ToString::to_string).collect(),
+                        architectures: set.map(|set| self.policy.widen(set)),
+                    }
+                }
+                Err(error) => KnownImage::Failed {
+                    reason: error.reason().as_str(),
+                    message: error.chain(),
+                },
+            };
+            (image, known)
+        });
+        known.collect()
+    }
+
+    /// Whether a pod is on a node where an image of it does not run, or a program of one.
+    fn misplaced(
+        &self,
+        pod: &BoundPod,
+        images: &BTreeMap<String, KnownImage>,
+    ) -> Option<MisplacedPod> {
+        let (architecture, variant) = self.nodes.get(&pod.node)?;
+        let lacks = |image: &&String| match images.get(*image) {
+            Some(KnownImage::Resolved {
+                architectures: Some(set),
+                ..
+            }) => suffices(set, architecture, *variant) == Some(false),
+            _ => false,
+        };
+        let lacking: BTreeSet<&String> = pod.images.iter().filter(lacks).collect();
+        let failing = pod.failing.iter().filter(|one| {
+            one.cause != WrongArchitectureCause::ImageLacksArchitecture
+                || lacking.contains(&one.image)
+        });
+        let failing: Vec<_> = failing.collect();
+        let wrong = lacking
+            .into_iter()
+            .chain(failing.iter().map(|one| &one.image));
+        let wrong: BTreeSet<String> = wrong.cloned().collect();
+        (!wrong.is_empty()).then(|| MisplacedPod {
+            pod: pod.name.clone(),
+            node: pod.node.clone(),
+            architecture: with_variant(architecture, variant.map(NodeVariant::name)),
+            images: wrong.into_iter().collect(),
+            failure: failing.first().map(|one| one.cause.as_str().to_owned()),
+        })
+    }
+}
+
+/// The architectures that the author states by annotation.
+fn stated_architectures(found: &FoundSpec) -> Option<Architectures> {
+    let none = BTreeMap::new();
+    let (rule, ..) = mode::rule(&found.annotations, &none, Mode::Inspect);
+    match rule {
+        Rule::Architectures(set) => Some(set),
+        Rule::Mode(_) => None,
+    }
+}

@@ -1,0 +1,69 @@
+//! A report as `JUnit` XML, which CI systems show: one test case for each workload and architecture that is asked about.
+
+use crate::report::{Answer, CanRun, Report};
+
+use super::{markup::escape, table::name};
+
+/// `fails`: whether the command ends with an error for an answer. Without `--fail-on`, what is missing is a failure all the same.
+pub(super) fn print(report: &Report, fails: impl Fn(&Answer) -> bool) -> String {
+    let is_failure = |answer: &Answer| answer.can_run == CanRun::No || fails(answer);
+    let mut text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n".to_owned();
+    for (index, summary) in report.summaries.iter().enumerate() {
+        let answers = report.workloads.iter().filter_map(|workload| {
+            let answer = workload.answers.get(index)?;
+            Some((name(workload), answer))
+        });
+        let answers: Vec<_> = answers.collect();
+        let failures = answers
+            .iter()
+            .filter(|(_, answer)| is_failure(answer))
+            .count();
+        let bad = answers
+            .iter()
+            .filter(|(_, answer)| answer.can_run != CanRun::Yes);
+        text += &format!(
+            "  <testsuite name=\"can run on {}\" tests=\"{}\" failures=\"{failures}\" errors=\"0\" skipped=\"{}\">\n",
+            escape(&summary.architecture),
+            answers.len(),
+            bad.count() - failures
+        );
+        for (name, answer) in answers {
+            text += &case(&name, answer, is_failure(answer));
+        }
+        text += "  </testsuite>\n";
+    }
+    text + "</testsuites>\n"
+}
+
+fn case(name: &str, answer: &Answer, is_failure: bool) -> String {
+    let class = format!("archaware.{}", answer.architecture);
+    let head = format!(
+        "    <testcase classname=\"{}\" name=\"{}\"",
+        escape(&class),
+        escape(name)
+    );
+    if answer.can_run == CanRun::Yes {
+        return format!("{head}/>\n");
+    }
+    let architecture = &answer.architecture;
+    let mut why = Vec::new();
+    if !answer.blocked_by.is_empty() {
+        let images = answer.blocked_by.join(", ");
+        why.push(format!("no {architecture} in {images}"));
+    }
+    if answer.excluded {
+        why.push(format!(
+            "its node selector, affinity or annotation excludes {architecture}"
+        ));
+    }
+    if !answer.unknown.is_empty() {
+        why.push(format!("nothing is known of {}", answer.unknown.join(", ")));
+    }
+    let why = escape(&why.join("; "));
+    let result = match (is_failure, answer.can_run) {
+        (true, CanRun::Unknown) => format!("<failure type=\"unknown\" message=\"{why}\"/>"),
+        (true, _) => format!("<failure type=\"missing\" message=\"{why}\"/>"),
+        (false, _) => format!("<skipped message=\"{why}\"/>"),
+    };
+    format!("{head}>\n      {result}\n    </testcase>\n")
+}

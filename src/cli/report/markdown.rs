@@ -1,0 +1,134 @@
+//! A report as Markdown, in the dialect that code hosts render.
+
+use crate::report::{Report, cores};
+
+use super::table::{architectures, in_words, incomplete, memory, name, parts, reasons};
+
+pub(super) fn print(report: &Report) -> String {
+    let mut text = format!(
+        "# Architectures of workloads\n\nOf {}.\n",
+        escape(&report.source)
+    );
+    for summary in &report.summaries {
+        text += &format!(
+            "\n## What can run on {}\n\n{}\n\n",
+            summary.architecture,
+            in_words(summary)
+        );
+        let rows = parts(summary).into_iter().map(|(name, amount)| {
+            vec![
+                name.to_owned(),
+                amount.workloads.to_string(),
+                amount.pods.to_string(),
+                cores(amount.cpu_millicores),
+                memory(amount.memory_bytes),
+            ]
+        });
+        text += &table(&["", "Workloads", "Pods", "CPU", "Memory"], rows);
+        if !summary.blockers.is_empty() {
+            text += &format!(
+                "\nImages that keep workloads from {}:\n\n",
+                summary.architecture
+            );
+            let rows = summary.blockers.iter().map(|blocker| {
+                vec![
+                    blocker.image.clone(),
+                    blocker.architectures.join(", "),
+                    blocker.blocks.workloads.to_string(),
+                    blocker.blocks_alone.workloads.to_string(),
+                ]
+            });
+            text += &table(&["Image", "Exists for", "Workloads", "Only by it"], rows);
+        }
+    }
+    text += "\n## Workloads\n\n";
+    let asked: Vec<&str> = report
+        .summaries
+        .iter()
+        .map(|one| one.architecture.as_str())
+        .collect();
+    let mut header = vec!["Workload", "Exists for"];
+    header.extend(asked);
+    header.push("Blocked by");
+    let rows = report.workloads.iter().map(|workload| {
+        let mut row = vec![name(workload), architectures(workload)];
+        row.extend(
+            workload
+                .answers
+                .iter()
+                .map(|answer| answer.can_run.as_str().to_owned()),
+        );
+        row.push(reasons(workload, |image| image).join(", "));
+        row
+    });
+    text += &table(&header, rows);
+    let misplaced = report.workloads.iter().flat_map(|workload| {
+        workload.misplaced.iter().map(move |pod| {
+            let namespace = workload.namespace.as_deref().unwrap_or_default();
+            vec![
+                format!("{namespace}/{}", pod.pod),
+                format!("{} ({})", pod.node, pod.architecture),
+                pod.images.join(", "),
+                pod.state().to_owned(),
+            ]
+        })
+    });
+    let misplaced: Vec<_> = misplaced.collect();
+    if !misplaced.is_empty() {
+        text += "\n## Pods on the wrong architecture\n\n";
+        let header = ["Pod", "Node", "Images that do not run there", "Failure"];
+        text += &table(&header, misplaced.into_iter());
+    }
+    let failed = report.images.iter().filter_map(|image| {
+        let error = image.error.as_ref()?;
+        let why = format!("{}: {}", error.reason, error.message);
+        Some(vec![image.image.clone(), why])
+    });
+    let failed: Vec<_> = failed.collect();
+    if !failed.is_empty() {
+        text += "\n## Images that could not be checked\n\n";
+        text += &table(&["Image", "Why"], failed.into_iter());
+    }
+    text + &incomplete(report)
+}
+
+fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+    let mut text = line(header.iter().map(|cell| escape(cell)).collect());
+    text += &line(header.iter().map(|_| "---".to_owned()).collect());
+    for row in rows {
+        text += &line(row.iter().map(|cell| escape(cell)).collect());
+    }
+    text
+}
+
+/// Names come from users: they must not end a cell or become a link or HTML.
+fn escape(text: &str) -> String {
+    let mut escaped = String::new();
+    for c in text.chars() {
+        match c {
+            '|' | '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' => {
+                escaped.push('\\');
+                escaped.push(c);
+            }
+            c if c.is_control() => escaped.push(' '),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_break_out_of_a_cell() {
+        let row = vec!["a|b".to_owned(), "<script>\n[x](y)".to_owned()];
+        let text = table(&["A", "B"], std::iter::once(row));
+        assert_eq!(
+            text,
+            "| A | B |\n| --- | --- |\n| a\\|b | \\<script\\> \\[x\\](y) |\n"
+        );
+    }
+}

@@ -1,0 +1,64 @@
+//! What shells and manuals know of the program: completion scripts, candidates for kubectl, and man pages.
+
+use std::{ffi::OsString, path::Path};
+
+use anyhow::Context;
+
+use super::{
+    CommandStatus,
+    cluster::NAME,
+    command_line::{self, ProgramName},
+    output,
+};
+
+/// `ShellCompDirectiveNoFileComp` of cobra, in whose protocol kubectl asks its plugins: nothing is added to the candidates.
+const NO_MORE: u8 = 4;
+/// `ShellCompDirectiveNoSpace`: a folder is not the end of a path.
+const NO_SPACE: u8 = 2;
+
+/// Prints a completion script.
+pub(super) fn print_completions(shell: clap_complete::Shell) -> anyhow::Result<CommandStatus> {
+    let mut command = command_line::command(ProgramName::Own);
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut command, NAME, &mut script);
+    output::print(&String::from_utf8_lossy(&script))?;
+    Ok(CommandStatus::Done)
+}
+
+/// Prints what the last of these words can become, for the file `kubectl_complete-archaware` of the plugin: a candidate in each
+/// line, with its description after a tab, and a directive.
+pub(super) fn print_candidates(words: Vec<OsString>) -> anyhow::Result<CommandStatus> {
+    let mut command = command_line::command(ProgramName::Plugin);
+    let mut all = vec![OsString::from(NAME)];
+    all.extend(words);
+    let last = all.len() - 1;
+    let folder = std::env::current_dir().ok();
+    let found = clap_complete::engine::complete(&mut command, all, last, folder.as_deref());
+    let found = found.context("cannot complete these words")?;
+    let visible = found.iter().filter(|one| !one.is_hide_set());
+    let lines: Vec<String> = visible
+        .map(|one| {
+            let value = one.get_value().to_string_lossy();
+            let help = one.get_help().map(ToString::to_string);
+            let help = help.and_then(|help| Some(format!("\t{}", help.lines().next()?)));
+            format!("{value}{}\n", help.unwrap_or_default())
+        })
+        .collect();
+    let is_folder = matches!(&*lines, [only] if only.trim_end().ends_with('/'));
+    let directive = if is_folder {
+        NO_MORE | NO_SPACE
+    } else {
+        NO_MORE
+    };
+    output::print(&format!("{}:{directive}\n", lines.concat()))?;
+    Ok(CommandStatus::Done)
+}
+
+/// Writes a man page for the program and one for each command.
+pub(super) fn write_man_pages(folder: &Path) -> anyhow::Result<CommandStatus> {
+    let command = command_line::command(ProgramName::Own);
+    std::fs::create_dir_all(folder)
+        .and_then(|()| clap_mangen::generate_to(command, folder))
+        .with_context(|| format!("cannot write man pages to {}", folder.display()))?;
+    Ok(CommandStatus::Done)
+}

@@ -1,0 +1,68 @@
+//! What the kubelet reports about the containers of a pod.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Deserialize;
+
+/// `status.containerStatuses[]`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContainerStatus {
+    /// Name of the container.
+    pub name: String,
+    /// The image that runs: a name with the digest that was pulled, or only the digest of its config.
+    #[serde(rename = "imageID")]
+    pub image_id: String,
+    /// Whether it is ready.
+    pub ready: bool,
+    /// What it does now.
+    pub state: ContainerState,
+    /// How it ended last.
+    pub last_state: ContainerState,
+}
+
+/// The state of a container. At most one of its fields is set; without any it waits.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ContainerState {
+    /// It has not started.
+    pub waiting: Option<StateDetail>,
+    /// It runs.
+    pub running: Option<Running>,
+    /// It has ended.
+    pub terminated: Option<StateDetail>,
+}
+
+/// A container that runs; nothing of it is read.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct Running {}
+
+/// Why a container waits, or how it ended.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StateDetail {
+    /// `ImagePullBackOff`, `CrashLoopBackOff`, `Error`, `StartError`, …
+    pub reason: Option<String>,
+    /// What the runtime says, or the end of the log (`terminationMessagePolicy`).
+    pub message: Option<String>,
+    /// Exit status of a container that has ended.
+    pub exit_code: Option<i32>,
+    /// When it started; 1970 if it never did.
+    pub started_at: Option<Time>,
+    /// When it ended.
+    pub finished_at: Option<Time>,
+}
+
+impl ContainerStatus {
+    /// What is known of its failure: why it waits, and how it ended, now and before.
+    pub fn details(&self) -> impl Iterator<Item = &StateDetail> {
+        let states = [&self.state, &self.last_state].into_iter();
+        states.flat_map(|state| state.waiting.iter().chain(&state.terminated))
+    }
+
+    /// How it ended, now or before, unless it ended well.
+    pub fn failures(&self) -> impl Iterator<Item = &StateDetail> {
+        let states = [&self.state, &self.last_state].into_iter();
+        let ended = states.filter_map(|state| state.terminated.as_ref());
+        ended.filter(|ended| ended.exit_code != Some(0))
+    }
+}

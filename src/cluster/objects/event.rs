@@ -1,0 +1,43 @@
+//! Events that others publish about pods.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
+
+use super::stored;
+
+/// An event (`events.k8s.io/v1`).
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Event {
+    /// The metadata that archaware reads.
+    #[serde(deserialize_with = "stored::metadata")]
+    pub metadata: ObjectMeta,
+    /// What it is about.
+    pub regarding: Regarding,
+    /// What happened, in one word.
+    pub reason: Option<String>,
+    /// What happened.
+    pub note: Option<String>,
+}
+
+/// The object that an event is about.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Regarding {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// The part of it: `spec.containers{app}`.
+    pub field_path: String,
+}
+
+impl Regarding {
+    /// The container that it is about.
+    pub fn container(&self) -> Option<&str> {
+        let (_, name) = self.field_path.split_once('{')?;
+        name.strip_suffix('}')
+    }
+}

@@ -1,0 +1,248 @@
+//! Objects that run pods: a pod, or any kind with a pod template, in the form of the API server or of a manifest.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::error::chain;
+
+use super::{name::NamespacedName, objects::PodTemplate};
+
+/// Where kinds have their pod template: `Deployment` and most others, `CronJob`.
+const TEMPLATES: [&str; 2] = ["/spec/template", "/spec/jobTemplate/spec/template"];
+
+/// An object that runs pods.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// `v1`, `apps/v1`, …
+    pub api_version: String,
+    /// `Pod`, `Deployment`, …
+    pub kind: String,
+    /// Its name; the namespace is `None` if a manifest does not say it.
+    pub name: NamespacedName,
+    /// What its pods are made of; of a pod, the pod itself.
+    pub template: PodTemplate,
+    /// How many pods it wants; `None`: its kind does not say it.
+    pub replicas: Option<u64>,
+    /// The label selector of its pods.
+    pub selector: Option<String>,
+}
+
+/// An object that should run pods and cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{kind} {name}: {problem}")]
+pub struct InvalidWorkload {
+    kind: String,
+    name: String,
+    problem: String,
+}
+
+impl Workload {
+    /// The object, if it runs pods.
+    ///
+    /// # Errors
+    ///
+    /// When a field that archaware reads has another type than the API's.
+    pub fn read(object: &Value) -> Result<Option<Self>, InvalidWorkload> {
+        let Some(template) = template_of(object) else {
+            return Ok(None);
+        };
+        let text = |place: &str| object.pointer(place).and_then(Value::as_str);
+        let name = text("/metadata/name").or_else(|| text("/metadata/generateName"));
+        let (kind, name) = (text("/kind").unwrap_or_default(), name.unwrap_or_default());
+        let template = without_nulls(template);
+        let template = PodTemplate::deserialize(template).map_err(|error| InvalidWorkload {
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+            problem: chain(&error),
+        })?;
+        Ok(Some(Self {
+            selector: selector(object.pointer("/spec/selector")),
+            replicas: object.pointer("/spec/replicas").and_then(Value::as_u64),
+            name: NamespacedName {
+                namespace: text("/metadata/namespace").map(str::to_owned),
+                name: name.to_owned(),
+            },
+            api_version: text("/apiVersion").unwrap_or_default().to_owned(),
+            kind: kind.to_owned(),
+            template,
+        }))
+    }
+
+    /// Whether it is a pod.
+    pub fn is_pod(&self) -> bool {
+        self.kind == "Pod"
+    }
+}
+
+/// The pod template of an object in the API's form; of a pod, the pod itself. `None` if it runs no pods.
+pub fn template_of(object: &Value) -> Option<&Value> {
+    let text = |field: &str| object.get(field).and_then(Value::as_str);
+    if text("kind") == Some("Pod") && text("apiVersion") == Some("v1") {
+        return Some(object);
+    }
+    let mut places = TEMPLATES.iter().filter_map(|place| object.pointer(place));
+    places.find(|template| template.pointer("/spec/containers").is_some())
+}
+
+/// A copy without the fields that are null: the API server takes them for fields that are not there, and charts write many.
+fn without_nulls(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields = fields.iter().filter(|(_, value)| !value.is_null());
+            let fields = fields.map(|(name, value)| (name.clone(), without_nulls(value)));
+            Value::Object(fields.collect())
+        }
+        Value::Array(items) => Value::Array(items.iter().map(without_nulls).collect()),
+        other => other.clone(),
+    }
+}
+
+/// The objects of a manifest: those of a list instead of the list.
+pub fn objects(mut manifest: Value) -> Vec<Value> {
+    let kind = manifest.get("kind").and_then(Value::as_str);
+    let is_list = kind.is_some_and(|kind| kind.ends_with("List"));
+    match manifest.get_mut("items").map(Value::take) {
+        Some(Value::Array(items)) if is_list => items.into_iter().flat_map(objects).collect(),
+        Some(other) => {
+            if let Some(items) = manifest.get_mut("items") {
+                *items = other;
+            }
+            vec![manifest]
+        }
+        None => vec![manifest],
+    }
+}
+
+/// A label selector as text.
+fn selector(selector: Option<&Value>) -> Option<String> {
+    #[derive(Deserialize, Default)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Selector {
+        match_labels: BTreeMap<String, String>,
+        match_expressions: Vec<Expression>,
+    }
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct Expression {
+        key: String,
+        operator: String,
+        values: Vec<String>,
+    }
+    let selector = selector?;
+    let equal = |labels: BTreeMap<String, String>| {
+        let all = labels.into_iter();
+        all.map(|(key, value)| format!("{key}={value}")).collect()
+    };
+    // A ReplicationController has plain labels.
+    let parts: Vec<String> = if let Ok(labels) = BTreeMap::deserialize(selector) {
+        equal(labels)
+    } else {
+        let selector = Selector::deserialize(selector).ok()?;
+        let expressions = selector.match_expressions.into_iter().map(|one| {
+            let (key, values) = (one.key, one.values.join(","));
+            match one.operator.as_str() {
+                "Exists" => key,
+                "DoesNotExist" => format!("!{key}"),
+                other => format!("{key} {} ({values})", other.to_ascii_lowercase()),
+            }
+        });
+        let mut parts: Vec<String> = equal(selector.match_labels);
+        parts.extend(expressions);
+        parts
+    };
+    (!parts.is_empty()).then(|| parts.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn object(kind: &str, spec: Value) -> Value {
+        json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": "a", "namespace": "n"}, "spec": spec})
+    }
+
+    #[test]
+    fn what_runs_pods_is_found() {
+        let pod = json!({"containers": [{"name": "c", "image": "i"}]});
+        let template = json!({"metadata": {"labels": {"app": "a"}}, "spec": pod});
+        for (kind, spec, expected) in [
+            ("Pod", pod.clone(), true),
+            ("Deployment", json!({ "template": template }), true),
+            ("Rollout", json!({ "template": template }), true),
+            (
+                "CronJob",
+                json!({"jobTemplate": {"spec": { "template": template }}}),
+                true,
+            ),
+            // A template of something else.
+            ("Certificate", json!({"template": {"spec": {}}}), false),
+            ("ConfigMap", json!({}), false),
+        ] {
+            let found = Workload::read(&object(kind, spec)).unwrap();
+            assert_eq!(found.is_some(), expected, "{kind}");
+            let Some(found) = found else {
+                continue;
+            };
+            assert_eq!(found.template.spec.images().len(), 1, "{kind}");
+            assert_eq!(found.name.to_string(), "n/a");
+        }
+        assert!(Workload::read(&json!(7)).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_malformed_template_is_an_error_and_not_overlooked() {
+        let spec = json!({"template": {"spec": {"containers": "all"}}});
+        let error = Workload::read(&object("Deployment", spec)).unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with("Deployment a: "), "{text}");
+    }
+
+    #[test]
+    fn what_is_null_is_not_there() {
+        let spec = json!({"containers": [{"image": "a", "resources": null}], "initContainers": null, "nodeSelector": null});
+        let mut object = object(
+            "Deployment",
+            json!({"template": {"metadata": null, "spec": spec}}),
+        );
+        object["metadata"]["labels"] = Value::Null;
+        let found = Workload::read(&object).unwrap().unwrap();
+        assert_eq!(found.template.spec.images().len(), 1);
+        let list = json!({"kind": "List", "metadata": null, "items": [object]});
+        assert_eq!(objects(list).len(), 1);
+    }
+
+    #[test]
+    fn lists_are_their_items() {
+        let inner = json!({"kind": "List", "items": [{"kind": "A"}, {"kind": "B"}]});
+        let list = json!({"kind": "PodList", "items": [inner, {"kind": "C"}]});
+        let kinds: Vec<_> = objects(list)
+            .iter()
+            .map(|one| one["kind"].clone())
+            .collect();
+        assert_eq!(kinds, ["A", "B", "C"]);
+    }
+
+    #[test]
+    fn selectors_are_text() {
+        for (value, expected) in [
+            (json!({"app": "a", "b": "c"}), Some("app=a,b=c")),
+            (
+                json!({"matchLabels": {"app": "a"}, "matchExpressions": [
+                    {"key": "k", "operator": "In", "values": ["x", "y"]},
+                    {"key": "l", "operator": "NotIn", "values": ["x"]},
+                    {"key": "m", "operator": "Exists"},
+                    {"key": "n", "operator": "DoesNotExist"},
+                ]}),
+                Some("app=a,k in (x,y),l notin (x),m,!n"),
+            ),
+            (json!({}), None),
+            (json!(7), None),
+        ] {
+            assert_eq!(selector(Some(&value)).as_deref(), expected, "{value}");
+        }
+    }
+}

@@ -1,0 +1,466 @@
+//! Finds pods that fail because their node has another architecture than their images, by what Kubernetes says of them: events about
+//! containers that fail, and pods that failed. Running pods are not watched. Each such pod is read, its images are resolved, and an
+//! event says what to do; with `misplaced: evict` it is evicted, so that its controller makes it anew elsewhere.
+
+mod places;
+mod tracker;
+
+use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc};
+
+use futures::{FutureExt, Stream, StreamExt, stream};
+use kube_runtime::reflector::{ObjectRef, Store};
+use parking_lot::Mutex;
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    cluster::{
+        api::{ApiClient, ApiError},
+        events::{EventReason, Events},
+        name::NamespacedName,
+        objects::{Event, Node, Pod, annotations},
+        watch::stream_objects,
+    },
+    config::Misplaced,
+    evaluate::{
+        Evaluator, Stage, Subject, Verdict,
+        wrong_architecture::{self, WrongArchitecture, WrongArchitectureCause},
+    },
+    placement::{
+        Decision, NodeVariant, annotation, keeps_away, mode::Rule, reinvocation, suffices,
+    },
+    plan::{
+        misplaced::{Eviction, GIVEN_UP_WHY, MisplacedPod, NotElsewhere, Outcome},
+        pod::subject,
+    },
+    platform::{Architecture, Architectures, with_variant},
+};
+
+use super::{
+    durable::{Durable, EVICTIONS},
+    eviction::{EvictionReason, EvictionResult, evict},
+    pods::age,
+    webhook_use::WebhookUse,
+};
+
+use tracker::Tracker;
+
+/// Warning events about pods. The most frequent ones, which do not matter here, are left out by the API server.
+const WARNINGS: &str = "regarding.kind=Pod,type=Warning,reason!=FailedScheduling,reason!=Unhealthy,reason!=FailedMount";
+/// The kubelet's events about containers that do not start, and about those that end again and again.
+const REASONS: [&str; 2] = ["Failed", "BackOff"];
+/// Pods whose containers are not started again (`restartPolicy`), like those of Jobs.
+const FAILED: &str = "status.phase=Failed,spec.nodeName!=";
+/// Pods that are looked at concurrently.
+const CONCURRENT_LOOKS: usize = 4;
+
+/// What finds such pods while this process leads.
+pub(super) struct MisplacedPods {
+    pub(super) api: ApiClient,
+    pub(super) evaluator: Evaluator,
+    pub(super) webhook: WebhookUse,
+    pub(super) nodes: Store<Node>,
+    /// Pods without a node.
+    pub(super) pods: Store<Pod>,
+    pub(super) events: Events,
+    pub(super) durable: Durable,
+    tracker: Arc<Mutex<Tracker>>,
+    /// One eviction at a time: the next one has to see what is recorded for the controller of the pods.
+    evicting: tokio::sync::Mutex<()>,
+}
+
+/// A pod that may be one.
+struct Hint {
+    name: NamespacedName,
+    uid: String,
+    /// What an event proves of a container.
+    told: Option<(String, WrongArchitectureCause)>,
+}
+
+/// A pod that is one.
+struct Found {
+    containers: Vec<WrongArchitecture>,
+    /// The architectures of the image of the first one.
+    architectures: Option<Architectures>,
+    platform: String,
+    /// Whether the image of the first one is known not to be for the node.
+    image_lacks: bool,
+}
+
+/// What a look at a pod found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// It is one, and stays.
+    Found,
+    /// It was one.
+    Evicted,
+    /// It is gone, or fails for another reason.
+    Other,
+}
+
+/// The node of a pod.
+struct PodNode {
+    node: Arc<Node>,
+    architecture: Architecture,
+    variant: Option<NodeVariant>,
+}
+
+impl PodNode {
+    /// Whether it runs what a set stands for; `None` if that is not known.
+    fn runs(&self, set: &Architectures) -> Option<bool> {
+        suffices(set, self.architecture.as_str(), self.variant)
+    }
+}
+
+impl MisplacedPods {
+    /// What finds them. `pods`: those without a node.
+    pub(super) fn new(
+        api: ApiClient,
+        evaluator: Evaluator,
+        webhook: WebhookUse,
+        (nodes, pods): (Store<Node>, Store<Pod>),
+        (events, durable): (Events, Durable),
+    ) -> Self {
+        let tracker = Arc::new(Mutex::new(Tracker::default()));
+        let tracked = tracker.clone();
+        let help =
+            "Pods that cannot run on their node, because an image is for another architecture";
+        webhook
+            .metrics
+            .register_gauges([("pods_wrong_architecture", help)], move || {
+                let found = tracked.lock().found(Instant::now());
+                [vec![([], i64::try_from(found).unwrap_or(i64::MAX))]]
+            });
+        Self {
+            api,
+            evaluator,
+            webhook,
+            nodes,
+            pods,
+            events,
+            durable,
+            tracker,
+            evicting: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Runs until it is cancelled. `nodes_listed`: whether the nodes are known.
+    pub(super) async fn run(
+        self,
+        mut leadership: watch::Receiver<bool>,
+        mut nodes_listed: watch::Receiver<bool>,
+    ) {
+        let mut namespaces_listed = self.webhook.namespaces.ready();
+        let listed = async {
+            nodes_listed.wait_for(|ready| *ready).await.is_ok()
+                && namespaces_listed.wait_for(|ready| *ready).await.is_ok()
+        };
+        if !listed.await {
+            return;
+        }
+        while leadership.wait_for(|leading| *leading).await.is_ok() {
+            let looks = self
+                .hints()
+                .for_each_concurrent(CONCURRENT_LOOKS, |hint| self.look(hint));
+            tokio::select! {
+                _ = leadership.wait_for(|leading| !*leading) => {}
+                () = looks => return,
+            }
+            self.tracker.lock().clear();
+        }
+    }
+
+    /// Pods that may be such ones, each again after a while as long as something is said of it.
+    fn hints(&self) -> impl Stream<Item = Hint> + Send + use<> {
+        let tracker = self.tracker.clone();
+        let events = stream_objects::<Event>(&self.api, WARNINGS)
+            .filter_map(|event| std::future::ready(Hint::of_event(event)));
+        let failed = stream_objects::<Pod>(&self.api, FAILED).filter_map(|pod| {
+            // A cluster may keep thousands that failed for other reasons.
+            let is_possible = !wrong_architecture::find(&pod, None, |_| true).is_empty();
+            let hint = is_possible.then(|| Hint {
+                name: NamespacedName::of_object(&pod),
+                uid: pod.metadata.uid.unwrap_or_default(),
+                told: None,
+            });
+            std::future::ready(hint)
+        });
+        stream::select(events.boxed(), failed.boxed()).filter(move |hint| {
+            let is_due = tracker.lock().is_due(&hint.uid, Instant::now());
+            std::future::ready(is_due)
+        })
+    }
+
+    /// A panic ends only this look. The panic hook has logged its location.
+    async fn look(&self, hint: Hint) {
+        let looked = AssertUnwindSafe(self.look_at(&hint)).catch_unwind().await;
+        match looked {
+            Ok(Ok(Look::Evicted)) => self.tracker.lock().remove(&hint.uid),
+            Ok(Ok(look)) => {
+                let found = look == Look::Found;
+                self.tracker.lock().record(&hint.uid, found, Instant::now());
+            }
+            Ok(Err(error)) => tracing::debug!(pod = %hint.name, %error, "cannot read the pod"),
+            Err(_) => self.webhook.metrics.panics.count("misplaced"),
+        }
+    }
+
+    async fn look_at(&self, hint: &Hint) -> Result<Look, ApiError> {
+        let Some(pod) = self.api.find::<Pod>(&hint.name).await? else {
+            return Ok(Look::Other);
+        };
+        if pod.metadata.uid.as_ref() != Some(&hint.uid) || pod.metadata.deletion_timestamp.is_some()
+        {
+            return Ok(Look::Other);
+        }
+        let Some(node) = self.node_of(&pod) else {
+            return Ok(Look::Other);
+        };
+        let Some(found) = self.find(&pod, &node, hint).await else {
+            return Ok(Look::Other);
+        };
+        let evicts = self.evaluator.config.misplaced == Misplaced::Evict;
+        let mut misplaced = MisplacedPod {
+            pod: &pod,
+            age: age(&pod),
+            platform: &found.platform,
+            found: &found.containers,
+            architectures: found.architectures.as_ref(),
+            image_lacks: found.image_lacks,
+            elsewhere: Err(NotElsewhere::MayRunThere),
+        };
+        let outcome = if evicts {
+            misplaced.elsewhere = self.is_placed_elsewhere(&pod, &node).await;
+            self.evict(&misplaced).await
+        } else {
+            Outcome::Reported
+        };
+        let note = misplaced.note(outcome);
+        tracing::info!(pod = %hint.name, note, "a pod cannot run on its node");
+        self.events
+            .publish(&pod, EventReason::WrongArchitecture, note);
+        if outcome == Outcome::Evicted {
+            let note = "evicted, so that it is created anew and placed by its images";
+            self.events
+                .publish(&pod, EventReason::Recreated, note.to_owned());
+            return Ok(Look::Evicted);
+        }
+        Ok(Look::Found)
+    }
+
+    fn node_of(&self, pod: &Pod) -> Option<PodNode> {
+        let name = pod.spec.node_name.as_deref()?;
+        let node = self.nodes.get(&ObjectRef::new(name))?;
+        let view = node.view();
+        // A node without a valid architecture says nothing about images.
+        let architecture = view.architecture.parse().ok()?;
+        let variant = self.evaluator.policy.variants.of_view(&view);
+        Some(PodNode {
+            node,
+            architecture,
+            variant,
+        })
+    }
+
+    /// The containers that cannot run on the node. Images are resolved only if they can be the reason.
+    async fn find(&self, pod: &Pod, node: &PodNode, hint: &Hint) -> Option<Found> {
+        let told = hint.told.as_ref();
+        let told = told.map(|(container, cause)| (container.as_str(), *cause));
+        let is_proven = !wrong_architecture::find(pod, told, |_| false).is_empty();
+        let mut containers = pod.status.containers();
+        if !is_proven && !containers.any(wrong_architecture::may_be_wrong_architecture) {
+            return None;
+        }
+        let sets = self.running_images(pod).await;
+        let of_namespace = self
+            .webhook
+            .namespaces
+            .annotations(subject(pod).namespace)
+            .await;
+        // Its author knows better than its images.
+        let is_stated = match self.evaluator.rule(subject(pod), &of_namespace).0 {
+            Rule::Architectures(set) => node.runs(&set) != Some(false),
+            Rule::Mode(_) => false,
+        };
+        let lacks = |container: &str| {
+            let set = sets.get(container);
+            !is_stated && set.is_some_and(|set| node.runs(set) == Some(false))
+        };
+        let containers = wrong_architecture::find(pod, told, lacks);
+        let first = containers.first()?.container.clone();
+        Some(Found {
+            containers,
+            architectures: sets.get(&first).cloned(),
+            platform: with_variant(
+                node.architecture.as_str(),
+                node.variant.map(NodeVariant::name),
+            ),
+            image_lacks: lacks(&first),
+        })
+    }
+
+    /// The architectures of the image that each container runs, as far as they are known: by its digest, because its tag may be
+    /// another image by now.
+    async fn running_images(&self, pod: &Pod) -> HashMap<String, Architectures> {
+        let mut spec = pod.spec.clone();
+        let statuses = pod.status.containers();
+        let running = statuses.filter_map(|status| {
+            let reference = wrong_architecture::running_reference(status)?;
+            Some((status.name.as_str(), Some(reference)))
+        });
+        spec.set_images(running);
+        let resolved = self
+            .evaluator
+            .resolve_all(Subject {
+                spec: &spec,
+                ..subject(pod)
+            })
+            .await;
+        let sets: HashMap<String, Option<Architectures>> = resolved
+            .images
+            .into_iter()
+            .map(|image| (image.name, image.architectures))
+            .collect();
+        let policy = &self.evaluator.policy;
+        let containers = spec.containers.iter().chain(&spec.init_containers);
+        let known = containers.filter_map(|container| {
+            let set = sets.get(container.image.as_deref()?)?.clone()?;
+            Some((container.name.clone(), policy.widen(set)))
+        });
+        known.collect()
+    }
+
+    /// Whether a new pod like this one would be placed elsewhere.
+    async fn is_placed_elsewhere(&self, pod: &Pod, node: &PodNode) -> Result<(), NotElsewhere> {
+        let old = subject(pod);
+        let mut undecided = old.annotations.clone();
+        undecided.remove(annotation::DECISION);
+        let new = Subject {
+            annotations: &undecided,
+            stage: Stage::Creation,
+            ..old
+        };
+        let of_namespace = self.webhook.namespaces.annotations(old.namespace).await;
+        let evaluation = self.evaluator.evaluate(new, &of_namespace).await;
+        let Verdict::Decided(Decision::Architectures(set)) = evaluation.verdict else {
+            return Err(NotElsewhere::MayRunThere);
+        };
+        let is_kept_away = self.has_webhook(pod) || self.is_kept_away_by_taint(pod, node);
+        if node.runs(&set) != Some(false) || !is_kept_away {
+            return Err(NotElsewhere::MayRunThere);
+        }
+        if !self.has_place(pod, &set).await {
+            return Err(NotElsewhere::NoNode);
+        }
+        Ok(())
+    }
+
+    /// Whether the webhook gives a new pod its node affinity.
+    fn has_webhook(&self, pod: &Pod) -> bool {
+        let config = &self.evaluator.config;
+        config.admission.enabled && config.affinity.required && !self.webhook.is_excluded(pod)
+    }
+
+    /// Whether the taint of the node keeps a new pod away, as far as its author decides.
+    fn is_kept_away_by_taint(&self, pod: &Pod, node: &PodNode) -> bool {
+        let own = reinvocation::recorded_change(annotations(&pod.metadata));
+        let mut tolerations = pod.spec.tolerations.clone().unwrap_or_default();
+        reinvocation::undo(&own, Some(&mut tolerations), None);
+        let mut taints = node.node.view().taints.iter();
+        let kind = &self.evaluator.policy.taint;
+        taints.any(|taint| kind.is_of(taint) && keeps_away(taint, &tolerations))
+    }
+
+    /// Whether another pod of the same controller waits for a node, like one that replaces another.
+    fn has_waiting_sibling(&self, pod: &Pod) -> bool {
+        let owner = |pod: &Pod| pod.controller().map(|owner| owner.uid.clone());
+        let own = owner(pod);
+        self.pods.state().iter().any(|other| owner(other) == own)
+    }
+
+    async fn evict(&self, misplaced: &MisplacedPod<'_>) -> Outcome {
+        let pod = misplaced.pod;
+        let owner = pod.controller().map(|owner| owner.uid.as_str());
+        let _one = self.evicting.lock().await;
+        let last = self.durable.written(EVICTIONS, owner);
+        let now = Instant::now().into_std();
+        let written = match misplaced.eviction(last, now) {
+            Eviction::Now(written) => written,
+            Eviction::Later(_) => return Outcome::NotYet,
+            Eviction::GivenUp(written) => {
+                self.durable.record(EVICTIONS, owner, written);
+                return Outcome::NotEvicted(GIVEN_UP_WHY);
+            }
+            Eviction::Never(why) => return Outcome::NotEvicted(why),
+        };
+        if self.has_webhook(pod) && !self.webhook.is_asked_since(pod) {
+            return Outcome::NoWebhook;
+        }
+        if self.has_waiting_sibling(pod) {
+            return Outcome::NotYet;
+        }
+        // Recorded first: who leads next must know of it.
+        self.durable.record(EVICTIONS, owner, written);
+        let reason = EvictionReason::WrongArchitecture;
+        let result = evict(&self.api, &self.webhook.metrics, pod, reason).await;
+        // An eviction whose answer is lost counts.
+        if matches!(result, EvictionResult::Budget | EvictionResult::Gone) {
+            self.durable.restore(EVICTIONS, owner, last);
+        }
+        match result {
+            EvictionResult::Evicted => Outcome::Evicted,
+            EvictionResult::Budget => Outcome::Budget,
+            EvictionResult::Gone => Outcome::NotEvicted("it is gone"),
+            EvictionResult::Failed => Outcome::NotEvicted("the API server did not do it"),
+        }
+    }
+}
+
+impl Hint {
+    /// An event of the kubelet.
+    fn of_event(event: Event) -> Option<Self> {
+        let reason = event.reason.as_deref()?;
+        if !REASONS.contains(&reason) || event.regarding.name.is_empty() {
+            return None;
+        }
+        let container = event.regarding.container().map(str::to_owned);
+        let cause = event
+            .note
+            .as_deref()
+            .and_then(WrongArchitectureCause::of_message);
+        Some(Self {
+            name: NamespacedName::new(&event.regarding.namespace, &event.regarding.name),
+            told: container.zip(cause),
+            uid: event.regarding.uid,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_kubelet_s_events_name_pods() {
+        let of = |reason: &str, note: &str| {
+            let event = json!({
+                "regarding": {"namespace": "a", "name": "p", "uid": "u", "fieldPath": "spec.containers{c}"},
+                "reason": reason, "note": note,
+            });
+            let hint = Hint::of_event(serde_json::from_value(event).unwrap())?;
+            Some((hint.name.to_string(), hint.told))
+        };
+        let name = "a/p".to_owned();
+        let told = Some(("c".to_owned(), WrongArchitectureCause::ExecFormatError));
+        assert_eq!(
+            of("BackOff", "Back-off restarting failed container"),
+            Some((name.clone(), None))
+        );
+        assert_eq!(
+            of("Failed", "Error: exec /app: exec format error"),
+            Some((name, told))
+        );
+        assert_eq!(of("FailedMount", ""), None);
+    }
+}

@@ -1,0 +1,100 @@
+//! Whether a node could take a new pod: evicted for nothing, a pod that partly works would only wait.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    cluster::{
+        api::ApiError,
+        name::NamespacedName,
+        objects::{Node, PersistentVolume, PersistentVolumeClaim, Pod, annotations},
+    },
+    placement::{
+        Decision,
+        affinity::NodeSelectorTerm,
+        author_selection::AuthorSelection,
+        landing::{Landing, LandingNode, LandingPod, landing},
+        reinvocation,
+    },
+    platform::Architectures,
+};
+
+use super::MisplacedPods;
+
+impl MisplacedPods {
+    /// Whether a node of these architectures could take the pod: by its author's node selector, affinity and tolerations, and by its
+    /// volumes. Free resources are not considered.
+    pub(super) async fn has_place(&self, pod: &Pod, architectures: &Architectures) -> bool {
+        let volumes = match self.volume_terms(pod).await {
+            Ok(volumes) => volumes,
+            Err(error) => {
+                let name = NamespacedName::of_object(pod);
+                tracing::warn!(pod = %name, %error, "cannot read the volumes of the pod, so it is not evicted");
+                return false;
+            }
+        };
+        let policy = &self.evaluator.policy;
+        // What archaware added is added anew, for all of these architectures.
+        let own = reinvocation::recorded_change(annotations(&pod.metadata));
+        let (mut tolerations, mut affinity) = (
+            pod.spec.tolerations.clone().unwrap_or_default(),
+            pod.spec.affinity.clone(),
+        );
+        reinvocation::undo(&own, Some(&mut tolerations), affinity.as_mut());
+        let decision = Decision::Architectures(architectures.clone());
+        let added = policy.missing_tolerations(&decision, &pod.spec.os(), &tolerations);
+        tolerations.extend(added);
+        let wanted = LandingPod {
+            author: AuthorSelection {
+                node_selector: &pod.spec.node_selector,
+                affinity: affinity.as_ref(),
+            },
+            tolerations: &tolerations,
+            selected: None,
+            architectures: Some(architectures),
+            added: &[],
+        };
+        let takes = |node: &Node| {
+            let view = node.view();
+            let node = LandingNode {
+                name: node.metadata.name.as_deref().unwrap_or_default(),
+                architecture: view.architecture,
+                variant: policy.variants.of_view(&view),
+                labels: view.labels,
+                taints: view.taints,
+            };
+            landing(&wanted, &node, &policy.taint) == Landing::Fits
+                && can_use(&volumes, node.labels, node.name)
+        };
+        self.nodes.state().iter().any(|node| takes(node))
+    }
+
+    /// The node affinity of each volume that has one.
+    async fn volume_terms(&self, pod: &Pod) -> Result<Vec<Vec<NodeSelectorTerm>>, ApiError> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let mut all = Vec::new();
+        let volumes = pod.spec.volumes.iter();
+        for claim in volumes.filter_map(|volume| volume.persistent_volume_claim.as_ref()) {
+            let name = NamespacedName::new(namespace, &claim.claim_name);
+            let found = self.api.find::<PersistentVolumeClaim>(&name).await?;
+            let Some(volume) = found.and_then(|claim| claim.spec.volume_name) else {
+                continue;
+            };
+            let name = NamespacedName::cluster(&volume);
+            let found = self.api.find::<PersistentVolume>(&name).await?;
+            let required = found.and_then(|volume| volume.spec.node_affinity.required);
+            all.extend(required.map(|required| required.node_selector_terms));
+        }
+        Ok(all)
+    }
+}
+
+/// Whether a node can use volumes with these terms, `ORed` for each volume.
+fn can_use(
+    volumes: &[Vec<NodeSelectorTerm>],
+    labels: &BTreeMap<String, String>,
+    name: &str,
+) -> bool {
+    volumes
+        .iter()
+        .all(|terms| terms.iter().any(|term| term.selects(labels, name)))
+}

@@ -1,0 +1,130 @@
+//! Which pods were looked at, and when.
+
+use std::{collections::HashMap, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::backoff::Backoff;
+
+/// A pod is looked at again after this time, if something is still said of it: the kubelet publishes an event about a container that
+/// ends again and again at least every five minutes.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// Intervals for pods that turned out to fail for another reason. The kubelet publishes events before it updates the status, and an
+/// image may be resolved later.
+const OTHER_INTERVALS: Backoff = Backoff::seconds(5, 600);
+/// A pod of which nothing was said for this long counts no more: it was deleted, or runs. The alert waits longer.
+const FORGET: Duration = Duration::from_mins(8);
+/// Maximum number of pods. Further ones are looked at when others are forgotten.
+const MAX_PODS: usize = 10_000;
+
+/// The pods of which something was said.
+#[derive(Default)]
+pub(super) struct Tracker(HashMap<String, Tracked>);
+
+struct Tracked {
+    /// When it was looked at last.
+    at: Instant,
+    /// Whether it was found to be on the wrong architecture.
+    found: bool,
+    /// How often it was not, in a row.
+    others: u32,
+}
+
+impl Tracker {
+    /// Whether a pod is to be looked at now. If so, it is not for a while.
+    pub(super) fn is_due(&mut self, uid: &str, now: Instant) -> bool {
+        if let Some(tracked) = self.0.get_mut(uid) {
+            let pause = if tracked.found {
+                INTERVAL
+            } else {
+                OTHER_INTERVALS.delay(tracked.others)
+            };
+            let is_due = now.saturating_duration_since(tracked.at) >= pause;
+            if is_due {
+                tracked.at = now;
+            }
+            return is_due;
+        }
+        if self.0.len() >= MAX_PODS {
+            self.0.retain(|_, tracked| tracked.is_current(now));
+        }
+        if self.0.len() >= MAX_PODS {
+            return false;
+        }
+        let new = Tracked {
+            at: now,
+            found: false,
+            others: 0,
+        };
+        self.0.insert(uid.to_owned(), new);
+        true
+    }
+
+    /// Records the result of a look.
+    pub(super) fn record(&mut self, uid: &str, found: bool, now: Instant) {
+        if let Some(tracked) = self.0.get_mut(uid) {
+            let others = if found { 0 } else { tracked.others + 1 };
+            *tracked = Tracked {
+                at: now,
+                found,
+                others,
+            };
+        }
+    }
+
+    /// Forgets a pod that was evicted.
+    pub(super) fn remove(&mut self, uid: &str) {
+        self.0.remove(uid);
+    }
+
+    /// How many pods are known to be on the wrong architecture.
+    pub(super) fn found(&self, now: Instant) -> usize {
+        let all = self.0.values();
+        all.filter(|tracked| tracked.found && tracked.is_current(now))
+            .count()
+    }
+
+    /// Forgets all, because another process looks now.
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl Tracked {
+    fn is_current(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.at) < FORGET
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_is_not_looked_at_all_the_time() {
+        let (start, mut tracker) = (Instant::now(), Tracker::default());
+        let after = |minutes| start + Duration::from_mins(minutes);
+        assert!(tracker.is_due("a", start) && !tracker.is_due("a", start));
+        tracker.record("a", true, start);
+        assert!(tracker.is_due("a", after(1)) && !tracker.is_due("a", after(1)));
+        assert_eq!((tracker.found(after(2)), tracker.found(after(9))), (1, 0));
+        // The status may follow the event a moment later; after that it is looked at less and less.
+        let mut at = start;
+        for pause in [5, 10, 20, 40] {
+            assert!(tracker.is_due("b", at));
+            tracker.record("b", false, at);
+            assert!(!tracker.is_due("b", at + Duration::from_secs(pause - 1)));
+            at += Duration::from_secs(pause);
+        }
+    }
+
+    #[test]
+    fn the_number_of_pods_is_limited() {
+        let (start, mut tracker) = (Instant::now(), Tracker::default());
+        for number in 0..MAX_PODS {
+            assert!(tracker.is_due(&number.to_string(), start));
+        }
+        assert!(!tracker.is_due("one more", start));
+        assert!(tracker.is_due("one more", start + FORGET));
+    }
+}

@@ -1,0 +1,68 @@
+//! Whether the API server asks the webhook about new pods, as far as this process can tell.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use kube::Resource;
+
+use crate::{
+    cluster::{
+        namespaces::Namespaces,
+        objects::{Pod, annotations},
+    },
+    metrics::Metrics,
+    placement::{annotation, reinvocation},
+};
+
+use super::pods::age;
+
+/// What is known of the webhook's use. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct WebhookUse {
+    pub(super) metrics: Metrics,
+    pub(super) namespaces: Namespaces,
+    /// archaware's own namespace.
+    pub(super) own_namespace: String,
+    /// When the newest pod was created that came through the webhook, in seconds since 1970.
+    pub(super) newest_admitted: Arc<AtomicI64>,
+}
+
+impl WebhookUse {
+    /// Whether the API server has asked the webhook after this pod was created: this replica, or another one, which the result
+    /// shows.
+    pub(super) fn is_asked_since(&self, pod: &Pod) -> bool {
+        let asked = self.metrics.admissions.last_asked();
+        let created = pod.metadata.creation_timestamp.as_ref();
+        let newest = self.newest_admitted.load(Ordering::Relaxed);
+        asked.is_some_and(|ago| Duration::from_secs(ago + 1) < age(pod))
+            || created.is_some_and(|created| created.0.as_second() < newest)
+    }
+
+    /// Whether the webhook is not asked about the pod's namespace, or may not be.
+    pub(super) fn is_excluded(&self, pod: &Pod) -> bool {
+        let name = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let Some(namespace) = self.namespaces.get(name) else {
+            return true;
+        };
+        let labels = namespace.meta().labels.as_ref();
+        let admission = labels.and_then(|labels| labels.get(annotation::ADMISSION));
+        name == self.own_namespace || admission.is_some_and(|value| value == "disabled")
+    }
+}
+
+/// Remembers that this pod came through the webhook of some replica, if it did.
+pub(super) fn record_admission(newest: &AtomicI64, pod: &Pod) {
+    let created = pod.metadata.creation_timestamp.as_ref();
+    let added = reinvocation::recorded_change(annotations(&pod.metadata));
+    if let Some(created) = created
+        && added.affinity.require.is_some()
+        && pod.controller().is_some()
+    {
+        newest.fetch_max(created.0.as_second(), Ordering::Relaxed);
+    }
+}

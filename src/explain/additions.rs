@@ -1,0 +1,161 @@
+//! What archaware added to a pod, and when.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::{
+    cluster::objects::annotations,
+    evaluate::template::Template,
+    placement::{GATE, affinity::Require, annotation, pod::PodChange, reinvocation},
+};
+
+use super::ExistingPod;
+
+/// What archaware added, or adds, to a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Additions {
+    /// The annotation `archaware.dev/decision`.
+    pub decision: Option<String>,
+    /// Tolerations, for example `kubernetes.io/arch=amd64:NoSchedule`.
+    pub tolerations: Vec<String>,
+    /// Required node affinity, for example `kubernetes.io/arch in (amd64)`. Several: the node has to match one of them.
+    pub required: Vec<String>,
+    /// Preferred nodes, with their weights.
+    pub preferred: Vec<String>,
+    /// Images that were replaced: `container: from → to`.
+    pub images: Vec<String>,
+    /// Whether its scheduling gate is there.
+    pub gate: bool,
+    /// Who added it, and when.
+    pub by: Vec<Author>,
+}
+
+/// Who changed a pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Author {
+    /// `webhook`, when the pod was created, `controller`, or `archaware` if it is not known which of them.
+    pub part: &'static str,
+    /// When, as RFC 3339.
+    pub time: Option<String>,
+}
+
+impl Additions {
+    /// What a change adds; `None` for nothing.
+    pub(super) fn pending(change: &PodChange) -> Option<Self> {
+        let images = change.images.iter().filter(|image| image.from != image.to);
+        let images: Vec<_> = images
+            .map(|image| format!("{}: {} → {}", image.container, image.from, image.to))
+            .collect();
+        let required = change.affinity.require.as_ref();
+        let required = required.map(Require::alternatives).unwrap_or_default();
+        let required = required.iter().map(|term| {
+            let all = term.match_expressions.iter();
+            all.map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        });
+        let preferred = change.affinity.preferred_terms().map(|term| {
+            let all = term.preference.match_expressions.iter();
+            let all: Vec<_> = all.map(ToString::to_string).collect();
+            format!("{} (weight {})", all.join(", "), term.weight)
+        });
+        let own = Self {
+            tolerations: change.tolerations.iter().map(toleration).collect(),
+            required: required.collect(),
+            preferred: preferred.collect(),
+            images,
+            ..Self::default()
+        };
+        (own != Self::default()).then_some(own)
+    }
+
+    /// What is recorded on a pod; `None` for nothing.
+    pub(super) fn recorded(pod: &ExistingPod) -> Option<Self> {
+        let annotations = annotations(&pod.pod.metadata);
+        let recorded = reinvocation::recorded_change(annotations);
+        let decision = annotations.get(annotation::DECISION).cloned();
+        let gate = pod.pod.spec.gate().is_some();
+        let added = Self::pending(&recorded);
+        if added.is_none() && decision.is_none() && !gate {
+            return None;
+        }
+        let mut by = Vec::new();
+        let at = pod.patched_at();
+        // What the controller writes, its own field manager has.
+        let has_decision_of_webhook = decision.is_some() && !pod.is_decided_by_controller();
+        if has_decision_of_webhook || gate {
+            by.push(Author {
+                part: "webhook",
+                time: text(pod.pod.metadata.creation_timestamp.as_ref()),
+            });
+        }
+        if let Some(at) = at {
+            by.push(Author {
+                part: "controller",
+                time: text(Some(&at)),
+            });
+        }
+        Some(Self {
+            decision,
+            gate,
+            by,
+            ..added.unwrap_or_default()
+        })
+    }
+
+    /// What archaware added to the template of a DaemonSet; `None` for nothing.
+    pub(super) fn of_template(template: &Template<'_>) -> Option<Self> {
+        let owned = template.owned_tolerations();
+        let own = Self {
+            tolerations: owned.iter().map(toleration).collect(),
+            by: vec![Author {
+                part: "archaware",
+                time: None,
+            }],
+            ..Self::default()
+        };
+        (!owned.is_empty()).then_some(own)
+    }
+
+    /// Its parts for people, one per line.
+    pub fn lines(&self) -> Vec<String> {
+        let list = |what: &str, all: &[String], between: &str| {
+            (!all.is_empty()).then(|| format!("{what} {}", all.join(between)))
+        };
+        let gate = self.gate.then(|| format!("scheduling gate {GATE}"));
+        let parts = [
+            list("tolerations", &self.tolerations, ", "),
+            list("required node affinity", &self.required, " or "),
+            list("preferred node affinity", &self.preferred, ", "),
+            list("image of", &self.images, ", "),
+            gate,
+        ];
+        parts.into_iter().flatten().collect()
+    }
+}
+
+/// A time as RFC 3339.
+pub(super) fn text(time: Option<&Time>) -> Option<String> {
+    Some(time?.0.to_string())
+}
+
+fn toleration(toleration: &Value) -> String {
+    let field = |name| {
+        let value = toleration.get(name).and_then(Value::as_str);
+        value.unwrap_or_default()
+    };
+    let (key, value, effect) = (field("key"), field("value"), field("effect"));
+    let value = if field("operator") == "Exists" {
+        String::new()
+    } else {
+        format!("={value}")
+    };
+    let effect = if effect.is_empty() {
+        String::new()
+    } else {
+        format!(":{effect}")
+    };
+    format!("{key}{value}{effect}")
+}

@@ -1,0 +1,96 @@
+//! The conclusion: one sentence, and what to do.
+
+mod bound;
+mod images;
+mod unbound;
+
+use std::collections::BTreeMap;
+
+use crate::{
+    evaluate::{EvaluatedImage, Verdict},
+    placement::GATE,
+};
+
+use super::{ExistingPod, Facts, NodeGroup, Outcome};
+
+/// The conclusion.
+#[derive(Debug, Default)]
+pub(super) struct Conclusion {
+    pub(super) sentence: String,
+    pub(super) advice: Vec<String>,
+}
+
+impl Conclusion {
+    fn of(sentence: impl Into<String>, advice: impl IntoIterator<Item = String>) -> Self {
+        Self {
+            sentence: sentence.into(),
+            advice: advice.into_iter().collect(),
+        }
+    }
+}
+
+pub(super) fn conclude(
+    facts: &Facts<'_>,
+    outcome: &Outcome,
+    groups: Option<&[NodeGroup]>,
+) -> Conclusion {
+    if let Some(pod) = facts.pod {
+        if pod.pod.metadata.deletion_timestamp.is_some() {
+            return Conclusion::of("It is being deleted.", []);
+        }
+        if pod.phase() == "Succeeded" {
+            return Conclusion::of("It has finished (Succeeded).", []);
+        }
+        if pod.pod.is_bound() {
+            return bound::conclude(facts, pod);
+        }
+        if !pod.is_pending() {
+            return Conclusion::of(format!("It has ended ({}).", pod.phase()), []);
+        }
+    }
+    match &facts.evaluation.verdict {
+        Verdict::Unresolved { failed, .. } => images::unresolved(facts, failed),
+        _ if outcome.verdict == "none" => images::none(facts, groups),
+        _ => foreign_gate(facts.pod).unwrap_or_else(|| unbound::conclude(facts, outcome, groups)),
+    }
+}
+
+/// A scheduling gate of another tool.
+fn foreign_gate(pod: Option<&ExistingPod>) -> Option<Conclusion> {
+    let mut gates = pod?.pod.spec.scheduling_gates.iter().flatten();
+    let gate = gates.find(|gate| gate.name != GATE)?;
+    let sentence = format!(
+        "It waits for its scheduling gate {}, which another tool set and has to remove.",
+        gate.name
+    );
+    Some(Conclusion::of(sentence, []))
+}
+
+/// For example `Build app:1 for arm64`; `None` without images.
+fn build_for(images: &[&EvaluatedImage], architecture: &str) -> Option<String> {
+    let names: Vec<_> = images.iter().map(|image| image.name.as_str()).collect();
+    let names = match names.as_slice() {
+        [] => return None,
+        [a, b, rest @ ..] if !rest.is_empty() => format!("{a}, {b} and {} more", rest.len()),
+        names => names.join(" and "),
+    };
+    Some(format!("Build {names} for {architecture}"))
+}
+
+/// How many nodes of which architecture there are.
+fn counts<'a>(groups: impl Iterator<Item = &'a NodeGroup>) -> BTreeMap<&'a str, usize> {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for group in groups {
+        *counts.entry(&group.architecture).or_default() += group.count;
+    }
+    counts
+}
+
+/// For example `3 amd64 nodes and 1 arm64 node`.
+fn say_counts<'a>(groups: impl Iterator<Item = &'a NodeGroup>) -> String {
+    let each = counts(groups).into_iter().map(|(name, count)| {
+        let nodes = if count == 1 { "node" } else { "nodes" };
+        format!("{count} {name} {nodes}")
+    });
+    each.collect::<Vec<_>>().join(" and ")
+}

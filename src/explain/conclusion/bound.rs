@@ -1,0 +1,109 @@
+//! A pod that has, or had, a node.
+
+use crate::{
+    evaluate::wrong_architecture::{EXEC_FORMAT_ERROR, WrongArchitectureCause},
+    image::Reason,
+    placement::{NodeVariant, mode::Rule, suffices},
+    platform::{Architectures, with_variant},
+};
+
+use super::{
+    super::{
+        ExistingPod, Facts,
+        images::{lacking, say_lacking},
+    },
+    Conclusion, build_for,
+    images::for_reason,
+};
+
+pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
+    let name = pod.node().unwrap_or_default();
+    let is = if pod.phase() == "Failed" {
+        "It failed on"
+    } else {
+        "It is bound to"
+    };
+    let problem = problem(pod);
+    let Some(node) = pod.find_node(facts.nodes) else {
+        let problem = problem.map(|problem| format!("; {problem}"));
+        let sentence = format!(
+            "{is} node {name}, whose architecture is not known{}.",
+            problem.unwrap_or_default()
+        );
+        return Conclusion::of(sentence, []);
+    };
+    let view = node.view();
+    let variant = facts.policy.variants.of_view(&view);
+    let architecture = view.architecture;
+    let platform = with_variant(architecture, variant.map(NodeVariant::name));
+    let node = format!("node {name} ({platform})");
+    let images = lacking(facts.counting_images(), facts.policy, architecture, variant);
+    if let Some(lacking) = say_lacking(&images) {
+        let problem =
+            problem.unwrap_or_else(|| format!("such containers die with \"{EXEC_FORMAT_ERROR}\""));
+        let build = build_for(&images, architecture);
+        let advice = [
+            build.map(|build| format!("{build}.")),
+            Some(
+                "Or delete the pod, so that it is created anew and placed by its images."
+                    .to_owned(),
+            ),
+        ];
+        let sentence = format!("{is} {node}, but {lacking}; {problem}.");
+        return Conclusion::of(sentence, advice.into_iter().flatten());
+    }
+    // Not known to lack it is not the same as to exist for it.
+    let unsure = |set: &Architectures| suffices(set, architecture, variant).is_none();
+    let mut own = facts.counting_images().iter();
+    let unsure = own.find(|image| image.architectures.as_ref().is_some_and(unsure));
+    let why = if matches!(facts.rule.0, Rule::Architectures(_)) {
+        ", an architecture that its author states".to_owned()
+    } else if let Some((image, error)) = facts.failed.first() {
+        let why = match error.reason() {
+            Reason::NotFound => "its registry has no such image".to_owned(),
+            reason => reason.as_str().to_owned(),
+        };
+        format!("; whether {image} exists for it is not known ({why})")
+    } else if let Some(image) = unsure {
+        let need = image.architectures.as_ref().map(|set| set.join(", "));
+        let need = need.unwrap_or_default();
+        format!(
+            "; whether its CPU suffices for {} ({need}) is not known",
+            image.name
+        )
+    } else {
+        ", for which its images exist".to_owned()
+    };
+    let has_not_started = pod.phase() == "Pending" && !facts.failed.is_empty();
+    let is_stuck = has_not_started || problem.is_some();
+    let advice = facts.failed.first().filter(|_| is_stuck);
+    let advice = advice.map(|(image, error)| for_reason(facts, image, error));
+    let Some(problem) = problem else {
+        let waits = if has_not_started {
+            " Its containers have not started."
+        } else {
+            ""
+        };
+        return Conclusion::of(format!("{is} {node}{why}.{waits}"), advice);
+    };
+    if WrongArchitectureCause::of_message(&problem) == Some(WrongArchitectureCause::ExecFormatError)
+    {
+        let advice = "An image has programs for another architecture than it says: build it again, or state where it runs with the annotation archaware.dev/architectures.";
+        let sentence = format!("{is} {node}{why}; {problem}.");
+        return Conclusion::of(sentence, [advice.to_owned()]);
+    }
+    Conclusion::of(format!("{is} {node}{why}; {problem}."), advice)
+}
+
+/// The first container that does not run, and why.
+fn problem(pod: &ExistingPod) -> Option<String> {
+    let problems = pod.problems();
+    let problem = problems.first()?;
+    let message = problem.message.as_deref().unwrap_or_default();
+    let message = message.lines().next().unwrap_or_default();
+    let between = if message.is_empty() { "" } else { ": " };
+    Some(format!(
+        "container {} does not run: {}{between}{message}",
+        problem.name, problem.reason
+    ))
+}

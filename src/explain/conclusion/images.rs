@@ -1,0 +1,154 @@
+//! Images that cannot be read, or that have no architecture in common.
+
+use crate::{
+    evaluate::{Conflict, EvaluatedImage},
+    image::{ImageError, Reason},
+    placement::{affinity::LABELS, failure::FailureAction},
+    platform::Architectures,
+};
+
+use super::{
+    super::{ExistingPod, Facts, NodeGroup, images::lacking},
+    Conclusion, build_for, counts,
+};
+
+/// Images that cannot be read.
+pub(super) fn unresolved(facts: &Facts<'_>, failed: &[(String, ImageError)]) -> Conclusion {
+    let Some((image, error)) = failed.first() else {
+        return Conclusion::default();
+    };
+    let more = match failed.len() {
+        1 => String::new(),
+        2 => " and of another image".to_owned(),
+        count => format!(" and of {} other images", count - 1),
+    };
+    let sentence = format!(
+        "The platforms of {image}{more} cannot be read: {}: {}.",
+        error.reason().as_str(),
+        error.chain()
+    );
+    let mut advice = vec![for_reason(facts, image, error)];
+    if facts.is_installed != Some(false) && facts.pod.is_none_or(ExistingPod::is_pending) {
+        advice.push(by_failure_policy(facts));
+    }
+    Conclusion::of(sentence, advice)
+}
+
+pub(super) fn for_reason(facts: &Facts<'_>, image: &str, error: &ImageError) -> String {
+    let tried = facts
+        .tried
+        .get(image)
+        .map(Vec::as_slice)
+        .unwrap_or_default();
+    match error.reason() {
+        Reason::InvalidReference => "Correct the name of the image.".to_owned(),
+        Reason::NotFound => {
+            "Correct the name or the tag of the image, or push it. Some registries answer so when a credential is missing.".to_owned()
+        }
+        Reason::Denied if tried.is_empty() && !facts.evaluation.unusable.is_empty() => {
+            "Its pull secrets could not be used: see the notes.".to_owned()
+        }
+        Reason::Denied if tried.is_empty() => {
+            "Give the pod or its ServiceAccount a pull secret for this registry (imagePullSecrets).".to_owned()
+        }
+        Reason::Denied => {
+            let tried: Vec<_> = tried.iter().map(ToString::to_string).collect();
+            format!("The registry does not accept the credential that was found: {}.", tried.join(", "))
+        }
+        Reason::RateLimited => {
+            "Wait, or give it a credential: registries limit anonymous requests more.".to_owned()
+        }
+        Reason::Unavailable => {
+            "See whether the registry can be reached from here, and from archaware's pods; `archaware inspect --trace` shows each request.".to_owned()
+        }
+        Reason::TooLarge | Reason::Corrupt | Reason::Unsupported => {
+            "Push the image again with a current tool.".to_owned()
+        }
+    }
+}
+
+fn by_failure_policy(facts: &Facts<'_>) -> String {
+    let failure = &facts.config.resolution.failure;
+    let after = failure.after.as_secs();
+    if facts.subject.spec.is_system_critical() {
+        return "Its priority class is critical for the system: archaware lets it tolerate every architecture after the first failure.".to_owned();
+    }
+    match failure.action {
+        FailureAction::TolerateAll => format!(
+            "After {after} s archaware lets it run on every architecture that its other images allow (resolution.failure), and it may then die on a node that this image does not fit."
+        ),
+        FailureAction::Tolerate => {
+            let set: Architectures = failure.architectures.iter().cloned().collect();
+            format!(
+                "After {after} s archaware lets it run on {} (resolution.failure).",
+                set.join(", ")
+            )
+        }
+        FailureAction::Hold => {
+            "Until then archaware holds it back (resolution.failure.action).".to_owned()
+        }
+    }
+}
+
+/// No architecture is left.
+pub(super) fn none(facts: &Facts<'_>, groups: Option<&[NodeGroup]>) -> Conclusion {
+    let evaluation = facts.evaluation;
+    let why = evaluation.explain_no_common_architecture(facts.policy);
+    let advice = match &evaluation.conflict {
+        Some(Conflict::Excluded(_)) => excluded(facts),
+        Some(Conflict::Outdated(_)) => {
+            "Delete the pod: it is created anew and decided again.".to_owned()
+        }
+        _ => fewest_builds(facts, groups.unwrap_or_default()).unwrap_or_else(|| {
+            "Build its images for one architecture, or state where they run with the annotation archaware.dev/architectures.".to_owned()
+        }),
+    };
+    let mut chars = why.chars();
+    let first = chars.next().map(|first| first.to_uppercase().to_string());
+    let sentence = format!("{}{}.", first.unwrap_or_default(), chars.as_str());
+    Conclusion::of(sentence, [advice])
+}
+
+/// Its author selects another architecture than its images are for.
+fn excluded(facts: &Facts<'_>) -> String {
+    let selector = &facts.subject.spec.node_selector;
+    let mut selected = selector
+        .iter()
+        .filter(|(key, _)| LABELS.contains(&key.as_str()));
+    let Some((key, value)) = selected.next() else {
+        return "Change its node affinity, or build its images for the architectures that it selects."
+            .to_owned();
+    };
+    let lacking = lacking(facts.counting_images(), facts.policy, value, None);
+    let build = build_for(&lacking, value);
+    let build = build.map(|build| format!(" {build}, or remove the node selector {key}={value}."));
+    let build = build.unwrap_or_else(|| format!(" Remove the node selector {key}={value}."));
+    build.trim_start().to_owned()
+}
+
+/// The architecture of nodes for which the fewest images have to be built.
+fn fewest_builds(facts: &Facts<'_>, groups: &[NodeGroup]) -> Option<String> {
+    let policy = facts.policy;
+    let sets = facts.images.iter().map(|image| {
+        let own = image.architectures.clone();
+        (image, own.map(|set| policy.widen(set)))
+    });
+    let sets: Vec<(&EvaluatedImage, Option<Architectures>)> = sets.collect();
+    let lacking = |name: &str| -> Vec<&EvaluatedImage> {
+        let lacks = |set: &Architectures| !set.contains(name);
+        let all = sets.iter();
+        let lacking = all.filter(|(_, set)| set.as_ref().is_some_and(lacks));
+        lacking.map(|(image, _)| *image).collect()
+    };
+    let schedulable = |name: &&str| {
+        let mut all = policy.schedulable.iter();
+        policy.schedulable.is_empty() || all.any(|one| one.as_str() == *name)
+    };
+    let nodes = counts(groups.iter());
+    let candidates = nodes.keys().copied().filter(schedulable);
+    let best = candidates.min_by_key(|name| {
+        let count = nodes.get(name).copied().unwrap_or_default();
+        (lacking(name).len(), std::cmp::Reverse(count))
+    })?;
+    Some(format!("{}.", build_for(&lacking(best), best)?))
+}

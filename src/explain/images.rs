@@ -1,0 +1,272 @@
+//! What is known of the images of a pod.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::{
+    evaluate::{EvaluatedImage, Verdict},
+    image::{ImageError, credentials::CredentialSource},
+    placement::{
+        NodeVariant, PlacementPolicy,
+        selection::{Candidate, CandidateOutcome},
+        suffices,
+    },
+    platform::{Architectures, NoPlatformReason},
+};
+
+use super::{ExistingPod, Facts};
+
+/// An image, as `archaware inspect` shows it, and its credential.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplainedImage {
+    /// The image as the pod names it.
+    pub image: String,
+    /// The containers that have it; image volumes are not listed.
+    pub containers: Vec<String>,
+    /// The normalised name.
+    pub reference: Option<String>,
+    /// The digest of its index or manifest.
+    pub digest: Option<String>,
+    /// Its platforms, of every OS.
+    pub platforms: Vec<String>,
+    /// The architectures for the pod's OS; null if it names no platform, or is not resolved.
+    pub architectures: Option<Vec<String>>,
+    /// `registry`, `containerd` or `memory`.
+    pub source: Option<&'static str>,
+    /// Where the credential was found that the registry asked for; never its content.
+    pub credential: Option<String>,
+    /// Why it names no platform.
+    pub note: Option<&'static str>,
+    /// Why it could not be resolved.
+    pub error: Option<ExplainedError>,
+}
+
+/// Why an image could not be resolved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplainedError {
+    /// One of a fixed set: `NotFound`, `Denied`, `Unavailable`, …
+    pub reason: &'static str,
+    /// What happened.
+    pub message: String,
+    /// Where credentials for it were found, in the order in which they were tried.
+    pub tried: Vec<String>,
+    /// When archaware tries again; null if it does not: the pod has a node, or tolerates every architecture.
+    pub next_try: Option<String>,
+}
+
+/// The images that could have been selected for a container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplainedSelection {
+    /// The container.
+    pub container: String,
+    /// The reference of the compatibility document.
+    pub document: String,
+    /// How many nodes there are on which the pod can land.
+    pub nodes: usize,
+    /// The entries of the document, in its order.
+    pub candidates: Vec<ExplainedCandidate>,
+}
+
+/// An entry of a compatibility document.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplainedCandidate {
+    /// Its image or group.
+    pub tag: String,
+    /// Its weight.
+    pub weight: i64,
+    /// Whether its image is selected.
+    pub chosen: bool,
+    /// What became of it.
+    pub outcome: String,
+}
+
+pub(super) fn explain_images(facts: &Facts<'_>) -> Vec<ExplainedImage> {
+    let containers = containers(facts);
+    let of = |name: &str| containers.get(name).cloned().unwrap_or_default();
+    let resolved = facts.images.iter().map(|image| ExplainedImage {
+        containers: of(&image.name),
+        ..ExplainedImage::resolved(image)
+    });
+    let waits = matches!(facts.evaluation.verdict, Verdict::Unresolved { .. });
+    let is_retried = waits && facts.pod.is_none_or(ExistingPod::is_pending);
+    let failed = facts.failed.iter().map(|(name, error)| {
+        let tried = facts.tried.get(name).map(Vec::as_slice);
+        ExplainedImage {
+            containers: of(name),
+            ..ExplainedImage::failed(name, error, tried.unwrap_or_default(), is_retried)
+        }
+    });
+    let mut all: Vec<_> = resolved.chain(failed).collect();
+    all.sort_by(|a, b| a.image.cmp(&b.image));
+    all
+}
+
+/// The names of containers by their image, with the images that were selected for them.
+fn containers(facts: &Facts<'_>) -> BTreeMap<String, Vec<String>> {
+    let selected = facts.evaluation.selected.as_deref();
+    let replaced = |container: &str| {
+        let mut changes = selected?.images.iter();
+        changes.find(|change| change.container == container)
+    };
+    let spec = facts.subject.spec;
+    let all = [
+        &spec.init_containers,
+        &spec.containers,
+        &spec.ephemeral_containers,
+    ];
+    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for container in all.into_iter().flatten() {
+        let own = container.image.clone().unwrap_or_default();
+        let image = replaced(&container.name).map_or(own, |change| change.to.clone());
+        found.entry(image).or_default().push(container.name.clone());
+    }
+    found
+}
+
+impl ExplainedImage {
+    fn named(image: &str) -> Self {
+        Self {
+            image: image.to_owned(),
+            containers: Vec::new(),
+            reference: None,
+            digest: None,
+            platforms: Vec::new(),
+            architectures: None,
+            source: None,
+            credential: None,
+            note: None,
+            error: None,
+        }
+    }
+
+    fn resolved(image: &EvaluatedImage) -> Self {
+        let resolved = &image.resolved;
+        let platforms = resolved.platforms.platforms().iter();
+        let reason = resolved.platforms.no_platform_reason();
+        Self {
+            reference: Some(resolved.reference.to_string()),
+            digest: Some(resolved.digest.to_string()),
+            platforms: platforms.map(ToString::to_string).collect(),
+            architectures: image.architectures.as_ref().map(Architectures::to_strings),
+            source: Some(resolved.source.as_str()),
+            credential: resolved.credential.as_ref().map(ToString::to_string),
+            note: reason.map(NoPlatformReason::as_str),
+            ..Self::named(&image.name)
+        }
+    }
+
+    fn failed(
+        image: &str,
+        error: &ImageError,
+        tried: &[CredentialSource],
+        is_retried: bool,
+    ) -> Self {
+        let error = ExplainedError {
+            reason: error.reason().as_str(),
+            message: error.chain(),
+            tried: tried.iter().map(ToString::to_string).collect(),
+            next_try: is_retried.then(|| next_try(error)),
+        };
+        Self {
+            error: Some(error),
+            ..Self::named(image)
+        }
+    }
+}
+
+/// When archaware asks for an image again. How often it has failed, only the controller knows.
+fn next_try(error: &ImageError) -> String {
+    if let Some(after) = error.retry_after() {
+        return format!("in {} s, as its registry asks", after.as_secs());
+    }
+    match error.reason().backoff() {
+        Some(backoff) => format!(
+            "after {} s, then with pauses that grow to {} s",
+            backoff.first.as_secs(),
+            backoff.max.as_secs()
+        ),
+        None => "when the pod changes".to_owned(),
+    }
+}
+
+/// The images that do not run on nodes of this architecture and variant.
+pub(super) fn lacking<'a>(
+    images: &'a [EvaluatedImage],
+    policy: &PlacementPolicy,
+    architecture: &str,
+    variant: Option<NodeVariant>,
+) -> Vec<&'a EvaluatedImage> {
+    let lacks = |image: &&EvaluatedImage| {
+        let own = image.architectures.clone();
+        let own = own.map(|set| policy.widen(set));
+        own.is_some_and(|set| suffices(&set, architecture, variant) == Some(false))
+    };
+    images.iter().filter(lacks).collect()
+}
+
+/// For example `app:1.4 is for amd64 only`.
+pub(super) fn say_lacking(images: &[&EvaluatedImage]) -> Option<String> {
+    let only = |image: &EvaluatedImage| {
+        let set = image.architectures.as_ref();
+        let set = set.filter(|set| !set.is_empty());
+        let set = set.map(|set| format!("for {} only", set.join(", ")));
+        set.unwrap_or_else(|| "for another OS".to_owned())
+    };
+    match images {
+        [] => None,
+        [one] => Some(format!("{} is {}", one.name, only(one))),
+        [one, rest @ ..] => {
+            let more = match rest {
+                [other] => format!(", {} is {}", other.name, only(other)),
+                rest => format!(", and {} more images", rest.len()),
+            };
+            Some(format!("{} is {}{more}", one.name, only(one)))
+        }
+    }
+}
+
+pub(super) fn explain_selections(facts: &Facts<'_>) -> Vec<ExplainedSelection> {
+    let selected = facts.evaluation.selected.as_deref();
+    let all = selected.map_or(&[][..], |selected| &selected.candidates);
+    let one = |candidate: &Candidate| ExplainedCandidate {
+        tag: candidate.tag.clone(),
+        weight: candidate.weight,
+        chosen: candidate.outcome == CandidateOutcome::Chosen,
+        outcome: outcome(&candidate.outcome),
+    };
+    all.iter()
+        .map(|of| ExplainedSelection {
+            container: of.container.clone(),
+            document: of.document.clone(),
+            nodes: of.nodes,
+            candidates: of.candidates.iter().map(one).collect(),
+        })
+        .collect()
+}
+
+fn outcome(outcome: &CandidateOutcome) -> String {
+    match outcome {
+        CandidateOutcome::Chosen => "selected".to_owned(),
+        CandidateOutcome::SameImage => "fits, and has the selected image".to_owned(),
+        CandidateOutcome::Later => {
+            "fits, but an entry of a higher weight or before it does, too".to_owned()
+        }
+        CandidateOutcome::WithoutImage => "names no image".to_owned(),
+        CandidateOutcome::PassedOver(failed) if failed.is_empty() => {
+            "has a negative weight".to_owned()
+        }
+        CandidateOutcome::PassedOver(failed) => {
+            let failed = failed.iter().map(|(rule, count)| {
+                let nodes = if *count == 1 { "node" } else { "nodes" };
+                format!("{rule} fails on {count} {nodes}")
+            });
+            failed.collect::<Vec<_>>().join(", ")
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Why a pod runs, or does not run, on the nodes where it is expected: what applies to it, what its images allow, what archaware added, which
+//! nodes can take it, and what to do. Pure: facts in, an explanation out.
+
+mod additions;
+mod conclusion;
+mod images;
+mod nodes;
+mod pod_state;
+mod scheduler;
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::{
+    cluster::{name::NamespacedName, objects::Node},
+    config::Config,
+    evaluate::{
+        EvaluatedImage, Evaluation, Subject, Verdict, are_for_other_nodes, template::Template,
+    },
+    image::{ImageError, credentials::CredentialSource},
+    placement::{
+        Decision, Mode, PlacementPolicy,
+        mode::{Rule, RuleSource},
+        pod::PodChange,
+    },
+    platform::Architectures,
+};
+
+pub use additions::Additions;
+pub use images::{ExplainedImage, ExplainedSelection};
+pub use nodes::NodeGroup;
+pub use pod_state::{ExistingPod, PodCount, PodState};
+
+/// What is known about an object.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    /// Its kind.
+    pub kind: &'a str,
+    /// Its name.
+    pub name: &'a NamespacedName,
+    /// The pod that is explained: the object itself or one of its pods. `None`: none exists, so a pod of its template is.
+    pub pod: Option<&'a ExistingPod>,
+    /// Where its pods are, if it is no pod.
+    pub pods: &'a [PodCount],
+    /// What was evaluated.
+    pub subject: Subject<'a>,
+    /// The template of a DaemonSet.
+    pub template: Option<&'a Template<'a>>,
+    /// The rule that applies, and where it is set.
+    pub rule: (&'a Rule, RuleSource),
+    /// What its images allow.
+    pub evaluation: &'a Evaluation,
+    /// The images that are resolved, whether they count or not.
+    pub images: &'a [EvaluatedImage],
+    /// The images that could not be resolved.
+    pub failed: &'a [(String, ImageError)],
+    /// Where credentials were found for images that could not be resolved.
+    pub tried: &'a BTreeMap<String, Vec<CredentialSource>>,
+    /// All nodes; `None`: they could not be read.
+    pub nodes: Option<&'a [Node]>,
+    /// Whether archaware is installed; `None`: it is not known.
+    pub is_installed: Option<bool>,
+    /// The namespace in which it was looked for.
+    pub own_namespace: &'a str,
+    /// Why archaware only reports what its template should have.
+    pub withheld: Option<&'a str>,
+    /// What could not be read for lack of a permission.
+    pub missing_permissions: &'a [String],
+    /// Settings of placement.
+    pub policy: &'a PlacementPolicy,
+    /// The configuration.
+    pub config: &'a Config,
+}
+
+impl<'a> Facts<'a> {
+    /// The images that limit where it runs: none if its author states its architectures, or if they are for Windows and it selects
+    /// its nodes in a way that is not known.
+    fn counting_images(&self) -> &'a [EvaluatedImage] {
+        let platforms = self.images.iter().map(|image| &image.resolved.platforms);
+        match self.rule.0 {
+            Rule::Architectures(_) => &[],
+            Rule::Mode(_) if are_for_other_nodes(self.subject.spec, platforms) => &[],
+            Rule::Mode(_) => self.images,
+        }
+    }
+
+    /// The nodes that run all of its images, as far as these are known; `None`: all.
+    fn shared_by_images(&self) -> Option<Architectures> {
+        let sets = self.counting_images().iter();
+        let sets = sets.filter_map(|image| image.architectures.clone());
+        let sets = sets.map(|set| self.policy.widen(set));
+        sets.reduce(|shared, own| shared.and(&own))
+    }
+}
+
+/// One element of `archaware explain -o json`. What is not known is null.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Explanation {
+    /// Kind of the object.
+    pub kind: String,
+    /// Its namespace.
+    pub namespace: Option<String>,
+    /// Its name.
+    pub name: String,
+    /// Where the pods of a workload are, by state and architecture of their node.
+    pub pods: Vec<PodCount>,
+    /// The pod that is explained: the object itself, or the pod of it that waits longest. Null if none exists.
+    pub pod: Option<PodState>,
+    /// What applies, and where it is set.
+    pub applies: Applies,
+    /// Its images.
+    pub images: Vec<ExplainedImage>,
+    /// Images that could have been selected, for containers that ask for image selection.
+    pub selections: Vec<ExplainedSelection>,
+    /// What its images allow: `architectures`, `any`, `none`, `ignored` or `unresolved`.
+    pub verdict: &'static str,
+    /// The architectures of the nodes that run all of its images, as far as these are known, or those that its author states. Null if none
+    /// limits it.
+    pub architectures: Option<Vec<String>>,
+    /// What archaware added to the pod.
+    pub added: Option<Additions>,
+    /// What archaware adds to it when it decides about it.
+    pub pending: Option<Additions>,
+    /// The nodes, in groups of those with the same architecture, taints and answer. Null if they cannot be read.
+    pub nodes: Option<Vec<NodeGroup>>,
+    /// What else should be known.
+    pub notes: Vec<String>,
+    /// One sentence.
+    pub conclusion: String,
+    /// What to do.
+    pub advice: Vec<String>,
+    /// Permissions without which something could not be read.
+    pub missing_permissions: Vec<String>,
+}
+
+/// What applies to an object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Applies {
+    /// `inspect`, `any`, `ignore`, or the architectures that its author states.
+    pub rule: String,
+    /// Where it is set.
+    pub source: String,
+}
+
+impl Applies {
+    fn of(facts: &Facts<'_>) -> Self {
+        let (rule, source) = facts.rule;
+        let rule = match rule {
+            Rule::Mode(Mode::Inspect) => "inspect".to_owned(),
+            Rule::Mode(Mode::Any) => "any".to_owned(),
+            Rule::Mode(Mode::Ignore) => "ignore".to_owned(),
+            Rule::Architectures(set) => format!("architectures {}", set.join(", ")),
+        };
+        let exempt = &facts.config.pods.exempt_namespaces;
+        let source = match source {
+            RuleSource::Pod(annotation) => format!("annotation {annotation}"),
+            RuleSource::Namespace => "annotation archaware.dev/mode of its namespace".to_owned(),
+            RuleSource::Configuration if exempt.contains(facts.subject.namespace) => {
+                "pods.exemptNamespaces in the configuration".to_owned()
+            }
+            RuleSource::Configuration => "pods.mode in the configuration".to_owned(),
+        };
+        Self { rule, source }
+    }
+}
+
+/// What the verdict means for placement.
+struct Outcome {
+    /// The name of the verdict.
+    verdict: &'static str,
+    /// The architectures on which its images, or its author's statement, let it run, whatever its mode is; `None`: all.
+    runs_on: Option<Architectures>,
+    /// What archaware adds.
+    change: PodChange,
+}
+
+impl Outcome {
+    fn of(facts: &Facts<'_>) -> Self {
+        let evaluation = facts.evaluation;
+        let change = |decision| facts.subject.change(facts.policy, decision, evaluation);
+        let (verdict, runs_on, change) = match &evaluation.verdict {
+            Verdict::Skip => {
+                let ignored = *facts.rule.0 == Rule::Mode(Mode::Ignore);
+                let verdict = if ignored { "ignored" } else { "any" };
+                (verdict, facts.shared_by_images(), PodChange::default())
+            }
+            Verdict::Unresolved { known, .. } => {
+                ("unresolved", known.clone(), PodChange::default())
+            }
+            Verdict::Decided(decision) => {
+                let runs_on = match decision {
+                    Decision::Architectures(set) => Some(set.clone()),
+                    Decision::TolerateAll => facts.shared_by_images(),
+                    Decision::NoCommonArchitecture => Some(Architectures::default()),
+                };
+                (decision.as_str(), runs_on, change(decision))
+            }
+        };
+        let change = if facts.withheld.is_some() {
+            PodChange::default()
+        } else {
+            change
+        };
+        Self {
+            verdict,
+            runs_on,
+            change,
+        }
+    }
+}
+
+/// Explains an object.
+pub fn explain(facts: &Facts<'_>) -> Explanation {
+    let outcome = Outcome::of(facts);
+    let nodes = nodes::groups(facts, &outcome);
+    let conclusion = conclusion::conclude(facts, &outcome, nodes.as_deref());
+    let is_pending = facts.pod.is_none_or(ExistingPod::is_pending);
+    let adds = is_pending && facts.is_installed != Some(false);
+    let mut change = outcome.change.clone();
+    if let Some(template) = facts.template {
+        let owned = template.owned_tolerations();
+        change.tolerations.retain(|one| !owned.contains(one));
+    }
+    let added = match facts.template {
+        Some(template) => Additions::of_template(template),
+        None => facts.pod.and_then(Additions::recorded),
+    };
+    Explanation {
+        kind: facts.kind.to_owned(),
+        namespace: facts.name.namespace.clone(),
+        name: facts.name.name.clone(),
+        pods: facts.pods.to_vec(),
+        pod: facts.pod.map(|pod| pod.state(facts.nodes)),
+        applies: Applies::of(facts),
+        images: images::explain_images(facts),
+        selections: images::explain_selections(facts),
+        verdict: outcome.verdict,
+        architectures: outcome.runs_on.as_ref().map(Architectures::to_strings),
+        added,
+        pending: Additions::pending(&change).filter(|_| adds),
+        nodes,
+        notes: notes(facts),
+        conclusion: conclusion.sentence,
+        advice: conclusion.advice,
+        missing_permissions: facts.missing_permissions.to_vec(),
+    }
+}
+
+fn notes(facts: &Facts<'_>) -> Vec<String> {
+    let evaluation = facts.evaluation;
+    let mut notes = Vec::new();
+    if facts.is_installed == Some(false) {
+        notes.push(format!(
+            "archaware seems not to be installed: there is no Lease archaware in namespace {} (ARCHAWARE_NAMESPACE names another one)",
+            facts.own_namespace
+        ));
+    }
+    notes.extend(evaluation.invalid.iter().map(ToString::to_string));
+    notes.extend(facts.withheld.map(str::to_owned));
+    let unusable = evaluation.unusable.iter();
+    let unusable = unusable.filter(|unusable| !unusable.is_forbidden());
+    notes.extend(unusable.map(|unusable| {
+        format!(
+            "pull secret {} is skipped: {}",
+            unusable.secret, unusable.why
+        )
+    }));
+    let problems = evaluation.selection_problems().iter();
+    notes.extend(problems.map(ToString::to_string));
+    notes
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,202 @@
+//! Which nodes can take a pod, in groups: a cluster has thousands of nodes, and few kinds of them.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::{
+    cluster::objects::Node,
+    evaluate::Stage,
+    placement::{
+        NodeVariant,
+        affinity::Require,
+        is_hard,
+        landing::{self, Landing, LandingNode, LandingPod, Obstacle},
+        reinvocation,
+    },
+};
+
+use super::{Facts, Outcome, images};
+
+/// How many names of a group are shown.
+const MAX_EXAMPLES: usize = 3;
+
+/// Nodes with the same architecture and taints, and the same answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeGroup {
+    /// How many there are.
+    pub count: usize,
+    /// `status.nodeInfo.architecture`.
+    pub architecture: String,
+    /// The variant of their CPU, if it is known.
+    pub variant: Option<&'static str>,
+    /// Taints that keep pods away, as `key=value:effect`.
+    pub taints: Vec<String>,
+    /// Whether the pod can land there: `yes`, `unknown` (the variant of the nodes is not known) or `no`. Free resources are not considered.
+    pub fits: &'static str,
+    /// Why not: the first reason, and what its images lack.
+    pub reason: Option<String>,
+    /// The first names.
+    pub examples: Vec<String>,
+    /// What is known of their variant.
+    #[serde(skip)]
+    pub(super) node_variant: Option<NodeVariant>,
+    /// The first obstacle.
+    #[serde(skip)]
+    pub(super) obstacle: Option<Obstacle>,
+    /// Whether the scheduler would place it there, although its images do not run there.
+    #[serde(skip)]
+    pub(super) is_deadly: bool,
+}
+
+impl NodeGroup {
+    pub(super) fn can_take_it(&self) -> bool {
+        self.fits != "no"
+    }
+}
+
+/// The nodes in groups: those that can take the pod first, then by number.
+pub(super) fn groups(facts: &Facts<'_>, outcome: &Outcome) -> Option<Vec<NodeGroup>> {
+    type Key = (String, Option<&'static str>, Vec<String>, Landing);
+    let tolerations = tolerations(facts, outcome);
+    let selected = facts.evaluation.selected.as_deref();
+    let added = outcome.change.affinity.require.as_ref();
+    let added = added.filter(|_| facts.is_installed != Some(false));
+    let added = added.map(Require::alternatives).unwrap_or_default();
+    let pod = LandingPod {
+        author: facts.subject.spec.author_selection(),
+        tolerations: &tolerations,
+        selected: selected.map(|selected| &selected.nodes),
+        architectures: outcome.runs_on.as_ref(),
+        added: &added,
+    };
+    let (variants, own) = (&facts.policy.variants, &facts.policy.taint);
+    let mut groups: BTreeMap<Key, (usize, Vec<String>, Option<NodeVariant>)> = BTreeMap::new();
+    let nodes = facts.nodes?.iter();
+    for node in nodes.filter(|node| node.metadata.deletion_timestamp.is_none()) {
+        let view = node.view();
+        let variant = variants.of_view(&view);
+        let landing_node = LandingNode {
+            name: node.metadata.name.as_deref().unwrap_or_default(),
+            architecture: view.architecture,
+            variant,
+            labels: view.labels,
+            taints: view.taints,
+        };
+        let key = (
+            view.architecture.to_owned(),
+            variant.map(NodeVariant::name),
+            taints(node),
+            landing::landing(&pod, &landing_node, own),
+        );
+        let (count, examples, of_group) = groups.entry(key).or_default();
+        *count += 1;
+        *of_group = variant;
+        if examples.len() < MAX_EXAMPLES {
+            examples.push(landing_node.name.to_owned());
+        }
+    }
+    let describe = |(key, (count, examples, of_group)): (Key, (usize, Vec<String>, _))| {
+        let (architecture, variant, taints, landing) = key;
+        let (fits, reason) = match &landing {
+            Landing::Fits => ("yes", None),
+            Landing::UnknownVariant => (
+                "unknown",
+                Some("its images need a higher variant than is known of these nodes".to_owned()),
+            ),
+            Landing::Blocked(obstacle) => {
+                let lacking = images::lacking(
+                    facts.counting_images(),
+                    facts.policy,
+                    &architecture,
+                    of_group,
+                );
+                let lacking = images::say_lacking(&lacking);
+                ("no", Some(reason(facts, obstacle, lacking)))
+            }
+        };
+        NodeGroup {
+            count,
+            architecture,
+            variant,
+            taints,
+            fits,
+            reason,
+            examples,
+            node_variant: of_group,
+            is_deadly: landing == Landing::Blocked(Obstacle::Architecture),
+            obstacle: match landing {
+                Landing::Blocked(obstacle) => Some(obstacle),
+                Landing::Fits | Landing::UnknownVariant => None,
+            },
+        }
+    };
+    let mut all: Vec<NodeGroup> = groups.into_iter().map(describe).collect();
+    all.sort_by_key(|group| (!group.can_take_it(), std::cmp::Reverse(group.count)));
+    Some(all)
+}
+
+fn taints(node: &Node) -> Vec<String> {
+    let all = node.view().taints.iter();
+    let hard = all.filter(|taint| is_hard(taint));
+    let mut hard: Vec<String> = hard.map(landing::describe_taint).collect();
+    hard.sort();
+    hard
+}
+
+/// Its tolerations, with those that archaware and the DaemonSet controller add.
+fn tolerations(facts: &Facts<'_>, outcome: &Outcome) -> Vec<Value> {
+    let spec = facts.subject.spec;
+    let mut all = spec.tolerations.clone().unwrap_or_default();
+    if facts.is_installed != Some(false) {
+        all.extend(outcome.change.tolerations.iter().cloned());
+    }
+    if facts.subject.stage == Stage::Template {
+        let own = DAEMON_TOLERATIONS.iter();
+        all.extend(
+            own.map(
+                |key| json!({"key": format!("node.kubernetes.io/{key}"), "operator": "Exists"}),
+            ),
+        );
+    }
+    all
+}
+
+/// What the DaemonSet controller lets its pods tolerate (`AddOrUpdateDaemonPodTolerations` of k8s.io/kubernetes).
+const DAEMON_TOLERATIONS: [&str; 6] = [
+    "not-ready",
+    "unreachable",
+    "disk-pressure",
+    "memory-pressure",
+    "pid-pressure",
+    "unschedulable",
+];
+
+fn reason(facts: &Facts<'_>, obstacle: &Obstacle, lacking: Option<String>) -> String {
+    let recorded = reinvocation::recorded_change(facts.subject.annotations);
+    let is_own_affinity = recorded.affinity.require.is_some();
+    let first = match (obstacle, &lacking) {
+        (Obstacle::Architecture, lacking) => {
+            let why = lacking.as_deref().unwrap_or("its images do not run there");
+            return format!("nothing keeps it away, but {why}");
+        }
+        (Obstacle::Taint { is_own: true, .. }, Some(lacking)) => return lacking.clone(),
+        (Obstacle::NodeAffinity, Some(lacking)) if is_own_affinity => return lacking.clone(),
+        (Obstacle::NodeAffinity, None) if is_own_affinity => {
+            "node affinity, which archaware extended".to_owned()
+        }
+        (Obstacle::Taint { taint, .. }, _) => format!("does not tolerate the taint {taint}"),
+        (Obstacle::NodeSelector(label), _) => format!("node selector {label}"),
+        (Obstacle::NodeAffinity, _) => "node affinity".to_owned(),
+        (Obstacle::AddedAffinity, _) => {
+            "the variant of these nodes is not known to suffice".to_owned()
+        }
+        (Obstacle::SelectedImage, _) => "the selected image does not fit these nodes".to_owned(),
+    };
+    // Without the first reason this would still keep it away.
+    let also = lacking.map(|lacking| format!("; and {lacking}"));
+    first + &also.unwrap_or_default()
+}

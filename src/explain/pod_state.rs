@@ -1,0 +1,241 @@
+//! A pod that exists, with more of its status than the controller reads.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::{
+    cluster::{
+        api::FIELD_MANAGER,
+        objects::{ContainerStatus, Node, Pod, StateDetail},
+    },
+    placement::annotation,
+};
+
+use super::additions::text;
+
+/// A pod as the API server has it.
+#[derive(Clone, Debug)]
+pub struct ExistingPod {
+    /// What the controller reads of it.
+    pub pod: Pod,
+    status: Status,
+    managed_fields: Vec<Value>,
+}
+
+#[derive(Clone, Debug, Deserialize, Default)]
+#[serde(default)]
+struct Object {
+    metadata: Metadata,
+    status: Status,
+}
+
+#[derive(Clone, Debug, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Metadata {
+    managed_fields: Vec<Value>,
+}
+
+#[derive(Clone, Debug, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Status {
+    conditions: Vec<Condition>,
+}
+
+#[derive(Clone, Debug, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Condition {
+    #[serde(rename = "type")]
+    type_: String,
+    status: String,
+    reason: Option<String>,
+    message: Option<String>,
+    last_transition_time: Option<Time>,
+}
+
+/// The state of the pod that is explained.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodState {
+    /// Its name.
+    pub name: String,
+    /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
+    pub phase: String,
+    /// When it was created, as RFC 3339.
+    pub created: Option<String>,
+    /// The node to which it is bound.
+    pub node: Option<String>,
+    /// The architecture of that node.
+    pub node_architecture: Option<String>,
+    /// Its scheduling gates.
+    pub gates: Vec<String>,
+    /// What the scheduler says, as long as it is not bound.
+    pub scheduler: Option<SchedulerCondition>,
+    /// Containers that do not run.
+    pub containers: Vec<ContainerProblem>,
+}
+
+/// The condition `PodScheduled`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SchedulerCondition {
+    /// `Unschedulable`, `SchedulingGated`, …
+    pub reason: String,
+    /// The scheduler's message.
+    pub message: String,
+    /// Since when, as RFC 3339.
+    pub since: Option<String>,
+}
+
+/// A container that does not run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerProblem {
+    /// Its name.
+    pub name: String,
+    /// `ImagePullBackOff`, `CrashLoopBackOff`, `StartError`, …
+    pub reason: String,
+    /// What the kubelet says.
+    pub message: Option<String>,
+}
+
+/// How many pods of a workload are in a state.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodCount {
+    /// How many.
+    pub count: usize,
+    /// Their phase.
+    pub phase: String,
+    /// The architecture of their nodes; null if they are not bound.
+    pub architecture: Option<String>,
+}
+
+impl ExistingPod {
+    /// A pod as the API server sends it.
+    ///
+    /// # Errors
+    ///
+    /// When a field has another type than the API's.
+    pub fn read(object: Value) -> Result<Self, serde_json::Error> {
+        let Object { metadata, status } = Object::deserialize(&object)?;
+        Ok(Self {
+            pod: Pod::deserialize(object)?,
+            status,
+            managed_fields: metadata.managed_fields,
+        })
+    }
+
+    /// Its phase.
+    pub fn phase(&self) -> &str {
+        self.pod.status.phase.as_deref().unwrap_or("Pending")
+    }
+
+    /// The node to which it is bound.
+    pub fn node(&self) -> Option<&str> {
+        let name = self.pod.spec.node_name.as_deref();
+        name.filter(|name| !name.is_empty())
+    }
+
+    /// Whether it is neither bound nor finished.
+    pub fn is_pending(&self) -> bool {
+        self.pod.is_in_scope() && !self.pod.is_bound()
+    }
+
+    /// Whether one of its containers does not run.
+    pub fn has_problems(&self) -> bool {
+        !self.problems().is_empty()
+    }
+
+    /// What the scheduler says of a pod that is not bound.
+    pub(super) fn scheduler(&self) -> Option<SchedulerCondition> {
+        let mut conditions = self.status.conditions.iter();
+        let found = conditions.find(|one| one.type_ == "PodScheduled" && one.status == "False")?;
+        Some(SchedulerCondition {
+            reason: found.reason.clone().unwrap_or_default(),
+            message: found.message.clone().unwrap_or_default(),
+            since: text(found.last_transition_time.as_ref()),
+        })
+    }
+
+    /// Containers that do not run, and why.
+    pub(super) fn problems(&self) -> Vec<ContainerProblem> {
+        self.pod.status.containers().filter_map(problem).collect()
+    }
+
+    /// Its state. `nodes`: all nodes.
+    pub(super) fn state(&self, nodes: Option<&[Node]>) -> PodState {
+        let gates = self.pod.spec.scheduling_gates.iter().flatten();
+        PodState {
+            name: self.pod.metadata.name.clone().unwrap_or_default(),
+            phase: self.phase().to_owned(),
+            created: text(self.pod.metadata.creation_timestamp.as_ref()),
+            node: self.node().map(str::to_owned),
+            node_architecture: self.find_node(nodes).map(architecture),
+            gates: gates.map(|gate| gate.name.clone()).collect(),
+            scheduler: self.scheduler().filter(|_| self.is_pending()),
+            containers: self.problems(),
+        }
+    }
+
+    /// The node to which it is bound.
+    pub(super) fn find_node<'a>(&self, nodes: Option<&'a [Node]>) -> Option<&'a Node> {
+        let name = self.node()?;
+        let mut nodes = nodes?.iter();
+        nodes.find(|node| node.metadata.name.as_deref() == Some(name))
+    }
+
+    /// When the controller changed it last.
+    pub(super) fn patched_at(&self) -> Option<Time> {
+        let times = self.own_fields().filter_map(|entry| entry.get("time"));
+        times.filter_map(|time| Time::deserialize(time).ok()).max()
+    }
+
+    /// Whether the controller wrote its decision, not the webhook: what the webhook adds belongs to the field manager that creates
+    /// the pod.
+    pub(super) fn is_decided_by_controller(&self) -> bool {
+        let name = format!("f:{}", annotation::DECISION);
+        let mut entries = self.own_fields();
+        entries.any(|entry| {
+            let annotations = entry.pointer("/fieldsV1/f:metadata/f:annotations");
+            annotations.and_then(|own| own.get(&name)).is_some()
+        })
+    }
+
+    /// The entries of `metadata.managedFields` with archaware's field manager.
+    fn own_fields(&self) -> impl Iterator<Item = &Value> {
+        let is_own =
+            |entry: &&Value| entry.get("manager").and_then(Value::as_str) == Some(FIELD_MANAGER);
+        self.managed_fields.iter().filter(is_own)
+    }
+}
+
+/// Why a container does not run. One that ended well, as init containers do, has no problem.
+fn problem(status: &ContainerStatus) -> Option<ContainerProblem> {
+    let waiting = status.state.waiting.as_ref().filter(|waiting| {
+        !matches!(
+            waiting.reason.as_deref(),
+            Some("ContainerCreating" | "PodInitializing") | None
+        )
+    });
+    let failed = |ended: &&StateDetail| ended.exit_code != Some(0);
+    let ended = status.state.terminated.as_ref().filter(failed);
+    let detail = waiting.or(ended)?.clone();
+    // Why it was started again says more than that it is.
+    let last = status.last_state.terminated.as_ref();
+    let last = last.filter(failed).filter(|_| !status.ready);
+    let message = last.and_then(|last| last.message.clone());
+    let exit = detail.exit_code.map(|code| format!("exit code {code}"));
+    Some(ContainerProblem {
+        name: status.name.clone(),
+        reason: detail.reason.unwrap_or_default(),
+        message: message.or(detail.message).or(exit),
+    })
+}
+
+/// The architecture of a node.
+pub(super) fn architecture(node: &Node) -> String {
+    node.view().architecture.to_owned()
+}

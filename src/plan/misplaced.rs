@@ -1,0 +1,369 @@
+//! Plans what happens to a pod that cannot run on its node: an event, and whether it is evicted, so that its controller makes it
+//! anew on a node of another architecture.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    cluster::objects::Pod,
+    evaluate::wrong_architecture::{WrongArchitecture, WrongArchitectureCause},
+    platform::Architectures,
+};
+
+use super::{
+    hash,
+    repairs::{self, Written},
+};
+
+/// A controller that has this many evictions gets no more: a new pod failed like the one that it replaced.
+const GIVEN_UP: u32 = u32::MAX;
+
+/// A pod that cannot run on its node.
+#[derive(Debug)]
+pub(crate) struct MisplacedPod<'a> {
+    pub(crate) pod: &'a Pod,
+    /// Time since its creation.
+    pub(crate) age: Duration,
+    /// The platform of its node.
+    pub(crate) platform: &'a str,
+    /// The containers that cannot run there; not empty.
+    pub(crate) found: &'a [WrongArchitecture],
+    /// The architectures of the image of the first one; `None`: they are not known.
+    pub(crate) architectures: Option<&'a Architectures>,
+    /// Whether the image of the first one is known not to be for the node.
+    pub(crate) image_lacks: bool,
+    /// Whether a new pod would be placed elsewhere; if not, why.
+    pub(crate) elsewhere: Result<(), NotElsewhere>,
+}
+
+/// Why a new pod would not be placed elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotElsewhere {
+    /// By its mode or its images it may run on such nodes.
+    MayRunThere,
+    /// No node that its images run on can take it: its node selector, its node affinity, taints, or its volumes are against it.
+    NoNode,
+}
+
+impl NotElsewhere {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::MayRunThere => "nothing would keep the new pod away from such nodes",
+            Self::NoNode => "no node that its images run on can take it",
+        }
+    }
+}
+
+/// Whether it is evicted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Eviction {
+    /// Now. To be recorded for its controller.
+    Now(Written),
+    /// Other pods of its controller come first.
+    Later(Duration),
+    /// The new pods of its controller fail in the same way. To be recorded for its controller.
+    GivenUp(Written),
+    /// Not, and why.
+    Never(&'static str),
+}
+
+/// What became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Pods are only reported (`misplaced: report`).
+    Reported,
+    /// It was evicted.
+    Evicted,
+    /// Other pods of its controller were evicted first.
+    NotYet,
+    /// It is not known yet that the API server asks the webhook, which places the new pod.
+    NoWebhook,
+    /// A disruption budget does not allow it now.
+    Budget,
+    /// It is not evicted, and why.
+    NotEvicted(&'static str),
+}
+
+/// Why the pods of a controller are not evicted any more.
+pub(crate) const GIVEN_UP_WHY: &str = "a new pod of its controller failed in the same way";
+
+impl MisplacedPod<'_> {
+    /// Whether it may be evicted. `last`: what is recorded for its controller.
+    pub(crate) fn eviction(&self, last: Option<Written>, now: Instant) -> Eviction {
+        let wanted = hash(&self.pod.spec.images().into_keys().collect::<Vec<_>>());
+        if !self.pod.is_in_scope() {
+            return Eviction::Never("it has ended");
+        }
+        if let Err(why) = self.is_replaced() {
+            return Eviction::Never(why);
+        }
+        if let Err(why) = self.elsewhere {
+            return Eviction::Never(why.as_str());
+        }
+        // Another image is another chance.
+        if let Some(last) = last.filter(|last| last.wanted == wanted) {
+            // A pod that is older than the last eviction has not had its turn. Times of creation are in whole seconds.
+            let since = now.saturating_duration_since(last.at);
+            let is_replacement = self.age < since + Duration::from_secs(1);
+            if last.repairs == GIVEN_UP || is_replacement {
+                // As long as such pods are seen, it is not forgotten.
+                return Eviction::GivenUp(Written {
+                    repairs: GIVEN_UP,
+                    at: now,
+                    ..last
+                });
+            }
+        }
+        match repairs::OF_EVICTIONS.next(last, true, wanted, now) {
+            Ok(written) => Eviction::Now(written),
+            Err(wait) => Eviction::Later(wait),
+        }
+    }
+
+    /// Whether its controller makes it anew, on any node; if not, why.
+    fn is_replaced(&self) -> Result<(), &'static str> {
+        let Some(owner) = self.pod.controller() else {
+            return Err("nothing would make it anew");
+        };
+        match (owner.api_version.as_str(), owner.kind.as_str()) {
+            ("apps/v1", "ReplicaSet" | "StatefulSet") | ("v1", "ReplicationController") => Ok(()),
+            ("batch/v1", "Job") => Err("its Job would count it as failed"),
+            (_, "DaemonSet") => Err("its DaemonSet would make it anew on the same node"),
+            _ => Err("whether its controller would make it anew is not known"),
+        }
+    }
+
+    /// What the event says: container, node, image, reason and what to do.
+    pub(crate) fn note(&self, outcome: Outcome) -> String {
+        let Some(first) = self.found.first() else {
+            return String::new();
+        };
+        let node = self.pod.spec.node_name.as_deref().unwrap_or_default();
+        let WrongArchitecture {
+            container, image, ..
+        } = first;
+        let more = match self.found.len() {
+            1 => String::new(),
+            count => format!(" and {} more", count - 1),
+        };
+        let platform = self.platform;
+        let cause = first.cause.as_str();
+        let why = match self.architectures {
+            Some(set) if first.cause == WrongArchitectureCause::ImageLacksArchitecture => {
+                format!("image {image} is for {}", set.join(", "))
+            }
+            Some(set) if self.is_lied_about(first) => {
+                let set = set.join(", ");
+                format!("{cause}, although image {image} says that it is for {set}")
+            }
+            Some(set) => {
+                let set = set.join(", ");
+                format!("{cause}, and image {image} is for {set}")
+            }
+            None => format!("{cause}; image {image}"),
+        };
+        let advice = self.advice(first, outcome);
+        format!(
+            "container {container}{more} cannot run on node {node} ({platform}): {why}. {advice}"
+        )
+    }
+
+    /// Whether the image says that it is for the node, and a program in it is not.
+    fn is_lied_about(&self, first: &WrongArchitecture) -> bool {
+        first.cause == WrongArchitectureCause::ExecFormatError
+            && self.architectures.is_some()
+            && !self.image_lacks
+    }
+
+    fn advice(&self, first: &WrongArchitecture, outcome: Outcome) -> String {
+        if self.is_lied_about(first) {
+            return "Build the image again, or state where it runs with the annotation archaware.dev/architectures".to_owned();
+        }
+        let build = format!("Build the image for {}", self.platform);
+        match outcome {
+            Outcome::Evicted => {
+                "It is evicted, so that it is created anew and placed by its images".to_owned()
+            }
+            Outcome::NotYet => "It is evicted after other pods of its controller".to_owned(),
+            Outcome::NoWebhook => {
+                "It is evicted when the API server asks the webhook, which places the new pod"
+                    .to_owned()
+            }
+            Outcome::Budget => "A disruption budget does not allow its eviction now".to_owned(),
+            Outcome::NotEvicted(why) => format!("{build}. It is not evicted: {why}"),
+            Outcome::Reported if self.is_replaced().is_ok() => format!(
+                "{build}, or delete the pod, so that it is created anew and placed by its images"
+            ),
+            Outcome::Reported => format!("{build}, or keep the pod away from such nodes"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn pod(change: &Value) -> Pod {
+        let mut pod = json!({
+            "metadata": {"name": "p", "ownerReferences": [
+                {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}]},
+            "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "app:1"}]},
+            "status": {"phase": "Running"},
+        });
+        json_patch::merge(&mut pod, change);
+        serde_json::from_value(pod).unwrap()
+    }
+
+    fn owned_by(version: &str, kind: &str) -> Value {
+        json!({"metadata": {"ownerReferences": [
+            {"apiVersion": version, "kind": kind, "name": "o", "uid": "o", "controller": true}]}})
+    }
+
+    fn found(cause: WrongArchitectureCause) -> Vec<WrongArchitecture> {
+        vec![WrongArchitecture {
+            container: "c".to_owned(),
+            image: "app:1".to_owned(),
+            cause,
+        }]
+    }
+
+    fn misplaced<'a>(
+        pod: &'a Pod,
+        found: &'a [WrongArchitecture],
+        set: Option<&'a Architectures>,
+    ) -> MisplacedPod<'a> {
+        MisplacedPod {
+            pod,
+            age: 600 * SECOND,
+            platform: "arm64",
+            found,
+            architectures: set,
+            image_lacks: set.is_some_and(|set| !set.contains("arm64")),
+            elsewhere: if set.is_some_and(|set| !set.contains("arm64")) {
+                Ok(())
+            } else {
+                Err(NotElsewhere::MayRunThere)
+            },
+        }
+    }
+
+    #[test]
+    fn only_pods_that_are_made_anew_elsewhere_are_evicted() {
+        let amd64: Architectures = ["amd64".parse().unwrap()].into_iter().collect();
+        let arm64: Architectures = ["arm64".parse().unwrap()].into_iter().collect();
+        let wrong = found(WrongArchitectureCause::ImageLacksArchitecture);
+        let elsewhere = Some(&amd64);
+        for (change, set, expected) in [
+            (json!({}), elsewhere, "now"),
+            (owned_by("apps/v1", "StatefulSet"), elsewhere, "now"),
+            (
+                owned_by("batch/v1", "Job"),
+                elsewhere,
+                "its Job would count it as failed",
+            ),
+            (owned_by("v1", "ReplicationController"), elsewhere, "now"),
+            (
+                owned_by("apps/v1", "DaemonSet"),
+                elsewhere,
+                "its DaemonSet would make it anew on the same node",
+            ),
+            (
+                owned_by("tekton.dev/v1", "TaskRun"),
+                elsewhere,
+                "whether its controller would make it anew is not known",
+            ),
+            (
+                json!({"metadata": {"ownerReferences": null}}),
+                elsewhere,
+                "nothing would make it anew",
+            ),
+            (
+                json!({"status": {"phase": "Failed"}}),
+                elsewhere,
+                "it has ended",
+            ),
+            (
+                json!({}),
+                Some(&arm64),
+                "nothing would keep the new pod away from such nodes",
+            ),
+            (
+                json!({}),
+                None,
+                "nothing would keep the new pod away from such nodes",
+            ),
+        ] {
+            let pod = pod(&change);
+            let found = match misplaced(&pod, &wrong, set).eviction(None, Instant::now()) {
+                Eviction::Now(_) => "now",
+                Eviction::Never(why) => why,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(found, expected, "{change}");
+        }
+    }
+
+    #[test]
+    fn a_controller_s_pods_go_one_after_the_other_and_never_twice() {
+        let amd64: Architectures = ["amd64".parse().unwrap()].into_iter().collect();
+        let wrong = found(WrongArchitectureCause::ImageLacksArchitecture);
+        let pod = pod(&json!({}));
+        let of_age = |seconds| MisplacedPod {
+            age: seconds * SECOND,
+            ..misplaced(&pod, &wrong, Some(&amd64))
+        };
+        let start = Instant::now();
+        let Eviction::Now(first) = of_age(600).eviction(None, start) else {
+            panic!("not evicted");
+        };
+        let next = |age, last, seconds| of_age(age).eviction(Some(last), start + seconds * SECOND);
+        assert_eq!(next(610, first, 10), Eviction::Later(50 * SECOND));
+        let Eviction::Now(second) = next(660, first, 60) else {
+            panic!("not evicted");
+        };
+        assert_eq!(next(670, second, 70), Eviction::Later(110 * SECOND));
+        // Created since the last eviction, and it fails again.
+        let Eviction::GivenUp(last) = next(20, second, 90) else {
+            panic!("evicted again");
+        };
+        assert!(matches!(next(900, last, 300), Eviction::GivenUp(_)));
+        // Another image is another chance.
+        let other = Written { wanted: 1, ..last };
+        assert!(matches!(next(20, other, 90), Eviction::Now(_)));
+    }
+
+    #[test]
+    fn events_say_what_to_do() {
+        use WrongArchitectureCause as Cause;
+        let set = |name: &str| -> Architectures { [name.parse().unwrap()].into_iter().collect() };
+        let (amd64, arm64) = (set("amd64"), set("arm64"));
+        let pod = pod(&json!({}));
+        for (cause, set, outcome, expected) in [
+            (
+                Cause::ImageLacksArchitecture,
+                Some(&amd64),
+                Outcome::Reported,
+                "container c cannot run on node n (arm64): image app:1 is for amd64. Build the image for arm64, or delete the pod, so that it is created anew and placed by its images",
+            ),
+            (
+                Cause::NoMatchingPlatform,
+                Some(&amd64),
+                Outcome::NotEvicted("it has ended"),
+                "container c cannot run on node n (arm64): no match for the platform of the node, and image app:1 is for amd64. Build the image for arm64. It is not evicted: it has ended",
+            ),
+            (
+                Cause::ExecFormatError,
+                Some(&arm64),
+                Outcome::Reported,
+                "container c cannot run on node n (arm64): exec format error, although image app:1 says that it is for arm64. Build the image again, or state where it runs with the annotation archaware.dev/architectures",
+            ),
+        ] {
+            let wrong = found(cause);
+            let note = misplaced(&pod, &wrong, set).note(outcome);
+            assert_eq!(note, expected);
+        }
+    }
+}

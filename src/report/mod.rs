@@ -1,0 +1,339 @@
+//! What the workloads of a cluster, or of manifests, could run on, and what keeps them from it. Pure: what is known of
+//! workloads in, a report out.
+
+mod quantity;
+mod summary;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::platform::{Architecture, Architectures};
+
+pub use quantity::{Requests, cores, requests_of};
+pub use summary::{Amount, Blocker, Summary};
+
+/// What is known of a workload.
+#[derive(Clone, Debug, Default)]
+pub struct KnownWorkload {
+    /// Kind of its top owner.
+    pub kind: String,
+    /// Its namespace.
+    pub namespace: Option<String>,
+    /// Its name.
+    pub name: String,
+    /// How many pods it has, or wants if it is not in a cluster.
+    pub pods: u64,
+    /// What all of its pods request together.
+    pub requests: Requests,
+    /// Its images.
+    pub images: BTreeMap<String, KnownImage>,
+    /// The architectures that its author states by annotation.
+    pub stated: Option<Architectures>,
+    /// Those that its author's node selector or affinity excludes, of those that are asked about.
+    pub excluded: BTreeSet<Architecture>,
+    /// How many of its pods have a node of which architecture.
+    pub runs_on: BTreeMap<String, u64>,
+    /// Its pods on the wrong architecture: an image is not for their node, or a program of it is not.
+    pub misplaced: Vec<MisplacedPod>,
+}
+
+/// What is known of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KnownImage {
+    /// Its platforms.
+    Resolved {
+        /// Its platforms, of every OS.
+        platforms: Vec<String>,
+        /// The architectures of the nodes that run it; `None`: it does not limit its pod.
+        architectures: Option<Architectures>,
+    },
+    /// It could not be resolved.
+    Failed {
+        /// One of a fixed set: `NotFound`, `Denied`, …
+        reason: &'static str,
+        /// What happened.
+        message: String,
+    },
+}
+
+/// A pod on the wrong architecture.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MisplacedPod {
+    /// Its name.
+    pub pod: String,
+    /// Its node.
+    pub node: String,
+    /// The architecture of that node, with the variant if it is known.
+    pub architecture: String,
+    /// The images that do not run there.
+    pub images: Vec<String>,
+    /// How it fails for that reason, for example `exec format error`; null if Kubernetes says nothing of it.
+    pub failure: Option<String>,
+}
+
+impl MisplacedPod {
+    /// How it fails, or that it does not.
+    pub fn state(&self) -> &str {
+        self.failure.as_deref().unwrap_or("no failure seen")
+    }
+}
+
+/// `archaware report -o json`.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// Where the workloads were found.
+    pub source: String,
+    /// For each architecture that is asked about: how much can run on it, and what keeps the rest from it.
+    pub summaries: Vec<Summary>,
+    /// The workloads, by namespace, kind and name.
+    pub workloads: Vec<ReportedWorkload>,
+    /// Their images, by name.
+    pub images: Vec<ReportedImage>,
+    /// Permissions without which something could not be read.
+    pub missing_permissions: Vec<String>,
+}
+
+/// One workload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReportedWorkload {
+    /// Kind of its top owner, for example `Deployment` or `Rollout`.
+    pub kind: String,
+    /// Its namespace; null if a manifest does not say it.
+    pub namespace: Option<String>,
+    /// Its name.
+    pub name: String,
+    /// How many pods it has; of a manifest, how many it wants.
+    pub pods: u64,
+    /// CPU that its pods request together, in thousandths of a core.
+    pub cpu_millicores: u64,
+    /// Memory that its pods request together.
+    pub memory_bytes: u64,
+    /// Its images.
+    pub images: Vec<String>,
+    /// The architectures on which all of its images run. Null if none limits it, or if one is not known.
+    pub architectures: Option<Vec<String>>,
+    /// Whether it could run on each architecture that is asked about.
+    pub answers: Vec<Answer>,
+    /// How many of its pods run on nodes of which architecture.
+    pub runs_on: BTreeMap<String, u64>,
+    /// Its pods on nodes of an architecture that an image of theirs lacks.
+    pub misplaced: Vec<MisplacedPod>,
+}
+
+/// Whether a workload could run on an architecture.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Answer {
+    /// The architecture.
+    pub architecture: String,
+    /// `yes`, `no`, or `unknown` if nothing is known of an image.
+    pub can_run: CanRun,
+    /// The images that do not exist for it.
+    pub blocked_by: Vec<String>,
+    /// The images of which nothing is known.
+    pub unknown: Vec<String>,
+    /// Whether its node selector or node affinity excludes it, or the annotation that states its architectures.
+    pub excluded: bool,
+}
+
+/// Whether something can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum CanRun {
+    /// It can.
+    Yes,
+    /// It cannot.
+    No,
+    /// It is not known.
+    Unknown,
+}
+
+impl CanRun {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Yes => "yes",
+            Self::No => "no",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// One image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReportedImage {
+    /// The image as workloads name it.
+    pub image: String,
+    /// Its platforms, of every OS.
+    pub platforms: Vec<String>,
+    /// The architectures of the nodes that run it. Null if it does not limit its pods, or is not known.
+    pub architectures: Option<Vec<String>>,
+    /// How many workloads have it.
+    pub workloads: u64,
+    /// Why it could not be resolved.
+    pub error: Option<ReportedError>,
+}
+
+/// Why an image could not be resolved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReportedError {
+    /// One of a fixed set: `NotFound`, `Denied`, …
+    pub reason: &'static str,
+    /// What happened.
+    pub message: String,
+}
+
+impl KnownImage {
+    /// Whether nodes of an architecture run it; `None` if it is not known.
+    fn runs_on(&self, architecture: &Architecture) -> Option<bool> {
+        match self {
+            Self::Resolved { architectures, .. } => {
+                let set = architectures.as_ref();
+                Some(set.is_none_or(|set| set.contains(architecture.as_str())))
+            }
+            Self::Failed { .. } => None,
+        }
+    }
+}
+
+impl KnownWorkload {
+    fn answer(&self, architecture: &Architecture) -> Answer {
+        let mut blocked_by = Vec::new();
+        let mut unknown = Vec::new();
+        let mut excluded = self.excluded.contains(architecture);
+        if let Some(stated) = &self.stated {
+            excluded |= !stated.contains(architecture.as_str());
+        } else {
+            for (name, image) in &self.images {
+                match image.runs_on(architecture) {
+                    Some(true) => {}
+                    Some(false) => blocked_by.push(name.clone()),
+                    None => unknown.push(name.clone()),
+                }
+            }
+        }
+        let can_run = if excluded || !blocked_by.is_empty() {
+            CanRun::No
+        } else if unknown.is_empty() {
+            CanRun::Yes
+        } else {
+            CanRun::Unknown
+        };
+        Answer {
+            architecture: architecture.to_string(),
+            can_run,
+            blocked_by,
+            unknown,
+            excluded,
+        }
+    }
+
+    /// The architectures on which all of its images run.
+    fn architectures(&self) -> Option<Architectures> {
+        if let Some(stated) = &self.stated {
+            return Some(stated.clone());
+        }
+        let mut shared: Option<Architectures> = None;
+        for image in self.images.values() {
+            match image {
+                KnownImage::Failed { .. } => return None,
+                KnownImage::Resolved { architectures, .. } => {
+                    let Some(own) = architectures else {
+                        continue;
+                    };
+                    shared = Some(shared.map_or_else(|| own.clone(), |shared| shared.and(own)));
+                }
+            }
+        }
+        shared
+    }
+}
+
+/// The report about workloads. `asked`: the architectures that the user asks about.
+pub fn report(
+    source: String,
+    mut workloads: Vec<KnownWorkload>,
+    asked: &[Architecture],
+    missing_permissions: Vec<String>,
+) -> Report {
+    let order = |one: &KnownWorkload| (one.namespace.clone(), one.kind.clone(), one.name.clone());
+    workloads.sort_by_cached_key(order);
+    let summaries = asked
+        .iter()
+        .map(|architecture| Summary::of(architecture, &workloads));
+    Report {
+        source,
+        summaries: summaries.collect(),
+        images: images(&workloads),
+        workloads: workloads
+            .iter()
+            .map(|workload| ReportedWorkload {
+                kind: workload.kind.clone(),
+                namespace: workload.namespace.clone(),
+                name: workload.name.clone(),
+                pods: workload.pods,
+                cpu_millicores: workload.requests.cpu_millicores,
+                memory_bytes: workload.requests.memory_bytes,
+                images: workload.images.keys().cloned().collect(),
+                architectures: workload
+                    .architectures()
+                    .as_ref()
+                    .map(Architectures::to_strings),
+                answers: asked.iter().map(|one| workload.answer(one)).collect(),
+                runs_on: workload.runs_on.clone(),
+                misplaced: workload.misplaced.clone(),
+            })
+            .collect(),
+        missing_permissions,
+    }
+}
+
+fn images(workloads: &[KnownWorkload]) -> Vec<ReportedImage> {
+    let mut all: BTreeMap<&String, (u64, &KnownImage)> = BTreeMap::new();
+    for (name, image) in workloads.iter().flat_map(|one| &one.images) {
+        let known = all.entry(name).or_insert((0, image));
+        known.0 += 1;
+        // With the credentials of another namespace it may be known.
+        if matches!(known.1, KnownImage::Failed { .. }) {
+            known.1 = image;
+        }
+    }
+    let reported = all.into_iter().map(|(name, (workloads, image))| {
+        let (platforms, architectures, error) = match image {
+            KnownImage::Resolved {
+                platforms,
+                architectures,
+            } => (
+                platforms.clone(),
+                architectures.as_ref().map(Architectures::to_strings),
+                None,
+            ),
+            KnownImage::Failed { reason, message } => (
+                Vec::new(),
+                None,
+                Some(ReportedError {
+                    reason,
+                    message: message.clone(),
+                }),
+            ),
+        };
+        ReportedImage {
+            image: name.clone(),
+            platforms,
+            architectures,
+            workloads,
+            error,
+        }
+    });
+    reported.collect()
+}
+
+#[cfg(test)]
+mod tests;
