@@ -110,7 +110,8 @@ created=$(git log -1 --format=%ct)
 build() {
   local target=$1 name=$2 images=()
   for architecture in $(printf '%s\n' "${!triplets[@]}" | sort); do
-    inside "$target" /archaware/hack/image/compile.sh "$architecture" "/image/$name-$architecture" >&2
+    inside "$target" env ARCHAWARE_COMMIT="$revision" \
+      /archaware/hack/image/compile.sh "$architecture" "/image/$name-$architecture" >&2
     images+=("$architecture=/image/$name-$architecture")
   done
   inside "$target" env VERSION="$version" REVISION="$revision" CREATED="$created" \

@@ -159,3 +159,32 @@ fn man_pages_and_completions_are_made() {
     .status;
     assert_eq!(status.code(), Some(1));
 }
+
+/// docs/commands.md has every command and every global option.
+#[test]
+fn commands_are_documented() {
+    let page =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/commands.md")).unwrap();
+    let help = printed(Path::new(PROGRAM), &["--help"]);
+    let (_, commands) = help.split_once("Commands:\n").unwrap();
+    let names = commands
+        .lines()
+        .map_while(|line| line.split_whitespace().next());
+    let names: Vec<&str> = names.filter(|name| *name != "help").collect();
+    assert!(names.len() >= 10, "{names:?}");
+    for name in names {
+        assert!(
+            page.contains(&format!("`archaware {name}")),
+            "{name} is not in docs/commands.md"
+        );
+    }
+    let options = help
+        .split_whitespace()
+        .filter(|word| word.starts_with("--"));
+    for option in options.filter(|option| !["--help", "--version"].contains(option)) {
+        assert!(
+            page.contains(&format!("`{option} ")),
+            "{option} is not in docs/commands.md"
+        );
+    }
+}

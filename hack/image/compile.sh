@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Run inside Debian, after toolchain.sh: compiles archaware and puts together everything that its image holds.
 #   hack/image/compile.sh ARCHITECTURE FOLDER
+# ARCHAWARE_COMMIT=revision    what `archaware version` says of the sources
 # The same sources at the same path with the same packages of Debian give the same bits.
 set -euo pipefail
 umask 022

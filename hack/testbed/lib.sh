@@ -12,13 +12,19 @@ bin=${KUBEBUILDER_ASSETS:-$cache/testbed/$versions}
 say() { echo "$*" >&2; }
 die() { say "error: $*"; exit 1; }
 
-# free_ports N: that many free ports of loopback, each on a line.
+# free_ports N: that many free ports of loopback, each on a line. Below 32768, or an outgoing connection could take one before the
+# server listens.
 free_ports() {
   python3 - "$1" <<'PY'
-import socket, sys
+import random, socket, sys
 held = []
-for _ in range(int(sys.argv[1])):
-    s = socket.socket(); s.bind(("127.0.0.1", 0)); held.append(s)
+while len(held) < int(sys.argv[1]):
+    s = socket.socket()
+    try:
+        s.bind(("127.0.0.1", random.randrange(10000, 20000)))
+        held.append(s)
+    except OSError:
+        s.close()
 print("\n".join(str(s.getsockname()[1]) for s in held))
 PY
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A real control plane on loopback: etcd, kube-apiserver, kube-scheduler, kube-controller-manager. Prints the
-# KUBECONFIG to use; everything else goes to stderr. Running it again starts what has ended meanwhile.
+# KUBECONFIG to use, and the PATH with its kubectl; everything else goes to stderr. Running it again starts what has ended meanwhile.
 #
 #   hack/testbed/up.sh [FOLDER]      FOLDER holds data, certificates, logs, pids and ports; default: a new one
 #   hack/testbed/down.sh FOLDER      ends it and removes the folder
@@ -110,4 +110,4 @@ wait_for 60 "the default ServiceAccount" "$bin/kubectl" --kubeconfig "$run/kubec
 if [ -n "${OWNER:-}" ] && ! alive "$run" watchdog.sh; then
   start "$run" watchdog.sh "$testbed/watchdog.sh" "$OWNER" "$run"
 fi
-echo "export KUBECONFIG=$run/kubeconfig/admin"
+echo "export KUBECONFIG=$run/kubeconfig/admin PATH=$bin:\$PATH"

@@ -34,6 +34,7 @@ mod report;
 mod secrecy;
 mod selection;
 mod startup;
+mod tutorial;
 mod variants;
 mod wrong_architecture;
 

@@ -15,9 +15,9 @@ use super::*;
 /// Labels by metric name.
 type LabelsByMetric = BTreeMap<String, BTreeSet<String>>;
 
-/// The table in docs/operations.md.
+/// The table in docs/metrics.md.
 fn documented() -> LabelsByMetric {
-    let docs = std::fs::read_to_string("docs/operations.md").unwrap();
+    let docs = std::fs::read_to_string("docs/metrics.md").unwrap();
     let rows = docs
         .lines()
         .filter(|line| line.starts_with("| `archaware_"));
@@ -245,7 +245,7 @@ fn prometheus_understands_the_rules_and_each_fires_when_it_should() {
     promtool(&["test", "rules", "tests.yaml"]);
     // Every alert has a test and a section in the docs.
     let tests = std::fs::read_to_string("tests/cluster/alerts.yaml").unwrap();
-    let docs = std::fs::read_to_string("docs/operations.md").unwrap();
+    let docs = std::fs::read_to_string("docs/alerts.md").unwrap();
     for rule in rules()["spec"]["groups"][0]["rules"].as_array().unwrap() {
         let name = rule["alert"].as_str().unwrap();
         assert!(
@@ -253,12 +253,12 @@ fn prometheus_understands_the_rules_and_each_fires_when_it_should() {
             "{name} has no test"
         );
         assert!(
-            docs.contains(&format!("### {name}\n")),
+            docs.contains(&format!("## {name}\n")),
             "{name} has no runbook"
         );
         let url = rule["annotations"]["runbook_url"].as_str().unwrap();
         assert!(
-            url.ends_with(&format!("operations.md#{}", name.to_lowercase())),
+            url.ends_with(&format!("alerts.md#{}", name.to_lowercase())),
             "{url}"
         );
     }

@@ -95,6 +95,13 @@ async fn the_image_holds_what_it_needs_and_starts_on_every_platform() {
                 &[&["-L", root, program.as_str()], &inspect[..]].concat(),
             )
         };
+        if native {
+            let version = run("chroot", &[root, "/archaware", "version", "-o", "json"]);
+            let version: Value = serde_json::from_str(&version).unwrap();
+            let revision = index["annotations"]["org.opencontainers.image.revision"].clone();
+            assert!(revision.is_string(), "{index}");
+            assert_eq!(version["commit"], revision);
+        }
         let lines: Value = serde_json::from_str(&out).unwrap();
         assert_eq!(
             lines[0]["architectures"],
@@ -399,4 +406,70 @@ async fn helm_installs_and_uninstalls_it() {
         (!names.contains("archaware")).then_some(())
     })
     .await;
+}
+
+/// The archives that are published: what they hold, their checksums, and the manifest for krew.
+#[tokio::test]
+async fn archives_for_people_are_made_from_the_image() {
+    let (layout, _) = built().await;
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    // A program for a Mac is made on a Mac: any file stands for one.
+    let program = "darwin/arm64=README.md";
+    let arguments = [
+        "--out",
+        out.to_str().unwrap(),
+        "--layout",
+        layout.to_str().unwrap(),
+        "--program",
+        program,
+    ];
+    let release = Command::new("hack/release.sh").args(arguments).output();
+    let release = release.unwrap();
+    let said = String::from_utf8_lossy(&release.stderr);
+    assert!(release.status.success(), "{said}");
+    assert!(said.contains("NOT PACKED: darwin/amd64"), "{said}");
+    let checked = Command::new("sha256sum")
+        .args(["--check", "--strict", "SHA256SUMS"])
+        .current_dir(&out)
+        .output();
+    assert!(checked.unwrap().status.success());
+    let krew = std::fs::read_to_string(out.join("archaware.krew.yaml")).unwrap();
+    let krew: Value = serde_json::from_str(&krew).unwrap();
+    let sums = std::fs::read_to_string(out.join("SHA256SUMS")).unwrap();
+    let platforms = krew["spec"]["platforms"].as_array().unwrap();
+    let of = |platform: &Value| {
+        let labels = &platform["selector"]["matchLabels"];
+        format!(
+            "{}/{}",
+            labels["os"].as_str().unwrap(),
+            labels["arch"].as_str().unwrap()
+        )
+    };
+    let names: Vec<String> = platforms.iter().map(of).collect();
+    assert_eq!(names, ["linux/amd64", "linux/arm64", "darwin/arm64"]);
+    for platform in platforms {
+        let archive = platform["uri"]
+            .as_str()
+            .unwrap()
+            .rsplit('/')
+            .next()
+            .unwrap();
+        let sum = format!("{}  {archive}", platform["sha256"].as_str().unwrap());
+        assert!(sums.contains(&sum), "{sum} is not in {sums}");
+        let files = run("tar", &["-tzf", out.join(archive).to_str().unwrap()]);
+        let files: Vec<&str> = files.lines().collect();
+        let taken = platform["files"].as_array().unwrap().iter();
+        for file in taken.map(|file| file["from"].as_str().unwrap()).chain([
+            "kubectl_complete-archaware",
+            "man/archaware-explain.1",
+            "completions/archaware.bash",
+        ]) {
+            let file = format!("./{file}");
+            assert!(
+                files.contains(&file.as_str()),
+                "{archive} has no {file}: {files:?}"
+            );
+        }
+    }
 }

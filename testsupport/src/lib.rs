@@ -13,7 +13,10 @@
 )]
 
 pub mod cluster;
+mod port;
 pub mod servers;
+
+pub use port::free_port;
 
 use std::path::PathBuf;
 

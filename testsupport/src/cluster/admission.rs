@@ -1,18 +1,12 @@
 //! The webhook from the API server's point of view.
 
-use std::net::TcpListener;
-
 use k8s_openapi::api::{admissionregistration::v1::MutatingWebhookConfiguration, core::v1::Pod};
 use kube::{Api, api::PostParams};
 use serde_json::json;
 
-use super::{Controller, DEADLINE, TestCluster, eventually, pod, pod_spec};
+use crate::free_port;
 
-/// A free port.
-pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
+use super::{Controller, DEADLINE, TestCluster, eventually, pod, pod_spec};
 
 /// The `admission:` section of a configuration with this port; `more` are additional keys.
 pub fn admission_config(port: u16, more: &str) -> String {

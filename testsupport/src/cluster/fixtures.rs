@@ -126,14 +126,21 @@ impl TestCluster {
 
     /// Waits for an event with this reason about the object; returns its note.
     pub async fn wait_for_event(&self, object: &str, reason: &str) -> String {
+        self.wait_for_event_with(object, reason, "").await
+    }
+
+    /// The same, with this in its note: what is said of an object can change.
+    pub async fn wait_for_event_with(&self, object: &str, reason: &str, part: &str) -> String {
         let events: Api<k8s_openapi::api::events::v1::Event> = Api::all(self.client.clone());
         let selector = ListParams::default().fields(&format!("reason={reason}"));
-        eventually(&format!("event {reason} on {object}"), DEADLINE, || async {
+        let what = format!("event {reason} on {object} with \"{part}\"");
+        eventually(&what, DEADLINE, || async {
             let all = events.list(&selector).await.ok()?;
             all.into_iter().find_map(|event| {
                 let on = event.regarding.as_ref()?;
                 let here = on.namespace.as_ref().is_none_or(|n| *n == self.namespace);
-                (on.name.as_deref() == Some(object) && here).then_some(event.note)?
+                let is_about = on.name.as_deref() == Some(object) && here;
+                event.note.filter(|note| is_about && note.contains(part))
             })
         })
         .await

@@ -38,7 +38,8 @@ use kube::{
 };
 use serde_json::json;
 
-pub use admission::{admission_config, client, free_port};
+pub use crate::free_port;
+pub use admission::{admission_config, client};
 pub use autoscaling::{Placement, demand, roll_out};
 pub use controller::Controller;
 pub use karpenter::{Karpenter, node_pool};

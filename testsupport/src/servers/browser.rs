@@ -7,7 +7,9 @@ use reqwest::{Client, Method};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{Process, eventually, free_port};
+use crate::free_port;
+
+use super::{Process, eventually};
 
 /// The key of an element in answers, as the standard defines it.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";

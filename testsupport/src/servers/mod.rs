@@ -10,7 +10,6 @@ mod tokens;
 use std::{
     fs::{self, File},
     future::Future,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -111,14 +110,6 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {error}");
     String::from_utf8(output.stdout).unwrap()
-}
-
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
 }
 
 /// Polls until `check` returns something.

@@ -3,7 +3,9 @@
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 
-use super::{Process, eventually, free_port};
+use crate::free_port;
+
+use super::{Process, eventually};
 
 /// A running registry, in memory.
 pub struct Referrers {

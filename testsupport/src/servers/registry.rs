@@ -4,7 +4,9 @@ use std::fs;
 
 use tempfile::TempDir;
 
-use super::{Pki, Process, Tokens, eventually, free_port};
+use crate::free_port;
+
+use super::{Pki, Process, Tokens, eventually};
 
 /// A running registry with test images. They are pushed while it is open.
 pub struct Registry {
