@@ -228,10 +228,16 @@ impl MisplacedPods {
             image_lacks: found.image_lacks,
             elsewhere: Err(NotElsewhere::MayRunThere),
         };
+        let kept_away = self.kept_away(&pod, &node).await;
         let outcome = if evicts {
-            misplaced.elsewhere = self.is_placed_elsewhere(&pod, &node).await;
+            misplaced.elsewhere = match &kept_away {
+                Some(set) if self.has_place(&pod, set).await => Ok(()),
+                Some(_) => Err(NotElsewhere::NoNode),
+                None => Err(NotElsewhere::MayRunThere),
+            };
             self.evict(&misplaced).await
         } else {
+            misplaced.elsewhere = kept_away.map(drop).ok_or(NotElsewhere::MayRunThere);
             Outcome::Reported
         };
         let note = misplaced.note(outcome);
@@ -329,8 +335,8 @@ impl MisplacedPods {
         known.collect()
     }
 
-    /// Whether a new pod like this one would be placed elsewhere.
-    async fn is_placed_elsewhere(&self, pod: &Pod, node: &PodNode) -> Result<(), NotElsewhere> {
+    /// The architectures that a new pod like this one gets, if that keeps it away from such nodes.
+    async fn kept_away(&self, pod: &Pod, node: &PodNode) -> Option<Architectures> {
         let old = subject(pod);
         let mut undecided = old.annotations.clone();
         undecided.remove(annotation::DECISION);
@@ -342,16 +348,10 @@ impl MisplacedPods {
         let of_namespace = self.webhook.namespaces.annotations(old.namespace).await;
         let evaluation = self.evaluator.evaluate(new, &of_namespace).await;
         let Verdict::Decided(Decision::Architectures(set)) = evaluation.verdict else {
-            return Err(NotElsewhere::MayRunThere);
+            return None;
         };
         let is_kept_away = self.has_webhook(pod) || self.is_kept_away_by_taint(pod, node);
-        if node.runs(&set) != Some(false) || !is_kept_away {
-            return Err(NotElsewhere::MayRunThere);
-        }
-        if !self.has_place(pod, &set).await {
-            return Err(NotElsewhere::NoNode);
-        }
-        Ok(())
+        (node.runs(&set) == Some(false) && is_kept_away).then_some(set)
     }
 
     /// Whether the webhook gives a new pod its node affinity.

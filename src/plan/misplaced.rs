@@ -190,7 +190,7 @@ impl MisplacedPod<'_> {
             }
             Outcome::Budget => "A disruption budget does not allow its eviction now".to_owned(),
             Outcome::NotEvicted(why) => format!("{build}. It is not evicted: {why}"),
-            Outcome::Reported if self.is_replaced().is_ok() => format!(
+            Outcome::Reported if self.is_replaced().is_ok() && self.elsewhere.is_ok() => format!(
                 "{build}, or delete the pod, so that it is created anew and placed by its images"
             ),
             Outcome::Reported => format!("{build}, or keep the pod away from such nodes"),
@@ -347,6 +347,13 @@ mod tests {
                 Some(&amd64),
                 Outcome::Reported,
                 "container c cannot run on node n (arm64): image app:1 is for amd64. Build the image for arm64, or delete the pod, so that it is created anew and placed by its images",
+            ),
+            // A new pod could get there again.
+            (
+                Cause::ExecFormatError,
+                None,
+                Outcome::Reported,
+                "container c cannot run on node n (arm64): exec format error; image app:1. Build the image for arm64, or keep the pod away from such nodes",
             ),
             (
                 Cause::NoMatchingPlatform,
