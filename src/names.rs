@@ -22,6 +22,11 @@ impl TryFrom<String> for QualifiedName {
 }
 
 impl QualifiedName {
+    /// Its text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
     /// One that archaware itself names.
     pub(crate) fn constant(text: &'static str) -> Self {
         Self(text.to_owned())

@@ -120,6 +120,26 @@ fn sources_that_the_documentation_names_exist() {
     assert!(named > 50, "{named}");
 }
 
+/// Every YAML block is YAML, and every configuration is one.
+#[test]
+fn yaml_is_valid() {
+    let mut configurations = 0;
+    for (path, text) in pages() {
+        let blocks = text.split("```yaml\n").skip(1);
+        let blocks = blocks.map(|block| block.split("```").next().unwrap());
+        for document in blocks.flat_map(|block| block.split("\n---\n")) {
+            let value: Result<serde_json::Value, _> = serde_saphyr::from_str(document);
+            let value = value.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            if value["kind"] == "Configuration" {
+                configurations += 1;
+                let parsed = archaware::config::parse("docs", document);
+                parsed.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            }
+        }
+    }
+    assert!(configurations > 4, "{configurations}");
+}
+
 /// What a page shows as printed by a command: the indented lines after it.
 fn shown<'a>(page: &'a str, command: &str) -> Vec<&'a str> {
     let mut lines = page

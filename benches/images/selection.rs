@@ -6,7 +6,7 @@ use archaware::{
     cluster::{
         api::ApiClient,
         nodes::ClusterNodes,
-        objects::{Node, Pod, annotations, labels},
+        objects::{Namespace, Node, Pod, annotations, labels},
     },
     config::Config,
     evaluate::{Evaluator, KnownKeys, Stage, Subject, Verdict, pull_secrets::PullSecrets},
@@ -73,7 +73,7 @@ async fn time(evaluator: &Evaluator, pod: &Pod) -> Vec<f64> {
             stage: Stage::Creation,
             decided_by_policy: None,
         };
-        let evaluation = evaluator.evaluate(subject, &BTreeMap::new()).await;
+        let evaluation = evaluator.evaluate(subject, &Namespace::default()).await;
         let Verdict::Decided(decision) = &evaluation.verdict else {
             panic!("{evaluation:?}");
         };

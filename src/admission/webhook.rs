@@ -1,9 +1,6 @@
 //! Decides about pods, nodes and DaemonSets in admission requests. Never writes to the API server.
 
-use std::{
-    collections::BTreeMap, future::Future, panic::AssertUnwindSafe, pin::Pin, sync::Arc,
-    time::Duration,
-};
+use std::{future::Future, panic::AssertUnwindSafe, pin::Pin, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use kube::ResourceExt;
@@ -13,7 +10,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     cluster::{
         namespaces::Namespaces,
-        objects::{DaemonSet, Node, Pod, annotations, labels},
+        objects::{DaemonSet, Namespace, Node, Pod, annotations, labels},
         patch,
     },
     config::{AdmissionConfig, BoundPods, DaemonSets, OnMiss, OnNoCommonArchitecture, OnNoMatch},
@@ -163,13 +160,13 @@ impl Webhook {
             self.within_budget(limits, async move {
                 // With a mode of its own, the pod does not depend on its namespace, which may not be known yet.
                 let own = annotations(&review.without_owned.metadata);
-                let of_namespace =
-                    if mode::has_own_rule(own) && namespaces.get(&review.namespace).is_none() {
-                        BTreeMap::new()
-                    } else {
-                        of_namespace(&namespaces, &review.namespace).await
-                    };
-                evaluator.evaluate(review.subject(), &of_namespace).await
+                let is_unknown = || namespaces.get(&review.namespace).is_none();
+                let namespace = if mode::has_own_rule(own) && is_unknown() {
+                    Arc::default()
+                } else {
+                    find_namespace(&namespaces, &review.namespace).await
+                };
+                evaluator.evaluate(review.subject(), &namespace).await
             })
             .await
         };
@@ -187,6 +184,10 @@ impl Webhook {
                 return (answer, Outcome::Denied);
             }
             answer.warn(&problem.to_string());
+        }
+        let left_out = evaluation.iter().flat_map(Evaluation::left_out_rules);
+        for rule in left_out {
+            answer.warn(&rule.to_string());
         }
         let policy = &self.evaluator.policy;
         let verdict = evaluation.as_ref().map(|evaluation| &evaluation.verdict);
@@ -243,8 +244,8 @@ impl Webhook {
         if self.evaluator.config.taint.bound_pods == BoundPods::Leave {
             return (AdmissionResponse::default(), Outcome::Skipped);
         }
-        let of_namespace = of_namespace(&self.namespaces, &review.namespace).await;
-        if self.evaluator.is_ignored(review.subject(), &of_namespace) {
+        let namespace = find_namespace(&self.namespaces, &review.namespace).await;
+        if self.evaluator.is_ignored(review.subject(), &namespace) {
             return (AdmissionResponse::default(), Outcome::Ignored);
         }
         let change = review.tolerate_all(&self.evaluator.policy);
@@ -309,9 +310,9 @@ impl Webhook {
         let (own, evaluator, namespaces) =
             (set.clone(), self.evaluator.clone(), self.namespaces.clone());
         let evaluation = self.within_budget(limits, async move {
-            let of_namespace = of_namespace(&namespaces, &namespace).await;
+            let namespace = find_namespace(&namespaces, &namespace).await;
             let template = evaluator.template(&own);
-            evaluator.evaluate(template.subject(), &of_namespace).await
+            evaluator.evaluate(template.subject(), &namespace).await
         });
         match evaluation.await {
             None => (AdmissionResponse::default(), Outcome::Missed),
@@ -387,10 +388,10 @@ impl Webhook {
     }
 }
 
-async fn of_namespace(namespaces: &Namespaces, name: &str) -> BTreeMap<String, String> {
-    // Before the initial list is complete, the annotations of namespaces are unknown.
+async fn find_namespace(namespaces: &Namespaces, name: &str) -> Arc<Namespace> {
+    // Before the initial list is complete, namespaces are unknown.
     let _ = namespaces.ready().wait_for(|ready| *ready).await;
-    namespaces.annotations(name).await
+    namespaces.find(name).await
 }
 
 impl PodReview {

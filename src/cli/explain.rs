@@ -10,7 +10,7 @@ use clap::Args;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cluster::nodes::ClusterNodes,
+    cluster::{nodes::ClusterNodes, objects::Namespace},
     controller::Durable,
     evaluate::{
         Evaluation, Evaluator, KnownKeys, ResolvedImages, Subject, Verdict,
@@ -143,9 +143,9 @@ async fn explain_target(
     reader: &mut Reader,
     cluster: &ClusterFacts,
 ) -> Explanation {
-    let of_namespace = match &target.name.namespace {
-        Some(namespace) => reader.namespace_annotations(namespace).await,
-        None => BTreeMap::new(),
+    let namespace = match &target.name.namespace {
+        Some(namespace) => reader.namespace(namespace).await,
+        None => Namespace::default(),
     };
     if !target.is_existing_pod() {
         // As the admission plugin ServiceAccount does.
@@ -161,8 +161,8 @@ async fn explain_target(
     let subject = template
         .as_ref()
         .map_or_else(|| target.subject(), Template::subject);
-    let (rule, rule_source, _) = evaluator.rule(subject, &of_namespace);
-    let mut evaluation = evaluator.evaluate(subject, &of_namespace).await;
+    let (rule, rule_source, _) = evaluator.rule(subject, &namespace);
+    let mut evaluation = evaluator.evaluate(subject, &namespace).await;
     let seen = all_images(evaluator, subject, &mut evaluation).await;
     if evaluation
         .unusable

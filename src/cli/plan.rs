@@ -5,8 +5,8 @@ mod nodes;
 mod variants;
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
+    collections::HashMap,
+    sync::{Arc, LazyLock},
 };
 
 use clap::Args;
@@ -21,7 +21,7 @@ use crate::{
         lease,
         name::NamespacedName,
         nodes::ClusterNodes,
-        objects::{DaemonSet, Namespace, Node, Pod, annotations},
+        objects::{DaemonSet, Namespace, Node, Pod},
     },
     config::{Config, DaemonSets, OnMiss},
     controller::{self, Durable},
@@ -62,7 +62,7 @@ struct PlanRow {
     detail: String,
 }
 
-type AnnotationsByNamespace = HashMap<String, BTreeMap<String, String>>;
+type NamespacesByName = HashMap<String, Namespace>;
 
 impl PlanCommand {
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<CommandStatus> {
@@ -137,14 +137,9 @@ async fn steps(
     nodes: &[Node],
     pods: Vec<Pod>,
 ) -> anyhow::Result<Vec<PlanRow>> {
-    let namespaces: AnnotationsByNamespace = api
+    let namespaces: NamespacesByName = api
         .list(None)
-        .map_ok(|namespace: Namespace| {
-            (
-                namespace.name_any(),
-                annotations(&namespace.metadata).clone(),
-            )
-        })
+        .map_ok(|namespace: Namespace| (namespace.name_any(), namespace))
         .try_collect()
         .await?;
     // Every list is read completely first, because the token of a page would expire while registries are asked.
@@ -178,11 +173,11 @@ async fn steps(
 async fn of_daemon_set(
     set: DaemonSet,
     evaluator: &Evaluator,
-    namespaces: &AnnotationsByNamespace,
+    namespaces: &NamespacesByName,
 ) -> Option<PlanRow> {
     let template = evaluator.template(&set);
-    let of_namespace = of_namespace(&set, namespaces);
-    let evaluation = evaluator.evaluate(template.subject(), of_namespace).await;
+    let namespace = namespace_of(&set, namespaces);
+    let evaluation = evaluator.evaluate(template.subject(), namespace).await;
     let Verdict::Decided(decision) = &evaluation.verdict else {
         return wait(&evaluation)
             .map(|(action, detail)| PlanRow::of("DaemonSet", &set, action, detail));
@@ -209,12 +204,12 @@ async fn of_daemon_set(
 async fn of_pod(
     pod: Pod,
     evaluator: &Evaluator,
-    namespaces: &AnnotationsByNamespace,
+    namespaces: &NamespacesByName,
     variants: &Variants<'_>,
 ) -> Option<PlanRow> {
     let subject = plan::pod::subject(&pod);
-    let of_namespace = of_namespace(&pod, namespaces);
-    let evaluation = evaluator.evaluate(subject, of_namespace).await;
+    let namespace = namespace_of(&pod, namespaces);
+    let evaluation = evaluator.evaluate(subject, namespace).await;
     let (action, detail) = match &evaluation.verdict {
         Verdict::Decided(decision) => {
             let policy = &evaluator.policy;
@@ -272,15 +267,12 @@ fn wait(evaluation: &Evaluation) -> Option<(&'static str, String)> {
     ))
 }
 
-fn of_namespace<'a, K: ResourceExt>(
-    object: &K,
-    namespaces: &'a AnnotationsByNamespace,
-) -> &'a BTreeMap<String, String> {
-    static EMPTY: BTreeMap<String, String> = BTreeMap::new();
+fn namespace_of<'a, K: ResourceExt>(object: &K, namespaces: &'a NamespacesByName) -> &'a Namespace {
+    static UNKNOWN: LazyLock<Namespace> = LazyLock::new(Namespace::default);
     object
         .namespace()
         .and_then(|name| namespaces.get(&name))
-        .unwrap_or(&EMPTY)
+        .unwrap_or(&UNKNOWN)
 }
 
 impl PlanRow {

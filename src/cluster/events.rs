@@ -77,6 +77,8 @@ pub enum EventReason {
     WrongArchitecture,
     /// The pod was evicted, so that it is created anew and placed by its images.
     Recreated,
+    /// A rule of the configuration selects the pod and is left out.
+    RuleLeftOut,
 }
 
 impl EventReason {
@@ -100,6 +102,7 @@ impl EventReason {
             Self::ChangeRefused => "ChangeRefused",
             Self::WrongArchitecture => "WrongArchitecture",
             Self::Recreated => "Recreated",
+            Self::RuleLeftOut => "RuleLeftOut",
         }
     }
 

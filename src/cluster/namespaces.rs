@@ -1,4 +1,4 @@
-//! Annotations of namespaces, which can set the mode of their pods.
+//! Namespaces: their annotations can set the mode of their pods, and rules go by their labels.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,8 +11,6 @@ use kube_runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-
-use crate::placement::annotation;
 
 use super::{
     api::ApiClient,
@@ -66,12 +64,9 @@ impl Namespaces {
         api: &ApiClient,
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let admission = |namespace: &Namespace| {
-            let labels = namespace.metadata.labels.as_ref();
-            labels.and_then(|labels| labels.get(annotation::ADMISSION).cloned())
-        };
-        let same = move |a: &Namespace, b: &Namespace| {
-            a.metadata.annotations == b.metadata.annotations && admission(a) == admission(b)
+        let same = |a: &Namespace, b: &Namespace| {
+            a.metadata.annotations == b.metadata.annotations
+                && a.metadata.labels == b.metadata.labels
         };
         // A namespace without archaware's annotations is equivalent to an unknown one.
         let known = KnownAnnotations::default();
@@ -129,17 +124,17 @@ impl Namespaces {
         })
     }
 
-    /// The annotations of a namespace. Waits up to a second for one that the watch has not brought yet.
-    pub async fn annotations(&self, name: &str) -> BTreeMap<String, String> {
-        let of = |namespace: &Namespace| annotations(&namespace.metadata).clone();
+    /// A namespace. Waits up to a second for one that the watch has not brought yet; one without labels and annotations stands for
+    /// one that does not come.
+    pub async fn find(&self, name: &str) -> Arc<Namespace> {
         let mut arrivals = self.arrivals.subscribe();
         let arrives = async {
             loop {
                 if let Some(known) = self.get(name) {
-                    return of(&known);
+                    return known;
                 }
                 if arrivals.changed().await.is_err() {
-                    return BTreeMap::new();
+                    return Arc::default();
                 }
             }
         };

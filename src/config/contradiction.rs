@@ -1,10 +1,19 @@
 //! Values of a configuration that contradict each other.
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
-use crate::image::{Reference, Rewrite};
+use crate::{
+    image::{Reference, Rewrite},
+    names::is_dns_subdomain,
+    placement::PodRule,
+};
 
 use super::{Config, FailureAction, UnknownVariants, admission::is_webhook_url};
+
+/// Maximum number of rules: each is compared with each new pod.
+const MAX_RULES: usize = 64;
+/// Maximum number of selectors for nodes of a rule: each becomes a term of its pods.
+const MAX_NODES: usize = 16;
 
 /// Values that contradict each other, or that no type excludes.
 pub(super) struct Contradiction {
@@ -59,8 +68,42 @@ pub(super) fn contradiction(config: &Config) -> Option<Contradiction> {
         );
     }
     registries_problem(config)
+        .or_else(|| rules_problem(config))
         .or_else(|| containerd_problem(config))
         .or_else(|| admission_problem(config))
+}
+
+/// The first contradiction in `rules`.
+fn rules_problem(config: &Config) -> Option<Contradiction> {
+    let rules = &config.rules;
+    let found = |problem| {
+        Some(Contradiction {
+            keys: &["rules"],
+            problem,
+        })
+    };
+    let names: BTreeSet<&str> = rules.iter().map(|rule| rule.name.as_str()).collect();
+    if names.len() < rules.len() || names.iter().any(|name| !is_dns_subdomain(name)) {
+        return found("each of rules needs a name of its own, like gpu-nodes");
+    }
+    if rules.len() > MAX_RULES || rules.iter().any(|rule| rule.nodes.len() > MAX_NODES) {
+        return found("rules has more than 64 rules, or a rule with more than 16 nodes");
+    }
+    if rules.iter().any(PodRule::is_empty) {
+        return found(
+            "one of rules adds nothing: it needs nodes, matchNodeLabels, preferredNodes or tolerations",
+        );
+    }
+    if rules.iter().any(PodRule::has_empty_selector) {
+        return found(
+            "a selector in nodes or preferredNodes of rules is empty: it would select every node",
+        );
+    }
+    let mut tolerations = rules.iter().flat_map(|rule| &rule.tolerations);
+    if tolerations.any(|one| one.value.contains("{arch}")) {
+        return found("{arch} in a toleration is for the key tolerations, not for rules");
+    }
+    None
 }
 
 /// The first contradiction in `registries` and `credentialProviders`.

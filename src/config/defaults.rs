@@ -47,6 +47,7 @@ impl Default for Config {
             compatibility: compatibility(),
             schedulable_architectures: Vec::new(),
             tolerations: Vec::new(),
+            rules: Vec::new(),
             affinity: AffinityConfig::default(),
             variants: UnknownVariants::default(),
             variant_label: variant_label(),

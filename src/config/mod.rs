@@ -25,7 +25,7 @@ use crate::{
     image::{Rewrite, registry::TokenEndpoint},
     names::QualifiedName,
     placement::{
-        Effect, LabelSelector, Mode, TaintKind, TolerationRule, UnknownVariants,
+        Effect, LabelSelector, Mode, PodRule, TaintKind, TolerationRule, UnknownVariants,
         failure::FailureAction,
     },
     platform::Architecture,
@@ -34,7 +34,7 @@ use crate::{
 pub use admission::{
     AdmissionConfig, CertificatesConfig, ListenAddress, OnMiss, OnNoCommonArchitecture,
 };
-pub use affinity::{AffinityConfig, PreferenceConfig, Weight};
+pub use affinity::{AffinityConfig, PreferenceConfig};
 pub use file::{ConfigError, load, parse, schema};
 pub use selection::{OnNoMatch, PredictorConfig, SelectionConfig};
 
@@ -84,6 +84,9 @@ pub struct Config {
     /// Additional tolerations for pods of some platforms.
     #[serde(default)]
     pub tolerations: Vec<TolerationRule>,
+    /// Rules from pods to nodes.
+    #[serde(default)]
+    pub rules: Vec<PodRule>,
     /// Node affinity to add to pods.
     #[serde(default)]
     pub affinity: AffinityConfig,

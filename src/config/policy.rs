@@ -18,7 +18,7 @@ impl From<&Config> for PlacementPolicy {
             taint: config.taint_kind(),
             compatibility: config.compatibility.clone(),
             schedulable: config.schedulable_architectures.iter().cloned().collect(),
-            rules: config.tolerations.clone(),
+            tolerations: config.tolerations.clone(),
             requires_affinity: config.affinity.required,
             variants: config.into(),
             tainted: match &config.taint {

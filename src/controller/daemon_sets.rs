@@ -41,8 +41,8 @@ impl ReconcileSteps for DaemonSetSteps {
         }
         let template = self.evaluator.template(set);
         let subject = template.subject();
-        let of_namespace = self.namespaces.annotations(subject.namespace).await;
-        Some(self.evaluator.evaluate(subject, &of_namespace).await)
+        let namespace = self.namespaces.find(subject.namespace).await;
+        Some(self.evaluator.evaluate(subject, &namespace).await)
     }
 
     fn plan(

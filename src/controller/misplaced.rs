@@ -277,13 +277,9 @@ impl MisplacedPods {
             return None;
         }
         let sets = self.running_images(pod).await;
-        let of_namespace = self
-            .webhook
-            .namespaces
-            .annotations(subject(pod).namespace)
-            .await;
+        let namespace = self.webhook.namespaces.find(subject(pod).namespace).await;
         // Its author knows better than its images.
-        let is_stated = match self.evaluator.rule(subject(pod), &of_namespace).0 {
+        let is_stated = match self.evaluator.rule(subject(pod), &namespace).0 {
             Rule::Architectures(set) => node.runs(&set) != Some(false),
             Rule::Mode(_) => false,
         };
@@ -293,13 +289,17 @@ impl MisplacedPods {
         };
         let containers = wrong_architecture::find(pod, told, lacks);
         let first = containers.first()?.container.clone();
+        let architectures = sets.get(&first).cloned();
+        let architecture = node.architecture.as_str();
+        // Of an image for another architecture, the variant of the node says nothing.
+        let has_architecture = |set: &Architectures| set.contains(architecture);
+        let variant = node
+            .variant
+            .filter(|_| architectures.as_ref().is_some_and(has_architecture));
         Some(Found {
             containers,
-            architectures: sets.get(&first).cloned(),
-            platform: with_variant(
-                node.architecture.as_str(),
-                node.variant.map(NodeVariant::name),
-            ),
+            architectures,
+            platform: with_variant(architecture, variant.map(NodeVariant::name)),
             image_lacks: lacks(&first),
         })
     }
@@ -345,8 +345,8 @@ impl MisplacedPods {
             stage: Stage::Creation,
             ..old
         };
-        let of_namespace = self.webhook.namespaces.annotations(old.namespace).await;
-        let evaluation = self.evaluator.evaluate(new, &of_namespace).await;
+        let namespace = self.webhook.namespaces.find(old.namespace).await;
+        let evaluation = self.evaluator.evaluate(new, &namespace).await;
         let Verdict::Decided(Decision::Architectures(set)) = evaluation.verdict else {
             return None;
         };

@@ -68,8 +68,8 @@ impl ReconcileSteps for PodSteps {
         }
         webhook_use::record_admission(&self.newest_admitted, pod);
         let subject = plan::pod::subject(pod);
-        let of_namespace = self.namespaces.annotations(subject.namespace).await;
-        Some(self.evaluator.evaluate(subject, &of_namespace).await)
+        let namespace = self.namespaces.find(subject.namespace).await;
+        Some(self.evaluator.evaluate(subject, &namespace).await)
     }
 
     fn plan(

@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use crate::{
     cluster::{
         nodes::ClusterNodes,
-        objects::{DaemonSet, PodSpec},
+        objects::{DaemonSet, Namespace, PodSpec, annotations, labels},
     },
     config::Config,
     image::{ImageError, ResolveRequest, Resolved, Resolver},
@@ -32,6 +32,7 @@ use crate::{
         pod::{AffinityAccess, Circumstances, PlacementPolicy, PodChange, PodView},
         preference::{self, Preferences},
         reinvocation,
+        rule::{self, AppliedRules, LeftOutRule},
     },
     platform::{Architectures, Os, PlatformSet},
 };
@@ -120,6 +121,8 @@ pub struct Evaluation {
     pub unusable: BTreeSet<UnusablePullSecret>,
     /// Images that were selected, if the pod asks for it, as few do.
     pub selected: Option<Box<SelectedImages>>,
+    /// What the rules of the configuration say of the pod; `None`: nothing.
+    pub rules: Option<Box<AppliedRules>>,
 }
 
 /// An image of a pod that was resolved.
@@ -210,12 +213,8 @@ impl Evaluator {
     }
 
     /// Whether archaware leaves it alone.
-    pub fn is_ignored(
-        &self,
-        subject: Subject<'_>,
-        of_namespace: &BTreeMap<String, String>,
-    ) -> bool {
-        let (rule, ..) = self.rule(subject, of_namespace);
+    pub fn is_ignored(&self, subject: Subject<'_>, namespace: &Namespace) -> bool {
+        let (rule, ..) = self.rule(subject, namespace);
         rule == Rule::Mode(Mode::Ignore)
     }
 
@@ -223,20 +222,21 @@ impl Evaluator {
     pub fn rule(
         &self,
         subject: Subject<'_>,
-        of_namespace: &BTreeMap<String, String>,
+        namespace: &Namespace,
     ) -> (Rule, RuleSource, Vec<InvalidAnnotation>) {
         let default = self.config.pods.mode_in(subject.namespace);
-        mode::rule(subject.annotations, of_namespace, default)
+        mode::rule(
+            subject.annotations,
+            annotations(&namespace.metadata),
+            default,
+        )
     }
 
     /// Evaluates a spec, within `resolution.budget`.
-    pub async fn evaluate(
-        &self,
-        subject: Subject<'_>,
-        of_namespace: &BTreeMap<String, String>,
-    ) -> Evaluation {
-        let (rule, _, mut invalid) = self.rule(subject, of_namespace);
+    pub async fn evaluate(&self, subject: Subject<'_>, namespace: &Namespace) -> Evaluation {
+        let (rule, _, mut invalid) = self.rule(subject, namespace);
         let default = self.config.affinity.preferences();
+        let of_namespace = annotations(&namespace.metadata);
         let preferences =
             preference::nearest(subject.annotations, of_namespace, default, &mut invalid);
         let deadline = tokio::time::Instant::now() + self.config.resolution.budget;
@@ -259,16 +259,19 @@ impl Evaluator {
             images: Vec::new(),
             unusable: BTreeSet::new(),
             selected,
+            rules: None,
         };
+        evaluation.rules = self.applied_rules(subject, &rule, namespace);
         let selected = evaluation.selected.as_deref();
         let selects = selected.is_some_and(|own| !own.images.is_empty() || !own.failed.is_empty());
+        let adds = selects || evaluation.rules.is_some();
         evaluation.verdict = match rule {
             Rule::Mode(Mode::Inspect) if subject.decided_by_policy.is_some() => {
                 evaluation.by_policy = true;
                 let standing = subject.decided_by_policy.cloned();
                 standing.map_or(Verdict::Skip, Verdict::Decided)
             }
-            _ if !selects && self.nothing_to_add(subject, &evaluation.preferences) => Verdict::Skip,
+            _ if !adds && self.nothing_to_add(subject, &evaluation.preferences) => Verdict::Skip,
             Rule::Mode(Mode::Ignore) => Verdict::Skip,
             Rule::Mode(Mode::Any) => Verdict::Decided(Decision::TolerateAll),
             Rule::Architectures(set) => {
@@ -305,6 +308,24 @@ impl Evaluator {
         }
         self.respect_author(subject, &mut evaluation);
         evaluation
+    }
+
+    /// What the rules of the configuration say of a pod; `None`: nothing. Templates get nothing by them: each of their pods does.
+    fn applied_rules(
+        &self,
+        subject: Subject<'_>,
+        rule: &Rule,
+        namespace: &Namespace,
+    ) -> Option<Box<AppliedRules>> {
+        let rules = self.config.rules.as_slice();
+        let is_left_alone = *rule == Rule::Mode(Mode::Ignore);
+        if rules.is_empty() || is_left_alone || subject.stage == Stage::Template {
+            return None;
+        }
+        let labels = labels(&namespace.metadata);
+        let author = subject.spec.author_selection();
+        let applied = rule::apply(rules, subject.labels, labels, author);
+        (applied != AppliedRules::default()).then(|| Box::new(applied))
     }
 
     /// Resolves the images of a pod or template, whatever its rule and its tolerations are.
@@ -365,7 +386,7 @@ impl Evaluator {
         let taint = &self.policy.taint;
         let tolerates_all = tolerations.iter().any(|one| taint.is_tolerated_by(one));
         let affinity = self.policy.requires_affinity || !preferences.is_empty();
-        let more = !self.policy.rules.is_empty()
+        let more = !self.policy.tolerations.is_empty()
             || (affinity && subject.affinity_access() != AffinityAccess::Closed);
         let decided = subject.annotations.get(annotation::DECISION);
         tolerates_all && (!more || decided.is_some_and(|decision| decision == "any"))
@@ -478,9 +499,23 @@ impl Subject<'_> {
         let selects =
             view.affinity != AffinityAccess::Closed && *decision != Decision::NoCommonArchitecture;
         let selected = evaluation.selected.as_ref().filter(|_| selects);
+        let rules = evaluation.rules.as_ref();
+        let rules = rules.filter(|_| *decision != Decision::NoCommonArchitecture);
+        let of_rules = rules.filter(|_| selects).map(|rules| &rules.nodes);
+        let of_images = selected.map(|selected| &selected.nodes);
+        let both;
+        let nodes = if let (Some(rules), Some(images)) = (of_rules, of_images) {
+            both = rules.clone().and(images.clone());
+            Some(&both)
+        } else {
+            of_rules.or(of_images)
+        };
         let circumstances = Circumstances {
             disjoint: conflict.map(Conflict::sets).unwrap_or_default(),
-            selected: selected.map(|selected| &selected.nodes),
+            selected: nodes,
+            tolerations: rules
+                .map(|rules| rules.tolerations.as_slice())
+                .unwrap_or_default(),
         };
         let change = policy.change(decision, view, &evaluation.preferences, circumstances);
         PodChange {
@@ -495,6 +530,11 @@ impl Evaluation {
     pub fn selection_problems(&self) -> &[SelectionProblem] {
         let selected = self.selected.as_ref();
         selected.map_or(&[], |selected| &selected.problems)
+    }
+
+    /// Rules that select the pod and are left out.
+    pub fn left_out_rules(&self) -> &[LeftOutRule] {
+        self.rules.as_ref().map_or(&[], |rules| &rules.left_out)
     }
 
     /// The message for a pod that no architecture can run.

@@ -144,6 +144,8 @@ pub struct Applies {
     pub rule: String,
     /// Where it is set.
     pub source: String,
+    /// The names of the rules of the configuration that apply, and why others are left out.
+    pub rules: Vec<String>,
 }
 
 impl Applies {
@@ -164,7 +166,15 @@ impl Applies {
             }
             RuleSource::Configuration => "pods.mode in the configuration".to_owned(),
         };
-        Self { rule, source }
+        let applied = facts.evaluation.rules.as_ref();
+        let names = applied.into_iter().flat_map(|rules| rules.names.clone());
+        let left_out = facts.evaluation.left_out_rules().iter();
+        let rules = names.chain(left_out.map(ToString::to_string)).collect();
+        Self {
+            rule,
+            source,
+            rules,
+        }
     }
 }
 

@@ -113,6 +113,7 @@ impl Case {
             images: self.images.clone(),
             unusable: [].into(),
             selected: None,
+            rules: None,
         };
         let subject = plan::pod::subject(&pod.pod);
         explain(&Facts {

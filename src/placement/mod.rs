@@ -13,23 +13,27 @@ pub mod node;
 pub mod pod;
 pub mod preference;
 pub mod reinvocation;
+pub mod rule;
 pub mod selection;
 mod selector;
 mod taint;
 mod toleration;
 mod toleration_rule;
 mod variants;
+mod weight;
 
 pub use configured_keys::ConfiguredKeys;
 pub use decision::Decision;
 pub use mode::Mode;
 pub use pod::PlacementPolicy;
+pub use rule::PodRule;
 pub use selector::{LabelSelector, SelectorError};
 pub use taint::{Effect, Taint, TaintKind, is_hard, keeps_away, tolerates};
 pub use toleration_rule::{
     RulePlatform, TolerationConfig, TolerationEffect, TolerationOperator, TolerationRule,
 };
 pub use variants::{NodeVariant, UnknownVariants, VariantPolicy, suffices};
+pub use weight::Weight;
 
 /// Names of archaware's labels and annotations.
 pub mod annotation {

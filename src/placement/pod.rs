@@ -33,7 +33,7 @@ pub struct PlacementPolicy {
     /// The only architectures that are considered; empty means all.
     pub schedulable: BTreeSet<Architecture>,
     /// Additional tolerations.
-    pub rules: Vec<TolerationRule>,
+    pub tolerations: Vec<TolerationRule>,
     /// Whether architectures are also required by node affinity, where it can still be set.
     pub requires_affinity: bool,
     /// How variants are considered.
@@ -105,8 +105,10 @@ pub struct PodChange {
 pub struct Circumstances<'a> {
     /// Why there is no architecture that fits, if there is none.
     pub disjoint: &'a [Architectures],
-    /// Nodes that fit the images that were selected.
+    /// Nodes that fit the images that were selected, and rules.
     pub selected: Option<&'a SelectedNodes>,
+    /// Tolerations by rules.
+    pub tolerations: &'a [Value],
 }
 
 impl PodChange {
@@ -207,7 +209,7 @@ impl PlacementPolicy {
             Decision::Architectures(set) => {
                 let values = self.tolerated_values(set);
                 let own = values.map(|value| self.taint.taint(value).toleration());
-                own.chain(by_rules(&self.rules, set, os)).collect()
+                own.chain(by_rules(&self.tolerations, set, os)).collect()
             }
             Decision::TolerateAll => vec![self.taint.toleration_of_all()],
             Decision::NoCommonArchitecture => Vec::new(),
@@ -312,8 +314,15 @@ impl PlacementPolicy {
                 )
             }
         };
+        let mut tolerations = self.missing_tolerations(decision, pod.os, pod.tolerations);
+        for new in circumstances.tolerations {
+            let mut all = pod.tolerations.iter().chain(&tolerations);
+            if !all.any(|one| covers(one, new)) {
+                tolerations.push(new.clone());
+            }
+        }
         PodChange {
-            tolerations: self.missing_tolerations(decision, pod.os, pod.tolerations),
+            tolerations,
             affinity,
             images: Vec::new(),
         }

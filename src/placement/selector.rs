@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::{is_label_value, is_qualified_name};
 
+use super::affinity::Requirement;
+
 /// A parsed selector that keeps its text. The empty selector matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
@@ -15,6 +17,7 @@ use crate::names::{is_label_value, is_qualified_name};
 pub struct LabelSelector {
     text: String,
     selector: Selector,
+    requirements: Vec<Requirement>,
 }
 
 /// Text that is not a label selector.
@@ -30,6 +33,23 @@ impl LabelSelector {
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.selector.matches(labels)
     }
+
+    /// As requirements of node affinity.
+    pub(super) fn requirements(&self) -> Vec<Requirement> {
+        self.requirements.clone()
+    }
+}
+
+fn requirement(expression: &Expression) -> Requirement {
+    let (key, operator, values) = match expression {
+        Expression::In(key, values) => (key, "In", values.iter().cloned().collect()),
+        Expression::NotIn(key, values) => (key, "NotIn", values.iter().cloned().collect()),
+        Expression::Equal(key, value) => (key, "In", vec![value.clone()]),
+        Expression::NotEqual(key, value) => (key, "NotIn", vec![value.clone()]),
+        Expression::Exists(key) => (key, "Exists", Vec::new()),
+        Expression::DoesNotExist(key) => (key, "DoesNotExist", Vec::new()),
+    };
+    Requirement::new(key, operator, values)
 }
 
 impl TryFrom<String> for LabelSelector {
@@ -40,6 +60,7 @@ impl TryFrom<String> for LabelSelector {
             requirements(&text).into_iter().map(expression).collect();
         match expressions {
             Ok(expressions) => Ok(Self {
+                requirements: expressions.iter().map(requirement).collect(),
                 selector: expressions.into_iter().collect(),
                 text,
             }),

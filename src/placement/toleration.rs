@@ -4,12 +4,12 @@ use serde_json::{Value, json};
 
 use crate::{
     names::is_label_value,
-    platform::{Architecture, Architectures, Os},
+    platform::{Architectures, Os},
 };
 
 use super::{
     taint::text,
-    toleration_rule::{ARCH, TolerationRule},
+    toleration_rule::{ARCH, TolerationConfig, TolerationRule},
 };
 
 /// The additional tolerations of pods of `os` that run on these architectures, without duplicates.
@@ -28,7 +28,7 @@ pub(super) fn by_rules(
                 continue;
             }
             // An image may name an architecture of any length, and the API server rejects values over 63 characters.
-            let toleration = toleration(rule, architecture);
+            let toleration = rule.toleration.toleration(architecture.as_str());
             if is_label_value(text(&toleration, "value")) && !all.contains(&toleration) {
                 all.push(toleration);
             }
@@ -37,21 +37,23 @@ pub(super) fn by_rules(
     all
 }
 
-fn toleration(rule: &TolerationRule, architecture: &Architecture) -> Value {
-    let template = &rule.toleration;
-    let value = template.value.replace(ARCH, architecture.as_str());
-    // The API server drops an empty value. Owned tolerations are recognised by equality, so it is dropped here too.
-    let value = Some(value).filter(|value| !value.is_empty());
-    let fields = [
-        ("key", Some(json!(template.key))),
-        ("operator", Some(json!(template.operator))),
-        ("value", value.map(Value::String)),
-        ("effect", template.effect.map(|effect| json!(effect))),
-    ];
-    let present = fields
-        .into_iter()
-        .filter_map(|(name, value)| Some((name.to_owned(), value?)));
-    Value::Object(present.collect())
+impl TolerationConfig {
+    /// In the API's form, for an architecture.
+    pub(super) fn toleration(&self, architecture: &str) -> Value {
+        let value = self.value.replace(ARCH, architecture);
+        // The API server drops an empty value. Owned tolerations are recognised by equality, so it is dropped here too.
+        let value = Some(value).filter(|value| !value.is_empty());
+        let fields = [
+            ("key", Some(json!(self.key))),
+            ("operator", Some(json!(self.operator))),
+            ("value", value.map(Value::String)),
+            ("effect", self.effect.map(|effect| json!(effect))),
+        ];
+        let present = fields
+            .into_iter()
+            .filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        Value::Object(present.collect())
+    }
 }
 
 /// Whether `existing` tolerates every taint that `new` tolerates, by `Toleration.ToleratesTaint` of

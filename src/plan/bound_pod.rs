@@ -201,6 +201,7 @@ mod tests {
                 images: images.collect(),
                 unusable: [].into(),
                 selected: None,
+                rules: None,
             };
             assert_eq!(
                 is_misplaced(&evaluation, &policy, |set| set.contains(architecture)),

@@ -120,6 +120,9 @@ impl<'a> Draft<'a> {
                 problem.to_string(),
             );
         }
+        for rule in evaluation.left_out_rules() {
+            self.report_about(EventReason::RuleLeftOut, hash(rule), rule.to_string());
+        }
         match &evaluation.verdict {
             Verdict::Skip => {
                 self.count_once("ignored");

@@ -31,6 +31,7 @@ mod pull_secrets;
 mod real_node;
 mod replicas;
 mod report;
+mod rules;
 mod secrecy;
 mod selection;
 mod startup;

@@ -69,7 +69,10 @@ async fn create_bound(cluster: &TestCluster, name: &str, image: &str, node: &str
 #[tokio::test]
 async fn they_are_found_and_told() {
     let cluster = TestCluster::take().await;
-    cluster.create_node("arm64-1", "arm64").await;
+    // The variant says nothing of images for another architecture.
+    let labels = json!({"kubernetes.io/arch": "arm64", "archaware.dev/variant": "v9"});
+    let labels = json!({"metadata": {"labels": labels}});
+    cluster.create_node_with("arm64-1", "arm64", labels).await;
     for (name, image) in [
         ("fits", "multi"),
         ("lacks", "amd64"),

@@ -3,7 +3,11 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use archaware::{
-    cluster::{api::ApiClient, nodes::ClusterNodes, objects::PodSpec},
+    cluster::{
+        api::ApiClient,
+        nodes::ClusterNodes,
+        objects::{Namespace, PodSpec},
+    },
     config::Config,
     evaluate::{Evaluator, KnownKeys, Stage, Subject, pull_secrets::PullSecrets},
     image::{Reason, credentials::Credential},
@@ -75,7 +79,7 @@ async fn few_images_of_one_pod_are_asked_for_at_once() {
             stage: Stage::Pod,
             decided_by_policy: None,
         };
-        let _ = evaluator.evaluate(subject, &BTreeMap::new()).await;
+        let _ = evaluator.evaluate(subject, &Namespace::default()).await;
     });
     while hanging.seen().len() < 16 {
         assert!(

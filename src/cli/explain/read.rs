@@ -35,7 +35,7 @@ pub(super) struct Reader {
     api: ApiClient,
     /// What it may not read.
     pub(super) missing: MissingPermissions,
-    namespaces: BTreeMap<String, BTreeMap<String, String>>,
+    namespaces: BTreeMap<String, Namespace>,
 }
 
 /// What is known of the cluster.
@@ -221,11 +221,8 @@ impl Reader {
         })
     }
 
-    /// The annotations of a namespace; none if it cannot be read or does not exist.
-    pub(super) async fn namespace_annotations(
-        &mut self,
-        namespace: &str,
-    ) -> BTreeMap<String, String> {
+    /// A namespace; without labels and annotations if it cannot be read or does not exist.
+    pub(super) async fn namespace(&mut self, namespace: &str) -> Namespace {
         if let Some(known) = self.namespaces.get(namespace) {
             return known.clone();
         }
@@ -233,14 +230,12 @@ impl Reader {
         let found = self.api.find::<Namespace>(&name).await;
         let found = self.missing.check(|| "get namespaces".to_owned(), found);
         let found = found.unwrap_or_else(|error| {
-            tracing::warn!(%error, namespace, "cannot read the namespace: its annotations count as none");
+            tracing::warn!(%error, namespace, "cannot read the namespace: its annotations and labels count as none");
             None
         });
-        let found = found.flatten();
-        let own = found.map(|found| annotations(&found.metadata).clone());
-        let own = own.unwrap_or_default();
-        self.namespaces.insert(namespace.to_owned(), own.clone());
-        own
+        let found = found.flatten().unwrap_or_default();
+        self.namespaces.insert(namespace.to_owned(), found.clone());
+        found
     }
 }
 

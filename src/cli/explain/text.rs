@@ -22,6 +22,10 @@ pub(super) fn pages(explanations: &[Explanation]) -> String {
 fn page(explanation: &Explanation) -> String {
     let mut text = heading(explanation);
     let mut fields = vec![("Applies:", applies(explanation))];
+    let rules = &explanation.applies.rules;
+    if !rules.is_empty() {
+        fields.push(("Rules:", rules.join("\n")));
+    }
     if let Some(set) = &explanation.architectures {
         let set = if set.is_empty() {
             "no architecture: see the conclusion".to_owned()

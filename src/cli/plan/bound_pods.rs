@@ -17,7 +17,7 @@ use crate::{
     platform::{Architectures, with_variant},
 };
 
-use super::{AnnotationsByNamespace, CONCURRENCY, PlanRow, nodes::PlannedNode, of_namespace};
+use super::{CONCURRENCY, NamespacesByName, PlanRow, namespace_of, nodes::PlannedNode};
 
 /// What happens to the pods that are bound.
 #[derive(Default)]
@@ -38,7 +38,7 @@ pub(super) async fn plan(
     pods: Vec<Pod>,
     nodes: &[PlannedNode<'_>],
     evaluator: &Evaluator,
-    namespaces: &AnnotationsByNamespace,
+    namespaces: &NamespacesByName,
 ) -> PlannedPods {
     let nodes: HashMap<String, &PlannedNode<'_>> = nodes
         .iter()
@@ -70,12 +70,12 @@ async fn of_pod(
     pod: &Pod,
     node: &PlannedNode<'_>,
     evaluator: &Evaluator,
-    namespaces: &AnnotationsByNamespace,
+    namespaces: &NamespacesByName,
 ) -> PlannedPod {
     let (subject, view) = (plan::pod::subject(pod), node.node.view());
     let policy = &evaluator.policy;
-    let of_namespace = of_namespace(pod, namespaces);
-    let evaluation = evaluator.evaluate(subject, of_namespace).await;
+    let namespace = namespace_of(pod, namespaces);
+    let evaluation = evaluator.evaluate(subject, namespace).await;
     let variant = policy.variants.of_view(&view);
     let runs = |set: &Architectures| suffices(set, view.architecture, variant) != Some(false);
     let is_misplaced = bound_pod::is_misplaced(&evaluation, policy, runs);
@@ -95,7 +95,7 @@ async fn of_pod(
     };
     let evicts = taint.kind.effect == Effect::NoExecute;
     let leaves = evaluator.config.taint.bound_pods == BoundPods::Leave;
-    let is_ignored = evaluator.is_ignored(subject, of_namespace);
+    let is_ignored = evaluator.is_ignored(subject, namespace);
     let is_repelled = evicts && bound_pod::is_repelled(&evaluation, policy, taint);
     let fate = bound_pod::fate(is_ignored || leaves, is_repelled);
     let row = match fate {

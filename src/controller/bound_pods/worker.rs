@@ -244,16 +244,16 @@ impl Worker {
             return Ok("unchanged");
         }
         let _place = self.places.acquire().await;
-        let of_namespace = self.namespaces.annotations(subject(pod).namespace).await;
+        let namespace = self.namespaces.find(subject(pod).namespace).await;
         // With NoSchedule the images do not matter.
         let evaluation = if taint.kind.effect == Effect::NoExecute {
-            let evaluation = self.evaluator.evaluate(subject(pod), &of_namespace);
+            let evaluation = self.evaluator.evaluate(subject(pod), &namespace);
             let evaluation = self.stop.run_until_cancelled(evaluation).await;
             Some(evaluation.ok_or(Failure::Changed)?)
         } else {
             None
         };
-        let is_ignored = self.evaluator.is_ignored(subject(pod), &of_namespace);
+        let is_ignored = self.evaluator.is_ignored(subject(pod), &namespace);
         let policy = &self.evaluator.policy;
         let is_repelled = evaluation.is_some_and(|own| bound_pod::is_repelled(&own, policy, taint));
         let fate = bound_pod::fate(is_ignored, is_repelled);

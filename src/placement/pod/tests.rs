@@ -214,6 +214,7 @@ fn rules_and_affinity_come_on_top() {
             Circumstances {
                 disjoint: &disjoint,
                 selected: None,
+                tolerations: &[],
             },
         );
         let keys = change

@@ -64,6 +64,7 @@ fn plan_of(
         images: Vec::new(),
         unusable: BTreeSet::new(),
         selected: None,
+        rules: None,
     };
     let config = Config::default();
     let (placement, failure) = (

@@ -27,6 +27,7 @@ fn evaluation(verdict: Verdict) -> Evaluation {
         images: Vec::new(),
         unusable: std::collections::BTreeSet::new(),
         selected: None,
+        rules: None,
     }
 }
 

@@ -17,6 +17,7 @@ mod wait;
 mod webhook;
 
 use std::{
+    collections::HashMap,
     fs::File,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -36,7 +37,7 @@ use kube::{
     api::{DeleteParams, ListParams, Patch, PatchParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub use crate::free_port;
 pub use admission::{admission_config, client};
@@ -211,9 +212,17 @@ impl TestCluster {
         let nodes: Api<Node> = Api::all(self.client.clone());
         for node in nodes.list(&ListParams::default()).await.unwrap() {
             if node.name_any() == "localhost" {
+                // Those of the kubelet have these domains.
+                let is_added = |label: &&String| {
+                    let domain = label.split_once('/').map_or("", |(domain, _)| domain);
+                    !["kubernetes.io", "beta.kubernetes.io"].contains(&domain)
+                };
+                let added = node.labels().keys().filter(is_added);
+                let added: HashMap<&String, Value> =
+                    added.map(|label| (label, Value::Null)).collect();
                 let bare = json!({
                     "spec": {"taints": null},
-                    "metadata": {"annotations": {"archaware.dev/taint": null}},
+                    "metadata": {"annotations": {"archaware.dev/taint": null}, "labels": added},
                 });
                 nodes
                     .patch("localhost", &PatchParams::default(), &Patch::Merge(bare))

@@ -1,0 +1,208 @@
+use serde_json::json;
+
+use crate::{placement::PlacementPolicy, platform::Os};
+
+use super::*;
+
+fn rules(yaml: &str) -> Vec<PodRule> {
+    let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+    let config = crate::config::parse("c", &format!("{head}rules:\n{yaml}"));
+    config.unwrap().rules
+}
+
+fn labels(text: &str) -> BTreeMap<String, String> {
+    let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
+    pairs.map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
+}
+
+/// What rules say of a pod, in words: required nodes, preferred nodes, tolerations, and rules that are left out.
+fn say(rules: &[PodRule], pod: &str, namespace: &str, spec: &Value) -> [String; 4] {
+    let node_selector: BTreeMap<String, String> =
+        serde_json::from_value(spec["nodeSelector"].clone()).unwrap_or_default();
+    let affinity: Option<Affinity> = serde_json::from_value(spec["affinity"].clone()).unwrap();
+    let author = AuthorSelection {
+        node_selector: &node_selector,
+        affinity: affinity.as_ref(),
+    };
+    let applied = apply(rules, &labels(pod), &labels(namespace), author);
+    let all = |one: &[Requirement]| {
+        let texts: Vec<String> = one.iter().map(ToString::to_string).collect();
+        texts.join(" and ")
+    };
+    let required: Vec<_> = applied.nodes.required.iter().map(|one| all(one)).collect();
+    let preferred = applied.nodes.preferred.iter();
+    let preferred = preferred.map(|one| format!("{} {}", one.weight, all(&one.expressions)));
+    let tolerations = applied.tolerations.iter().map(ToString::to_string);
+    let left_out = applied.left_out.iter().map(ToString::to_string);
+    [
+        required.join(" or "),
+        preferred.collect::<Vec<_>>().join("; "),
+        tolerations.collect::<Vec<_>>().join("; "),
+        left_out.collect::<Vec<_>>().join("; "),
+    ]
+}
+
+#[test]
+fn rules_select_pods_by_their_labels_and_namespaces() {
+    let rules = rules(
+        "- {name: gpu, pods: app=train, namespaces: 'team in (a, b)', nodes: ['gpu', 'zone=z1,!spot'], \
+         preferredNodes: [{nodes: disk=ssd, weight: 5}], \
+         tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}]}\n\
+         - {name: pool, matchNodeLabels: [pool]}\n",
+    );
+    let none = json!({});
+    let gpu = r#"{"effect":"NoSchedule","key":"gpu","operator":"Exists"}"#;
+    for (pod, namespace, expected) in [
+        ("app=train", "team=c", ["", "", "", ""]),
+        ("app=web", "team=a", ["", "", "", ""]),
+        (
+            "app=train",
+            "team=a",
+            [
+                "gpu exists or zone in (z1) and spot does not exist",
+                "5 disk in (ssd)",
+                gpu,
+                "",
+            ],
+        ),
+        // Two rules: both have to hold.
+        (
+            "app=train,pool=x",
+            "team=b",
+            [
+                "gpu exists and pool in (x) or zone in (z1) and spot does not exist and pool in (x)",
+                "5 disk in (ssd)",
+                gpu,
+                "",
+            ],
+        ),
+        ("pool=x", "", ["pool in (x)", "", "", ""]),
+    ] {
+        let said = say(&rules, pod, namespace, &none);
+        assert_eq!(said, expected, "{pod} {namespace}");
+    }
+}
+
+#[test]
+fn what_contradicts_is_left_out_and_told() {
+    let required = |terms: Value| json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}});
+    let term = |operator: &str, values: &[&str]| json!({"matchExpressions": [{"key": "pool", "operator": operator, "values": values}]});
+    let author = "rule one is left out: its nodes contradict the pod's node selector or required node affinity";
+    let earlier = "rule two is left out: its nodes contradict rules before it";
+    for (rule, spec, expected) in [
+        ("['pool=a']", json!({}), ""),
+        ("['pool=a']", json!({"nodeSelector": {"pool": "a"}}), ""),
+        ("['pool=a']", json!({"nodeSelector": {"pool": "b"}}), author),
+        (
+            "['pool=a', 'zone']",
+            json!({"nodeSelector": {"pool": "b"}}),
+            "",
+        ),
+        (
+            "['pool!=b']",
+            json!({"nodeSelector": {"pool": "b"}}),
+            author,
+        ),
+        ("['!pool']", json!({"nodeSelector": {"pool": "b"}}), author),
+        (
+            "['pool']",
+            required(json!([term("DoesNotExist", &[])])),
+            author,
+        ),
+        (
+            "['pool=a']",
+            required(json!([term("In", &["b", "c"])])),
+            author,
+        ),
+        (
+            "['pool=a']",
+            required(json!([term("In", &["b"]), term("In", &["a"])])),
+            "",
+        ),
+        (
+            "['pool=a']",
+            required(json!([term("NotIn", &["a", "b"])])),
+            author,
+        ),
+        ("['pool=a']", required(json!([term("Gt", &["1"])])), ""),
+    ] {
+        let rules = rules(&format!("- {{name: one, nodes: {rule}}}\n"));
+        let [.., left_out] = say(&rules, "", "", &spec);
+        assert_eq!(left_out, expected, "{rule} {spec}");
+    }
+    let two = rules("- {name: one, nodes: [pool=a]}\n- {name: two, nodes: [pool=b]}\n");
+    let [nodes, .., left_out] = say(&two, "", "", &json!({}));
+    assert_eq!(
+        [nodes.as_str(), left_out.as_str()],
+        ["pool in (a)", earlier]
+    );
+}
+
+#[test]
+fn impossible_rules_are_errors() {
+    let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\nrules:\n";
+    for (yaml, problem) in [
+        (
+            "- {name: a, nodes: [x]}\n- {name: a, nodes: [y]}\n",
+            "a name of its own",
+        ),
+        ("- {name: 'a b', nodes: [x]}\n", "a name of its own"),
+        ("- {name: a}\n", "adds nothing"),
+        ("- {name: a, nodes: ['']}\n", "is empty"),
+        ("- {name: a, nodes: ['x in (']}\n", "not a label selector"),
+        (
+            "- {name: a, tolerations: [{key: k, value: 'x-{arch}'}]}\n",
+            "{arch}",
+        ),
+        (
+            "- {name: a, preferredNodes: [{nodes: x, weight: 101}]}\n",
+            "1 to 100",
+        ),
+        ("- {nodes: [x]}\n", "name"),
+    ] {
+        let error = crate::config::parse("c", &format!("{head}{yaml}")).unwrap_err();
+        assert!(error.to_string().contains(problem), "{yaml}: {error}");
+    }
+}
+
+/// docs/coming-from.md translates the settings of other tools: the placement is what they would have made.
+#[test]
+fn settings_of_other_tools_give_the_same_placement() {
+    let page = include_str!("../../../docs/coming-from.md");
+    let blocks: Vec<&str> = page.split("```yaml\n").skip(1).collect();
+    let configs: Vec<crate::config::Config> = blocks
+        .iter()
+        .map(|block| crate::config::parse("page", block.split("```").next().unwrap()).unwrap())
+        .collect();
+    let [noe, tolerable, multiarcher, all] = configs.as_slice() else {
+        panic!("{} configurations", configs.len());
+    };
+    let tolerations = |config: &crate::config::Config, images: &str| {
+        let policy = PlacementPolicy::from(config);
+        let decision = policy.limit(images.parse().unwrap());
+        policy.missing_tolerations(&decision, &Os::linux(), &[])
+    };
+    let equal = |key: &str, value: &str| json!({"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"});
+
+    // noe: the architectures that are schedulable, a label that pod and node share, the preferred architecture.
+    let policy = PlacementPolicy::from(noe);
+    let decision = policy.limit("amd64,arm64,s390x".parse().unwrap());
+    assert_eq!(decision.annotation(), "amd64,arm64");
+    let shared = say(&noe.rules, "example.com/pool=x,app=web", "", &json!({}));
+    assert_eq!(shared[0], "example.com/pool in (x)");
+    assert_eq!(say(&noe.rules, "app=web", "", &json!({}))[0], "");
+    let preferred = noe.affinity.preferences();
+    assert_eq!(preferred.into_values().collect::<Vec<_>>(), [100]);
+
+    // tolerable: a toleration for each supported architecture that all images have.
+    let arch = "kubernetes.io/arch";
+    let both = [equal(arch, "amd64"), equal(arch, "arm64")];
+    assert_eq!(tolerations(tolerable, "amd64,arm64,s390x"), both);
+    assert_eq!(tolerations(tolerable, "arm64"), [equal(arch, "arm64")]);
+
+    // k8smultiarcher: its own toleration if the images are for linux/arm64.
+    let own = equal("k8smultiarcher", "arm64Supported");
+    assert!(tolerations(multiarcher, "amd64,arm64").contains(&own));
+    assert!(!tolerations(multiarcher, "amd64").contains(&own));
+    assert_eq!(say(&all.rules, "", "", &json!({}))[2], own.to_string());
+}

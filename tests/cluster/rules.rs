@@ -1,0 +1,146 @@
+//! Rules from pods to nodes (docs/rules.md), with a real scheduler.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ListParams, PostParams};
+use serde_json::{Value, json};
+use testimg::{FakeRegistry, Script};
+
+use super::*;
+
+const RULES: &str = "
+rules:
+- {name: gpu, pods: app=training, namespaces: 'team in (vision)', nodes: [gpu=a100, gpu=h100],
+   preferredNodes: [{nodes: zone=b, weight: 100}],
+   tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}]}
+- {name: pools, matchNodeLabels: [example.com/pool]}
+";
+
+/// A node of each kind: `plain`, in a pool, with a tainted GPU of each type.
+async fn create_nodes(cluster: &TestCluster) {
+    for (name, labels, taint) in [
+        ("plain", json!({}), Value::Null),
+        ("pooled", json!({"example.com/pool": "x"}), Value::Null),
+        ("gpu-a", json!({"gpu": "a100", "zone": "a"}), json!("gpu")),
+        ("gpu-b", json!({"gpu": "h100", "zone": "b"}), json!("gpu")),
+    ] {
+        let mut all = json!({"kubernetes.io/arch": "amd64"});
+        json_patch::merge(&mut all, &labels);
+        let mut node = json!({"metadata": {"labels": all}});
+        if !taint.is_null() {
+            node["spec"]["taints"] =
+                json!([{"key": taint, "value": "yes", "effect": "NoSchedule"}]);
+        }
+        cluster.create_node_with(name, "amd64", node).await;
+    }
+    let label = json!({"metadata": {"labels": {"team": "vision"}}}).to_string();
+    cluster.kubectl(&["patch", "namespace", &cluster.namespace, "-p", &label]);
+}
+
+fn labelled(
+    cluster: &TestCluster,
+    name: &str,
+    labels: Value,
+    change: impl FnOnce(&mut Value),
+) -> Value {
+    let mut spec = pod_spec(&[cluster.image("multi")]);
+    change(&mut spec);
+    let mut pod = pod(name, spec, json!({}));
+    pod["metadata"]["labels"] = labels;
+    pod
+}
+
+#[tokio::test]
+async fn pods_land_where_rules_say() {
+    let cluster = TestCluster::take().await;
+    create_nodes(&cluster).await;
+    let _archaware = Controller::start_with_webhook(&cluster, RULES, "onMiss: gate").await;
+    let training = json!({"app": "training"});
+    let pools = json!({"example.com/pool": "x"});
+    let in_zone_a = |spec: &mut Value| spec["nodeSelector"] = json!({"zone": "a"});
+    let elsewhere = |spec: &mut Value| spec["nodeSelector"] = json!({"gpu": "none"});
+    for pod in [
+        labelled(&cluster, "train", training.clone(), |_| {}),
+        labelled(&cluster, "train-in-a", training.clone(), in_zone_a),
+        labelled(&cluster, "pooled", pools, |_| {}),
+    ] {
+        cluster.create::<Pod>(pod).await;
+    }
+    // Preferred among those that are required; together with the author's; by a label of its own.
+    for (name, node) in [
+        ("train", "gpu-b"),
+        ("train-in-a", "gpu-a"),
+        ("pooled", "pooled"),
+    ] {
+        assert_eq!(cluster.wait_until_bound(name).await, node, "{name}");
+    }
+    // The author's selection stays, and it is told.
+    let contradicting = labelled(&cluster, "elsewhere", training, elsewhere);
+    let created: Pod = cluster
+        .pods()
+        .create(
+            &PostParams::default(),
+            &serde_json::from_value(contradicting).unwrap(),
+        )
+        .await
+        .unwrap();
+    let affinity = serde_json::to_string(&created.spec.unwrap().affinity).unwrap();
+    assert!(!affinity.contains("a100"), "{affinity}");
+    let told = cluster.wait_for_event("elsewhere", "RuleLeftOut").await;
+    assert!(told.contains("rule gpu is left out"), "{told}");
+    let config = cluster.dir().join("rules.yaml");
+    let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+    std::fs::write(&config, format!("{head}{RULES}")).unwrap();
+    let explained = |name: &str| {
+        let pod = format!("pod/{name}");
+        let config = config.to_str().unwrap();
+        let (_, out, error) = cluster.archaware(&[
+            "explain",
+            &pod,
+            "-n",
+            &cluster.namespace,
+            "--config",
+            config,
+        ]);
+        assert!(!out.is_empty(), "{error}");
+        out
+    };
+    assert!(
+        explained("train").contains("Rules:       gpu"),
+        "{}",
+        explained("train")
+    );
+    assert!(explained("elsewhere").contains("rule gpu is left out"));
+}
+
+/// A pod whose images are not known yet gets what the rules say when its gate is removed.
+#[tokio::test]
+async fn gated_pods_get_what_rules_say() {
+    let cluster = TestCluster::take().await;
+    create_nodes(&cluster).await;
+    let slow = FakeRegistry::start().await.unwrap();
+    slow.add_tag("app", "v1", &testimg::find("multi"));
+    slow.script("/", Script::Slow(std::time::Duration::from_millis(1500)));
+    let _archaware = Controller::start_with_webhook(&cluster, RULES, "onMiss: gate").await;
+    let gated = labelled(&cluster, "gated", json!({"app": "training"}), |spec| {
+        spec["containers"][0]["image"] = json!(format!("{}:v1", slow.image("app")));
+        let zone = json!({"key": "zone", "operator": "Exists"});
+        spec["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [zone]}]}}});
+    });
+    let created: Pod = cluster.create(gated).await;
+    assert_eq!(
+        created
+            .spec
+            .unwrap()
+            .scheduling_gates
+            .unwrap_or_default()
+            .len(),
+        1
+    );
+    // Its terms can only be narrowed, so it gets the first nodes of the rule.
+    assert_eq!(cluster.wait_until_bound("gated").await, "gpu-a");
+    let pods = cluster.pods().list(&ListParams::default()).await.unwrap();
+    let tolerations =
+        serde_json::to_string(&pods.items[0].spec.as_ref().unwrap().tolerations).unwrap();
+    assert!(tolerations.contains("\"gpu\""), "{tolerations}");
+}
