@@ -70,6 +70,8 @@ pub struct PodSpec {
     pub scheduling_gates: Option<Vec<SchedulingGate>>,
     /// OS of the pod.
     pub os: Option<PodOs>,
+    /// Its runtime class.
+    pub runtime_class_name: Option<String>,
     /// Priority class.
     pub priority_class_name: Option<String>,
     /// Secrets with registry credentials.

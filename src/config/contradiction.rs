@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 use crate::{
     image::{Reference, Rewrite},
     names::is_dns_subdomain,
-    placement::PodRule,
+    placement::{PodRule, runtime_class::RuntimeClass},
 };
 
 use super::{Config, FailureAction, UnknownVariants, admission::is_webhook_url};
@@ -65,6 +65,15 @@ pub(super) fn contradiction(config: &Config) -> Option<Contradiction> {
         return found(
             &["selection.predictor.timeout"],
             "selection.predictor.timeout is longer than 10s, the most that a pod may wait",
+        );
+    }
+    let is_class = |(name, class): (&String, &RuntimeClass)| {
+        is_dns_subdomain(name) && !class.platforms.is_empty()
+    };
+    if !config.runtime_classes.iter().all(is_class) {
+        return found(
+            &["runtimeClasses"],
+            "runtimeClasses takes names of RuntimeClass objects, each with platforms like wasi/wasm",
         );
     }
     registries_problem(config)

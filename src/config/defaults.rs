@@ -48,6 +48,7 @@ impl Default for Config {
             schedulable_architectures: Vec::new(),
             tolerations: Vec::new(),
             rules: Vec::new(),
+            runtime_classes: BTreeMap::new(),
             affinity: AffinityConfig::default(),
             variants: UnknownVariants::default(),
             variant_label: variant_label(),

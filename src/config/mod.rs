@@ -25,8 +25,8 @@ use crate::{
     image::{Rewrite, registry::TokenEndpoint},
     names::QualifiedName,
     placement::{
-        Effect, LabelSelector, Mode, PodRule, TaintKind, TolerationRule, UnknownVariants,
-        failure::FailureAction,
+        Effect, LabelSelector, Mode, PodRule, RuntimeClasses, TaintKind, TolerationRule,
+        UnknownVariants, failure::FailureAction,
     },
     platform::Architecture,
 };
@@ -87,6 +87,9 @@ pub struct Config {
     /// Rules from pods to nodes.
     #[serde(default)]
     pub rules: Vec<PodRule>,
+    /// The platforms that runtime classes run.
+    #[serde(default)]
+    pub runtime_classes: RuntimeClasses,
     /// Node affinity to add to pods.
     #[serde(default)]
     pub affinity: AffinityConfig,

@@ -33,6 +33,8 @@ use crate::{
         preference::{self, Preferences},
         reinvocation,
         rule::{self, AppliedRules, LeftOutRule},
+        runtime_class::prefer_native,
+        selection::SelectedNodes,
     },
     platform::{Architectures, Os, PlatformSet},
 };
@@ -123,6 +125,8 @@ pub struct Evaluation {
     pub selected: Option<Box<SelectedImages>>,
     /// What the rules of the configuration say of the pod; `None`: nothing.
     pub rules: Option<Box<AppliedRules>>,
+    /// The architectures whose nodes run its images without emulation; `None`: its runtime class emulates none.
+    pub native: Option<Architectures>,
 }
 
 /// An image of a pod that was resolved.
@@ -260,6 +264,7 @@ impl Evaluator {
             unusable: BTreeSet::new(),
             selected,
             rules: None,
+            native: None,
         };
         evaluation.rules = self.applied_rules(subject, &rule, namespace);
         let selected = evaluation.selected.as_deref();
@@ -295,6 +300,10 @@ impl Evaluator {
                     let sets = self.policy.disjoint(of_images);
                     evaluation.conflict = Some(Conflict::Disjoint(sets));
                 }
+                let os = subject.spec.os();
+                let sets = images.iter().map(|image| &image.resolved.platforms);
+                let runtime = subject.spec.runtime(&os);
+                evaluation.native = self.policy.native_architectures(sets, runtime);
                 evaluation.images = images;
                 evaluation.unusable = keys.unusable();
                 verdict
@@ -421,7 +430,7 @@ impl Evaluator {
             match answer {
                 Ok(resolved) => images.push(EvaluatedImage {
                     name,
-                    architectures: self.policy.of_image(&resolved.platforms, &os),
+                    architectures: self.policy.of_image(&resolved.platforms, spec.runtime(&os)),
                     resolved,
                 }),
                 Err(error) => failed.push((name, error)),
@@ -448,7 +457,8 @@ impl Evaluator {
         let known = if are_for_other_nodes(spec, sets.clone()) {
             None
         } else {
-            self.policy.shared_architectures(sets, &spec.os())
+            self.policy
+                .shared_architectures(sets, spec.runtime(&spec.os()))
         };
         let decision = self.policy.decide(known.clone());
         // The images that are not known could only leave fewer architectures.
@@ -501,18 +511,18 @@ impl Subject<'_> {
         let selected = evaluation.selected.as_ref().filter(|_| selects);
         let rules = evaluation.rules.as_ref();
         let rules = rules.filter(|_| *decision != Decision::NoCommonArchitecture);
-        let of_rules = rules.filter(|_| selects).map(|rules| &rules.nodes);
-        let of_images = selected.map(|selected| &selected.nodes);
-        let both;
-        let nodes = if let (Some(rules), Some(images)) = (of_rules, of_images) {
-            both = rules.clone().and(images.clone());
-            Some(&both)
-        } else {
-            of_rules.or(of_images)
-        };
+        let native = prefer_native(evaluation.native.as_ref()).filter(|_| selects);
+        let native = native.map(|term| SelectedNodes {
+            preferred: vec![term],
+            ..SelectedNodes::default()
+        });
+        let of_rules = rules.filter(|_| selects).map(|rules| rules.nodes.clone());
+        let of_images = selected.map(|selected| selected.nodes.clone());
+        let nodes = [of_rules, of_images, native].into_iter().flatten();
+        let nodes = nodes.reduce(SelectedNodes::and);
         let circumstances = Circumstances {
             disjoint: conflict.map(Conflict::sets).unwrap_or_default(),
-            selected: nodes,
+            selected: nodes.as_ref(),
             tolerations: rules
                 .map(|rules| rules.tolerations.as_slice())
                 .unwrap_or_default(),
@@ -579,12 +589,24 @@ impl Evaluation {
         let one = |image: &EvaluatedImage| {
             let architectures = match &image.architectures {
                 None => "any".to_owned(),
-                Some(set) if set.is_empty() => "none for this OS".to_owned(),
+                Some(set) if set.is_empty() => image.other_platforms(),
                 Some(set) => set.join(", "),
             };
             format!("{} ({architectures})", image.name)
         };
         self.images.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl EvaluatedImage {
+    /// Of an image that has nothing for the pod's OS: what it has.
+    fn other_platforms(&self) -> String {
+        let platforms = self.resolved.platforms.platforms().iter();
+        let platforms: Vec<String> = platforms.map(ToString::to_string).collect();
+        match platforms.as_slice() {
+            [] => "none for this OS".to_owned(),
+            all => format!("only {}, none for this OS", all.join(", ")),
+        }
     }
 }
 

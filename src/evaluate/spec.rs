@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    cluster::objects::PodSpec, image::PullPolicy, placement::affinity::NodeSelectorTerm,
+    cluster::objects::PodSpec,
+    image::PullPolicy,
+    placement::{PodRuntime, affinity::NodeSelectorTerm},
     platform::Os,
 };
 
@@ -42,6 +44,14 @@ impl PodSpec {
     /// The OS that the pod states, otherwise linux.
     pub fn os(&self) -> Os {
         self.stated_os().unwrap_or_else(Os::linux)
+    }
+
+    /// What runs its containers. `os`: the pod's.
+    pub fn runtime<'a>(&'a self, os: &'a Os) -> PodRuntime<'a> {
+        PodRuntime {
+            os,
+            class: self.runtime_class_name.as_deref(),
+        }
     }
 
     /// The OS of `spec.os`, of the node selector or of every required affinity term.

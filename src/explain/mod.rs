@@ -279,6 +279,21 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
             unusable.secret, unusable.why
         )
     }));
+    if let Some(native) = &evaluation.native {
+        let class = facts.subject.spec.runtime_class_name.as_deref();
+        let class = class.unwrap_or_default();
+        let preferred = if native.is_empty() {
+            String::new()
+        } else {
+            format!(
+                "; nodes that need no emulation are preferred: {}",
+                native.join(", ")
+            )
+        };
+        notes.push(format!(
+            "runtime class {class} runs its images on nodes of every architecture{preferred}"
+        ));
+    }
     let problems = evaluation.selection_problems().iter();
     notes.extend(problems.map(ToString::to_string));
     notes

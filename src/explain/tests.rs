@@ -114,6 +114,7 @@ impl Case {
             unusable: [].into(),
             selected: None,
             rules: None,
+            native: None,
         };
         let subject = plan::pod::subject(&pod.pod);
         explain(&Facts {

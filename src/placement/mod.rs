@@ -14,6 +14,7 @@ pub mod pod;
 pub mod preference;
 pub mod reinvocation;
 pub mod rule;
+pub mod runtime_class;
 pub mod selection;
 mod selector;
 mod taint;
@@ -27,6 +28,7 @@ pub use decision::Decision;
 pub use mode::Mode;
 pub use pod::PlacementPolicy;
 pub use rule::PodRule;
+pub use runtime_class::{PodRuntime, RunBy, RuntimeClasses};
 pub use selector::{LabelSelector, SelectorError};
 pub use taint::{Effect, Taint, TaintKind, is_hard, keeps_away, tolerates};
 pub use toleration_rule::{

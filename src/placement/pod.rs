@@ -13,6 +13,7 @@ use super::{
     author_selection::AuthorSelection,
     decision::Decision,
     preference::Preferences,
+    runtime_class::{PodRuntime, RunBy, RuntimeClasses, run_by},
     selection::{ImageChange, SelectedNodes},
     taint::tolerates,
     toleration::{by_rules, covers},
@@ -34,6 +35,8 @@ pub struct PlacementPolicy {
     pub schedulable: BTreeSet<Architecture>,
     /// Additional tolerations.
     pub tolerations: Vec<TolerationRule>,
+    /// What runtime classes run.
+    pub runtime_classes: RuntimeClasses,
     /// Whether architectures are also required by node affinity, where it can still be set.
     pub requires_affinity: bool,
     /// How variants are considered.
@@ -131,8 +134,28 @@ impl PodChange {
 
 impl PlacementPolicy {
     /// The architectures of one image; `None` if it does not limit its pod.
-    pub fn of_image(&self, image: &PlatformSet, os: &Os) -> Option<Architectures> {
-        Some(self.variants.considered(image.architectures(os)?))
+    pub fn of_image(&self, image: &PlatformSet, runtime: PodRuntime<'_>) -> Option<Architectures> {
+        match run_by(image, runtime, &self.runtime_classes) {
+            RunBy::Cpu(set) => Some(self.variants.considered(set?)),
+            RunBy::Handler(_) | RunBy::Unknown => None,
+        }
+    }
+
+    /// The architectures whose nodes run all of these images without emulation; `None` if the pod's runtime class emulates none of
+    /// them.
+    pub fn native_architectures<'a>(
+        &self,
+        images: impl IntoIterator<Item = &'a PlatformSet>,
+        runtime: PodRuntime<'_>,
+    ) -> Option<Architectures> {
+        self.runtime_classes.get(runtime.class?)?;
+        let emulated = images.into_iter().filter_map(|image| {
+            match run_by(image, runtime, &self.runtime_classes) {
+                RunBy::Handler(native) => Some(self.widen(native.without_variants())),
+                RunBy::Cpu(_) | RunBy::Unknown => None,
+            }
+        });
+        emulated.reduce(|shared, own| shared.and(&own))
     }
 
     /// The node architectures that can run all of these images. Images that name no platform do not limit it; `None` if
@@ -140,11 +163,11 @@ impl PlacementPolicy {
     pub fn shared_architectures<'a>(
         &self,
         images: impl IntoIterator<Item = &'a PlatformSet>,
-        os: &Os,
+        runtime: PodRuntime<'_>,
     ) -> Option<Architectures> {
         images
             .into_iter()
-            .filter_map(|image| self.of_image(image, os))
+            .filter_map(|image| self.of_image(image, runtime))
             .map(|own| self.widen(own))
             .reduce(|shared, own| shared.and(&own))
     }

@@ -202,6 +202,7 @@ mod tests {
                 unusable: [].into(),
                 selected: None,
                 rules: None,
+                native: None,
             };
             assert_eq!(
                 is_misplaced(&evaluation, &policy, |set| set.contains(architecture)),

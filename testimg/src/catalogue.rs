@@ -89,6 +89,7 @@ fn ordinary() -> Vec<Entry> {
         ("arm64", single("linux/arm64"), Platforms(&["linux/arm64"])),
         ("s390x", single("linux/s390x"), Platforms(&["linux/s390x"])),
         ("386", single("linux/386"), Platforms(&["linux/386"])),
+        ("wasi", single("wasi/wasm"), Platforms(&["wasi/wasm"])),
         (
             "armv7",
             single("linux/arm/v7"),

@@ -32,6 +32,7 @@ mod real_node;
 mod replicas;
 mod report;
 mod rules;
+mod runtime_classes;
 mod secrecy;
 mod selection;
 mod startup;

@@ -42,6 +42,8 @@ async fn every_kind_of_image_lands_on_its_architectures_only() {
         ("index-wins", "arm64", &["arm64"]),
         ("no-os", "arm64", &["arm64"]),
         ("helm", "any", &["amd64", "arm64", "s390x"]),
+        // WebAssembly, and nothing is known of runtime classes.
+        ("wasi", "any", &["amd64", "arm64", "s390x"]),
     ] {
         cluster.create_pod(image, &[image]).await;
         let node = cluster.wait_until_bound(image).await;

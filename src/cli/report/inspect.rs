@@ -192,7 +192,7 @@ impl Inspector {
                         cache.keep(&self.resolver, &resolved);
                     }
                     let platforms = resolved.platforms.platforms().iter();
-                    let set = self.policy.of_image(&resolved.platforms, &os);
+                    let set = self.policy.of_image(&resolved.platforms, spec.runtime(&os));
                     let set = set.filter(|_| is_limited);
                     KnownImage::Resolved {
                         platforms: platforms.map(ToString::to_string).collect(),

@@ -232,9 +232,10 @@ impl Evaluator {
         let resolved = resolved
             .await
             .map_err(|error| Unselected::Failed(image.to_owned(), Box::new(error)))?;
-        let set = self
-            .policy
-            .of_image(&resolved.platforms, &pod.subject.spec.os());
+        let set = self.policy.of_image(
+            &resolved.platforms,
+            pod.subject.spec.runtime(&pod.subject.spec.os()),
+        );
         let runs_on = |set| self.policy.within_schedulable(self.policy.widen(set));
         Ok(set.map(runs_on))
     }

@@ -12,7 +12,8 @@ fn decide<'a>(
     images: impl IntoIterator<Item = &'a PlatformSet>,
     os: &Os,
 ) -> Decision {
-    policy.decide(policy.shared_architectures(images, os))
+    let runtime = PodRuntime { os, class: None };
+    policy.decide(policy.shared_architectures(images, runtime))
 }
 
 fn policy() -> PlacementPolicy {

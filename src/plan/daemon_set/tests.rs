@@ -65,6 +65,7 @@ fn plan_of(
         unusable: BTreeSet::new(),
         selected: None,
         rules: None,
+        native: None,
     };
     let config = Config::default();
     let (placement, failure) = (

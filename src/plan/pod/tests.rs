@@ -28,6 +28,7 @@ fn evaluation(verdict: Verdict) -> Evaluation {
         unusable: std::collections::BTreeSet::new(),
         selected: None,
         rules: None,
+        native: None,
     }
 }
 

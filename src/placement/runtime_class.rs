@@ -1,0 +1,178 @@
+//! Runtime classes (`spec.runtimeClassName`): their handlers run images that the CPU of a node does not, like WebAssembly modules, or
+//! programs for another architecture by emulation.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::platform::{Architectures, Os, PlatformSet};
+
+use super::{
+    RulePlatform,
+    affinity::{WeightedTerm, on_architecture},
+};
+
+/// Weight of nodes that need no emulation, the highest that the API allows.
+const NATIVE_WEIGHT: u8 = 100;
+
+/// What is known of a runtime class.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RuntimeClass {
+    /// The platforms that its handler runs on nodes of every architecture.
+    pub platforms: Vec<RulePlatform>,
+}
+
+/// Runtime classes by name.
+pub type RuntimeClasses = BTreeMap<String, RuntimeClass>;
+
+/// What runs the containers of a pod.
+#[derive(Clone, Copy, Debug)]
+pub struct PodRuntime<'a> {
+    /// The OS of the pod.
+    pub os: &'a Os,
+    /// Its runtime class.
+    pub class: Option<&'a str>,
+}
+
+/// How a pod's runtime class runs an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunBy {
+    /// The CPU of the node runs it: it has to be of one of these architectures. `None`: the image names no platform.
+    Cpu(Option<Architectures>),
+    /// The handler of the class runs it on every node; without emulation on these.
+    Handler(Architectures),
+    /// It is a WebAssembly module, and what its class runs is not known.
+    Unknown,
+}
+
+/// How an image is run.
+pub(super) fn run_by(
+    image: &PlatformSet,
+    runtime: PodRuntime<'_>,
+    classes: &RuntimeClasses,
+) -> RunBy {
+    let Some(own) = image.architectures(runtime.os) else {
+        return RunBy::Cpu(None);
+    };
+    let class = runtime.class.map(|name| classes.get(name));
+    let has = |one: &RulePlatform| {
+        let of_os = image.architectures(&one.os);
+        of_os.is_some_and(|set| set.contains(one.architecture.as_str()))
+    };
+    match class {
+        Some(Some(class)) if class.platforms.iter().any(has) => RunBy::Handler(own),
+        // Without a word of the configuration, a pod is not kept from running on account of WebAssembly.
+        Some(None) if is_webassembly(image) => RunBy::Unknown,
+        None if is_webassembly(image) && !runs_webassembly(classes) => RunBy::Unknown,
+        _ => RunBy::Cpu(Some(own)),
+    }
+}
+
+/// The nodes that run all of these images without emulation are preferred; `None`: there are none, or no image is emulated.
+pub fn prefer_native(native: Option<&Architectures>) -> Option<WeightedTerm> {
+    let native = native.filter(|set| !set.is_empty())?;
+    Some(WeightedTerm {
+        weight: NATIVE_WEIGHT,
+        expressions: vec![on_architecture(native.names())],
+    })
+}
+
+/// Whether an image has nothing but WebAssembly modules.
+fn is_webassembly(image: &PlatformSet) -> bool {
+    let platforms = image.platforms();
+    !platforms.is_empty()
+        && platforms
+            .iter()
+            .all(|one| one.architecture().as_str().starts_with("wasm"))
+}
+
+/// Whether a class is known to run WebAssembly modules.
+fn runs_webassembly(classes: &RuntimeClasses) -> bool {
+    let mut platforms = classes.values().flat_map(|class| &class.platforms);
+    platforms.any(|one| one.architecture.as_str().starts_with("wasm"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::platform::{NoPlatformReason, Platform};
+
+    fn image(platforms: &[&str]) -> PlatformSet {
+        let platform = |text: &&str| {
+            let (os, architecture) = text.split_once('/').unwrap();
+            Platform::new(os, architecture, "").unwrap()
+        };
+        let all = platforms.iter().map(platform).collect();
+        PlatformSet::new(all, NoPlatformReason::NotAnImage)
+    }
+
+    fn classes(text: &str) -> RuntimeClasses {
+        let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\nruntimeClasses: ";
+        let config = crate::config::parse("c", &format!("{head}{text}\n"));
+        config.unwrap().runtime_classes
+    }
+
+    #[test]
+    fn classes_run_what_the_cpu_does_not() {
+        let none = "{}";
+        let wasm = "{wasmtime: {platforms: [wasi/wasm]}}";
+        let qemu = "{qemu: {platforms: [linux/arm64]}}";
+        let set = |text: &str| -> Architectures {
+            if text.is_empty() {
+                Architectures::default()
+            } else {
+                text.parse().unwrap()
+            }
+        };
+        let cpu = |text: &str| RunBy::Cpu(Some(set(text)));
+        let handler = |text: &str| RunBy::Handler(set(text));
+        for (platforms, class, configured, expected) in [
+            (&["linux/amd64"][..], None, none, cpu("amd64")),
+            (&["linux/amd64"], Some("wasmtime"), wasm, cpu("amd64")),
+            (&[], Some("wasmtime"), wasm, RunBy::Cpu(None)),
+            // WebAssembly.
+            (&["wasi/wasm"], Some("wasmtime"), wasm, handler("")),
+            (
+                &["wasi/wasm", "linux/amd64"],
+                Some("wasmtime"),
+                wasm,
+                handler("amd64"),
+            ),
+            (&["wasi/wasm", "linux/amd64"], None, wasm, cpu("amd64")),
+            (&["wasi/wasm"], None, wasm, cpu("")),
+            (&["wasip1/wasm"], Some("wasmtime"), wasm, cpu("")),
+            (&["wasi/wasm"], Some("qemu"), qemu, cpu("")),
+            // What is not configured is not held against a pod.
+            (&["wasi/wasm"], None, none, RunBy::Unknown),
+            (&["wasi/wasm"], None, qemu, RunBy::Unknown),
+            (&["wasi/wasm"], Some("spin"), wasm, RunBy::Unknown),
+            (&["windows/amd64"], Some("spin"), wasm, cpu("")),
+            // Emulation.
+            (&["linux/arm64"], Some("qemu"), qemu, handler("arm64")),
+            (&["linux/arm64"], None, qemu, cpu("arm64")),
+            (&["linux/s390x"], Some("qemu"), qemu, cpu("s390x")),
+        ] {
+            let runtime = PodRuntime {
+                os: &Os::linux(),
+                class,
+            };
+            let found = run_by(&image(platforms), runtime, &classes(configured));
+            assert_eq!(found, expected, "{platforms:?} {class:?} {configured}");
+        }
+    }
+
+    #[test]
+    fn native_nodes_are_preferred() {
+        let arm64: Architectures = "arm64".parse().unwrap();
+        let term = prefer_native(Some(&arm64)).unwrap();
+        assert_eq!(
+            term.expressions[0].to_string(),
+            "kubernetes.io/arch in (arm64)"
+        );
+        assert_eq!(term.weight, 100);
+        assert_eq!(prefer_native(Some(&Architectures::default())), None);
+        assert_eq!(prefer_native(None), None);
+    }
+}
