@@ -188,3 +188,43 @@ fn commands_are_documented() {
         );
     }
 }
+
+/// The commands that the documentation shows, without what a shell does with them.
+fn documented_commands() -> Vec<(String, Vec<String>)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let pages = std::fs::read_dir(root.join("docs")).unwrap();
+    let pages = pages
+        .map(|page| page.unwrap().path())
+        .filter(|page| page.is_file());
+    let mut found = Vec::new();
+    for page in pages.chain([root.join("README.md")]) {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for line in text.lines().filter_map(|line| line.strip_prefix("    ")) {
+            let line = line.strip_prefix("$ ").unwrap_or(line);
+            let line = line.split(" #").next().unwrap();
+            for part in line.split(" | ").flat_map(|part| part.split(" -- ")) {
+                let Some(arguments) = part.strip_prefix("archaware ") else {
+                    continue;
+                };
+                let arguments = arguments.split(" > ").next().unwrap().trim_end_matches('&');
+                let arguments = arguments.split_whitespace().map(str::to_owned);
+                found.push((format!("{}: {line}", page.display()), arguments.collect()));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn commands_in_the_documentation_are_understood() {
+    let commands = documented_commands();
+    assert!(commands.len() > 30, "{}", commands.len());
+    for (place, arguments) in commands {
+        let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        // It is understood, and nothing is done.
+        arguments.push("--help");
+        let output = run(Path::new(PROGRAM), &arguments);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{place}: {error}");
+    }
+}

@@ -1,18 +1,17 @@
 //! Step 1 of 3 (evaluate, plan, apply): finds the rule that applies to a pod or template,
 //! reads its pull secrets and the platforms of its images, and decides by them. Changes nothing.
 
+mod evaluation;
 mod known_keys;
 pub mod predictor;
 pub mod pull_secrets;
 mod selection;
 mod spec;
+mod subject;
 pub mod template;
 pub mod wrong_architecture;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use futures::future::join_all;
 use tokio::sync::Semaphore;
@@ -23,28 +22,28 @@ use crate::{
         objects::{DaemonSet, Namespace, PodSpec, annotations, labels},
     },
     config::Config,
-    image::{ImageError, ResolveRequest, Resolved, Resolver},
+    image::{ImageError, ResolveRequest, Resolver},
     placement::{
         Mode, annotation,
         author_selection::AuthorSelection,
         decision::Decision,
         mode::{self, InvalidAnnotation, Rule, RuleSource},
-        pod::{AffinityAccess, Circumstances, PlacementPolicy, PodChange, PodView},
+        pod::{AffinityAccess, PlacementPolicy},
         preference::{self, Preferences},
         reinvocation,
-        rule::{self, AppliedRules, LeftOutRule},
-        runtime_class::prefer_native,
-        selection::SelectedNodes,
+        rule::{self, AppliedRules},
     },
-    platform::{Architectures, Os, PlatformSet},
+    platform::{Os, PlatformSet},
 };
 
 use predictor::Predictor;
-use pull_secrets::{PodCredentials, PullSecrets, UnusablePullSecret};
+use pull_secrets::{PodCredentials, PullSecrets};
 use template::Template;
 
+pub use evaluation::{Conflict, EvaluatedImage, Evaluation, ResolvedImages, Verdict};
 pub use known_keys::KnownKeys;
 pub use selection::{ContainerCandidates, NoMatch, SelectedImages, SelectionProblem};
+pub use subject::{Stage, Subject};
 
 /// Maximum number of images of a pod, many times that of the largest pods. Beyond it, every architecture is
 /// tolerated.
@@ -71,143 +70,6 @@ pub struct Evaluator {
     pub predictor: Option<Predictor>,
     /// Whether to keep which images could have been selected, and why each was not.
     pub keeps_candidates: bool,
-}
-
-/// The result of an evaluation.
-#[derive(Clone, Debug)]
-pub enum Verdict {
-    /// No change, because of its mode or because it tolerates every architecture already.
-    Skip,
-    /// A decision.
-    Decided(Decision),
-    /// Some images could not be resolved; to be retried.
-    Unresolved {
-        /// These images.
-        failed: Vec<(String, ImageError)>,
-        /// What the other images share; `None` if they do not limit the pod.
-        known: Option<Architectures>,
-    },
-}
-
-impl Verdict {
-    /// The verdict if something more could not be read.
-    fn without(self, more: Vec<(String, ImageError)>) -> Self {
-        let (mut failed, known) = match self {
-            // What is not known could only leave fewer architectures.
-            Self::Decided(Decision::NoCommonArchitecture) => return self,
-            Self::Decided(Decision::Architectures(set)) => (Vec::new(), Some(set)),
-            Self::Decided(Decision::TolerateAll) | Self::Skip => (Vec::new(), None),
-            Self::Unresolved { failed, known } => (failed, known),
-        };
-        failed.extend(more);
-        Self::Unresolved { failed, known }
-    }
-}
-
-/// A verdict with what led to it.
-#[derive(Clone, Debug)]
-pub struct Evaluation {
-    /// The result.
-    pub verdict: Verdict,
-    /// Whether the decision was made earlier by the failure policy, for the same images.
-    pub by_policy: bool,
-    /// Preferred architectures.
-    pub preferences: Preferences,
-    /// Why there is no architecture that fits, if there is none.
-    pub conflict: Option<Conflict>,
-    /// Annotations with invalid values.
-    pub invalid: Vec<InvalidAnnotation>,
-    /// The resolved images.
-    pub images: Vec<EvaluatedImage>,
-    /// Pull secrets that were skipped.
-    pub unusable: BTreeSet<UnusablePullSecret>,
-    /// Images that were selected, if the pod asks for it, as few do.
-    pub selected: Option<Box<SelectedImages>>,
-    /// What the rules of the configuration say of the pod; `None`: nothing.
-    pub rules: Option<Box<AppliedRules>>,
-    /// The architectures whose nodes run its images without emulation; `None`: its runtime class emulates none.
-    pub native: Option<Architectures>,
-}
-
-/// An image of a pod that was resolved.
-#[derive(Clone, Debug)]
-pub struct EvaluatedImage {
-    /// The image as written in the pod.
-    pub name: String,
-    /// Its architectures for the pod's OS; `None`: it names no platform.
-    pub architectures: Option<Architectures>,
-    /// What is known of it.
-    pub resolved: Resolved,
-}
-
-/// All images of a pod or template.
-#[derive(Clone, Debug)]
-pub struct ResolvedImages {
-    /// Those that are resolved.
-    pub images: Vec<EvaluatedImage>,
-    /// Those that are not, and why.
-    pub failed: Vec<(String, ImageError)>,
-    /// Pull secrets that were skipped.
-    pub unusable: BTreeSet<UnusablePullSecret>,
-}
-
-/// Why no node can run a pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Conflict {
-    /// These sets of architectures share nothing: what single images allow, and `schedulableArchitectures`.
-    Disjoint(Vec<Architectures>),
-    /// The pod's author selects none of these, which its images allow, and does not tolerate the taints of those selected.
-    Excluded(Architectures),
-    /// The images allow these, but archaware required others when the pod had other images.
-    Outdated(Architectures),
-}
-
-impl Conflict {
-    /// The sets. Node affinity that requires all of them says that no node can run the pod.
-    fn sets(&self) -> &[Architectures] {
-        match self {
-            Self::Disjoint(sets) => sets,
-            Self::Excluded(set) | Self::Outdated(set) => std::slice::from_ref(set),
-        }
-    }
-}
-
-/// What is evaluated.
-#[derive(Clone, Copy, Debug)]
-pub struct Subject<'a> {
-    /// Spec of the pod or template.
-    pub spec: &'a PodSpec,
-    /// Annotations of the pod or template.
-    pub annotations: &'a BTreeMap<String, String>,
-    /// Labels of the pod or template.
-    pub labels: &'a BTreeMap<String, String>,
-    /// Namespace of the pod or DaemonSet.
-    pub namespace: &'a str,
-    /// What can still be changed.
-    pub stage: Stage,
-    /// What the failure policy decided earlier for exactly these images, if that stands until they change.
-    pub decided_by_policy: Option<&'a Decision>,
-}
-
-/// What is evaluated and can still be changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// A template: pods created from it get additional fields.
-    Template,
-    /// A pod that is being created: everything can be set.
-    Creation,
-    /// An existing pod: its affinity can be set while it has a scheduling gate.
-    Pod,
-}
-
-impl Subject<'_> {
-    fn affinity_access(&self) -> AffinityAccess {
-        match self.stage {
-            Stage::Creation => AffinityAccess::Open,
-            Stage::Pod if self.spec.is_gated() => AffinityAccess::Narrowing,
-            Stage::Template | Stage::Pod => AffinityAccess::Closed,
-        }
-    }
 }
 
 impl Evaluator {
@@ -488,144 +350,4 @@ fn are_for_windows<'a>(images: impl Iterator<Item = &'a PlatformSet> + Clone) ->
         named.map(|set| !set.is_empty()).collect::<BTreeSet<bool>>()
     };
     is_for(&Os::linux()) == [false].into() && is_for(&Os::windows()) == [true].into()
-}
-
-impl Subject<'_> {
-    /// The changes that a decision means for it.
-    pub fn change(
-        self,
-        policy: &PlacementPolicy,
-        decision: &Decision,
-        evaluation: &Evaluation,
-    ) -> PodChange {
-        let spec = self.spec;
-        let view = PodView {
-            os: &spec.os(),
-            tolerations: spec.tolerations.as_deref().unwrap_or_default(),
-            author: spec.author_selection(),
-            affinity: self.affinity_access(),
-        };
-        let conflict = evaluation.conflict.as_ref();
-        let selects =
-            view.affinity != AffinityAccess::Closed && *decision != Decision::NoCommonArchitecture;
-        let selected = evaluation.selected.as_ref().filter(|_| selects);
-        let rules = evaluation.rules.as_ref();
-        let rules = rules.filter(|_| *decision != Decision::NoCommonArchitecture);
-        let native = prefer_native(evaluation.native.as_ref()).filter(|_| selects);
-        let native = native.map(|term| SelectedNodes {
-            preferred: vec![term],
-            ..SelectedNodes::default()
-        });
-        let of_rules = rules.filter(|_| selects).map(|rules| rules.nodes.clone());
-        let of_images = selected.map(|selected| selected.nodes.clone());
-        let nodes = [of_rules, of_images, native].into_iter().flatten();
-        let nodes = nodes.reduce(SelectedNodes::and);
-        let circumstances = Circumstances {
-            disjoint: conflict.map(Conflict::sets).unwrap_or_default(),
-            selected: nodes.as_ref(),
-            tolerations: rules
-                .map(|rules| rules.tolerations.as_slice())
-                .unwrap_or_default(),
-        };
-        let change = policy.change(decision, view, &evaluation.preferences, circumstances);
-        PodChange {
-            images: selected.map_or_else(Vec::new, |selected| selected.images.clone()),
-            ..change
-        }
-    }
-}
-
-impl Evaluation {
-    /// Why no image was selected for a container that asks for it.
-    pub fn selection_problems(&self) -> &[SelectionProblem] {
-        let selected = self.selected.as_ref();
-        selected.map_or(&[], |selected| &selected.problems)
-    }
-
-    /// Rules that select the pod and are left out.
-    pub fn left_out_rules(&self) -> &[LeftOutRule] {
-        self.rules.as_ref().map_or(&[], |rules| &rules.left_out)
-    }
-
-    /// The message for a pod that no architecture can run.
-    pub fn explain_no_common_architecture(&self, policy: &PlacementPolicy) -> String {
-        let images = || match self.images.as_slice() {
-            [] => String::new(),
-            _ => format!(" (images: {})", self.list_images()),
-        };
-        match &self.conflict {
-            Some(Conflict::Excluded(set)) => {
-                return format!(
-                    "its node selector or node affinity selects none of the architectures that can run it: {}{}; no node can run \
-                     it",
-                    set.join(", "),
-                    images()
-                );
-            }
-            Some(Conflict::Outdated(set)) => {
-                return format!(
-                    "its node affinity was set for other images and cannot be changed: delete the pod. What can run it now: {}{}",
-                    set.join(", "),
-                    images()
-                );
-            }
-            _ => {}
-        }
-        let mut why = if self.images.is_empty() {
-            "none of the architectures in its annotation is schedulable".to_owned()
-        } else {
-            format!("its images share no architecture: {}", self.list_images())
-        };
-        if !policy.schedulable.is_empty() {
-            let names: Architectures = policy.schedulable.iter().cloned().collect();
-            let names = names.join(", ");
-            why = format!("{why}; schedulableArchitectures are {names}");
-        }
-        why
-    }
-
-    /// The images with their architectures, for example `a (amd64, arm64), b (s390x)`.
-    pub fn list_images(&self) -> String {
-        let one = |image: &EvaluatedImage| {
-            let architectures = match &image.architectures {
-                None => "any".to_owned(),
-                Some(set) if set.is_empty() => image.other_platforms(),
-                Some(set) => set.join(", "),
-            };
-            format!("{} ({architectures})", image.name)
-        };
-        self.images.iter().map(one).collect::<Vec<_>>().join(", ")
-    }
-}
-
-impl EvaluatedImage {
-    /// Of an image that has nothing for the pod's OS: what it has.
-    fn other_platforms(&self) -> String {
-        let platforms = self.resolved.platforms.platforms().iter();
-        let platforms: Vec<String> = platforms.map(ToString::to_string).collect();
-        match platforms.as_slice() {
-            [] => "none for this OS".to_owned(),
-            all => format!("only {}, none for this OS", all.join(", ")),
-        }
-    }
-}
-
-#[cfg(test)]
-impl EvaluatedImage {
-    /// An image for these architectures.
-    pub(crate) fn for_tests(name: &str, architectures: Option<Architectures>) -> Self {
-        let resolved = Resolved {
-            reference: crate::image::Reference::parse("r.example/a:1").unwrap(),
-            digest: format!("sha256:{:064}", 0).parse().unwrap(),
-            platforms: PlatformSet::None(crate::platform::NoPlatformReason::NoArchitecture),
-            media_type: "",
-            source: crate::image::ResolutionSource::Memory,
-            credential: None,
-        };
-        Self {
-            name: name.to_owned(),
-            architectures,
-            resolved,
-        }
-    }
 }

@@ -1,0 +1,98 @@
+//! What is evaluated, and what a decision means for it.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    cluster::objects::PodSpec,
+    placement::{
+        Decision, PlacementPolicy,
+        pod::{AffinityAccess, Circumstances, PodChange, PodView},
+        runtime_class::prefer_native,
+        selection::SelectedNodes,
+    },
+};
+
+use super::{Conflict, Evaluation};
+
+/// What is evaluated.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// Spec of the pod or template.
+    pub spec: &'a PodSpec,
+    /// Annotations of the pod or template.
+    pub annotations: &'a BTreeMap<String, String>,
+    /// Labels of the pod or template.
+    pub labels: &'a BTreeMap<String, String>,
+    /// Namespace of the pod or DaemonSet.
+    pub namespace: &'a str,
+    /// What can still be changed.
+    pub stage: Stage,
+    /// What the failure policy decided earlier for exactly these images, if that stands until they change.
+    pub decided_by_policy: Option<&'a Decision>,
+}
+
+/// What is evaluated and can still be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// A template: pods created from it get additional fields.
+    Template,
+    /// A pod that is being created: everything can be set.
+    Creation,
+    /// An existing pod: its affinity can be set while it has a scheduling gate.
+    Pod,
+}
+
+impl Subject<'_> {
+    pub(super) fn affinity_access(&self) -> AffinityAccess {
+        match self.stage {
+            Stage::Creation => AffinityAccess::Open,
+            Stage::Pod if self.spec.is_gated() => AffinityAccess::Narrowing,
+            Stage::Template | Stage::Pod => AffinityAccess::Closed,
+        }
+    }
+}
+
+impl Subject<'_> {
+    /// The changes that a decision means for it.
+    pub fn change(
+        self,
+        policy: &PlacementPolicy,
+        decision: &Decision,
+        evaluation: &Evaluation,
+    ) -> PodChange {
+        let spec = self.spec;
+        let view = PodView {
+            os: &spec.os(),
+            tolerations: spec.tolerations.as_deref().unwrap_or_default(),
+            author: spec.author_selection(),
+            affinity: self.affinity_access(),
+        };
+        let conflict = evaluation.conflict.as_ref();
+        let selects =
+            view.affinity != AffinityAccess::Closed && *decision != Decision::NoCommonArchitecture;
+        let selected = evaluation.selected.as_ref().filter(|_| selects);
+        let rules = evaluation.rules.as_ref();
+        let rules = rules.filter(|_| *decision != Decision::NoCommonArchitecture);
+        let native = prefer_native(evaluation.native.as_ref()).filter(|_| selects);
+        let native = native.map(|term| SelectedNodes {
+            preferred: vec![term],
+            ..SelectedNodes::default()
+        });
+        let of_rules = rules.filter(|_| selects).map(|rules| rules.nodes.clone());
+        let of_images = selected.map(|selected| selected.nodes.clone());
+        let nodes = [of_rules, of_images, native].into_iter().flatten();
+        let nodes = nodes.reduce(SelectedNodes::and);
+        let circumstances = Circumstances {
+            disjoint: conflict.map(Conflict::sets).unwrap_or_default(),
+            selected: nodes.as_ref(),
+            tolerations: rules
+                .map(|rules| rules.tolerations.as_slice())
+                .unwrap_or_default(),
+        };
+        let change = policy.change(decision, view, &evaluation.preferences, circumstances);
+        PodChange {
+            images: selected.map_or_else(Vec::new, |selected| selected.images.clone()),
+            ..change
+        }
+    }
+}
