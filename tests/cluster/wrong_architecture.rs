@@ -198,7 +198,7 @@ async fn crash(cluster: &TestCluster, name: &str) {
 /// whole seconds.
 async fn ask_webhook_later(cluster: &TestCluster) {
     let all = cluster.pods().list(&Default::default()).await.unwrap();
-    let created = all.iter().filter_map(|pod| pod.creation_timestamp());
+    let created = all.iter().filter_map(ResourceExt::creation_timestamp);
     let newest = created.map(|time| time.0.as_second()).max().unwrap_or(0);
     eventually("a webhook that is asked", DEADLINE, || async {
         let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
