@@ -84,7 +84,7 @@ fn links_lead_somewhere() {
     assert!(checked > 100, "{checked}");
 }
 
-/// A page begins with its title and for whom it is, and the index lists it.
+/// Each page begins with a title, and the index lists it.
 #[test]
 fn pages_are_found() {
     let index = read("docs/README.md");

@@ -291,7 +291,7 @@ impl MisplacedPods {
         let first = containers.first()?.container.clone();
         let architectures = sets.get(&first).cloned();
         let architecture = node.architecture.as_str();
-        // Of an image for another architecture, the variant of the node says nothing.
+        // The variant of the node matters only if the image has the node's architecture.
         let has_architecture = |set: &Architectures| set.contains(architecture);
         let variant = node
             .variant

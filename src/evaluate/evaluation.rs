@@ -178,7 +178,7 @@ impl Evaluation {
 }
 
 impl EvaluatedImage {
-    /// Of an image that has nothing for the pod's OS: what it has.
+    /// The platforms of an image that has none for the pod's OS, in words.
     fn other_platforms(&self) -> String {
         let platforms = self.resolved.platforms.platforms().iter();
         let platforms: Vec<String> = platforms.map(ToString::to_string).collect();

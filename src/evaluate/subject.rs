@@ -50,9 +50,7 @@ impl Subject<'_> {
             Stage::Template | Stage::Pod => AffinityAccess::Closed,
         }
     }
-}
 
-impl Subject<'_> {
     /// The changes that a decision means for it.
     pub fn change(
         self,

@@ -125,7 +125,7 @@ impl Origin {
         }
     }
 
-    /// Of both parts.
+    /// The origin of a result that has two parts.
     fn and(self, other: Self) -> Self {
         Self {
             source: self.source.max(other.source),
