@@ -108,7 +108,7 @@ pub(crate) async fn selection() {
         keys: KnownKeys::new(&*config),
         nodes: ClusterNodes::of(nodes()),
         predictor: None,
-        keeps_candidates: false,
+        explains: false,
         config,
     };
     let image = registry.image("app");

@@ -223,12 +223,17 @@ impl Webhook {
             };
             decided = Some((decision.clone(), change));
         }
+        // Whatever is known of images: it cannot be set later.
+        let class = match &evaluation {
+            Some(evaluation) => review.subject().class_change(evaluation),
+            None => self.class_by_rules(&review),
+        };
         // What was selected before cannot be selected later, when the pod exists without gate.
         let keeps = matches!(outcome, Some(Outcome::Missed | Outcome::Unresolved))
             && !gate
             && !review.recorded.images.is_empty();
         if !keeps {
-            answer.patch = review.patch(decided, gate);
+            answer.patch = review.patch(decided, &class, gate);
         }
         let outcome = match outcome {
             _ if gate => Outcome::Gated,
@@ -249,7 +254,8 @@ impl Webhook {
             return (AdmissionResponse::default(), Outcome::Ignored);
         }
         let change = review.tolerate_all(&self.evaluator.policy);
-        let patch = review.patch(Some((Decision::TolerateAll, change)), false);
+        let decided = Some((Decision::TolerateAll, change));
+        let patch = review.patch(decided, &PodChange::default(), false);
         let outcome = match patch {
             Some(_) => Outcome::Changed,
             None => Outcome::Unchanged,
@@ -259,6 +265,18 @@ impl Webhook {
             ..AdmissionResponse::default()
         };
         (answer, outcome)
+    }
+
+    /// The runtime class that rules give to a pod whose images are not known in time.
+    fn class_by_rules(&self, review: &PodReview) -> PodChange {
+        let namespace = self.namespaces.get(&review.namespace).unwrap_or_default();
+        let (subject, evaluator) = (review.subject(), &self.evaluator);
+        let (rule, ..) = evaluator.rule(subject, &namespace);
+        let applied = evaluator.applied_rules(subject, &rule, &namespace);
+        PodChange {
+            runtime_class: applied.and_then(|rules| rules.runtime_class),
+            ..PodChange::default()
+        }
     }
 
     /// Whether a pod waits behind the gate. Those of system-critical classes never wait for a controller, and no autoscaler
@@ -450,14 +468,28 @@ impl PodReview {
         change
     }
 
-    /// `None` if the pod needs no change.
+    /// The runtime class that an earlier call set.
+    fn kept_class(&self) -> PodChange {
+        let class = self.recorded.runtime_class.clone();
+        let is = self.pod.spec.runtime_class_name.as_ref();
+        PodChange {
+            runtime_class: class.filter(|class| is == Some(class)),
+            ..PodChange::default()
+        }
+    }
+
+    /// `None` if the pod needs no change. `class`: the runtime class that it gets.
     fn patch(
         &self,
         decision: Option<(Decision, PodChange)>,
+        class: &PodChange,
         gate: bool,
     ) -> Option<patch::JsonPatch> {
         let (decision, change) = decision.unzip();
-        let change = change.unwrap_or_default();
+        let change = self
+            .kept_class()
+            .and(&change.unwrap_or_default())
+            .and(class);
         // Nothing is added for a pod that no architecture can run, but that it waits is said.
         let decision =
             decision.filter(|own| !change.is_empty() || *own == Decision::NoCommonArchitecture);

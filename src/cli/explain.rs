@@ -114,7 +114,7 @@ impl ExplainCommand {
             keys,
             nodes: ClusterNodes::of(nodes),
             predictor: Predictor::new(&config.selection.predictor)?,
-            keeps_candidates: true,
+            explains: true,
         };
         // It ends with this command.
         let features = evaluator.nodes.features.clone();

@@ -86,7 +86,7 @@ impl PlanCommand {
             keys,
             nodes: ClusterNodes::of(nodes.iter().cloned()),
             predictor,
-            keeps_candidates: false,
+            explains: false,
         };
         let pods = api
             .list(None)

@@ -82,7 +82,7 @@ impl RunCommand {
             keys,
             nodes: ClusterNodes::default(),
             predictor,
-            keeps_candidates: false,
+            explains: false,
         };
         let (pending, is_pending) = watch::channel(controller::WATCHES.to_vec());
         let run = controller::ControllerParts {

@@ -1,5 +1,7 @@
 //! The nodes of the cluster, in groups of those that are alike: what is asked of thousands of nodes is then asked of a few groups.
 
+mod holding;
+
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
@@ -15,7 +17,10 @@ use crate::placement::{
     selection::{HOSTNAME, LabelKeys, MAX_HOSTS, NodeFacts, NodeFeatures, NodeGroup},
 };
 
-use super::{node_features::NodeFeatureIndex, objects::Node};
+use super::{
+    node_features::NodeFeatureIndex,
+    objects::{ImageKey, Node},
+};
 
 /// How long groups are used: the pods of a rollout are created at once, and a new node is used after this.
 const TTL: Duration = Duration::from_secs(1);
@@ -29,6 +34,8 @@ const MAX_GROUPS: usize = 256;
 pub struct ClusterNodes {
     source: watch::Sender<Source>,
     groupings: Arc<Mutex<HashMap<GroupKey, Grouping>>>,
+    /// Which of them hold images, by these images.
+    holding: Arc<Mutex<HashMap<Box<[ImageKey]>, holding::Answer>>>,
     /// What Node Feature Discovery found on them.
     pub features: NodeFeatureIndex,
 }
@@ -101,6 +108,7 @@ impl Default for ClusterNodes {
         Self {
             source: watch::Sender::new(Source::None),
             groupings: Arc::default(),
+            holding: Arc::default(),
             features: NodeFeatureIndex::default(),
         }
     }

@@ -7,6 +7,7 @@
 mod container_status;
 mod event;
 mod node_feature;
+mod node_images;
 mod node_pool;
 mod stored;
 mod volume;
@@ -25,6 +26,7 @@ use serde_json::Value;
 pub use container_status::{ContainerState, ContainerStatus, Running, StateDetail};
 pub use event::Event;
 pub use node_feature::NodeFeature;
+pub use node_images::{ImageKey, NodeImages};
 pub use node_pool::NodePool;
 pub use volume::{PersistentVolume, PersistentVolumeClaim};
 
@@ -197,6 +199,8 @@ pub struct NodeSpec {
 pub struct NodeStatus {
     /// What the kubelet reports about its machine.
     pub node_info: NodeInfo,
+    /// The images that it holds.
+    pub images: NodeImages,
 }
 
 /// `status.nodeInfo`.

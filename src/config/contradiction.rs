@@ -5,14 +5,14 @@ use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 use crate::{
     image::{Reference, Rewrite},
     names::is_dns_subdomain,
-    placement::{PodRule, runtime_class::RuntimeClass},
+    placement::{PodRule, emulation::Emulator, runtime_class::RuntimeClass},
 };
 
 use super::{Config, FailureAction, UnknownVariants, admission::is_webhook_url};
 
 /// Maximum number of rules: each is compared with each new pod.
 const MAX_RULES: usize = 64;
-/// Maximum number of selectors for nodes of a rule: each becomes a term of its pods.
+/// Maximum number of selectors for nodes of a rule, and of emulators: each becomes a term of its pods.
 const MAX_NODES: usize = 16;
 
 /// Values that contradict each other, or that no type excludes.
@@ -76,6 +76,23 @@ pub(super) fn contradiction(config: &Config) -> Option<Contradiction> {
             "runtimeClasses takes names of RuntimeClass objects, each with platforms like wasi/wasm",
         );
     }
+    let emulates = |one: &Emulator| {
+        !one.has_empty_selector() && !one.runs.is_empty() && !one.runs.contains(&one.architecture)
+    };
+    if config.emulation.len() > MAX_NODES || !config.emulation.iter().all(emulates) {
+        return found(
+            &["emulation"],
+            "emulation takes at most 16 of {nodes: SELECTOR, architecture, runs}, with a selector that is not empty and other architectures in runs",
+        );
+    }
+    if config.assign_runtime_class
+        && (config.runtime_classes.is_empty() || !config.admission.enabled)
+    {
+        return found(
+            &["assignRuntimeClass"],
+            "assignRuntimeClass needs runtimeClasses, and admission.enabled: a class can be set only when a pod is created",
+        );
+    }
     registries_problem(config)
         .or_else(|| rules_problem(config))
         .or_else(|| containerd_problem(config))
@@ -100,7 +117,16 @@ fn rules_problem(config: &Config) -> Option<Contradiction> {
     }
     if rules.iter().any(PodRule::is_empty) {
         return found(
-            "one of rules adds nothing: it needs nodes, matchNodeLabels, preferredNodes or tolerations",
+            "one of rules adds nothing: it needs nodes, matchNodeLabels, preferredNodes, tolerations or runtimeClass",
+        );
+    }
+    let mut classes = rules.iter().filter_map(|rule| rule.runtime_class.as_ref());
+    if !classes.clone().all(|name| is_dns_subdomain(name)) {
+        return found("runtimeClass in rules takes the name of a RuntimeClass object");
+    }
+    if classes.next().is_some() && !config.admission.enabled {
+        return found(
+            "runtimeClass in rules needs admission.enabled: a class can be set only when a pod is created",
         );
     }
     if rules.iter().any(PodRule::has_empty_selector) {

@@ -26,7 +26,7 @@ use crate::{
     names::QualifiedName,
     placement::{
         Effect, LabelSelector, Mode, PodRule, RuntimeClasses, TaintKind, TolerationRule,
-        UnknownVariants, failure::FailureAction,
+        UnknownVariants, emulation::Emulator, failure::FailureAction,
     },
     platform::Architecture,
 };
@@ -81,6 +81,9 @@ pub struct Config {
     /// The only architectures that are considered; empty means all.
     #[serde(default)]
     pub schedulable_architectures: Vec<Architecture>,
+    /// Nodes that run images of further architectures by emulation, by their labels.
+    #[serde(default)]
+    pub emulation: Vec<Emulator>,
     /// Additional tolerations for pods of some platforms.
     #[serde(default)]
     pub tolerations: Vec<TolerationRule>,
@@ -90,6 +93,9 @@ pub struct Config {
     /// The platforms that runtime classes run.
     #[serde(default)]
     pub runtime_classes: RuntimeClasses,
+    /// Whether new pods without a runtime class get one of these if no CPU runs their images.
+    #[serde(default)]
+    pub assign_runtime_class: bool,
     /// Node affinity to add to pods.
     #[serde(default)]
     pub affinity: AffinityConfig,

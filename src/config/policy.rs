@@ -19,6 +19,7 @@ impl From<&Config> for PlacementPolicy {
             compatibility: config.compatibility.clone(),
             schedulable: config.schedulable_architectures.iter().cloned().collect(),
             tolerations: config.tolerations.clone(),
+            emulation: config.emulation.clone(),
             runtime_classes: config.runtime_classes.clone(),
             requires_affinity: config.affinity.required,
             variants: config.into(),

@@ -330,7 +330,7 @@ impl MisplacedPods {
         let containers = spec.containers.iter().chain(&spec.init_containers);
         let known = containers.filter_map(|container| {
             let set = sets.get(container.image.as_deref()?)?.clone()?;
-            Some((container.name.clone(), policy.widen(set)))
+            Some((container.name.clone(), policy.widen_with_emulation(set)))
         });
         known.collect()
     }

@@ -6,6 +6,8 @@ use crate::{
     image::{ImageError, Resolved},
     placement::{
         Decision, PlacementPolicy,
+        emulation::Emulation,
+        image_locality::ImageLocality,
         mode::InvalidAnnotation,
         preference::Preferences,
         rule::{AppliedRules, LeftOutRule},
@@ -69,6 +71,12 @@ pub struct Evaluation {
     pub rules: Option<Box<AppliedRules>>,
     /// The architectures whose nodes run its images without emulation; `None`: its runtime class emulates none.
     pub native: Option<Architectures>,
+    /// Where its images run by emulation; `None`: nowhere, or it cannot be limited to such nodes.
+    pub emulation: Option<Box<Emulation>>,
+    /// The runtime class that it has to get, which is possible on its creation only: by a rule, or because only a class runs its images.
+    pub runtime_class: Option<String>,
+    /// What nodes hold of images that are not known; `None`: nothing, or it is of no use.
+    pub locality: Option<Box<ImageLocality>>,
 }
 
 /// An image of a pod that was resolved.
@@ -115,6 +123,25 @@ impl Conflict {
 }
 
 impl Evaluation {
+    /// A verdict, with nothing else that is known.
+    pub(crate) fn new(verdict: Verdict) -> Self {
+        Self {
+            verdict,
+            by_policy: false,
+            preferences: Preferences::new(),
+            conflict: None,
+            invalid: Vec::new(),
+            images: Vec::new(),
+            unusable: BTreeSet::new(),
+            selected: None,
+            rules: None,
+            native: None,
+            emulation: None,
+            runtime_class: None,
+            locality: None,
+        }
+    }
+
     /// Why no image was selected for a container that asks for it.
     pub fn selection_problems(&self) -> &[SelectionProblem] {
         let selected = self.selected.as_ref();
@@ -159,6 +186,12 @@ impl Evaluation {
             let names: Architectures = policy.schedulable.iter().cloned().collect();
             let names = names.join(", ");
             why = format!("{why}; schedulableArchitectures are {names}");
+        }
+        if let Some(class) = &self.runtime_class {
+            why = format!(
+                "{why}. Runtime class {class} runs them and can be set only when the pod is created: delete the pod, so that it is \
+                 created anew"
+            );
         }
         why
     }

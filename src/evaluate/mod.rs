@@ -3,6 +3,7 @@
 
 mod evaluation;
 mod known_keys;
+mod locality;
 pub mod predictor;
 pub mod pull_secrets;
 mod selection;
@@ -24,14 +25,15 @@ use crate::{
     config::Config,
     image::{ImageError, ResolveRequest, Resolver},
     placement::{
-        Mode, annotation,
+        Mode, PodRuntime, annotation,
         author_selection::AuthorSelection,
         decision::Decision,
+        emulation::Emulation,
         mode::{self, InvalidAnnotation, Rule, RuleSource},
         pod::{AffinityAccess, PlacementPolicy},
         preference::{self, Preferences},
         reinvocation,
-        rule::{self, AppliedRules},
+        rule::{self, AppliedRules, RuledPod},
     },
     platform::{Os, PlatformSet},
 };
@@ -68,8 +70,9 @@ pub struct Evaluator {
     pub nodes: ClusterNodes,
     /// Chooses among them by a model.
     pub predictor: Option<Predictor>,
-    /// Whether to keep which images could have been selected, and why each was not.
-    pub keeps_candidates: bool,
+    /// Whether somebody asks why: which images could have been selected is kept, and what nodes hold of images that are not known, also
+    /// where it is not used.
+    pub explains: bool,
 }
 
 impl Evaluator {
@@ -106,10 +109,20 @@ impl Evaluator {
         let preferences =
             preference::nearest(subject.annotations, of_namespace, default, &mut invalid);
         let deadline = tokio::time::Instant::now() + self.config.resolution.budget;
+        let rules = self.applied_rules(subject, &rule, namespace);
+        let class = rules.as_ref().and_then(|rules| rules.runtime_class.clone());
+        let with_class = class.as_ref().map(|class| PodSpec {
+            runtime_class_name: Some(class.clone()),
+            ..subject.spec.clone()
+        });
+        let subject = Subject {
+            spec: with_class.as_ref().unwrap_or(subject.spec),
+            ..subject
+        };
         let mut selected = None;
         if selection::is_requested(subject, &rule) {
-            let found = Box::pin(self.select_images(subject, &rule, deadline)).await;
-            selected = Some(Box::new(found));
+            let found = self.select_images(subject, &rule, rules.as_deref(), deadline);
+            selected = Some(Box::new(Box::pin(found).await));
         }
         let spec = selected.as_mut().and_then(|selected| selected.spec.take());
         let subject = Subject {
@@ -117,18 +130,13 @@ impl Evaluator {
             ..subject
         };
         let mut evaluation = Evaluation {
-            verdict: Verdict::Skip,
-            by_policy: false,
             preferences,
-            conflict: None,
             invalid,
-            images: Vec::new(),
-            unusable: BTreeSet::new(),
             selected,
-            rules: None,
-            native: None,
+            rules,
+            runtime_class: class,
+            ..Evaluation::new(Verdict::Skip)
         };
-        evaluation.rules = self.applied_rules(subject, &rule, namespace);
         let selected = evaluation.selected.as_deref();
         let selects = selected.is_some_and(|own| !own.images.is_empty() || !own.failed.is_empty());
         let adds = selects || evaluation.rules.is_some();
@@ -150,25 +158,8 @@ impl Evaluator {
                 Verdict::Decided(decision)
             }
             Rule::Mode(Mode::Inspect) => {
-                let is_template = subject.stage == Stage::Template;
-                let keys = self
-                    .pull_secrets
-                    .for_pod(subject.namespace, subject.spec, is_template);
-                let (verdict, images) = self
-                    .resolve_images(subject.spec, subject.namespace, &keys, deadline)
-                    .await;
-                if matches!(verdict, Verdict::Decided(Decision::NoCommonArchitecture)) {
-                    let of_images = images.iter().filter_map(|one| one.architectures.clone());
-                    let sets = self.policy.disjoint(of_images);
-                    evaluation.conflict = Some(Conflict::Disjoint(sets));
-                }
-                let os = subject.spec.os();
-                let sets = images.iter().map(|image| &image.resolved.platforms);
-                let runtime = subject.spec.runtime(&os);
-                evaluation.native = self.policy.native_architectures(sets, runtime);
-                evaluation.images = images;
-                evaluation.unusable = keys.unusable();
-                verdict
+                self.decide_by_images(subject, &mut evaluation, deadline)
+                    .await
             }
         };
         if let Some(selected) = &mut evaluation.selected
@@ -177,12 +168,66 @@ impl Evaluator {
             let failed = std::mem::take(&mut selected.failed);
             evaluation.verdict = evaluation.verdict.without(failed);
         }
+        let is_used = subject.affinity_access() == AffinityAccess::Narrowing;
+        if (is_used || self.explains)
+            && let Verdict::Unresolved { failed, .. } = &evaluation.verdict
+        {
+            evaluation.locality = self.image_locality(subject.spec, failed).await;
+        }
         self.respect_author(subject, &mut evaluation);
         evaluation
     }
 
+    /// What the images of a pod or template allow, with its runtime class or with one that it gets because no CPU runs them.
+    async fn decide_by_images(
+        &self,
+        subject: Subject<'_>,
+        evaluation: &mut Evaluation,
+        deadline: tokio::time::Instant,
+    ) -> Verdict {
+        let is_none =
+            |verdict: &Verdict| matches!(verdict, Verdict::Decided(Decision::NoCommonArchitecture));
+        let is_template = subject.stage == Stage::Template;
+        let (spec, namespace) = (subject.spec, subject.namespace);
+        let keys = self.pull_secrets.for_pod(namespace, spec, is_template);
+        let each = self.resolve_images(spec, namespace, &keys, deadline);
+        let (mut images, failed) = each.await;
+        let os = spec.os();
+        let mut runtime = spec.runtime(&os);
+        let sets = images.iter().map(|image| &image.resolved.platforms);
+        let emulation = self.policy.emulation(sets, runtime).filter(|emulation| {
+            subject.affinity_access() != AffinityAccess::Closed
+                || emulation.covers(spec.author_selection())
+        });
+        let mut verdict = self.verdict(spec, runtime, (&images, &failed), emulation.as_ref());
+        if is_none(&verdict) && runtime.class.is_none() && self.config.assign_runtime_class {
+            let sets = images.iter().map(|image| &image.resolved.platforms);
+            let class = self.policy.class_for(sets, &os);
+            evaluation.runtime_class = class.map(str::to_owned);
+            // The pods of a template get it when they are created.
+            if class.is_some() && subject.stage != Stage::Pod {
+                runtime.class = class;
+                for image in &mut images {
+                    image.architectures = self.policy.of_image(&image.resolved.platforms, runtime);
+                }
+                verdict = self.verdict(spec, runtime, (&images, &failed), None);
+            }
+        }
+        if is_none(&verdict) {
+            let of_images = images.iter().filter_map(|one| one.architectures.clone());
+            let sets = self.policy.disjoint(of_images);
+            evaluation.conflict = Some(Conflict::Disjoint(sets));
+        }
+        let sets = images.iter().map(|image| &image.resolved.platforms);
+        evaluation.native = self.policy.native_architectures(sets, runtime);
+        evaluation.images = images;
+        evaluation.emulation = emulation.map(Box::new);
+        evaluation.unusable = keys.unusable();
+        verdict
+    }
+
     /// What the rules of the configuration say of a pod; `None`: nothing. Templates get nothing by them: each of their pods does.
-    fn applied_rules(
+    pub fn applied_rules(
         &self,
         subject: Subject<'_>,
         rule: &Rule,
@@ -193,9 +238,14 @@ impl Evaluator {
         if rules.is_empty() || is_left_alone || subject.stage == Stage::Template {
             return None;
         }
-        let labels = labels(&namespace.metadata);
-        let author = subject.spec.author_selection();
-        let applied = rule::apply(rules, subject.labels, labels, author);
+        let pod = RuledPod {
+            labels: subject.labels,
+            namespace_labels: labels(&namespace.metadata),
+            author: subject.spec.author_selection(),
+            runtime_class: subject.spec.runtime_class_name.as_deref(),
+            is_new: subject.stage == Stage::Creation,
+        };
+        let applied = rule::apply(rules, pod);
         (applied != AppliedRules::default()).then(|| Box::new(applied))
     }
 
@@ -301,36 +351,49 @@ impl Evaluator {
         (images, failed)
     }
 
+    /// The images that limit a pod: none if there are too many of them.
     async fn resolve_images(
         &self,
         spec: &PodSpec,
         namespace: &str,
         credentials: &PodCredentials,
         deadline: tokio::time::Instant,
-    ) -> (Verdict, Vec<EvaluatedImage>) {
+    ) -> (Vec<EvaluatedImage>, Vec<(String, ImageError)>) {
         // Users must not be able to make archaware resolve thousands of images at once.
         if spec.images().len() > MAX_IMAGES {
-            return (Verdict::Decided(Decision::TolerateAll), Vec::new());
+            return (Vec::new(), Vec::new());
         }
-        let (images, failed) = self
-            .resolve_each(spec, namespace, credentials, deadline)
-            .await;
+        self.resolve_each(spec, namespace, credentials, deadline)
+            .await
+    }
+
+    /// What images allow that are known, and where they are emulated, if others are not known.
+    fn verdict(
+        &self,
+        spec: &PodSpec,
+        runtime: PodRuntime<'_>,
+        (images, failed): (&[EvaluatedImage], &[(String, ImageError)]),
+        emulation: Option<&Emulation>,
+    ) -> Verdict {
         let sets = images.iter().map(|image| &image.resolved.platforms);
         let known = if are_for_other_nodes(spec, sets.clone()) {
             None
+        } else if let Some(emulation) = emulation {
+            Some(emulation.architectures())
         } else {
-            self.policy
-                .shared_architectures(sets, spec.runtime(&spec.os()))
+            self.policy.shared_architectures(sets, runtime)
         };
         let decision = self.policy.decide(known.clone());
         // The images that are not known could only leave fewer architectures.
         let is_final = failed.is_empty() || decision == Decision::NoCommonArchitecture;
-        let verdict = if is_final {
+        if is_final {
             Verdict::Decided(decision)
         } else {
-            Verdict::Unresolved { failed, known }
-        };
-        (verdict, images)
+            Verdict::Unresolved {
+                failed: failed.to_vec(),
+                known,
+            }
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use crate::{
         mode::Rule,
         pod::AffinityAccess,
         reinvocation,
+        rule::AppliedRules,
         selection::{
             self, Candidate, ImageChange, ImageSelection, InvalidSelection, NodeGroup,
             SelectedNodes,
@@ -49,7 +50,7 @@ pub struct SelectedImages {
     pub nodes: SelectedNodes,
     /// Why something was not selected.
     pub problems: Vec<SelectionProblem>,
-    /// What could have been selected, with [`Evaluator::keeps_candidates`].
+    /// What could have been selected, with [`Evaluator::explains`].
     pub candidates: Vec<ContainerCandidates>,
     /// What could not be read in time.
     pub(super) failed: Vec<(String, ImageError)>,
@@ -58,11 +59,12 @@ pub struct SelectedImages {
 }
 
 impl Evaluator {
-    /// Selects the images of a pod that asks for it.
+    /// Selects the images of a pod that asks for it. `rules`: what they say of the pod.
     pub(super) async fn select_images(
         &self,
         subject: Subject<'_>,
         rule: &Rule,
+        rules: Option<&AppliedRules>,
         deadline: Instant,
     ) -> SelectedImages {
         let mut selected = SelectedImages::default();
@@ -95,9 +97,9 @@ impl Evaluator {
             Rule::Mode(Mode::Any | Mode::Ignore) => None,
             Rule::Architectures(set) => Some(set.clone()),
             Rule::Mode(Mode::Inspect) => {
-                let resolved =
-                    self.resolve_images(&spec, subject.namespace, &credentials, deadline);
-                match resolved.await.0 {
+                let each = self.resolve_images(&spec, subject.namespace, &credentials, deadline);
+                let (images, failed) = each.await;
+                match self.verdict(&spec, spec.runtime(&spec.os()), (&images, &failed), None) {
                     // No selection changes that.
                     Verdict::Decided(Decision::NoCommonArchitecture) => return selected,
                     Verdict::Decided(Decision::Architectures(set)) => Some(set),
@@ -111,6 +113,7 @@ impl Evaluator {
             credentials: &credentials,
             deadline,
             limit,
+            rules,
         };
         self.select(&pod, &requested, &mut selected).await;
         // What stays as it is counts again.
@@ -171,7 +174,7 @@ impl Evaluator {
             .map(AlikeNodes::group)
             .collect();
         for (one, document) in &documents {
-            let kept = self.keeps_candidates.then_some(&mut selected.candidates);
+            let kept = self.explains.then_some(&mut selected.candidates);
             let chosen = match self.choose_image(pod, one, document, &groups, kept).await {
                 Ok(chosen) => chosen,
                 Err(Unselected::Failed(image, error)) => {

@@ -71,18 +71,25 @@ impl Subject<'_> {
         let selected = evaluation.selected.as_ref().filter(|_| selects);
         let rules = evaluation.rules.as_ref();
         let rules = rules.filter(|_| *decision != Decision::NoCommonArchitecture);
-        let native = prefer_native(evaluation.native.as_ref()).filter(|_| selects);
-        let native = native.map(|term| SelectedNodes {
-            preferred: vec![term],
+        let prefer = |preferred| SelectedNodes {
+            preferred,
             ..SelectedNodes::default()
-        });
+        };
+        let native = prefer_native(evaluation.native.as_ref()).filter(|_| selects);
+        let native = native.map(|term| prefer(vec![term]));
+        let emulation = evaluation.emulation.as_ref().filter(|_| selects);
+        let emulation = emulation.map(|emulation| emulation.nodes());
+        let locality = evaluation.locality.as_ref().filter(|_| selects);
+        let locality = locality.map(|locality| prefer(locality.preferred()));
         let of_rules = rules.filter(|_| selects).map(|rules| rules.nodes.clone());
         let of_images = selected.map(|selected| selected.nodes.clone());
-        let nodes = [of_rules, of_images, native].into_iter().flatten();
+        let nodes = [emulation, of_rules, of_images, native, locality]
+            .into_iter()
+            .flatten();
         let nodes = nodes.reduce(SelectedNodes::and);
         let circumstances = Circumstances {
             disjoint: conflict.map(Conflict::sets).unwrap_or_default(),
-            selected: nodes.as_ref(),
+            nodes: nodes.as_ref(),
             tolerations: rules
                 .map(|rules| rules.tolerations.as_slice())
                 .unwrap_or_default(),
@@ -91,6 +98,16 @@ impl Subject<'_> {
         PodChange {
             images: selected.map_or_else(Vec::new, |selected| selected.images.clone()),
             ..change
+        }
+        .and(&self.class_change(evaluation))
+    }
+
+    /// The runtime class that it gets, whatever is decided about nodes.
+    pub fn class_change(self, evaluation: &Evaluation) -> PodChange {
+        let class = evaluation.runtime_class.as_ref();
+        PodChange {
+            runtime_class: class.filter(|_| self.stage == Stage::Creation).cloned(),
+            ..PodChange::default()
         }
     }
 }

@@ -27,6 +27,8 @@ pub struct Additions {
     pub preferred: Vec<String>,
     /// Images that were replaced: `container: from → to`.
     pub images: Vec<String>,
+    /// The runtime class that it got because it had none.
+    pub runtime_class: Option<String>,
     /// Whether its scheduling gate is there.
     pub gate: bool,
     /// Who added it, and when.
@@ -66,6 +68,7 @@ impl Additions {
             required: required.collect(),
             preferred: preferred.collect(),
             images,
+            runtime_class: change.runtime_class.clone(),
             ..Self::default()
         };
         (own != Self::default()).then_some(own)
@@ -124,12 +127,15 @@ impl Additions {
         let list = |what: &str, all: &[String], between: &str| {
             (!all.is_empty()).then(|| format!("{what} {}", all.join(between)))
         };
+        let class = self.runtime_class.as_ref();
+        let class = class.map(|class| format!("runtime class {class}"));
         let gate = self.gate.then(|| format!("scheduling gate {GATE}"));
         let parts = [
             list("tolerations", &self.tolerations, ", "),
             list("required node affinity", &self.required, " or "),
             list("preferred node affinity", &self.preferred, ", "),
             list("image of", &self.images, ", "),
+            class,
             gate,
         ];
         parts.into_iter().flatten().collect()

@@ -280,8 +280,9 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
         )
     }));
     if let Some(native) = &evaluation.native {
-        let class = facts.subject.spec.runtime_class_name.as_deref();
-        let class = class.unwrap_or_default();
+        let own = facts.subject.spec.runtime_class_name.as_ref();
+        let class = own.or(evaluation.runtime_class.as_ref());
+        let class = class.map(String::as_str).unwrap_or_default();
         let preferred = if native.is_empty() {
             String::new()
         } else {
@@ -294,6 +295,17 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
             "runtime class {class} runs its images on nodes of every architecture{preferred}"
         ));
     }
+    if let Some(emulation) = &evaluation.emulation {
+        let emulators = emulation.emulators.iter();
+        let emulators =
+            emulators.map(|one| format!("{} nodes with {}", one.architecture, one.nodes.as_str()));
+        let emulators: Vec<_> = emulators.collect();
+        notes.push(format!(
+            "its images run by emulation on {}, after nodes that need none",
+            emulators.join(", ")
+        ));
+    }
+    notes.extend(evaluation.locality.as_ref().map(ToString::to_string));
     let problems = evaluation.selection_problems().iter();
     notes.extend(problems.map(ToString::to_string));
     notes

@@ -191,6 +191,9 @@ fn reason(facts: &Facts<'_>, obstacle: &Obstacle, lacking: Option<String>) -> St
         (Obstacle::Taint { taint, .. }, _) => format!("does not tolerate the taint {taint}"),
         (Obstacle::NodeSelector(label), _) => format!("node selector {label}"),
         (Obstacle::NodeAffinity, _) => "node affinity".to_owned(),
+        (Obstacle::AddedAffinity, _) if facts.evaluation.emulation.is_some() => {
+            "these nodes do not emulate its images".to_owned()
+        }
         (Obstacle::AddedAffinity, _) => {
             "the variant of these nodes is not known to suffice".to_owned()
         }

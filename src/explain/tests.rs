@@ -3,7 +3,6 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     evaluate::{Conflict, Stage},
-    placement::preference::Preferences,
     plan,
 };
 
@@ -105,16 +104,9 @@ impl Case {
         let config = Config::default();
         let policy = PlacementPolicy::from(&config);
         let evaluation = Evaluation {
-            verdict: self.verdict.clone(),
-            by_policy: false,
-            preferences: Preferences::new(),
             conflict: self.conflict.clone(),
-            invalid: Vec::new(),
             images: self.images.clone(),
-            unusable: [].into(),
-            selected: None,
-            rules: None,
-            native: None,
+            ..Evaluation::new(self.verdict.clone())
         };
         let subject = plan::pod::subject(&pod.pod);
         explain(&Facts {

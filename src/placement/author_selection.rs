@@ -104,6 +104,22 @@ impl<'a> AuthorSelection<'a> {
             || terms.any(|term| term.on_architecture().next().is_some())
     }
 
+    /// What is required: one of these, the node selector with each of the terms. Fields are left out.
+    pub(super) fn alternatives(&self) -> Vec<Vec<Requirement>> {
+        let selector = self.node_selector.iter();
+        let selector =
+            selector.map(|(key, value)| Requirement::new(key, "In", vec![value.clone()]));
+        let selector: Vec<Requirement> = selector.collect();
+        if self.terms().is_empty() {
+            return vec![selector];
+        }
+        let with_selector = |term: &NodeSelectorTerm| {
+            let all = selector.iter().chain(&term.match_expressions);
+            all.cloned().collect()
+        };
+        self.terms().iter().map(with_selector).collect()
+    }
+
     fn terms(&self) -> &'a [NodeSelectorTerm] {
         let terms = self.affinity.and_then(Affinity::required_terms);
         terms.unwrap_or_default()

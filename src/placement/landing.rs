@@ -98,7 +98,7 @@ pub fn landing(pod: &LandingPod<'_>, node: &LandingNode<'_>, own: &TaintKind) ->
         Obstacle::NodeAffinity
     } else if !pod
         .selected
-        .is_none_or(|selected| is_selected(selected, node))
+        .is_none_or(|selected| selected.select(node.labels, node.name))
     {
         Obstacle::SelectedImage
     } else if let Some(taint) = own_taints.first() {
@@ -143,14 +143,6 @@ fn affinity_selects(affinity: Option<&Affinity>, node: &LandingNode<'_>) -> bool
         affinity,
     };
     terms_only.selects(node.labels, node.name)
-}
-
-fn is_selected(selected: &SelectedNodes, node: &LandingNode<'_>) -> bool {
-    let mut alternatives = selected.required.iter();
-    selected.required.is_empty()
-        || alternatives.any(|requirements| {
-            NodeSelectorTerm::of(requirements.clone()).selects(node.labels, node.name)
-        })
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use super::{
     affinity::{self, AffinityChange, Preference, Wanted},
     author_selection::AuthorSelection,
     decision::Decision,
+    emulation::{Emulation, Emulator},
     preference::Preferences,
     runtime_class::{PodRuntime, RunBy, RuntimeClasses, run_by},
     selection::{ImageChange, SelectedNodes},
@@ -37,6 +38,8 @@ pub struct PlacementPolicy {
     pub tolerations: Vec<TolerationRule>,
     /// What runtime classes run.
     pub runtime_classes: RuntimeClasses,
+    /// Nodes that emulate.
+    pub emulation: Vec<Emulator>,
     /// Whether architectures are also required by node affinity, where it can still be set.
     pub requires_affinity: bool,
     /// How variants are considered.
@@ -101,6 +104,9 @@ pub struct PodChange {
     /// Images to replace.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<ImageChange>,
+    /// The runtime class to set. Once it is set it stays: Kubernetes has added the overhead and the scheduling of the class then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runtime_class: Option<String>,
 }
 
 /// Why a pod is changed in another way than its architectures alone ask for.
@@ -108,8 +114,8 @@ pub struct PodChange {
 pub struct Circumstances<'a> {
     /// Why there is no architecture that fits, if there is none.
     pub disjoint: &'a [Architectures],
-    /// Nodes that fit the images that were selected, and rules.
-    pub selected: Option<&'a SelectedNodes>,
+    /// What nodes have to be for images that were selected and by rules, and which are preferred.
+    pub nodes: Option<&'a SelectedNodes>,
     /// Tolerations by rules.
     pub tolerations: &'a [Value],
 }
@@ -123,12 +129,16 @@ impl PodChange {
             self.affinity = later.affinity.clone();
         }
         self.images.extend(later.images.iter().cloned());
+        self.runtime_class = later.runtime_class.clone().or(self.runtime_class);
         self
     }
 
     /// Whether the pod needs no change.
     pub fn is_empty(&self) -> bool {
-        self.tolerations.is_empty() && self.affinity.is_empty() && self.images.is_empty()
+        self.tolerations.is_empty()
+            && self.affinity.is_empty()
+            && self.images.is_empty()
+            && self.runtime_class.is_none()
     }
 }
 
@@ -170,6 +180,62 @@ impl PlacementPolicy {
             .filter_map(|image| self.of_image(image, runtime))
             .map(|own| self.widen(own))
             .reduce(|shared, own| shared.and(&own))
+    }
+
+    /// Where these images run by emulation, besides the nodes that need none; `None`: nowhere.
+    pub fn emulation<'a>(
+        &self,
+        images: impl IntoIterator<Item = &'a PlatformSet> + Clone,
+        runtime: PodRuntime<'_>,
+    ) -> Option<Emulation> {
+        if self.emulation.is_empty() {
+            return None;
+        }
+        let native = self.shared_architectures(images.clone(), runtime)?;
+        let runs_all = |one: &&Emulator| {
+            let own = one.architecture.as_str();
+            let mut sets = images
+                .clone()
+                .into_iter()
+                .filter_map(|image| self.of_image(image, runtime));
+            let is_schedulable =
+                self.schedulable.is_empty() || self.schedulable.contains(&one.architecture);
+            is_schedulable
+                && !native.contains(own)
+                && sets.all(|set| one.emulates(&set) || self.widen(set).contains(own))
+        };
+        let emulators: Vec<_> = self.emulation.iter().filter(runs_all).cloned().collect();
+        let native = self.within_schedulable(native);
+        (!emulators.is_empty()).then_some(Emulation { native, emulators })
+    }
+
+    /// The node architectures of which some nodes run images of these architectures, natively or by emulation.
+    pub fn widen_with_emulation(&self, own: Architectures) -> Architectures {
+        let emulators = self.emulation.iter().filter(|one| one.emulates(&own));
+        let emulators = emulators.map(|one| (one.architecture.clone(), Variants::ANY));
+        let emulators: Vec<_> = emulators.collect();
+        let native = self.widen(own);
+        let native = native
+            .iter()
+            .map(|(name, variants)| (name.clone(), variants));
+        Architectures::of(native.chain(emulators))
+    }
+
+    /// The first runtime class by name that runs images which share no architecture.
+    pub fn class_for<'a>(
+        &self,
+        images: impl IntoIterator<Item = &'a PlatformSet> + Clone,
+        os: &Os,
+    ) -> Option<&str> {
+        let runs = |class: &&str| {
+            let runtime = PodRuntime {
+                os,
+                class: Some(class),
+            };
+            let shared = self.shared_architectures(images.clone(), runtime);
+            self.decide(shared) != Decision::NoCommonArchitecture
+        };
+        self.runtime_classes.keys().map(String::as_str).find(runs)
     }
 
     /// The decision for what images share; every architecture is tolerated if none of them names a platform.
@@ -306,7 +372,7 @@ impl PlacementPolicy {
             required,
             suitable,
             variants: &self.variants,
-            selected: circumstances.selected,
+            selected: circumstances.nodes,
             terms_are_open: pod.affinity == AffinityAccess::Open,
         };
         let affinity = match decision {
@@ -347,7 +413,7 @@ impl PlacementPolicy {
         PodChange {
             tolerations,
             affinity,
-            images: Vec::new(),
+            ..PodChange::default()
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::names::QualifiedName;
 
 use super::{
     LabelSelector, TolerationConfig, Weight,
-    affinity::{Affinity, Requirement, WeightedTerm},
+    affinity::{Requirement, WeightedTerm},
     author_selection::AuthorSelection,
     selection::{SelectedNodes, product},
 };
@@ -40,6 +40,9 @@ pub struct PodRule {
     /// Tolerations to add.
     #[serde(default)]
     pub tolerations: Vec<TolerationConfig>,
+    /// The runtime class of pods that have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime_class: Option<String>,
 }
 
 /// Nodes that a rule prefers.
@@ -61,6 +64,8 @@ pub struct AppliedRules {
     pub nodes: SelectedNodes,
     /// Tolerations, in the API's form.
     pub tolerations: Vec<Value>,
+    /// The runtime class that they ask for.
+    pub runtime_class: Option<String>,
     /// Rules that select the pod and are left out, because no node could satisfy them and what the pod has already.
     pub left_out: Vec<LeftOutRule>,
 }
@@ -79,21 +84,42 @@ pub struct LeftOutRule {
 pub enum Contradicted {
     /// The node selector or the required node affinity of the pod.
     Author,
+    /// The runtime class of the pod.
+    RuntimeClass,
+    /// That the pod exists: the runtime class that it lacks cannot be set any more.
+    Existence,
     /// Rules before it.
     EarlierRules,
 }
 
+/// A pod, as far as rules look at it.
+#[derive(Clone, Copy, Debug)]
+pub struct RuledPod<'a> {
+    /// Its labels.
+    pub labels: &'a BTreeMap<String, String>,
+    /// The labels of its namespace.
+    pub namespace_labels: &'a BTreeMap<String, String>,
+    /// What selects its nodes.
+    pub author: AuthorSelection<'a>,
+    /// Its runtime class.
+    pub runtime_class: Option<&'a str>,
+    /// Whether it is being created: its runtime class cannot be set later.
+    pub is_new: bool,
+}
+
 impl std::fmt::Display for LeftOutRule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let what = match self.contradicts {
-            Contradicted::Author => "the pod's node selector or required node affinity",
-            Contradicted::EarlierRules => "rules before it",
+        let why = match self.contradicts {
+            Contradicted::Author => {
+                "its nodes contradict the pod's node selector or required node affinity"
+            }
+            Contradicted::RuntimeClass => {
+                "the pod has another runtime class, which cannot be changed"
+            }
+            Contradicted::Existence => "a runtime class can be set only when a pod is created",
+            Contradicted::EarlierRules => "it contradicts rules before it",
         };
-        write!(
-            f,
-            "rule {} is left out: its nodes contradict {what}",
-            self.name
-        )
+        write!(f, "rule {} is left out: {why}", self.name)
     }
 }
 
@@ -104,6 +130,7 @@ impl PodRule {
             && self.match_node_labels.is_empty()
             && self.preferred_nodes.is_empty()
             && self.tolerations.is_empty()
+            && self.runtime_class.is_none()
     }
 
     /// Whether a selector for nodes selects every node.
@@ -113,12 +140,37 @@ impl PodRule {
         all.any(|selector| selector.requirements().is_empty())
     }
 
-    fn selects(
+    fn selects(&self, pod: RuledPod<'_>) -> bool {
+        self.pods.matches(pod.labels) && self.namespaces.matches(pod.namespace_labels)
+    }
+
+    /// What it contradicts.
+    fn contradicts(
         &self,
-        pod: &BTreeMap<String, String>,
-        namespace: &BTreeMap<String, String>,
-    ) -> bool {
-        self.pods.matches(pod) && self.namespaces.matches(namespace)
+        required: &[Vec<Requirement>],
+        pod: RuledPod<'_>,
+        earlier: &AppliedRules,
+    ) -> Option<Contradicted> {
+        let wants_other_than = |class: &str| {
+            let wanted = self.runtime_class.as_deref();
+            wanted.is_some_and(|wanted| wanted != class)
+        };
+        if contradicts(required, &pod.author.alternatives()) {
+            Some(Contradicted::Author)
+        } else if pod.runtime_class.is_some_and(wants_other_than) {
+            Some(Contradicted::RuntimeClass)
+        } else if pod.runtime_class.is_none() && self.runtime_class.is_some() && !pod.is_new {
+            Some(Contradicted::Existence)
+        } else if contradicts(required, &earlier.nodes.required)
+            || earlier
+                .runtime_class
+                .as_deref()
+                .is_some_and(wants_other_than)
+        {
+            Some(Contradicted::EarlierRules)
+        } else {
+            None
+        }
     }
 
     /// What nodes have to be for a pod with these labels: one of these, each a list of requirements. Empty: nothing.
@@ -138,24 +190,12 @@ impl PodRule {
     }
 }
 
-/// What rules say of a pod with these labels in a namespace with those. `author`: what selects its nodes.
-pub fn apply(
-    rules: &[PodRule],
-    pod: &BTreeMap<String, String>,
-    namespace: &BTreeMap<String, String>,
-    author: AuthorSelection<'_>,
-) -> AppliedRules {
+/// What rules say of a pod.
+pub fn apply(rules: &[PodRule], pod: RuledPod<'_>) -> AppliedRules {
     let mut applied = AppliedRules::default();
-    for rule in rules.iter().filter(|rule| rule.selects(pod, namespace)) {
-        let required = rule.required(pod);
-        let left_out = if contradicts(&required, &of_author(author)) {
-            Some(Contradicted::Author)
-        } else if contradicts(&required, &applied.nodes.required) {
-            Some(Contradicted::EarlierRules)
-        } else {
-            None
-        };
-        if let Some(contradicts) = left_out {
+    for rule in rules.iter().filter(|rule| rule.selects(pod)) {
+        let required = rule.required(pod.labels);
+        if let Some(contradicts) = rule.contradicts(&required, pod, &applied) {
             applied.left_out.push(LeftOutRule {
                 name: rule.name.clone(),
                 contradicts,
@@ -163,6 +203,9 @@ pub fn apply(
             continue;
         }
         applied.names.push(rule.name.clone());
+        if pod.runtime_class.is_none() && rule.runtime_class.is_some() {
+            applied.runtime_class.clone_from(&rule.runtime_class);
+        }
         let preferred = rule.preferred_nodes.iter().map(|one| WeightedTerm {
             weight: one.weight.get(),
             expressions: one.nodes.requirements(),
@@ -179,21 +222,6 @@ pub fn apply(
         }
     }
     applied
-}
-
-/// What the author requires, in the same form: the node selector with each of the terms.
-fn of_author(author: AuthorSelection<'_>) -> Vec<Vec<Requirement>> {
-    let selector = author.node_selector.iter();
-    let selector = selector.map(|(key, value)| Requirement::new(key, "In", vec![value.clone()]));
-    let selector: Vec<Requirement> = selector.collect();
-    let terms = author.affinity.and_then(Affinity::required_terms);
-    let terms = terms.unwrap_or_default().iter();
-    let terms: Vec<_> = terms.map(|term| term.match_expressions.clone()).collect();
-    if terms.is_empty() {
-        return vec![selector];
-    }
-    let with_selector = |term: Vec<Requirement>| selector.iter().cloned().chain(term).collect();
-    terms.into_iter().map(with_selector).collect()
 }
 
 /// Whether no node can satisfy one of these and one of those. Empty: nothing is required.

@@ -163,6 +163,32 @@ mod tests {
         }
     }
 
+    /// Those for which the CPU is enough, or which no class runs, get none.
+    #[test]
+    fn a_class_is_found_for_images_that_no_cpu_runs() {
+        let policy = |more: &str| {
+            let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+            let classes = "runtimeClasses: {wasm-b: {platforms: [wasi/wasm]}, wasm-a: {platforms: [wasi/wasm, linux/arm64]}, \
+                           qemu: {platforms: [linux/arm64]}}\n";
+            let config = crate::config::parse("c", &format!("{head}{classes}{more}")).unwrap();
+            crate::placement::PlacementPolicy::from(&config)
+        };
+        let amd64_only = "schedulableArchitectures: [amd64]\n";
+        for (images, more, expected) in [
+            (&[&["wasi/wasm"][..]][..], "", Some("wasm-a")),
+            (&[&["wasi/wasm"], &["linux/amd64"]], "", Some("wasm-a")),
+            (&[&["linux/amd64"], &["linux/arm64"]], "", Some("qemu")),
+            (&[&["linux/arm64"]], amd64_only, Some("qemu")),
+            (&[&["wasip1/wasm"]], "", None),
+            (&[&["linux/s390x"], &["linux/arm"]], "", None),
+        ] {
+            let sets: Vec<_> = images.iter().map(|platforms| image(platforms)).collect();
+            let policy = policy(more);
+            let class = policy.class_for(&sets, &Os::linux());
+            assert_eq!(class, expected, "{images:?}");
+        }
+    }
+
     #[test]
     fn native_nodes_are_preferred() {
         let arm64: Architectures = "arm64".parse().unwrap();

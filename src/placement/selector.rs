@@ -34,6 +34,11 @@ impl LabelSelector {
         self.selector.matches(labels)
     }
 
+    /// As it was written.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
     /// As requirements of node affinity.
     pub(super) fn requirements(&self) -> Vec<Requirement> {
         self.requirements.clone()

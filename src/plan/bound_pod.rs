@@ -30,7 +30,7 @@ pub(crate) fn is_misplaced(
     }
     let images = evaluation.images.iter();
     let mut known = images.filter_map(|image| image.architectures.clone());
-    known.any(|set| lacks(&policy.widen(set)))
+    known.any(|set| lacks(&policy.widen_with_emulation(set)))
 }
 
 /// Whether its images would not let it tolerate the taint of its node.
@@ -193,16 +193,8 @@ mod tests {
                 .into_iter()
                 .map(|set| EvaluatedImage::for_tests("i", set));
             let evaluation = Evaluation {
-                verdict,
-                by_policy: false,
-                preferences: crate::placement::preference::Preferences::default(),
-                conflict: None,
-                invalid: Vec::new(),
                 images: images.collect(),
-                unusable: [].into(),
-                selected: None,
-                rules: None,
-                native: None,
+                ..Evaluation::new(verdict)
             };
             assert_eq!(
                 is_misplaced(&evaluation, &policy, |set| set.contains(architecture)),

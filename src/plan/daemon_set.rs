@@ -163,7 +163,7 @@ fn write(
     let event = EventDraft::new(EventReason::TolerationsChanged, note);
     write.events.push(event);
     if by_policy {
-        write.report_failure_policy(decision);
+        write.report_failure_policy(decision, None);
     }
     write
 }

@@ -17,7 +17,9 @@ use std::time::Duration;
 
 use crate::{
     cluster::{events::EventReason, patch::JsonPatch},
-    placement::{Decision, PlacementPolicy, Taint, failure::FailurePolicy},
+    placement::{
+        Decision, PlacementPolicy, Taint, failure::FailurePolicy, image_locality::ImageLocality,
+    },
 };
 
 pub(crate) use draft::hash;
@@ -173,15 +175,18 @@ impl PlannedPatch {
         }
     }
 
-    /// Adds the event and the count for a decision of the failure policy.
-    fn report_failure_policy(&mut self, decision: &Decision) {
+    /// Adds the event and the count for a decision of the failure policy. `preferred`: the nodes that it prefers.
+    fn report_failure_policy(&mut self, decision: &Decision, preferred: Option<&ImageLocality>) {
         let (reason, where_to) = match decision {
             Decision::TolerateAll => (EventReason::SteppedAside, "every architecture".to_owned()),
             _ => (EventReason::ToleratedByPolicy, decision.annotation()),
         };
-        let note = format!(
+        let mut note = format!(
             "some of its images could not be resolved; by the failure policy, within what the others allow, it tolerates {where_to}"
         );
+        if let Some(locality) = preferred {
+            note = format!("{note}. {locality}");
+        }
         self.events.push(EventDraft::new(reason, note));
         self.counts.push("by_policy");
     }

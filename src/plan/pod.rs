@@ -102,6 +102,9 @@ pub(crate) fn plan(
     } else {
         subject(pod).change(policies.placement, &decision, evaluation)
     };
+    let is_preferring = is_gated && !change.affinity.is_empty();
+    let preferred = evaluation.locality.as_deref();
+    let preferred = preferred.filter(|_| is_preferring);
     let unsaid = is_none != (annotated(pod) == Some("none"));
     let mut due = !change.is_empty() || release.is_some();
     if !due && unsaid {
@@ -120,7 +123,7 @@ pub(crate) fn plan(
         // The change may be rejected, but the gate must be removed all the same.
         write.gate_removal = release;
         if by_policy && !is_none {
-            write.report_failure_policy(&decision);
+            write.report_failure_policy(&decision, preferred);
         }
         plan.patch = Some(write);
     }

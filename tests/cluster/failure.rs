@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Pod};
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use testimg::{FakeRegistry, Script};
 
@@ -56,6 +57,66 @@ async fn tolerate_all_steps_aside_after_its_time() {
     )
     .await;
     tolerations(&cluster, "nonsense", &["any"]).await;
+}
+
+/// Nothing is known of an image, but which nodes hold it.
+#[tokio::test]
+async fn nodes_that_hold_an_unknown_image_are_preferred() {
+    let cluster = TestCluster::take().await;
+    let image = "registry.invalid/app:1";
+    // Small, so that the scheduler's own preference for such nodes does not count.
+    let held = json!({"status": {"images": [{"names": ["registry.invalid/other:1", image], "sizeBytes": 1}]}});
+    cluster.create_three_nodes().await;
+    cluster.create_node("arm64-b", "arm64").await;
+    let nodes = cluster.nodes();
+    let patch = PatchParams::default();
+    nodes
+        .patch_status("arm64", &patch, &Patch::Strategic(&held))
+        .await
+        .unwrap();
+    let label = json!({"metadata": {"labels": {"kubernetes.io/hostname": "arm64"}}});
+    nodes
+        .patch("arm64", &patch, &Patch::Merge(&label))
+        .await
+        .unwrap();
+    let config = "resolution: {failure: {after: 2s}}\n";
+    let archaware = Controller::start_with_webhook(&cluster, config, "onMiss: gate").await;
+    cluster.wait_until_tainted().await;
+    create(&cluster, "held", image.to_owned(), None).await;
+    create(
+        &cluster,
+        "unheld",
+        "registry.invalid/app:2".to_owned(),
+        None,
+    )
+    .await;
+    let said = "one node (arm64) holds registry.invalid/app:1 and nodes like it are preferred";
+    let explained = |name: &str| {
+        let pod = format!("pod/{name}");
+        cluster
+            .archaware(&["explain", &pod, "-n", &cluster.namespace])
+            .1
+    };
+    eventually("an explanation", DEADLINE, || async {
+        let text: String = explained("held").split_whitespace().collect();
+        let said: String = said.split_whitespace().collect();
+        text.contains(&said).then_some(())
+    })
+    .await;
+    assert_eq!(cluster.wait_until_bound("held").await, "arm64");
+    let note = cluster.wait_for_event("held", "SteppedAside").await;
+    assert!(note.ends_with(said), "{note}");
+    let weights = |pod: Pod| {
+        let affinity = pod.spec?.affinity?.node_affinity?;
+        let preferred = affinity.preferred_during_scheduling_ignored_during_execution?;
+        Some(preferred.iter().map(|term| term.weight).collect::<Vec<_>>())
+    };
+    let held = cluster.pods().get("held").await.unwrap();
+    assert_eq!(weights(held), Some(vec![100, 50]));
+    cluster.wait_until_bound("unheld").await;
+    let unheld = cluster.pods().get("unheld").await.unwrap();
+    assert_eq!(weights(unheld), None);
+    assert_eq!(archaware.stop().await, 0);
 }
 
 /// An app for one architecture with a sidecar that cannot be read.

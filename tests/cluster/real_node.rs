@@ -155,6 +155,34 @@ async fn an_imported_image_is_not_believed() {
     assert_eq!(line["architectures"], json!(["amd64", "arm64", "s390x"]));
 }
 
+/// An imported image that no registry has: its copy says nothing for sure, and more than nothing.
+#[tokio::test]
+async fn nodes_for_an_imported_image_are_preferred() {
+    let cluster = TestCluster::take_with_node().await;
+    let name = "registry.invalid/imported:1";
+    cluster.import(name, "amd64");
+    let config = format!(
+        "{}\nresolution: {{failure: {{after: 1s}}}}\n",
+        containerd_config(&cluster)
+    );
+    let _archaware = Controller::start_with_webhook(&cluster, &config, "onMiss: gate").await;
+    let mut spec = pod_spec(&[name.to_owned()]);
+    spec["nodeSelector"] = json!({"no": "node"});
+    cluster
+        .create::<Pod>(pod("imported", spec, json!({})))
+        .await;
+    let note = cluster.wait_for_event("imported", "SteppedAside").await;
+    cluster.ctr(&["images", "rm", name]);
+    let said = format!("what archaware's own node holds of {name} is for amd64");
+    assert!(note.contains(&said), "{note}");
+    let pod = json!(cluster.pods().get("imported").await.unwrap());
+    let path = "/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution";
+    let preferred = pod.pointer(path).unwrap().as_array().unwrap();
+    let likely = json!({"weight": 50, "preference": {"matchExpressions": [
+        {"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]}]}});
+    assert!(preferred.contains(&likely), "{preferred:?}");
+}
+
 #[tokio::test]
 async fn a_pod_of_the_wrong_architecture_never_starts() {
     let cluster = TestCluster::take_with_node().await;

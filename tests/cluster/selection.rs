@@ -86,6 +86,25 @@ fn is(tag: &str, node: &str) -> (String, String) {
     (tag.to_owned(), node.to_owned())
 }
 
+/// The best image would be for a node that a rule excludes; a taint that a rule tolerates keeps nobody away.
+#[tokio::test]
+async fn rules_say_which_nodes_count() {
+    let cluster = TestCluster::take().await;
+    let registry = registry().await;
+    nodes(&cluster).await;
+    let rules = "rules:\n- {name: slow, pods: speed=low, nodes: ['!example.com/cpu']}\n\
+                 - {name: gpu, pods: speed=high, tolerations: [{key: example.com/gpu, operator: Exists}]}\n";
+    let _archaware = Controller::start_with_webhook(&cluster, rules, "onMiss: gate").await;
+    cluster.wait_until_tainted().await;
+    let own = json!({OWN: format!("{}:compatibility", registry.image("app"))});
+    for (speed, tag, node) in [("low", "any", "slow"), ("high", "gpu", "gpu")] {
+        let mut pod = app(speed, "placeholder:latest", own.clone(), &json!({}));
+        pod["metadata"]["labels"] = json!({"speed": speed});
+        cluster.create::<Pod>(pod).await;
+        assert_eq!(landed(&cluster, speed).await, is(tag, node));
+    }
+}
+
 #[tokio::test]
 async fn the_best_image_is_selected_and_its_pod_lands_where_it_fits() {
     let cluster = TestCluster::take().await;

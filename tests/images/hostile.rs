@@ -63,7 +63,7 @@ async fn few_images_of_one_pod_are_asked_for_at_once() {
         keys: KnownKeys::new(&*config),
         nodes: ClusterNodes::default(),
         predictor: None,
-        keeps_candidates: false,
+        explains: false,
         config,
     };
     let images = (0..200)

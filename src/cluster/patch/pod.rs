@@ -130,6 +130,11 @@ impl JsonPatch {
             );
         }
         self.affinity(pod.spec.affinity.as_ref(), &change.affinity);
+        if let Some(class) = &change.runtime_class
+            && pod.spec.runtime_class_name.is_none()
+        {
+            self.add("/spec/runtimeClassName", json!(class));
+        }
         for image in &change.images {
             self.set_image(pod, &image.container, &image.from, &image.to);
         }

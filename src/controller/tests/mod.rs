@@ -49,7 +49,7 @@ impl Controller {
             keys: KnownKeys::new(&*config),
             nodes: ClusterNodes::default(),
             predictor: None,
-            keeps_candidates: false,
+            explains: false,
         };
         let durable = Durable::new(evaluator.keys.clone());
         let (memory, me) = (Arc::new(durable.clone()), "me".to_owned());

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::{
@@ -10,6 +11,7 @@ use crate::{
     placement::{
         affinity::{self, Requirement},
         keeps_away,
+        rule::AppliedRules,
         selection::{
             Candidate, Choice, Compatibility, CompatibilityDocument, DocumentFormat,
             ImageSelection, LabelKeys, Model, NoChoice, NodeGroup, PassedOver, SelectedNodes,
@@ -50,6 +52,8 @@ pub(super) struct Pod<'a> {
     pub(super) deadline: Instant,
     /// The architectures that its other images share.
     pub(super) limit: Option<Architectures>,
+    /// What rules say of it.
+    pub(super) rules: Option<&'a AppliedRules>,
 }
 
 impl Evaluator {
@@ -197,6 +201,9 @@ impl Evaluator {
         // The architectures of images are required, too.
         keys.keys.insert(affinity::LABEL.to_owned());
         keys.keys.extend(author.label_keys().map(str::to_owned));
+        let of_rules = pod.rules.iter().flat_map(|rules| &rules.nodes.required);
+        keys.keys
+            .extend(of_rules.flatten().map(|one| one.key.clone()));
         let mut features = None;
         for document in documents {
             keys.keys.extend(document.labels.keys.iter().cloned());
@@ -293,15 +300,20 @@ impl Pod<'_> {
         sets.all(|set| suffices(set, group.architecture, group.variant) != Some(false))
     }
 
-    /// Whether its author and its tolerations allow these nodes.
+    /// Whether its author, rules and its tolerations allow these nodes.
     pub(super) fn can_land_on(&self, nodes: &AlikeNodes) -> bool {
         let spec = self.subject.spec;
         let author = spec.author_selection();
-        let tolerations = spec.tolerations.as_deref().unwrap_or_default();
+        let own = spec.tolerations.iter().flatten();
+        let of_rules = self.rules.iter().flat_map(|rules| &rules.tolerations);
+        let tolerations: Vec<Value> = own.chain(of_rules).cloned().collect();
         let mut taints = nodes.taints.iter();
         // A selection by name was applied to each node.
         (author.names_fields() || author.selects(&nodes.labels, ""))
-            && !taints.any(|taint| keeps_away(taint, tolerations))
+            && self
+                .rules
+                .is_none_or(|rules| rules.nodes.select(&nodes.labels, ""))
+            && !taints.any(|taint| keeps_away(taint, &tolerations))
     }
 
     pub(super) fn image_of(&self, container: &str) -> String {

@@ -102,6 +102,20 @@ impl Containerd {
         Ok(None)
     }
 
+    /// What any record of a tag or digest points at, one of an imported image, too.
+    pub(crate) async fn any_record(
+        &self,
+        reference: &Reference,
+    ) -> Result<Option<Digest>, ContainerdUnavailable> {
+        let deadline = Deadline::new();
+        for namespace in &self.records {
+            if let Some((digest, _)) = self.target_in(deadline, namespace, reference).await? {
+                return Ok(Some(digest));
+            }
+        }
+        Ok(None)
+    }
+
     /// Reads a whole document by digest; `None` if containerd does not have it.
     pub(crate) async fn read(
         &self,
@@ -133,12 +147,13 @@ impl Containerd {
         self.connection.is_up()
     }
 
-    async fn record_in(
+    /// What the record of an image points at, and when it was made.
+    async fn target_in(
         &self,
         deadline: Deadline,
         namespace: &str,
         reference: &Reference,
-    ) -> Result<Option<ImageRecord>, ContainerdUnavailable> {
+    ) -> Result<Option<(Digest, Option<SystemTime>)>, ContainerdUnavailable> {
         let mut images = ImagesClient::new(self.connection.channel.clone());
         let name = reference.to_string();
         let rpc = Rpc {
@@ -148,18 +163,22 @@ impl Containerd {
         };
         let request = GetImageRequest { name: name.clone() };
         let get = async { images.get(in_namespace(namespace, request)?).await };
-        let Some(image) = self
-            .connection
-            .call(deadline, rpc, get)
-            .await?
-            .and_then(|response| response.into_inner().image)
-        else {
-            return Ok(None);
-        };
-        let Some(digest) = image
-            .target
-            .and_then(|target| target.digest.parse::<Digest>().ok())
-        else {
+        let answer = self.connection.call(deadline, rpc, get).await?;
+        let image = answer.and_then(|response| response.into_inner().image);
+        Ok(image.and_then(|image| {
+            let digest = image.target?.digest.parse().ok()?;
+            let updated = image.updated_at;
+            Some((digest, updated.and_then(|time| time.try_into().ok())))
+        }))
+    }
+
+    async fn record_in(
+        &self,
+        deadline: Deadline,
+        namespace: &str,
+        reference: &Reference,
+    ) -> Result<Option<ImageRecord>, ContainerdUnavailable> {
+        let Some((digest, updated)) = self.target_in(deadline, namespace, reference).await? else {
             return Ok(None);
         };
         let mut content = ContentClient::new(self.connection.channel.clone());
@@ -168,8 +187,8 @@ impl Containerd {
         };
         let rpc = Rpc {
             method: "Content/Info",
+            namespace,
             subject: &digest.to_string(),
-            ..rpc
         };
         let info = async { content.info(in_namespace(namespace, request)?).await };
         let Some(info) = self
@@ -188,14 +207,9 @@ impl Containerd {
             tracing::debug!(image = %reference, "image record ignored: it has no distribution source label, so it was imported");
             return Ok(None);
         }
-        let age = image
-            .updated_at
-            .and_then(|time| SystemTime::try_from(time).ok())
-            .map_or(
-                Duration::MAX,
-                // A record from the future (the clock was set back) counts as new.
-                |time| SystemTime::now().duration_since(time).unwrap_or_default(),
-            );
+        // A record from the future (the clock was set back) counts as new.
+        let since = |time| SystemTime::now().duration_since(time).unwrap_or_default();
+        let age = updated.map_or(Duration::MAX, since);
         Ok(Some(ImageRecord { digest, age }))
     }
 

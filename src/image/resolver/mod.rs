@@ -4,6 +4,7 @@
 mod compatibility;
 mod context;
 mod document;
+mod local_copy;
 mod saved;
 mod tag;
 

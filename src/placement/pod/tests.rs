@@ -214,7 +214,7 @@ fn rules_and_affinity_come_on_top() {
             &preferences,
             Circumstances {
                 disjoint: &disjoint,
-                selected: None,
+                nodes: None,
                 tolerations: &[],
             },
         );

@@ -1,6 +1,9 @@
 use serde_json::json;
 
-use crate::{placement::PlacementPolicy, platform::Os};
+use crate::{
+    placement::{PlacementPolicy, affinity::Affinity},
+    platform::Os,
+};
 
 use super::*;
 
@@ -24,7 +27,15 @@ fn say(rules: &[PodRule], pod: &str, namespace: &str, spec: &Value) -> [String; 
         node_selector: &node_selector,
         affinity: affinity.as_ref(),
     };
-    let applied = apply(rules, &labels(pod), &labels(namespace), author);
+    let (pod, namespace) = (labels(pod), labels(namespace));
+    let pod = RuledPod {
+        labels: &pod,
+        namespace_labels: &namespace,
+        author,
+        runtime_class: spec["runtimeClassName"].as_str(),
+        is_new: true,
+    };
+    let applied = apply(rules, pod);
     let all = |one: &[Requirement]| {
         let texts: Vec<String> = one.iter().map(ToString::to_string).collect();
         texts.join(" and ")
@@ -88,7 +99,7 @@ fn what_contradicts_is_left_out_and_told() {
     let required = |terms: Value| json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}});
     let term = |operator: &str, values: &[&str]| json!({"matchExpressions": [{"key": "pool", "operator": operator, "values": values}]});
     let author = "rule one is left out: its nodes contradict the pod's node selector or required node affinity";
-    let earlier = "rule two is left out: its nodes contradict rules before it";
+    let earlier = "rule two is left out: it contradicts rules before it";
     for (rule, spec, expected) in [
         ("['pool=a']", json!({}), ""),
         ("['pool=a']", json!({"nodeSelector": {"pool": "a"}}), ""),
@@ -139,6 +150,44 @@ fn what_contradicts_is_left_out_and_told() {
 }
 
 #[test]
+fn a_runtime_class_is_for_new_pods_that_have_none() {
+    let head =
+        "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\nadmission: {enabled: true}\n";
+    let rules = "rules:\n- {name: one, runtimeClass: fast, nodes: [pool]}\n- {name: two, pods: app=web, runtimeClass: slow, nodes: [zone]}\n";
+    let config = crate::config::parse("c", &format!("{head}{rules}")).unwrap();
+    let other = "rule one is left out: the pod has another runtime class, which cannot be changed";
+    let later = "rule two is left out: it contradicts rules before it";
+    let existing = "rule one is left out: a runtime class can be set only when a pod is created";
+    for (app, class, is_new, expected, names, left_out) in [
+        ("db", None, true, Some("fast"), &["one"][..], ""),
+        ("db", None, false, None, &[], existing),
+        ("db", Some("fast"), true, None, &["one"], ""),
+        ("db", Some("fast"), false, None, &["one"], ""),
+        ("db", Some("slow"), true, None, &[], other),
+        ("web", None, true, Some("fast"), &["one"], later),
+        ("web", Some("slow"), true, None, &["two"], other),
+    ] {
+        let case = format!("{app} {class:?} {is_new}");
+        let labels = labels(&format!("app={app}"));
+        let pod = RuledPod {
+            labels: &labels,
+            namespace_labels: &BTreeMap::new(),
+            author: AuthorSelection {
+                node_selector: &BTreeMap::new(),
+                affinity: None,
+            },
+            runtime_class: class,
+            is_new,
+        };
+        let applied = apply(&config.rules, pod);
+        assert_eq!(applied.runtime_class.as_deref(), expected, "{case}");
+        assert_eq!(applied.names, names, "{case}");
+        let told: Vec<_> = applied.left_out.iter().map(ToString::to_string).collect();
+        assert_eq!(told.join("; "), left_out, "{case}");
+    }
+}
+
+#[test]
 fn impossible_rules_are_errors() {
     let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\nrules:\n";
     for (yaml, problem) in [
@@ -159,6 +208,14 @@ fn impossible_rules_are_errors() {
             "1 to 100",
         ),
         ("- {nodes: [x]}\n", "name"),
+        (
+            "- {name: a, runtimeClass: gvisor}\n",
+            "needs admission.enabled",
+        ),
+        (
+            "- {name: a, runtimeClass: 'g v'}\n",
+            "name of a RuntimeClass",
+        ),
     ] {
         let error = crate::config::parse("c", &format!("{head}{yaml}")).unwrap_err();
         assert!(error.to_string().contains(problem), "{yaml}: {error}");

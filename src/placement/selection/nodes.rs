@@ -1,6 +1,6 @@
 //! What a choice means for the nodes of its pod, as node affinity: the image has to fit the node on which the pod lands.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     placement::affinity::{NodeSelectorTerm, Requirement, WeightedTerm, on_architecture},
@@ -37,6 +37,15 @@ impl SelectedNodes {
             self.required = product(&own, &self.required);
         }
         self
+    }
+
+    /// Whether a node with these labels is one of them.
+    pub fn select(&self, labels: &BTreeMap<String, String>, name: &str) -> bool {
+        let mut alternatives = self.required.iter();
+        self.required.is_empty()
+            || alternatives.any(|requirements| {
+                NodeSelectorTerm::of(requirements.clone()).selects(labels, name)
+            })
     }
 
     /// What the nodes have to be for the images of two containers.

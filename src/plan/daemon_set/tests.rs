@@ -8,7 +8,7 @@ use crate::{
     config::Config,
     evaluate::Verdict,
     image::ImageError,
-    placement::{ConfiguredKeys, failure::FailurePolicy, preference::Preferences},
+    placement::{ConfiguredKeys, failure::FailurePolicy},
     plan::Written,
 };
 
@@ -56,16 +56,8 @@ fn plan_of(
     now: Instant,
 ) -> Plan {
     let evaluation = Evaluation {
-        verdict,
         by_policy,
-        preferences: Preferences::new(),
-        conflict: None,
-        invalid: Vec::new(),
-        images: Vec::new(),
-        unusable: BTreeSet::new(),
-        selected: None,
-        rules: None,
-        native: None,
+        ..Evaluation::new(verdict)
     };
     let config = Config::default();
     let (placement, failure) = (

@@ -8,29 +8,11 @@ use crate::{
     config::Config,
     evaluate::{Conflict, EvaluatedImage, Verdict},
     image::ImageError,
-    placement::{
-        Decision, PlacementPolicy, failure::FailurePolicy, mode::InvalidAnnotation,
-        preference::Preferences,
-    },
+    placement::{Decision, PlacementPolicy, failure::FailurePolicy, mode::InvalidAnnotation},
     plan::EventDraft,
 };
 
 const MINUTE: Duration = Duration::from_mins(1);
-
-fn evaluation(verdict: Verdict) -> Evaluation {
-    Evaluation {
-        verdict,
-        by_policy: false,
-        preferences: Preferences::new(),
-        conflict: None,
-        invalid: Vec::new(),
-        images: Vec::new(),
-        unusable: std::collections::BTreeSet::new(),
-        selected: None,
-        rules: None,
-        native: None,
-    }
-}
 
 fn unresolved() -> Verdict {
     let why = ImageError::unavailable("a", "no answer");
@@ -80,7 +62,7 @@ fn plan_with(
 }
 
 fn plan_of(pod: &Pod, verdict: Verdict) -> Plan {
-    let evaluation = evaluation(verdict);
+    let evaluation = Evaluation::new(verdict);
     plan_with(&Config::default(), pod, &evaluation, None, Instant::now())
 }
 
@@ -179,7 +161,7 @@ fn the_failure_policy_is_carried_out_when_it_is_due() {
         );
         crate::config::parse("c", &text).unwrap()
     };
-    let evaluation = evaluation(unresolved());
+    let evaluation = Evaluation::new(unresolved());
     for (action, expected, event) in [
         (
             "tolerateAll",
@@ -218,7 +200,7 @@ fn the_failure_policy_is_carried_out_when_it_is_due() {
 fn a_decision_of_the_images_is_better_than_one_without_them() {
     let start = Instant::now();
     let config = Config::default();
-    let failed = evaluation(unresolved());
+    let failed = Evaluation::new(unresolved());
     let late = start + 10 * MINUTE;
     let recorded = pod(&[("archaware.dev/decision", "arm64")], tolerating());
     let first = plan_with(&config, &recorded, &failed, None, start);
@@ -232,7 +214,13 @@ fn a_decision_of_the_images_is_better_than_one_without_them() {
     // Other images have not made a decision.
     let other = json!({ "containers": [{ "image": "b" }] });
     let other = pod(&[("archaware.dev/decision", "arm64")], other);
-    let resolved = plan_with(&config, &recorded, &evaluation(on(&["arm64"])), None, start);
+    let resolved = plan_with(
+        &config,
+        &recorded,
+        &Evaluation::new(on(&["arm64"])),
+        None,
+        start,
+    );
     let first = plan_with(&config, &other, &failed, resolved.state, start);
     let second = plan_with(&config, &other, &failed, first.state, late);
     assert!(second.patch.is_some());
@@ -241,7 +229,7 @@ fn a_decision_of_the_images_is_better_than_one_without_them() {
 /// A decision counts when it is applied: the annotation may have been copied, and the configuration may have changed.
 #[test]
 fn a_decision_that_is_not_applied_is_none() {
-    let (start, failed) = (Instant::now(), evaluation(unresolved()));
+    let (start, failed) = (Instant::now(), Evaluation::new(unresolved()));
     let late = start + 10 * MINUTE;
     let moved = crate::config::parse(
         "c",
@@ -261,7 +249,7 @@ fn a_decision_that_is_not_applied_is_none() {
     }
     // What this process decided itself is applied again, for example after the patch was refused.
     let config = Config::default();
-    let (mut decided, fresh) = (evaluation(on(&["arm64"])), pod(&[], json!({})));
+    let (mut decided, fresh) = (Evaluation::new(on(&["arm64"])), pod(&[], json!({})));
     decided.images = vec![EvaluatedImage::for_tests("a", None)];
     let first = plan_with(&config, &fresh, &decided, None, start);
     let second = plan_with(&config, &fresh, &failed, first.state, late);
@@ -274,7 +262,7 @@ fn a_decision_that_is_not_applied_is_none() {
 #[test]
 fn an_author_who_excludes_the_images_is_told() {
     let selector = json!({ "nodeSelector": { "kubernetes.io/arch": "amd64" } });
-    let mut none = evaluation(Verdict::Decided(Decision::NoCommonArchitecture));
+    let mut none = Evaluation::new(Verdict::Decided(Decision::NoCommonArchitecture));
     none.conflict = Some(Conflict::Excluded("arm64".parse().unwrap()));
     let plan = plan_with(
         &Config::default(),
@@ -297,7 +285,7 @@ fn an_author_who_excludes_the_images_is_told() {
 /// No node can run the pod: behind its own gate its affinity stays open, behind another's it says so.
 #[test]
 fn a_contradiction_is_written_only_where_nothing_waits_for_archaware() {
-    let mut none = evaluation(Verdict::Decided(Decision::NoCommonArchitecture));
+    let mut none = Evaluation::new(Verdict::Decided(Decision::NoCommonArchitecture));
     let sets = ["amd64", "arm64"].map(|name| name.parse().unwrap());
     none.conflict = Some(Conflict::Disjoint(sets.into()));
     let foreign = json!({ "schedulingGates": [{ "name": "other" }] });
@@ -369,7 +357,7 @@ fn pods_without_affinity_are_found() {
 /// An operator that owns the pod removes the annotation each time.
 #[test]
 fn a_fight_about_none_slows_down() {
-    let none = evaluation(Verdict::Decided(Decision::NoCommonArchitecture));
+    let none = Evaluation::new(Verdict::Decided(Decision::NoCommonArchitecture));
     let (mut now, mut state, mut writes) = (Instant::now(), None, 0);
     let (end, pod) = (now + 60 * MINUTE, pod(&[], json!({})));
     while now < end {
@@ -395,11 +383,11 @@ fn whoever_waits_has_a_current_event() {
         "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\nresolution: {failure: {action: hold}}\n",
     )
     .unwrap();
-    let none = evaluation(Verdict::Decided(Decision::NoCommonArchitecture));
+    let none = Evaluation::new(Verdict::Decided(Decision::NoCommonArchitecture));
     let said = pod(&[("archaware.dev/decision", "none")], json!({}));
     for (evaluation, reason) in [
         (none, EventReason::NoCommonArchitecture),
-        (evaluation(unresolved()), EventReason::ImageNotResolved),
+        (Evaluation::new(unresolved()), EventReason::ImageNotResolved),
     ] {
         let (mut now, mut state, mut events) = (Instant::now(), None, Vec::new());
         let end = now + 65 * MINUTE;
@@ -430,7 +418,7 @@ fn events_are_on_the_object_that_carries_the_annotation() {
         value: "never".to_owned(),
         on_namespace,
     };
-    let mut evaluation = evaluation(Verdict::Skip);
+    let mut evaluation = Evaluation::new(Verdict::Skip);
     evaluation.invalid = vec![invalid(false), invalid(true)];
     let (config, pod) = (Config::default(), pod(&[], json!({})));
     let plan = plan_with(&config, &pod, &evaluation, None, Instant::now());
