@@ -9,9 +9,13 @@ trap 'trap - EXIT; hack/testbed/down.sh "$work/bed"; rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 hack/testbed/build.sh
 cargo build --quiet --locked -p testimg
-cargo build --quiet --locked --release
-export ARCHAWARE_BIN=$work/archaware
-cp target/release/archaware "$ARCHAWARE_BIN"
+# Another version can be measured with ARCHAWARE_BIN.
+if [ -z "${ARCHAWARE_BIN-}" ]; then
+    cargo build --quiet --locked --release
+    ARCHAWARE_BIN=$work/archaware
+    cp target/release/archaware "$ARCHAWARE_BIN"
+fi
+export ARCHAWARE_BIN
 ARCHAWARE_TEST_CONTAINERDS=$(hack/testbed/containerd/build.sh)
 ARCHAWARE_TEST_KARPENTER=$(hack/testbed/go-tool.sh karpenter)
 ARCHAWARE_TEST_DESCHEDULER=$(hack/testbed/go-tool.sh descheduler)

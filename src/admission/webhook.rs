@@ -161,7 +161,8 @@ impl Webhook {
                 // With a mode of its own, the pod does not depend on its namespace, which may not be known yet.
                 let own = annotations(&review.without_owned.metadata);
                 let is_unknown = || namespaces.get(&review.namespace).is_none();
-                let namespace = if mode::has_own_rule(own) && is_unknown() {
+                let no_rules = evaluator.config.rules.is_empty();
+                let namespace = if mode::has_own_rule(own) && no_rules && is_unknown() {
                     Arc::default()
                 } else {
                     find_namespace(&namespaces, &review.namespace).await
@@ -269,10 +270,13 @@ impl Webhook {
 
     /// The runtime class that rules give to a pod whose images are not known in time.
     fn class_by_rules(&self, review: &PodReview) -> PodChange {
-        let namespace = self.namespaces.get(&review.namespace).unwrap_or_default();
         let (subject, evaluator) = (review.subject(), &self.evaluator);
-        let (rule, ..) = evaluator.rule(subject, &namespace);
-        let applied = evaluator.applied_rules(subject, &rule, &namespace);
+        // Nothing is said of a pod whose namespace is not known.
+        let namespace = self.namespaces.get(&review.namespace);
+        let applied = namespace.and_then(|namespace| {
+            let (rule, ..) = evaluator.rule(subject, &namespace);
+            evaluator.applied_rules(subject, &rule, &namespace)
+        });
         PodChange {
             runtime_class: applied.and_then(|rules| rules.runtime_class),
             ..PodChange::default()

@@ -157,12 +157,25 @@ async fn explain_target(
                 .add(format!("get serviceaccounts in {namespace}"));
         }
     }
+    let is_new = !target.is_existing_pod() && target.daemon_set().is_none();
+    let own_class = target.subject().spec.runtime_class_name.clone();
+    let mut class_problem = None;
+    if let Some(class) = own_class.filter(|_| is_new) {
+        class_problem = reader.add_class(&class, target.spec_mut()).await;
+    }
+    let mut evaluation = evaluate(&target, evaluator, &namespace).await;
+    if let Some(class) = evaluation.runtime_class.clone().filter(|_| is_new) {
+        class_problem = reader.add_class(&class, target.spec_mut()).await;
+        // The API server asks the webhook again, with what the class added.
+        target.spec_mut().runtime_class_name = Some(class.clone());
+        evaluation = evaluate(&target, evaluator, &namespace).await;
+        evaluation.runtime_class = Some(class);
+    }
     let template = target.daemon_set().map(|set| evaluator.template(set));
     let subject = template
         .as_ref()
         .map_or_else(|| target.subject(), Template::subject);
     let (rule, rule_source, _) = evaluator.rule(subject, &namespace);
-    let mut evaluation = evaluator.evaluate(subject, &namespace).await;
     let seen = all_images(evaluator, subject, &mut evaluation).await;
     if evaluation
         .unusable
@@ -198,10 +211,18 @@ async fn explain_target(
             .filter(|installed| *installed || !target.has_traces()),
         own_namespace: &cluster.own_namespace,
         withheld: withheld.as_deref(),
+        class_problem: class_problem.as_deref(),
         missing_permissions: &missing_permissions,
         policy: &evaluator.policy,
         config: &evaluator.config,
     })
+}
+
+async fn evaluate(target: &Target, evaluator: &Evaluator, namespace: &Namespace) -> Evaluation {
+    let template = target.daemon_set().map(|set| evaluator.template(set));
+    let of_template = template.as_ref().map(Template::subject);
+    let subject = of_template.unwrap_or_else(|| target.subject());
+    evaluator.evaluate(subject, namespace).await
 }
 
 /// All images, also those that did not matter for the evaluation.

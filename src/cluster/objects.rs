@@ -9,6 +9,7 @@ mod event;
 mod node_feature;
 mod node_images;
 mod node_pool;
+mod runtime_class;
 mod stored;
 mod volume;
 
@@ -28,6 +29,7 @@ pub use event::Event;
 pub use node_feature::NodeFeature;
 pub use node_images::{ImageKey, NodeImages};
 pub use node_pool::NodePool;
+pub use runtime_class::{RuntimeClass, Scheduling};
 pub use volume::{PersistentVolume, PersistentVolumeClaim};
 
 use crate::placement::{GATE, affinity::Affinity, author_selection::AuthorSelection, node};
@@ -456,6 +458,12 @@ resource!(Node, ClusterResourceScope, "", "nodes");
 resource!(DaemonSet, NamespaceResourceScope, "apps", "daemonsets");
 resource!(Deployment, NamespaceResourceScope, "apps", "deployments");
 resource!(Namespace, ClusterResourceScope, "", "namespaces");
+resource!(
+    RuntimeClass,
+    ClusterResourceScope,
+    "node.k8s.io",
+    "runtimeclasses"
+);
 resource!(NodePool, ClusterResourceScope, "karpenter.sh", "nodepools");
 resource!(
     PersistentVolumeClaim,

@@ -12,7 +12,9 @@ use super::{Config, FailureAction, UnknownVariants, admission::is_webhook_url};
 
 /// Maximum number of rules: each is compared with each new pod.
 const MAX_RULES: usize = 64;
-/// Maximum number of selectors for nodes of a rule, and of emulators: each becomes a term of its pods.
+/// Maximum number of emulators: each becomes a term of its pods, which have 16 at most.
+const MAX_EMULATORS: usize = 8;
+/// Maximum number of selectors for nodes of a rule: each becomes a term of its pods.
 const MAX_NODES: usize = 16;
 
 /// Values that contradict each other, or that no type excludes.
@@ -79,10 +81,10 @@ pub(super) fn contradiction(config: &Config) -> Option<Contradiction> {
     let emulates = |one: &Emulator| {
         !one.has_empty_selector() && !one.runs.is_empty() && !one.runs.contains(&one.architecture)
     };
-    if config.emulation.len() > MAX_NODES || !config.emulation.iter().all(emulates) {
+    if config.emulation.len() > MAX_EMULATORS || !config.emulation.iter().all(emulates) {
         return found(
             &["emulation"],
-            "emulation takes at most 16 of {nodes: SELECTOR, architecture, runs}, with a selector that is not empty and other architectures in runs",
+            "emulation takes at most 8 of {nodes: SELECTOR, architecture, runs}, with a selector that is not empty and other architectures in runs",
         );
     }
     if config.assign_runtime_class

@@ -93,7 +93,7 @@ pub struct Config {
     /// The platforms that runtime classes run.
     #[serde(default)]
     pub runtime_classes: RuntimeClasses,
-    /// Whether new pods without a runtime class get one of these if no CPU runs their images.
+    /// Whether new pods without a runtime class get one of these if their images share no architecture.
     #[serde(default)]
     pub assign_runtime_class: bool,
     /// Node affinity to add to pods.

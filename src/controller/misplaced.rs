@@ -26,7 +26,8 @@ use crate::{
         wrong_architecture::{self, WrongArchitecture, WrongArchitectureCause},
     },
     placement::{
-        Decision, NodeVariant, annotation, keeps_away, mode::Rule, reinvocation, suffices,
+        Decision, NodeVariant, annotation, emulation::Emulation, keeps_away, mode::Rule,
+        reinvocation, suffices,
     },
     plan::{
         misplaced::{Eviction, GIVEN_UP_WHY, MisplacedPod, NotElsewhere, Outcome},
@@ -276,7 +277,7 @@ impl MisplacedPods {
         if !is_proven && !containers.any(wrong_architecture::may_be_wrong_architecture) {
             return None;
         }
-        let sets = self.running_images(pod).await;
+        let sets = self.running_images(pod, &node.node).await;
         let namespace = self.webhook.namespaces.find(subject(pod).namespace).await;
         // Its author knows better than its images.
         let is_stated = match self.evaluator.rule(subject(pod), &namespace).0 {
@@ -306,7 +307,8 @@ impl MisplacedPods {
 
     /// The architectures of the image that each container runs, as far as they are known: by its digest, because its tag may be
     /// another image by now.
-    async fn running_images(&self, pod: &Pod) -> HashMap<String, Architectures> {
+    async fn running_images(&self, pod: &Pod, node: &Node) -> HashMap<String, Architectures> {
+        let labels = node.view().labels;
         let mut spec = pod.spec.clone();
         let statuses = pod.status.containers();
         let running = statuses.filter_map(|status| {
@@ -330,7 +332,8 @@ impl MisplacedPods {
         let containers = spec.containers.iter().chain(&spec.init_containers);
         let known = containers.filter_map(|container| {
             let set = sets.get(container.image.as_deref()?)?.clone()?;
-            Some((container.name.clone(), policy.widen_with_emulation(set)))
+            let set = policy.widen_with_emulation(set, Some(labels));
+            Some((container.name.clone(), set))
         });
         known.collect()
     }
@@ -351,7 +354,14 @@ impl MisplacedPods {
             return None;
         };
         let is_kept_away = self.has_webhook(pod) || self.is_kept_away_by_taint(pod, node);
-        (node.runs(&set) == Some(false) && is_kept_away).then_some(set)
+        let view = node.node.view();
+        let emulates = |emulation: &Emulation| emulation.nodes().select(view.labels, "");
+        let runs = if evaluation.emulation.is_none_or(|one| emulates(&one)) {
+            node.runs(&set)
+        } else {
+            Some(false)
+        };
+        (runs == Some(false) && is_kept_away).then_some(set)
     }
 
     /// Whether the webhook gives a new pod its node affinity.

@@ -23,7 +23,7 @@ pub(super) struct NodeSteps {
     pub(super) bound_pods: Option<BoundPods>,
 }
 
-/// Compares what matters; a heartbeat changes none of it.
+/// Compares what matters; a heartbeat changes none of it. The images in `status` count, because the store does not get what is the same.
 pub(super) fn same(old: &Node, new: &Node) -> bool {
     old.metadata.uid == new.metadata.uid
         && old.metadata.labels == new.metadata.labels

@@ -75,6 +75,8 @@ pub struct Evaluation {
     pub emulation: Option<Box<Emulation>>,
     /// The runtime class that it has to get, which is possible on its creation only: by a rule, or because only a class runs its images.
     pub runtime_class: Option<String>,
+    /// The runtime class that would run its images, and cannot be set any more, or not here.
+    pub lacking_class: Option<String>,
     /// What nodes hold of images that are not known; `None`: nothing, or it is of no use.
     pub locality: Option<Box<ImageLocality>>,
 }
@@ -138,6 +140,7 @@ impl Evaluation {
             native: None,
             emulation: None,
             runtime_class: None,
+            lacking_class: None,
             locality: None,
         }
     }
@@ -187,10 +190,10 @@ impl Evaluation {
             let names = names.join(", ");
             why = format!("{why}; schedulableArchitectures are {names}");
         }
-        if let Some(class) = &self.runtime_class {
+        if let Some(class) = &self.lacking_class {
             why = format!(
-                "{why}. Runtime class {class} runs them and can be set only when the pod is created: delete the pod, so that it is \
-                 created anew"
+                "{why}. Runtime class {class} runs them, and can be set only when a pod is created: write it into the template, or \
+                 delete the pod, so that it is created anew"
             );
         }
         why

@@ -168,7 +168,8 @@ impl Evaluator {
             let failed = std::mem::take(&mut selected.failed);
             evaluation.verdict = evaluation.verdict.without(failed);
         }
-        let is_used = subject.affinity_access() == AffinityAccess::Narrowing;
+        // With the gate its affinity can be set, once: the same patch removes the gate.
+        let is_used = subject.stage == Stage::Pod && subject.spec.gate().is_some();
         if (is_used || self.explains)
             && let Verdict::Unresolved { failed, .. } = &evaluation.verdict
         {
@@ -195,17 +196,26 @@ impl Evaluator {
         let os = spec.os();
         let mut runtime = spec.runtime(&os);
         let sets = images.iter().map(|image| &image.resolved.platforms);
+        let author = spec.author_selection();
+        // Terms that name nodes get no requirements, and those of a pod that exists no alternatives.
+        let can_be_limited = match subject.affinity_access() {
+            AffinityAccess::Open => !author.names_fields(),
+            AffinityAccess::Narrowing => !author.has_terms(),
+            AffinityAccess::Closed => false,
+        };
         let emulation = self.policy.emulation(sets, runtime).filter(|emulation| {
-            subject.affinity_access() != AffinityAccess::Closed
-                || emulation.covers(spec.author_selection())
+            !author.excludes_all(&emulation.architectures())
+                && (can_be_limited || emulation.covers(author))
         });
         let mut verdict = self.verdict(spec, runtime, (&images, &failed), emulation.as_ref());
         if is_none(&verdict) && runtime.class.is_none() && self.config.assign_runtime_class {
             let sets = images.iter().map(|image| &image.resolved.platforms);
             let class = self.policy.class_for(sets, &os);
-            evaluation.runtime_class = class.map(str::to_owned);
-            // The pods of a template get it when they are created.
-            if class.is_some() && subject.stage != Stage::Pod {
+            let assigned = class.map(str::to_owned);
+            if subject.stage != Stage::Creation {
+                evaluation.lacking_class = assigned;
+            } else if class.is_some() {
+                evaluation.runtime_class = assigned;
                 runtime.class = class;
                 for image in &mut images {
                     image.architectures = self.policy.of_image(&image.resolved.platforms, runtime);

@@ -108,12 +108,19 @@ impl Evaluator {
                 }
             }
         };
+        // A pod that exists gets one alternative only, if it has terms.
+        let is_single = subject.affinity_access() == AffinityAccess::Narrowing
+            && subject.spec.author_selection().has_terms();
+        let single = rules.filter(|_| is_single).cloned().map(|mut rules| {
+            rules.nodes.required.truncate(1);
+            rules
+        });
         let pod = Pod {
             subject,
             credentials: &credentials,
             deadline,
             limit,
-            rules,
+            rules: single.as_ref().or(rules),
         };
         self.select(&pod, &requested, &mut selected).await;
         // What stays as it is counts again.

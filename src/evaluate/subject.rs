@@ -6,6 +6,7 @@ use crate::{
     cluster::objects::PodSpec,
     placement::{
         Decision, PlacementPolicy,
+        affinity::WeightedTerm,
         pod::{AffinityAccess, Circumstances, PodChange, PodView},
         runtime_class::prefer_native,
         selection::SelectedNodes,
@@ -51,12 +52,34 @@ impl Subject<'_> {
         }
     }
 
-    /// The changes that a decision means for it.
+    /// The changes that a decision by its images means for it.
     pub fn change(
         self,
         policy: &PlacementPolicy,
         decision: &Decision,
         evaluation: &Evaluation,
+    ) -> PodChange {
+        self.change_with(policy, decision, evaluation, Vec::new())
+    }
+
+    /// The same for a decision without its images: nodes that hold them are preferred.
+    pub fn change_by_policy(
+        self,
+        policy: &PlacementPolicy,
+        decision: &Decision,
+        evaluation: &Evaluation,
+    ) -> PodChange {
+        let locality = evaluation.locality.as_ref();
+        let preferred = locality.map(|locality| locality.preferred());
+        self.change_with(policy, decision, evaluation, preferred.unwrap_or_default())
+    }
+
+    fn change_with(
+        self,
+        policy: &PlacementPolicy,
+        decision: &Decision,
+        evaluation: &Evaluation,
+        preferred: Vec<WeightedTerm>,
     ) -> PodChange {
         let spec = self.spec;
         let view = PodView {
@@ -71,19 +94,23 @@ impl Subject<'_> {
         let selected = evaluation.selected.as_ref().filter(|_| selects);
         let rules = evaluation.rules.as_ref();
         let rules = rules.filter(|_| *decision != Decision::NoCommonArchitecture);
-        let prefer = |preferred| SelectedNodes {
-            preferred,
+        let native = prefer_native(evaluation.native.as_ref());
+        let preferred = SelectedNodes {
+            preferred: native.into_iter().chain(preferred).collect(),
             ..SelectedNodes::default()
         };
-        let native = prefer_native(evaluation.native.as_ref()).filter(|_| selects);
-        let native = native.map(|term| prefer(vec![term]));
+        let preferred = Some(preferred).filter(|_| selects);
         let emulation = evaluation.emulation.as_ref().filter(|_| selects);
+        let mut preferences = evaluation.preferences.clone();
+        if let Some(emulation) = emulation {
+            // Native nodes come first, whatever else is preferred.
+            preferences.retain(|name, _| emulation.native.contains(name.as_str()));
+        }
         let emulation = emulation.map(|emulation| emulation.nodes());
-        let locality = evaluation.locality.as_ref().filter(|_| selects);
-        let locality = locality.map(|locality| prefer(locality.preferred()));
         let of_rules = rules.filter(|_| selects).map(|rules| rules.nodes.clone());
         let of_images = selected.map(|selected| selected.nodes.clone());
-        let nodes = [emulation, of_rules, of_images, native, locality]
+        // Of too many combinations the first ones count, so that all alternatives of the last are kept.
+        let nodes = [of_rules, of_images, emulation, preferred]
             .into_iter()
             .flatten();
         let nodes = nodes.reduce(SelectedNodes::and);
@@ -94,7 +121,7 @@ impl Subject<'_> {
                 .map(|rules| rules.tolerations.as_slice())
                 .unwrap_or_default(),
         };
-        let change = policy.change(decision, view, &evaluation.preferences, circumstances);
+        let change = policy.change(decision, view, &preferences, circumstances);
         PodChange {
             images: selected.map_or_else(Vec::new, |selected| selected.images.clone()),
             ..change

@@ -204,7 +204,7 @@ pub(super) fn lacking<'a>(
 ) -> Vec<&'a EvaluatedImage> {
     let lacks = |image: &&EvaluatedImage| {
         let own = image.architectures.clone();
-        let own = own.map(|set| policy.widen_with_emulation(set));
+        let own = own.map(|set| policy.widen_with_emulation(set, None));
         own.is_some_and(|set| suffices(&set, architecture, variant) == Some(false))
     };
     images.iter().filter(lacks).collect()

@@ -66,6 +66,8 @@ pub struct Facts<'a> {
     pub own_namespace: &'a str,
     /// Why archaware only reports what its template should have.
     pub withheld: Option<&'a str>,
+    /// Why Kubernetes rejects a new pod because of its runtime class.
+    pub class_problem: Option<&'a str>,
     /// What could not be read for lack of a permission.
     pub missing_permissions: &'a [String],
     /// Settings of placement.
@@ -271,6 +273,7 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
     }
     notes.extend(evaluation.invalid.iter().map(ToString::to_string));
     notes.extend(facts.withheld.map(str::to_owned));
+    notes.extend(facts.class_problem.map(str::to_owned));
     let unusable = evaluation.unusable.iter();
     let unusable = unusable.filter(|unusable| !unusable.is_forbidden());
     notes.extend(unusable.map(|unusable| {
@@ -305,7 +308,15 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
             emulators.join(", ")
         ));
     }
-    notes.extend(evaluation.locality.as_ref().map(ToString::to_string));
+    if let Some(locality) = &evaluation.locality {
+        let use_of_it = match facts.pod {
+            Some(pod) if pod.pod.spec.gate().is_none() => "its affinity cannot be set any more",
+            _ => {
+                "when the failure policy decides while it waits behind the gate, such nodes are preferred"
+            }
+        };
+        notes.push(format!("{locality}; {use_of_it}"));
+    }
     let problems = evaluation.selection_problems().iter();
     notes.extend(problems.map(ToString::to_string));
     notes

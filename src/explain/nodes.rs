@@ -115,7 +115,7 @@ pub(super) fn groups(facts: &Facts<'_>, outcome: &Outcome) -> Option<Vec<NodeGro
                     of_group,
                 );
                 let lacking = images::say_lacking(&lacking);
-                ("no", Some(reason(facts, obstacle, lacking)))
+                ("no", Some(reason(facts, obstacle, &architecture, lacking)))
             }
         };
         NodeGroup {
@@ -175,7 +175,24 @@ const DAEMON_TOLERATIONS: [&str; 6] = [
     "unschedulable",
 ];
 
-fn reason(facts: &Facts<'_>, obstacle: &Obstacle, lacking: Option<String>) -> String {
+/// Whether nodes of an architecture need no emulation.
+fn is_native(facts: &Facts<'_>, architecture: &str) -> bool {
+    let emulation = facts.evaluation.emulation.as_ref();
+    emulation.is_none_or(|emulation| emulation.native.contains(architecture))
+}
+
+/// Whether rules require nodes.
+fn requires_nodes(facts: &Facts<'_>) -> bool {
+    let rules = facts.evaluation.rules.as_ref();
+    rules.is_some_and(|rules| !rules.nodes.required.is_empty())
+}
+
+fn reason(
+    facts: &Facts<'_>,
+    obstacle: &Obstacle,
+    architecture: &str,
+    lacking: Option<String>,
+) -> String {
     let recorded = reinvocation::recorded_change(facts.subject.annotations);
     let is_own_affinity = recorded.affinity.require.is_some();
     let first = match (obstacle, &lacking) {
@@ -191,8 +208,11 @@ fn reason(facts: &Facts<'_>, obstacle: &Obstacle, lacking: Option<String>) -> St
         (Obstacle::Taint { taint, .. }, _) => format!("does not tolerate the taint {taint}"),
         (Obstacle::NodeSelector(label), _) => format!("node selector {label}"),
         (Obstacle::NodeAffinity, _) => "node affinity".to_owned(),
-        (Obstacle::AddedAffinity, _) if facts.evaluation.emulation.is_some() => {
+        (Obstacle::AddedAffinity, _) if !is_native(facts, architecture) => {
             "these nodes do not emulate its images".to_owned()
+        }
+        (Obstacle::AddedAffinity, _) if requires_nodes(facts) => {
+            "rules require other nodes".to_owned()
         }
         (Obstacle::AddedAffinity, _) => {
             "the variant of these nodes is not known to suffice".to_owned()

@@ -132,6 +132,7 @@ impl Case {
             is_installed: self.is_installed,
             own_namespace: "archaware",
             withheld: None,
+            class_problem: None,
             missing_permissions: &[],
             policy: &policy,
             config: &config,

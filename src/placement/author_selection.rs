@@ -53,6 +53,11 @@ impl<'a> AuthorSelection<'a> {
             .chain(of_terms)
     }
 
+    /// Whether there are required terms.
+    pub fn has_terms(&self) -> bool {
+        !self.terms().is_empty()
+    }
+
     /// Whether a term selects nodes by their name.
     pub fn names_fields(&self) -> bool {
         let mut terms = self.terms().iter();

@@ -64,7 +64,8 @@ impl Emulation {
         Architectures::of(native.chain(emulating))
     }
 
-    /// Whether a pod selects nothing but these nodes, so that its tolerations need no affinity, which an existing pod cannot get.
+    /// Whether a pod selects nodes that emulate, and nothing but these and native ones, so that its tolerations need no affinity, which an
+    /// existing pod cannot get.
     pub fn covers(&self, author: AuthorSelection<'_>) -> bool {
         let is_native = |one: &Requirement| {
             let mut values = one.values.iter();
@@ -76,10 +77,16 @@ impl Emulation {
             let mut own = one.nodes.requirements().into_iter();
             own.all(|requirement| term.contains(&requirement))
         };
-        author.alternatives().iter().all(|term| {
+        let alternatives = author.alternatives();
+        let mut others = alternatives
+            .iter()
+            .filter(|term| !term.iter().any(is_native))
+            .peekable();
+        let is_covered = |term: &Vec<Requirement>| {
             let mut emulators = self.emulators.iter();
-            term.iter().any(is_native) || emulators.any(|one| emulates(one, term))
-        })
+            emulators.any(|one| emulates(one, term))
+        };
+        others.peek().is_some() && others.all(is_covered)
     }
 
     /// The nodes that it is limited to, and those without emulation as preferred ones.
@@ -193,10 +200,13 @@ mod tests {
         for (selector, affinity, expected) in [
             (json!({}), json!(null), false),
             (json!({"kubernetes.io/arch": "amd64"}), json!(null), false),
-            (json!({"kubernetes.io/arch": "arm64"}), json!(null), true),
-            (json!({}), terms(json!([arch(&["arm64"])])), true),
+            // Without emulation.
+            (json!({"kubernetes.io/arch": "arm64"}), json!(null), false),
+            (json!({}), terms(json!([arch(&["arm64"])])), false),
+            (json!({"qemu": ""}), json!(null), false),
             (json!({}), terms(json!([arch(&["amd64", "arm64"])])), false),
             (json!({}), terms(json!([arch(&["arm64"]), qemu])), true),
+            (json!({}), terms(json!([qemu])), true),
             (json!({}), terms(json!([qemu, {}])), false),
         ] {
             let node_selector = serde_json::from_value(selector.clone()).unwrap();

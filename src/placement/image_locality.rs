@@ -62,7 +62,7 @@ impl ImageLocality {
     }
 }
 
-/// For example `3 nodes (arm64) hold app:1 and are preferred`.
+/// For example `3 nodes (arm64) hold app:1`.
 impl fmt::Display for ImageLocality {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let images = self.images.join(", ");
@@ -70,19 +70,13 @@ impl fmt::Display for ImageLocality {
         let set = nodes.architectures.join(", ");
         let hold = match nodes.count {
             0 => None,
-            1 => Some(format!(
-                "one node ({set}) holds {images} and nodes like it are preferred"
-            )),
-            count => Some(format!(
-                "{count} nodes ({set}) hold {images} and are preferred"
-            )),
+            1 => Some(format!("one node ({set}) holds {images}")),
+            count => Some(format!("{count} nodes ({set}) hold {images}")),
         };
         let copies = self.copies.as_ref().filter(|set| !set.is_empty());
         let copies = copies.map(|set| {
             let set = set.join(", ");
-            format!(
-                "what archaware's own node holds of {images} is for {set}: such nodes are preferred"
-            )
+            format!("what archaware's own node holds of {images} is for {set}")
         });
         let all: Vec<_> = hold.into_iter().chain(copies).collect();
         f.write_str(&all.join("; "))
@@ -111,7 +105,7 @@ mod tests {
                 "arm64",
                 None,
                 "100 kubernetes.io/hostname in (a); 50 kubernetes.io/arch in (arm64)",
-                "one node (arm64) holds app:1 and nodes like it are preferred",
+                "one node (arm64) holds app:1",
             ),
             (
                 &["a", "b"],
@@ -119,8 +113,7 @@ mod tests {
                 "amd64,arm64",
                 Some("amd64"),
                 "100 kubernetes.io/hostname in (a, b); 50 kubernetes.io/arch in (amd64, arm64); 50 kubernetes.io/arch in (amd64)",
-                "2 nodes (amd64, arm64) hold app:1 and are preferred; what archaware's own node holds of app:1 is for amd64: such nodes \
-                 are preferred",
+                "2 nodes (amd64, arm64) hold app:1; what archaware's own node holds of app:1 is for amd64",
             ),
             // Too many to be named, and the same twice.
             (
@@ -129,8 +122,7 @@ mod tests {
                 "arm64",
                 Some("arm64"),
                 "50 kubernetes.io/arch in (arm64)",
-                "65 nodes (arm64) hold app:1 and are preferred; what archaware's own node holds of app:1 is for arm64: such nodes are \
-                 preferred",
+                "65 nodes (arm64) hold app:1; what archaware's own node holds of app:1 is for arm64",
             ),
             (
                 &[],
@@ -138,7 +130,7 @@ mod tests {
                 "",
                 Some("s390x"),
                 "50 kubernetes.io/arch in (s390x)",
-                "what archaware's own node holds of app:1 is for s390x: such nodes are preferred",
+                "what archaware's own node holds of app:1 is for s390x",
             ),
         ] {
             let locality = ImageLocality {

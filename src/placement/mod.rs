@@ -33,6 +33,7 @@ pub use rule::PodRule;
 pub use runtime_class::{PodRuntime, RunBy, RuntimeClasses};
 pub use selector::{LabelSelector, SelectorError};
 pub use taint::{Effect, Taint, TaintKind, is_hard, keeps_away, tolerates};
+pub use toleration::covers;
 pub use toleration_rule::{
     RulePlatform, TolerationConfig, TolerationEffect, TolerationOperator, TolerationRule,
 };

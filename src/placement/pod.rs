@@ -209,9 +209,16 @@ impl PlacementPolicy {
         (!emulators.is_empty()).then_some(Emulation { native, emulators })
     }
 
-    /// The node architectures of which some nodes run images of these architectures, natively or by emulation.
-    pub fn widen_with_emulation(&self, own: Architectures) -> Architectures {
-        let emulators = self.emulation.iter().filter(|one| one.emulates(&own));
+    /// The node architectures that run images of these architectures, natively or by emulation. `labels`: those of the node; `None`: of
+    /// any node.
+    pub fn widen_with_emulation(
+        &self,
+        own: Architectures,
+        labels: Option<&BTreeMap<String, String>>,
+    ) -> Architectures {
+        let selects = |one: &Emulator| labels.is_none_or(|labels| one.nodes.matches(labels));
+        let emulators = self.emulation.iter();
+        let emulators = emulators.filter(|one| one.emulates(&own) && selects(one));
         let emulators = emulators.map(|one| (one.architecture.clone(), Variants::ANY));
         let emulators: Vec<_> = emulators.collect();
         let native = self.widen(own);

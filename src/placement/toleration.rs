@@ -58,7 +58,7 @@ impl TolerationConfig {
 
 /// Whether `existing` tolerates every taint that `new` tolerates, by `Toleration.ToleratesTaint` of
 /// `k8s.io/api/core/v1`: an empty key or effect matches every one.
-pub(super) fn covers(existing: &Value, new: &Value) -> bool {
+pub fn covers(existing: &Value, new: &Value) -> bool {
     let same = |field: &str| text(existing, field) == text(new, field);
     let wider = |field: &str| text(existing, field).is_empty() || same(field);
     let is_equal = |toleration: &Value| matches!(text(toleration, "operator"), "" | "Equal");

@@ -1,6 +1,8 @@
 //! Plans the toleration of a pod that runs on a node, before the node is tainted. A taint takes a running pod its right to stay:
 //! one with `NoExecute` evicts it, and with `NoSchedule` the descheduler does, and autoscalers find no other node for it.
 
+use std::collections::BTreeMap;
+
 use crate::{
     cluster::objects::Pod,
     evaluate::{Evaluation, Verdict},
@@ -15,10 +17,12 @@ pub(crate) fn lacks_toleration(pod: &Pod, taint: &Taint) -> bool {
     pod.is_in_scope() && pod.is_bound() && !tolerated
 }
 
-/// Whether one of its images is known not to run on a node. `runs`: whether nodes of a set are like it.
+/// Whether one of its images is known not to run on a node. `labels`: those of the node, if they are known. `runs`: whether nodes of a
+/// set are like it.
 pub(crate) fn is_misplaced(
     evaluation: &Evaluation,
     policy: &PlacementPolicy,
+    labels: Option<&BTreeMap<String, String>>,
     runs: impl Fn(&Architectures) -> bool,
 ) -> bool {
     let lacks = |set: &Architectures| !runs(set);
@@ -30,7 +34,7 @@ pub(crate) fn is_misplaced(
     }
     let images = evaluation.images.iter();
     let mut known = images.filter_map(|image| image.architectures.clone());
-    known.any(|set| lacks(&policy.widen_with_emulation(set)))
+    known.any(|set| lacks(&policy.widen_with_emulation(set, labels)))
 }
 
 /// Whether its images would not let it tolerate the taint of its node.
@@ -39,7 +43,7 @@ pub(crate) fn is_repelled(
     policy: &PlacementPolicy,
     taint: &Taint,
 ) -> bool {
-    is_misplaced(evaluation, policy, |set| {
+    is_misplaced(evaluation, policy, None, |set| {
         policy
             .tolerated_values(set)
             .any(|value| value == taint.value)
@@ -197,7 +201,7 @@ mod tests {
                 ..Evaluation::new(verdict)
             };
             assert_eq!(
-                is_misplaced(&evaluation, &policy, |set| set.contains(architecture)),
+                is_misplaced(&evaluation, &policy, None, |set| set.contains(architecture)),
                 expected,
                 "{name}"
             );

@@ -185,7 +185,7 @@ impl PlannedPatch {
             "some of its images could not be resolved; by the failure policy, within what the others allow, it tolerates {where_to}"
         );
         if let Some(locality) = preferred {
-            note = format!("{note}. {locality}");
+            note = format!("{note}. Such nodes are preferred: {locality}");
         }
         self.events.push(EventDraft::new(reason, note));
         self.counts.push("by_policy");

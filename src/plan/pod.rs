@@ -99,12 +99,11 @@ pub(crate) fn plan(
     let release = release().filter(|_| !stays_gated);
     let change = if stays_gated || (is_none && by_policy) {
         PodChange::default()
+    } else if by_policy {
+        subject(pod).change_by_policy(policies.placement, &decision, evaluation)
     } else {
         subject(pod).change(policies.placement, &decision, evaluation)
     };
-    let is_preferring = is_gated && !change.affinity.is_empty();
-    let preferred = evaluation.locality.as_deref();
-    let preferred = preferred.filter(|_| is_preferring);
     let unsaid = is_none != (annotated(pod) == Some("none"));
     let mut due = !change.is_empty() || release.is_some();
     if !due && unsaid {
@@ -123,7 +122,7 @@ pub(crate) fn plan(
         // The change may be rejected, but the gate must be removed all the same.
         write.gate_removal = release;
         if by_policy && !is_none {
-            write.report_failure_policy(&decision, preferred);
+            write.report_failure_policy(&decision, evaluation.locality.as_deref());
         }
         plan.patch = Some(write);
     }

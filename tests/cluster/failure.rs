@@ -90,7 +90,7 @@ async fn nodes_that_hold_an_unknown_image_are_preferred() {
         None,
     )
     .await;
-    let said = "one node (arm64) holds registry.invalid/app:1 and nodes like it are preferred";
+    let said = "one node (arm64) holds registry.invalid/app:1";
     let explained = |name: &str| {
         let pod = format!("pod/{name}");
         cluster

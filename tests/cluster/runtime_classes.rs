@@ -1,7 +1,7 @@
 //! Runtime classes and emulation (docs/runtime-classes.md), with the real admission plugin and the real scheduler.
 
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Pod, node::v1::RuntimeClass};
-use kube::{Api, ResourceExt, api::ListParams};
+use kube::{Api, ResourceExt, api::DeleteParams};
 use serde_json::{Value, json};
 use testimg::{FakeRegistry, Script};
 
@@ -100,6 +100,40 @@ fn class_of(pod: &Pod) -> (Option<&str>, bool, bool) {
     )
 }
 
+/// A webhook that is called after archaware's (in the alphabetical order of names), and adds a container to pods with the label `inject`.
+async fn inject_sidecars(cluster: &TestCluster, image: String) -> RecordingWebhook {
+    let created = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"], "scope": "Namespaced"});
+    let sidecar = json!({"name": "sidecar", "image": image});
+    RecordingWebhook::start(cluster, "sidecars", created, move |pod| {
+        let containers = pod["spec"]["containers"].as_array().map_or(0, Vec::len);
+        if containers != 1 || !pod["metadata"]["labels"]["inject"].is_string() {
+            return json!([]);
+        }
+        json!([{"op": "add", "path": "/spec/containers/-", "value": sidecar}])
+    })
+    .await
+}
+
+/// What `archaware explain -f` says of a pod that does not exist.
+fn explain_new(cluster: &TestCluster, config: &str, image: &str, class: Option<&str>) -> Value {
+    let file = cluster.dir().join("config.yaml");
+    let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+    std::fs::write(&file, format!("{head}{config}")).unwrap();
+    let manifest = cluster.dir().join("pod.json");
+    let mut object = pod("new", pod_spec(&[cluster.image(image)]), json!({}));
+    object["apiVersion"] = json!("v1");
+    object["kind"] = json!("Pod");
+    object["spec"]["runtimeClassName"] = json!(class);
+    std::fs::write(&manifest, object.to_string()).unwrap();
+    let files = [&file, &manifest].map(|path| path.to_str().unwrap());
+    let arguments = [
+        "explain", "-o", "json", "--config", files[0], "-f", files[1],
+    ];
+    let (_, out, error) = cluster.archaware(&arguments);
+    let all: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{error}"));
+    all[0].clone()
+}
+
 #[tokio::test]
 async fn a_class_is_assigned_when_a_pod_is_created() {
     let cluster = TestCluster::start_with("SCHED_ARGS", "").await;
@@ -115,16 +149,44 @@ async fn a_class_is_assigned_when_a_pod_is_created() {
         "{CLASSES}assignRuntimeClass: true\nrules: [{{name: sandboxed, pods: trust=none, runtimeClass: sandbox}}]\n"
     );
     let archaware = Controller::start_with_webhook(&cluster, &config, "onMiss: gate").await;
+    let injector = inject_sidecars(&cluster, cluster.image("arm64")).await;
     cluster.wait_until_tainted().await;
     // The API server runs its plugin again after the webhook: the class's overhead and nodes are merged.
     let module = create_pod(&cluster, "module", "wasi", None).await;
     assert_eq!(class_of(&module), (Some("wasmtime"), true, true));
     assert_eq!(cluster.wait_until_bound("module").await, "wasm-1");
+    // Before a pod is created, `explain` says the same, with the nodes that the class selects.
+    let admission = "admission: {enabled: true}\n";
+    for class in [None, Some("wasmtime")] {
+        let explained = explain_new(&cluster, &format!("{admission}{config}"), "wasi", class);
+        let assigned = class.is_none().then_some("wasmtime");
+        assert_eq!(
+            explained["pending"]["runtimeClass"],
+            json!(assigned),
+            "{explained}"
+        );
+        let groups = explained["nodes"].as_array().unwrap();
+        let of = |fits: &str| groups.iter().find(|one| one["fits"] == fits).unwrap();
+        assert_eq!(of("yes")["examples"], json!(["wasm-1"]), "{explained}");
+        assert_eq!(of("no")["reason"], "node selector wasm=yes", "{explained}");
+    }
+    let unknown = explain_new(&cluster, "", "wasi", Some("nowhere")).to_string();
+    assert!(
+        unknown.contains("there is no RuntimeClass nowhere"),
+        "{unknown}"
+    );
     // A CPU runs it; its author chose a class.
     let plain = create_pod(&cluster, "plain", "amd64", None).await;
     assert_eq!(class_of(&plain), (None, false, false));
     let chosen = create_pod(&cluster, "chosen", "wasi", Some("sandbox")).await;
     assert_eq!(class_of(&chosen), (Some("sandbox"), false, false));
+    // Another webhook adds a sidecar, so that archaware is asked again: the class stays, and the sidecar limits the pod.
+    let mut meshed = pod("meshed", pod_spec(&[cluster.image("wasi")]), json!({}));
+    meshed["metadata"]["labels"] = json!({"inject": "yes"});
+    let meshed: Pod = cluster.create(meshed).await;
+    assert_eq!(class_of(&meshed), (Some("wasmtime"), true, true));
+    assert_eq!(meshed.annotations()["archaware.dev/decision"], "arm64");
+    assert!(injector.seen().len() >= 2, "once for the probe");
     // A copy keeps its class, which is its own now.
     let mut copy = json!(module);
     copy["metadata"] = json!({"name": "copy", "annotations": copy["metadata"]["annotations"]});
@@ -151,26 +213,16 @@ async fn a_class_is_assigned_when_a_pod_is_created() {
         "{told}"
     );
     cluster.wait_until_bound("ruled").await;
-    // The template of a DaemonSet tolerates the nodes on which its pods run by their class.
+    // A template is not changed, and its pods are not gated.
     let labels = json!({"app": "modules"});
-    let mut spec = pod_spec(&[cluster.image("wasi")]);
-    spec["nodeSelector"] = json!({"wasm": "yes"});
-    spec["tolerations"] = json!([{"key": "wasm", "operator": "Exists"}]);
     let set = json!({"metadata": {"name": "modules"}, "spec": {
         "selector": {"matchLabels": labels},
-        "template": {"metadata": {"labels": labels}, "spec": spec}}});
+        "template": {"metadata": {"labels": labels}, "spec": pod_spec(&[cluster.image("wasi")])}}});
     cluster.create::<DaemonSet>(set).await;
-    let selector = ListParams::default().labels("app=modules");
-    let of_set = eventually("a pod of the DaemonSet that runs", DEADLINE, || async {
-        let pods = cluster.pods().list(&selector).await.ok()?.items;
-        let is_bound = |pod: &Pod| {
-            pod.spec
-                .as_ref()
-                .is_some_and(|spec| spec.node_name.is_some())
-        };
-        pods.into_iter().find(is_bound)
-    });
-    assert_eq!(class_of(&of_set.await), (Some("wasmtime"), true, true));
+    let told = cluster
+        .wait_for_event("modules", "NoCommonArchitecture")
+        .await;
+    assert!(told.contains("write it into the template"), "{told}");
     assert_eq!(archaware.stop().await, 0);
 }
 
@@ -208,25 +260,41 @@ async fn nodes_that_emulate_come_after_native_ones() {
     let metric = archaware.metric("archaware_pods_undecided").await;
     assert!(metric < 0.5, "{metric}");
     cluster.wait_for_event("waiting", "FailedScheduling").await;
-    let file = cluster.dir().join("emulation.yaml");
-    let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
-    std::fs::write(&file, format!("{head}{config}")).unwrap();
-    let manifest = cluster.dir().join("pod.json");
-    let mut object = pod("new", pod_spec(&[cluster.image("arm64")]), json!({}));
-    object["apiVersion"] = json!("v1");
-    object["kind"] = json!("Pod");
-    std::fs::write(&manifest, object.to_string()).unwrap();
-    let files = [&file, &manifest].map(|path| path.to_str().unwrap());
-    let (_, text, _) = cluster.archaware(&["explain", "--config", files[0], "-f", files[1]]);
+    let explained = explain_new(&cluster, config, "arm64", None).to_string();
     for said in [
         "its images run by emulation on amd64 nodes with qemu=arm64, after nodes that need none",
         "these nodes do not emulate its images",
     ] {
-        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(words(&text).contains(said), "{text}");
+        assert!(explained.contains(said), "{explained}");
     }
     let now = cluster.pods().get("waiting").await.unwrap();
     assert_eq!(now.annotations(), waiting.annotations());
+    // Behind a gate, an affinity with terms can only be narrowed to one alternative: the native nodes.
+    let mut spec = pod_spec(&[cluster.image("arm64")]);
+    let os = json!({"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]});
+    let terms = json!({"nodeSelectorTerms": [{"matchExpressions": [os]}]});
+    spec["affinity"] =
+        json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}});
+    spec["schedulingGates"] = json!([{"name": "test/wait"}]);
+    // Created where the webhook does not see it.
+    let excluded = json!({"metadata": {"labels": {"archaware.dev/admission": "disabled"}}});
+    let excluded = excluded.to_string();
+    cluster.kubectl(&["patch", "namespace", &cluster.namespace, "-p", &excluded]);
+    let gated = pod("gated", spec, json!({}));
+    eventually("a pod that the webhook does not see", DEADLINE, || async {
+        let made: Pod = cluster.create(gated.clone()).await;
+        let seen = decision(&made).is_some();
+        if seen {
+            let now = DeleteParams::default().grace_period(0);
+            let _ = cluster.pods().delete("gated", &now).await;
+        }
+        (!seen).then_some(())
+    })
+    .await;
+    let decided = eventually("a decision", DEADLINE, || async {
+        decision(&cluster.pods().get("gated").await.ok()?)
+    });
+    assert_eq!(decided.await, "arm64");
     // Without the webhook nothing keeps a pod from other nodes, so that it is not emulated.
     assert_eq!(archaware.stop().await, 0);
     let controller = Controller::start(&cluster, config);
@@ -234,5 +302,8 @@ async fn nodes_that_emulate_come_after_native_ones() {
     assert_eq!(cluster.wait_until_bound("late").await, "native");
     let late = cluster.pods().get("late").await.unwrap();
     assert_eq!(decision(&late).as_deref(), Some("arm64"));
+    // What was added to this one is no reason for another decision.
+    let gated = cluster.pods().get("gated").await.unwrap();
+    assert_eq!(decision(&gated).as_deref(), Some("arm64"));
     assert_eq!(controller.stop().await, 0);
 }

@@ -14,7 +14,7 @@ use crate::{
         kinds::{self, KindError},
         lease::LeaseMemory,
         name::NamespacedName,
-        objects::{Namespace, Node, annotations},
+        objects::{Namespace, Node, PodSpec, RuntimeClass, annotations},
         workload::Workload,
     },
     explain::ExistingPod,
@@ -219,6 +219,28 @@ impl Reader {
             is_installed,
             own_namespace: own_namespace.to_owned(),
         })
+    }
+
+    /// Adds what Kubernetes adds to a new pod of a runtime class. Returns why it would reject the pod.
+    pub(super) async fn add_class(&mut self, class: &str, spec: &mut PodSpec) -> Option<String> {
+        let name = NamespacedName::cluster(class);
+        let found = self.api.find::<RuntimeClass>(&name).await;
+        let permission = || "get runtimeclasses.node.k8s.io".to_owned();
+        let found = self.missing.check(permission, found);
+        let found = found.unwrap_or_else(|error| {
+            tracing::warn!(%error, class, "cannot read the RuntimeClass: what it says of nodes does not count");
+            None
+        });
+        let Some(class_of_pod) = found? else {
+            return Some(format!(
+                "there is no RuntimeClass {class}: Kubernetes rejects the pod"
+            ));
+        };
+        let scheduling = class_of_pod.scheduling.unwrap_or_default();
+        let key = spec.add_scheduling(&scheduling).err()?;
+        Some(format!(
+            "its node selector and that of RuntimeClass {class} name different values of {key}: Kubernetes rejects the pod"
+        ))
     }
 
     /// A namespace; without labels and annotations if it cannot be read or does not exist.

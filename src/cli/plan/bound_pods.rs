@@ -78,7 +78,7 @@ async fn of_pod(
     let evaluation = evaluator.evaluate(subject, namespace).await;
     let variant = policy.variants.of_view(&view);
     let runs = |set: &Architectures| suffices(set, view.architecture, variant) != Some(false);
-    let is_misplaced = bound_pod::is_misplaced(&evaluation, policy, runs);
+    let is_misplaced = bound_pod::is_misplaced(&evaluation, policy, Some(view.labels), runs);
     let images = || {
         let images = evaluation.list_images();
         let node = with_variant(view.architecture, variant.map(NodeVariant::name));

@@ -131,7 +131,7 @@ fn fewest_builds(facts: &Facts<'_>, groups: &[NodeGroup]) -> Option<String> {
     let policy = facts.policy;
     let sets = facts.images.iter().map(|image| {
         let own = image.architectures.clone();
-        (image, own.map(|set| policy.widen_with_emulation(set)))
+        (image, own.map(|set| policy.widen_with_emulation(set, None)))
     });
     let sets: Vec<(&EvaluatedImage, Option<Architectures>)> = sets.collect();
     let lacking = |name: &str| -> Vec<&EvaluatedImage> {

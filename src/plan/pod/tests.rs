@@ -8,7 +8,12 @@ use crate::{
     config::Config,
     evaluate::{Conflict, EvaluatedImage, Verdict},
     image::ImageError,
-    placement::{Decision, PlacementPolicy, failure::FailurePolicy, mode::InvalidAnnotation},
+    placement::{
+        Decision, PlacementPolicy,
+        failure::FailurePolicy,
+        image_locality::{HoldingNodes, ImageLocality},
+        mode::InvalidAnnotation,
+    },
     plan::EventDraft,
 };
 
@@ -107,6 +112,46 @@ fn the_failure_policy_decides_within_what_is_known() {
         None,
         "not yet"
     );
+}
+
+/// What nodes hold says something only where the images say nothing.
+#[test]
+fn nodes_that_hold_its_images_are_preferred_by_the_policy() {
+    let mut config = Config::default();
+    config.resolution.failure.after = Duration::ZERO;
+    let locality = ImageLocality {
+        images: vec!["a".to_owned()],
+        nodes: HoldingNodes {
+            count: 1,
+            hosts: vec!["holder".to_owned()],
+            architectures: "arm64".parse().unwrap(),
+        },
+        copies: None,
+    };
+    let evaluation = Evaluation {
+        locality: Some(Box::new(locality)),
+        ..Evaluation::new(unresolved())
+    };
+    let plan = |annotations: &[(&str, &str)], spec: Value| {
+        let pod = pod(annotations, spec);
+        let plan = plan_with(&config, &pod, &evaluation, None, Instant::now());
+        plan.patch.unwrap()
+    };
+    let by_policy = plan(&[], gated());
+    assert_eq!(by_policy.change, placed("any", true));
+    assert!(format!("{:?}", by_policy.patch).contains("holder"));
+    let note = &by_policy.events[0].note;
+    assert!(
+        note.ends_with("Such nodes are preferred: one node (arm64) holds a"),
+        "{note}"
+    );
+    // An earlier decision by the images stands.
+    let mut spec = gated();
+    spec["tolerations"] = tolerating()["tolerations"].clone();
+    spec["nodeSelector"] = json!({ "kubernetes.io/arch": "arm64" });
+    let earlier = plan(&[("archaware.dev/decision", "arm64")], spec);
+    assert_eq!(earlier.change, placed("arm64", false));
+    assert!(!format!("{:?}", earlier.patch).contains("holder"));
 }
 
 /// The change, whether anything remains to be decided, and when to look again.
