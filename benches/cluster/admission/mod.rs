@@ -111,6 +111,7 @@ fn at(times: &[f64], percent: usize) -> f64 {
 }
 
 async fn start(cluster: &TestCluster, more: &str) -> (Controller, Target) {
+    cluster.register();
     let port = free_port();
     let archaware = Controller::start_quiet(cluster, &admission_config(port, more));
     cluster.wait_until_called().await;
@@ -239,6 +240,7 @@ pub(crate) async fn cold(cluster: &TestCluster) {
 /// Memory for many images that the webhook resolved.
 pub(crate) async fn images(cluster: &TestCluster) {
     let config = "resolution: {cache: {images: 20000}}\nconcurrency: {perRegistry: 32}\n";
+    cluster.register();
     let port = free_port();
     let archaware = Controller::start_quiet(
         cluster,
