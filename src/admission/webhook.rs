@@ -226,7 +226,7 @@ impl Webhook {
         }
         // Whatever is known of images: it cannot be set later.
         let class = match &evaluation {
-            Some(evaluation) => review.subject().class_change(evaluation),
+            Some(evaluation) => review.subject().runtime_class(evaluation),
             None => self.class_by_rules(&review),
         };
         // What was selected before cannot be selected later, when the pod exists without gate.
@@ -234,7 +234,7 @@ impl Webhook {
             && !gate
             && !review.recorded.images.is_empty();
         if !keeps {
-            answer.patch = review.patch(decided, &class, gate);
+            answer.patch = review.patch(decided, class, gate);
         }
         let outcome = match outcome {
             _ if gate => Outcome::Gated,
@@ -256,7 +256,7 @@ impl Webhook {
         }
         let change = review.tolerate_all(&self.evaluator.policy);
         let decided = Some((Decision::TolerateAll, change));
-        let patch = review.patch(decided, &PodChange::default(), false);
+        let patch = review.patch(decided, None, false);
         let outcome = match patch {
             Some(_) => Outcome::Changed,
             None => Outcome::Unchanged,
@@ -269,18 +269,13 @@ impl Webhook {
     }
 
     /// The runtime class that rules give to a pod whose images are not known in time.
-    fn class_by_rules(&self, review: &PodReview) -> PodChange {
+    fn class_by_rules(&self, review: &PodReview) -> Option<String> {
         let (subject, evaluator) = (review.subject(), &self.evaluator);
         // Nothing is said of a pod whose namespace is not known.
-        let namespace = self.namespaces.get(&review.namespace);
-        let applied = namespace.and_then(|namespace| {
-            let (rule, ..) = evaluator.rule(subject, &namespace);
-            evaluator.applied_rules(subject, &rule, &namespace)
-        });
-        PodChange {
-            runtime_class: applied.and_then(|rules| rules.runtime_class),
-            ..PodChange::default()
-        }
+        let namespace = self.namespaces.get(&review.namespace)?;
+        let (rule, ..) = evaluator.rule(subject, &namespace);
+        let applied = evaluator.applied_rules(subject, &rule, &namespace)?;
+        applied.runtime_class
     }
 
     /// Whether a pod waits behind the gate. Those of system-critical classes never wait for a controller, and no autoscaler
@@ -473,27 +468,22 @@ impl PodReview {
     }
 
     /// The runtime class that an earlier call set.
-    fn kept_class(&self) -> PodChange {
+    fn kept_class(&self) -> Option<String> {
         let class = self.recorded.runtime_class.clone();
         let is = self.pod.spec.runtime_class_name.as_ref();
-        PodChange {
-            runtime_class: class.filter(|class| is == Some(class)),
-            ..PodChange::default()
-        }
+        class.filter(|class| is == Some(class))
     }
 
     /// `None` if the pod needs no change. `class`: the runtime class that it gets.
     fn patch(
         &self,
         decision: Option<(Decision, PodChange)>,
-        class: &PodChange,
+        class: Option<String>,
         gate: bool,
     ) -> Option<patch::JsonPatch> {
         let (decision, change) = decision.unzip();
-        let change = self
-            .kept_class()
-            .and(&change.unwrap_or_default())
-            .and(class);
+        let mut change = change.unwrap_or_default();
+        change.runtime_class = class.or_else(|| self.kept_class());
         // Nothing is added for a pod that no architecture can run, but that it waits is said.
         let decision =
             decision.filter(|own| !change.is_empty() || *own == Decision::NoCommonArchitecture);

@@ -61,8 +61,8 @@ pub struct Evaluator {
     pub nodes: ClusterNodes,
     /// Chooses among them by a model.
     pub predictor: Option<Predictor>,
-    /// Whether somebody asks why: which images could have been selected is kept, and what nodes hold of images that are not known, also
-    /// where it is not used.
+    /// Whether the evaluation is for `explain`. It then keeps which images could have been selected, and which nodes hold images that are
+    /// not known, for pods that cannot use it, too.
     pub explains: bool,
 }
 

@@ -109,7 +109,7 @@ impl Subject<'_> {
         let emulation = emulation.map(|emulation| emulation.nodes());
         let of_rules = rules.filter(|_| selects).map(|rules| rules.nodes.clone());
         let of_images = selected.map(|selected| selected.nodes.clone());
-        // Of too many combinations the first ones count, so that all alternatives of the last are kept.
+        // A pod gets 16 combinations at most. Emulators come last, because that keeps all of them.
         let nodes = [of_rules, of_images, emulation, preferred]
             .into_iter()
             .flatten();
@@ -124,17 +124,14 @@ impl Subject<'_> {
         let change = policy.change(decision, view, &preferences, circumstances);
         PodChange {
             images: selected.map_or_else(Vec::new, |selected| selected.images.clone()),
+            runtime_class: self.runtime_class(evaluation),
             ..change
         }
-        .and(&self.class_change(evaluation))
     }
 
     /// The runtime class that it gets, whatever is decided about nodes.
-    pub fn class_change(self, evaluation: &Evaluation) -> PodChange {
+    pub fn runtime_class(self, evaluation: &Evaluation) -> Option<String> {
         let class = evaluation.runtime_class.as_ref();
-        PodChange {
-            runtime_class: class.filter(|_| self.stage == Stage::Creation).cloned(),
-            ..PodChange::default()
-        }
+        class.filter(|_| self.stage == Stage::Creation).cloned()
     }
 }

@@ -86,7 +86,7 @@ fn is(tag: &str, node: &str) -> (String, String) {
     (tag.to_owned(), node.to_owned())
 }
 
-/// The best image would be for a node that a rule excludes; a taint that a rule tolerates keeps nobody away.
+/// Nodes that a rule excludes do not count. Nodes whose taint a rule tolerates do.
 #[tokio::test]
 async fn rules_say_which_nodes_count() {
     let cluster = TestCluster::take().await;

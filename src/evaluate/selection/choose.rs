@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::{
@@ -300,20 +299,19 @@ impl Pod<'_> {
         sets.all(|set| suffices(set, group.architecture, group.variant) != Some(false))
     }
 
-    /// Whether its author, rules and its tolerations allow these nodes.
+    /// Whether its author, its tolerations and the rules allow these nodes.
     pub(super) fn can_land_on(&self, nodes: &AlikeNodes) -> bool {
         let spec = self.subject.spec;
         let author = spec.author_selection();
-        let own = spec.tolerations.iter().flatten();
-        let of_rules = self.rules.iter().flat_map(|rules| &rules.tolerations);
-        let tolerations: Vec<Value> = own.chain(of_rules).cloned().collect();
+        let own = spec.tolerations.as_deref().unwrap_or_default();
+        let of_rules = self.rules.map_or(&[][..], |rules| &rules.tolerations);
         let mut taints = nodes.taints.iter();
         // A selection by name was applied to each node.
         (author.names_fields() || author.selects(&nodes.labels, ""))
             && self
                 .rules
                 .is_none_or(|rules| rules.nodes.select(&nodes.labels, ""))
-            && !taints.any(|taint| keeps_away(taint, &tolerations))
+            && !taints.any(|taint| keeps_away(taint, own) && keeps_away(taint, of_rules))
     }
 
     pub(super) fn image_of(&self, container: &str) -> String {

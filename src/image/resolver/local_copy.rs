@@ -1,10 +1,11 @@
 //! What the node holds of an image that cannot be resolved: evidence of last resort.
 
-use crate::{image::reference::Reference, platform::PlatformSet};
+use crate::{
+    image::{reference::Reference, summary},
+    platform::PlatformSet,
+};
 
 use super::{ImageError, PullPolicy, RequestContext, Resolver, tag::ResolvedDigest};
-
-use crate::image::summary;
 
 impl Resolver {
     /// The platforms of the node's own copy of an image, for which nothing vouches: it may have been imported with a single platform
