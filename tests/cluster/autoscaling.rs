@@ -24,15 +24,40 @@ async fn own_cluster() -> TestCluster {
     TestCluster::start_with("SCHED_ARGS", "").await
 }
 
+/// archaware with its webhook.
+async fn archaware(cluster: &TestCluster, config: &str) -> Controller {
+    cluster.register_for_busy_machines();
+    Controller::start_with_webhook(cluster, config, GATE).await
+}
+
+/// What pods wait for, and what nodes are like.
+fn state(cluster: &TestCluster) -> String {
+    let pods = "custom-columns=POD:.metadata.name,NODE:.spec.nodeName,GATES:.spec.schedulingGates[*].name,\
+        ARCHITECTURES:.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[*]\
+        .matchExpressions[*].values,WHY:.status.conditions[*].message";
+    let nodes = "custom-columns=NODE:.metadata.name,ARCHITECTURE:.status.nodeInfo.architecture,TAINTS:.spec.taints[*].key,\
+        READY:.status.conditions[*].status";
+    let pods = cluster.kubectl(&["get", "pods", "-n", &cluster.namespace, "-o", pods]);
+    let nodes = cluster.kubectl(&["get", "nodes", "-o", nodes]);
+    format!("{pods}\n{nodes}")
+}
+
 /// Waits until this many pods are bound.
 async fn bound(cluster: &TestCluster, count: usize) -> Placement {
-    let what = format!("{count} bound pods");
     // Karpenter, too, has to compute and to register its nodes.
-    eventually(&what, 4 * DEADLINE, || async {
-        let placement = Placement::of(cluster).await;
-        (placement.bound == count).then_some(placement)
-    })
-    .await
+    let all = tokio::time::timeout(4 * DEADLINE, async {
+        loop {
+            let placement = Placement::of(cluster).await;
+            if placement.bound == count {
+                return placement;
+            }
+            tokio::time::sleep(Duration::from_millis(30)).await;
+        }
+    });
+    match all.await {
+        Ok(placement) => placement,
+        Err(_) => panic!("not {count} pods are bound:\n{}", state(cluster)),
+    }
 }
 
 /// Waits until Karpenter has looked at every pending pod once more: a pod that fills a node of its own is placed. Returns the
@@ -73,7 +98,7 @@ fn assert_placed(placement: &Placement, of: &[(&str, usize)]) {
 async fn karpenter_makes_the_nodes_that_images_need() {
     let cluster = own_cluster().await;
     let _karpenter = Karpenter::start(&cluster).await;
-    let _archaware = Controller::start_with_webhook(&cluster, "", GATE).await;
+    let _archaware = archaware(&cluster, "").await;
     let daemon = json!({"metadata": {"name": "agent"}, "spec": {
         "selector": {"matchLabels": {"app": "agent"}},
         "template": {"metadata": {"labels": {"app": "agent"}}, "spec": pod_spec(&[cluster.image("arm64")])},
@@ -130,7 +155,7 @@ async fn pools_may_declare_taints() {
     };
     let _karpenter =
         Karpenter::start_with(&cluster, &[pool("amd64", 10), pool("arm64", 90)], &[]).await;
-    let _archaware = Controller::start_with_webhook(&cluster, "", GATE).await;
+    let _archaware = archaware(&cluster, "").await;
     roll_out(&cluster, &["amd64", "arm64", "multi"], 6).await;
     let made = eventually("two nodes", DEADLINE, || async {
         let placement = Placement::of(&cluster).await;
@@ -170,7 +195,7 @@ async fn preferences_make_no_wrong_node() {
         let _karpenter =
             Karpenter::start_with(&cluster, &[mixed], &[("PREFERENCE_POLICY", policy)]).await;
         let prefers = "affinity: {preferred: [{architecture: arm64, weight: 100}]}\n";
-        let _archaware = Controller::start_with_webhook(&cluster, prefers, GATE).await;
+        let _archaware = archaware(&cluster, prefers).await;
         roll_out(&cluster, &["amd64", "multi"], 6).await;
         bound(&cluster, 12).await;
         let mut placement = after_another_look(&cluster).await;
@@ -190,7 +215,7 @@ async fn preferences_make_no_wrong_node() {
 async fn a_slow_registry_makes_no_node_twice() {
     let cluster = own_cluster().await;
     let _karpenter = Karpenter::start(&cluster).await;
-    let _archaware = Controller::start_with_webhook(&cluster, "", GATE).await;
+    let _archaware = archaware(&cluster, "").await;
     let slow = FakeRegistry::start().await.unwrap();
     slow.script("/", Script::Slow(Duration::from_millis(1500)));
     for (n, image) in ["amd64", "arm64", "amd64"].into_iter().enumerate() {
@@ -218,7 +243,7 @@ async fn a_large_rollout_costs_no_more_nodes_than_it_needs() {
     for with_archaware in [false, true] {
         let cluster = own_cluster().await;
         let archaware = if with_archaware {
-            Some(Controller::start_with_webhook(&cluster, "", GATE).await)
+            Some(archaware(&cluster, "").await)
         } else {
             None
         };
@@ -275,7 +300,7 @@ async fn daemons_of_one_architecture_take_no_room_on_nodes_of_another() {
         (vec![tainted("amd64"), tainted("arm64")], 1),
     ] {
         let cluster = own_cluster().await;
-        let _archaware = Controller::start_with_webhook(&cluster, "", GATE).await;
+        let _archaware = archaware(&cluster, "").await;
         let mut spec = pod_spec(&[cluster.image("arm64")]);
         spec["containers"][0]["resources"] = json!({"requests": {"cpu": "1500m"}});
         let daemon = json!({"metadata": {"name": "agent"}, "spec": {
@@ -361,7 +386,7 @@ async fn no_pod_slips_onto_a_new_node() {
         let cluster = TestCluster::take().await;
         let config = "affinity: {required: false}\n";
         let _archaware = if none {
-            Controller::start_with_webhook(&cluster, config, GATE).await
+            archaware(&cluster, config).await
         } else {
             Controller::start(&cluster, config)
         };

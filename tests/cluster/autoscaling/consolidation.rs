@@ -57,7 +57,7 @@ async fn moved(with_archaware: bool) -> Vec<Placement> {
     let _karpenter = Karpenter::start(&cluster).await;
     deploy(&cluster, BEFORE).await;
     let _archaware = if with_archaware {
-        let archaware = Controller::start_with_webhook(&cluster, "", GATE).await;
+        let archaware = archaware(&cluster, "").await;
         cluster.wait_until_tainted().await;
         Some(archaware)
     } else {

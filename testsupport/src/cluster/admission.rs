@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::{admissionregistration::v1::MutatingWebhookConfiguration, core::v1::Pod};
 use kube::{Api, api::PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::free_port;
 
@@ -36,6 +36,19 @@ impl TestCluster {
         let created = self.try_kubectl(&["create", "-f", "manifests/archaware.yaml", "-l", label]);
         let (is_new, _, error) = created;
         assert!(is_new || error.contains("AlreadyExists"), "{error}");
+    }
+
+    /// The same, and the API server waits as long as it can (30 s). Where a busy machine answers later than the registration of
+    /// the manifests allows, pods are created without their affinity, which a pod without a gate cannot get later.
+    pub fn register_for_busy_machines(&self) {
+        self.register();
+        let path = |n: u8| format!("/webhooks/{n}/timeoutSeconds");
+        let patch: Vec<Value> = (0..3)
+            .map(|n| json!({"op": "replace", "path": path(n), "value": 30}))
+            .collect();
+        let kind = "mutatingwebhookconfiguration";
+        let patch = json!(patch).to_string();
+        self.kubectl(&["patch", kind, "archaware", "--type=json", "-p", &patch]);
     }
 
     /// Whether the API server calls the webhook and gets a response.
