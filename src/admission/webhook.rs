@@ -349,9 +349,9 @@ impl Webhook {
             Verdict::Skip => return (answer, Outcome::Ignored),
             Verdict::Decided(decision) => decision,
         };
-        let (policy, by_policy) = (&self.evaluator.policy, evaluation.by_policy);
+        let (policy, by) = (&self.evaluator.policy, evaluation.decided_by());
         let mode = self.evaluator.config.daemon_sets;
-        let change = plan::daemon_set::change(policy, template, decision, by_policy);
+        let change = plan::daemon_set::change(policy, template, decision, by);
         let outcome = match &change {
             _ if *decision == Decision::NoCommonArchitecture => {
                 answer.warn(&evaluation.explain_no_common_architecture(policy));

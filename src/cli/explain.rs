@@ -265,8 +265,8 @@ fn withheld(
     let Verdict::Decided(decision) = &evaluation.verdict else {
         return None;
     };
-    let by_policy = evaluation.by_policy;
-    let change = daemon_set::change(&evaluator.policy, template, decision, by_policy)?;
+    let by = evaluation.decided_by();
+    let change = daemon_set::change(&evaluator.policy, template, decision, by)?;
     daemon_set::report_only(template, &change, decision, evaluator.config.daemon_sets)
 }
 

@@ -182,8 +182,8 @@ async fn of_daemon_set(
         return wait(&evaluation)
             .map(|(action, detail)| PlanRow::of("DaemonSet", &set, action, detail));
     };
-    let by_policy = evaluation.by_policy;
-    let change = plan::daemon_set::change(&evaluator.policy, &template, decision, by_policy)?;
+    let by = evaluation.decided_by();
+    let change = plan::daemon_set::change(&evaluator.policy, &template, decision, by)?;
     let mode = evaluator.config.daemon_sets;
     let (action, detail) =
         if let Some(why) = plan::daemon_set::report_only(&template, &change, decision, mode) {

@@ -246,6 +246,14 @@ mod tests {
             ),
             ("compatibility: {amd46: [\"386\"]}", "\"amd46\""),
             (
+                "tolerations: [{key: a, platforms: [linux/arm32]}]",
+                "\"linux/arm32\" has no architecture",
+            ),
+            (
+                "runtimeClasses: {a: {platforms: [linux/wrong]}}",
+                "\"linux/wrong\" has no architecture",
+            ),
+            (
                 "registries: {tokenEndpoints: [{registry: a.io, host: \"https://b.io/x\"}]}",
                 "tokenEndpoints",
             ),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::{
     image::{ImageError, Resolved},
     placement::{
-        Decision, PlacementPolicy,
+        DecidedBy, Decision, PlacementPolicy,
         emulation::Emulation,
         image_locality::ImageLocality,
         mode::InvalidAnnotation,
@@ -142,6 +142,15 @@ impl Evaluation {
             runtime_class: None,
             lacking_class: None,
             locality: None,
+        }
+    }
+
+    /// Who made the decision.
+    pub(crate) fn decided_by(&self) -> DecidedBy {
+        if self.by_policy {
+            DecidedBy::StandingPolicy
+        } else {
+            DecidedBy::Images
         }
     }
 

@@ -150,9 +150,14 @@ pub struct AffinityChange {
 #[serde(rename_all = "camelCase")]
 pub struct Require {
     /// The architectures; empty: none, because an image has none for the OS of the pod.
+    #[serde(deserialize_with = "recorded::set")]
     pub architectures: BTreeSet<Architecture>,
     /// More such sets, that share nothing with the others: no node can run the pod, and autoscalers see it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "recorded::sets"
+    )]
     pub further: Vec<BTreeSet<Architecture>>,
     /// What nodes have to be: one of these, each a list of requirements. Empty: only the architectures are required.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -175,9 +180,41 @@ pub struct WeightedTerm {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Preference {
     /// The architecture.
+    #[serde(deserialize_with = "recorded::one")]
     pub architecture: Architecture,
     /// From 1 to 100.
     pub weight: u8,
+}
+
+/// Reads architectures of a record. An image may name one that the configuration refuses.
+mod recorded {
+    use serde::{Deserializer, de::Error};
+
+    use super::{Architecture, BTreeSet, Deserialize};
+
+    pub(super) fn one<'de, D: Deserializer<'de>>(from: D) -> Result<Architecture, D::Error> {
+        parse(&String::deserialize(from)?)
+    }
+
+    pub(super) fn set<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<BTreeSet<Architecture>, D::Error> {
+        let names = Vec::<String>::deserialize(from)?;
+        names.iter().map(|name| parse(name)).collect()
+    }
+
+    pub(super) fn sets<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<BTreeSet<Architecture>>, D::Error> {
+        let sets = Vec::<Vec<String>>::deserialize(from)?;
+        let parsed = |set: Vec<String>| set.iter().map(|name| parse(name)).collect();
+        sets.into_iter().map(parsed).collect()
+    }
+
+    fn parse<E: Error>(name: &str) -> Result<Architecture, E> {
+        name.parse()
+            .map_err(|_| E::custom(format!("{name:?} is no architecture")))
+    }
 }
 
 impl AffinityChange {

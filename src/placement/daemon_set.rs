@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::platform::{Architecture, Architectures, Os};
 
 use super::{
-    decision::{ANY, Decision},
+    decision::{ANY, DecidedBy, Decision},
     pod::PlacementPolicy,
 };
 
@@ -39,6 +39,13 @@ pub struct OwnedTolerations {
         skip_serializing_if = "std::ops::Not::not"
     )]
     pub is_by_policy: bool,
+    /// Whether the failure policy decided until the images are known.
+    #[serde(
+        rename = "untilKnown",
+        default,
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub is_until_known: bool,
     /// The decision, as in the annotation of a pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<String>,
@@ -52,6 +59,7 @@ impl Default for OwnedTolerations {
             tolerations: Vec::new(),
             images: BTreeSet::new(),
             is_by_policy: false,
+            is_until_known: false,
             decision: None,
         }
     }
@@ -97,7 +105,7 @@ impl OwnedTolerations {
 
     /// The decision of the images.
     pub fn decision_of_images(&self) -> Option<Decision> {
-        if self.is_by_policy {
+        if self.is_by_policy || self.is_until_known {
             return None;
         }
         let Some(text) = &self.decision else {
@@ -144,13 +152,12 @@ pub struct TemplateView<'a> {
     pub record: &'a OwnedTolerations,
 }
 
-/// The change that brings a template to `decision`; `None` if it is there. `by_policy`: the failure policy decided
-/// instead of the images, and its decision stands until they change.
+/// The change that brings a template to `decision`; `None` if it is there.
 pub fn decide_template(
     policy: &PlacementPolicy,
     decision: &Decision,
     template: TemplateView<'_>,
-    by_policy: bool,
+    by: DecidedBy,
 ) -> Option<TemplateChange> {
     let TemplateView {
         os,
@@ -181,7 +188,8 @@ pub fn decide_template(
             version: VERSION,
             tolerations,
             images: images.clone(),
-            is_by_policy: by_policy,
+            is_by_policy: by == DecidedBy::StandingPolicy,
+            is_until_known: by == DecidedBy::Policy,
             decision: Some(decision.annotation()),
         }
     };

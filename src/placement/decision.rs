@@ -13,6 +13,17 @@ pub enum Decision {
     NoCommonArchitecture,
 }
 
+/// Who made a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecidedBy {
+    /// The images, or annotations.
+    Images,
+    /// The failure policy; the images may change it once they are known.
+    Policy,
+    /// The failure policy, until the images change.
+    StandingPolicy,
+}
+
 /// The annotation of a decision to tolerate every architecture.
 pub(super) const ANY: &str = "any";
 

@@ -26,7 +26,7 @@ mod variants;
 mod weight;
 
 pub use configured_keys::ConfiguredKeys;
-pub use decision::Decision;
+pub use decision::{DecidedBy, Decision};
 pub use mode::Mode;
 pub use pod::PlacementPolicy;
 pub use rule::PodRule;

@@ -178,6 +178,33 @@ mod tests {
         assert_eq!(record(&PodChange::default()), None);
     }
 
+    /// An image may name an architecture that the configuration refuses.
+    #[test]
+    fn every_name_is_read_again() {
+        let unusual = ["amd64", "loongarch64"].map(|name| name.parse().unwrap());
+        let require = affinity::Require {
+            architectures: unusual.clone().into(),
+            further: vec![unusual.clone().into()],
+            ..Default::default()
+        };
+        let [_, architecture] = unusual;
+        let affinity = affinity::AffinityChange {
+            require: Some(require),
+            prefer: vec![affinity::Preference {
+                architecture,
+                weight: 1,
+            }],
+            ..Default::default()
+        };
+        let change = PodChange {
+            affinity,
+            ..PodChange::default()
+        };
+        let text = record(&change).unwrap();
+        let read = recorded_change(&[(annotation::ADDED.to_owned(), text)].into());
+        assert_eq!(read.affinity, change.affinity);
+    }
+
     #[test]
     fn an_image_may_have_been_changed_again() {
         let image = |container: &str, from: &str, to: &str| ImageChange {

@@ -94,9 +94,13 @@ impl TryFrom<String> for RulePlatform {
     fn try_from(text: String) -> Result<Self, String> {
         let malformed = || format!("{text:?} is not a platform like linux/arm64");
         let (os, architecture) = text.split_once('/').ok_or_else(malformed)?;
+        let architecture: Architecture = architecture.parse().map_err(|_| malformed())?;
+        if !architecture.is_known() {
+            return Err(format!("{text:?} has no architecture that Go knows"));
+        }
         Ok(Self {
             os: os.parse().map_err(|_| malformed())?,
-            architecture: architecture.parse().map_err(|_| malformed())?,
+            architecture,
         })
     }
 }

@@ -1,6 +1,9 @@
 //! Plans the change of a DaemonSet. The controller, the webhook and `archaware plan` share [`change`].
 
-use std::{collections::BTreeSet, time::Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 
@@ -9,26 +12,25 @@ use crate::{
     config::DaemonSets,
     evaluate::{Evaluation, template::Template},
     placement::{
-        Decision, PlacementPolicy,
+        DecidedBy, Decision, PlacementPolicy,
         daemon_set::{self, TemplateChange},
     },
 };
 
 use super::{
     EventDraft, Plan, PlannedChange, PlannedPatch, Policies, Remembered,
-    draft::{DecidedBy, Draft, RECHECK_INTERVAL, hash},
+    draft::{Draft, RECHECK_INTERVAL, hash},
     repairs,
 };
 
-/// The change that brings a template to a decision; `None` if it is there. `stands`: the failure policy decided, until
-/// the images change.
+/// The change that brings a template to a decision; `None` if it is there.
 pub(crate) fn change(
     policy: &PlacementPolicy,
     template: &Template<'_>,
     decision: &Decision,
-    stands: bool,
+    by: DecidedBy,
 ) -> Option<TemplateChange> {
-    daemon_set::decide_template(policy, decision, template.placement_view(), stands)
+    daemon_set::decide_template(policy, decision, template.placement_view(), by)
 }
 
 /// The plan for a DaemonSet.
@@ -46,16 +48,15 @@ pub(crate) fn plan(
     let decided = draft.decide(&template.without_owned, evaluation, recorded);
     draft.plan.requeue = decided.requeue;
     let by_policy = decided.is_by_policy();
-    let stands = decided.by == DecidedBy::StandingPolicy;
     let Some(decision) = decided.decision else {
         return draft.finish();
     };
-    let Some(change) = change(policies.placement, template, &decision, stands) else {
+    let Some(change) = change(policies.placement, template, &decision, decided.by) else {
         return draft.finish();
     };
     if let Some(note) = report_only(template, &change, &decision, mode) {
         draft.report(EventReason::TolerationsMissing, note);
-        draft.plan.requeue = Some(RECHECK_INTERVAL);
+        look_again(&mut draft.plan, RECHECK_INTERVAL);
         return draft.finish();
     }
     if !change.rolls() {
@@ -65,7 +66,7 @@ pub(crate) fn plan(
                 draft.plan.patch = Some(write(template, change, &decision, by_policy));
             }
             Ok(()) => {}
-            Err(wait) => draft.plan.requeue = Some(wait),
+            Err(wait) => look_again(&mut draft.plan, wait),
         }
         return draft.finish();
     }
@@ -83,10 +84,15 @@ pub(crate) fn plan(
         }
         Err(wait) => {
             draft.report(EventReason::TolerationsReverted, fight(template));
-            draft.plan.requeue = Some(wait.min(RECHECK_INTERVAL));
+            look_again(&mut draft.plan, wait.min(RECHECK_INTERVAL));
         }
     }
     draft.finish()
+}
+
+/// The next look is not later than this. Images that cannot be resolved may ask for an earlier one.
+fn look_again(plan: &mut Plan, wait: Duration) {
+    plan.requeue = plan.requeue.into_iter().chain([wait]).min();
 }
 
 /// Why archaware leaves a template alone that should change.

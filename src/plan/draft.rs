@@ -11,7 +11,7 @@ use crate::{
     evaluate::{Conflict, Evaluation, Verdict, pull_secrets::UnusablePullSecret},
     image::ImageError,
     placement::{
-        Decision,
+        DecidedBy, Decision,
         failure::{self, FailureAction, FailurePolicy, ImageFailure},
         mode::InvalidAnnotation,
     },
@@ -23,17 +23,6 @@ use super::{EventDraft, ObjectState, Plan, Policies};
 /// How long nothing is done about an object that waits: one of its tags may have been pushed again, and the event that
 /// says why it waits must not expire (after an hour by default, `--event-ttl` of the API server).
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_mins(10);
-
-/// Who made a decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DecidedBy {
-    /// The images, or annotations.
-    Images,
-    /// The failure policy; the images may widen it once they are known.
-    Policy,
-    /// The failure policy, until the images change.
-    StandingPolicy,
-}
 
 /// The decision of this reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ fn decide(
     tolerations: &[Value],
     images: &BTreeSet<String>,
     record: &OwnedTolerations,
-    by_policy: bool,
+    by: DecidedBy,
 ) -> Option<TemplateChange> {
     let view = TemplateView {
         os: &Os::linux(),
@@ -31,7 +31,7 @@ fn decide(
         record,
     };
     let policy = PlacementPolicy::from(&Config::default());
-    decide_template(&policy, decision, view, by_policy)
+    decide_template(&policy, decision, view, by)
 }
 
 fn record(tolerations: &[Value], decision: &Decision) -> OwnedTolerations {
@@ -95,7 +95,14 @@ fn templates_follow_their_images_and_foreign_tolerations_stay() {
         ),
     ] {
         let record = record(&owned, &on(&["amd64"]));
-        let change = decide(&decision, &existing, &images("a"), &record, false).unwrap();
+        let change = decide(
+            &decision,
+            &existing,
+            &images("a"),
+            &record,
+            DecidedBy::Images,
+        )
+        .unwrap();
         assert_eq!((change.remove, change.add), (remove, add), "{existing:?}");
         assert_eq!(
             change.record.map(|r| r.tolerations).unwrap_or_default(),
@@ -120,7 +127,13 @@ fn templates_follow_their_images_and_foreign_tolerations_stay() {
         ),
     ] {
         let record = record(&owned, &decision);
-        let change = decide(&decision, &existing, &images("a"), &record, false);
+        let change = decide(
+            &decision,
+            &existing,
+            &images("a"),
+            &record,
+            DecidedBy::Images,
+        );
         assert_eq!(change, None, "{existing:?}");
     }
 }
@@ -138,10 +151,26 @@ fn the_record_follows_the_images_without_a_rollout() {
     };
     assert!(old.is_for(&images("old")) && !old.is_for(&images("new")));
     let (aside, existing) = (Decision::TolerateAll, [any]);
-    let change = decide(&aside, &existing, &images("new"), &old, true).unwrap();
+    let change = decide(
+        &aside,
+        &existing,
+        &images("new"),
+        &old,
+        DecidedBy::StandingPolicy,
+    )
+    .unwrap();
     assert!(!change.rolls());
     assert_eq!(change.record.unwrap().images, images("new"));
-    assert_eq!(decide(&aside, &existing, &images("old"), &old, true), None);
+    assert_eq!(
+        decide(
+            &aside,
+            &existing,
+            &images("old"),
+            &old,
+            DecidedBy::StandingPolicy
+        ),
+        None
+    );
 }
 
 #[test]
@@ -203,4 +232,20 @@ fn clean_takes_what_is_owned_once() {
     assert_eq!((change.remove, change.record), (vec![2, 1], None));
     let only_arm = |one: &Value| *one == arch("arm64");
     assert_eq!(record.find(&existing, only_arm), [1]);
+}
+
+/// What `tolerate` decided holds until the images are known; it is no decision of theirs.
+#[test]
+fn a_decision_of_the_policy_until_the_images_are_known_does_not_stand() {
+    let record = json!({ "version": 1, "tolerations": [{"key": "a", "value": "amd64"}], "images": ["a"], "decision": "amd64" });
+    for (by_images, decided) in [(true, Some("amd64")), (false, None)] {
+        let mut record = record.clone();
+        if !by_images {
+            record["untilKnown"] = json!(true);
+        }
+        let record = OwnedTolerations::parse(Some(&record.to_string()));
+        let decision = record.decision_of_images();
+        assert_eq!(decision.map(|one| one.annotation()).as_deref(), decided);
+        assert_eq!(record.decision_of_policy(), None);
+    }
 }
