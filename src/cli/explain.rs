@@ -175,6 +175,12 @@ async fn explain_target(
     let subject = template
         .as_ref()
         .map_or_else(|| target.subject(), Template::subject);
+    if target.is_existing_pod()
+        && let Some(selected) = &mut evaluation.selected
+        && selected.candidates.is_empty()
+    {
+        selected.candidates = evaluator.candidates(subject, &namespace).await;
+    }
     let (rule, rule_source, _) = evaluator.rule(subject, &namespace);
     let seen = all_images(evaluator, subject, &mut evaluation).await;
     if evaluation

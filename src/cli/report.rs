@@ -16,13 +16,14 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Args;
 use futures::{StreamExt, stream};
+use serde_json::Value;
 
 use crate::{
     cluster::{
         api::ApiClient,
         name::NamespacedName,
         objects::Namespace,
-        workload::{Workload, template_of},
+        workload::{Workload, has_containers, template_of},
     },
     config::Config,
     image::Resolver,
@@ -141,13 +142,17 @@ impl ReportCommand {
             let missing = missing.to_vec();
             return self.finish(&report(source, known, &self.asked, missing));
         }
+        let mut unread = Vec::new();
         let (source, found) = match &self.images {
             Some(file) => (name_of(file, "images"), read_images(file)?),
-            None => (self.name_of_manifests(), self.read_manifests()?),
+            None => (self.name_of_manifests(), self.read_manifests(&mut unread)?),
         };
         let inspector = self.inspector(&global, global.load_config()?, &metrics)?;
         let known = inspect(&inspector, found).await;
-        self.finish(&report(source, known, &self.asked, Vec::new()))
+        self.finish(&Report {
+            unread_objects: unread,
+            ..report(source, known, &self.asked, Vec::new())
+        })
     }
 
     fn is_about_a_cluster(&self) -> bool {
@@ -191,11 +196,18 @@ impl ReportCommand {
         names.collect::<Vec<_>>().join(", ")
     }
 
-    fn read_manifests(&self) -> anyhow::Result<Vec<FoundWorkload>> {
+    /// The workloads of the manifests. `unread`: gets the objects whose containers are at an unknown place.
+    fn read_manifests(&self, unread: &mut Vec<String>) -> anyhow::Result<Vec<FoundWorkload>> {
         let mut found = Vec::new();
         for path in &self.filename {
             for (file, object) in manifests::read(path)? {
-                let Some(workload) = Workload::read(&object).with_context(|| file)? else {
+                let Some(workload) = Workload::read(&object).with_context(|| file.clone())? else {
+                    if has_containers(&object) {
+                        let text = |place: &str| object.pointer(place).and_then(Value::as_str);
+                        let (kind, name) = (text("/kind"), text("/metadata/name"));
+                        let [kind, name] = [kind, name].map(Option::unwrap_or_default);
+                        unread.push(format!("{kind} {name} in {file}"));
+                    }
                     continue;
                 };
                 let pods = workload.replicas.unwrap_or(1);
@@ -210,10 +222,11 @@ impl ReportCommand {
         }
         // A chart that renders to nothing must not pass a check in CI.
         if found.is_empty() {
-            bail!(
-                "no object that runs pods is in {}",
-                self.name_of_manifests()
-            );
+            let what = unread.first().map_or_else(String::new, |first| {
+                format!("; {first} has containers, but no pod template that archaware knows")
+            });
+            let name = self.name_of_manifests();
+            bail!("no object that runs pods is in {name}{what}");
         }
         Ok(found)
     }
@@ -221,6 +234,12 @@ impl ReportCommand {
     fn print(&self, report: &Report) -> anyhow::Result<()> {
         for permission in &report.missing_permissions {
             tracing::warn!("the report lacks something, for lack of a permission: {permission}");
+        }
+        for object in &report.unread_objects {
+            tracing::warn!(
+                "{object} is not in the report: it has containers, but no pod template that archaware knows (spec.template, \
+                 spec.jobTemplate); name its images with --images"
+            );
         }
         if report.workloads.is_empty() {
             let all = if self.is_about_a_cluster() && !self.all_namespaces {
@@ -246,8 +265,9 @@ impl ReportCommand {
         let answers = workloads.flat_map(|workload| &workload.answers);
         let mut fails = answers.map(|answer| self.fails(answer));
         // What could not be read is not known; and a check that has nothing to check must not pass.
-        let unread =
-            self.fail_on.contains(&FailOn::Unknown) && !report.missing_permissions.is_empty();
+        let is_unread =
+            !(report.missing_permissions.is_empty() && report.unread_objects.is_empty());
+        let unread = self.fail_on.contains(&FailOn::Unknown) && is_unread;
         let empty = !self.fail_on.is_empty() && report.workloads.is_empty();
         if unread || empty || fails.any(|fails| fails) {
             CommandStatus::Failed

@@ -86,6 +86,26 @@ pub fn template_of(object: &Value) -> Option<&Value> {
     places.find(|template| template.pointer("/spec/containers").is_some())
 }
 
+/// Where kinds of other APIs have containers.
+const CONTAINERS: [&str; 3] = ["containers", "container", "steps"];
+
+/// Whether containers with images are anywhere in an object.
+pub fn has_containers(object: &Value) -> bool {
+    let has_image = |container: &Value| container.get("image").is_some_and(Value::is_string);
+    match object {
+        Value::Object(fields) => fields.iter().any(|(name, value)| {
+            let is_list_of_containers = CONTAINERS.contains(&name.as_str())
+                && match value {
+                    Value::Array(items) => items.iter().any(has_image),
+                    one => has_image(one),
+                };
+            is_list_of_containers || has_containers(value)
+        }),
+        Value::Array(items) => items.iter().any(has_containers),
+        _ => false,
+    }
+}
+
 /// A copy without the fields that are null: the API server takes them for fields that are not there, and charts write many.
 fn without_nulls(value: &Value) -> Value {
     match value {

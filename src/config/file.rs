@@ -246,7 +246,7 @@ mod tests {
             ),
             ("compatibility: {amd46: [\"386\"]}", "\"amd46\""),
             (
-                "tolerations: [{key: a, platforms: [linux/arm32]}]",
+                "tolerations: [{platforms: [linux/arm32], toleration: {key: a}}]",
                 "\"linux/arm32\" has no architecture",
             ),
             (

@@ -42,7 +42,7 @@ pub use evaluation::{Conflict, EvaluatedImage, Evaluation, ResolvedImages, Verdi
 pub use images::are_for_other_nodes;
 pub use known_keys::KnownKeys;
 pub use selection::{ContainerCandidates, NoMatch, SelectedImages, SelectionProblem};
-pub use subject::{Stage, Subject};
+pub use subject::{Stage, Subject, without_additions};
 
 /// Evaluates pods and templates.
 #[derive(Clone)]

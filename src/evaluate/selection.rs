@@ -8,7 +8,10 @@ use std::collections::BTreeSet;
 use tokio::time::Instant;
 
 use crate::{
-    cluster::{nodes::AlikeNodes, objects::PodSpec},
+    cluster::{
+        nodes::AlikeNodes,
+        objects::{Namespace, PodSpec},
+    },
     image::ImageError,
     placement::{
         Decision, Mode,
@@ -23,7 +26,7 @@ use crate::{
     },
 };
 
-use super::{Evaluator, Stage, Subject, Verdict};
+use super::{Evaluator, Stage, Subject, Verdict, without_additions};
 
 use choose::{Pod, Unselected};
 pub use problem::{NoMatch, SelectionProblem};
@@ -140,6 +143,27 @@ impl Evaluator {
         selected
     }
 
+    /// What could be selected if a pod were created anew. For one that exists nothing is selected any more.
+    pub async fn candidates(
+        &self,
+        subject: Subject<'_>,
+        namespace: &Namespace,
+    ) -> Vec<ContainerCandidates> {
+        if !selection::is_requested(subject.annotations, subject.labels) {
+            return Vec::new();
+        }
+        let mut spec = without_additions(subject.spec.clone(), subject.annotations);
+        spec.node_name = None;
+        let anew = Subject {
+            spec: &spec,
+            stage: Stage::Creation,
+            ..subject
+        };
+        let evaluation = self.evaluate(anew, namespace).await;
+        let selected = evaluation.selected.map(|selected| *selected);
+        selected.unwrap_or_default().candidates
+    }
+
     /// Chooses for one container after the other, each among the nodes that the images before it fit.
     async fn select(
         &self,
@@ -195,7 +219,7 @@ impl Evaluator {
             };
             groups.retain(|group| chosen.groups.iter().any(|fit| group.is_same(fit)));
             let taken = std::mem::take(&mut selected.nodes);
-            selected.nodes = taken.and(chosen.nodes);
+            selected.nodes = taken.and_on(chosen.nodes, &groups);
             selected.images.push(ImageChange {
                 container: one.container.clone(),
                 from: pod.image_of(&one.container),

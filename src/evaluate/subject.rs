@@ -8,6 +8,7 @@ use crate::{
         Decision, PlacementPolicy,
         affinity::WeightedTerm,
         pod::{AffinityAccess, Circumstances, PodChange, PodView},
+        reinvocation,
         runtime_class::prefer_native,
         selection::SelectedNodes,
     },
@@ -134,4 +135,13 @@ impl Subject<'_> {
         let class = evaluation.runtime_class.as_ref();
         class.filter(|_| self.stage == Stage::Creation).cloned()
     }
+}
+
+/// The spec of a pod without what archaware added to it, as far as that is recorded and still there.
+pub fn without_additions(mut spec: PodSpec, annotations: &BTreeMap<String, String>) -> PodSpec {
+    let own = reinvocation::recorded_change(annotations);
+    reinvocation::undo(&own, spec.tolerations.as_mut(), spec.affinity.as_mut());
+    let images = own.images.iter();
+    spec.set_images(images.map(|one| (one.container.as_str(), Some(one.from.as_str()))));
+    spec
 }

@@ -195,16 +195,18 @@ fn next_try(error: &ImageError) -> String {
     }
 }
 
-/// The images that do not run on nodes of this architecture and variant.
+/// The images that do not run on nodes of this architecture and variant. `labels`: of the node; `None`: of any, so that each that
+/// could emulate another architecture does.
 pub(super) fn lacking<'a>(
     images: &'a [EvaluatedImage],
     policy: &PlacementPolicy,
     architecture: &str,
     variant: Option<NodeVariant>,
+    labels: Option<&BTreeMap<String, String>>,
 ) -> Vec<&'a EvaluatedImage> {
     let lacks = |image: &&EvaluatedImage| {
         let own = image.architectures.clone();
-        let own = own.map(|set| policy.widen_with_emulation(set, None));
+        let own = own.map(|set| policy.widen_with_emulation(set, labels));
         own.is_some_and(|set| suffices(&set, architecture, variant) == Some(false))
     };
     images.iter().filter(lacks).collect()

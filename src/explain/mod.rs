@@ -92,7 +92,7 @@ impl<'a> Facts<'a> {
     fn shared_by_images(&self) -> Option<Architectures> {
         let sets = self.counting_images().iter();
         let sets = sets.filter_map(|image| image.architectures.clone());
-        let sets = sets.map(|set| self.policy.widen(set));
+        let sets = sets.map(|set| self.policy.widen_with_emulation(set, None));
         sets.reduce(|shared, own| shared.and(&own))
     }
 }
@@ -115,7 +115,7 @@ pub struct Explanation {
     pub applies: Applies,
     /// Its images.
     pub images: Vec<ExplainedImage>,
-    /// Images that could have been selected, for containers that ask for image selection.
+    /// Images that could be selected, for containers that ask for image selection; of a pod that exists, if it were created anew.
     pub selections: Vec<ExplainedSelection>,
     /// What its images allow: `architectures`, `any`, `none`, `ignored` or `unresolved`.
     pub verdict: &'static str,

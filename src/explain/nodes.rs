@@ -113,6 +113,7 @@ pub(super) fn groups(facts: &Facts<'_>, outcome: &Outcome) -> Option<Vec<NodeGro
                     facts.policy,
                     &architecture,
                     of_group,
+                    None,
                 );
                 let lacking = images::say_lacking(&lacking);
                 ("no", Some(reason(facts, obstacle, &architecture, lacking)))

@@ -95,6 +95,8 @@ pub struct Report {
     pub images: Vec<ReportedImage>,
     /// Permissions without which something could not be read.
     pub missing_permissions: Vec<String>,
+    /// Objects of manifests with containers at a place that archaware does not know.
+    pub unread_objects: Vec<String>,
 }
 
 /// One workload.
@@ -292,6 +294,7 @@ pub fn report(
             })
             .collect(),
         missing_permissions,
+        unread_objects: Vec::new(),
     }
 }
 

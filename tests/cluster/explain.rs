@@ -373,7 +373,47 @@ async fn few_permissions_suffice() {
         output.contains("Permissions that are missing here\nget configmaps in archaware\n"),
         "{output}"
     );
+    // What the scheduler says does not need the nodes.
+    let nowhere = json!({"metadata": {"name": "nowhere"}, "spec": {"nodeSelector": {"disk": "none"},
+        "containers": [{"name": "app", "image": cluster.image("amd64")}]}});
+    cluster.create::<Pod>(nowhere).await;
+    eventually("what the scheduler says", DEADLINE, || async {
+        let all = ["explain", "-n", &cluster.namespace, "pod/nowhere"];
+        let (_, output, _) = cluster.archaware_with(&[], &reader, &all);
+        let says = "The scheduler says: 0/1 nodes are available";
+        output.contains(says).then_some(())
+    })
+    .await;
     cluster.kubectl(&["-n", "archaware", "delete", "serviceaccount", "reader"]);
+}
+
+/// Without a name: those that wait or fail. Of the pods that have failed, those whose node cannot run their programs.
+#[tokio::test]
+async fn pods_that_died_of_their_architecture_are_among_the_troubled() {
+    let cluster = TestCluster::take().await;
+    cluster.create_node("amd64-1", "amd64").await;
+    for (name, message) in [("wrong", "exec /app: exec format error"), ("else", "")] {
+        let spec = json!({"restartPolicy": "Never", "nodeName": "amd64-1",
+            "containers": [{"name": "app", "image": cluster.image("amd64")}]});
+        cluster
+            .create::<Pod>(json!({"metadata": {"name": name}, "spec": spec}))
+            .await;
+        let ended = json!({"exitCode": 1, "reason": "Error", "message": message});
+        let container = json!({"name": "app", "image": "app", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"terminated": ended}});
+        let status = json!({"status": {"phase": "Failed", "containerStatuses": [container]}});
+        let (params, patch) = (Default::default(), kube::api::Patch::Merge(status));
+        cluster
+            .pods()
+            .patch_status(name, &params, &patch)
+            .await
+            .unwrap();
+    }
+    let output = explain(&cluster, &[], &[]);
+    assert!(
+        output.contains("wrong") && !output.contains("else"),
+        "{output}"
+    );
 }
 
 /// The configuration of the installation applies, and its files, which are on other machines, do not.

@@ -191,8 +191,7 @@ async fn the_best_image_is_selected_and_its_pod_lands_where_it_fits() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// A Deployment's pods are created anew: another node may be the best one then.
-/// Each image of a document, and why it is passed over: before the pod is created.
+/// Each image of a document, and why it is passed over: before the pod is created, and as if it were created anew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn explain_shows_the_candidates() {
     let cluster = TestCluster::take().await;
@@ -220,29 +219,27 @@ async fn explain_shows_the_candidates() {
         selection["nodes"], 3,
         "the pod does not tolerate the taint of the fourth"
     );
-    let candidates = selection["candidates"].as_array().unwrap().iter();
-    let found: Vec<_> = candidates
-        .map(|one| {
+    let found = |selection: &Value| -> Vec<_> {
+        let candidates = selection["candidates"].as_array().unwrap().iter();
+        let found = candidates.map(|one| {
             let tag = one["tag"].as_str().unwrap().rsplit(':').next().unwrap();
-            (
-                tag,
-                one["chosen"].as_bool().unwrap(),
-                one["outcome"].as_str().unwrap(),
-            )
-        })
-        .collect();
-    assert_eq!(
-        found,
-        [
-            (
-                "any",
-                false,
-                "fits, but an entry of a higher weight or before it does, too"
-            ),
-            ("gpu", false, "rule 1 fails on 3 nodes"),
-            ("fast", true, "selected"),
-        ]
-    );
+            let outcome = one["outcome"].as_str().unwrap();
+            (tag.to_owned(), one["chosen"] == true, outcome.to_owned())
+        });
+        found.collect()
+    };
+    let candidates = [
+        (
+            "any",
+            false,
+            "fits, but an entry of a higher weight or before it does, too",
+        ),
+        ("gpu", false, "rule 1 fails on 3 nodes"),
+        ("fast", true, "selected"),
+    ];
+    let candidates =
+        candidates.map(|(tag, chosen, outcome)| (tag.to_owned(), chosen, outcome.to_owned()));
+    assert_eq!(found(selection), candidates);
     assert_eq!(
         explained[0]["images"][0]["image"],
         format!("{}:fast", registry.image("app"))
@@ -254,6 +251,23 @@ async fn explain_shows_the_candidates() {
     let fitting: Vec<_> = groups.filter(|group| group["fits"] == "yes").collect();
     assert_eq!(fitting.len(), 1, "{output}");
     assert_eq!(fitting[0]["examples"], json!(["fast"]));
+    // Of one for which nothing was selected, and of one that has its image.
+    let explained = |name: &str| {
+        let (status, output, error) =
+            cluster.archaware(&["explain", name, "-n", &cluster.namespace, "-o", "json"]);
+        assert_eq!(status, 0, "{error}");
+        let explained: Value = serde_json::from_str(&output).unwrap();
+        found(&explained[0]["selections"][0])
+    };
+    let image = "placeholder:latest";
+    let unselected = app("unselected", image, json!({OWN: document}), &json!({}));
+    cluster.create::<Pod>(unselected).await;
+    assert_eq!(explained("unselected"), candidates);
+    let _archaware = Controller::start_with_webhook(&cluster, "", "onMiss: gate").await;
+    cluster.wait_until_tainted().await;
+    cluster.create::<Pod>(pod).await;
+    assert_eq!(landed(&cluster, "p").await, is("fast", "fast"));
+    assert_eq!(explained("p"), candidates);
 }
 
 #[tokio::test]

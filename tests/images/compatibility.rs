@@ -37,9 +37,16 @@ async fn read(resolver: &Resolver, image: &str) -> Result<Arc<CompatibilityDocum
 async fn both_formats_are_read_once() {
     let (registry, resolver) = (registry().await, resolver());
     let yaml = "compatibilities:\n- tag: fast\n  weight: 90\n  rules: []\n";
+    let json = r#"{"compatibilities": [{"tag": "fast", "weight": 90, "rules": []}]}"#;
     for (name, media_type, text, format) in [
         ("ocifit", OCIFIT, DOCUMENT, DocumentFormat::Labels),
         ("nfd", NFD, yaml, DocumentFormat::Features),
+        (
+            "nfd-json",
+            &NFD.replace("yaml", "json"),
+            json,
+            DocumentFormat::Features,
+        ),
     ] {
         let artifact = Image::artifact("application/vnd.test", media_type, text);
         registry.add(name, &artifact);
@@ -179,8 +186,8 @@ async fn what_is_attached_to_an_image_is_read() {
         Image::artifact(NFD_ARTIFACT, NFD, &text).attached_to(&image.root, created)
     };
     let (old, new) = (
-        attached(1, "2026-01-01T00:00:00Z"),
-        attached(2, "2026-02-01T00:00:00Z"),
+        attached(1, "2026-02-01T00:30:00+02:00"),
+        attached(2, "2026-01-31T23:00:00.5Z"),
     );
     let other = Image::artifact("application/vnd.other", NFD, "x").attached_to(&image.root, "2027");
     for artifact in [&old, &new, &other] {

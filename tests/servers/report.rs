@@ -155,6 +155,18 @@ async fn manifests_in_a_pipeline() {
     let fine = deployment("fine", 1, &[registry.image("multi")]);
     let output = report(&fine, &["-f", "-", "--fail-on", "unknown,missing"]).await;
     assert!(output.status.success(), "{output:?}");
+    // Its workers have containers, at a place of its own.
+    let cluster = "---\nkind: RayCluster\nmetadata: {name: ray}\nspec: {workers: [{template: {spec: {containers: [{image: app}]}}}]}\n";
+    let with_unread = format!("{fine}\n{cluster}");
+    for (what, fails) in [("missing", false), ("unknown", true)] {
+        let output = report(&with_unread, &["-f", "-", "--fail-on", what]).await;
+        assert_eq!(output.status.code(), Some(i32::from(fails)), "{what}");
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            error.contains("RayCluster ray in - is not in the report"),
+            "{error}"
+        );
+    }
     // Charts write fields that are null, and keys twice.
     let nulls = fine.replace(
         "\"containers\"",

@@ -27,7 +27,7 @@ use super::{
     target::{self, Target},
 };
 
-/// Maximum number of objects of a kind that are read to find the pods of one.
+/// Maximum number of objects of a kind that are kept to find the pods of one.
 const MAX_LISTED: usize = 5000;
 
 /// Reads objects, and remembers what it may not read.
@@ -129,13 +129,18 @@ impl Reader {
     pub(super) async fn troubled(&mut self, namespace: &str) -> anyhow::Result<Vec<Target>> {
         let resource = kinds::known_kind("Pod").context("pods are known")?;
         let listed = self.api.list_dynamic(&resource, Some(namespace), None)?;
-        let all: Vec<Value> = listed
+        let troubled = |pod: Value| {
+            let pod = ExistingPod::read(pod).map(|pod| Some(pod).filter(target::is_troubled));
+            std::future::ready(pod.map_err(anyhow::Error::from))
+        };
+        let pods: Vec<ExistingPod> = listed
+            .map_err(anyhow::Error::from)
+            .try_filter_map(troubled)
             .take(MAX_LISTED)
             .try_collect()
             .await
             .with_context(|| format!("cannot list pods in namespace {namespace:?}"))?;
-        let pods: Result<Vec<_>, _> = all.into_iter().map(ExistingPod::read).collect();
-        let mut targets = Target::of_troubled(pods?);
+        let mut targets = Target::of_troubled(pods);
         if targets.len() > MAX_OBJECTS {
             let hidden = targets.len() - MAX_OBJECTS;
             tracing::warn!("{hidden} more pods need attention; name one to have it explained");
@@ -154,28 +159,27 @@ impl Reader {
         let mut owners = BTreeSet::from([uid]);
         for kind in ["ReplicaSet", "Job"] {
             // Their own labels need not be those of their pods.
-            let listed = self.list(kind, namespace, None).await?;
-            let own = listed
+            let own = self.list_owned(kind, namespace, None, &owners).await?;
+            let own = own
                 .iter()
-                .filter(|object| owners.contains(controller(object)));
-            let own = own.filter_map(|object| object.pointer("/metadata/uid")?.as_str());
+                .filter_map(|object| object.pointer("/metadata/uid")?.as_str());
             let own: Vec<String> = own.map(str::to_owned).collect();
             owners.extend(own);
         }
         // A selector may match pods of others, too.
-        let listed = self.list("Pod", namespace, selector).await?;
-        let own = listed
-            .into_iter()
-            .filter(|pod| owners.contains(controller(pod)));
-        own.map(|pod| Ok(ExistingPod::read(pod)?)).collect()
+        let own = self.list_owned("Pod", namespace, selector, &owners).await?;
+        own.into_iter()
+            .map(|pod| Ok(ExistingPod::read(pod)?))
+            .collect()
     }
 
-    /// The objects of a kind, at most [`MAX_LISTED`].
-    async fn list(
+    /// The objects of a kind that one of these controls, at most [`MAX_LISTED`].
+    async fn list_owned(
         &mut self,
         kind: &str,
         namespace: &str,
         selector: Option<String>,
+        owners: &BTreeSet<String>,
     ) -> anyhow::Result<Vec<Value>> {
         let Some(resource) = kinds::known_kind(kind) else {
             return Ok(Vec::new());
@@ -183,7 +187,9 @@ impl Reader {
         let listed = self
             .api
             .list_dynamic(&resource, Some(namespace), selector)?;
-        let all = listed.take(MAX_LISTED).try_collect().await;
+        let own =
+            listed.try_filter(|object| std::future::ready(owners.contains(controller(object))));
+        let all = own.take(MAX_LISTED).try_collect().await;
         let permission = || format!("list {} in {namespace}", kinds::describe(&resource));
         Ok(self.missing.check(permission, all)?.unwrap_or_default())
     }

@@ -12,7 +12,7 @@ use crate::{
         objects::{DaemonSet, Node, PodSpec, PodTemplate, annotations, labels},
         workload::Workload,
     },
-    evaluate::{Stage, Subject},
+    evaluate::{Stage, Subject, wrong_architecture::find},
     explain::{ExistingPod, PodCount},
     placement::annotation,
     plan,
@@ -80,10 +80,10 @@ impl Target {
         }
     }
 
-    /// The pods that wait or fail: of those with the same controller the one that waits longest, with the number of all.
+    /// Of pods that wait or fail and have the same controller the one that waits longest, with the number of all.
     pub(super) fn of_troubled(pods: Vec<ExistingPod>) -> Vec<Self> {
         let mut by_controller: BTreeMap<String, Vec<ExistingPod>> = BTreeMap::new();
-        for pod in pods.into_iter().filter(is_troubled) {
+        for pod in pods {
             let metadata = &pod.pod.metadata;
             let owner = pod.pod.controller().map(|owner| owner.uid.clone());
             let own = metadata.name.clone().unwrap_or_default();
@@ -171,9 +171,13 @@ impl Target {
     }
 }
 
-/// Whether a pod waits, or one of its containers does not run.
-fn is_troubled(pod: &ExistingPod) -> bool {
-    pod.is_pending() || (pod.pod.is_in_scope() && (pod.has_problems() || pod.phase() == "Pending"))
+/// Whether a pod waits, or one of its containers does not run. Of the pods that have failed only those whose node cannot run their
+/// programs: others are the business of whoever made them.
+pub(super) fn is_troubled(pod: &ExistingPod) -> bool {
+    let died = || pod.phase() == "Failed" && !find(&pod.pod, None, |_| false).is_empty();
+    pod.is_pending()
+        || (pod.pod.is_in_scope() && (pod.has_problems() || pod.phase() == "Pending"))
+        || died()
 }
 
 /// The pod that waits longest, else one with a container that does not run, else the oldest; one that failed or has finished if there

@@ -7,8 +7,7 @@ use crate::{
         objects::{Container, PodSpec, annotations},
         workload::Workload,
     },
-    evaluate::wrong_architecture::WrongArchitecture,
-    placement::reinvocation,
+    evaluate::{without_additions, wrong_architecture::WrongArchitecture},
     report::Requests,
 };
 
@@ -57,13 +56,9 @@ impl FoundSpec {
     }
 
     /// A pod that exists: what archaware added to it is not its author's.
-    pub(super) fn of_pod(mut spec: PodSpec, annotations: BTreeMap<String, String>) -> Self {
-        let own = reinvocation::recorded_change(&annotations);
-        reinvocation::undo(&own, spec.tolerations.as_mut(), spec.affinity.as_mut());
-        let images = own.images.iter();
-        spec.set_images(images.map(|one| (one.container.as_str(), Some(one.from.as_str()))));
+    pub(super) fn of_pod(spec: PodSpec, annotations: BTreeMap<String, String>) -> Self {
         Self {
-            spec,
+            spec: without_additions(spec, &annotations),
             annotations,
             is_template: false,
         }

@@ -7,7 +7,10 @@ use parking_lot::Mutex;
 use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
-    cluster::{api::ApiClient, objects::Node},
+    cluster::{
+        api::ApiClient,
+        objects::{Node, labels},
+    },
     config::Config,
     evaluate::{
         are_for_other_nodes,
@@ -45,10 +48,18 @@ pub(super) struct Inspector {
     asked: Vec<Architecture>,
     /// `None` for manifests: no pull secrets are known of them.
     pull_secrets: Option<PullSecrets>,
-    nodes: HashMap<String, (String, Option<NodeVariant>)>,
+    nodes: HashMap<String, KnownNode>,
     slots: Semaphore,
     /// Permissions that are missing.
     missing: Mutex<MissingPermissions>,
+}
+
+/// What is known of a node.
+struct KnownNode {
+    architecture: String,
+    variant: Option<NodeVariant>,
+    /// Those of nodes that emulate another architecture tell it.
+    labels: BTreeMap<String, String>,
 }
 
 impl Inspector {
@@ -79,11 +90,14 @@ impl Inspector {
     /// Uses the nodes and the pull secrets of a cluster.
     pub(super) fn use_cluster(&mut self, api: &ApiClient, nodes: Vec<Node>) {
         self.pull_secrets = Some(PullSecrets::new(api.clone()));
-        let nodes = nodes.iter().filter_map(|node| {
+        let nodes = nodes.into_iter().filter_map(|node| {
             let view = node.view();
-            let variant = self.policy.variants.of_view(&view);
-            let known = (view.architecture.to_owned(), variant);
-            Some((node.metadata.name.clone()?, known))
+            let known = KnownNode {
+                architecture: view.architecture.to_owned(),
+                variant: self.policy.variants.of_view(&view),
+                labels: labels(&node.metadata).clone(),
+            };
+            Some((node.metadata.name?, known))
         });
         self.nodes = nodes.collect();
     }
@@ -113,7 +127,7 @@ impl Inspector {
         let mut runs_on: BTreeMap<String, u64> = BTreeMap::new();
         for pod in &found.bound {
             let node = self.nodes.get(&pod.node);
-            let architecture = node.map_or("unknown", |(architecture, _)| architecture);
+            let architecture = node.map_or("unknown", |node| &node.architecture);
             *runs_on.entry(architecture.to_owned()).or_default() += 1;
         }
         let misplaced = found.bound.iter();
@@ -215,12 +229,19 @@ impl Inspector {
         pod: &BoundPod,
         images: &BTreeMap<String, KnownImage>,
     ) -> Option<MisplacedPod> {
-        let (architecture, variant) = self.nodes.get(&pod.node)?;
+        let KnownNode {
+            architecture,
+            variant,
+            labels,
+        } = self.nodes.get(&pod.node)?;
         let lacks = |image: &&String| match images.get(*image) {
             Some(KnownImage::Resolved {
                 architectures: Some(set),
                 ..
-            }) => suffices(set, architecture, *variant) == Some(false),
+            }) => {
+                let set = self.policy.widen_with_emulation(set.clone(), Some(labels));
+                suffices(&set, architecture, *variant) == Some(false)
+            }
             _ => false,
         };
         let lacking: BTreeSet<&String> = pod.images.iter().filter(lacks).collect();

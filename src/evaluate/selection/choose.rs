@@ -103,11 +103,14 @@ impl Evaluator {
             })
         })?;
         let set = self.runs_on(pod, &image).await?;
+        let nodes = nodes.on(set.as_ref());
         let fitting = std::iter::once(&choice.best).chain(&choice.further);
+        let groups = fitting.flat_map(|fit| fit.groups.iter().copied());
         Ok(Chosen {
-            groups: fitting.flat_map(|fit| fit.groups.iter().copied()).collect(),
+            // The image of the next container is for the nodes that its affinity selects.
+            groups: groups.filter(|group| nodes.select_group(group)).collect(),
             image,
-            nodes: nodes.on(set.as_ref()),
+            nodes,
         })
     }
 

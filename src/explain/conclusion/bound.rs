@@ -1,6 +1,7 @@
 //! A pod that has, or had, a node.
 
 use crate::{
+    cluster::objects::labels,
     evaluate::wrong_architecture::{EXEC_FORMAT_ERROR, WrongArchitectureCause},
     image::Reason,
     placement::{NodeVariant, mode::Rule, suffices},
@@ -36,8 +37,14 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
     let variant = facts.policy.variants.of_view(&view);
     let architecture = view.architecture;
     let platform = with_variant(architecture, variant.map(NodeVariant::name));
+    let images = lacking(
+        facts.counting_images(),
+        facts.policy,
+        architecture,
+        variant,
+        Some(labels(&node.metadata)),
+    );
     let node = format!("node {name} ({platform})");
-    let images = lacking(facts.counting_images(), facts.policy, architecture, variant);
     if let Some(lacking) = say_lacking(&images) {
         let problem =
             problem.unwrap_or_else(|| format!("such containers die with \"{EXEC_FORMAT_ERROR}\""));

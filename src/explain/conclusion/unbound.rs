@@ -29,7 +29,9 @@ pub(super) fn conclude(
             ),
             None => "No image limits where it runs; the nodes are not known.".to_owned(),
         };
-        return Conclusion::of(sentence, []);
+        let scheduler = facts.pod.and_then(ExistingPod::scheduler);
+        let says = scheduler.map(|one| format!("The scheduler says: {}", one.message));
+        return Conclusion::of(sentence, says);
     };
     if groups.is_empty() {
         return Conclusion::of("The cluster has no nodes.", []);
@@ -62,7 +64,14 @@ fn limiting<'a>(facts: &Facts<'a>, groups: &[NodeGroup]) -> Vec<&'a EvaluatedIma
         let one = std::slice::from_ref(*image);
         let mut groups = groups.iter();
         groups.any(|group| {
-            !lacking(one, facts.policy, &group.architecture, group.node_variant).is_empty()
+            !lacking(
+                one,
+                facts.policy,
+                &group.architecture,
+                group.node_variant,
+                None,
+            )
+            .is_empty()
         })
     };
     facts.counting_images().iter().filter(lacks).collect()
@@ -114,7 +123,12 @@ impl Placement<'_> {
             );
             return Conclusion::of(sentence, [advice]);
         }
-        if !self.outcome.change.tolerations.is_empty() && facts.is_installed != Some(false) {
+        // Where it is not known whether archaware is installed, the scheduler knows more.
+        let is_expected = match facts.is_installed {
+            Some(is_installed) => is_installed,
+            None => pod.scheduler().is_none(),
+        };
+        if !self.outcome.change.tolerations.is_empty() && is_expected {
             let sentence = format!(
                 "It can run on {where_to} as soon as archaware has given it its tolerations."
             );
@@ -171,7 +185,14 @@ impl Placement<'_> {
         let images = self.facts.counting_images();
         let policy = self.facts.policy;
         !group.can_take_it()
-            && !lacking(images, policy, &group.architecture, group.node_variant).is_empty()
+            && !lacking(
+                images,
+                policy,
+                &group.architecture,
+                group.node_variant,
+                None,
+            )
+            .is_empty()
     }
 
     /// No node can take it.

@@ -28,13 +28,17 @@ const MODELS: &str = "application/vnd.oci.image.model-compatibilities.v1+json";
 /// The type of NFD's artifacts, which are attached to images.
 const NFD_ARTIFACT: &str = "application/vnd.nfd.image-compatibility.v1alpha1";
 /// The layers that hold a document, by media type.
-const LAYERS: [(&str, DocumentFormat); 2] = [
+const LAYERS: [(&str, DocumentFormat); 3] = [
     (
         "application/vnd.oci.image.compatibilities.v1+json",
         DocumentFormat::Labels,
     ),
     (
         "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml",
+        DocumentFormat::Features,
+    ),
+    (
+        "application/vnd.nfd.image-compatibility.spec.v1alpha1+json",
         DocumentFormat::Features,
     ),
 ];
@@ -171,7 +175,9 @@ impl ResolverInner {
             .registry
             .referrers(reference, image, NFD_ARTIFACT, credentials)
             .await?;
-        let newest = found.0.into_iter().max_by(|a, b| a.created.cmp(&b.created));
+        // RFC 3339 allows offsets and fractions, so that the order of texts is not that of times.
+        let time = |text: &str| (text.parse::<jiff::Timestamp>().ok(), text.to_owned());
+        let newest = found.0.into_iter().max_by_key(|one| time(&one.created));
         let none = || invalid(format!("artifact {image}"), InvalidDocument::NoLayer);
         let digest: Digest = newest.ok_or_else(none)?.manifest.digest.parse()?;
         let manifest = source.fetch(DocumentKind::Manifest, &digest).await?;

@@ -56,15 +56,33 @@ impl SelectedNodes {
         self
     }
 
+    /// What these groups have to be for the images of two containers: if only some of the pairs can be written, those that select a
+    /// group.
+    #[must_use]
+    pub fn and_on(self, other: Self, groups: &[NodeGroup<'_>]) -> Self {
+        let pairs = pairs(&self.required, &other.required);
+        let selecting = pairs.filter(|all| selects_some(all, groups));
+        let required: Vec<_> = selecting.take(MAX_ALTERNATIVES).collect();
+        if required.is_empty() {
+            return self.and(other).sorted_by(groups);
+        }
+        let preferred = [self.preferred, other.preferred].concat();
+        Self {
+            required,
+            preferred,
+        }
+    }
+
     /// With the alternatives first that select one of these groups: where only some can be written, they are the first ones.
     #[must_use]
     pub fn sorted_by(mut self, groups: &[NodeGroup<'_>]) -> Self {
-        let selects_some = |all: &Vec<Requirement>| {
-            let mut groups = groups.iter();
-            groups.any(|group| selects(all, group))
-        };
-        self.required.sort_by_key(|all| !selects_some(all));
+        self.required.sort_by_key(|all| !selects_some(all, groups));
         self
+    }
+
+    /// Whether nodes of a group are some of them.
+    pub fn select_group(&self, group: &NodeGroup<'_>) -> bool {
+        self.required.is_empty() || self.required.iter().any(|all| selects(all, group))
     }
 
     /// Whether it is more than a pod should carry: each of its terms may be repeated for each alternative.
@@ -85,14 +103,21 @@ pub(in crate::placement) fn product(
     if one.is_empty() || other.is_empty() {
         return [one, other].concat();
     }
+    pairs(one, other).take(MAX_ALTERNATIVES).collect()
+}
+
+/// Each of these with each of those.
+fn pairs(
+    one: &[Vec<Requirement>],
+    other: &[Vec<Requirement>],
+) -> impl Iterator<Item = Vec<Requirement>> {
     let pairs = one
         .iter()
         .flat_map(|first| other.iter().map(move |second| (first, second)));
-    let both = |(first, second): (&Vec<Requirement>, &Vec<Requirement>)| {
+    pairs.map(|(first, second)| {
         let new = second.iter().filter(|one| !first.contains(one));
         first.iter().chain(new).cloned().collect()
-    };
-    pairs.take(MAX_ALTERNATIVES).map(both).collect()
+    })
 }
 
 impl Choice<'_> {
@@ -159,13 +184,26 @@ impl Choice<'_> {
     }
 }
 
-/// Whether requirements select a group.
+fn selects_some(all: &[Requirement], groups: &[NodeGroup<'_>]) -> bool {
+    let mut groups = groups.iter();
+    groups.any(|group| selects(all, group))
+}
+
+/// Whether requirements select nodes of a group.
 fn selects(all: &[Requirement], group: &NodeGroup<'_>) -> bool {
-    let term = NodeSelectorTerm {
-        match_expressions: all.to_vec(),
-        ..NodeSelectorTerm::default()
+    let labels = group.facts.labels;
+    // Nodes of a group differ in their names.
+    let is_by_host = |one: &&Requirement| one.key == HOSTNAME && !labels.contains_key(HOSTNAME);
+    let (by_host, by_label): (Vec<_>, Vec<_>) = all.iter().partition(is_by_host);
+    let named = |host: &String| {
+        let mut by_host = by_host.iter();
+        by_host.all(|one| one.operator == "In" && one.values.contains(host))
     };
-    all.is_empty() || term.selects(group.facts.labels, "")
+    if !by_host.is_empty() && !group.hosts.iter().any(named) {
+        return false;
+    }
+    let term = NodeSelectorTerm::of(by_label.into_iter().cloned().collect());
+    term.match_expressions.is_empty() || term.selects(labels, "")
 }
 
 /// The weight of a preferred term: as written where the API allows that, otherwise in proportion.

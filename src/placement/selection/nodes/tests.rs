@@ -90,6 +90,45 @@ fn two_choices_are_anded() {
     );
 }
 
+/// Of many pairs those are written that nodes satisfy.
+#[test]
+fn pairs_that_no_node_satisfies_are_left_out() {
+    let of = |key: &str| SelectedNodes {
+        required: (0..16)
+            .map(|value: u8| vec![Requirement::new(key, "In", vec![value.to_string()])])
+            .collect(),
+        preferred: Vec::new(),
+    };
+    let nodes = ["a=5 b=5", "a=7 b=9"].map(labels);
+    let groups = groups(&nodes);
+    let both = of("a").and_on(of("b"), &groups);
+    assert_eq!(both.required.len(), 2);
+    assert!(groups.iter().all(|group| both.select_group(group)));
+    let none = of("a").and_on(of("c"), &groups);
+    assert_eq!(none.required.len(), 16, "as many as without nodes");
+}
+
+/// Nodes that are selected by their names are of the groups that have them.
+#[test]
+fn names_select_the_groups_that_have_them() {
+    let nodes = ["a=1", "a=2"].map(labels);
+    let names = ["n1", "n2"].map(|name| [name.to_owned()]);
+    let mut groups = groups(&nodes);
+    for (group, names) in groups.iter_mut().zip(&names) {
+        group.hosts = names;
+    }
+    let named = SelectedNodes {
+        required: vec![vec![Requirement::new(
+            HOSTNAME,
+            "In",
+            vec!["n2".to_owned()],
+        )]],
+        preferred: Vec::new(),
+    };
+    let selected = groups.iter().map(|group| named.select_group(group));
+    assert_eq!(selected.collect::<Vec<_>>(), [false, true]);
+}
+
 fn features(text: &str) -> CompatibilityDocument {
     CompatibilityDocument::parse(DocumentFormat::Features, text.as_bytes()).unwrap()
 }
