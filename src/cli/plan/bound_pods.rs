@@ -8,8 +8,8 @@ use kube::ResourceExt;
 use crate::{
     cluster::objects::Pod,
     config::BoundPods,
-    evaluate::Evaluator,
-    placement::{Effect, NodeVariant, suffices},
+    evaluate::{Evaluator, Verdict},
+    placement::{Effect, Mode, NodeVariant, mode::Rule, suffices},
     plan::{
         self,
         bound_pod::{self, Fate},
@@ -75,7 +75,12 @@ async fn of_pod(
     let (subject, view) = (plan::pod::subject(pod), node.node.view());
     let policy = &evaluator.policy;
     let namespace = namespace_of(pod, namespaces);
-    let evaluation = evaluator.evaluate(subject, namespace).await;
+    let mut evaluation = evaluator.evaluate(subject, namespace).await;
+    let (rule, ..) = evaluator.rule(subject, namespace);
+    if rule == Rule::Mode(Mode::Inspect) && matches!(evaluation.verdict, Verdict::Skip) {
+        // It tolerates every architecture, so that nothing kept it away from a node where its images do not run.
+        evaluation.images = evaluator.resolve_all(subject).await.images;
+    }
     let variant = policy.variants.of_view(&view);
     let runs = |set: &Architectures| suffices(set, view.architecture, variant) != Some(false);
     let is_misplaced = bound_pod::is_misplaced(&evaluation, policy, Some(view.labels), runs);
