@@ -242,6 +242,7 @@ mod tests {
     }
 
     fn predictor(url: String) -> Predictor {
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let config = PredictorConfig {
             url,
             timeout: Duration::from_millis(500),
@@ -317,6 +318,47 @@ mod tests {
             assert!(error.contains(part), "{answer}: {error}");
             assert_eq!(predictor.ask(&model, vec![node]).await.unwrap_err(), error);
             assert!(seen.lock().len() <= 1, "{answer}");
+        }
+    }
+
+    /// Its server is trusted by this bundle only.
+    #[tokio::test]
+    async fn a_bundle_is_trusted() {
+        let issued = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let key = rustls::pki_types::PrivateKeyDer::try_from(issued.signing_key.serialize_der());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![issued.cert.der().clone()], key.unwrap())
+            .unwrap();
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                // The client that does not trust it goes away.
+                let Ok(mut stream) = acceptor.accept(stream).await else {
+                    continue;
+                };
+                let _ = stream.read(&mut [0; 4096]).await;
+                let _ = stream.write_all(ANSWER.as_bytes()).await;
+                let _ = stream.shutdown().await;
+            }
+        });
+        let bundle = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(bundle.path(), issued.cert.pem()).unwrap();
+        for (ca_bundle, trusted) in [(bundle.path(), true), (Path::new(""), false)] {
+            let config = PredictorConfig {
+                url: format!("https://localhost:{port}/predict"),
+                timeout: Duration::from_secs(10),
+                ca_bundle: ca_bundle.to_owned(),
+            };
+            let predictor = Predictor::new(&config).unwrap().unwrap();
+            let answer = predictor.ask(&model(), vec![labels("a")]).await;
+            assert_eq!(answer.is_ok(), trusted, "{answer:?}");
         }
     }
 

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::ResourceExt;
 
 use crate::{
-    cluster::objects::{Node, NodePool, Pod},
+    cluster::objects::{Node, NodePool, Pod, annotations, labels},
     config::{Config, OnMiss},
-    placement::node,
+    placement::{node, selection},
 };
 
 /// Maximum number of names in one sentence.
@@ -19,9 +19,10 @@ pub(crate) fn advice<'a>(
     config: &Config,
     pools: &[NodePool],
     nodes: impl IntoIterator<Item = &'a Node>,
-    pods: impl IntoIterator<Item = &'a Pod>,
+    pods: impl IntoIterator<Item = &'a Pod> + Clone,
 ) -> Vec<String> {
     let found = [
+        unselected_pods(config, pods.clone()),
         open_pools(config, pools),
         foreign_taints(config, nodes),
         spread_pods(config, pods),
@@ -58,6 +59,19 @@ fn open_pools(config: &Config, pools: &[NodePool]) -> Option<String> {
     ))
 }
 
+/// Images are selected when a pod is created.
+fn unselected_pods<'a>(config: &Config, pods: impl IntoIterator<Item = &'a Pod>) -> Option<String> {
+    let asking = pods
+        .into_iter()
+        .filter(|pod| selection::is_requested(annotations(&pod.metadata), labels(&pod.metadata)));
+    let names: BTreeSet<String> = asking.map(full_name).collect();
+    let what = some(&names).filter(|_| !config.admission.enabled)?;
+    Some(format!(
+        "pods that ask for image selection: {what}. Images are selected by the webhook, when a pod is created: set \
+         admission.enabled, or they keep the images that they name"
+    ))
+}
+
 /// Only taints of archaware's key and effect, which it leaves alone.
 fn foreign_taints<'a>(
     config: &Config,
@@ -85,18 +99,17 @@ fn spread_pods<'a>(config: &Config, pods: impl IntoIterator<Item = &'a Pod>) -> 
             one.when_unsatisfiable == "DoNotSchedule" && one.node_taints_policy != "Honor"
         }) && !spec.author_selection().names_architecture()
     });
-    let names: BTreeSet<String> = spread
-        .map(|pod| {
-            let namespace = pod.namespace().unwrap_or_default();
-            format!("{namespace}/{}", pod.name_any())
-        })
-        .collect();
+    let names: BTreeSet<String> = spread.map(full_name).collect();
     let what = some(&names).filter(|_| !requires_affinity(config))?;
     Some(format!(
         "pending pods with topologySpreadConstraints and whenUnsatisfiable: DoNotSchedule, but without node affinity for \
          architectures: {what}. The scheduler counts nodes whose taints they do not tolerate as empty, so they can stay pending. \
          Set affinity.required and admission.enabled, or nodeTaintsPolicy: Honor in the constraint"
     ))
+}
+
+fn full_name(pod: &Pod) -> String {
+    format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
 }
 
 /// The first names, and how many more there are; `None` if there are none.
@@ -183,6 +196,26 @@ mod tests {
         let untainted = config("taint: {manage: false}");
         assert!(advice(&untainted, &[amd.clone(), arm], [], []).is_empty());
         assert!(advice(&config(""), &[amd.clone(), amd], [], []).is_empty());
+    }
+
+    #[test]
+    fn image_selection_needs_the_webhook() {
+        let pod = |annotation: &str| -> Pod {
+            let metadata =
+                json!({"name": "p", "namespace": "ns", "annotations": {annotation: "app:c"}});
+            serde_json::from_value(json!({"metadata": metadata, "spec": {"containers": []}}))
+                .unwrap()
+        };
+        let pods = [pod("archaware.dev/select-image.app"), pod("other")];
+        let off = advice(&config(""), &[], [], &pods);
+        assert!(
+            off.len() == 1
+                && off
+                    .iter()
+                    .all(|one| one.contains("selection: ns/p. Images")),
+            "{off:?}"
+        );
+        assert!(advice(&config("admission: {enabled: true}"), &[], [], &pods).is_empty());
     }
 
     #[test]

@@ -148,6 +148,19 @@ impl Image {
         }
     }
 
+    /// An artifact with one layer more.
+    #[must_use]
+    pub fn with_layer(mut self, media_type: &str, content: &str) -> Self {
+        let layer = Blob::new(media_type, content.as_bytes().to_vec());
+        let mut manifest: Value = serde_json::from_slice(&self.root.bytes).unwrap_or_default();
+        if let Some(layers) = manifest["layers"].as_array_mut() {
+            layers.push(layer.descriptor());
+        }
+        self.root = Blob::json(OCI_MANIFEST, &manifest);
+        self.blobs.push(layer);
+        self
+    }
+
     /// An artifact that is attached to a manifest.
     #[must_use]
     pub fn attached_to(mut self, subject: &Blob, created: &str) -> Self {

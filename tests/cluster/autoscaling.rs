@@ -54,10 +54,10 @@ async fn bound(cluster: &TestCluster, count: usize) -> Placement {
             tokio::time::sleep(Duration::from_millis(30)).await;
         }
     });
-    match all.await {
-        Ok(placement) => placement,
-        Err(_) => panic!("not {count} pods are bound:\n{}", state(cluster)),
-    }
+    let Ok(placement) = all.await else {
+        panic!("not {count} pods are bound:\n{}", state(cluster));
+    };
+    placement
 }
 
 /// Waits until Karpenter has looked at every pending pod once more: a pod that fills a node of its own is placed. Returns the

@@ -72,6 +72,7 @@ async fn inspect_has_a_stable_form() {
         cluster.image("helm"),
         cluster.image("no-such-image"),
         "Bad Image".to_owned(),
+        cluster.image("amd64-v3-arm64"),
     ];
     let mut arguments = vec!["inspect", "-o", "json"];
     arguments.extend(images.iter().map(String::as_str));
@@ -108,6 +109,8 @@ async fn inspect_has_a_stable_form() {
     assert_eq!(lines[2]["error"]["reason"], "NotFound");
     assert_eq!(lines[3]["error"]["reason"], "InvalidReference");
     assert!(lines[3]["reference"].is_null());
+    let sufficient = serde_json::json!({"amd64": ["v3", "v4"]});
+    assert_eq!(lines[4]["variants"], sufficient);
     let (status, table, _) = cluster.archaware(&["inspect", &images[0]]);
     assert_eq!(status, 0);
     assert!(table.contains("linux/arm64"), "{table}");

@@ -93,6 +93,41 @@ async fn create_rollout(cluster: &TestCluster, name: &str, image: &str) {
 }
 
 /// What people see of a cluster without archaware, before they decide.
+/// Of the pod `lost`, whose image is for amd64, on the node `arm64-1`.
+fn where_a_node_emulates_it_it_runs(cluster: &TestCluster) {
+    let config = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\nemulation: [{nodes: example.com/runs=amd64, architecture: arm64, runs: [amd64]}]\n";
+    let file = cluster.dir().join("emulation.yaml");
+    std::fs::write(&file, config).unwrap();
+    for (emulates, answer) in [(false, "but "), (true, "for which its images exist")] {
+        if emulates {
+            cluster.kubectl(&["label", "node", "arm64-1", "example.com/runs=amd64"]);
+        }
+        let run = |command: &str, object: &[&str]| {
+            let file = file.to_str().unwrap();
+            let own = [
+                "--config",
+                file,
+                command,
+                "-n",
+                &cluster.namespace,
+                "-o",
+                "json",
+            ];
+            let all: Vec<&str> = own.iter().chain(object).copied().collect();
+            let (status, output, error) = cluster.archaware(&all);
+            assert_eq!(status, 0, "{error}");
+            serde_json::from_str::<Value>(&output).unwrap()
+        };
+        let report = run("report", &[]);
+        let workloads = report["workloads"].as_array().unwrap().iter();
+        let misplaced = workloads.filter(|one| !one["misplaced"].as_array().unwrap().is_empty());
+        assert_eq!(misplaced.count(), usize::from(!emulates));
+        let explained = run("explain", &["pod/lost"]);
+        let conclusion = explained[0]["conclusion"].as_str().unwrap();
+        assert!(conclusion.contains(answer), "{conclusion}");
+    }
+}
+
 #[tokio::test]
 async fn a_cluster_without_archaware() {
     let cluster = TestCluster::take().await.in_namespace("test-audit").await;
@@ -164,38 +199,7 @@ async fn a_cluster_without_archaware() {
         .map(|one| &one["misplaced"]);
     let expected = json!([{"pod": "lost", "node": "arm64-1", "architecture": "arm64", "images": [image("amd64")], "failure": null}]);
     assert_eq!(lost.collect::<Vec<_>>(), [&expected]);
-    // Where a node emulates it, it runs.
-    let config = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\nemulation: [{nodes: example.com/runs=amd64, architecture: arm64, runs: [amd64]}]\n";
-    let file = cluster.dir().join("emulation.yaml");
-    std::fs::write(&file, config).unwrap();
-    for (emulates, answer) in [(false, "but "), (true, "for which its images exist")] {
-        if emulates {
-            cluster.kubectl(&["label", "node", "arm64-1", "example.com/runs=amd64"]);
-        }
-        let run = |command: &str, object: &[&str]| {
-            let file = file.to_str().unwrap();
-            let own = [
-                "--config",
-                file,
-                command,
-                "-n",
-                &cluster.namespace,
-                "-o",
-                "json",
-            ];
-            let all: Vec<&str> = own.iter().chain(object).copied().collect();
-            let (status, output, error) = cluster.archaware(&all);
-            assert_eq!(status, 0, "{error}");
-            serde_json::from_str::<Value>(&output).unwrap()
-        };
-        let report = run("report", &[]);
-        let workloads = report["workloads"].as_array().unwrap().iter();
-        let misplaced = workloads.filter(|one| !one["misplaced"].as_array().unwrap().is_empty());
-        assert_eq!(misplaced.count(), usize::from(!emulates));
-        let explained = run("explain", &["pod/lost"]);
-        let conclusion = explained[0]["conclusion"].as_str().unwrap();
-        assert!(conclusion.contains(answer), "{conclusion}");
-    }
+    where_a_node_emulates_it_it_runs(&cluster);
     // All namespaces: with what Kubernetes itself runs.
     let all: Value =
         serde_json::from_str(&self::report(&cluster, &[], &["-A", "-o", "json"])).unwrap();

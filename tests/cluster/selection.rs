@@ -712,6 +712,17 @@ async fn a_model_may_choose() {
         image("gpu")
     );
     archaware.wait_for_log("selection.predictor failed").await;
+    // Where there are rules, too, they decide then.
+    let fast = json!([{"matchFeatures": [{"matchExpressions": [{"key": KEY, "op": "In", "value": ["fast"]}]}]}]);
+    let rules =
+        json!({"version": "v1alpha1", "compatibilities": [{"tag": image("fast"), "rules": fast}]});
+    let both = artifact.with_layer(OCIFIT, &rules.to_string());
+    registry.add_tag("app", "both", &both);
+    let annotations = json!({OWN: image("both")});
+    cluster
+        .create::<Pod>(app("ruled", &image("gpu"), annotations, &json!({})))
+        .await;
+    assert_eq!(landed(&cluster, "ruled").await, is("fast", "fast"));
     assert_eq!(archaware.stop().await, 0);
 }
 
