@@ -228,3 +228,21 @@ fn commands_in_the_documentation_are_understood() {
         assert!(output.status.success(), "{place}: {error}");
     }
 }
+
+/// What programs read is stable: a field is added here on purpose, and none is renamed or removed.
+#[test]
+fn schemas_are_stable() {
+    for command in ["explain", "report"] {
+        let printed = printed(Path::new(PROGRAM), &[command, "--schema"]);
+        let name = format!("tests/schemas/{command}.json");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(&name);
+        if std::env::var_os("ARCHAWARE_UPDATE_GOLDEN").is_some() {
+            std::fs::write(&path, &printed).unwrap();
+        }
+        let expected = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            printed == expected,
+            "`archaware {command} --schema` differs from {name}; if that is meant, ARCHAWARE_UPDATE_GOLDEN=1 writes it"
+        );
+    }
+}

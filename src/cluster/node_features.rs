@@ -6,7 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures::StreamExt;
@@ -22,6 +22,8 @@ use super::{api::ApiClient, name::NamespacedName, objects::NodeFeature, watch::w
 
 /// Maximum number of features that are kept. NFD has about twenty.
 const MAX_FEATURES: usize = 64;
+/// After this time without use, a feature gives its place to another one. Each exchange reads all objects again, so that it must be rare.
+const IDLE: Duration = Duration::from_mins(10);
 /// After a failure, how long no further one is logged.
 const LOG_INTERVAL: Duration = Duration::from_mins(10);
 /// The label that names the node of an object.
@@ -31,10 +33,40 @@ const NODE_NAME: &str = "nfd.node.kubernetes.io/node-name";
 #[derive(Clone, Default)]
 pub struct NodeFeatureIndex {
     /// The features that documents mention, by name.
-    wanted: watch::Sender<BTreeSet<String>>,
+    wanted: watch::Sender<Wanted>,
     /// Those that were read.
     read: watch::Sender<BTreeSet<String>>,
     known: Arc<Mutex<Known>>,
+}
+
+/// Features, and when each was asked for last.
+#[derive(Default)]
+struct Wanted(BTreeMap<String, Instant>);
+
+impl Wanted {
+    /// Adds features as far as there is room. Returns whether they are not the same as before.
+    fn ask(&mut self, features: &BTreeSet<String>, now: Instant) -> bool {
+        let mut is_new = false;
+        for feature in features {
+            if let Some(last) = self.0.get_mut(feature) {
+                *last = now;
+                continue;
+            }
+            if self.0.len() >= MAX_FEATURES {
+                self.0
+                    .retain(|_, last| now.saturating_duration_since(*last) < IDLE);
+            }
+            if self.0.len() < MAX_FEATURES {
+                self.0.insert(feature.clone(), now);
+                is_new = true;
+            }
+        }
+        is_new
+    }
+
+    fn names(&self) -> BTreeSet<String> {
+        self.0.keys().cloned().collect()
+    }
 }
 
 #[derive(Default)]
@@ -57,19 +89,11 @@ impl NodeFeatureIndex {
     /// Asks for features, and waits until they are read, or it is known that they cannot be.
     pub async fn wait_for(&self, features: &BTreeSet<String>) {
         let mut read = self.read.subscribe();
-        self.wanted.send_if_modified(|wanted| {
-            let before = wanted.len();
-            let free = MAX_FEATURES.saturating_sub(before);
-            let new: Vec<_> = features.difference(wanted).take(free).cloned().collect();
-            wanted.extend(new);
-            wanted.len() > before
-        });
-        let wanted: BTreeSet<_> = self
-            .wanted
-            .borrow()
-            .intersection(features)
-            .cloned()
-            .collect();
+        let now = Instant::now();
+        self.wanted
+            .send_if_modified(|wanted| wanted.ask(features, now));
+        let mut wanted = self.wanted.borrow().names();
+        wanted.retain(|feature| features.contains(feature));
         // An error means that the process ends.
         let _ = read.wait_for(|read| wanted.is_subset(read)).await;
     }
@@ -89,10 +113,10 @@ impl NodeFeatureIndex {
         let mut wanted = self.wanted.subscribe();
         let mut logged: Option<tokio::time::Instant> = None;
         loop {
-            if wanted.wait_for(|all| !all.is_empty()).await.is_err() {
+            if wanted.wait_for(|all| !all.0.is_empty()).await.is_err() {
                 return;
             }
-            let features = wanted.borrow_and_update().clone();
+            let features = wanted.borrow_and_update().names();
             let mut events = watch_events::<NodeFeature>(api.watched(), None).boxed();
             let mut list = Known::default();
             loop {
@@ -265,6 +289,22 @@ mod tests {
         assert_eq!(index.known.lock().interned.len(), 1);
     }
 
+    #[test]
+    fn features_that_nobody_asks_for_give_their_place_away() {
+        let names = |prefix: &str, count: usize| -> BTreeSet<String> {
+            (0..count).map(|n| format!("{prefix}.{n}")).collect()
+        };
+        let (mut wanted, start) = (Wanted::default(), Instant::now());
+        let (used, invented, late) = (names("used", 1), names("made-up", 100), names("late", 1));
+        assert!(wanted.ask(&used, start) && !wanted.ask(&used, start));
+        assert!(wanted.ask(&invented, start));
+        assert_eq!(wanted.0.len(), MAX_FEATURES);
+        assert!(!wanted.ask(&late, start + IDLE / 2), "there is no room");
+        assert!(!wanted.ask(&used, start + IDLE / 2));
+        assert!(wanted.ask(&late, start + IDLE));
+        assert_eq!(wanted.names(), &used | &late);
+    }
+
     #[tokio::test]
     async fn nobody_waits_for_what_cannot_be_read() {
         let index = NodeFeatureIndex::default();
@@ -282,7 +322,7 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(30), waiting)
             .await
             .unwrap();
-        assert_eq!(index.wanted.borrow().len(), MAX_FEATURES);
+        assert_eq!(index.wanted.borrow().0.len(), MAX_FEATURES);
         stop.cancel();
         running.await.unwrap();
     }
