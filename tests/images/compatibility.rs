@@ -212,6 +212,32 @@ async fn what_is_attached_to_an_image_is_read() {
     assert_eq!(document.subject.as_deref(), Some(&*image.root.digest));
 }
 
+/// As images are, documents and what is attached are read from a mirror.
+#[tokio::test]
+async fn mirrors_have_documents_too() {
+    let (mirror, origin) = (registry().await, registry().await);
+    let root = mirrored_by(&mirror, &origin);
+    let mut settings = settings();
+    settings.registry.hosts_directories = vec![root.path().to_owned()];
+    let resolver = resolver_with(settings);
+    let document = Image::artifact("application/vnd.test", OCIFIT, DOCUMENT);
+    let image = testimg::find("multi");
+    let text = "compatibilities: [{weight: 7, rules: []}]";
+    let attached = Image::artifact(NFD_ARTIFACT, NFD, text).attached_to(&image.root, "2026");
+    for registry in [&mirror, &origin] {
+        registry.add("document", &document);
+        registry.add("app", &image);
+    }
+    mirror.add_tag("app", "attached", &attached);
+    mirror.set_referrers("app", &image.root.digest, Some(&[&attached]));
+    for (name, expected) in [("document", 1), ("app", 7)] {
+        let found = read(&resolver, &origin.image(name)).await.unwrap();
+        assert_eq!(weights(&found), [expected], "{name}");
+    }
+    // Tags only are looked up at the registry itself.
+    assert_eq!((origin.count("HEAD", ""), origin.count("GET", "")), (2, 0));
+}
+
 /// A document that was attached later is found when the tag of its image is looked up again.
 #[tokio::test]
 async fn what_is_attached_later_is_found() {

@@ -98,3 +98,16 @@ fn platforms(resolved: &Resolved) -> Vec<String> {
 async fn registry() -> FakeRegistry {
     FakeRegistry::start().await.expect("a free port")
 }
+
+/// A folder of `hosts.toml` files, by which one registry is a mirror of the other that may not resolve tags.
+fn mirrored_by(mirror: &FakeRegistry, origin: &FakeRegistry) -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let address = origin.address();
+    let port = address.rsplit(':').next().unwrap();
+    let dir = root.path().join(format!("127.0.0.1_{port}_"));
+    std::fs::create_dir(&dir).unwrap();
+    let mirror = mirror.address();
+    let text = format!("[host.\"http://{mirror}\"]\n  capabilities = [\"pull\"]\n");
+    std::fs::write(dir.join("hosts.toml"), text).unwrap();
+    root
+}

@@ -109,18 +109,7 @@ async fn a_redirect_takes_no_header_and_no_secret_along() {
 async fn a_mirror_that_lies_or_fails_does_not_matter() {
     let (mirror, origin) = (registry().await, registry().await);
     origin.add("app", &testimg::find("multi"));
-    let root = tempfile::tempdir().unwrap();
-    let (host, port) = (
-        origin.address(),
-        origin.address().rsplit(':').next().unwrap().to_owned(),
-    );
-    let dir = root.path().join(format!("127.0.0.1_{port}_"));
-    std::fs::create_dir(&dir).unwrap();
-    let text = format!(
-        "[host.\"http://{}\"]\n  capabilities = [\"pull\"]\n",
-        mirror.address()
-    );
-    std::fs::write(dir.join("hosts.toml"), text).unwrap();
+    let (root, host) = (mirrored_by(&mirror, &origin), origin.address());
     let scripts = [
         Script::Status(404, Vec::new()),
         Script::Status(500, Vec::new()),
