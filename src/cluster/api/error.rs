@@ -97,7 +97,12 @@ impl ApiError {
         // A webhook may deny with any status code, and only the message tells that it was a webhook (`ToStatusErr` of
         // `k8s.io/apiserver/pkg/admission/plugin/webhook/errors`; the plugin of policies does the same).
         let denied = ["admission webhook \"", "ValidatingAdmissionPolicy '"];
-        if denied.iter().any(|by| message.contains(by)) {
+        // Plugins of Kubernetes itself (PodSecurity, ResourceQuota) deny as the authorizer does, which names the user
+        // (`NewForbidden` of `k8s.io/apiserver/pkg/admission`, `forbiddenMessage` of `handlers/responsewriters`).
+        let is_by_plugin = code == 403
+            && message.contains(" is forbidden: ")
+            && !message.contains(" is forbidden: User \"");
+        if is_by_plugin || denied.iter().any(|by| message.contains(by)) {
             return Self::Denied(message);
         }
         match code {
@@ -273,12 +278,20 @@ mod tests {
                 422,
                 "pods \"p\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no",
             ),
+            (
+                403,
+                "pods \"p\" is forbidden: violates PodSecurity \"restricted:latest\": privileged",
+            ),
         ] {
             let error = classify(code, &status(message, json!({})));
             assert_eq!(error, ApiError::Denied(message.to_owned()), "{code}");
             let pauses = [1, 2, 9].map(|refusals| error.retry(refusals).unwrap().as_secs());
             assert!(error.is_refusal() && pauses == [30, 60, 600]);
         }
+        let unauthorized =
+            "pods \"p\" is forbidden: User \"u\" cannot patch resource \"pods\" in API group \"\"";
+        let error = classify(403, &status(unauthorized, json!({})));
+        assert_eq!(error, ApiError::Forbidden(unauthorized.to_owned()));
     }
 
     #[test]
