@@ -177,9 +177,11 @@ async fn explain_target(
         .map_or_else(|| target.subject(), Template::subject);
     if target.is_existing_pod()
         && let Some(selected) = &mut evaluation.selected
-        && selected.candidates.is_empty()
     {
-        selected.candidates = evaluator.candidates(subject, &namespace).await;
+        let anew = evaluator.candidates(subject, &namespace).await;
+        if anew.len() >= selected.candidates.len() {
+            selected.candidates = anew;
+        }
     }
     let (rule, rule_source, _) = evaluator.rule(subject, &namespace);
     let seen = all_images(evaluator, subject, &mut evaluation).await;

@@ -23,7 +23,7 @@ use crate::{
         api::ApiClient,
         name::NamespacedName,
         objects::Namespace,
-        workload::{Workload, has_containers, template_of},
+        workload::{Workload, may_run_containers, template_of},
     },
     config::Config,
     image::Resolver,
@@ -202,7 +202,7 @@ impl ReportCommand {
         for path in &self.filename {
             for (file, object) in manifests::read(path)? {
                 let Some(workload) = Workload::read(&object).with_context(|| file.clone())? else {
-                    if has_containers(&object) {
+                    if may_run_containers(&object) {
                         let text = |place: &str| object.pointer(place).and_then(Value::as_str);
                         let (kind, name) = (text("/kind"), text("/metadata/name"));
                         let [kind, name] = [kind, name].map(Option::unwrap_or_default);
@@ -255,7 +255,10 @@ impl ReportCommand {
             ReportOutput::Csv => csv::print(report),
             ReportOutput::Markdown => markdown::print(report),
             ReportOutput::Html => html::print(report),
-            ReportOutput::Junit => junit::print(report, |answer| self.fails(answer)),
+            ReportOutput::Junit => {
+                let fails_unread = self.fail_on.contains(&FailOn::Unknown);
+                junit::print(report, |answer| self.fails(answer), fails_unread)
+            }
         };
         output::print(&text)
     }

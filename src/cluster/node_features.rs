@@ -22,7 +22,8 @@ use super::{api::ApiClient, name::NamespacedName, objects::NodeFeature, watch::w
 
 /// Maximum number of features that are kept. NFD has about twenty.
 const MAX_FEATURES: usize = 64;
-/// After this time without use, a feature gives its place to another one. Each exchange reads all objects again, so that it must be rare.
+/// After this time without use, a feature gives its place to another one. Each exchange reads all objects again: at most
+/// [`MAX_FEATURES`] times in this time.
 const IDLE: Duration = Duration::from_mins(10);
 /// After a failure, how long no further one is logged.
 const LOG_INTERVAL: Duration = Duration::from_mins(10);

@@ -88,9 +88,19 @@ pub fn template_of(object: &Value) -> Option<&Value> {
 
 /// Where kinds of other APIs have containers.
 const CONTAINERS: [&str; 3] = ["containers", "container", "steps"];
+/// APIs whose objects say what containers may be like.
+const POLICIES: [&str; 2] = ["kyverno.io/", "gatekeeper.sh/"];
 
-/// Whether containers with images are anywhere in an object.
-pub fn has_containers(object: &Value) -> bool {
+/// Whether an object of the API has containers with images anywhere.
+pub fn may_run_containers(object: &Value) -> bool {
+    let text = |field: &str| object.get(field).and_then(Value::as_str);
+    let version = text("apiVersion").unwrap_or_default();
+    let is_policy = POLICIES.iter().any(|group| version.contains(group));
+    // Values of charts and pipelines of other tools have neither.
+    text("kind").is_some() && !version.is_empty() && !is_policy && has_containers(object)
+}
+
+fn has_containers(object: &Value) -> bool {
     let has_image = |container: &Value| container.get("image").is_some_and(Value::is_string);
     match object {
         Value::Object(fields) => fields.iter().any(|(name, value)| {

@@ -185,7 +185,7 @@ impl<R: ReconcileSteps> Reconciler<R> {
             0
         };
         let next = match write.change {
-            PlannedChange::GateRemoved => after_gate_removal(&outcome),
+            PlannedChange::GateRemoved => after_gate_removal(&outcome, refusals),
             _ => after_patch(&outcome, refusals),
         };
         let Some(next) = next else {
@@ -204,7 +204,7 @@ impl<R: ReconcileSteps> Reconciler<R> {
             return Some(failed);
         };
         let outcome = self.outputs.writer.patch::<R::Object>(&name, release).await;
-        let Some(next) = after_gate_removal(&outcome) else {
+        let Some(next) = after_gate_removal(&outcome, refusals) else {
             log(&PlannedChange::GateRemoved, &name);
             return Some(follow_up(failed.requeue, true));
         };

@@ -343,7 +343,13 @@ mod tests {
                 let Ok(mut stream) = acceptor.accept(stream).await else {
                     continue;
                 };
-                let _ = stream.read(&mut [0; 4096]).await;
+                let mut request = Vec::new();
+                while !request.ends_with(b"}") {
+                    let Ok(byte) = stream.read_u8().await else {
+                        break;
+                    };
+                    request.push(byte);
+                }
                 let _ = stream.write_all(ANSWER.as_bytes()).await;
                 let _ = stream.shutdown().await;
             }

@@ -92,6 +92,15 @@ impl<'a> Template<'a> {
         decision.filter(|_| self.record.is_for(&self.images))
     }
 
+    /// What the failure policy decides until these images are known, within what it decided before.
+    pub fn narrow(&self, decision: Decision) -> Decision {
+        if self.record.is_for(&self.images) {
+            self.record.narrow(decision)
+        } else {
+            decision
+        }
+    }
+
     /// What is evaluated. A decision of the failure policy for these images stands until they change, because each
     /// change of the template causes a rollout.
     pub fn subject(&self) -> Subject<'_> {

@@ -29,7 +29,8 @@ pub struct OwnedTolerations {
     /// The tolerations that archaware added, in the API's form.
     pub tolerations: Vec<Value>,
     /// The images of the decision. While they stay the same, the decision stands when they cannot be resolved, and one of
-    /// the failure policy in any case, because each change of the template causes a rollout.
+    /// the failure policy in any case, because each change of the template causes a rollout. One until the images are known is
+    /// only narrowed.
     #[serde(default)]
     pub images: BTreeSet<String>,
     /// Whether the failure policy decided, and its decision stands until the images change.
@@ -101,6 +102,24 @@ impl OwnedTolerations {
     pub fn decision_of_policy(&self) -> Option<Decision> {
         let text = self.decision.as_deref().unwrap_or(ANY);
         self.is_by_policy.then(|| Decision::parse(text)).flatten()
+    }
+
+    /// What the failure policy decides until the images are known, within what it decided before: when less is known, after a restart,
+    /// that is no reason for a rollout. If the two share nothing, the images have proved the earlier one wrong.
+    pub fn narrow(&self, decision: Decision) -> Decision {
+        let earlier = self.decision.as_deref().and_then(Decision::parse);
+        let earlier = earlier.filter(|_| self.is_until_known);
+        let (Some(Decision::Architectures(earlier)), Decision::Architectures(now)) =
+            (&earlier, &decision)
+        else {
+            return decision;
+        };
+        let both = earlier.and(now);
+        if both.is_empty() {
+            decision
+        } else {
+            Decision::Architectures(both)
+        }
     }
 
     /// The decision of the images.

@@ -61,9 +61,12 @@ fn open_pools(config: &Config, pools: &[NodePool]) -> Option<String> {
 
 /// Images are selected when a pod is created.
 fn unselected_pods<'a>(config: &Config, pods: impl IntoIterator<Item = &'a Pod>) -> Option<String> {
-    let asking = pods
-        .into_iter()
-        .filter(|pod| selection::is_requested(annotations(&pod.metadata), labels(&pod.metadata)));
+    // The controller selects for those that wait behind somebody's gate.
+    let asking = pods.into_iter().filter(|pod| {
+        let gates = pod.spec.scheduling_gates.as_deref().unwrap_or_default();
+        gates.is_empty()
+            && selection::is_requested(annotations(&pod.metadata), labels(&pod.metadata))
+    });
     let names: BTreeSet<String> = asking.map(full_name).collect();
     let what = some(&names).filter(|_| !config.admission.enabled)?;
     Some(format!(

@@ -51,6 +51,10 @@ pub(crate) fn plan(
     let Some(decision) = decided.decision else {
         return draft.finish();
     };
+    let decision = match decided.by {
+        DecidedBy::Policy => template.narrow(decision),
+        DecidedBy::Images | DecidedBy::StandingPolicy => decision,
+    };
     let Some(change) = change(policies.placement, template, &decision, decided.by) else {
         return draft.finish();
     };

@@ -50,11 +50,12 @@ pub(crate) fn after_patch(written: &PatchOutcome, refusals: u32) -> Option<Follo
 }
 
 /// The same for a patch that only removes archaware's scheduling gate. It is always retried, because the pod must not
-/// wait for its next change.
-pub(crate) fn after_gate_removal(written: &PatchOutcome) -> Option<FollowUp> {
-    let mut follow = after_patch(written, 0)?;
+/// wait for its next change; after a denial with the same growing pauses as other patches.
+pub(crate) fn after_gate_removal(written: &PatchOutcome, refusals: u32) -> Option<FollowUp> {
+    let mut follow = after_patch(written, refusals)?;
     follow.is_complete = true;
-    if *written != PatchOutcome::Gone {
+    let is_denied = matches!(written, PatchOutcome::Failed(error) if error.is_refusal());
+    if *written != PatchOutcome::Gone && !(is_denied && follow.requeue.is_some()) {
         follow.requeue = Some(GATE_RETRY);
     }
     Some(follow)
@@ -127,11 +128,17 @@ mod tests {
                 (is_complete, event),
                 "{written:?}"
             );
-            let release = after_gate_removal(&written).unwrap();
-            let retry = (written != PatchOutcome::Gone).then_some(GATE_RETRY);
+            let release = after_gate_removal(&written, 1).unwrap();
+            let retry = match &written {
+                PatchOutcome::Gone => None,
+                PatchOutcome::Failed(ApiError::Denied(_) | ApiError::Forbidden(_)) => {
+                    follow.requeue
+                }
+                _ => Some(GATE_RETRY),
+            };
             assert_eq!((release.requeue, release.is_complete), (retry, true));
         }
         assert_eq!(after_patch(&PatchOutcome::Applied, 0), None);
-        assert_eq!(after_gate_removal(&PatchOutcome::Applied), None);
+        assert_eq!(after_gate_removal(&PatchOutcome::Applied, 0), None);
     }
 }

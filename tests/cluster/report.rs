@@ -92,13 +92,18 @@ async fn create_rollout(cluster: &TestCluster, name: &str, image: &str) {
     cluster.create::<ReplicaSet>(set).await;
 }
 
-/// What people see of a cluster without archaware, before they decide.
 /// Of the pod `lost`, whose image is for amd64, on the node `arm64-1`.
 fn where_a_node_emulates_it_it_runs(cluster: &TestCluster) {
     let config = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\nemulation: [{nodes: example.com/runs=amd64, architecture: arm64, runs: [amd64]}]\n";
     let file = cluster.dir().join("emulation.yaml");
     std::fs::write(&file, config).unwrap();
-    for (emulates, answer) in [(false, "but "), (true, "for which its images exist")] {
+    for (emulates, answer) in [
+        (false, "but "),
+        (
+            true,
+            "which emulates an architecture for which its images exist",
+        ),
+    ] {
         if emulates {
             cluster.kubectl(&["label", "node", "arm64-1", "example.com/runs=amd64"]);
         }
@@ -128,6 +133,7 @@ fn where_a_node_emulates_it_it_runs(cluster: &TestCluster) {
     }
 }
 
+/// What people see of a cluster without archaware, before they decide.
 #[tokio::test]
 async fn a_cluster_without_archaware() {
     let cluster = TestCluster::take().await.in_namespace("test-audit").await;

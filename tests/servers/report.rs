@@ -156,7 +156,14 @@ async fn manifests_in_a_pipeline() {
     let output = report(&fine, &["-f", "-", "--fail-on", "unknown,missing"]).await;
     assert!(output.status.success(), "{output:?}");
     // Its workers have containers, at a place of its own.
-    let cluster = "---\nkind: RayCluster\nmetadata: {name: ray}\nspec: {workers: [{template: {spec: {containers: [{image: app}]}}}]}\n";
+    let cluster = "---\napiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: ray}\nspec: {workers: [{template: {spec: {containers: [{image: app}]}}}]}\n";
+    let policy = cluster
+        .replace("ray.io", "kyverno.io")
+        .replace("RayCluster", "Policy");
+    let values = "---\ncontainer: {image: app}\n";
+    let without = format!("{fine}\n{policy}{values}");
+    let output = report(&without, &["-f", "-", "--fail-on", "unknown"]).await;
+    assert!(output.status.success(), "{output:?}");
     let with_unread = format!("{fine}\n{cluster}");
     for (what, fails) in [("missing", false), ("unknown", true)] {
         let output = report(&with_unread, &["-f", "-", "--fail-on", what]).await;
@@ -166,6 +173,10 @@ async fn manifests_in_a_pipeline() {
             error.contains("RayCluster ray in - is not in the report"),
             "{error}"
         );
+        let junit = report(&with_unread, &["-f", "-", "--fail-on", what, "-o", "junit"]).await;
+        let result = if fails { "<failure" } else { "<skipped" };
+        let shown = format!("name=\"RayCluster ray in -\">\n      {result}");
+        assert!(stdout(&junit).contains(&shown), "{}", stdout(&junit));
     }
     // Charts write fields that are null, and keys twice.
     let nulls = fine.replace(

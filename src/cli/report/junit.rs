@@ -5,7 +5,12 @@ use crate::report::{Answer, CanRun, Report};
 use super::{markup::escape, table::name};
 
 /// `fails`: whether the command ends with an error for an answer. Without `--fail-on`, what is missing is a failure all the same.
-pub(super) fn print(report: &Report, fails: impl Fn(&Answer) -> bool) -> String {
+/// `fails_unread`: whether it does if something could not be read.
+pub(super) fn print(
+    report: &Report,
+    fails: impl Fn(&Answer) -> bool,
+    fails_unread: bool,
+) -> String {
     let is_failure = |answer: &Answer| answer.can_run == CanRun::No || fails(answer);
     let mut text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n".to_owned();
     for (index, summary) in report.summaries.iter().enumerate() {
@@ -32,7 +37,36 @@ pub(super) fn print(report: &Report, fails: impl Fn(&Answer) -> bool) -> String 
         }
         text += "  </testsuite>\n";
     }
-    text + "</testsuites>\n"
+    text + &unread(report, fails_unread) + "</testsuites>\n"
+}
+
+/// A suite of what could not be read, if there is something.
+fn unread(report: &Report, is_failure: bool) -> String {
+    let permissions = report.missing_permissions.iter();
+    let permissions = permissions.map(|one| format!("permission to {one}"));
+    let all: Vec<String> = permissions
+        .chain(report.unread_objects.iter().cloned())
+        .collect();
+    if all.is_empty() {
+        return String::new();
+    }
+    let count = all.len();
+    let (failures, skipped) = if is_failure { (count, 0) } else { (0, count) };
+    let mut text = format!(
+        "  <testsuite name=\"can be read\" tests=\"{count}\" failures=\"{failures}\" errors=\"0\" skipped=\"{skipped}\">\n"
+    );
+    let result = if is_failure {
+        "<failure type=\"unknown\" message=\"what it runs is not known\"/>"
+    } else {
+        "<skipped message=\"what it runs is not known\"/>"
+    };
+    for name in all {
+        text += &format!(
+            "    <testcase classname=\"archaware\" name=\"{}\">\n      {result}\n    </testcase>\n",
+            escape(&name)
+        );
+    }
+    text + "  </testsuite>\n"
 }
 
 fn case(name: &str, answer: &Answer, is_failure: bool) -> String {

@@ -1,5 +1,7 @@
 //! A pod that has, or had, a node.
 
+use std::collections::BTreeMap;
+
 use crate::{
     cluster::objects::labels,
     evaluate::wrong_architecture::{EXEC_FORMAT_ERROR, WrongArchitectureCause},
@@ -59,6 +61,10 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
         let sentence = format!("{is} {node}, but {lacking}; {problem}.");
         return Conclusion::of(sentence, advice.into_iter().flatten());
     }
+    // Without its labels it emulates nothing.
+    let (own, none) = (facts.counting_images(), BTreeMap::new());
+    let native = lacking(own, facts.policy, architecture, variant, Some(&none));
+    let emulates = !native.is_empty();
     // Not known to lack it is not the same as to exist for it.
     let unsure = |set: &Architectures| suffices(set, architecture, variant).is_none();
     let mut own = facts.counting_images().iter();
@@ -78,6 +84,8 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
             "; whether its CPU suffices for {} ({need}) is not known",
             image.name
         )
+    } else if emulates {
+        ", which emulates an architecture for which its images exist".to_owned()
     } else {
         ", for which its images exist".to_owned()
     };
@@ -95,7 +103,11 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
     };
     if WrongArchitectureCause::of_message(&problem) == Some(WrongArchitectureCause::ExecFormatError)
     {
-        let advice = "An image has programs for another architecture than it says: build it again, or state where it runs with the annotation archaware.dev/architectures.";
+        let advice = if emulates {
+            "The emulator does not run there (binfmt_misc): repair it, or take the label off the node that says that it does."
+        } else {
+            "An image has programs for another architecture than it says: build it again, or state where it runs with the annotation archaware.dev/architectures."
+        };
         let sentence = format!("{is} {node}{why}; {problem}.");
         return Conclusion::of(sentence, [advice.to_owned()]);
     }

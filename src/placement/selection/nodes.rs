@@ -60,6 +60,9 @@ impl SelectedNodes {
     /// group.
     #[must_use]
     pub fn and_on(self, other: Self, groups: &[NodeGroup<'_>]) -> Self {
+        if self.required.len() * other.required.len() <= MAX_ALTERNATIVES {
+            return self.and(other).sorted_by(groups);
+        }
         let pairs = pairs(&self.required, &other.required);
         let selecting = pairs.filter(|all| selects_some(all, groups));
         let required: Vec<_> = selecting.take(MAX_ALTERNATIVES).collect();

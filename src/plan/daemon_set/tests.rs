@@ -8,7 +8,10 @@ use crate::{
     config::Config,
     evaluate::Verdict,
     image::ImageError,
-    placement::{ConfiguredKeys, failure::FailurePolicy},
+    placement::{
+        ConfiguredKeys,
+        failure::{FailureAction, FailurePolicy},
+    },
     plan::Written,
 };
 
@@ -59,17 +62,27 @@ fn plan_of(
         by_policy,
         ..Evaluation::new(verdict)
     };
-    let config = Config::default();
+    plan_by(&Config::default(), set, &evaluation, mode, remembered, now)
+}
+
+fn plan_by(
+    config: &Config,
+    set: &DaemonSet,
+    evaluation: &Evaluation,
+    mode: DaemonSets,
+    remembered: Remembered,
+    now: Instant,
+) -> Plan {
     let (placement, failure) = (
-        PlacementPolicy::from(&config),
+        PlacementPolicy::from(config),
         FailurePolicy::from(&config.resolution.failure),
     );
     let policies = Policies {
         placement: &placement,
         failure: &failure,
     };
-    let template = Template::new(set, &ConfiguredKeys::from(&config));
-    plan(&template, &evaluation, policies, mode, remembered, now)
+    let template = Template::new(set, &ConfiguredKeys::from(config));
+    plan(&template, evaluation, policies, mode, remembered, now)
 }
 
 /// What is remembered after a plan that was applied.
@@ -306,6 +319,52 @@ fn a_recorded_decision_is_applied_again() {
         by_policy: false,
     };
     assert_eq!(write.change, changed);
+}
+
+/// What `tolerate` decides holds until the images are known. A restart, after which less is known, does not widen it.
+#[test]
+fn what_tolerate_decides_is_only_narrowed() {
+    let mut config = Config::default();
+    config.resolution.failure.after = Duration::ZERO;
+    config.resolution.failure.action = FailureAction::Tolerate;
+    config.resolution.failure.architectures =
+        ["amd64", "arm64"].map(|name| name.parse().unwrap()).into();
+    let set_of = |record: &Value| {
+        let mut set = set(record["tolerations"].as_array().unwrap(), &[], false);
+        let text = record.to_string();
+        set.metadata.annotations = Some([("archaware.dev/tolerations".to_owned(), text)].into());
+        set
+    };
+    let plan_for = |set: &DaemonSet, verdict: Verdict| {
+        let (mode, now) = (DaemonSets::Manage, Instant::now());
+        let evaluation = Evaluation::new(verdict);
+        plan_by(&config, set, &evaluation, mode, Remembered::default(), now)
+    };
+    let known = |names: &[&str]| match (unresolved(), on(names)) {
+        (Verdict::Unresolved { failed, .. }, Verdict::Decided(Decision::Architectures(set))) => {
+            Verdict::Unresolved {
+                failed,
+                known: Some(set),
+            }
+        }
+        other => panic!("{other:?}"),
+    };
+    let first = plan_for(&set(&[], &[], false), known(&["amd64"]));
+    let written = format!("{:?}", first.patch.unwrap());
+    assert!(written.contains("untilKnown"), "{written}");
+    assert!(first.requeue.is_some_and(|wait| wait < RECHECK_INTERVAL));
+    let record = json!({"version": 1, "tolerations": [arch("amd64")], "images": ["a"], "untilKnown": true, "decision": "amd64"});
+    let decided = set_of(&record);
+    assert_eq!(plan_for(&decided, unresolved()).patch, None);
+    let changes = |verdict: Verdict| plan_for(&decided, verdict).patch.map(|write| write.change);
+    let changed = |decision: &str, by_policy: bool| PlannedChange::TemplateChanged {
+        decision: decision.to_owned(),
+        by_policy,
+    };
+    assert_eq!(changes(known(&["arm64"])), Some(changed("arm64", true)));
+    assert_eq!(changes(on(&["amd64"])), Some(PlannedChange::RecordChanged));
+    let both = Some(changed("amd64,arm64", false));
+    assert_eq!(changes(on(&["amd64", "arm64"])), both);
 }
 
 #[test]

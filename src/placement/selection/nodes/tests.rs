@@ -104,6 +104,12 @@ fn pairs_that_no_node_satisfies_are_left_out() {
     let both = of("a").and_on(of("b"), &groups);
     assert_eq!(both.required.len(), 2);
     assert!(groups.iter().all(|group| both.select_group(group)));
+    // Where all of them can be written, nodes that come later count.
+    let few = |key: &str| SelectedNodes {
+        required: of(key).required.into_iter().take(4).collect(),
+        preferred: Vec::new(),
+    };
+    assert_eq!(few("a").and_on(few("b"), &groups).required.len(), 16);
     let none = of("a").and_on(of("c"), &groups);
     assert_eq!(none.required.len(), 16, "as many as without nodes");
 }
