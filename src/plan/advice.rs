@@ -61,7 +61,7 @@ fn open_pools(config: &Config, pools: &[NodePool]) -> Option<String> {
 
 /// Images are selected when a pod is created.
 fn unselected_pods<'a>(config: &Config, pods: impl IntoIterator<Item = &'a Pod>) -> Option<String> {
-    // The controller selects for those that wait behind somebody's gate.
+    // The controller selects images for pods behind a scheduling gate, also without the webhook.
     let asking = pods.into_iter().filter(|pod| {
         let gates = pod.spec.scheduling_gates.as_deref().unwrap_or_default();
         gates.is_empty()

@@ -251,7 +251,7 @@ async fn explain_shows_the_candidates() {
     let fitting: Vec<_> = groups.filter(|group| group["fits"] == "yes").collect();
     assert_eq!(fitting.len(), 1, "{output}");
     assert_eq!(fitting[0]["examples"], json!(["fast"]));
-    // Of one for which nothing was selected, and of one that has its image.
+    // The same for existing pods: one without a selected image, and one with it.
     let explained = |name: &str| {
         let (status, output, error) =
             cluster.archaware(&["explain", name, "-n", &cluster.namespace, "-o", "json"]);

@@ -80,7 +80,7 @@ impl Target {
         }
     }
 
-    /// Of pods that wait or fail and have the same controller the one that waits longest, with the number of all.
+    /// One target for each controller of pods that wait or fail: the pod that waits longest, with the number of all of them.
     pub(super) fn of_troubled(pods: Vec<ExistingPod>) -> Vec<Self> {
         let mut by_controller: BTreeMap<String, Vec<ExistingPod>> = BTreeMap::new();
         for pod in pods {
@@ -171,8 +171,8 @@ impl Target {
     }
 }
 
-/// Whether a pod waits, or one of its containers does not run. Of the pods that have failed only those whose node cannot run their
-/// programs: others are the business of whoever made them.
+/// Whether a pod waits, or one of its containers does not run. A pod that has failed counts only if its node cannot run its program:
+/// archaware knows nothing about other failures.
 pub(super) fn is_troubled(pod: &ExistingPod) -> bool {
     let died = || pod.phase() == "Failed" && !find(&pod.pod, None, |_| false).is_empty();
     pod.is_pending()

@@ -90,7 +90,7 @@ fn two_choices_are_anded() {
     );
 }
 
-/// Of many pairs those are written that nodes satisfy.
+/// If there are many pairs, only those that some node satisfies are written.
 #[test]
 fn pairs_that_no_node_satisfies_are_left_out() {
     let of = |key: &str| SelectedNodes {
