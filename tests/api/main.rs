@@ -152,6 +152,18 @@ async fn the_error_without_a_cluster_is_one_line() {
             );
             assert_eq!(error.lines().count(), 1, "{command}: {error}");
         }
+        // The variable names a file that is not there.
+        let mut archaware = tokio::process::Command::new(testsupport::program());
+        archaware.arg(command).env_clear().env("HOME", dir.path());
+        archaware.env("KUBECONFIG", dir.path().join("nowhere"));
+        let ended = archaware.kill_on_drop(true).output();
+        let ended = tokio::time::timeout(Duration::from_secs(30), ended).await;
+        let error = String::from_utf8(ended.expect("it ends").unwrap().stderr).unwrap();
+        assert!(
+            error.contains("no cluster: name a kubeconfig") && error.contains("nowhere"),
+            "{error}"
+        );
+        assert_eq!(error.lines().count(), 1, "{command}: {error}");
     }
 }
 
