@@ -59,6 +59,9 @@ pub struct Evaluation {
     pub preferences: Preferences,
     /// Why there is no architecture that fits, if there is none.
     pub conflict: Option<Conflict>,
+    /// What can run it, if the author selects none of that and tolerates the taints of what is selected: it is placed as the author
+    /// wants, and probably fails there.
+    pub overruled: Option<Architectures>,
     /// Annotations with invalid values.
     pub invalid: Vec<InvalidAnnotation>,
     /// The resolved images.
@@ -132,6 +135,7 @@ impl Evaluation {
             by_policy: false,
             preferences: Preferences::new(),
             conflict: None,
+            overruled: None,
             invalid: Vec::new(),
             images: Vec::new(),
             unusable: BTreeSet::new(),
@@ -165,26 +169,42 @@ impl Evaluation {
         self.rules.as_ref().map_or(&[], |rules| &rules.left_out)
     }
 
-    /// The message for a pod that no architecture can run.
-    pub fn explain_no_common_architecture(&self, policy: &PlacementPolicy) -> String {
-        let images = || match self.images.as_slice() {
+    /// The message for a pod whose author selects other architectures and tolerates their taints.
+    pub fn explain_overruled(&self) -> Option<String> {
+        self.overruled.as_ref().map(|set| {
+            format!(
+                "{}. It tolerates the taints of what it selects, so it is placed there; probably it cannot run there",
+                self.explain_selection(set)
+            )
+        })
+    }
+
+    fn explain_selection(&self, set: &Architectures) -> String {
+        format!(
+            "its node selector or node affinity selects none of the architectures that can run it: {}{}",
+            set.join(", "),
+            self.images_in_brackets()
+        )
+    }
+
+    fn images_in_brackets(&self) -> String {
+        match self.images.as_slice() {
             [] => String::new(),
             _ => format!(" (images: {})", self.list_images()),
-        };
+        }
+    }
+
+    /// The message for a pod that no architecture can run.
+    pub fn explain_no_common_architecture(&self, policy: &PlacementPolicy) -> String {
         match &self.conflict {
             Some(Conflict::Excluded(set)) => {
-                return format!(
-                    "its node selector or node affinity selects none of the architectures that can run it: {}{}; no node can run \
-                     it",
-                    set.join(", "),
-                    images()
-                );
+                return format!("{}; no node can run it", self.explain_selection(set));
             }
             Some(Conflict::Outdated(set)) => {
                 return format!(
                     "its node affinity was set for other images and cannot be changed: delete the pod. What can run it now: {}{}",
                     set.join(", "),
-                    images()
+                    self.images_in_brackets()
                 );
             }
             _ => {}

@@ -194,7 +194,7 @@ impl Evaluator {
     }
 
     /// An autoscaler would make the nodes that the author selects, and they would be tainted: so that is said to be a
-    /// conflict, also before all images are known, unless the author tolerates the taint.
+    /// conflict, also before all images are known. An author who tolerates the taint has decided, and is told.
     fn respect_author(&self, subject: Subject<'_>, evaluation: &mut Evaluation) {
         let (Verdict::Decided(Decision::Architectures(set))
         | Verdict::Unresolved {
@@ -220,6 +220,7 @@ impl Evaluator {
         let conflict = if self.policy.is_excluded(set, author, &tolerations) {
             Conflict::Excluded(set.clone())
         } else if author.excludes_all(set) {
+            evaluation.overruled = Some(set.clone());
             return;
         } else {
             Conflict::Outdated(set.clone())

@@ -109,6 +109,9 @@ impl<'a> Draft<'a> {
                 problem.to_string(),
             );
         }
+        if let Some(note) = evaluation.explain_overruled() {
+            self.report(EventReason::ArchitectureExcluded, note);
+        }
         for rule in evaluation.left_out_rules() {
             self.report_about(EventReason::RuleLeftOut, hash(rule), rule.to_string());
         }

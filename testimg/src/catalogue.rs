@@ -131,6 +131,11 @@ fn ordinary() -> Vec<Entry> {
             Platforms(&["linux/amd64", "windows/arm64"]),
         ),
         (
+            "windows-only",
+            Image::multi(OCI, &["windows/amd64"]),
+            Platforms(&["windows/amd64"]),
+        ),
+        (
             "amd64-v3",
             single("linux/amd64/v3"),
             Platforms(&["linux/amd64/v3"]),

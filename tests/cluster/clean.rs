@@ -192,8 +192,7 @@ async fn clean_stops_the_controller_when_asked() {
     assert_eq!(replicas, "0");
 }
 
-/// `kubectl exec deploy/archaware -- archaware clean --stop-controller`: with the shipped permissions, beside a running
-/// controller.
+/// `kubectl exec deploy/archaware -- archaware clean`: with the shipped permissions, beside a running controller, which it stops.
 #[tokio::test]
 async fn clean_works_in_a_pod_of_archaware() {
     let cluster = TestCluster::take().await;
@@ -209,10 +208,7 @@ async fn clean_works_in_a_pod_of_archaware() {
         set.annotations().get("archaware.dev/tolerations").map(drop)
     })
     .await;
-    let (status, _, error) = cluster.archaware_in_pod(&["clean"]);
-    assert_eq!(status, 3, "{error}");
-    assert!(error.contains("--stop-controller"), "{error}");
-    let (status, out, error) = cluster.archaware_in_pod(&["clean", "--stop-controller"]);
+    let (status, out, error) = cluster.archaware_in_pod(&["clean"]);
     assert_eq!(status, 0, "{out}{error}");
     assert!(out.contains("Cleaned 6 objects."), "{out}");
     let deployment = ["-n", "archaware", "get", "deployment", "archaware"];

@@ -42,6 +42,8 @@ async fn every_kind_of_image_lands_on_its_architectures_only() {
         ("index-wins", "arm64", &["arm64"]),
         ("no-os", "arm64", &["arm64"]),
         ("helm", "any", &["amd64", "arm64", "s390x"]),
+        // The pod does not say its OS: it may select Windows nodes in its own way.
+        ("windows-only", "any", &["amd64", "arm64", "s390x"]),
         // WebAssembly, and nothing is known of runtime classes.
         ("wasi", "any", &["amd64", "arm64", "s390x"]),
     ] {
@@ -51,6 +53,12 @@ async fn every_kind_of_image_lands_on_its_architectures_only() {
         let pod = cluster.pods().get(image).await.unwrap();
         assert_eq!(decision(&pod).as_deref(), Some(decided), "{image}");
     }
+    let mut spec = pod_spec(&[cluster.image("windows-only")]);
+    spec["nodeSelector"] = json!({ "kubernetes.io/os": "linux" });
+    cluster.create::<Pod>(pod("stated", spec, json!({}))).await;
+    cluster
+        .wait_for_event("stated", "NoCommonArchitecture")
+        .await;
 }
 
 #[tokio::test]
@@ -94,6 +102,25 @@ async fn all_images_of_a_pod_count() {
         .create_pod("two", &["amd64-arm64", "arm64-s390x"])
         .await;
     assert_eq!(cluster.wait_until_bound("two").await, "arm64");
+}
+
+/// An author who selects another architecture and tolerates its taint has decided so, and is told that the images cannot meet it.
+#[tokio::test]
+async fn a_tolerated_selection_is_told() {
+    let cluster = TestCluster::take().await;
+    cluster.create_three_nodes().await;
+    let _archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
+    let mut spec = pod_spec(&[cluster.image("arm64")]);
+    spec["nodeSelector"] = json!({ "kubernetes.io/arch": "amd64" });
+    spec["tolerations"] =
+        json!([{ "key": "kubernetes.io/arch", "operator": "Equal", "value": "amd64" }]);
+    cluster.create::<Pod>(pod("forced", spec, json!({}))).await;
+    let event = cluster
+        .wait_for_event("forced", "ArchitectureExcluded")
+        .await;
+    assert!(event.contains("can run it: arm64"), "{event}");
+    assert_eq!(cluster.wait_until_bound("forced").await, "amd64");
 }
 
 #[tokio::test]

@@ -234,7 +234,6 @@ async fn clean_in_its_own_pod(cluster: &TestCluster) {
         "--",
         "archaware",
         "clean",
-        "--stop-controller",
     ];
     let (done, out, error) = cluster.try_kubectl(&clean);
     assert!(done && out.contains("Cleaned"), "{out}{error}");

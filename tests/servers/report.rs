@@ -102,6 +102,37 @@ async fn a_terminal_shows_progress() {
     assert_eq!(last.trim_start_matches('\n'), table, "{shown:?}");
 }
 
+/// Without `COLUMNS`, tables are as wide as the terminal.
+#[tokio::test]
+async fn tables_fit_the_terminal() {
+    let registry = registry(&["multi", "amd64", "s390x"]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("all.yaml");
+    std::fs::write(&file, manifests(&registry)).unwrap();
+    for width in [72_usize, 90, 200] {
+        let command = format!(
+            "stty rows 24 cols {width}; '{}' report -f '{}' --for arm64",
+            testsupport::program().display(),
+            file.display()
+        );
+        let terminal = tokio::process::Command::new("script")
+            .args(["-qec", &command, "/dev/null"])
+            .env_remove("COLUMNS")
+            .env("XDG_CACHE_HOME", folder.path())
+            .stdin(Stdio::null())
+            .output()
+            .await
+            .unwrap();
+        let shown = console::strip_ansi_codes(stdout(&terminal)).into_owned();
+        let table = shown.replace('\r', "");
+        let table = table.lines().skip_while(|line| !line.contains("WORKLOAD"));
+        let widths = table.map(|line| line.chars().count());
+        let widest = widths.max().unwrap_or_default();
+        assert!(widest <= width, "{widest} of {width}: {shown}");
+        assert!(widest > width.min(100) - 20, "{widest} of {width}: {shown}");
+    }
+}
+
 #[tokio::test]
 async fn manifests_in_a_pipeline() {
     let registry = registry(&["multi", "amd64", "s390x"]).await;

@@ -39,8 +39,11 @@ use super::{
 const FIELDS: &str = "metadata.name=archaware";
 /// How often it is checked if no change is seen.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
-/// The pause after a failed attempt.
+/// The pause after a failed attempt that no rule refused.
 const RETRY_INTERVAL: Duration = Duration::from_secs(3);
+
+/// The pause after a refusal by the schema, which only another version of archaware or of the object can end.
+const REFUSED_INTERVAL: Duration = Duration::from_mins(10);
 
 /// Maintains the configuration while this process leads.
 pub(super) struct ConfigurationReconciler {
@@ -60,6 +63,8 @@ pub(super) struct ConfigurationReconciler {
 #[derive(Default)]
 struct Maintenance {
     failing: RepeatedError,
+    /// Refusals in a row.
+    refusals: u32,
     is_missing: bool,
     is_too_short: bool,
     is_reverted: bool,
@@ -125,6 +130,7 @@ impl ConfigurationReconciler {
                         changed
                     });
                     state.failing.clear();
+                    state.refusals = 0;
                     wait.unwrap_or(CHECK_INTERVAL)
                 }
                 Err(error) => {
@@ -134,7 +140,7 @@ impl ConfigurationReconciler {
                             "cannot maintain the webhook configuration; trying again"
                         );
                     }
-                    RETRY_INTERVAL
+                    state.pause_after(&error)
                 }
             };
             tokio::select! {
@@ -208,6 +214,16 @@ impl ConfigurationReconciler {
 }
 
 impl Maintenance {
+    /// The pause after a failed attempt. What a policy or a role refuses is tried again with growing pauses.
+    fn pause_after(&mut self, error: &ApiError) -> Duration {
+        if !error.is_refusal() {
+            self.refusals = 0;
+            return RETRY_INTERVAL;
+        }
+        self.refusals = self.refusals.saturating_add(1);
+        error.retry(self.refusals).unwrap_or(REFUSED_INTERVAL)
+    }
+
     /// Warns once of what the administrator has to change.
     fn warn(&mut self, done: &Reconciled, budget: Duration) {
         let Reconciled {
@@ -290,5 +306,26 @@ pub async fn warn_if_registered(api: ApiClient) {
         ),
         // An installation without the webhook does not need the permission.
         Err(error) => tracing::debug!(%error, "cannot look for a webhook configuration"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A policy that denies the change is asked again after 30 s at first, after 10 min in the end.
+    #[test]
+    fn refusals_are_retried_with_growing_pauses() {
+        let mut state = Maintenance::default();
+        let denied = ApiError::Denied("a policy says no".to_owned());
+        let pauses: Vec<u64> = (0..8)
+            .map(|_| state.pause_after(&denied).as_secs())
+            .collect();
+        assert_eq!(pauses, [30, 60, 120, 240, 480, 600, 600, 600]);
+        let broken = ApiError::Unreachable("no route".to_owned());
+        assert_eq!(state.pause_after(&broken), RETRY_INTERVAL);
+        assert_eq!(state.pause_after(&denied).as_secs(), 30);
+        let rejected = ApiError::Invalid("no such field".to_owned());
+        assert_eq!(state.pause_after(&rejected), REFUSED_INTERVAL);
     }
 }

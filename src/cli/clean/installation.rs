@@ -1,6 +1,7 @@
 //! Removes archaware's own objects: the webhook configuration, the Secret with its certificate, and the Lease.
 
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
+use kube::Resource;
 use tokio::time::Instant;
 
 use crate::{
@@ -10,10 +11,17 @@ use crate::{
         api::{ApiError, ApiObject},
         lease::fresh_holder,
         name::NamespacedName,
+        objects::MutatingWebhookConfiguration,
     },
 };
 
 use super::{CleanedObject, Session};
+
+/// The webhook configuration, as it is named where a change failed.
+pub(super) fn registration() -> (String, NamespacedName) {
+    let kind = MutatingWebhookConfiguration::kind(&());
+    (kind.to_string(), NamespacedName::cluster(NAME))
+}
 
 impl Session {
     /// First of all, so that the API server stops calling the webhook.
@@ -21,6 +29,9 @@ impl Session {
         let removed = admission::remove_configuration(&self.api, self.dry_run).await;
         if removed == Ok(true) && !self.dry_run {
             self.unregistered = Some(Instant::now());
+        }
+        if removed.is_err() {
+            self.failed.insert(registration());
         }
         self.report(format!("MutatingWebhookConfiguration {NAME}"), removed);
     }

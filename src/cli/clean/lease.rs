@@ -52,8 +52,8 @@ pub(super) async fn acquire(
     let found = api.find::<Lease>(&name).await;
     let found = found.context("cannot read the Lease")?;
     let identity = lease::identity("clean");
-    let stops_own_pod =
-        clean.stop_controller && installation.is_inside && can_stop(api, &name).await?;
+    // In a pod of the Deployment, clean is of no use without stopping it.
+    let stops_own_pod = installation.is_inside && can_stop(api, &name).await?;
     let patience = if stops_own_pod {
         let taken = lease::take(api, namespace, &identity, LEASE_DURATION).await;
         taken.context("cannot take the Lease over from the running controllers")?;

@@ -269,24 +269,20 @@ async fn it_stops_its_own_pod_last() {
     let mut running = api.get(DEPLOYMENT).unwrap();
     running["spec"]["replicas"] = json!(2);
     api.put(DEPLOYMENT, running);
-    let stop = CleanCommand {
-        stop_controller: true,
-        ..CLEAN
-    };
     // Asked first: without the right to stop it, nothing is removed.
     let scale = format!("PATCH {DEPLOYMENT}/scale");
     api.script(&scale, [ScriptedResponse::Status(403, "no", Value::Null)]);
-    let error = clean_from(&api, stop, true).await.unwrap_err();
+    let error = clean_from(&api, CLEAN, true).await.unwrap_err();
     assert!(error.to_string().contains("cannot stop"), "{error}");
     assert_eq!(changes(&api), [scale]);
     // What remains: it goes on running, so that this can be repeated.
     api.script(&format!("PATCH {NODE}"), [ScriptedResponse::Broken]);
-    let failed = clean_from(&api, stop, true).await.unwrap();
+    let failed = clean_from(&api, CLEAN, true).await.unwrap();
     assert_eq!(failed.status(), CommandStatus::Failed);
     assert_eq!(api.get(DEPLOYMENT).unwrap()["spec"]["replicas"], 2);
     api.put(LEASE, held_by("pod_1", 1));
     let before = api.calls(&["PATCH", "POST", "DELETE"]).len();
-    let done = clean_from(&api, stop, true).await.unwrap();
+    let done = clean_from(&api, CLEAN, true).await.unwrap();
     assert_eq!(done.status(), CommandStatus::Done);
     let mut made = api.calls(&["PATCH", "POST", "DELETE"]).split_off(before);
     assert!(made.remove(0).query.contains("dryRun=All"));
@@ -361,6 +357,29 @@ async fn what_comes_back_remains() {
         );
         comes_back.await.unwrap();
     }
+}
+
+/// A registration that is made while clean works is said, also if there was none at first; one that could not be removed is said
+/// once.
+#[tokio::test(start_paused = true)]
+async fn the_registration_is_looked_for_again() {
+    let registered = cluster().get(WEBHOOK).unwrap();
+    let api = cluster();
+    api.delete(WEBHOOK);
+    let later = api.clone();
+    let made = tokio::spawn(async move {
+        later.wait_for(&format!("DELETE {SECRET}"), 1).await;
+        later.put(WEBHOOK, registered);
+    });
+    let left = remaining(clean_from(&api, CLEAN, false).await.unwrap());
+    made.await.unwrap();
+    let said = "MutatingWebhookConfiguration archaware (came back";
+    assert!(left.len() == 1 && left[0].starts_with(said), "{left:?}");
+    let api = cluster();
+    let refused = ScriptedResponse::Status(403, "no", Value::Null);
+    api.script(&format!("DELETE {WEBHOOK}"), [refused]);
+    let left = remaining(clean_from(&api, CLEAN, false).await.unwrap());
+    assert_eq!(left.len(), 1, "{left:?}");
 }
 
 /// Annotations prove nothing: a kubelet can write those of its node.

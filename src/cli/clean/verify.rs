@@ -13,7 +13,7 @@ use crate::{
     placement::annotation,
 };
 
-use super::{Session, objects::has_record};
+use super::{Session, installation::registration, objects::has_record};
 
 const CAME_BACK: &str =
     "came back: does archaware run again, or in another namespace (--namespace)?";
@@ -42,7 +42,9 @@ impl Session {
             .await?;
         self.find_records::<DaemonSet>(annotation::TOLERATIONS, "tolerations")
             .await?;
-        if self.unregistered.is_some() && admission::remove_configuration(&self.api, true).await? {
+        if !self.failed.contains(&registration())
+            && admission::remove_configuration(&self.api, true).await?
+        {
             let what = format!("MutatingWebhookConfiguration {NAME} ({CAME_BACK})");
             self.remaining.push(what);
         }

@@ -323,8 +323,18 @@ fn an_author_who_excludes_the_images_is_told() {
         plan.events
     );
     assert!(plan.requeue.is_some() && plan.patch.is_some());
-    let plan = plan_of(&pod(&[], selector), on(&["amd64", "arm64"]));
+    let plan = plan_of(&pod(&[], selector.clone()), on(&["amd64", "arm64"]));
     assert!(plan.events.is_empty() && plan.requeue.is_none());
+    // The author tolerates the taint there: the decision is the images', and its author is told.
+    let mut overruled = Evaluation::new(on(&["arm64"]));
+    overruled.overruled = Some("arm64".parse().unwrap());
+    let pod = pod(&[], selector);
+    let plan = plan_with(&Config::default(), &pod, &overruled, None, Instant::now());
+    assert_eq!(reasons(&plan.events), [EventReason::ArchitectureExcluded]);
+    let PlannedChange::PodPlaced { decision, .. } = plan.patch.unwrap().change else {
+        panic!("not placed");
+    };
+    assert_eq!(decision, "arm64");
 }
 
 /// No node can run the pod: behind its own gate its affinity stays open, behind another's it says so.
