@@ -14,7 +14,12 @@ use super::api::FIELD_MANAGER;
 
 /// The managers of the field, other than archaware.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FieldManagers(Vec<FieldManager>);
+pub struct FieldManagers {
+    others: Vec<FieldManager>,
+    /// When archaware's controller last wrote the tolerations of a template. What the webhook adds belongs to the manager whose
+    /// request it was.
+    recorded: Option<Time>,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct FieldManager {
@@ -27,14 +32,19 @@ struct FieldManager {
 impl FieldManagers {
     /// The managers that set the field by server-side apply.
     pub fn appliers(&self) -> impl Iterator<Item = &str> {
-        let appliers = self.0.iter().filter(|one| one.applies);
+        let appliers = self.others.iter().filter(|one| one.applies);
         appliers.map(|one| one.name.as_str())
+    }
+
+    /// When archaware's controller wrote the tolerations of a template; `None`: it did not, or a later writer of the record did.
+    pub fn recorded(&self) -> Option<&Time> {
+        self.recorded.as_ref()
     }
 
     /// The manager that set the field last, for messages: quoted, or `another tool`. Who only removes a field does not manage
     /// it.
     pub fn last_writer(&self) -> String {
-        let last = self.0.iter().max_by_key(|one| &one.time);
+        let last = self.others.iter().max_by_key(|one| &one.time);
         last.map_or("another tool".to_owned(), |one| format!("{:?}", one.name))
     }
 }
@@ -53,8 +63,24 @@ struct Entry {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Fields {
+    #[serde(rename = "f:metadata")]
+    metadata: Option<Metadata>,
     #[serde(rename = "f:spec")]
     spec: Option<Spec>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Metadata {
+    #[serde(rename = "f:annotations")]
+    annotations: Option<Annotations>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Annotations {
+    #[serde(rename = "f:archaware.dev/tolerations")]
+    tolerations: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize, Default)]
@@ -81,6 +107,15 @@ struct PodSpec {
 }
 
 impl Entry {
+    /// When archaware itself wrote its record.
+    fn recorded(&self) -> Option<Time> {
+        let annotations = self.fields_v1.metadata.as_ref()?.annotations.as_ref()?;
+        annotations.tolerations.as_ref()?;
+        (self.manager == FIELD_MANAGER)
+            .then(|| self.time.clone())
+            .flatten()
+    }
+
     /// `None` for archaware itself, for subresources, and for managers of other fields.
     fn manager(self) -> Option<FieldManager> {
         let spec = self.fields_v1.spec?;
@@ -112,11 +147,12 @@ impl<'de> Visitor<'de> for Entries {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<FieldManagers, A::Error> {
-        let mut managers = Vec::new();
+        let mut managers = FieldManagers::default();
         while let Some(entry) = entries.next_element::<Entry>()? {
-            managers.extend(entry.manager());
+            managers.recorded = managers.recorded.max(entry.recorded());
+            managers.others.extend(entry.manager());
         }
-        Ok(FieldManagers(managers))
+        Ok(managers)
     }
 
     fn visit_unit<E: Error>(self) -> Result<FieldManagers, E> {
@@ -137,6 +173,29 @@ mod tests {
     fn entry(manager: &str, operation: &str, minute: u8, spec: &Value) -> Value {
         json!({ "manager": manager, "operation": operation, "fieldsType": "FieldsV1",
             "time": format!("2026-01-01T00:{minute:02}:00Z"), "fieldsV1": { "f:spec": spec } })
+    }
+
+    #[test]
+    fn the_time_of_the_own_record_is_known() {
+        let record = |manager: &str, minute: u8| {
+            json!({ "manager": manager, "operation": "Update", "time": format!("2026-01-01T00:{minute:02}:00Z"),
+                "fieldsV1": { "f:metadata": { "f:annotations": { "f:archaware.dev/tolerations": {} } } } })
+        };
+        let tolerations = json!({"f:template": {"f:spec": {"f:tolerations": {}}}});
+        for (entries, expected) in [
+            (
+                json!([record("archaware", 3)]),
+                Some("2026-01-01T00:03:00Z"),
+            ),
+            // The webhook added it to somebody's request.
+            (json!([record("kubectl-create", 3)]), None),
+            (json!([entry("archaware", "Update", 3, &tolerations)]), None),
+            (json!(null), None),
+        ] {
+            let managers: FieldManagers = serde_json::from_value(entries.clone()).unwrap();
+            let found = managers.recorded().map(|time| time.0.to_string());
+            assert_eq!(found.as_deref(), expected, "{entries}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{
 use futures::FutureExt;
 use quick_cache::sync::Cache;
 use reqwest::Url;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use tokio::sync::Semaphore;
 
 use crate::{
@@ -73,12 +73,26 @@ pub struct Prediction {
     /// The key of a label.
     #[serde(rename = "instance-selector")]
     pub label: String,
-    /// Its value.
-    #[serde(rename = "instance")]
+    /// Its value. A model that was trained with numbers answers one.
+    #[serde(rename = "instance", deserialize_with = "label_value")]
     pub value: String,
     /// The architecture, whose image is used.
     #[serde(rename = "arch")]
     pub architecture: String,
+}
+
+/// A string, or a number as labels have it.
+fn label_value<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Value {
+        Text(String),
+        Number(serde_json::Number),
+    }
+    Ok(match Value::deserialize(deserializer)? {
+        Value::Text(text) => text,
+        Value::Number(number) => number.to_string(),
+    })
 }
 
 #[derive(Serialize)]
@@ -213,6 +227,21 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn a_number_is_a_label_value() {
+        for (instance, expected) in [(r#""m5""#, Some("m5")), ("85", Some("85")), ("null", None)] {
+            let text = format!(
+                r#"{{"instance-selector": "cpu-model.id", "instance": {instance}, "arch": "amd64"}}"#
+            );
+            let read: Option<Prediction> = serde_json::from_str(&text).ok();
+            assert_eq!(
+                read.map(|read| read.value).as_deref(),
+                expected,
+                "{instance}"
+            );
+        }
+    }
 
     /// A server that answers each request in this way, and the questions that it got.
     async fn server(answer: &'static str) -> (String, Arc<parking_lot::Mutex<Vec<String>>>) {

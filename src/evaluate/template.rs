@@ -101,6 +101,11 @@ impl<'a> Template<'a> {
         }
     }
 
+    /// Whether the failure policy's decision stands.
+    pub fn is_decided_by_policy(&self) -> bool {
+        self.decided_by_policy.is_some()
+    }
+
     /// What is evaluated. A decision of the failure policy for these images stands until they change, because each
     /// change of the template causes a rollout.
     pub fn subject(&self) -> Subject<'_> {

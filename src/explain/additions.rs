@@ -31,6 +31,8 @@ pub struct Additions {
     pub runtime_class: Option<String>,
     /// Whether its scheduling gate is there.
     pub gate: bool,
+    /// Whether the failure policy decided (`resolution.failure`), because an image could not be read in time.
+    pub by_failure_policy: bool,
     /// Who added it, and when.
     pub by: Vec<Author>,
 }
@@ -39,9 +41,9 @@ pub struct Additions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Author {
-    /// `webhook`, when the pod was created, `controller`, or `archaware` if it is not known which of them.
+    /// `webhook`, when the pod was created or the DaemonSet was written, or `controller`.
     pub part: &'static str,
-    /// When, as RFC 3339.
+    /// When, as RFC 3339; null if it is not known.
     pub time: Option<String>,
 }
 
@@ -113,10 +115,17 @@ impl Additions {
         let owned = template.owned_tolerations();
         let own = Self {
             tolerations: owned.iter().map(toleration).collect(),
-            by: vec![Author {
-                part: "archaware",
-                time: None,
+            by: vec![match template.set.managers.recorded() {
+                Some(at) => Author {
+                    part: "controller",
+                    time: text(Some(at)),
+                },
+                None => Author {
+                    part: "webhook",
+                    time: None,
+                },
             }],
+            by_failure_policy: template.is_decided_by_policy(),
             ..Self::default()
         };
         (!owned.is_empty()).then_some(own)

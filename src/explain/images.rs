@@ -239,7 +239,10 @@ pub(super) fn explain_selections(facts: &Facts<'_>) -> Vec<ExplainedSelection> {
     let one = |candidate: &Candidate| ExplainedCandidate {
         tag: candidate.tag.clone(),
         weight: candidate.weight,
-        chosen: candidate.outcome == CandidateOutcome::Chosen,
+        chosen: matches!(
+            candidate.outcome,
+            CandidateOutcome::Chosen | CandidateOutcome::ChosenByModel { .. }
+        ),
         outcome: outcome(&candidate.outcome),
     };
     all.iter()
@@ -259,6 +262,10 @@ fn outcome(outcome: &CandidateOutcome) -> String {
         CandidateOutcome::Later => {
             "fits, but an entry of a higher weight or before it does, too".to_owned()
         }
+        CandidateOutcome::ChosenByModel { label, value } => {
+            format!("selected by selection.predictor, for nodes with {label}={value}")
+        }
+        CandidateOutcome::NotByModel => "selection.predictor selected another one".to_owned(),
         CandidateOutcome::WithoutImage => "names no image".to_owned(),
         CandidateOutcome::PassedOver(failed) if failed.is_empty() => {
             "has a negative weight".to_owned()

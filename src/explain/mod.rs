@@ -88,6 +88,14 @@ impl<'a> Facts<'a> {
         }
     }
 
+    /// Whether a pod that was decided to run anywhere was so by the failure policy: its images say otherwise, or cannot be read.
+    fn is_decided_by_policy(&self) -> bool {
+        let is_inspected = *self.rule.0 == Rule::Mode(Mode::Inspect);
+        let mut images = self.counting_images().iter();
+        is_inspected
+            && (!self.failed.is_empty() || images.any(|image| image.architectures.is_some()))
+    }
+
     /// The nodes that run all of its images, as far as these are known; `None`: all.
     fn shared_by_images(&self) -> Option<Architectures> {
         let sets = self.counting_images().iter();
@@ -239,7 +247,14 @@ pub fn explain(facts: &Facts<'_>) -> Explanation {
     }
     let added = match facts.template {
         Some(template) => Additions::of_template(template),
-        None => facts.pod.and_then(Additions::recorded),
+        None => facts
+            .pod
+            .and_then(Additions::recorded)
+            .map(|added| Additions {
+                by_failure_policy: added.decision.as_deref() == Some("any")
+                    && facts.is_decided_by_policy(),
+                ..added
+            }),
     };
     Explanation {
         kind: facts.kind.to_owned(),

@@ -43,7 +43,8 @@ impl Add for Requests {
 }
 
 /// What a pod of this spec requests: its containers and sidecars together, or its largest init container with the sidecars before it if
-/// that is more, and its overhead (`PodRequests` of k8s.io/component-helpers, without requests of the pod itself).
+/// that is more; what the pod itself requests counts instead (KEP-2837). Its overhead comes on top (`PodRequests` of
+/// k8s.io/component-helpers).
 pub fn requests_of(spec: &Value) -> Requests {
     let list = |field: &str| spec.get(field).and_then(Value::as_array);
     let containers = list("containers").into_iter().flatten();
@@ -61,7 +62,21 @@ pub fn requests_of(spec: &Value) -> Requests {
     }
     running = running + sidecars;
     let overhead = spec.get("overhead").map(of_list).unwrap_or_default();
-    running.max(starting) + overhead
+    of_pod(spec, running.max(starting)) + overhead
+}
+
+/// What the pod itself requests, for each resource; its limits count where neither it nor a container requests any.
+fn of_pod(spec: &Value, containers: Requests) -> Requests {
+    let of = |list: &str, name: &str| spec.pointer(&format!("/resources/{list}/{name}"));
+    let amount = |name: &str, containers: u64, unit: u64| {
+        let limit = of("limits", name).filter(|_| containers == 0);
+        let own = of("requests", name).or(limit);
+        own.map_or(containers, |own| thousandths(own) / unit)
+    };
+    Requests {
+        cpu_millicores: amount("cpu", containers.cpu_millicores, 1),
+        memory_bytes: amount("memory", containers.memory_bytes, 1000),
+    }
 }
 
 /// Requests that are not set are the limits.
@@ -208,5 +223,12 @@ mod tests {
         let limited = json!({"containers": [{"resources": {"limits": {"memory": "1Mi"}}}], "overhead": {"cpu": "250m"}});
         let found = requests_of(&limited);
         assert_eq!((found.cpu_millicores, found.memory_bytes), (250, 1 << 20));
+        // What the pod requests counts for each resource, and its limit where no container requests any.
+        let mut spec = json!({"containers": [container("1"), container("2")], "overhead": {"cpu": "250m"},
+            "resources": {"requests": {"cpu": "4"}, "limits": {"cpu": "8", "memory": "2Mi"}}});
+        let found = requests_of(&spec);
+        assert_eq!((found.cpu_millicores, found.memory_bytes), (4250, 2 << 20));
+        spec["resources"] = json!({"limits": {"cpu": "8"}});
+        assert_eq!(requests_of(&spec).cpu_millicores, 3250);
     }
 }

@@ -80,6 +80,8 @@ struct Content {
     blobs: HashMap<(String, String), Blob>,
     /// What is attached, by repository and digest.
     referrers: HashMap<(String, String), Blob>,
+    /// Whether each answer of the referrers API has one artifact, and links to the next.
+    referrers_in_pages: bool,
     scripts: Vec<(String, Script)>,
     auth: Option<Auth>,
     tokens: Vec<String>,
@@ -163,6 +165,11 @@ impl FakeRegistry {
             Some(index) => content.referrers.insert(key, index),
             None => content.referrers.remove(&key),
         };
+    }
+
+    /// Each answer of the referrers API has one artifact from now on, and links to the next.
+    pub fn split_referrers(&self) {
+        self.content().referrers_in_pages = true;
     }
 
     /// Answers requests whose path contains `part` by the script.
@@ -380,6 +387,9 @@ fn truthful(content: &Mutex<Content>, address: SocketAddr, seen: &Seen) -> Respo
         ("/referrers/", &content.referrers),
     ] {
         if let Some((repository, name)) = path.split_once(part) {
+            if part == "/referrers/" && content.referrers_in_pages {
+                return referrers_page(content, seen, repository, name);
+            }
             return match held.get(&(repository.to_owned(), name.to_owned())) {
                 Some(blob) => send(blob, seen.method == "HEAD"),
                 None => plain(404, "{\"errors\":[{\"code\":\"MANIFEST_UNKNOWN\"}]}"),
@@ -387,6 +397,31 @@ fn truthful(content: &Mutex<Content>, address: SocketAddr, seen: &Seen) -> Respo
         }
     }
     plain(404, "not found")
+}
+
+/// The artifact after the one that `last` counts, in an index of its own.
+fn referrers_page(content: &Content, seen: &Seen, repository: &str, digest: &str) -> Response {
+    let key = (repository.to_owned(), digest.to_owned());
+    let Some(blob) = content.referrers.get(&key) else {
+        return plain(404, "not found");
+    };
+    let (_, query) = seen.path.split_once('?').unwrap_or_default();
+    let last = query.split('&').find_map(|one| one.strip_prefix("last="));
+    let at: usize = last.and_then(|last| last.parse().ok()).unwrap_or_default();
+    let mut index: serde_json::Value = serde_json::from_slice(&blob.bytes).unwrap_or_default();
+    let all = index["manifests"].as_array().cloned().unwrap_or_default();
+    index["manifests"] = all.iter().skip(at).take(1).cloned().collect();
+    let mut response = plain(200, &index.to_string());
+    if at + 1 < all.len() {
+        let next = format!(
+            "</v2/elsewhere/referrers/{digest}?n=1&last={}>; rel=\"next\"",
+            at + 1
+        );
+        if let Ok(next) = next.parse() {
+            response.headers_mut().insert(header::LINK, next);
+        }
+    }
+    response
 }
 
 fn token(content: &mut Content, seen: &Seen) -> Response {

@@ -134,6 +134,22 @@ async fn the_usual_questions_have_answers() {
     assert_eq!(gone["added"]["decision"], "any");
     assert_eq!(gone["images"][0]["error"]["reason"], "NotFound");
     assert_eq!(gone["images"][0]["error"]["nextTry"], Value::Null);
+    assert_eq!(gone["added"]["byFailurePolicy"], true);
+    let web = explained(&cluster, &["sts/web"]);
+    assert_eq!(web["added"]["byFailurePolicy"], false);
+    let table = explain(&cluster, &[], &["sts/gone"]);
+    assert!(
+        table.contains("decision any, by the failure policy"),
+        "{table}"
+    );
+    // Of a pod that is created now, it is known when its image would be asked for again.
+    let new = cluster.dir().join("new.json");
+    let new_pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "new"},
+        "spec": pod_spec(&[cluster.image("no-such-image")])});
+    std::fs::write(&new, new_pod.to_string()).unwrap();
+    let new = explained(&cluster, &["-f", new.to_str().unwrap()]);
+    let next = new["images"][0]["error"]["nextTry"].as_str().unwrap();
+    assert!(next.starts_with("after 5 s"), "{next}");
     // What is not there is an error with its name.
     let (status, _, error) =
         cluster.archaware(&["explain", "-n", &cluster.namespace, "deploy/none"]);

@@ -212,6 +212,36 @@ async fn what_is_attached_to_an_image_is_read() {
     assert_eq!(document.subject.as_deref(), Some(&*image.root.digest));
 }
 
+/// A registry may answer in pages; the next one is asked for in the same repository, wherever the link points.
+#[tokio::test]
+async fn what_is_attached_on_further_pages_is_found() {
+    let registry = registry().await;
+    let image = testimg::find("multi");
+    registry.add("app", &image);
+    let attached: Vec<Image> = (0..12)
+        .map(|n| {
+            let text = format!("compatibilities: [{{weight: {n}, rules: []}}]");
+            let created = format!("20{:02}-01-01T00:00:00Z", 10 + n);
+            Image::artifact(NFD_ARTIFACT, NFD, &text).attached_to(&image.root, &created)
+        })
+        .collect();
+    for artifact in &attached {
+        registry.add_tag("app", "attached", artifact);
+    }
+    let all: Vec<&Image> = attached.iter().take(5).collect();
+    registry.set_referrers("app", &image.root.digest, Some(&all));
+    registry.split_referrers();
+    let name = registry.image("app");
+    assert_eq!(weights(&read(&resolver(), &name).await.unwrap()), [4]);
+    assert_eq!(registry.count("GET", "/v2/app/referrers/"), 5);
+    // Links without end cost eight requests.
+    let all: Vec<&Image> = attached.iter().collect();
+    registry.set_referrers("app", &image.root.digest, Some(&all));
+    registry.forget();
+    assert_eq!(weights(&read(&resolver(), &name).await.unwrap()), [7]);
+    assert_eq!(registry.count("GET", "/referrers/"), 8);
+}
+
 /// As images are, documents and what is attached are read from a mirror.
 #[tokio::test]
 async fn mirrors_have_documents_too() {

@@ -165,16 +165,15 @@ fn applies(explanation: &Explanation) -> String {
 fn added(added: Option<&Additions>) -> Option<String> {
     let added = added?;
     let by = added.by.iter().map(|author| {
-        let part = match author.part {
-            "archaware" => "archaware".to_owned(),
-            part => format!("the {part}"),
-        };
+        let part = author.part;
         let time = author.time.as_ref().map(|time| format!(" at {time}"));
-        format!("by {part}{}", time.unwrap_or_default())
+        format!("by the {part}{}", time.unwrap_or_default())
     });
     let decision = added.decision.as_ref();
     let decision = decision.map(|decision| format!("decision {decision}"));
-    let first: Vec<_> = decision.into_iter().chain(by).collect();
+    let policy = added.by_failure_policy;
+    let policy = policy.then(|| "by the failure policy (resolution.failure)".to_owned());
+    let first: Vec<_> = decision.into_iter().chain(policy).chain(by).collect();
     let mut lines = added.lines();
     if lines.is_empty() {
         lines.push("nothing".to_owned());
@@ -219,6 +218,9 @@ fn images(explanation: &Explanation) -> String {
             (None, Some(note)) => lines.push(format!("any architecture ({note})")),
             (None, None) => lines.push(image.platforms.join(", ")),
         }
+        let digest = image.digest.as_ref();
+        let digest = digest.filter(|digest| !image.image.contains(digest.as_str()));
+        lines.extend(digest.cloned());
         let source = image.source.map(|source| format!("from {source}"));
         let credential = image.credential.as_ref();
         let credential = credential.map(|name| format!("with {name}"));

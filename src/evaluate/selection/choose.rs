@@ -12,8 +12,9 @@ use crate::{
         keeps_away,
         rule::AppliedRules,
         selection::{
-            Candidate, Choice, Compatibility, CompatibilityDocument, DocumentFormat,
-            ImageSelection, LabelKeys, Model, NoChoice, NodeGroup, PassedOver, SelectedNodes,
+            Candidate, CandidateOutcome, Choice, Compatibility, CompatibilityDocument,
+            DocumentFormat, ImageSelection, LabelKeys, Model, NoChoice, NodeGroup, PassedOver,
+            SelectedNodes,
         },
         suffices,
     },
@@ -66,15 +67,24 @@ impl Evaluator {
         kept: Option<&mut Vec<ContainerCandidates>>,
     ) -> Result<Chosen<'a>, Unselected> {
         if !document.models.is_empty() {
-            let predicted = self.predict(pod, one, document, groups).await;
-            match predicted {
-                Ok(chosen) => return Ok(chosen),
+            match self.predict(pod, one, document, groups).await {
+                Ok((chosen, candidates)) => {
+                    if let Some(kept) = kept {
+                        kept.push(ContainerCandidates {
+                            container: one.container.clone(),
+                            document: one.document.clone(),
+                            nodes: count(groups),
+                            candidates,
+                        });
+                    }
+                    return Ok(chosen);
+                }
                 // The rules decide.
                 Err(Unselected::Because(_)) if !document.entries.is_empty() => {}
                 Err(other) => return Err(other),
             }
         }
-        let nodes = groups.iter().map(|group| group.count).sum();
+        let nodes = count(groups);
         let mut candidates = Vec::new();
         let of_document = kept.as_ref().map(|_| &mut candidates);
         let choice = self.choose(pod, &one.document, document, groups, of_document);
@@ -114,14 +124,14 @@ impl Evaluator {
         })
     }
 
-    /// The choice of a model.
+    /// The choice of a model, and what became of each of its images.
     async fn predict<'a>(
         &self,
         pod: &Pod<'_>,
         one: &ImageSelection,
         document: &CompatibilityDocument,
         groups: &[NodeGroup<'a>],
-    ) -> Result<Chosen<'a>, Unselected> {
+    ) -> Result<(Chosen<'a>, Vec<Candidate>), Unselected> {
         let because = |why: String| {
             Unselected::Because(SelectionProblem::Model {
                 container: one.container.clone(),
@@ -171,16 +181,30 @@ impl Evaluator {
                 answer.label, answer.value
             )));
         }
-        let requirement = Requirement::new(&answer.label, "In", vec![answer.value]);
+        let requirement = Requirement::new(&answer.label, "In", vec![answer.value.clone()]);
         let nodes = SelectedNodes {
             required: vec![vec![requirement]],
             preferred: Vec::new(),
         };
-        Ok(Chosen {
+        let candidate = |(architecture, tag): (&String, &String)| Candidate {
+            tag: tag.clone(),
+            weight: 0,
+            outcome: if *architecture == answer.architecture {
+                CandidateOutcome::ChosenByModel {
+                    label: answer.label.clone(),
+                    value: answer.value.clone(),
+                }
+            } else {
+                CandidateOutcome::NotByModel
+            },
+        };
+        let candidates = model.images.iter().map(candidate).collect();
+        let chosen = Chosen {
             image: image.clone(),
             nodes: nodes.on(set.as_ref()),
             groups,
-        })
+        };
+        Ok((chosen, candidates))
     }
 
     pub(super) async fn compatibility(
@@ -284,6 +308,10 @@ impl Evaluator {
             return Ok(chosen);
         }
     }
+}
+
+fn count(groups: &[NodeGroup<'_>]) -> usize {
+    groups.iter().map(|group| group.count).sum()
 }
 
 impl Pod<'_> {

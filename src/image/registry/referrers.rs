@@ -1,6 +1,6 @@
 //! Referrers: artifacts that are attached to an image (`subject`; OCI distribution specification 1.1).
 
-use http::Method;
+use http::{Method, header::LINK};
 
 use crate::{
     image::{credentials::Credential, digest::Digest, error::ImageError, reference::Reference},
@@ -12,6 +12,9 @@ use super::{
     hosts::{Host, Role},
     request::RegistryRequest,
 };
+
+/// Maximum number of pages: an image has few artifacts of one type.
+const MAX_PAGES: usize = 8;
 
 impl Registry {
     /// The artifacts of a type that are attached to a manifest, from the first host that knows some.
@@ -62,24 +65,56 @@ impl Registry {
         // Where a registry lacks the API, clients maintain an index with this tag ("referrers tag schema").
         let by_tag = format!("manifests/{}", digest.to_string().replace(':', "-"));
         for path in [by_api, by_tag] {
-            let request = RegistryRequest {
-                method: Method::GET,
-                repository: reference.repository(),
-                path: &path,
-                manifest: true,
-            };
-            match self.request(host, &request, credentials).await {
-                Ok(answer) => {
-                    let parsed = Referrers::parse(&answer.body);
-                    return parsed.map_err(|source| ImageError::Document {
-                        what: request.describe(host),
-                        source,
-                    });
-                }
-                Err(ImageError::NotFound { .. } | ImageError::MethodRefused { .. }) => {}
+            let first = self.referrers_page(host, reference, &path, credentials);
+            let (mut all, mut next) = match first.await {
+                Ok(page) => page,
+                Err(ImageError::NotFound { .. } | ImageError::MethodRefused { .. }) => continue,
                 Err(error) => return Err(error),
+            };
+            for _ in 1..MAX_PAGES {
+                let Some(query) = next else { break };
+                let path = format!("referrers/{digest}?{query}");
+                let page = self.referrers_page(host, reference, &path, credentials);
+                let (further, after) = page.await?;
+                all.0.extend(further.0);
+                next = after;
             }
+            return Ok(all);
         }
         Ok(Referrers::default())
     }
+
+    /// A page, and the query of the next one.
+    async fn referrers_page(
+        &self,
+        host: &Host,
+        reference: &Reference,
+        path: &str,
+        credentials: &[Credential],
+    ) -> Result<(Referrers, Option<String>), ImageError> {
+        let request = RegistryRequest {
+            method: Method::GET,
+            repository: reference.repository(),
+            path,
+            manifest: true,
+        };
+        let answer = self.request(host, &request, credentials).await?;
+        let parsed = Referrers::parse(&answer.body);
+        let parsed = parsed.map_err(|source| ImageError::Document {
+            what: request.describe(host),
+            source,
+        })?;
+        let link = answer.headers.get(LINK).and_then(|link| link.to_str().ok());
+        Ok((parsed, link.and_then(next_query)))
+    }
+}
+
+/// The query of the next page (`Link: </v2/…?n=…&last=…>; rel="next"`). Only the query is taken: a registry cannot send the
+/// request, and its credential, elsewhere.
+fn next_query(link: &str) -> Option<String> {
+    let (target, parameters) = link.trim().strip_prefix('<')?.split_once('>')?;
+    let is_next = parameters.contains("rel=\"next\"") || parameters.contains("rel=next");
+    let (_, query) = target.split_once('?')?;
+    let query = query.split('#').next()?;
+    (is_next && !query.is_empty()).then(|| query.to_owned())
 }

@@ -83,6 +83,15 @@ pub enum CandidateOutcome {
     WithoutImage,
     /// No node satisfies it: each of its rules, with the number of nodes that do not satisfy it. Empty: its weight is negative.
     PassedOver(Vec<(String, usize)>),
+    /// A model selected it for the nodes with this label.
+    ChosenByModel {
+        /// Its key.
+        label: String,
+        /// Its value.
+        value: String,
+    },
+    /// A model selected another one.
+    NotByModel,
 }
 
 impl NodeGroup<'_> {
