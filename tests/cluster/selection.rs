@@ -699,6 +699,31 @@ async fn a_model_may_choose() {
     assert_eq!(landed(&cluster, "chosen").await, is("any", "arm"));
     assert_eq!(predictor.count("POST", "/predict"), 1);
     assert_eq!(archaware.stop().await, 0);
+    let config = cluster.dir().join("model.yaml");
+    std::fs::write(&config, &url).unwrap();
+    let explain = [
+        "explain",
+        "pod/chosen",
+        "-o",
+        "json",
+        "-n",
+        &cluster.namespace,
+    ];
+    let config = ["--config", config.to_str().unwrap()];
+    let (status, output, error) = cluster.archaware(&[&explain[..], &config].concat());
+    assert_eq!(status, 0, "{error}");
+    let explained: Value = serde_json::from_str(&output).unwrap();
+    let candidates = &explained[0]["selections"][0]["candidates"];
+    let [fast, any] = ["fast", "any"].map(|tag| {
+        let mut all = candidates.as_array().unwrap().iter();
+        all.find(|one| one["tag"] == image(tag)).unwrap()
+    });
+    assert_eq!(
+        (&fast["chosen"], &any["chosen"]),
+        (&json!(false), &json!(true))
+    );
+    let outcome = any["outcome"].as_str().unwrap();
+    assert!(outcome.contains(&format!("{TYPE}=m7g")), "{outcome}");
     // Another process has no answer in memory.
     predictor.unscript();
     predictor.script("/predict", Script::Status(500, Vec::new()));

@@ -343,4 +343,6 @@ fn condition(
 }
 
 #[cfg(test)]
+mod oracle;
+#[cfg(test)]
 mod tests;
