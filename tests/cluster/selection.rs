@@ -700,7 +700,8 @@ async fn a_model_may_choose() {
     assert_eq!(predictor.count("POST", "/predict"), 1);
     assert_eq!(archaware.stop().await, 0);
     let config = cluster.dir().join("model.yaml");
-    std::fs::write(&config, &url).unwrap();
+    let text = format!("apiVersion: archaware.dev/v1alpha1\nkind: Config\n{url}");
+    std::fs::write(&config, text).unwrap();
     let explain = [
         "explain",
         "pod/chosen",
