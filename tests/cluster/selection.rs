@@ -700,7 +700,7 @@ async fn a_model_may_choose() {
     assert_eq!(predictor.count("POST", "/predict"), 1);
     assert_eq!(archaware.stop().await, 0);
     let config = cluster.dir().join("model.yaml");
-    let text = format!("apiVersion: archaware.dev/v1alpha1\nkind: Config\n{url}");
+    let text = format!("apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n{url}");
     std::fs::write(&config, text).unwrap();
     let explain = [
         "explain",

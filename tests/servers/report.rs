@@ -387,11 +387,34 @@ async fn an_interrupted_report_goes_on() {
         json["images"].clone()
     };
     let arguments = ["--images", "-", "-o", "json"];
-    // The first one sees half of it.
-    report_with_cache(folder.path(), &list(20), &arguments).await;
+    // The first one is killed while four of them have no answer: fewer than may be asked for at once.
+    for n in 36..40 {
+        registry.script(&format!("/app-{n}"), Script::Hang);
+    }
+    let file = folder.path().join("archaware/images.jsonl");
+    let known = || {
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        text.lines().count()
+    };
+    let names = folder.path().join("names");
+    std::fs::write(&names, list(40)).unwrap();
+    let mut killed = tokio::process::Command::new(testsupport::program())
+        .args(["report", "--images", names.to_str().unwrap()])
+        .env("XDG_CACHE_HOME", folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    testsupport::servers::eventually("what is known already", || async {
+        (known() == 36).then_some(())
+    })
+    .await;
+    killed.kill().await.unwrap();
+    registry.unscript();
     registry.forget();
     let whole = report_with_cache(folder.path(), &list(40), &arguments).await;
-    assert_eq!(registry.count("HEAD", "/manifests/"), 20, "the rest");
+    assert_eq!(registry.count("HEAD", "/manifests/"), 4, "the rest");
     assert_eq!(
         answers(&whole)[0]["platforms"],
         answers(&report(&list(1), &arguments).await)[0]["platforms"]
@@ -405,7 +428,6 @@ async fn an_interrupted_report_goes_on() {
     report_with_cache(folder.path(), &list(40), &["--images", "-", "--no-cache"]).await;
     assert_eq!(registry.count("HEAD", "/manifests/"), 40);
     // An hour later the tags are looked up again, and nothing else.
-    let file = folder.path().join("archaware/images.jsonl");
     let text = std::fs::read_to_string(&file).unwrap();
     let older = text.lines().map(|line| {
         let mut saved: Value = serde_json::from_str(line).unwrap();
