@@ -121,14 +121,14 @@ async fn the_usual_questions_have_answers() {
             assert_golden(&cluster, &format!("explain/{file}-{width}.txt"), &output);
         }
     }
-    let coloured = explain(
-        &cluster,
-        &[("COLUMNS", "80"), ("CLICOLOR_FORCE", "1")],
-        &["sts/web"],
-    );
-    assert_golden(&cluster, "explain/web-coloured.txt", &coloured);
-    let plain = console::strip_ansi_codes(&coloured).into_owned();
-    assert_golden(&cluster, "explain/web-80.txt", &plain);
+    for width in ["80", "120"] {
+        let environment = [("COLUMNS", width), ("CLICOLOR_FORCE", "1")];
+        let coloured = explain(&cluster, &environment, &["sts/web"]);
+        let file = format!("explain/web-{width}-coloured.txt");
+        assert_golden(&cluster, &file, &coloured);
+        let plain = console::strip_ansi_codes(&coloured).into_owned();
+        assert_golden(&cluster, &format!("explain/web-{width}.txt"), &plain);
+    }
     // The failure policy let it run anywhere.
     let gone = explained(&cluster, &["sts/gone"]);
     assert_eq!(gone["added"]["decision"], "any");

@@ -192,6 +192,13 @@ async fn a_cluster_without_archaware() {
         // The address of the API server differs.
         let (_, rest) = output.split_once('\n').unwrap();
         assert_golden(&cluster, &format!("report/cluster-{width}.txt"), rest);
+        let environment = [("COLUMNS", width), ("CLICOLOR_FORCE", "1")];
+        let coloured = self::report(&cluster, &environment, &["-n", &cluster.namespace]);
+        let (_, rest) = coloured.split_once('\n').unwrap();
+        let file = format!("report/cluster-{width}-coloured.txt");
+        assert_golden(&cluster, &file, rest);
+        let plain = console::strip_ansi_codes(rest).into_owned();
+        assert_golden(&cluster, &format!("report/cluster-{width}.txt"), &plain);
     }
     // On a node for which its image does not exist: nothing keeps it away.
     cluster.create_node("arm64-1", "arm64").await;

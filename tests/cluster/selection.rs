@@ -661,7 +661,7 @@ compatibilities:
 }
 
 /// A server chooses by a model. If it fails, the rules of the document decide, or nothing.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_model_may_choose() {
     const TYPE: &str = "node.kubernetes.io/instance-type";
     let cluster = TestCluster::take().await;
@@ -715,6 +715,7 @@ async fn a_model_may_choose() {
     assert_eq!(status, 0, "{error}");
     let explained: Value = serde_json::from_str(&output).unwrap();
     let candidates = &explained[0]["selections"][0]["candidates"];
+    assert!(candidates.is_array(), "{output}");
     let [fast, any] = ["fast", "any"].map(|tag| {
         let mut all = candidates.as_array().unwrap().iter();
         all.find(|one| one["tag"] == image(tag)).unwrap()
