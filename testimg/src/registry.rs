@@ -409,10 +409,16 @@ fn referrers_page(content: &Content, seen: &Seen, repository: &str, digest: &str
     let last = query.split('&').find_map(|one| one.strip_prefix("last="));
     let at: usize = last.and_then(|last| last.parse().ok()).unwrap_or_default();
     let mut index: serde_json::Value = serde_json::from_slice(&blob.bytes).unwrap_or_default();
-    let all = index["manifests"].as_array().cloned().unwrap_or_default();
-    index["manifests"] = all.iter().skip(at).take(1).cloned().collect();
+    let Some(all) = index
+        .get_mut("manifests")
+        .and_then(|all| all.as_array_mut())
+    else {
+        return plain(500, "no index");
+    };
+    let count = all.len();
+    *all = all.iter().skip(at).take(1).cloned().collect();
     let mut response = plain(200, &index.to_string());
-    if at + 1 < all.len() {
+    if at + 1 < count {
         let next = format!(
             "</v2/elsewhere/referrers/{digest}?n=1&last={}>; rel=\"next\"",
             at + 1

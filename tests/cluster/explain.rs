@@ -64,6 +64,58 @@ async fn wait_for_conclusion(cluster: &TestCluster, object: &str, part: &str) {
     .await;
 }
 
+/// The golden files: both widths, with and without colour.
+fn outputs_are_as_expected(cluster: &TestCluster) {
+    for (object, file) in [
+        ("sts/web", "web"),
+        ("pod/torn-0", "torn"),
+        ("ds/agent", "agent"),
+    ] {
+        for width in ["80", "120"] {
+            let output = explain(cluster, &[("COLUMNS", width)], &[object]);
+            assert!(
+                output
+                    .lines()
+                    .all(|line| line.chars().count() <= width.parse().unwrap())
+            );
+            assert_golden(cluster, &format!("explain/{file}-{width}.txt"), &output);
+        }
+    }
+    for width in ["80", "120"] {
+        let environment = [("COLUMNS", width), ("CLICOLOR_FORCE", "1")];
+        let coloured = explain(cluster, &environment, &["sts/web"]);
+        let file = format!("explain/web-{width}-coloured.txt");
+        assert_golden(cluster, &file, &coloured);
+        let plain = console::strip_ansi_codes(&coloured).into_owned();
+        assert_golden(cluster, &format!("explain/web-{width}.txt"), &plain);
+    }
+}
+
+/// Of an image that cannot be read: what the failure policy decided, and when a new pod's would be asked for again.
+fn unreadable_images_are_explained(cluster: &TestCluster) {
+    // The failure policy let it run anywhere.
+    let gone = explained(cluster, &["sts/gone"]);
+    assert_eq!(gone["added"]["decision"], "any");
+    assert_eq!(gone["images"][0]["error"]["reason"], "NotFound");
+    assert_eq!(gone["images"][0]["error"]["nextTry"], Value::Null);
+    assert_eq!(gone["added"]["byFailurePolicy"], true);
+    let web = explained(cluster, &["sts/web"]);
+    assert_eq!(web["added"]["byFailurePolicy"], false);
+    let table = explain(cluster, &[], &["sts/gone"]);
+    assert!(
+        table.contains("decision any, by the failure policy"),
+        "{table}"
+    );
+    // Of a pod that is created now, it is known when its image would be asked for again.
+    let new = cluster.dir().join("new.json");
+    let new_pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "new"},
+        "spec": pod_spec(&[cluster.image("no-such-image")])});
+    std::fs::write(&new, new_pod.to_string()).unwrap();
+    let new = explained(cluster, &["-f", new.to_str().unwrap()]);
+    let next = new["images"][0]["error"]["nextTry"].as_str().unwrap();
+    assert!(next.starts_with("after 5 s"), "{next}");
+}
+
 /// What people ask about, on a real scheduler, as it is printed.
 #[tokio::test]
 async fn the_usual_questions_have_answers() {
@@ -106,50 +158,8 @@ async fn the_usual_questions_have_answers() {
         (torn_is_told && agent_is_done).then_some(())
     })
     .await;
-    for (object, file) in [
-        ("sts/web", "web"),
-        ("pod/torn-0", "torn"),
-        ("ds/agent", "agent"),
-    ] {
-        for width in ["80", "120"] {
-            let output = explain(&cluster, &[("COLUMNS", width)], &[object]);
-            assert!(
-                output
-                    .lines()
-                    .all(|line| line.chars().count() <= width.parse().unwrap())
-            );
-            assert_golden(&cluster, &format!("explain/{file}-{width}.txt"), &output);
-        }
-    }
-    for width in ["80", "120"] {
-        let environment = [("COLUMNS", width), ("CLICOLOR_FORCE", "1")];
-        let coloured = explain(&cluster, &environment, &["sts/web"]);
-        let file = format!("explain/web-{width}-coloured.txt");
-        assert_golden(&cluster, &file, &coloured);
-        let plain = console::strip_ansi_codes(&coloured).into_owned();
-        assert_golden(&cluster, &format!("explain/web-{width}.txt"), &plain);
-    }
-    // The failure policy let it run anywhere.
-    let gone = explained(&cluster, &["sts/gone"]);
-    assert_eq!(gone["added"]["decision"], "any");
-    assert_eq!(gone["images"][0]["error"]["reason"], "NotFound");
-    assert_eq!(gone["images"][0]["error"]["nextTry"], Value::Null);
-    assert_eq!(gone["added"]["byFailurePolicy"], true);
-    let web = explained(&cluster, &["sts/web"]);
-    assert_eq!(web["added"]["byFailurePolicy"], false);
-    let table = explain(&cluster, &[], &["sts/gone"]);
-    assert!(
-        table.contains("decision any, by the failure policy"),
-        "{table}"
-    );
-    // Of a pod that is created now, it is known when its image would be asked for again.
-    let new = cluster.dir().join("new.json");
-    let new_pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "new"},
-        "spec": pod_spec(&[cluster.image("no-such-image")])});
-    std::fs::write(&new, new_pod.to_string()).unwrap();
-    let new = explained(&cluster, &["-f", new.to_str().unwrap()]);
-    let next = new["images"][0]["error"]["nextTry"].as_str().unwrap();
-    assert!(next.starts_with("after 5 s"), "{next}");
+    outputs_are_as_expected(&cluster);
+    unreadable_images_are_explained(&cluster);
     // What is not there is an error with its name.
     let (status, _, error) =
         cluster.archaware(&["explain", "-n", &cluster.namespace, "deploy/none"]);
