@@ -20,7 +20,7 @@ use tracing_subscriber::{
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// Text on a terminal, JSON otherwise.
+    /// JSON for run and content-proxy where stderr is no terminal, text otherwise.
     #[default]
     Auto,
     /// Text.

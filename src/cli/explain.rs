@@ -84,6 +84,7 @@ impl ExplainCommand {
         let namespace = self
             .of_namespace
             .or_else(|| global.namespace_of_objects.clone());
+        let is_named = namespace.is_some();
         let namespace = namespace.unwrap_or_else(|| api.default_namespace().to_owned());
         let loaded = cluster_config::load(&global, &api).await?;
         let config = Arc::new(loaded.config);
@@ -126,7 +127,12 @@ impl ExplainCommand {
         reading.abort();
         let text = match self.output {
             ExplainOutput::Table if explained.is_empty() => {
-                format!("No pod in namespace {namespace} waits or fails.\n")
+                let hint = if is_named {
+                    ""
+                } else {
+                    " (-n looks at another namespace)"
+                };
+                format!("No pod in namespace {namespace} waits or fails{hint}.\n")
             }
             ExplainOutput::Json => output::json(&explained)?,
             ExplainOutput::Yaml => output::yaml(&explained)?,

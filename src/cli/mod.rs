@@ -181,6 +181,16 @@ impl Command {
             _ => None,
         }
     }
+
+    /// The format of its log lines, where none is named: those of a service are collected, those of other commands are read.
+    fn log_format(&self, named: LogFormat) -> LogFormat {
+        let is_service = matches!(self, Self::Run(_) | Self::ContentProxy(_));
+        if named == LogFormat::Auto && !is_service {
+            LogFormat::Text
+        } else {
+            named
+        }
+    }
 }
 
 /// How a command ended.
@@ -215,7 +225,8 @@ pub fn main() -> ExitCode {
         log_format,
         ..
     } = &cli.global;
-    let log_level = match telemetry::init(level, *log_format, recorder.clone()) {
+    let format = cli.command.log_format(*log_format);
+    let log_level = match telemetry::init(level, format, recorder.clone()) {
         Ok(log_level) => log_level,
         Err(error) => {
             eprintln!("error: {error}");

@@ -196,6 +196,9 @@ async fn the_usual_questions_have_answers() {
     );
     let (_, nothing, _) = cluster.archaware(&["explain", "-n", "default"]);
     assert_eq!(nothing, "No pod in namespace default waits or fails.\n");
+    let (_, nothing, _) = cluster.archaware(&["explain"]);
+    let hint = "No pod in namespace default waits or fails (-n looks at another namespace).\n";
+    assert_eq!(nothing, hint);
     archaware.stop().await;
 }
 

@@ -213,6 +213,15 @@ async fn a_cluster_without_archaware() {
     let expected = json!([{"pod": "lost", "node": "arm64-1", "architecture": "arm64", "images": [image("amd64")], "failure": null}]);
     assert_eq!(lost.collect::<Vec<_>>(), [&expected]);
     where_a_node_emulates_it_it_runs(&cluster);
+    // Warnings are for people, also on a pipe.
+    let (status, _, error) = cluster.archaware(&["report", "-n", "default"]);
+    assert_eq!(status, 0, "{error}");
+    let warning = "there are no workloads in namespace default of cluster https://";
+    assert!(error.contains("WARN") && error.contains(warning), "{error}");
+    assert!(
+        error.ends_with("-A looks at all namespaces\n") && !error.contains('{'),
+        "{error}"
+    );
     // All namespaces: with what Kubernetes itself runs.
     let all: Value =
         serde_json::from_str(&self::report(&cluster, &[], &["-A", "-o", "json"])).unwrap();
