@@ -172,9 +172,8 @@ impl Webhook {
             .await
         };
         let mut answer = AdmissionResponse::default();
-        let invalid = evaluation.iter().flat_map(|evaluation| &evaluation.invalid);
-        for invalid in invalid {
-            answer.warn(&invalid.to_string());
+        for warning in evaluation.iter().flat_map(warnings) {
+            answer.warn(&warning);
         }
         let problems = evaluation.iter().flat_map(Evaluation::selection_problems);
         for problem in problems {
@@ -185,10 +184,6 @@ impl Webhook {
                 return (answer, Outcome::Denied);
             }
             answer.warn(&problem.to_string());
-        }
-        let left_out = evaluation.iter().flat_map(Evaluation::left_out_rules);
-        for rule in left_out {
-            answer.warn(&rule.to_string());
         }
         let policy = &self.evaluator.policy;
         let verdict = evaluation.as_ref().map(|evaluation| &evaluation.verdict);
@@ -505,4 +500,13 @@ impl PodReview {
         };
         Some(patch::pod::admit(&self.pod, &self.without_owned, admission))
     }
+}
+
+/// What the author of a pod is told, whatever is decided.
+fn warnings(evaluation: &Evaluation) -> Vec<String> {
+    let invalid = evaluation.invalid.iter().map(ToString::to_string);
+    let left_out = evaluation.left_out_rules().iter();
+    let left_out = left_out.map(ToString::to_string);
+    let overruled = evaluation.explain_overruled();
+    invalid.chain(left_out).chain(overruled).collect()
 }

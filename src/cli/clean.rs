@@ -36,7 +36,7 @@ pub(super) struct CleanCommand {
     /// Print what would be removed, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Stop archaware's controllers first: scale their Deployment to 0. In archaware's own pods this is always done, at the end
+    /// Stop archaware's controllers first: scale their Deployment to 0. In a pod of archaware's namespace this is always done, at the end
     #[arg(long)]
     stop_controller: bool,
     /// Evict the pods that carry a decision of archaware and have a controller that recreates them

@@ -12,13 +12,21 @@ use serde::{
 
 use super::api::FIELD_MANAGER;
 
-/// The managers of the field, other than archaware.
+/// The managers of the field.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldManagers {
+    /// Those other than archaware.
     others: Vec<FieldManager>,
-    /// When archaware's controller last wrote the tolerations of a template. What the webhook adds belongs to the manager whose
-    /// request it was.
-    recorded: Option<Time>,
+    recorded: Option<Recorded>,
+}
+
+/// The latest write of a manager that wrote archaware's record of a template's tolerations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// When.
+    pub time: Option<Time>,
+    /// Whether it was archaware's controller. What the webhook adds belongs to the manager whose request it was.
+    pub is_by_controller: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +44,8 @@ impl FieldManagers {
         appliers.map(|one| one.name.as_str())
     }
 
-    /// When archaware's controller wrote the tolerations of a template; `None`: it did not, or a later writer of the record did.
-    pub fn recorded(&self) -> Option<&Time> {
+    /// Who wrote archaware's record of a template's tolerations, and when; `None`: it is not known.
+    pub fn recorded(&self) -> Option<&Recorded> {
         self.recorded.as_ref()
     }
 
@@ -107,13 +115,13 @@ struct PodSpec {
 }
 
 impl Entry {
-    /// When archaware itself wrote its record.
-    fn recorded(&self) -> Option<Time> {
+    fn recorded(&self) -> Option<Recorded> {
         let annotations = self.fields_v1.metadata.as_ref()?.annotations.as_ref()?;
         annotations.tolerations.as_ref()?;
-        (self.manager == FIELD_MANAGER)
-            .then(|| self.time.clone())
-            .flatten()
+        Some(Recorded {
+            time: self.time.clone(),
+            is_by_controller: self.manager == FIELD_MANAGER,
+        })
     }
 
     /// `None` for archaware itself, for subresources, and for managers of other fields.
@@ -149,7 +157,9 @@ impl<'de> Visitor<'de> for Entries {
     fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<FieldManagers, A::Error> {
         let mut managers = FieldManagers::default();
         while let Some(entry) = entries.next_element::<Entry>()? {
-            managers.recorded = managers.recorded.max(entry.recorded());
+            let earlier = managers.recorded.take();
+            let all = earlier.into_iter().chain(entry.recorded());
+            managers.recorded = all.max_by_key(|one| one.time.clone());
             managers.others.extend(entry.manager());
         }
         Ok(managers)
@@ -176,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_the_own_record_is_known() {
+    fn who_wrote_the_record_is_known() {
         let record = |manager: &str, minute: u8| {
             json!({ "manager": manager, "operation": "Update", "time": format!("2026-01-01T00:{minute:02}:00Z"),
                 "fieldsV1": { "f:metadata": { "f:annotations": { "f:archaware.dev/tolerations": {} } } } })
@@ -185,16 +195,26 @@ mod tests {
         for (entries, expected) in [
             (
                 json!([record("archaware", 3)]),
-                Some("2026-01-01T00:03:00Z"),
+                Some(("2026-01-01T00:03:00Z", true)),
             ),
             // The webhook added it to somebody's request.
-            (json!([record("kubectl-create", 3)]), None),
+            (
+                json!([record("archaware", 3), record("kubectl-create", 4)]),
+                Some(("2026-01-01T00:04:00Z", false)),
+            ),
             (json!([entry("archaware", "Update", 3, &tolerations)]), None),
             (json!(null), None),
         ] {
             let managers: FieldManagers = serde_json::from_value(entries.clone()).unwrap();
-            let found = managers.recorded().map(|time| time.0.to_string());
-            assert_eq!(found.as_deref(), expected, "{entries}");
+            let found = managers.recorded();
+            let found = found.map(|one| {
+                (
+                    one.time.as_ref().unwrap().0.to_string(),
+                    one.is_by_controller,
+                )
+            });
+            let found = found.as_ref().map(|(time, own)| (time.as_str(), *own));
+            assert_eq!(found, expected, "{entries}");
         }
     }
 

@@ -59,8 +59,8 @@ pub struct Evaluation {
     pub preferences: Preferences,
     /// Why there is no architecture that fits, if there is none.
     pub conflict: Option<Conflict>,
-    /// What can run it, if the author selects none of that and tolerates the taints of what is selected: it is placed as the author
-    /// wants, and probably fails there.
+    /// What can run it, if the author selects none of that and no taint keeps it away from what is selected: it is placed as the
+    /// author wants, and probably fails there.
     pub overruled: Option<Architectures>,
     /// Annotations with invalid values.
     pub invalid: Vec<InvalidAnnotation>,
@@ -169,11 +169,11 @@ impl Evaluation {
         self.rules.as_ref().map_or(&[], |rules| &rules.left_out)
     }
 
-    /// The message for a pod whose author selects other architectures and tolerates their taints.
+    /// The message for a pod whose author selects other architectures, from which no taint keeps it away.
     pub fn explain_overruled(&self) -> Option<String> {
         self.overruled.as_ref().map(|set| {
             format!(
-                "{}. It tolerates the taints of what it selects, so it is placed there; probably it cannot run there",
+                "{}. No taint keeps it away from what it selects, so it is placed there; probably it cannot run there",
                 self.explain_selection(set)
             )
         })

@@ -194,7 +194,7 @@ impl Evaluator {
     }
 
     /// An autoscaler would make the nodes that the author selects, and they would be tainted: so that is said to be a
-    /// conflict, also before all images are known. An author who tolerates the taint has decided, and is told.
+    /// conflict, also before all images are known. An author from whose choice no taint keeps the pod away has decided, and is told.
     fn respect_author(&self, subject: Subject<'_>, evaluation: &mut Evaluation) {
         let (Verdict::Decided(Decision::Architectures(set))
         | Verdict::Unresolved {

@@ -101,9 +101,10 @@ impl<'a> Template<'a> {
         }
     }
 
-    /// Whether the failure policy's decision stands.
+    /// Whether the failure policy decided about these images.
     pub fn is_decided_by_policy(&self) -> bool {
-        self.decided_by_policy.is_some()
+        let record = &self.record;
+        (record.is_by_policy || record.is_until_known) && record.is_for(&self.images)
     }
 
     /// What is evaluated. A decision of the failure policy for these images stands until they change, because each

@@ -31,7 +31,8 @@ pub struct Additions {
     pub runtime_class: Option<String>,
     /// Whether its scheduling gate is there.
     pub gate: bool,
-    /// Whether the failure policy decided (`resolution.failure`), because an image could not be read in time.
+    /// Whether the failure policy decided (`resolution.failure`), because an image could not be read in time. Of a pod only the
+    /// decision `any` tells: its images name architectures, or cannot be read now.
     pub by_failure_policy: bool,
     /// Who added it, and when.
     pub by: Vec<Author>,
@@ -41,7 +42,8 @@ pub struct Additions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Author {
-    /// `webhook`, when the pod was created or the DaemonSet was written, or `controller`.
+    /// `webhook`, when the pod was created or the DaemonSet was written, `controller`, or `archaware` if it is not known which of
+    /// them.
     pub part: &'static str,
     /// When, as RFC 3339; null if it is not known.
     pub time: Option<String>,
@@ -116,12 +118,16 @@ impl Additions {
         let own = Self {
             tolerations: owned.iter().map(toleration).collect(),
             by: vec![match template.set.managers.recorded() {
-                Some(at) => Author {
-                    part: "controller",
-                    time: text(Some(at)),
+                Some(record) => Author {
+                    part: if record.is_by_controller {
+                        "controller"
+                    } else {
+                        "webhook"
+                    },
+                    time: text(record.time.as_ref()),
                 },
                 None => Author {
-                    part: "webhook",
+                    part: "archaware",
                     time: None,
                 },
             }],

@@ -68,18 +68,18 @@ pub struct ExplainedSelection {
     pub document: String,
     /// How many nodes there are on which the pod can land.
     pub nodes: usize,
-    /// The entries of the document, in its order.
+    /// The entries of the document in its order, or the images of its model.
     pub candidates: Vec<ExplainedCandidate>,
 }
 
-/// An entry of a compatibility document.
+/// An entry of a compatibility document, or an image of its model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ExplainedCandidate {
     /// Its image or group.
     pub tag: String,
-    /// Its weight.
-    pub weight: i64,
+    /// Its weight; null for an image of a model, which has none.
+    pub weight: Option<i64>,
     /// Whether its image is selected.
     pub chosen: bool,
     /// What became of it.
@@ -238,7 +238,10 @@ pub(super) fn explain_selections(facts: &Facts<'_>) -> Vec<ExplainedSelection> {
     let all = selected.map_or(&[][..], |selected| &selected.candidates);
     let one = |candidate: &Candidate| ExplainedCandidate {
         tag: candidate.tag.clone(),
-        weight: candidate.weight,
+        weight: match candidate.outcome {
+            CandidateOutcome::ChosenByModel { .. } | CandidateOutcome::NotByModel => None,
+            _ => Some(candidate.weight),
+        },
         chosen: matches!(
             candidate.outcome,
             CandidateOutcome::Chosen | CandidateOutcome::ChosenByModel { .. }

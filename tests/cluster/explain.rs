@@ -103,7 +103,7 @@ fn unreadable_images_are_explained(cluster: &TestCluster) {
     assert_eq!(web["added"]["byFailurePolicy"], false);
     let table = explain(cluster, &[], &["sts/gone"]);
     assert!(
-        table.contains("decision any, by the failure policy"),
+        table.contains("decision any, probably of the failure policy"),
         "{table}"
     );
     // Of a pod that is created now, it is known when its image would be asked for again.

@@ -109,7 +109,7 @@ async fn all_images_of_a_pod_count() {
 async fn a_tolerated_selection_is_told() {
     let cluster = TestCluster::take().await;
     cluster.create_three_nodes().await;
-    let _archaware = Controller::start(&cluster, "");
+    let archaware = Controller::start(&cluster, "");
     cluster.wait_until_tainted().await;
     let mut spec = pod_spec(&[cluster.image("arm64")]);
     spec["nodeSelector"] = json!({ "kubernetes.io/arch": "amd64" });
@@ -121,6 +121,17 @@ async fn a_tolerated_selection_is_told() {
         .await;
     assert!(event.contains("can run it: arm64"), "{event}");
     assert_eq!(cluster.wait_until_bound("forced").await, "amd64");
+    // The same where the selected nodes have no taint.
+    assert_eq!(archaware.stop().await, 0);
+    let _archaware = Controller::start(&cluster, "taint: {architectures: [arm64]}\n");
+    let mut spec = pod_spec(&[cluster.image("arm64")]);
+    spec["nodeSelector"] = json!({ "kubernetes.io/arch": "amd64" });
+    cluster
+        .create::<Pod>(pod("untainted", spec, json!({})))
+        .await;
+    let event = cluster.wait_for_event("untainted", "ArchitectureExcluded");
+    let event = event.await;
+    assert!(event.contains("No taint keeps it away"), "{event}");
 }
 
 #[tokio::test]

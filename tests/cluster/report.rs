@@ -133,6 +133,27 @@ fn where_a_node_emulates_it_it_runs(cluster: &TestCluster) {
     }
 }
 
+/// The golden files: both widths, with and without colour.
+fn tables_are_as_expected(cluster: &TestCluster) {
+    for width in ["80", "120"] {
+        let output = self::report(cluster, &[("COLUMNS", width)], &["-n", &cluster.namespace]);
+        assert!(
+            output.starts_with("Of namespace test-audit of cluster https://"),
+            "{output}"
+        );
+        // The address of the API server differs.
+        let (_, rest) = output.split_once('\n').unwrap();
+        assert_golden(cluster, &format!("report/cluster-{width}.txt"), rest);
+        let environment = [("COLUMNS", width), ("CLICOLOR_FORCE", "1")];
+        let coloured = self::report(cluster, &environment, &["-n", &cluster.namespace]);
+        let (_, rest) = coloured.split_once('\n').unwrap();
+        let file = format!("report/cluster-{width}-coloured.txt");
+        assert_golden(cluster, &file, rest);
+        let plain = console::strip_ansi_codes(rest).into_owned();
+        assert_golden(cluster, &format!("report/cluster-{width}.txt"), &plain);
+    }
+}
+
 /// What people see of a cluster without archaware, before they decide.
 #[tokio::test]
 async fn a_cluster_without_archaware() {
@@ -183,23 +204,7 @@ async fn a_cluster_without_archaware() {
     assert_eq!(amount("blockedByOneImage"), (2, 3, 1500));
     assert_eq!(amount("unknown"), (1, 1, 500));
     assert_eq!(summary["blockers"][0]["blocksAlone"]["workloads"], 2);
-    for width in ["80", "120"] {
-        let output = self::report(&cluster, &[("COLUMNS", width)], &["-n", &cluster.namespace]);
-        assert!(
-            output.starts_with("Of namespace test-audit of cluster https://"),
-            "{output}"
-        );
-        // The address of the API server differs.
-        let (_, rest) = output.split_once('\n').unwrap();
-        assert_golden(&cluster, &format!("report/cluster-{width}.txt"), rest);
-        let environment = [("COLUMNS", width), ("CLICOLOR_FORCE", "1")];
-        let coloured = self::report(&cluster, &environment, &["-n", &cluster.namespace]);
-        let (_, rest) = coloured.split_once('\n').unwrap();
-        let file = format!("report/cluster-{width}-coloured.txt");
-        assert_golden(&cluster, &file, rest);
-        let plain = console::strip_ansi_codes(rest).into_owned();
-        assert_golden(&cluster, &format!("report/cluster-{width}.txt"), &plain);
-    }
+    tables_are_as_expected(&cluster);
     // On a node for which its image does not exist: nothing keeps it away.
     cluster.create_node("arm64-1", "arm64").await;
     let lost = json!({"nodeName": "arm64-1", "containers": [container(&image("amd64"))]});

@@ -12,13 +12,13 @@ use crate::{
         api::{ApiClient, ApiError},
         lease::{self, Elector, LEASE_DURATION, Leadership},
         name::NamespacedName,
-        objects::Namespace,
+        objects::{Deployment, Namespace},
     },
     controller::Durable,
     metrics::Metrics,
 };
 
-use super::{CleanCommand, Installation, verify::replicas};
+use super::{CleanCommand, Installation};
 
 /// How long controllers may take to stop after a `clean` in one of their pods.
 const END_TIMEOUT: Duration = Duration::from_mins(1);
@@ -108,14 +108,15 @@ pub(super) async fn acquire(
 /// Whether the Deployment that this process is part of can be stopped; an error if it may not be. Asked before anything is
 /// removed.
 async fn can_stop(api: &ApiClient, name: &NamespacedName) -> anyhow::Result<bool> {
-    let Some(replicas) = replicas(api, name)
-        .await
-        .context("cannot read the Deployment")?
-    else {
-        return Ok(false);
+    let allowed = match api.find::<Deployment>(name).await {
+        Ok(None) => return Ok(false),
+        Ok(Some(found)) => {
+            let replicas = found.spec.replicas.unwrap_or(1);
+            api.scale(name, u32::try_from(replicas).unwrap_or_default(), true)
+                .await
+        }
+        Err(error) => Err(error),
     };
-    let replicas = u32::try_from(replicas).unwrap_or_default();
-    let allowed = api.scale(name, replicas, true).await;
     allowed.context(
         "cannot stop archaware: apply the manifests of this version, or run clean as an administrator",
     )?;

@@ -275,6 +275,14 @@ async fn it_stops_its_own_pod_last() {
     let error = clean_from(&api, CLEAN, true).await.unwrap_err();
     assert!(error.to_string().contains("cannot stop"), "{error}");
     assert_eq!(changes(&api), [scale]);
+    let asked = changes(&api).len();
+    api.script(
+        &format!("GET {DEPLOYMENT}"),
+        [ScriptedResponse::Status(403, "no", Value::Null)],
+    );
+    let error = clean_from(&api, CLEAN, true).await.unwrap_err();
+    assert!(error.to_string().contains("cannot stop"), "{error}");
+    assert_eq!(changes(&api).len(), asked);
     // What remains: it goes on running, so that this can be repeated.
     api.script(&format!("PATCH {NODE}"), [ScriptedResponse::Broken]);
     let failed = clean_from(&api, CLEAN, true).await.unwrap();

@@ -19,10 +19,7 @@ const CAME_BACK: &str =
     "came back: does archaware run again, or in another namespace (--namespace)?";
 
 /// The replicas of archaware's Deployment; `None` if there is none, or if it may not be read.
-pub(super) async fn replicas(
-    api: &ApiClient,
-    name: &NamespacedName,
-) -> Result<Option<i32>, ApiError> {
+async fn replicas(api: &ApiClient, name: &NamespacedName) -> Result<Option<i32>, ApiError> {
     match api.find::<Deployment>(name).await {
         Ok(found) => Ok(found.map(|found| found.spec.replicas.unwrap_or(1))),
         Err(ApiError::Forbidden(_)) => Ok(None),

@@ -54,7 +54,9 @@ fn page(explanation: &Explanation) -> String {
             vec![
                 chosen.to_owned(),
                 candidate.tag.clone(),
-                candidate.weight.to_string(),
+                candidate
+                    .weight
+                    .map_or("-".to_owned(), |weight| weight.to_string()),
                 candidate.outcome.clone(),
             ]
         });
@@ -165,14 +167,17 @@ fn applies(explanation: &Explanation) -> String {
 fn added(added: Option<&Additions>) -> Option<String> {
     let added = added?;
     let by = added.by.iter().map(|author| {
-        let part = author.part;
+        let part = match author.part {
+            "archaware" => "archaware".to_owned(),
+            part => format!("the {part}"),
+        };
         let time = author.time.as_ref().map(|time| format!(" at {time}"));
-        format!("by the {part}{}", time.unwrap_or_default())
+        format!("by {part}{}", time.unwrap_or_default())
     });
     let decision = added.decision.as_ref();
     let decision = decision.map(|decision| format!("decision {decision}"));
     let policy = added.by_failure_policy;
-    let policy = policy.then(|| "by the failure policy (resolution.failure)".to_owned());
+    let policy = policy.then(|| "probably of the failure policy (resolution.failure)".to_owned());
     let first: Vec<_> = decision.into_iter().chain(policy).chain(by).collect();
     let mut lines = added.lines();
     if lines.is_empty() {

@@ -72,12 +72,18 @@ impl Registry {
                 Err(error) => return Err(error),
             };
             for _ in 1..MAX_PAGES {
-                let Some(query) = next else { break };
+                let Some(query) = next.take().filter(|_| path.starts_with("referrers/")) else {
+                    break;
+                };
                 let path = format!("referrers/{digest}?{query}");
                 let page = self.referrers_page(host, reference, &path, credentials);
                 let (further, after) = page.await?;
                 all.0.extend(further.0);
                 next = after;
+            }
+            if next.is_some() {
+                let repository = reference.name();
+                tracing::warn!(%repository, %digest, "more than {MAX_PAGES} pages of referrers: the rest is not read");
             }
             return Ok(all);
         }
@@ -104,17 +110,55 @@ impl Registry {
             what: request.describe(host),
             source,
         })?;
-        let link = answer.headers.get(LINK).and_then(|link| link.to_str().ok());
-        Ok((parsed, link.and_then(next_query)))
+        let links = answer.headers.get_all(LINK).iter();
+        let mut links = links.filter_map(|link| link.to_str().ok());
+        Ok((parsed, links.find_map(next_query)))
     }
 }
 
 /// The query of the next page (`Link: </v2/…?n=…&last=…>; rel="next"`). Only the query is taken: a registry cannot send the
 /// request, and its credential, elsewhere.
-fn next_query(link: &str) -> Option<String> {
-    let (target, parameters) = link.trim().strip_prefix('<')?.split_once('>')?;
-    let is_next = parameters.contains("rel=\"next\"") || parameters.contains("rel=next");
-    let (_, query) = target.split_once('?')?;
-    let query = query.split('#').next()?;
-    (is_next && !query.is_empty()).then(|| query.to_owned())
+fn next_query(header: &str) -> Option<String> {
+    // Several links are separated by commas; what is in <…> may have some, too.
+    header.split('<').skip(1).find_map(|link| {
+        let (target, parameters) = link.split_once('>')?;
+        let is_next = |one: &str| {
+            let value = one.trim().trim_end_matches(',').trim_end();
+            value == "rel=\"next\"" || value == "rel=next"
+        };
+        let (_, query) = target.split_once('?')?;
+        let query = query.split('#').next()?;
+        let found = parameters.split(';').any(is_next) && !query.is_empty();
+        found.then(|| query.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_page_is_linked() {
+        for (header, expected) in [
+            (
+                r#"</v2/a/referrers/x?n=1&last=2>; rel="next""#,
+                Some("n=1&last=2"),
+            ),
+            ("<https://other/v2/a?last=2#x>;rel=next", Some("last=2")),
+            (
+                r#"</v2/a?p=1>; rel="prev", </v2/a?p=3,4>; title="t"; rel="next""#,
+                Some("p=3,4"),
+            ),
+            (
+                r#"</v2/a?p=3>; rel="next", </v2/a?p=1>; rel="prev""#,
+                Some("p=3"),
+            ),
+            (r#"</v2/a?p=1>; rel="prev""#, None),
+            (r#"</v2/a>; rel="next""#, None),
+            (r#"/v2/a?p=1; rel="next""#, None),
+            ("", None),
+        ] {
+            assert_eq!(next_query(header).as_deref(), expected, "{header}");
+        }
+    }
 }
