@@ -30,18 +30,6 @@ async fn archaware(cluster: &TestCluster, config: &str) -> Controller {
     Controller::start_with_webhook(cluster, config, GATE).await
 }
 
-/// What pods wait for, and what nodes are like.
-fn state(cluster: &TestCluster) -> String {
-    let pods = "custom-columns=POD:.metadata.name,NODE:.spec.nodeName,GATES:.spec.schedulingGates[*].name,\
-        ARCHITECTURES:.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[*]\
-        .matchExpressions[*].values,WHY:.status.conditions[*].message";
-    let nodes = "custom-columns=NODE:.metadata.name,ARCHITECTURE:.status.nodeInfo.architecture,TAINTS:.spec.taints[*].key,\
-        READY:.status.conditions[*].status";
-    let pods = cluster.kubectl(&["get", "pods", "-n", &cluster.namespace, "-o", pods]);
-    let nodes = cluster.kubectl(&["get", "nodes", "-o", nodes]);
-    format!("{pods}\n{nodes}")
-}
-
 /// Waits until this many pods are bound.
 async fn bound(cluster: &TestCluster, count: usize) -> Placement {
     // Karpenter, too, has to compute and to register its nodes.
@@ -55,7 +43,7 @@ async fn bound(cluster: &TestCluster, count: usize) -> Placement {
         }
     });
     let Ok(placement) = all.await else {
-        panic!("not {count} pods are bound:\n{}", state(cluster));
+        panic!("not {count} pods are bound");
     };
     placement
 }

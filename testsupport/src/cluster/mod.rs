@@ -5,6 +5,7 @@ mod admission;
 mod autoscaling;
 mod controller;
 mod descheduler;
+mod diagnosis;
 mod fixtures;
 mod helm;
 mod host;
@@ -79,6 +80,9 @@ fn ended(output: std::process::Output) -> (i32, String, String) {
 impl Drop for TestCluster {
     /// A cluster that only one test uses would slow down all later ones.
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.state());
+        }
         let name = self.dir.file_name().and_then(|name| name.to_str());
         if name.is_some_and(|name| name.starts_with(OWN)) {
             let _ = Command::new("hack/testbed/down.sh").arg(&self.dir).status();
