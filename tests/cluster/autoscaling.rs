@@ -19,9 +19,11 @@ use super::*;
 /// As the manifests configure it.
 const GATE: &str = "onMiss: gate";
 
-/// A control plane of its own: Karpenter's objects have finalizers that nobody else removes. Without the taint eviction
-/// controller: it may see `karpenter.sh/unregistered:NoExecute` on a node after Karpenter has removed it and the scheduler has
-/// bound a pod there, and deletes the pod, which nobody creates anew here.
+/// A control plane of its own: Karpenter's objects have finalizers that nobody else removes.
+///
+/// It has no taint eviction controller. That controller sometimes deletes pods here: it still sees the taint
+/// `karpenter.sh/unregistered:NoExecute` of a new node when Karpenter has removed it and the scheduler has bound a pod to the
+/// node. These pods have no owner that creates them again.
 async fn own_cluster() -> TestCluster {
     TestCluster::start_with("KCM_ARGS", "--controllers=*,-taint-eviction-controller").await
 }
@@ -52,10 +54,9 @@ async fn bound(cluster: &TestCluster, count: usize) -> Placement {
 
 /// The scheduler may have thousands of other pods to try first, or Karpenter a node to make.
 async fn wait_for_witness(cluster: &TestCluster) {
-    eventually("pod witness bound", 4 * DEADLINE, || async {
-        cluster.pods().get("witness").await.ok()?.spec?.node_name
-    })
-    .await;
+    cluster
+        .wait_until_bound_within("witness", 4 * DEADLINE)
+        .await;
 }
 
 /// Waits until Karpenter has looked at every pending pod once more: a pod that fills a node of its own is placed. Returns the

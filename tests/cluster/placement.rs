@@ -114,23 +114,29 @@ async fn a_tolerated_selection_is_told() {
     let selecting_amd64 = || {
         let mut spec = pod_spec(&[cluster.image("arm64")]);
         spec["nodeSelector"] = json!({ "kubernetes.io/arch": "amd64" });
-        // Without it the scheduler may bind the pod before archaware, which has no webhook here, sees it.
-        spec["schedulingGates"] = json!([{ "name": "example.com/wait" }]);
         spec
     };
+    // Gated: without webhook, the scheduler may bind an ungated pod before archaware sees it, and then there is no event.
+    let gate = json!([{ "name": "example.com/wait" }]);
     let mut spec = selecting_amd64();
     spec["tolerations"] =
         json!([{ "key": "kubernetes.io/arch", "operator": "Equal", "value": "amd64" }]);
+    let landing = pod("landed", spec.clone(), json!({}));
+    spec["schedulingGates"] = gate.clone();
     cluster.create::<Pod>(pod("forced", spec, json!({}))).await;
     let event = cluster
         .wait_for_event("forced", "ArchitectureExcluded")
         .await;
     assert!(event.contains("can run it: arm64"), "{event}");
+    cluster.create::<Pod>(landing).await;
+    assert_eq!(cluster.wait_until_bound("landed").await, "amd64");
     // The same where the selected nodes have no taint.
     assert_eq!(archaware.stop().await, 0);
     let _archaware = Controller::start(&cluster, "taint: {architectures: [arm64]}\n");
+    let mut spec = selecting_amd64();
+    spec["schedulingGates"] = gate;
     cluster
-        .create::<Pod>(pod("untainted", selecting_amd64(), json!({})))
+        .create::<Pod>(pod("untainted", spec, json!({})))
         .await;
     let event = cluster
         .wait_for_event("untainted", "ArchitectureExcluded")

@@ -27,6 +27,7 @@ impl TestCluster {
                 own,
                 "--output",
                 output,
+                "--sort-by=.metadata.creationTimestamp",
                 "--request-timeout=10s",
             ]);
             state.push_str(&format!("--- {what} ---\n"));

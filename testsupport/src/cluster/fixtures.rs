@@ -1,5 +1,7 @@
 //! Creates objects and waits for changes of them.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::{
     Api, Resource, ResourceExt,
@@ -118,7 +120,12 @@ impl TestCluster {
 
     /// Waits until a pod is bound; returns the name of its node.
     pub async fn wait_until_bound(&self, name: &str) -> String {
-        eventually(&format!("pod {name} bound"), DEADLINE, || async {
+        self.wait_until_bound_within(name, DEADLINE).await
+    }
+
+    /// The same with another deadline.
+    pub async fn wait_until_bound_within(&self, name: &str, deadline: Duration) -> String {
+        eventually(&format!("pod {name} bound"), deadline, || async {
             self.pods().get(name).await.ok()?.spec?.node_name
         })
         .await
