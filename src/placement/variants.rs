@@ -1,6 +1,8 @@
 //! Nodes of a variant that suffices: what node labels say about the variant of a node's CPU, and which node affinity selects
 //! the variants that an image needs.
 
+mod proof;
+
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
@@ -42,7 +44,7 @@ pub struct VariantPolicy {
 pub enum NodeVariant {
     /// By its own label.
     Exactly(&'static str),
-    /// By its CPU features: it may be higher.
+    /// By its CPU features or model: it may be higher.
     AtLeast(&'static str),
 }
 
@@ -69,93 +71,9 @@ pub fn suffices(set: &Architectures, node: &str, variant: Option<NodeVariant>) -
     }
 }
 
-/// The labels of Node Feature Discovery for CPU features have this prefix and the value `true`.
-const NFD_CPUID: &str = "feature.node.kubernetes.io/cpu-cpuid.";
-
 /// Weight of nodes that are known to suffice, the highest that the API allows: an image that does not run is worse than any other
 /// disadvantage of a node.
 const WEIGHT: u8 = 100;
-
-/// CPU features that prove a variant.
-struct Proof {
-    architecture: &'static str,
-    variant: &'static str,
-    /// The variant whose features it also has; empty: none.
-    and_of: &'static str,
-    /// As Node Feature Discovery (NFD) names them.
-    features: &'static [&'static str],
-}
-
-const fn proof(
-    architecture: &'static str,
-    variant: &'static str,
-    and_of: &'static str,
-    features: &'static [&'static str],
-) -> Proof {
-    Proof {
-        architecture,
-        variant,
-        and_of,
-        features,
-    }
-}
-
-/// From the lowest variant to the highest.
-///
-/// amd64: the levels of the System V ABI. NFD publishes no labels for most of their features (`attributeBlacklist`: SSE3 to SSE4.2,
-/// POPCNT, CX16, BMI1, BMI2, LZCNT, F16C), but no CPU has AVX without those of v2, or AVX2 and FMA3 without those of v3.
-///
-/// arm64: features that the versions of the architecture make mandatory, and that Linux reports (HWCAP). Armv9.m is Armv8.(5+m) with SVE2.
-const PROOFS: &[Proof] = &[
-    proof("amd64", "v2", "", &["AVX"]),
-    proof("amd64", "v3", "v2", &["AVX2", "FMA3"]),
-    proof(
-        "amd64",
-        "v4",
-        "v3",
-        &["AVX512F", "AVX512BW", "AVX512CD", "AVX512DQ", "AVX512VL"],
-    ),
-    proof("arm64", "v8.1", "", &["ATOMICS", "ASIMDRDM", "CRC32"]),
-    proof("arm64", "v8.2", "v8.1", &["DCPOP"]),
-    proof("arm64", "v8.3", "v8.2", &["JSCVT", "FCMA", "LRCPC", "PACA"]),
-    proof(
-        "arm64",
-        "v8.4",
-        "v8.3",
-        &["ASIMDDP", "FLAGM", "USCAT", "ILRCPC", "DIT"],
-    ),
-    proof(
-        "arm64",
-        "v8.5",
-        "v8.4",
-        &["DCPODP", "FLAGM2", "FRINT", "SB"],
-    ),
-    proof("arm64", "v8.6", "v8.5", &["I8MM", "BF16"]),
-    proof("arm64", "v9", "v8.5", &["SVE2"]),
-    proof("arm64", "v9.1", "v8.6", &["SVE2"]),
-];
-
-impl Proof {
-    fn all(architecture: &Architecture) -> impl DoubleEndedIterator<Item = &'static Self> {
-        let name = architecture.as_str().to_owned();
-        PROOFS
-            .iter()
-            .filter(move |proof| proof.architecture == name)
-    }
-
-    /// All features that the variant needs.
-    fn features(&'static self) -> Vec<&'static str> {
-        let (mut all, mut next) = (Vec::new(), Some(self));
-        while let Some(proof) = next {
-            all.splice(0..0, proof.features.iter().copied());
-            let is_base = |other: &&Self| {
-                other.architecture == proof.architecture && other.variant == proof.and_of
-            };
-            next = PROOFS.iter().find(is_base);
-        }
-        all
-    }
-}
 
 impl VariantPolicy {
     /// What the labels of a node say about its variant.
@@ -169,13 +87,7 @@ impl VariantPolicy {
         if let Some(name) = own.and_then(|value| known_variant(architecture, value)) {
             return Some(NodeVariant::Exactly(name));
         }
-        let has = |feature: &&str| {
-            let label = labels.get(&format!("{NFD_CPUID}{feature}"));
-            label.is_some_and(|value| value == "true")
-        };
-        let mut proofs = Proof::all(architecture).rev();
-        let proven = proofs.find(|proof| proof.features().iter().all(has));
-        proven.map(|proof| NodeVariant::AtLeast(proof.variant))
+        proof::proven(architecture, labels).map(NodeVariant::AtLeast)
     }
 
     /// The variant of a node, as far as it is known.
@@ -312,20 +224,11 @@ impl VariantPolicy {
             };
             let sufficient = variants.names(name).collect();
             all.push(vec![of_architecture.clone(), by_label("In", sufficient)]);
-            let lowest = Proof::all(name).find(|proof| variants.contains(name, proof.variant));
-            if let Some(lowest) = lowest {
-                // Also matches nodes without the label.
-                let no_label = by_label("NotIn", Variants::ANY.names(name).collect());
-                let features = lowest.features().into_iter().map(|feature| {
-                    let label = format!("{NFD_CPUID}{feature}");
-                    Requirement::new(&label, "In", vec!["true".to_owned()])
-                });
-                all.push(
-                    [of_architecture, no_label]
-                        .into_iter()
-                        .chain(features)
-                        .collect(),
-                );
+            // Also matches nodes without the label.
+            let no_label = by_label("NotIn", Variants::ANY.names(name).collect());
+            for proof in proof::of_one(name, variants) {
+                let own = [of_architecture.clone(), no_label.clone()];
+                all.push(own.into_iter().chain(proof).collect());
             }
         }
         all

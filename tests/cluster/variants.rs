@@ -53,14 +53,8 @@ async fn places(cluster: &TestCluster, kind: &str, image: &str, spec: Value) -> 
             "topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"kind": kind}},
         }]});
         cluster.create::<Pod>(pod).await;
-        let node = eventually(&format!("{name} is tried"), DEADLINE, || async {
-            let pod = cluster.pods().get(&name).await.ok()?;
-            let conditions = pod.status?.conditions?;
-            let unschedulable = |one: &k8s_openapi::api::core::v1::PodCondition| {
-                one.type_ == "PodScheduled" && one.reason.as_deref() == Some("Unschedulable")
-            };
-            let node = pod.spec?.node_name;
-            (node.is_some() || conditions.iter().any(unschedulable)).then_some(node)
+        let node = eventually(&format!("{name} is tried"), DEADLINE, || {
+            tried(cluster, &name)
         })
         .await;
         let Some(node) = node else {
@@ -70,6 +64,17 @@ async fn places(cluster: &TestCluster, kind: &str, image: &str, spec: Value) -> 
     }
     cluster.delete_pods(&cluster.namespace).await;
     found
+}
+
+/// Where the scheduler has placed a pod; `Some(None)`: nowhere. `None`: it has not tried yet.
+async fn tried(cluster: &TestCluster, name: &str) -> Option<Option<String>> {
+    let pod = cluster.pods().get(name).await.ok()?;
+    let conditions = pod.status?.conditions?;
+    let unschedulable = |one: &k8s_openapi::api::core::v1::PodCondition| {
+        one.type_ == "PodScheduled" && one.reason.as_deref() == Some("Unschedulable")
+    };
+    let node = pod.spec?.node_name;
+    (node.is_some() || conditions.iter().any(unschedulable)).then_some(node)
 }
 
 fn sorted(names: &[String]) -> BTreeSet<&str> {
@@ -241,6 +246,37 @@ async fn with_require_pods_run_only_where_it_is_known() {
     let selected = json!({"nodeSelector": {"kubernetes.io/arch": "arm64"}});
     let all = places(&cluster, "selected", "amd64-v3-arm64", selected).await;
     assert_eq!(all, ["arm64"]);
+    assert_eq!(archaware.stop().await, 0);
+}
+
+/// Nodes that are known by their model only: Neoverse N1 is Armv8.2, Cortex-A72 is Armv8.0.
+#[tokio::test]
+async fn a_model_is_known_to_suffice() {
+    const VENDOR: &str = "feature.node.kubernetes.io/cpu-model.vendor_id";
+    const MODEL: &str = "feature.node.kubernetes.io/cpu-model.id";
+
+    let cluster = TestCluster::take().await;
+    for (name, model) in [("n1", "53441"), ("a72", "53379")] {
+        let labels = [(VENDOR, "ARM"), (MODEL, model)];
+        node(&cluster, name, "arm64", &labels).await;
+    }
+    let archaware =
+        Controller::start_with_webhook(&cluster, "variants: require\n", "onMiss: gate").await;
+    cluster.wait_until_tainted().await;
+    for (name, needs, expected) in [
+        ("v8-1", "arm64/v8.1", Some("n1")),
+        ("v8-2", "arm64/v8.2", Some("n1")),
+        ("v8-3", "arm64/v8.3", None),
+    ] {
+        let annotations = json!({"archaware.dev/architectures": needs});
+        let own = pod(name, pod_spec(&[cluster.image("arm64")]), annotations);
+        cluster.create::<Pod>(own).await;
+        let found = eventually(&format!("{name} is tried"), DEADLINE, || {
+            tried(&cluster, name)
+        })
+        .await;
+        assert_eq!(found.as_deref(), expected, "{name}");
+    }
     assert_eq!(archaware.stop().await, 0);
 }
 

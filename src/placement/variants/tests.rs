@@ -1,6 +1,11 @@
 use serde_json::{Value, json};
 
-use super::*;
+use crate::placement::affinity::NodeSelectorTerm;
+
+use super::{
+    proof::{CPUID, MODEL, PROOFS, VENDOR},
+    *,
+};
 
 const LABEL: &str = "archaware.dev/variant";
 
@@ -24,7 +29,7 @@ fn architecture(name: &str) -> Architecture {
 fn labels(own: Option<&str>, features: &str) -> BTreeMap<String, String> {
     let own = own.map(|variant| (LABEL.to_owned(), variant.to_owned()));
     let features = features.split_whitespace();
-    let features = features.map(|name| (format!("{NFD_CPUID}{name}"), "true".to_owned()));
+    let features = features.map(|name| (format!("{CPUID}{name}"), "true".to_owned()));
     own.into_iter().chain(features).collect()
 }
 
@@ -84,7 +89,7 @@ fn proofs_are_in_order() {
             sufficient.lowest(&architecture).collect::<Vec<_>>(),
             [proof.variant]
         );
-        let features: std::collections::BTreeSet<_> = proof.features().into_iter().collect();
+        let features: std::collections::BTreeSet<_> = proof.all_features().into_iter().collect();
         for (other, later) in PROOFS.iter().enumerate() {
             if later.architecture == proof.architecture
                 && sufficient.contains(&architecture, later.variant)
@@ -92,7 +97,7 @@ fn proofs_are_in_order() {
                 assert!(other >= index);
                 assert!(
                     later
-                        .features()
+                        .all_features()
                         .iter()
                         .collect::<std::collections::BTreeSet<_>>()
                         .is_superset(&features.iter().collect())
@@ -118,7 +123,82 @@ fn the_documented_proofs_are_these() {
             proof.architecture, proof.variant
         );
         assert!(text.contains(&row), "{row}");
+        for models in proof.models {
+            let (first, last) = (models.first, models.last);
+            let row = format!(
+                "| `{}` | {} to {} | {first:#05x} to {last:#05x}",
+                models.vendor,
+                u32::from(first) * 16,
+                u32::from(last) * 16 + 15
+            );
+            assert!(text.contains(&row), "{row}");
+        }
         before = proof.variant;
+    }
+}
+
+/// Labels as NFD 0.18 makes them: the number of a model is the part number and the revision.
+#[test]
+fn models_prove_a_variant() {
+    let policy = policy(UnknownVariants::Prefer);
+    for (name, vendor, model, expected) in [
+        // AWS Graviton2: Neoverse N1 r3p1.
+        ("arm64", "ARM", "53441", Some("v8.2")),
+        // Neoverse V2 r0p1: a hypervisor may hide what v8.3 and v9 need.
+        ("arm64", "ARM", "54513", Some("v8.2")),
+        ("arm64", "Ampere", "44080", Some("v8.2")),
+        // The first and the last of Cortex-A75 to A76AE, and what is before and after them.
+        ("arm64", "ARM", "53408", Some("v8.2")),
+        ("arm64", "ARM", "53487", Some("v8.2")),
+        ("arm64", "ARM", "53407", None),
+        ("arm64", "ARM", "53488", None),
+        // Cortex-A72: Armv8.0.
+        ("arm64", "ARM", "53379", None),
+        // Another vendor has numbers of its own. Microsoft's Cobalt 100 has that of Neoverse N2, of an unknown vendor.
+        ("arm64", "VendorUnknown", "54416", None),
+        ("arm64", "Ampere", "53441", None),
+        ("arm64", "ARM", "", None),
+        ("arm64", "ARM", "-1", None),
+        ("arm64", "ARM", "99999999999", None),
+        ("amd64", "ARM", "53441", None),
+        ("amd64", "Intel", "85", None),
+    ] {
+        let mut labels = labels(None, "");
+        labels.insert(VENDOR.to_owned(), vendor.to_owned());
+        labels.insert(MODEL.to_owned(), model.to_owned());
+        let architecture = architecture(name);
+        let found = policy.of_node(&architecture, &labels);
+        assert_eq!(
+            found,
+            expected.map(NodeVariant::AtLeast),
+            "{name} {vendor} {model}"
+        );
+        // Its pods prefer exactly such nodes.
+        let prefers = |set: &str| {
+            let terms = policy.preferred(&super::tests::set(set));
+            terms.iter().any(|term| {
+                let term = NodeSelectorTerm::of(term.expressions.clone());
+                let mut labels = labels.clone();
+                labels.insert(
+                    crate::placement::affinity::LABEL.to_owned(),
+                    name.to_owned(),
+                );
+                term.selects(&labels, "")
+            })
+        };
+        assert_eq!(prefers("arm64/v8.1"), expected.is_some());
+        assert_eq!(prefers("arm64/v8.2"), expected.is_some());
+        assert!(!prefers("arm64/v8.3"));
+        // Features can prove more, and the own label says it.
+        let more = "ATOMICS ASIMDRDM CRC32 DCPOP JSCVT FCMA LRCPC PACA";
+        labels.extend(super::tests::labels(None, more));
+        let found = policy.of_node(&architecture, &labels);
+        let expected = (name == "arm64").then_some(NodeVariant::AtLeast("v8.3"));
+        assert_eq!(found, expected);
+        labels.insert(LABEL.to_owned(), "v8".to_owned());
+        let found = policy.of_node(&architecture, &labels);
+        let expected = (name == "arm64").then_some(NodeVariant::Exactly("v8"));
+        assert_eq!(found, expected);
     }
 }
 
@@ -269,7 +349,7 @@ fn no_label() -> Value {
 }
 
 fn feature(name: &str) -> Value {
-    json!({"key": format!("{NFD_CPUID}{name}"), "operator": "In", "values": ["true"]})
+    json!({"key": format!("{CPUID}{name}"), "operator": "In", "values": ["true"]})
 }
 
 #[test]
