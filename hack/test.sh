@@ -40,6 +40,7 @@ ARCHAWARE_TEST_KARPENTER=$(hack/testbed/go-tool.sh karpenter)
 ARCHAWARE_TEST_DESCHEDULER=$(hack/testbed/go-tool.sh descheduler)
 ARCHAWARE_TEST_REFERRERS=$(hack/testbed/go-tool.sh referrers)
 ARCHAWARE_TEST_HELM=$(hack/testbed/go-tool.sh helm)
+ARCHAWARE_TEST_NFD=$(hack/testbed/go-tool.sh nfd)
 cargo build --locked --workspace --all-targets --all-features
 beds=()
 if [ -n "${ARCHAWARE_TEST_EXISTING_CLUSTER:-}" ]; then
@@ -71,7 +72,7 @@ done
 
 echo "== testing" >&2
 export ARCHAWARE_TEST_BEDS ARCHAWARE_TEST_CONTAINERDS ARCHAWARE_TEST_KARPENTER ARCHAWARE_TEST_DESCHEDULER \
-  ARCHAWARE_TEST_REFERRERS ARCHAWARE_TEST_HELM
+  ARCHAWARE_TEST_REFERRERS ARCHAWARE_TEST_HELM ARCHAWARE_TEST_NFD
 export ARCHAWARE_KUBECTL=$bin/kubectl
 ARCHAWARE_TEST_BEDS=$(IFS=:; echo "${beds[*]}")
 # A test takes a free control plane and waits while there is none.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds a program that tests run beside archaware, from the version pinned in hack/testbed/NAME/go.mod: minutes on 2 cores the
-# first time, nothing after that. Prints the folder with the binary.        hack/testbed/go-tool.sh karpenter|descheduler|referrers|helm
+# first time, nothing after that. Prints the folder with the binary.        hack/testbed/go-tool.sh karpenter|descheduler|referrers|helm|nfd
 set -euo pipefail
 # shellcheck source=hack/testbed/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -32,7 +32,7 @@ if [ ! -x "$folder/$name" ]; then
       module=$(source_of sigs.k8s.io/descheduler)
       install -m 644 "$module/charts/descheduler/values.yaml" "$folder/values.yaml"
       ;;
-    referrers) package=. ;;
+    referrers | nfd) package=. ;;
   esac
   go build -trimpath -ldflags "-s -w" -o "$folder/$name.new" "$package"
   mv "$folder/$name.new" "$folder/$name"

@@ -13,6 +13,7 @@
 mod content_proxy;
 mod faults;
 mod names;
+mod node_feature_discovery;
 mod operator_credentials;
 mod referrers;
 mod registries;

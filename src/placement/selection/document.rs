@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer};
 
-use super::{Expression, FeatureMatch, InvalidExpression, Model, Rule, facts::feature_label};
+use super::{
+    Expression, FeatureMatch, InvalidExpression, Model, Rule, WrittenExpression,
+    facts::feature_label, variables::Variables,
+};
 
 /// Maximum size of a document in bytes, many times that of real ones: it is parsed and kept.
 pub const MAX_SIZE: u64 = 256 * 1024;
@@ -68,6 +71,7 @@ impl LabelKeys {
                 FeatureMatch::Feature { feature, .. } => {
                     all.prefixes.insert(feature_label(feature, ""));
                 }
+                FeatureMatch::Never => {}
             }
         }
         all
@@ -132,6 +136,10 @@ struct RawRule {
     match_features: Vec<RawMatch>,
     #[serde(default)]
     match_any: Vec<RawAny>,
+    #[serde(default)]
+    vars: BTreeMap<String, String>,
+    #[serde(default)]
+    vars_template: String,
 }
 
 #[derive(Deserialize)]
@@ -166,9 +174,12 @@ struct RawLabel {
 
 #[derive(Deserialize)]
 struct RawExpression {
+    #[serde(default)]
     op: String,
     #[serde(default, deserialize_with = "values")]
     value: Vec<String>,
+    #[serde(default, rename = "type")]
+    value_type: String,
 }
 
 /// One value or a list; numbers and booleans count as their text.
@@ -242,15 +253,19 @@ impl CompatibilityDocument {
         let raw: RawDocument = serde_saphyr::from_str(text)
             .map_err(|error| InvalidDocument::Malformed(first_line(&error.to_string())))?;
         let mut count = 0;
-        let entries = raw.compatibilities.into_iter().map(|raw| Compatibility {
-            tag: raw.tag,
-            description: raw.description,
-            weight: raw.weight,
-            rules: raw
-                .rules
-                .into_iter()
-                .map(|raw| rule(format, raw, &mut count))
-                .collect(),
+        let mut variables = Variables::default();
+        let entries = raw.compatibilities.into_iter().map(|raw| {
+            variables.begin_entry();
+            Compatibility {
+                tag: raw.tag,
+                description: raw.description,
+                weight: raw.weight,
+                rules: raw
+                    .rules
+                    .into_iter()
+                    .map(|raw| rule(format, raw, &mut variables, &mut count))
+                    .collect(),
+            }
         });
         let entries: Vec<_> = entries.take(MAX_ENTRIES + 1).collect();
         if entries.len() > MAX_ENTRIES || count > MAX_EXPRESSIONS {
@@ -260,7 +275,7 @@ impl CompatibilityDocument {
         let conditions =
             rules.flat_map(|rule| rule.features.iter().chain(rule.any.iter().flatten()));
         let features = conditions.clone().filter_map(|condition| match condition {
-            FeatureMatch::Labels(_) => None,
+            FeatureMatch::Labels(_) | FeatureMatch::Never => None,
             FeatureMatch::Feature { feature, .. } => Some(feature.clone()),
         });
         Ok(Self {
@@ -279,7 +294,12 @@ pub(super) fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-fn rule(format: DocumentFormat, raw: RawRule, count: &mut usize) -> Rule {
+fn rule(
+    format: DocumentFormat,
+    raw: RawRule,
+    variables: &mut Variables,
+    count: &mut usize,
+) -> Rule {
     let mut invalid = None;
     let mut compile = |raw: &RawExpression| {
         let values = raw.value.len();
@@ -293,19 +313,28 @@ fn rule(format: DocumentFormat, raw: RawRule, count: &mut usize) -> Rule {
             // The document is refused in the end; nothing more is compiled.
             return None;
         }
-        let compiled = Expression::new(format, &raw.op, &raw.value);
+        let written = WrittenExpression {
+            operator: &raw.op,
+            values: &raw.value,
+            value_type: &raw.value_type,
+        };
+        let compiled = Expression::new(format, written);
         compiled
             .map_err(|error: InvalidExpression| invalid = Some(error))
             .ok()
     };
     let mut conditions = |raw: Vec<RawMatch>| -> Vec<FeatureMatch> {
-        raw.into_iter()
-            .map(|raw| condition(format, raw, &mut compile))
+        let compiled = raw
+            .into_iter()
+            .map(|raw| condition(format, raw, &mut compile));
+        compiled
+            .filter_map(|condition| variables.replace(condition))
             .collect()
     };
     let features = conditions(raw.match_features);
     let any = raw.match_any.into_iter();
     let any = any.map(|raw| conditions(raw.match_features)).collect();
+    variables.add(raw.vars, &raw.vars_template);
     Rule {
         name: raw.name,
         features,

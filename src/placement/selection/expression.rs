@@ -3,7 +3,11 @@
 //! Two formats have them, with differences: ocifit-k8s' (`Labels` here), whose keys are node labels, and that of Node Feature Discovery
 //! (`Features`; `evaluateMatchExpression` in its package `nodefeaturerule`), whose keys are elements of a feature.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    ops::{Bound, RangeBounds},
+    str::FromStr,
+};
 
 use regex::bytes::{Regex, RegexBuilder};
 
@@ -12,10 +16,21 @@ use crate::{
     placement::affinity::Requirement,
 };
 
-use super::{DocumentFormat, Fact};
+use super::{DocumentFormat, Fact, version::Version};
 
 /// Maximum size of a compiled pattern in bytes, because anybody who may push images can write a document.
 const MAX_PATTERN: usize = 64 * 1024;
+
+/// An expression as a document has it.
+#[derive(Clone, Copy, Debug)]
+pub struct WrittenExpression<'a> {
+    /// `op`; empty: it always holds.
+    pub operator: &'a str,
+    /// `value`.
+    pub values: &'a [String],
+    /// `type` of NFD: what is compared. Empty: integers.
+    pub value_type: &'a str,
+}
 
 /// A compiled expression.
 #[derive(Clone, Debug)]
@@ -34,6 +49,7 @@ enum Test {
     InRegexp(Vec<Regex>),
     /// An integer between these, without them.
     Between(Option<i64>, Option<i64>),
+    Versions(Bound<Version>, Bound<Version>),
     Is(&'static str),
 }
 
@@ -49,6 +65,12 @@ pub enum InvalidExpression {
     /// The operator compares integers.
     #[error("{0:?} is no integer")]
     NoInteger(String),
+    /// The operator compares versions.
+    #[error("{0:?} is no version")]
+    NoVersion(String),
+    /// The operator does not compare values of this type.
+    #[error("unknown type {0:?}")]
+    Type(String),
     /// The first bound is not below the second.
     #[error("no integer is between {0} and {1}")]
     Empty(i64, i64),
@@ -65,15 +87,12 @@ impl Expression {
     /// When it means nothing in this format.
     pub fn new(
         format: DocumentFormat,
-        operator: &str,
-        values: &[String],
+        written: WrittenExpression<'_>,
     ) -> Result<Self, InvalidExpression> {
+        let WrittenExpression {
+            operator, values, ..
+        } = written;
         let is_nfd = format == DocumentFormat::Features;
-        // ocifit-k8s ignores values that an operator does not need.
-        let exactly = |name, count: usize| match values.len() {
-            found if found == count || (!is_nfd && found > count) => Ok(()),
-            found => Err(InvalidExpression::Values(name, found)),
-        };
         let some = |name| {
             let needed = is_nfd && values.is_empty();
             if needed {
@@ -82,53 +101,37 @@ impl Expression {
                 Ok(values.to_vec())
             }
         };
-        let number = |index: usize| {
-            let text = values.get(index).map(String::as_str).unwrap_or_default();
-            text.parse::<i64>()
-                .map_err(|_| InvalidExpression::NoInteger(text.to_owned()))
-        };
+        let none = |name, test| written.expect_values(format, name, 0).map(|()| test);
+        let exclusive = (Bound::Excluded(()), Bound::Excluded(()));
+        let inclusive = (Bound::Included(()), Bound::Included(()));
+        let below = |bounds: (Bound<()>, Bound<()>)| (Bound::Unbounded, bounds.1);
+        let above = |bounds: (Bound<()>, Bound<()>)| (bounds.0, Bound::Unbounded);
         Ok(Self(match operator {
-            "Any" if is_nfd => exactly("Any", 0).map(|()| Test::Always)?,
-            "Exists" => exactly("Exists", 0).map(|()| Test::Exists)?,
-            "DoesNotExist" => exactly("DoesNotExist", 0).map(|()| Test::DoesNotExist)?,
+            "" if is_nfd => none("no operator", Test::Always)?,
+            "Exists" => none("Exists", Test::Exists)?,
+            "DoesNotExist" => none("DoesNotExist", Test::DoesNotExist)?,
             "In" => Test::In(some("In")?),
             "NotIn" => Test::NotIn {
                 values: some("NotIn")?,
                 missing: !is_nfd,
             },
             "InRegexp" => Test::InRegexp(patterns(&some("InRegexp")?, is_nfd)?),
-            "Gt" => {
-                exactly("Gt", 1)?;
-                Test::Between(Some(number(0)?), None)
-            }
-            "Lt" => {
-                exactly("Lt", 1)?;
-                Test::Between(None, Some(number(0)?))
-            }
-            "Gte" if !is_nfd => {
-                exactly("Gte", 1)?;
-                Test::Between(number(0)?.checked_sub(1), None)
-            }
-            "Lte" if !is_nfd => {
-                exactly("Lte", 1)?;
-                Test::Between(None, number(0)?.checked_add(1))
-            }
-            "GtLt" if is_nfd => {
-                exactly("GtLt", 2)?;
-                let (above, below) = (number(0)?, number(1)?);
-                if above >= below {
-                    return Err(InvalidExpression::Empty(above, below));
-                }
-                Test::Between(Some(above), Some(below))
-            }
-            "IsTrue" if is_nfd => exactly("IsTrue", 0).map(|()| Test::Is("true"))?,
-            "IsFalse" if is_nfd => exactly("IsFalse", 0).map(|()| Test::Is("false"))?,
+            "Gt" => written.compare(format, "Gt", above(exclusive))?,
+            "Lt" => written.compare(format, "Lt", below(exclusive))?,
+            "Ge" if is_nfd => written.compare(format, "Ge", above(inclusive))?,
+            "Le" if is_nfd => written.compare(format, "Le", below(inclusive))?,
+            "Gte" if !is_nfd => written.compare(format, "Gte", above(inclusive))?,
+            "Lte" if !is_nfd => written.compare(format, "Lte", below(inclusive))?,
+            "GtLt" if is_nfd => written.compare(format, "GtLt", exclusive)?,
+            "GeLe" if is_nfd => written.compare(format, "GeLe", inclusive)?,
+            "IsTrue" if is_nfd => none("IsTrue", Test::Is("true"))?,
+            "IsFalse" if is_nfd => none("IsFalse", Test::Is("false"))?,
             other => return Err(InvalidExpression::Operator(other.to_owned())),
         }))
     }
 
     /// The same as node affinity, all of these, for a label that some nodes satisfy; `None` if no node can. `seen`: the values of these
-    /// nodes, which stand for a regular expression.
+    /// nodes, which stand for what node affinity has no operator for: regular expressions and versions.
     pub(super) fn requirements(
         &self,
         key: &str,
@@ -160,7 +163,7 @@ impl Expression {
                 let exists = (!missing).then(|| Requirement::new(key, "Exists", Vec::new()));
                 Some(others.into_iter().chain(exists).collect())
             }
-            Test::InRegexp(_) => {
+            Test::InRegexp(_) | Test::Versions(..) => {
                 let matching = seen.iter().filter(|value| self.holds(Fact::Value(value)));
                 is_one_of(matching.map(|value| (*value).to_owned()).collect())
             }
@@ -208,9 +211,89 @@ impl Expression {
             Test::Between(above, below) => value.parse::<i64>().is_ok_and(|value| {
                 above.is_none_or(|above| value > above) && below.is_none_or(|below| value < below)
             }),
+            Test::Versions(from, to) => value
+                .parse::<Version>()
+                .is_ok_and(|version| (*from, *to).contains(&version)),
             Test::Is(wanted) => value == *wanted,
         }
     }
+}
+
+impl WrittenExpression<'_> {
+    /// ocifit-k8s ignores values that an operator does not need.
+    fn expect_values(
+        self,
+        format: DocumentFormat,
+        name: &'static str,
+        count: usize,
+    ) -> Result<(), InvalidExpression> {
+        let is_nfd = format == DocumentFormat::Features;
+        match self.values.len() {
+            found if found == count || (!is_nfd && found > count) => Ok(()),
+            found => Err(InvalidExpression::Values(name, found)),
+        }
+    }
+
+    /// An operator that compares with a value for each bound that it has.
+    fn compare(
+        self,
+        format: DocumentFormat,
+        name: &'static str,
+        (from, to): (Bound<()>, Bound<()>),
+    ) -> Result<Test, InvalidExpression> {
+        let is_bounded = |bound: &Bound<()>| *bound != Bound::Unbounded;
+        let count = [from, to].iter().filter(|bound| is_bounded(bound)).count();
+        self.expect_values(format, name, count)?;
+        let mut values = self.values.iter().map(String::as_str);
+        let from = from.map(|()| values.next().unwrap_or_default());
+        let to = to.map(|()| values.next().unwrap_or_default());
+        match (format, self.value_type) {
+            (DocumentFormat::Labels, _) | (DocumentFormat::Features, "") => integers(from, to),
+            (DocumentFormat::Features, "version") => Ok(Test::Versions(
+                parsed(from, InvalidExpression::NoVersion)?,
+                parsed(to, InvalidExpression::NoVersion)?,
+            )),
+            (DocumentFormat::Features, other) => Err(InvalidExpression::Type(other.to_owned())),
+        }
+    }
+}
+
+fn parsed<T: FromStr>(
+    bound: Bound<&str>,
+    invalid: fn(String) -> InvalidExpression,
+) -> Result<Bound<T>, InvalidExpression> {
+    let parse = |text: &str| text.parse().map_err(|_| invalid(text.to_owned()));
+    Ok(match bound {
+        Bound::Included(text) => Bound::Included(parse(text)?),
+        Bound::Excluded(text) => Bound::Excluded(parse(text)?),
+        Bound::Unbounded => Bound::Unbounded,
+    })
+}
+
+/// As node affinity has it, without the bounds themselves.
+fn integers(from: Bound<&str>, to: Bound<&str>) -> Result<Test, InvalidExpression> {
+    let from = parsed::<i64>(from, InvalidExpression::NoInteger)?;
+    let to = parsed::<i64>(to, InvalidExpression::NoInteger)?;
+    if let (
+        Bound::Included(first) | Bound::Excluded(first),
+        Bound::Included(last) | Bound::Excluded(last),
+    ) = (from, to)
+        && first >= last
+    {
+        return Err(InvalidExpression::Empty(first, last));
+    }
+    Ok(Test::Between(
+        match from {
+            Bound::Included(first) => first.checked_sub(1),
+            Bound::Excluded(above) => Some(above),
+            Bound::Unbounded => None,
+        },
+        match to {
+            Bound::Included(last) => last.checked_add(1),
+            Bound::Excluded(below) => Some(below),
+            Bound::Unbounded => None,
+        },
+    ))
 }
 
 /// The patterns, unanchored. As in Go, `\d`, `\s` and `\w` stand for ASCII characters. One that is invalid matches nothing, and with NFD makes the expression invalid.
@@ -239,10 +322,17 @@ mod tests {
 
     use DocumentFormat::{Features, Labels};
 
+    /// An operator, `:` and a type if it has one, and values.
     fn expression(format: DocumentFormat, text: &str) -> Result<Expression, InvalidExpression> {
-        let mut words = text.split(' ').map(str::to_owned);
+        let mut words = text.split(' ');
         let operator = words.next().unwrap();
-        Expression::new(format, &operator, &words.collect::<Vec<_>>())
+        let (operator, value_type) = operator.split_once(':').unwrap_or((operator, ""));
+        let written = WrittenExpression {
+            operator,
+            values: &words.map(str::to_owned).collect::<Vec<_>>(),
+            value_type,
+        };
+        Expression::new(format, written)
     }
 
     /// Every operator of both formats, with a value, without the key, and for a flag; worked out from their published meaning.
@@ -317,7 +407,42 @@ mod tests {
             ("IsFalse", Value("false"), None, Some(true)),
             ("IsFalse", Value("true"), None, Some(false)),
             ("IsFalse", Missing, None, Some(false)),
-            ("Any", Missing, None, Some(true)),
+            ("Ge 4", Value("4"), None, Some(true)),
+            ("Ge 4", Value("3"), None, Some(false)),
+            ("Ge 4", Missing, None, Some(false)),
+            ("Le 4", Value("4"), None, Some(true)),
+            ("Le 4", Value("5"), None, Some(false)),
+            ("Le", Value("5"), None, None),
+            ("GeLe 2 5", Value("2"), None, Some(true)),
+            ("GeLe 2 5", Value("5"), None, Some(true)),
+            ("GeLe 2 5", Value("6"), None, Some(false)),
+            ("GeLe 2 5", Value("two"), None, Some(false)),
+            ("GeLe 5 2", Value("3"), None, None),
+            ("GeLe 2", Value("2"), None, None),
+            // ocifit-k8s has no types.
+            ("Gt:version 6.1", Value("6.2"), None, Some(true)),
+            ("Gt:version 4", Value("5"), Some(true), Some(true)),
+            ("Gt:version 6.9", Value("6.10"), None, Some(true)),
+            ("Gt:version 6.1", Value("6.1.0"), None, Some(false)),
+            ("Gt:version 6.1", Value("six"), None, Some(false)),
+            ("Gt:version 6.1", Flag, None, Some(false)),
+            ("Gt:version six", Value("6.1"), None, None),
+            ("Gt:version 6.1 6.2", Value("6.3"), None, None),
+            ("Ge:version 6.1", Value("6.1.0-18-amd64"), None, Some(true)),
+            ("Lt:version 6.1", Value("6.0.9"), None, Some(true)),
+            ("Lt:version 6.1", Value("6.1"), None, Some(false)),
+            ("Le:version 6.1", Value("6.1"), None, Some(true)),
+            ("GtLt:version 5.4 6.1", Value("5.15"), None, Some(true)),
+            ("GtLt:version 5.4 6.1", Value("6.1"), None, Some(false)),
+            ("GeLe:version 5.4 6.1", Value("6.1"), None, Some(true)),
+            ("GeLe:version 5.4", Value("6.1"), None, None),
+            ("GeLe:version 6.1 5.4", Value("5.5"), None, Some(false)),
+            ("Gt:semver 5.4", Value("6.1"), None, None),
+            ("In:version 6.1", Value("6.1"), Some(true), Some(true)),
+            ("", Missing, None, Some(true)),
+            ("", Flag, None, Some(true)),
+            (" a", Value("a"), None, None),
+            ("Any", Value("x"), None, None),
             ("exists", Value("x"), None, None),
         ] {
             for (format, expected) in [(Labels, labels), (Features, features)] {
@@ -336,7 +461,8 @@ mod tests {
             bound in any::<i64>(), number in any::<i64>(),
         ) {
             let holds = |format, operator: &str, values: &[String], value: &str| {
-                Expression::new(format, operator, values).unwrap().holds(Fact::Value(value))
+                let written = WrittenExpression { operator, values, value_type: "" };
+                Expression::new(format, written).unwrap().holds(Fact::Value(value))
             };
             for format in [Labels, Features] {
                 prop_assert_ne!(holds(format, "In", &values, &value), holds(format, "NotIn", &values, &value));
@@ -345,6 +471,8 @@ mod tests {
             let (bound, number) = ([bound.to_string()], number.to_string());
             prop_assert_ne!(holds(Labels, "Gt", &bound, &number), holds(Labels, "Lte", &bound, &number));
             prop_assert_ne!(holds(Labels, "Lt", &bound, &number), holds(Labels, "Gte", &bound, &number));
+            prop_assert_ne!(holds(Features, "Gt", &bound, &number), holds(Features, "Le", &bound, &number));
+            prop_assert_ne!(holds(Features, "Lt", &bound, &number), holds(Features, "Ge", &bound, &number));
         }
     }
 }

@@ -9,12 +9,14 @@ mod model;
 mod nodes;
 mod opt_in;
 mod rule;
+mod variables;
+mod version;
 
 pub use choice::{Candidate, CandidateOutcome, Choice, Fit, NoChoice, NodeGroup, PassedOver};
 pub use document::{
     Compatibility, CompatibilityDocument, DocumentFormat, InvalidDocument, LabelKeys, MAX_SIZE,
 };
-pub use expression::{Expression, InvalidExpression};
+pub use expression::{Expression, InvalidExpression, WrittenExpression};
 pub use facts::{Fact, NodeFacts, NodeFeatures};
 pub use model::Model;
 pub use nodes::SelectedNodes;

@@ -254,6 +254,7 @@ impl Fit<'_> {
                 } => (elements.as_deref().unwrap_or_default(), Some(feature)),
                 // Labels have no expression for the name of some element.
                 FeatureMatch::Feature { .. } => return None,
+                FeatureMatch::Never => return Some(Vec::new()),
             };
             for (element, expression) in expressions {
                 let key = feature.map_or_else(

@@ -29,6 +29,8 @@ pub enum FeatureMatch {
         /// On the name of some element.
         name: Option<Expression>,
     },
+    /// On variables that other rules of the document do not set to this.
+    Never,
 }
 
 impl Rule {
@@ -51,18 +53,27 @@ impl FeatureMatch {
                 feature,
                 elements,
                 name,
-            } => node.feature(feature).is_some_and(|feature| {
-                let by_elements = elements.as_ref().is_none_or(|all| feature.has(all));
-                let by_name = name.as_ref().is_none_or(|expression| {
-                    feature.has_name(|name| expression.holds(Fact::Value(name)))
-                });
-                by_elements && by_name
-            }),
+            } => node
+                .feature(feature)
+                .is_some_and(|feature| feature.satisfies(elements.as_deref(), name.as_ref())),
+            Self::Never => false,
         }
     }
 }
 
 impl Feature<'_> {
+    /// Whether its elements, and the name of some element, are as they have to be.
+    pub(super) fn satisfies(
+        &self,
+        elements: Option<&[(String, Expression)]>,
+        name: Option<&Expression>,
+    ) -> bool {
+        let by_name = name.is_none_or(|expression| {
+            self.has_name(|name| expression.holds(Fact::Value(name)))
+        });
+        by_name && elements.is_none_or(|all| self.has(all))
+    }
+
     /// Flags and attributes are taken together; an instance has to satisfy all expressions by itself (`MatchMulti` of NFD).
     fn has(&self, expressions: &[(String, Expression)]) -> bool {
         let mut all = expressions.iter();

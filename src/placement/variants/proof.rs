@@ -14,10 +14,16 @@ pub(super) const VENDOR: &str = "feature.node.kubernetes.io/cpu-model.vendor_id"
 /// The model of the CPU, a number. On arm64: bits 15 to 0 of `MIDR_EL1`, which are the part number and the revision.
 pub(super) const MODEL: &str = "feature.node.kubernetes.io/cpu-model.id";
 
-/// What proves a variant: all of the features, or one of the models.
+/// The level that NFD publishes of every amd64 CPU since version 0.19, together with the higher ones that it has.
+const LOWEST_LEVEL: &str = "X86_64_V1";
+
+/// What proves a variant: the level, all of the features, or one of the models.
 pub(super) struct Proof {
     pub(super) architecture: &'static str,
     pub(super) variant: &'static str,
+    /// The level, as NFD names it; empty: it has none. Where NFD publishes levels, the features do not count: a hypervisor may hide
+    /// one that no label tells of.
+    pub(super) level: &'static str,
     /// The variant whose features it also has; empty: none.
     pub(super) and_of: &'static str,
     /// As NFD names them.
@@ -44,25 +50,39 @@ const fn proof(
     Proof {
         architecture,
         variant,
+        level: "",
         and_of,
         features,
         models: &[],
     }
 }
 
+const fn level(
+    variant: &'static str,
+    level: &'static str,
+    and_of: &'static str,
+    features: &'static [&'static str],
+) -> Proof {
+    Proof {
+        level,
+        ..proof("amd64", variant, and_of, features)
+    }
+}
+
 /// From the lowest variant to the highest.
 ///
-/// amd64: the levels of the System V ABI. NFD publishes no labels for most of their features (`attributeBlacklist`: SSE3 to SSE4.2,
-/// POPCNT, CX16, BMI1, BMI2, LZCNT, F16C), but no CPU has AVX without those of v2, or AVX2 and FMA3 without those of v3.
+/// amd64: the levels of the System V ABI. NFD publishes them since version 0.19. Before that it has no labels for most of their features
+/// (`attributeBlacklist`: SSE3 to SSE4.2, POPCNT, CX16, BMI1, BMI2, LZCNT, F16C), but no CPU has AVX without those of v2, or AVX2 and
+/// FMA3 without those of v3.
 /// A model proves nothing: Intel sold CPUs of one model with and without AVX2, and hypervisors hide features.
 ///
 /// arm64: features that the versions of the architecture make mandatory, and that Linux reports (HWCAP). Armv9.m is Armv8.(5+m) with SVE2.
 pub(super) const PROOFS: &[Proof] = &[
-    proof("amd64", "v2", "", &["AVX"]),
-    proof("amd64", "v3", "v2", &["AVX2", "FMA3"]),
-    proof(
-        "amd64",
+    level("v2", "X86_64_V2", "", &["AVX"]),
+    level("v3", "X86_64_V3", "v2", &["AVX2", "FMA3"]),
+    level(
         "v4",
+        "X86_64_V4",
         "v3",
         &["AVX512F", "AVX512BW", "AVX512CD", "AVX512DQ", "AVX512VL"],
     ),
@@ -129,11 +149,12 @@ pub(super) fn of_one(
 ) -> impl Iterator<Item = Vec<Requirement>> {
     let mut proofs = Proof::all(architecture);
     let lowest = proofs.find(|proof| variants.contains(architecture, proof.variant));
-    let features = lowest.map(Proof::on_features);
+    let by_cpuid = lowest.map(Proof::on_cpuid);
     let sufficient = Proof::all(architecture)
         .filter(move |proof| variants.contains(architecture, proof.variant));
     let models = sufficient.flat_map(|proof| proof.models);
-    features.into_iter().chain(models.map(Models::requirements))
+    let by_cpuid = by_cpuid.into_iter().flatten();
+    by_cpuid.chain(models.map(Models::requirements))
 }
 
 impl Proof {
@@ -162,18 +183,31 @@ impl Proof {
             let label = labels.get(&format!("{CPUID}{feature}"));
             label.is_some_and(|value| value == "true")
         };
-        self.all_features().iter().all(has)
-            || self.models.iter().any(|models| models.include(labels))
+        let by_cpuid = if !self.level.is_empty() && has(&LOWEST_LEVEL) {
+            has(&self.level)
+        } else {
+            self.all_features().iter().all(has)
+        };
+        by_cpuid || self.models.iter().any(|models| models.include(labels))
     }
 
-    fn on_features(&'static self) -> Vec<Requirement> {
+    /// The level or, where NFD does not publish it, the features: no node is in both lists, so that each is preferred with one weight.
+    fn on_cpuid(&'static self) -> Vec<Vec<Requirement>> {
+        let is = |feature: &str, operator| {
+            let label = format!("{CPUID}{feature}");
+            Requirement::new(&label, operator, vec!["true".to_owned()])
+        };
         let features = self.all_features().into_iter();
-        features
-            .map(|feature| {
-                let label = format!("{CPUID}{feature}");
-                Requirement::new(&label, "In", vec!["true".to_owned()])
-            })
-            .collect()
+        let features = features.map(|feature| is(feature, "In"));
+        if self.level.is_empty() {
+            return vec![features.collect()];
+        }
+        // Also matches nodes without the label.
+        let no_level = is(LOWEST_LEVEL, "NotIn");
+        vec![
+            vec![is(self.level, "In")],
+            features.chain([no_level]).collect(),
+        ]
     }
 }
 

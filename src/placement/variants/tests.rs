@@ -43,6 +43,11 @@ fn labels_say_the_variant_of_a_node() {
         ("amd64", None, "AVX AVX2", Some("v2")),
         ("amd64", None, "AVX AVX2 FMA3", Some("v3")),
         ("amd64", None, v4, Some("v4")),
+        // Where NFD publishes levels, its features do not count.
+        ("amd64", None, "X86_64_V1", None),
+        ("amd64", None, "X86_64_V1 X86_64_V2 X86_64_V3", Some("v3")),
+        ("amd64", None, &format!("{v4} X86_64_V1 X86_64_V2"), Some("v2")),
+        ("arm64", None, "X86_64_V1 X86_64_V2", None),
         // The own label counts more, whatever it says.
         ("amd64", Some("v2"), v4, Some("v2")),
         ("amd64", Some("v1"), v4, Some("v1")),
@@ -113,10 +118,13 @@ fn the_documented_proofs_are_these() {
     let mut before = "";
     for proof in PROOFS {
         let features = proof.features.join(", ");
-        let features = match proof.and_of {
-            "" => features,
-            base if base == before => format!("and {features}"),
-            base => format!("those of {base}, {features}"),
+        let features = match (proof.level, proof.and_of) {
+            (level, _) if !level.is_empty() => {
+                format!("{level}, or {}", proof.all_features().join(", "))
+            }
+            (_, "") => features,
+            (_, base) if base == before => format!("and {features}"),
+            (_, base) => format!("those of {base}, {features}"),
         };
         let row = format!(
             "| {} `{}` | {features} |",
@@ -348,8 +356,16 @@ fn no_label() -> Value {
     by_label("NotIn", &["v1", "v2", "v3", "v4"])
 }
 
+fn cpuid(name: &str, operator: &str) -> Value {
+    json!({"key": format!("{CPUID}{name}"), "operator": operator, "values": ["true"]})
+}
+
 fn feature(name: &str) -> Value {
-    json!({"key": format!("{CPUID}{name}"), "operator": "In", "values": ["true"]})
+    cpuid(name, "In")
+}
+
+fn no_level() -> Value {
+    cpuid("X86_64_V1", "NotIn")
 }
 
 #[test]
@@ -375,12 +391,14 @@ fn the_affinity_of_variants() {
     // Nodes that are known not to suffice are excluded, those that are known to suffice are preferred.
     let v3 = json!([
         [on_arch(&["amd64"]), by_label("In", &["v3", "v4"])],
+        [on_arch(&["amd64"]), no_label(), feature("X86_64_V3")],
         [
             on_arch(&["amd64"]),
             no_label(),
             feature("AVX"),
             feature("AVX2"),
-            feature("FMA3")
+            feature("FMA3"),
+            no_level()
         ],
     ]);
     let not_lower = json!([[on_arch(&["amd64"]), by_label("NotIn", &["v1", "v2"])]]);
@@ -394,7 +412,8 @@ fn the_affinity_of_variants() {
     let mixed = json!([
         [on_arch(&["arm64"])],
         [on_arch(&["amd64"]), by_label("In", &["v2", "v3", "v4"])],
-        [on_arch(&["amd64"]), no_label(), feature("AVX")],
+        [on_arch(&["amd64"]), no_label(), feature("X86_64_V2")],
+        [on_arch(&["amd64"]), no_label(), feature("AVX"), no_level()],
     ]);
     assert_eq!(
         both(require, "amd64/v2,arm64", false),

@@ -2,6 +2,7 @@
 
 mod browser;
 mod containerd;
+pub mod node_feature_discovery;
 mod pki;
 mod referrers;
 mod registry;

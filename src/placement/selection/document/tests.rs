@@ -258,3 +258,50 @@ fn values_and_patterns_are_limited() {
     assert_eq!(of("InRegexp", 250), Ok(()));
     assert_eq!(of("InRegexp", 300), Err(InvalidDocument::TooManyEntries));
 }
+
+/// Rules read what rules before them set.
+#[test]
+fn variables_are_known_where_a_rule_counts() {
+    let holds = |rules: &str| {
+        let text = format!("compatibilities: {rules}");
+        let document =
+            CompatibilityDocument::parse(DocumentFormat::Features, text.as_bytes()).unwrap();
+        assert!(document.features.is_empty(), "{rules}");
+        fits(
+            &document,
+            NodeFacts {
+                labels: &BTreeMap::new(),
+                features: None,
+            },
+        )
+    };
+    let reads = |expressions: &str| {
+        format!("{{matchFeatures: [{{feature: rule.matched, {expressions}}}]}}")
+    };
+    let is_set = reads("matchExpressions: {LEVEL: {op: Ge, value: 3}}");
+    let is_not = reads("matchExpressions: {LEVEL: {op: DoesNotExist}}");
+    let is_named = reads("matchName: {op: In, value: LEVEL}");
+    for (rules, expected) in [
+        (format!("[{{rules: [{{vars: {{LEVEL: '3'}}}}, {is_set}]}}]"), vec![true]),
+        (format!("[{{rules: [{{vars: {{LEVEL: '2'}}}}, {is_set}]}}]"), vec![false]),
+        (format!("[{{rules: [{{vars: {{LEVEL: '2'}}}}, {{vars: {{LEVEL: '3'}}}}, {is_set}]}}]"), vec![true]),
+        (format!("[{{rules: [{{vars: {{LEVEL: '3'}}}}, {is_named}]}}]"), vec![true]),
+        (format!("[{{rules: [{{vars: {{OTHER: '3'}}}}, {is_named}]}}]"), vec![false]),
+        (format!("[{{rules: [{{}}, {is_not}]}}]"), vec![true]),
+        // In one of several ways.
+        (
+            format!(
+                "[{{rules: [{{vars: {{LEVEL: '3'}}}}, {{matchAny: [{{matchFeatures: [{{feature: rule.matched, matchName: {{op: In, value: OTHER}}}}]}}, {{matchFeatures: [{{feature: rule.matched, matchName: {{op: In, value: LEVEL}}}}]}}]}}]}}]"
+            ),
+            vec![true],
+        ),
+        // The first rule has none before it.
+        (format!("[{{rules: [{is_not}, {{vars: {{LEVEL: '3'}}}}]}}]"), vec![false]),
+        // What depends on the node does not count.
+        (format!("[{{rules: [{{vars: {{LEVEL: '3'}}}}]}}, {{rules: [{is_set}]}}]"), vec![true, false]),
+        (format!("[{{rules: [{{vars: {{LEVEL: '3'}}}}]}}, {{rules: [{is_not}]}}]"), vec![true, false]),
+        (format!("[{{rules: [{{varsTemplate: 'LEVEL=3'}}, {is_not}]}}]"), vec![false]),
+    ] {
+        assert_eq!(holds(&rules), expected, "{rules}");
+    }
+}
