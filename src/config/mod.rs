@@ -36,7 +36,7 @@ pub use admission::{
 };
 pub use affinity::{AffinityConfig, PreferenceConfig};
 pub use file::{ConfigError, load, parse, schema};
-pub use selection::{OnNoMatch, PredictorConfig, SelectionConfig};
+pub use selection::{LabelPattern, OnNoMatch, PredictorConfig, SelectionConfig};
 
 /// `apiVersion` of the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -5,6 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::names::{is_dns_subdomain, is_qualified_name};
+
 /// The selection of images. Pods ask for it by annotations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -27,6 +29,35 @@ pub struct PredictorConfig {
     pub timeout: Duration,
     /// Certificate authorities besides the system's, PEM.
     pub ca_bundle: PathBuf,
+    /// Further labels of nodes that it is told.
+    pub labels: Vec<LabelPattern>,
+}
+
+/// The key of a label, or, with `/` at its end, the prefix of keys.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String")]
+#[schemars(with = "String")]
+pub struct LabelPattern(String);
+
+impl TryFrom<String> for LabelPattern {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let is_prefix = text.strip_suffix('/').is_some_and(is_dns_subdomain);
+        if is_prefix || is_qualified_name(&text) {
+            Ok(Self(text))
+        } else {
+            Err(format!(
+                "{text:?} is neither the key of a label nor a prefix like example.com/"
+            ))
+        }
+    }
+}
+
+impl From<LabelPattern> for String {
+    fn from(pattern: LabelPattern) -> Self {
+        pattern.0
+    }
 }
 
 impl Default for PredictorConfig {
@@ -35,6 +66,7 @@ impl Default for PredictorConfig {
             url: String::new(),
             timeout: Duration::from_millis(500),
             ca_bundle: PathBuf::new(),
+            labels: Vec::new(),
         }
     }
 }

@@ -2,28 +2,31 @@
 //! containers that fail, and pods that failed. Running pods are not watched. Each such pod is read, its images are resolved, and an
 //! event says what to do; with `misplaced: evict` it is evicted, so that its controller makes it anew elsewhere.
 
+mod hint;
 mod places;
 mod tracker;
 
-use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc};
+use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::{FutureExt, Stream, StreamExt, stream};
 use kube_runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::Instant,
+};
 
 use crate::{
     cluster::{
         api::{ApiClient, ApiError},
         events::{EventReason, Events},
-        name::NamespacedName,
         objects::{Event, Node, Pod, annotations},
         watch::stream_objects,
     },
     config::Misplaced,
     evaluate::{
         Evaluator, Stage, Subject, Verdict,
-        wrong_architecture::{self, WrongArchitecture, WrongArchitectureCause},
+        wrong_architecture::{self, WrongArchitecture},
     },
     placement::{
         Decision, NodeVariant, annotation, emulation::Emulation, keeps_away, mode::Rule,
@@ -43,16 +46,20 @@ use super::{
     webhook_use::WebhookUse,
 };
 
+use hint::Hint;
 use tracker::Tracker;
 
 /// Warning events about pods. The most frequent ones, which do not matter here, are left out by the API server.
 const WARNINGS: &str = "regarding.kind=Pod,type=Warning,reason!=FailedScheduling,reason!=Unhealthy,reason!=FailedMount";
-/// The kubelet's events about containers that do not start, and about those that end again and again.
-const REASONS: [&str; 2] = ["Failed", "BackOff"];
 /// Pods whose containers are not started again (`restartPolicy`), like those of Jobs.
 const FAILED: &str = "status.phase=Failed,spec.nodeName!=";
 /// Pods that are looked at concurrently.
 const CONCURRENT_LOOKS: usize = 4;
+/// When a pod is looked at again whose status lags behind the event: the kubelet publishes events while it decides what to do, and
+/// updates the status after that. There may be no other event for minutes.
+const STATUS_PAUSES: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(10)];
+/// Pods that are looked at or wait to be looked at again. Further events wait in the watch.
+const MAX_LOOKS: usize = 256;
 
 /// What finds such pods while this process leads.
 pub(super) struct MisplacedPods {
@@ -65,16 +72,9 @@ pub(super) struct MisplacedPods {
     pub(super) events: Events,
     pub(super) durable: Durable,
     tracker: Arc<Mutex<Tracker>>,
+    looks: Semaphore,
     /// One eviction at a time: the next one has to see what is recorded for the controller of the pods.
     evicting: tokio::sync::Mutex<()>,
-}
-
-/// A pod that may be one.
-struct Hint {
-    name: NamespacedName,
-    uid: String,
-    /// What an event proves of a container.
-    told: Option<(String, WrongArchitectureCause)>,
 }
 
 /// A pod that is one.
@@ -96,6 +96,8 @@ enum Look {
     Evicted,
     /// It is gone, or fails for another reason.
     Other,
+    /// An event says that it fails, and its status does not yet.
+    Stale,
 }
 
 /// The node of a pod.
@@ -140,6 +142,7 @@ impl MisplacedPods {
             events,
             durable,
             tracker,
+            looks: Semaphore::new(CONCURRENT_LOOKS),
             evicting: tokio::sync::Mutex::default(),
         }
     }
@@ -161,7 +164,7 @@ impl MisplacedPods {
         while leadership.wait_for(|leading| *leading).await.is_ok() {
             let looks = self
                 .hints()
-                .for_each_concurrent(CONCURRENT_LOOKS, |hint| self.look(hint));
+                .for_each_concurrent(MAX_LOOKS, |hint| self.look(hint));
             tokio::select! {
                 _ = leadership.wait_for(|leading| !*leading) => {}
                 () = looks => return,
@@ -178,12 +181,7 @@ impl MisplacedPods {
         let failed = stream_objects::<Pod>(&self.api, FAILED).filter_map(|pod| {
             // A cluster may keep thousands that failed for other reasons.
             let is_possible = !wrong_architecture::find(&pod, None, |_| true).is_empty();
-            let hint = is_possible.then(|| Hint {
-                name: NamespacedName::of_object(&pod),
-                uid: pod.metadata.uid.unwrap_or_default(),
-                told: None,
-            });
-            std::future::ready(hint)
+            std::future::ready(is_possible.then(|| Hint::of_failed(pod)))
         });
         stream::select(events.boxed(), failed.boxed()).filter(move |hint| {
             let is_due = tracker.lock().is_due(&hint.uid, Instant::now());
@@ -193,8 +191,8 @@ impl MisplacedPods {
 
     /// A panic ends only this look. The panic hook has logged its location.
     async fn look(&self, hint: Hint) {
-        let looked = AssertUnwindSafe(self.look_at(&hint)).catch_unwind().await;
-        match looked {
+        let looked = AssertUnwindSafe(self.look_until_current(&hint)).catch_unwind();
+        match looked.await {
             Ok(Ok(Look::Evicted)) => self.tracker.lock().remove(&hint.uid),
             Ok(Ok(look)) => {
                 let found = look == Look::Found;
@@ -203,6 +201,24 @@ impl MisplacedPods {
             Ok(Err(error)) => tracing::debug!(pod = %hint.name, %error, "cannot read the pod"),
             Err(_) => self.webhook.metrics.panics.count("misplaced"),
         }
+    }
+
+    /// Looks again while the status of the pod lags behind the event.
+    async fn look_until_current(&self, hint: &Hint) -> Result<Look, ApiError> {
+        for pause in STATUS_PAUSES {
+            let look = self.look_in_turn(hint).await?;
+            if look != Look::Stale {
+                return Ok(look);
+            }
+            tracing::debug!(pod = %hint.name, ?pause, "the status lags behind the event");
+            tokio::time::sleep(pause).await;
+        }
+        self.look_in_turn(hint).await
+    }
+
+    async fn look_in_turn(&self, hint: &Hint) -> Result<Look, ApiError> {
+        let _turn = self.looks.acquire().await;
+        self.look_at(hint).await
     }
 
     async fn look_at(&self, hint: &Hint) -> Result<Look, ApiError> {
@@ -217,7 +233,8 @@ impl MisplacedPods {
             return Ok(Look::Other);
         };
         let Some(found) = self.find(&pod, &node, hint).await else {
-            return Ok(Look::Other);
+            let is_stale = hint.is_ahead_of(&pod);
+            return Ok(if is_stale { Look::Stale } else { Look::Other });
         };
         let evicts = self.evaluator.config.misplaced == Misplaced::Evict;
         let mut misplaced = MisplacedPod {
@@ -270,8 +287,7 @@ impl MisplacedPods {
 
     /// The containers that cannot run on the node. Images are resolved only if they can be the reason.
     async fn find(&self, pod: &Pod, node: &PodNode, hint: &Hint) -> Option<Found> {
-        let told = hint.told.as_ref();
-        let told = told.map(|(container, cause)| (container.as_str(), *cause));
+        let told = hint.told();
         let is_proven = !wrong_architecture::find(pod, told, |_| false).is_empty();
         let mut containers = pod.status.containers();
         if !is_proven && !containers.any(wrong_architecture::may_be_wrong_architecture) {
@@ -422,55 +438,5 @@ impl MisplacedPods {
             EvictionResult::Gone => Outcome::NotEvicted("it is gone"),
             EvictionResult::Failed => Outcome::NotEvicted("the API server did not do it"),
         }
-    }
-}
-
-impl Hint {
-    /// An event of the kubelet.
-    fn of_event(event: Event) -> Option<Self> {
-        let reason = event.reason.as_deref()?;
-        if !REASONS.contains(&reason) || event.regarding.name.is_empty() {
-            return None;
-        }
-        let container = event.regarding.container().map(str::to_owned);
-        let cause = event
-            .note
-            .as_deref()
-            .and_then(WrongArchitectureCause::of_message);
-        Some(Self {
-            name: NamespacedName::new(&event.regarding.namespace, &event.regarding.name),
-            told: container.zip(cause),
-            uid: event.regarding.uid,
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn the_kubelet_s_events_name_pods() {
-        let of = |reason: &str, note: &str| {
-            let event = json!({
-                "regarding": {"namespace": "a", "name": "p", "uid": "u", "fieldPath": "spec.containers{c}"},
-                "reason": reason, "note": note,
-            });
-            let hint = Hint::of_event(serde_json::from_value(event).unwrap())?;
-            Some((hint.name.to_string(), hint.told))
-        };
-        let name = "a/p".to_owned();
-        let told = Some(("c".to_owned(), WrongArchitectureCause::ExecFormatError));
-        assert_eq!(
-            of("BackOff", "Back-off restarting failed container"),
-            Some((name.clone(), None))
-        );
-        assert_eq!(
-            of("Failed", "Error: exec /app: exec format error"),
-            Some((name, told))
-        );
-        assert_eq!(of("FailedMount", ""), None);
     }
 }

@@ -14,8 +14,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 use tokio::sync::Semaphore;
 
 use crate::{
-    config::PredictorConfig, error::chain, image::single_flight::SingleFlight,
-    placement::selection::Model,
+    config::PredictorConfig,
+    error::chain,
+    image::single_flight::SingleFlight,
+    placement::selection::{LabelKeys, Model},
 };
 
 /// How long an answer is used: the pods of a rollout ask the same.
@@ -37,6 +39,7 @@ pub struct Predictor(Arc<Inner>);
 
 struct Inner {
     url: Url,
+    labels: LabelKeys,
     http: reqwest::Client,
     answers: Cache<Arc<str>, (Answer, Instant)>,
     flights: SingleFlight<Arc<str>, Answer>,
@@ -121,13 +124,30 @@ impl Predictor {
         if !config.ca_bundle.as_os_str().is_empty() {
             builder = builder.tls_certs_merge(authorities(&config.ca_bundle)?);
         }
+        let mut labels = Model::labels();
+        for pattern in &config.labels {
+            let pattern = String::from(pattern.clone());
+            let is_prefix = pattern.ends_with('/');
+            let all = if is_prefix {
+                &mut labels.prefixes
+            } else {
+                &mut labels.keys
+            };
+            all.insert(pattern);
+        }
         Ok(Some(Self(Arc::new(Inner {
             url,
+            labels,
             http: builder.build().map_err(PredictorError::Tls)?,
             answers: Cache::new(MAX_ANSWERS),
             flights: SingleFlight::new(),
             slots: Semaphore::new(MAX_REQUESTS),
         }))))
+    }
+
+    /// The labels of nodes that the server is told.
+    pub fn labels(&self) -> &LabelKeys {
+        &self.0.labels
     }
 
     /// Asks which of these nodes a model prefers.
@@ -295,6 +315,35 @@ mod tests {
 
     const ANSWER: &str = "HTTP/1.1 200 OK\r\ncontent-length: 80\r\nconnection: close\r\n\r\n{\"instance\": \"m7g\", \"arch\": \"arm64\", \"instance-selector\": \"type\", \"score\": 0.5}\n";
 
+    #[test]
+    fn labels_of_the_configuration_are_told_too() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let config = |labels: &str| {
+            let text = format!(r#"{{"url": "http://localhost/predict", "labels": {labels}}}"#);
+            serde_json::from_str::<PredictorConfig>(&text)
+        };
+        let told = |labels: &str, key: &str| {
+            let predictor = Predictor::new(&config(labels).unwrap()).unwrap().unwrap();
+            predictor.labels().contains(key)
+        };
+        let labels = r#"["example.com/tier", "nvidia.com/"]"#;
+        for (key, by_default, configured) in [
+            ("kubernetes.io/arch", true, true),
+            ("node.kubernetes.io/instance-type", true, true),
+            ("feature.node.kubernetes.io/cpu-model.id", true, true),
+            ("kubernetes.io/hostname", false, false),
+            ("example.com/tier", false, true),
+            ("example.com/tier-2", false, false),
+            ("nvidia.com/gpu.product", false, true),
+        ] {
+            let found = (told("[]", key), told(labels, key));
+            assert_eq!(found, (by_default, configured), "{key}");
+        }
+        for invalid in ["/", "Example.com/", "a/b/", "-x", ""] {
+            assert!(config(&format!("[{invalid:?}]")).is_err(), "{invalid}");
+        }
+    }
+
     #[tokio::test]
     async fn the_same_question_is_asked_once() {
         let (url, seen) = server(ANSWER).await;
@@ -390,6 +439,7 @@ mod tests {
                 url: format!("https://localhost:{port}/predict"),
                 timeout: Duration::from_secs(10),
                 ca_bundle: ca_bundle.to_owned(),
+                labels: Vec::new(),
             };
             let predictor = Predictor::new(&config).unwrap().unwrap();
             let answer = predictor.ask(&model(), vec![labels("a")]).await;

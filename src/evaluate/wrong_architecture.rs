@@ -104,6 +104,16 @@ pub fn may_be_wrong_architecture(status: &ContainerStatus) -> bool {
             || status.state.waiting.as_ref().is_some_and(is_pulled))
 }
 
+/// Whether a status says that a container waits after a failure, or has ended. One that has not started yet waits, too.
+pub fn says_failure(status: &ContainerStatus) -> bool {
+    let is_starting = |detail: &StateDetail| {
+        let reason = detail.reason.as_deref();
+        matches!(reason, None | Some("ContainerCreating" | "PodInitializing"))
+    };
+    let waiting = status.state.waiting.as_ref();
+    status.state.terminated.is_some() || waiting.is_some_and(|detail| !is_starting(detail))
+}
+
 /// One that runs again is on a node that executes it, whatever it said before.
 fn is_failing(status: &ContainerStatus) -> bool {
     !status.ready && status.state.running.is_none()

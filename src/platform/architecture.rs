@@ -105,6 +105,11 @@ impl Platform {
         })
     }
 
+    /// The operating system; `None`: each.
+    pub fn os(&self) -> Option<&Os> {
+        self.os.as_ref()
+    }
+
     /// The CPU architecture.
     pub fn architecture(&self) -> &Architecture {
         &self.architecture

@@ -106,11 +106,13 @@ pub struct Manifest {
     pub config: Option<Descriptor>,
 }
 
-/// A manifest as an artifact whose content is read. An index has no layers.
+/// A manifest as an artifact whose content is read, or an index.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Artifact {
-    /// Its layers.
+    /// Its layers. An index has none.
     pub layers: Vec<Descriptor>,
+    /// The images of an index that say their platform, by the digests of their manifests, which are not validated.
+    pub images: Vec<(Platform, String)>,
     /// The manifest to which it is attached.
     pub subject: Option<Descriptor>,
 }
@@ -193,13 +195,8 @@ impl<'de> Deserialize<'de> for RawIndex {
 impl RawIndex {
     /// Skips what is not an image: attestations, unknown platforms, entries without a digest.
     fn add(&mut self, raw: RawDescriptor) {
-        let is_attestation = |annotations: &RawAnnotations| {
-            annotations.reference_type.as_deref() == Some("attestation-manifest")
-        };
         let platform = raw.platform.as_ref();
-        if raw.annotations.as_ref().is_some_and(is_attestation)
-            || platform.is_some_and(RawPlatform::is_unknown)
-        {
+        if raw.is_attestation() || platform.is_some_and(RawPlatform::is_unknown) {
             return;
         }
         if let Some(platform) = platform.filter(|platform| platform.is_complete()) {
@@ -336,12 +333,19 @@ impl Artifact {
         struct Raw<'a> {
             #[serde(borrow)]
             layers: Option<RawList<'a>>,
+            #[serde(borrow)]
+            manifests: Option<RawList<'a>>,
             subject: Option<RawDescriptor>,
         }
         check(bytes)?;
         let raw: Raw<'_> = serde_json::from_slice(bytes).map_err(malformed)?;
         let layers = raw.layers.iter().flat_map(RawList::parse);
+        let images = raw.manifests.iter().flat_map(RawList::parse);
+        let images = images.filter(RawDescriptor::is_image_of_platform);
         Ok(Self {
+            images: images
+                .filter_map(|raw| Some((raw.platform?.platform()?, raw.digest?)))
+                .collect(),
             layers: layers
                 .filter_map(|raw| Descriptor::from_raw(raw).ok())
                 .collect(),
@@ -381,6 +385,20 @@ impl Referrers {
             })
         };
         Ok(Self(entries.filter_map(referrer).collect()))
+    }
+}
+
+impl RawDescriptor {
+    fn is_attestation(&self) -> bool {
+        let kind = self.annotations.as_ref();
+        kind.and_then(|annotations| annotations.reference_type.as_deref())
+            == Some("attestation-manifest")
+    }
+
+    fn is_image_of_platform(&self) -> bool {
+        let platform = self.platform.as_ref();
+        !self.is_attestation()
+            && platform.is_some_and(|platform| platform.is_complete() && !platform.is_unknown())
     }
 }
 

@@ -153,6 +153,27 @@ async fn they_are_found_and_told() {
     assert_eq!(archaware.stop().await, 0);
 }
 
+/// The kubelet publishes its event while the status still says that the container runs, and no other event for minutes.
+#[tokio::test]
+async fn a_status_that_comes_after_its_event_is_read() {
+    let cluster = TestCluster::take().await;
+    cluster.create_node("arm64-1", "arm64").await;
+    create_bound(&cluster, "late", "amd64", "arm64-1").await;
+    let running =
+        json!({"ready": true, "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}});
+    set_status(&cluster, "late", "Running", &running).await;
+    let archaware = Controller::start(&cluster, "");
+    cluster.wait_until_tainted().await;
+    publish(&cluster, "late", "BackOff", RESTARTS).await;
+    archaware
+        .wait_for_log("the status lags behind the event")
+        .await;
+    set_status(&cluster, "late", "Running", &crashing(1, "")).await;
+    let told = cluster.wait_for_event("late", "WrongArchitecture").await;
+    assert!(told.contains("is for amd64"), "{told}");
+    assert_eq!(archaware.stop().await, 0);
+}
+
 /// A claim `data` of a volume that is in this zone. Returns the name of the volume.
 async fn create_volume(cluster: &TestCluster, zone: &str) -> String {
     let volume = format!("volume-{}", cluster.namespace);

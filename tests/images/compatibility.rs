@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use archaware::{
     image::Reason,
-    placement::selection::{CompatibilityDocument, DocumentFormat},
+    placement::selection::{Compatibility, CompatibilityDocument, DocumentFormat},
 };
 use testimg::{Auth, Image, Script};
 
@@ -210,6 +210,49 @@ async fn what_is_attached_to_an_image_is_read() {
     let artifact = format!("{name}@{}", new.root.digest);
     let document = read(&resolver, &artifact).await.unwrap();
     assert_eq!(document.subject.as_deref(), Some(&*image.root.digest));
+}
+
+/// An index may have a document for each of its platforms (`oras attach --platform`). One of the index itself counts more.
+#[tokio::test]
+async fn what_is_attached_to_single_platforms_is_read() {
+    let registry = registry().await;
+    let image = testimg::find("multi");
+    registry.add("app", &image);
+    let children: Vec<_> = image.manifests.clone();
+    assert!(children.len() > 2);
+    let attach = |subject: &testimg::Blob, weight: i64| {
+        let text = format!("compatibilities: [{{weight: {weight}, rules: []}}]");
+        let artifact = Image::artifact(NFD_ARTIFACT, NFD, &text).attached_to(subject, "2026");
+        registry.add_tag("app", "attached", &artifact);
+        registry.set_referrers("app", &subject.digest, Some(&[&artifact]));
+    };
+    let name = registry.image("app");
+    let error = read(&resolver(), &name).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Corrupt, "{}", error.chain());
+    attach(&children[1], 7);
+    registry.forget();
+    let resolver = resolver();
+    let document = read(&resolver, &name).await.unwrap();
+    let on = |entry: &Compatibility| (entry.rules[0].name.clone(), entry.weight);
+    let found: Vec<_> = document.entries.iter().map(on).collect();
+    let index: serde_json::Value = serde_json::from_slice(&image.root.bytes).unwrap();
+    let platforms = index["manifests"].as_array().unwrap().iter();
+    let expected = platforms.enumerate().map(|(n, entry)| {
+        let platform = |name: &str| entry["platform"][name].as_str().unwrap().to_owned();
+        let name = format!("{}/{}", platform("os"), platform("architecture"));
+        (name, if n == 1 { 7 } else { 0 })
+    });
+    assert_eq!(found, expected.collect::<Vec<_>>());
+    assert_eq!(
+        registry.count("GET", "/v2/app/referrers/"),
+        children.len() + 1
+    );
+    registry.forget();
+    read(&resolver, &name).await.unwrap();
+    assert_eq!(registry.seen(), [], "it is cached");
+    attach(&image.root, 9);
+    let document = read(&super::resolver(), &name).await.unwrap();
+    assert_eq!(weights(&document), [9]);
 }
 
 /// A registry may answer in pages; the next one is asked for in the same repository, wherever the link points.

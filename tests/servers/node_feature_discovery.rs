@@ -61,7 +61,10 @@ fn condition() -> impl Strategy<Value = Value> {
     ];
     (
         prop::sample::select(features.to_vec()),
-        prop::option::weighted(0.8, prop::collection::btree_map("[A-C]", expression(), 0..3)),
+        prop::option::weighted(
+            0.8,
+            prop::collection::btree_map("[A-C]", expression(), 0..3),
+        ),
         prop::option::weighted(0.2, expression()),
     )
         .prop_map(|(feature, elements, name)| {

@@ -13,7 +13,7 @@ use crate::{
         rule::AppliedRules,
         selection::{
             Candidate, CandidateOutcome, Choice, Compatibility, CompatibilityDocument,
-            DocumentFormat, ImageSelection, LabelKeys, Model, NoChoice, NodeGroup, PassedOver,
+            DocumentFormat, ImageFit, ImageSelection, LabelKeys, NoChoice, NodeGroup, PassedOver,
             SelectedNodes,
         },
         suffices,
@@ -151,7 +151,7 @@ impl Evaluator {
         let predictor =
             predictor.ok_or_else(|| because("selection.predictor is not configured".to_owned()))?;
         // Other labels are among those of the groups because the pod or other documents name them.
-        let told = Model::labels();
+        let told = predictor.labels();
         let labels = |group: &NodeGroup<'a>| {
             let all = group.facts.labels.iter();
             let told = all.filter(|(key, _)| told.contains(key));
@@ -232,9 +232,14 @@ impl Evaluator {
             .extend(of_rules.flatten().map(|one| one.key.clone()));
         let mut features = None;
         for document in documents {
-            keys.keys.extend(document.labels.keys.iter().cloned());
-            keys.prefixes
-                .extend(document.labels.prefixes.iter().cloned());
+            keys.add(&document.labels);
+            if let Some(predictor) = self
+                .predictor
+                .as_ref()
+                .filter(|_| !document.models.is_empty())
+            {
+                keys.add(predictor.labels());
+            }
             if !document.features.is_empty() {
                 features = Some(&self.nodes.features);
             }
@@ -286,11 +291,18 @@ impl Evaluator {
         let author = pod.subject.spec.author_selection();
         loop {
             let runs = |entry: &Compatibility, group: &NodeGroup<'_>| {
-                let image = known.get(&document.image(entry, reference))?;
+                let Some(image) = known.get(&document.image(entry, reference)) else {
+                    return ImageFit::Unknown;
+                };
                 // A term that names nodes gets no requirements.
                 let fits_all = || groups.iter().all(|group| entry.fits(group.facts));
-                let is_open = !author.names_fields() || fits_all();
-                Some(is_open && pod.can_run(image.as_ref(), group))
+                if !pod.can_run(image.as_ref(), group) {
+                    ImageFit::OtherArchitecture
+                } else if author.names_fields() && !fits_all() {
+                    ImageFit::NotOnAllNamed
+                } else {
+                    ImageFit::Runs
+                }
             };
             let chosen = match document.choose(groups, runs) {
                 Ok(choice) => Ok(choice),

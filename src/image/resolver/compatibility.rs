@@ -1,7 +1,7 @@
 //! Compatibility documents: artifacts that say which image is for which nodes (`placement::selection`), named by themselves or
 //! attached to an image. They are read as images are: with the same names, credentials, mirrors, slots and limits.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use futures::FutureExt;
@@ -42,6 +42,9 @@ const LAYERS: [(&str, DocumentFormat); 3] = [
         DocumentFormat::Features,
     ),
 ];
+
+/// Maximum number of images of an index to which documents may be attached: each costs a request. Real indexes have up to twenty.
+const MAX_IMAGES: usize = 32;
 
 impl Resolver {
     /// The compatibility document of an artifact, within a deadline.
@@ -119,17 +122,13 @@ impl ResolverInner {
             let (root, _) = source.root(found).await?;
             summary::verify(DocumentKind::Manifest, digest, None, &root)?;
             let artifact = artifact(digest, &root)?;
-            if let Some(document) = read_layer(&source, &artifact).await? {
-                let subject = artifact.subject.map(|subject| subject.digest);
-                let document = CompatibilityDocument {
-                    subject,
-                    ..document
-                };
+            if let Some(mut document) = read_layer(&source, &artifact).await? {
+                document.subject = artifact.subject.map(|subject| subject.digest);
                 return Ok((document, false));
             }
             // It may be attached to an image. What is attached can change while the image does not.
-            let document = self.read_referrer(context, &source, digest).await?;
-            Ok((document, true))
+            let document = self.read_attached(context, &source, digest, &artifact);
+            Ok((document.await?, true))
         };
         match read.await {
             Ok((document, is_attached)) => {
@@ -156,16 +155,51 @@ impl ResolverInner {
         }
     }
 
-    /// The newest of NFD's documents that are attached to an image.
+    /// What is attached to an image or, if it is an index, to the images of its platforms.
+    async fn read_attached(
+        &self,
+        context: &RequestContext,
+        source: &DocumentSource<'_>,
+        digest: &Digest,
+        artifact: &Artifact,
+    ) -> Result<CompatibilityDocument, ImageError> {
+        if let Some(error) = &source.failed {
+            return Err(error.clone());
+        }
+        if let Some(document) = self.read_referrer(context, source, digest).await? {
+            return Ok(document);
+        }
+        let mut digests: Vec<&String> = artifact.images.iter().map(|(_, digest)| digest).collect();
+        digests.sort_unstable();
+        digests.dedup();
+        if digests.len() > MAX_IMAGES {
+            return Err(ImageError::TooDeep(
+                "an index has more than 32 images, to each of which a compatibility document may be attached",
+            ));
+        }
+        let mut attached = BTreeMap::new();
+        for digest in digests {
+            let own = self
+                .read_referrer(context, source, &digest.parse()?)
+                .await?;
+            attached.extend(own.map(|document| (digest, document)));
+        }
+        let what = || format!("artifact {digest}");
+        if attached.is_empty() {
+            return Err(invalid(what(), InvalidDocument::NoLayer));
+        }
+        let images = artifact.images.iter();
+        let images = images.map(|(platform, digest)| (platform, attached.get(digest)));
+        CompatibilityDocument::of_platforms(images).map_err(|source| invalid(what(), source))
+    }
+
+    /// The newest of NFD's documents that are attached to an image; `None`: there is none.
     async fn read_referrer(
         &self,
         context: &RequestContext,
         source: &DocumentSource<'_>,
         image: &Digest,
-    ) -> Result<CompatibilityDocument, ImageError> {
-        if let Some(error) = &source.failed {
-            return Err(error.clone());
-        }
+    ) -> Result<Option<CompatibilityDocument>, ImageError> {
         let RequestContext {
             reference,
             credentials,
@@ -178,11 +212,14 @@ impl ResolverInner {
         // RFC 3339 allows offsets and fractions, so that the order of texts is not that of times.
         let time = |text: &str| (text.parse::<jiff::Timestamp>().ok(), text.to_owned());
         let newest = found.0.into_iter().max_by_key(|one| time(&one.created));
-        let none = || invalid(format!("artifact {image}"), InvalidDocument::NoLayer);
-        let digest: Digest = newest.ok_or_else(none)?.manifest.digest.parse()?;
+        let Some(newest) = newest else {
+            return Ok(None);
+        };
+        let digest: Digest = newest.manifest.digest.parse()?;
         let manifest = source.fetch(DocumentKind::Manifest, &digest).await?;
         summary::verify(DocumentKind::Manifest, &digest, None, &manifest)?;
         let artifact = artifact(&digest, &manifest)?;
+        let none = || invalid(format!("artifact {image}"), InvalidDocument::NoLayer);
         let subject = artifact.subject.as_ref().map(|subject| &*subject.digest);
         // A registry may claim anything of what refers to an image.
         if subject != Some(&*image.to_string()) {
@@ -190,7 +227,7 @@ impl ResolverInner {
         }
         let document = read_layer(source, &artifact).await?;
         let document = document.filter(|found| found.format == DocumentFormat::Features);
-        document.ok_or_else(none)
+        document.ok_or_else(none).map(Some)
     }
 }
 

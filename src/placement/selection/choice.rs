@@ -19,6 +19,19 @@ pub struct NodeGroup<'a> {
     pub count: usize,
 }
 
+/// Whether a pod can have the image of an entry on nodes that satisfy its rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageFit {
+    /// It can.
+    Runs,
+    /// The image is for other architectures.
+    OtherArchitecture,
+    /// The pod names its nodes, and some of them do not satisfy the rules: its affinity cannot follow the choice.
+    NotOnAllNamed,
+    /// The image has to be known first.
+    Unknown,
+}
+
 /// An entry, and the nodes that can run its image.
 #[derive(Clone, Debug)]
 pub struct Fit<'a> {
@@ -128,12 +141,13 @@ impl CompatibilityDocument {
         &'a self,
         choice: Option<&Choice<'a>>,
         groups: &[NodeGroup<'a>],
-        runs: impl Fn(&Compatibility, &NodeGroup<'_>) -> Option<bool>,
+        runs: impl Fn(&Compatibility, &NodeGroup<'_>) -> ImageFit,
     ) -> Vec<Candidate> {
         let outcome = |entry: &Compatibility| {
             let is_of = |fit: &Fit<'_>| std::ptr::eq(fit.entry, entry);
             let fits_one = |group: &NodeGroup<'_>| {
-                entry.fits(group.facts) && runs(entry, group) != Some(false)
+                let may_run = || matches!(runs(entry, group), ImageFit::Runs | ImageFit::Unknown);
+                entry.fits(group.facts) && may_run()
             };
             if choice.is_some_and(|choice| is_of(&choice.best)) {
                 CandidateOutcome::Chosen
@@ -163,15 +177,15 @@ impl CompatibilityDocument {
     pub fn choose<'a>(
         &'a self,
         groups: &[NodeGroup<'a>],
-        runs: impl Fn(&Compatibility, &NodeGroup<'_>) -> Option<bool>,
+        runs: impl Fn(&Compatibility, &NodeGroup<'_>) -> ImageFit,
     ) -> Result<Choice<'a>, NoChoice<'a>> {
         let fit = |entry: &'a Compatibility| -> Result<Option<Fit<'a>>, NoChoice<'a>> {
             let mut fitting = Vec::new();
             for group in groups.iter().filter(|group| entry.fits(group.facts)) {
                 match runs(entry, group) {
-                    Some(true) => fitting.push(*group),
-                    Some(false) => {}
-                    None => return Err(NoChoice::Unknown(entry)),
+                    ImageFit::Runs => fitting.push(*group),
+                    ImageFit::OtherArchitecture | ImageFit::NotOnAllNamed => {}
+                    ImageFit::Unknown => return Err(NoChoice::Unknown(entry)),
                 }
             }
             let found = Fit {
@@ -214,7 +228,7 @@ impl Compatibility {
     fn passed_over(
         &self,
         groups: &[NodeGroup<'_>],
-        runs: impl Fn(&Self, &NodeGroup<'_>) -> Option<bool>,
+        runs: impl Fn(&Self, &NodeGroup<'_>) -> ImageFit,
     ) -> PassedOver {
         let count = |fails: &dyn Fn(&NodeGroup<'_>) -> bool| -> usize {
             let failing = groups.iter().filter(|group| fails(group));
@@ -228,9 +242,18 @@ impl Compatibility {
                 (name, count(&|group| !rule.holds(group.facts)))
             })
             .collect();
-        let lacking = count(&|group| self.fits(group.facts) && runs(self, group) == Some(false));
+        let excluded =
+            |why: ImageFit| count(&|group| self.fits(group.facts) && runs(self, group) == why);
         if self.weight >= 0 {
-            failed.push(("the architecture of its image".to_owned(), lacking));
+            for (name, why) in [
+                ("the architecture of its image", ImageFit::OtherArchitecture),
+                (
+                    "matchFields of the pod (its rules have to hold on all nodes that it names)",
+                    ImageFit::NotOnAllNamed,
+                ),
+            ] {
+                failed.push((name.to_owned(), excluded(why)));
+            }
         }
         failed.retain(|(_, count)| *count > 0);
         PassedOver {

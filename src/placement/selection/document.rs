@@ -13,8 +13,8 @@ use super::{
 /// Maximum size of a document in bytes, many times that of real ones: it is parsed and kept.
 pub const MAX_SIZE: u64 = 256 * 1024;
 /// Maximum number of entries of a document, and of expressions and values in it: real ones have some dozens.
-const MAX_ENTRIES: usize = 256;
-const MAX_EXPRESSIONS: usize = 4096;
+pub(super) const MAX_ENTRIES: usize = 256;
+pub(super) const MAX_EXPRESSIONS: usize = 4096;
 /// A pattern counts as much as this many values: compiled, it may have 64 KiB.
 const COST_OF_PATTERN: usize = 16;
 
@@ -42,6 +42,8 @@ pub struct CompatibilityDocument {
     pub models: Vec<Model>,
     /// The digest of the image that it is about, if its artifact names one.
     pub subject: Option<String>,
+    /// The number of its expressions and values, as they count.
+    pub(super) cost: usize,
 }
 
 /// Keys of node labels.
@@ -59,8 +61,14 @@ impl LabelKeys {
         self.keys.contains(key) || self.prefixes.iter().any(|prefix| key.starts_with(prefix))
     }
 
+    /// Adds others.
+    pub fn add(&mut self, other: &Self) {
+        self.keys.extend(other.keys.iter().cloned());
+        self.prefixes.extend(other.prefixes.iter().cloned());
+    }
+
     /// The keys that conditions read.
-    fn of<'a>(conditions: impl Iterator<Item = &'a FeatureMatch>) -> Self {
+    pub(super) fn of<'a>(conditions: impl Iterator<Item = &'a FeatureMatch>) -> Self {
         let mut all = Self::default();
         for condition in conditions {
             match condition {
@@ -216,11 +224,6 @@ impl CompatibilityDocument {
     /// With models that choose before the rules do.
     #[must_use]
     pub fn with_models(mut self, models: Vec<Model>) -> Self {
-        if !models.is_empty() {
-            let read = Model::labels();
-            self.labels.keys.extend(read.keys);
-            self.labels.prefixes.extend(read.prefixes);
-        }
         self.models = models;
         self
     }
@@ -234,6 +237,7 @@ impl CompatibilityDocument {
             features: BTreeSet::new(),
             models: Vec::new(),
             subject: None,
+            cost: 0,
         }
     }
 
@@ -285,6 +289,7 @@ impl CompatibilityDocument {
             models: Vec::new(),
             subject: None,
             entries,
+            cost: count,
         })
     }
 }

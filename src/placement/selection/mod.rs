@@ -8,11 +8,14 @@ mod facts;
 mod model;
 mod nodes;
 mod opt_in;
+mod platforms;
 mod rule;
 mod variables;
 mod version;
 
-pub use choice::{Candidate, CandidateOutcome, Choice, Fit, NoChoice, NodeGroup, PassedOver};
+pub use choice::{
+    Candidate, CandidateOutcome, Choice, Fit, ImageFit, NoChoice, NodeGroup, PassedOver,
+};
 pub use document::{
     Compatibility, CompatibilityDocument, DocumentFormat, InvalidDocument, LabelKeys, MAX_SIZE,
 };

@@ -96,7 +96,7 @@ impl Model {
         Ok(models)
     }
 
-    /// The labels that the server is told.
+    /// The labels that the server is told in any case.
     pub fn labels() -> LabelKeys {
         LabelKeys {
             keys: HARDWARE.map(str::to_owned).into(),

@@ -68,9 +68,8 @@ impl Feature<'_> {
         elements: Option<&[(String, Expression)]>,
         name: Option<&Expression>,
     ) -> bool {
-        let by_name = name.is_none_or(|expression| {
-            self.has_name(|name| expression.holds(Fact::Value(name)))
-        });
+        let by_name =
+            name.is_none_or(|expression| self.has_name(|name| expression.holds(Fact::Value(name))));
         by_name && elements.is_none_or(|all| self.has(all))
     }
 

@@ -46,7 +46,12 @@ fn labels_say_the_variant_of_a_node() {
         // Where NFD publishes levels, its features do not count.
         ("amd64", None, "X86_64_V1", None),
         ("amd64", None, "X86_64_V1 X86_64_V2 X86_64_V3", Some("v3")),
-        ("amd64", None, &format!("{v4} X86_64_V1 X86_64_V2"), Some("v2")),
+        (
+            "amd64",
+            None,
+            &format!("{v4} X86_64_V1 X86_64_V2"),
+            Some("v2"),
+        ),
         ("arm64", None, "X86_64_V1 X86_64_V2", None),
         // The own label counts more, whatever it says.
         ("amd64", Some("v2"), v4, Some("v2")),

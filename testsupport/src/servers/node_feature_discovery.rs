@@ -49,6 +49,6 @@ pub fn evaluate(questions: &[(String, Vec<Value>)]) -> Vec<Vec<Evaluated>> {
         serde_json::json!({"document": document, "nodes": nodes}).to_string() + "\n"
     };
     let answers = run("evaluate", questions.iter().map(line).collect());
-    let answers = answers.lines().map(|line| serde_json::from_str(line));
+    let answers = answers.lines().map(serde_json::from_str);
     answers.collect::<Result<_, _>>().unwrap()
 }

@@ -46,12 +46,8 @@ fn group(labels: &Labels, count: usize) -> NodeGroup<'_> {
 }
 
 /// Every node can run every image.
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "it stands for a function that may not know"
-)]
-pub(in super::super) fn anywhere(_: &Compatibility, _: &NodeGroup<'_>) -> Option<bool> {
-    Some(true)
+pub(in super::super) fn anywhere(_: &Compatibility, _: &NodeGroup<'_>) -> ImageFit {
+    ImageFit::Runs
 }
 
 #[test]
@@ -100,7 +96,12 @@ fn what_fits_nowhere_is_explained() {
     };
     let why = |document: &CompatibilityDocument, runs: &dyn Fn(&str) -> bool| {
         let by_count = |_: &Compatibility, group: &NodeGroup<'_>| {
-            Some(runs(if group.count == 3 { "three" } else { "four" }))
+            let name = if group.count == 3 { "three" } else { "four" };
+            if runs(name) {
+                ImageFit::Runs
+            } else {
+                ImageFit::OtherArchitecture
+            }
         };
         match document.choose(&groups, by_count) {
             Err(NoChoice::Nothing(passed_over)) => passed_over,
@@ -128,6 +129,19 @@ fn what_fits_nowhere_is_explained() {
             passed_over("", &[(architecture, 3)])
         ]
     );
+    // A pod that names its nodes.
+    let named = document.choose(&groups, |_, _| ImageFit::NotOnAllNamed);
+    let Err(NoChoice::Nothing(named)) = named else {
+        panic!("{named:?}");
+    };
+    let fields = "matchFields of the pod (its rules have to hold on all nodes that it names)";
+    assert_eq!(
+        named,
+        [
+            passed_over("a", &[("rule 1", 4), (fields, 3)]),
+            passed_over("", &[(fields, 7)])
+        ]
+    );
 }
 
 /// Which nodes can run an image is asked only for the entries that are considered.
@@ -139,7 +153,11 @@ fn an_image_that_is_not_known_is_asked_for() {
         let nodes: Vec<_> = nodes.iter().map(|text| labels(text)).collect();
         let runs = |entry: &Compatibility, _: &NodeGroup<'_>| {
             let mut known = known.iter().filter(|(tag, _)| *tag == entry.tag);
-            known.next().map(|(_, runs)| *runs)
+            match known.next() {
+                None => ImageFit::Unknown,
+                Some((_, true)) => ImageFit::Runs,
+                Some((_, false)) => ImageFit::OtherArchitecture,
+            }
         };
         match document.choose(&groups(&nodes), runs) {
             Ok(choice) => choice.best.entry.tag.clone(),

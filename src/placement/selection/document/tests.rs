@@ -282,25 +282,50 @@ fn variables_are_known_where_a_rule_counts() {
     let is_not = reads("matchExpressions: {LEVEL: {op: DoesNotExist}}");
     let is_named = reads("matchName: {op: In, value: LEVEL}");
     for (rules, expected) in [
-        (format!("[{{rules: [{{vars: {{LEVEL: '3'}}}}, {is_set}]}}]"), vec![true]),
-        (format!("[{{rules: [{{vars: {{LEVEL: '2'}}}}, {is_set}]}}]"), vec![false]),
-        (format!("[{{rules: [{{vars: {{LEVEL: '2'}}}}, {{vars: {{LEVEL: '3'}}}}, {is_set}]}}]"), vec![true]),
-        (format!("[{{rules: [{{vars: {{LEVEL: '3'}}}}, {is_named}]}}]"), vec![true]),
-        (format!("[{{rules: [{{vars: {{OTHER: '3'}}}}, {is_named}]}}]"), vec![false]),
+        (
+            format!("[{{rules: [{{vars: {{LEVEL: '3'}}}}, {is_set}]}}]"),
+            vec![true],
+        ),
+        (
+            format!("[{{rules: [{{vars: {{LEVEL: '2'}}}}, {is_set}]}}]"),
+            vec![false],
+        ),
+        (
+            format!("[{{rules: [{{vars: {{LEVEL: '2'}}}}, {{vars: {{LEVEL: '3'}}}}, {is_set}]}}]"),
+            vec![true],
+        ),
+        (
+            format!("[{{rules: [{{vars: {{LEVEL: '3'}}}}, {is_named}]}}]"),
+            vec![true],
+        ),
+        (
+            format!("[{{rules: [{{vars: {{OTHER: '3'}}}}, {is_named}]}}]"),
+            vec![false],
+        ),
         (format!("[{{rules: [{{}}, {is_not}]}}]"), vec![true]),
         // In one of several ways.
         (
-            format!(
-                "[{{rules: [{{vars: {{LEVEL: '3'}}}}, {{matchAny: [{{matchFeatures: [{{feature: rule.matched, matchName: {{op: In, value: OTHER}}}}]}}, {{matchFeatures: [{{feature: rule.matched, matchName: {{op: In, value: LEVEL}}}}]}}]}}]}}]"
-            ),
+            "[{rules: [{vars: {LEVEL: '3'}}, {matchAny: [{matchFeatures: [{feature: rule.matched, matchName: {op: In, value: OTHER}}]}, {matchFeatures: [{feature: rule.matched, matchName: {op: In, value: LEVEL}}]}]}]}]".to_owned(),
             vec![true],
         ),
         // The first rule has none before it.
-        (format!("[{{rules: [{is_not}, {{vars: {{LEVEL: '3'}}}}]}}]"), vec![false]),
+        (
+            format!("[{{rules: [{is_not}, {{vars: {{LEVEL: '3'}}}}]}}]"),
+            vec![false],
+        ),
         // What depends on the node does not count.
-        (format!("[{{rules: [{{vars: {{LEVEL: '3'}}}}]}}, {{rules: [{is_set}]}}]"), vec![true, false]),
-        (format!("[{{rules: [{{vars: {{LEVEL: '3'}}}}]}}, {{rules: [{is_not}]}}]"), vec![true, false]),
-        (format!("[{{rules: [{{varsTemplate: 'LEVEL=3'}}, {is_not}]}}]"), vec![false]),
+        (
+            format!("[{{rules: [{{vars: {{LEVEL: '3'}}}}]}}, {{rules: [{is_set}]}}]"),
+            vec![true, false],
+        ),
+        (
+            format!("[{{rules: [{{vars: {{LEVEL: '3'}}}}]}}, {{rules: [{is_not}]}}]"),
+            vec![true, false],
+        ),
+        (
+            format!("[{{rules: [{{varsTemplate: 'LEVEL=3'}}, {is_not}]}}]"),
+            vec![false],
+        ),
     ] {
         assert_eq!(holds(&rules), expected, "{rules}");
     }

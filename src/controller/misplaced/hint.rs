@@ -1,0 +1,130 @@
+//! What says that a pod may be on the wrong architecture.
+
+use crate::{
+    cluster::{
+        name::NamespacedName,
+        objects::{Event, Pod},
+    },
+    evaluate::wrong_architecture::{self, WrongArchitectureCause},
+};
+
+/// The kubelet's events about containers that do not start, and about those that end again and again.
+const REASONS: [&str; 2] = ["Failed", "BackOff"];
+
+/// A pod that may be one.
+pub(super) struct Hint {
+    pub(super) name: NamespacedName,
+    pub(super) uid: String,
+    /// The container that fails; `None`: the status of the pod says it.
+    container: Option<String>,
+    /// What the event proves.
+    cause: Option<WrongArchitectureCause>,
+}
+
+impl Hint {
+    /// A pod that failed.
+    pub(super) fn of_failed(pod: Pod) -> Self {
+        Self {
+            name: NamespacedName::of_object(&pod),
+            uid: pod.metadata.uid.unwrap_or_default(),
+            container: None,
+            cause: None,
+        }
+    }
+
+    /// An event of the kubelet.
+    pub(super) fn of_event(event: Event) -> Option<Self> {
+        let reason = event.reason.as_deref()?;
+        if !REASONS.contains(&reason) || event.regarding.name.is_empty() {
+            return None;
+        }
+        let cause = event
+            .note
+            .as_deref()
+            .and_then(WrongArchitectureCause::of_message);
+        Some(Self {
+            name: NamespacedName::new(&event.regarding.namespace, &event.regarding.name),
+            container: event.regarding.container().map(str::to_owned),
+            cause,
+            uid: event.regarding.uid,
+        })
+    }
+
+    /// The container of which an event proves something.
+    pub(super) fn told(&self) -> Option<(&str, WrongArchitectureCause)> {
+        self.container.as_deref().zip(self.cause)
+    }
+
+    /// Whether the status of the pod does not say yet that the container fails.
+    pub(super) fn is_ahead_of(&self, pod: &Pod) -> bool {
+        let Some(container) = self.container.as_deref() else {
+            return false;
+        };
+        let mut all = pod.status.containers();
+        let status = all.find(|status| status.name == container);
+        !status.is_some_and(wrong_architecture::says_failure)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn event(reason: &str, note: &str) -> Option<Hint> {
+        let event = json!({
+            "regarding": {"namespace": "a", "name": "p", "uid": "u", "fieldPath": "spec.containers{c}"},
+            "reason": reason, "note": note,
+        });
+        Hint::of_event(serde_json::from_value(event).unwrap())
+    }
+
+    #[test]
+    fn the_kubelet_s_events_name_pods() {
+        let of = |reason: &str, note: &str| {
+            let hint = event(reason, note)?;
+            let told = hint
+                .told()
+                .map(|(container, cause)| (container.to_owned(), cause));
+            Some((hint.name.to_string(), told))
+        };
+        let name = "a/p".to_owned();
+        let told = Some(("c".to_owned(), WrongArchitectureCause::ExecFormatError));
+        assert_eq!(
+            of("BackOff", "Back-off restarting failed container"),
+            Some((name.clone(), None))
+        );
+        assert_eq!(
+            of("Failed", "Error: exec /app: exec format error"),
+            Some((name, told))
+        );
+        assert_eq!(of("FailedMount", ""), None);
+    }
+
+    #[test]
+    fn a_status_may_lag_behind_an_event() {
+        let pod = |containers: Value| -> Pod {
+            let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]},
+                "status": {"containerStatuses": containers}});
+            serde_json::from_value(pod).unwrap()
+        };
+        let hint = event("BackOff", "Back-off restarting failed container").unwrap();
+        let ended = json!({"exitCode": 1});
+        for (state, is_stale) in [
+            (json!({}), true),
+            (json!({"running": {}}), true),
+            (json!({"waiting": {"reason": "ContainerCreating"}}), true),
+            (json!({"waiting": {"reason": "PodInitializing"}}), true),
+            (json!({"waiting": {"reason": "CrashLoopBackOff"}}), false),
+            (json!({"waiting": {"reason": "ImagePullBackOff"}}), false),
+            (json!({"terminated": ended}), false),
+        ] {
+            // How it ended the time before says nothing of now.
+            let status = json!({"name": "c", "state": state, "lastState": {"terminated": ended}});
+            assert_eq!(hint.is_ahead_of(&pod(json!([status]))), is_stale, "{state}");
+        }
+        assert!(hint.is_ahead_of(&pod(json!([]))));
+        assert!(!Hint::of_failed(pod(json!([]))).is_ahead_of(&pod(json!([]))));
+    }
+}

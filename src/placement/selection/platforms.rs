@@ -1,0 +1,162 @@
+//! Documents that are attached to the images of single platforms, as one document of the image that contains them.
+
+use crate::{placement::affinity::LABEL as ARCHITECTURE, platform::Platform};
+
+use super::{
+    Compatibility, CompatibilityDocument, DocumentFormat, Expression, FeatureMatch,
+    InvalidDocument, LabelKeys, Rule, WrittenExpression,
+    document::{MAX_ENTRIES, MAX_EXPRESSIONS},
+};
+
+/// The label of nodes that says their OS.
+const OS: &str = "kubernetes.io/os";
+
+impl CompatibilityDocument {
+    /// The document of an image, from those of its platforms. Where one has none, the image needs nothing on nodes of this platform.
+    ///
+    /// # Errors
+    ///
+    /// When they are too large together.
+    pub fn of_platforms<'a>(
+        all: impl IntoIterator<Item = (&'a Platform, Option<&'a Self>)>,
+    ) -> Result<Self, InvalidDocument> {
+        let mut whole = Self::without_rules();
+        whole.format = DocumentFormat::Features;
+        for (platform, own) in all {
+            let rule = on_platform(platform)?;
+            whole.labels.add(&LabelKeys::of(rule.features.iter()));
+            let Some(own) = own else {
+                whole.entries.push(Compatibility {
+                    tag: platform.to_string(),
+                    description: String::new(),
+                    weight: 0,
+                    rules: vec![rule],
+                });
+                continue;
+            };
+            whole.labels.add(&own.labels);
+            whole.features.extend(own.features.iter().cloned());
+            whole.cost = whole.cost.saturating_add(own.cost);
+            if whole.cost > MAX_EXPRESSIONS || whole.entries.len() + own.entries.len() > MAX_ENTRIES
+            {
+                return Err(InvalidDocument::TooManyEntries);
+            }
+            whole
+                .entries
+                .extend(own.entries.iter().cloned().map(|mut entry| {
+                    entry.rules.insert(0, rule.clone());
+                    entry
+                }));
+        }
+        Ok(whole)
+    }
+}
+
+/// A rule for the nodes of a platform. Their variant is not in it: container runtimes choose the image of an index by it.
+fn on_platform(platform: &Platform) -> Result<Rule, InvalidDocument> {
+    let is = |value: &str| {
+        let written = WrittenExpression {
+            operator: "In",
+            values: &[value.to_owned()],
+            value_type: "",
+        };
+        Expression::new(DocumentFormat::Labels, written)
+            .map_err(|error| InvalidDocument::Malformed(error.to_string()))
+    };
+    let architecture = is(platform.architecture().as_str())?;
+    let mut expressions = vec![(ARCHITECTURE.to_owned(), architecture)];
+    if let Some(os) = platform.os() {
+        expressions.push((OS.to_owned(), is(os.as_str())?));
+    }
+    Ok(Rule {
+        name: platform.to_string(),
+        features: vec![FeatureMatch::Labels(expressions)],
+        any: Vec::new(),
+        invalid: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use crate::placement::selection::NodeFacts;
+
+    use super::*;
+
+    fn platform(text: &str) -> Platform {
+        let mut parts = text.split('/');
+        let mut next = || parts.next().unwrap_or_default();
+        Platform::new(next(), next(), next()).unwrap()
+    }
+
+    fn document(text: &str) -> CompatibilityDocument {
+        CompatibilityDocument::parse(DocumentFormat::Features, text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn each_platform_has_its_own_rules() {
+        let [amd64, arm64, windows] = ["linux/amd64", "linux/arm64", "windows/amd64"].map(platform);
+        let avx = document(
+            "compatibilities: [{weight: 5, rules: [{matchFeatures: [{feature: cpu.cpuid, matchExpressions: {AVX2: {op: Exists}}}]}]}]",
+        );
+        let whole = CompatibilityDocument::of_platforms([
+            (&amd64, Some(&avx)),
+            (&arm64, None),
+            (&windows, Some(&document("compatibilities: []"))),
+        ])
+        .unwrap();
+        assert_eq!(whole.features, ["cpu.cpuid".to_owned()].into());
+        assert!(whole.labels.contains("kubernetes.io/os"));
+        let avx2 = "feature.node.kubernetes.io/cpu-cpuid.AVX2";
+        for (os, architecture, feature, expected) in [
+            ("linux", "amd64", Some(avx2), vec![5]),
+            ("linux", "amd64", None, vec![]),
+            ("linux", "arm64", None, vec![0]),
+            ("linux", "s390x", None, vec![]),
+            // Its document has no entry.
+            ("windows", "amd64", Some(avx2), vec![]),
+        ] {
+            let mut labels = BTreeMap::from([
+                (OS.to_owned(), os.to_owned()),
+                (ARCHITECTURE.to_owned(), architecture.to_owned()),
+            ]);
+            labels.extend(feature.map(|name| (name.to_owned(), "true".to_owned())));
+            let facts = NodeFacts {
+                labels: &labels,
+                features: None,
+            };
+            let fitting = whole.entries.iter().filter(|entry| entry.fits(facts));
+            let weights: Vec<_> = fitting.map(|entry| entry.weight).collect();
+            assert_eq!(weights, expected, "{os} {architecture} {feature:?}");
+        }
+        let names: Vec<_> = whole
+            .entries
+            .iter()
+            .map(|entry| &*entry.rules[0].name)
+            .collect();
+        assert_eq!(names, ["linux/amd64", "linux/arm64"]);
+    }
+
+    #[test]
+    fn their_size_is_limited_together() {
+        let amd64 = platform("linux/amd64");
+        let of = |count: usize, own: &CompatibilityDocument| {
+            let all = vec![(&amd64, Some(own)); count];
+            CompatibilityDocument::of_platforms(all).err()
+        };
+        let patterns = vec!["a"; 100].join(",");
+        let patterns = document(&format!(
+            "compatibilities: [{{rules: [{{matchFeatures: [{{feature: a.b, matchExpressions: {{c: {{op: InRegexp, value: [{patterns}]}}}}}}]}}]}}]"
+        ));
+        assert_eq!(
+            (of(2, &patterns), of(3, &patterns)),
+            (None, Some(InvalidDocument::TooManyEntries))
+        );
+        let entries = document(&format!("compatibilities: [{}]", vec!["{}"; 100].join(",")));
+        assert_eq!(
+            (of(2, &entries), of(3, &entries)),
+            (None, Some(InvalidDocument::TooManyEntries))
+        );
+    }
+}

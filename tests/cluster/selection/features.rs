@@ -1,0 +1,165 @@
+//! Documents of Node Feature Discovery (NFD), on nodes that differ by what it found on them.
+
+use super::*;
+
+/// The API of Node Feature Discovery, as far as archaware reads it.
+fn serve_node_features(cluster: &TestCluster) {
+    let definition = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "nodefeatures.nfd.k8s-sigs.io"},
+        "spec": {
+            "group": "nfd.k8s-sigs.io", "scope": "Namespaced",
+            "names": {"kind": "NodeFeature", "plural": "nodefeatures", "singular": "nodefeature"},
+            "versions": [{"name": "v1alpha1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {
+                "type": "object", "x-kubernetes-preserve-unknown-fields": true}}}],
+        },
+    });
+    apply(cluster, &definition);
+    cluster.kubectl(&[
+        "wait",
+        "--for=condition=established",
+        "crd/nodefeatures.nfd.k8s-sigs.io",
+        "--timeout=60s",
+    ]);
+}
+
+fn apply(cluster: &TestCluster, object: &Value) {
+    let file = cluster.dir().join("object.json");
+    std::fs::write(&file, object.to_string()).unwrap();
+    cluster.kubectl(&[
+        "apply",
+        "-n",
+        &cluster.namespace,
+        "-f",
+        file.to_str().unwrap(),
+    ]);
+}
+
+/// What NFD found on a node.
+fn node_feature(node: &str, flags: &[&str], modules: &[&str]) -> Value {
+    let elements = |all: &[&str]| {
+        let all = all.iter().map(|one| ((*one).to_owned(), json!({})));
+        json!({ "elements": all.collect::<serde_json::Map<_, _>>() })
+    };
+    json!({
+        "apiVersion": "nfd.k8s-sigs.io/v1alpha1", "kind": "NodeFeature",
+        "metadata": {"name": node, "labels": {"nfd.node.kubernetes.io/node-name": node}},
+        "spec": {"features": {
+            "flags": {"cpu.cpuid": elements(flags), "kernel.loadedmodule": elements(modules)},
+        }},
+    })
+}
+
+/// A document of NFD that is attached to an image, and what `NodeFeature` objects say, of which there is no label.
+#[tokio::test]
+async fn what_nfd_found_on_nodes_counts() {
+    let cluster = TestCluster::take().await;
+    let registry = FakeRegistry::start().await.unwrap();
+    nodes(&cluster).await;
+    serve_node_features(&cluster);
+    apply(&cluster, &node_feature("fast", &["AVX2"], &["other"]));
+    apply(&cluster, &node_feature("slow", &["AVX2"], &["vfio-pci"]));
+    apply(&cluster, &node_feature("arm", &["SVE"], &["vfio-pci"]));
+    let image = testimg::find("multi");
+    registry.add("app", &image);
+    let attach = |document: &str| {
+        let artifact = Image::artifact(
+            "application/vnd.nfd.image-compatibility.v1alpha1",
+            "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml",
+            document,
+        );
+        let artifact = artifact.attached_to(&image.root, "2026-01-01T00:00:00Z");
+        registry.add_tag("app", "attached", &artifact);
+        registry.set_referrers("app", &image.root.digest, Some(&[&artifact]));
+    };
+    attach(
+        r"
+compatibilities:
+- weight: 10
+  rules:
+  - matchFeatures:
+    - feature: kernel.loadedmodule
+      matchName: {op: InRegexp, value: [^vfio]}
+- weight: 90
+  rules:
+  - matchFeatures:
+    - feature: kernel.loadedmodule
+      matchExpressions: {vfio-pci: {op: Exists}}
+    - feature: cpu.cpuid
+      matchExpressions: {SVE: {op: Exists}}
+",
+    );
+    let archaware = Controller::start_with_webhook(&cluster, "", "onMiss: gate").await;
+    cluster.wait_until_tainted().await;
+    let own = json!({OWN: registry.image("app")});
+    // `fast` lacks the module; `arm` is preferred, and `slow` is possible.
+    let one_each = json!({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "solver"}}}]}}});
+    let mut found = Vec::new();
+    for name in ["first", "second", "third"] {
+        let mut pod = app(name, "placeholder:latest", own.clone(), &one_each);
+        pod["metadata"]["labels"] = json!({"app": "solver"});
+        cluster.create::<Pod>(pod).await;
+        if name != "third" {
+            found.push(cluster.wait_until_bound(name).await);
+        }
+    }
+    assert_eq!(found, ["arm", "slow"]);
+    let pod = cluster.pods().get("first").await.unwrap();
+    assert_eq!(image_of(&pod), registry.image("app"));
+    // No third node fits: the scheduler says so.
+    eventually("the third cannot be scheduled", DEADLINE, || async {
+        let pod = cluster.pods().get("third").await.ok()?;
+        let conditions = pod.status?.conditions?;
+        conditions
+            .iter()
+            .any(|one| one.reason.as_deref() == Some("Unschedulable"))
+            .then_some(())
+    })
+    .await;
+    assert_eq!(archaware.stop().await, 0);
+    cluster.kubectl(&["delete", "crd", "nodefeatures.nfd.k8s-sigs.io"]);
+}
+
+/// Only one alternative can be added to the terms of a gated pod. It is one that some nodes satisfy.
+#[tokio::test]
+async fn a_gated_pod_gets_an_alternative_that_nodes_satisfy() {
+    let cluster = TestCluster::take().await;
+    let registry = FakeRegistry::start().await.unwrap();
+    registry.add_tag("app", "any", &testimg::find("multi"));
+    nodes(&cluster).await;
+    cluster.kubectl(&[
+        "label",
+        "node",
+        "slow",
+        "feature.node.kubernetes.io/cpu-cpuid.SVE=true",
+    ]);
+    let document = r"
+compatibilities:
+- rules:
+  - matchAny:
+    - matchFeatures: [{feature: cpu.cpuid, matchExpressions: {AVX2: {op: Exists}}}]
+    - matchFeatures: [{feature: cpu.cpuid, matchExpressions: {SVE: {op: Exists}}}]
+";
+    let layer = "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml";
+    let artifact = Image::artifact("application/vnd.test", layer, document);
+    let artifact = artifact.attached_to(&testimg::find("multi").root, "2026");
+    registry.add_tag("app", "compatibility", &artifact);
+    let archaware =
+        Controller::start_with_webhook(&cluster, "", "onMiss: gate, budget: 100ms").await;
+    cluster.wait_until_tainted().await;
+    registry.script("/", Script::Slow(std::time::Duration::from_millis(800)));
+    let terms =
+        json!([{"matchExpressions": [{"key": "zone", "operator": "NotIn", "values": ["x"]}]}]);
+    let more = json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}});
+    let own = json!({OWN: format!("{}:compatibility", registry.image("app"))});
+    let pod: Pod = cluster
+        .create(app("sve", "placeholder:latest", own, &more))
+        .await;
+    assert_eq!(
+        pod.spec.unwrap().scheduling_gates.unwrap_or_default().len(),
+        1
+    );
+    assert_eq!(cluster.wait_until_bound("sve").await, "slow");
+    assert_eq!(archaware.stop().await, 0);
+}
