@@ -8,6 +8,7 @@ use k8s_openapi::api::{
 };
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
+use testsupport::servers::node_feature_discovery;
 
 use super::*;
 
@@ -349,7 +350,7 @@ const LEVELS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// NFD's labels for the CPU of this machine, and its level by all flags, of which NFD hides most.
+/// The labels of NFD before version 0.19 for the CPU of this machine, and its level by all flags, of which NFD hides most.
 fn this_cpu() -> (BTreeMap<String, &'static str>, Option<&'static str>) {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap();
     let line = text.lines().find(|line| line.starts_with("flags")).unwrap();
@@ -368,7 +369,25 @@ fn this_cpu() -> (BTreeMap<String, &'static str>, Option<&'static str>) {
 #[tokio::test]
 async fn the_level_of_a_real_cpu() {
     let cluster = TestCluster::take_with_node().await;
-    let (labels, level) = this_cpu();
+    let (older, level) = this_cpu();
+    // NFD itself publishes the same and the levels, and hides the same.
+    let labels = node_feature_discovery::labels_of_this_cpu();
+    for label in older.keys() {
+        assert_eq!(
+            labels.get(label).map(String::as_str),
+            Some("true"),
+            "{label}"
+        );
+    }
+    for hidden in HIDDEN {
+        assert_eq!(labels.get(&format!("{NFD}{hidden}")), None, "{hidden}");
+    }
+    let published =
+        |level: &str| labels.contains_key(&format!("{NFD}X86_64_{}", level.to_uppercase()));
+    let highest = ["v4", "v3", "v2"]
+        .into_iter()
+        .find(|level| published(level));
+    assert_eq!(highest, level);
     let nodes = cluster.nodes();
     let real = nodes
         .list(&ListParams::default())
@@ -384,6 +403,8 @@ async fn the_level_of_a_real_cpu() {
         .unwrap();
     node(&cluster, "old", "amd64", &[(LABEL, "v1")]).await;
     node(&cluster, "unknown", "amd64", &[]).await;
+    let older: Vec<_> = older.iter().map(|(key, value)| (&**key, *value)).collect();
+    node(&cluster, "older-nfd", "amd64", &older).await;
     let rewrites = format!(
         "registries: {{rewrites: [{{prefix: reg.local, replacement: \"{}\"}}]}}",
         cluster.registry()
@@ -391,12 +412,17 @@ async fn the_level_of_a_real_cpu() {
     let config = format!("variants: require\ntaint: {{variants: true}}\n{rewrites}\n");
     let archaware = Controller::start_with_webhook(&cluster, &config, "onMiss: gate").await;
     cluster.wait_until_tainted().await;
-    let node: Node = nodes.get(&real).await.unwrap();
     let level_name = level.map_or(String::new(), |level| format!("-{level}"));
-    assert_eq!(
-        taints(&node),
-        [format!("kubernetes.io/arch=amd64{level_name}:NoSchedule")].into()
-    );
+    for name in [&*real, "older-nfd"] {
+        let node: Node = nodes.get(name).await.unwrap();
+        let expected = format!("kubernetes.io/arch=amd64{level_name}:NoSchedule");
+        assert_eq!(taints(&node), [expected].into(), "{name}");
+    }
+    // The pods are for the real one.
+    nodes
+        .delete("older-nfd", &Default::default())
+        .await
+        .unwrap();
     // The single image has no index, so containerd takes it on every node. The node knows its registry by another name.
     for (name, image) in [("single", "amd64-v3"), ("index", "amd64-levels")] {
         let mut spec = pod_spec(&[format!("reg.local/testimg/{image}:latest")]);

@@ -39,33 +39,46 @@ async fn documents_are_found_with_and_without_the_api() {
         (with.address(), true),
         (without.address().to_owned(), false),
     ] {
-        let push = async |tag: &str, image: &Image| {
-            testimg::push(&http, &address, "app", tag, image)
+        let push = async |repository: &str, tag: &str, image: &Image| {
+            testimg::push(&http, &address, repository, tag, image)
                 .await
                 .unwrap();
         };
-        push("latest", &image).await;
-        let name = format!("{address}/app");
-        assert_eq!(
-            weights(&name).await,
-            Err(Reason::Corrupt),
-            "none is attached"
-        );
-        let mut attached = Vec::new();
-        for (weight, created) in [(7, "2026-02-01T00:00:00Z"), (3, "2026-01-01T00:00:00Z")] {
-            let text = format!("compatibilities:\n- weight: {weight}\n  rules: []\n");
-            // go-containerregistry knows this way only.
-            let artifact = Image::artifact(ARTIFACT, LAYER, &text).typed_by_config();
-            let artifact = artifact.attached_to(&image.root, created);
-            push(&artifact.root.digest, &artifact).await;
-            attached.push(artifact);
+        // To the index, and to the image of its first platform.
+        let platforms = image.manifests.len();
+        let mut of_first = vec![0; platforms];
+        of_first[0] = 7;
+        for (repository, subject, expected) in [
+            ("index", &image.root, vec![7]),
+            ("platform", &image.manifests[0], of_first),
+        ] {
+            push(repository, "latest", &image).await;
+            let name = format!("{address}/{repository}");
+            assert_eq!(
+                weights(&name).await,
+                Err(Reason::Corrupt),
+                "none is attached"
+            );
+            let mut attached = Vec::new();
+            for (weight, created) in [(7, "2026-02-01T00:00:00Z"), (3, "2026-01-01T00:00:00Z")] {
+                let text = format!("compatibilities:\n- weight: {weight}\n  rules: []\n");
+                // go-containerregistry knows this way only.
+                let artifact = Image::artifact(ARTIFACT, LAYER, &text).typed_by_config();
+                let artifact = artifact.attached_to(subject, created);
+                push(repository, &artifact.root.digest, &artifact).await;
+                attached.push(artifact);
+            }
+            if !has_api {
+                // As clients do where a registry does not say `OCI-Subject` when they push.
+                let mut index = image.clone();
+                index.root = Image::referrers(&attached.iter().collect::<Vec<_>>());
+                push(repository, &subject.digest.replace(':', "-"), &index).await;
+            }
+            assert_eq!(
+                weights(&name).await,
+                Ok(expected),
+                "{repository}: the newest"
+            );
         }
-        if !has_api {
-            // As clients do where a registry does not say `OCI-Subject` when they push.
-            let mut index = image.clone();
-            index.root = Image::referrers(&attached.iter().collect::<Vec<_>>());
-            push(&image.root.digest.replace(':', "-"), &index).await;
-        }
-        assert_eq!(weights(&name).await, Ok(vec![7]), "the newest");
     }
 }

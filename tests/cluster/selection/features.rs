@@ -2,6 +2,9 @@
 
 use super::*;
 
+const NFD_ARTIFACT: &str = "application/vnd.nfd.image-compatibility.v1alpha1";
+const NFD_LAYER: &str = "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml";
+
 /// The API of Node Feature Discovery, as far as archaware reads it.
 fn serve_node_features(cluster: &TestCluster) {
     let definition = json!({
@@ -50,6 +53,33 @@ fn node_feature(node: &str, flags: &[&str], modules: &[&str]) -> Value {
     })
 }
 
+/// Creates three pods that ask for the same, each for a node of its own. Returns the nodes of the first two.
+async fn places_of_two(cluster: &TestCluster, own: &Value) -> [String; 2] {
+    let one_each = json!({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "solver"}}}]}}});
+    for name in ["first", "second", "third"] {
+        let mut pod = app(name, "placeholder:latest", own.clone(), &one_each);
+        pod["metadata"]["labels"] = json!({"app": "solver"});
+        cluster.create::<Pod>(pod).await;
+        if name != "third" {
+            cluster.wait_until_bound(name).await;
+        }
+    }
+    eventually("the third cannot be scheduled", DEADLINE, || async {
+        let pod = cluster.pods().get("third").await.ok()?;
+        let conditions = pod.status?.conditions?;
+        conditions
+            .iter()
+            .any(|one| one.reason.as_deref() == Some("Unschedulable"))
+            .then_some(())
+    })
+    .await;
+    [
+        cluster.wait_until_bound("first").await,
+        cluster.wait_until_bound("second").await,
+    ]
+}
+
 /// A document of NFD that is attached to an image, and what `NodeFeature` objects say, of which there is no label.
 #[tokio::test]
 async fn what_nfd_found_on_nodes_counts() {
@@ -63,11 +93,7 @@ async fn what_nfd_found_on_nodes_counts() {
     let image = testimg::find("multi");
     registry.add("app", &image);
     let attach = |document: &str| {
-        let artifact = Image::artifact(
-            "application/vnd.nfd.image-compatibility.v1alpha1",
-            "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml",
-            document,
-        );
+        let artifact = Image::artifact(NFD_ARTIFACT, NFD_LAYER, document);
         let artifact = artifact.attached_to(&image.root, "2026-01-01T00:00:00Z");
         registry.add_tag("app", "attached", &artifact);
         registry.set_referrers("app", &image.root.digest, Some(&[&artifact]));
@@ -92,33 +118,38 @@ compatibilities:
     let archaware = Controller::start_with_webhook(&cluster, "", "onMiss: gate").await;
     cluster.wait_until_tainted().await;
     let own = json!({OWN: registry.image("app")});
-    // `fast` lacks the module; `arm` is preferred, and `slow` is possible.
-    let one_each = json!({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
-        {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "solver"}}}]}}});
-    let mut found = Vec::new();
-    for name in ["first", "second", "third"] {
-        let mut pod = app(name, "placeholder:latest", own.clone(), &one_each);
-        pod["metadata"]["labels"] = json!({"app": "solver"});
-        cluster.create::<Pod>(pod).await;
-        if name != "third" {
-            found.push(cluster.wait_until_bound(name).await);
-        }
-    }
-    assert_eq!(found, ["arm", "slow"]);
+    // `fast` lacks the module; `arm` is preferred, and `slow` is possible. No third node fits.
+    assert_eq!(places_of_two(&cluster, &own).await, ["arm", "slow"]);
     let pod = cluster.pods().get("first").await.unwrap();
     assert_eq!(image_of(&pod), registry.image("app"));
-    // No third node fits: the scheduler says so.
-    eventually("the third cannot be scheduled", DEADLINE, || async {
-        let pod = cluster.pods().get("third").await.ok()?;
-        let conditions = pod.status?.conditions?;
-        conditions
-            .iter()
-            .any(|one| one.reason.as_deref() == Some("Unschedulable"))
-            .then_some(())
-    })
-    .await;
     assert_eq!(archaware.stop().await, 0);
     cluster.kubectl(&["delete", "crd", "nodefeatures.nfd.k8s-sigs.io"]);
+}
+
+/// A document that is attached to the image of one platform limits the nodes of this platform only.
+#[tokio::test]
+async fn a_document_of_one_platform_limits_its_nodes() {
+    let cluster = TestCluster::take().await;
+    let registry = FakeRegistry::start().await.unwrap();
+    nodes(&cluster).await;
+    let avx2 = "feature.node.kubernetes.io/cpu-cpuid.AVX2=true";
+    cluster.kubectl(&["label", "node", "fast", avx2]);
+    let image = testimg::find("multi");
+    registry.add("app", &image);
+    let index: Value = serde_json::from_slice(&image.root.bytes).unwrap();
+    let mut entries = index["manifests"].as_array().unwrap().iter();
+    let amd64 = entries.position(|entry| entry["platform"]["architecture"] == "amd64");
+    let amd64 = &image.manifests[amd64.unwrap()];
+    let document = "compatibilities:\n- weight: 90\n  rules:\n  - matchFeatures:\n    - feature: cpu.cpuid\n      matchExpressions: {AVX2: {op: Exists}}\n";
+    let artifact = Image::artifact(NFD_ARTIFACT, NFD_LAYER, document).attached_to(amd64, "2026");
+    registry.add_tag("app", "attached", &artifact);
+    registry.set_referrers("app", &amd64.digest, Some(&[&artifact]));
+    let archaware = Controller::start_with_webhook(&cluster, "", "onMiss: gate").await;
+    cluster.wait_until_tainted().await;
+    // `fast` has the higher weight, `slow` lacks the feature, and nothing is said of arm64.
+    let own = json!({OWN: registry.image("app")});
+    assert_eq!(places_of_two(&cluster, &own).await, ["fast", "arm"]);
+    assert_eq!(archaware.stop().await, 0);
 }
 
 /// Only one alternative can be added to the terms of a gated pod. It is one that some nodes satisfy.
@@ -141,8 +172,7 @@ compatibilities:
     - matchFeatures: [{feature: cpu.cpuid, matchExpressions: {AVX2: {op: Exists}}}]
     - matchFeatures: [{feature: cpu.cpuid, matchExpressions: {SVE: {op: Exists}}}]
 ";
-    let layer = "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml";
-    let artifact = Image::artifact("application/vnd.test", layer, document);
+    let artifact = Image::artifact("application/vnd.test", NFD_LAYER, document);
     let artifact = artifact.attached_to(&testimg::find("multi").root, "2026");
     registry.add_tag("app", "compatibility", &artifact);
     let archaware =

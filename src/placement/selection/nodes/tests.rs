@@ -243,6 +243,10 @@ fn impossible_alternatives_are_left_out() {
         of(&[other, fits]),
         [format!("Lt {}", i64::MAX), "In 6".to_owned()]
     );
+    assert_eq!(of(&["{op: GeLe, value: [25, 30]}"]), ["Gt 24 Lt 31"]);
+    // Node affinity does not compare versions.
+    let version = "{op: Ge, value: '24.1', type: version}";
+    assert_eq!(of(&[version]), ["In 25"]);
 }
 
 /// More than a pod should carry.
