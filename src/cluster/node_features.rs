@@ -235,6 +235,18 @@ impl Known {
 mod tests {
     use serde_json::{Value, json};
 
+    use crate::{
+        cluster::{
+            nodes::{AlikeNodes, ClusterNodes, GroupBy},
+            objects::Node,
+        },
+        config::Config,
+        placement::{
+            pod::PlacementPolicy,
+            selection::{CompatibilityDocument, DocumentFormat},
+        },
+    };
+
     use super::*;
 
     fn object(name: &str, node: Option<&str>, features: &Value) -> NodeFeature {
@@ -288,6 +300,57 @@ mod tests {
         apply(Event::Delete(object("b", Some("c"), &json!({}))));
         assert!(index.get("c").is_none());
         assert_eq!(index.known.lock().interned.len(), 1);
+    }
+
+    /// Kernel modules differ from node to node.
+    #[test]
+    fn nodes_that_differ_in_what_no_rule_reads_are_alike() {
+        let names: Vec<String> = (0..100).map(|n| format!("node-{n}")).collect();
+        let nodes = names.iter().map(|name| {
+            let node = json!({"metadata": {"name": name}, "status": {"nodeInfo": {"architecture": "amd64"}}});
+            serde_json::from_value::<Node>(node).unwrap()
+        });
+        let cluster = ClusterNodes::of(nodes);
+        let wanted = ["kernel.loadedmodule".to_owned(), "pci.device".to_owned()].into();
+        for (n, name) in names.iter().enumerate() {
+            let mut modules = json!({format!("own-{n}"): {}});
+            if n % 4 == 0 {
+                modules["vfio-pci"] = json!({});
+            }
+            let devices = [json!({"attributes": {"vendor": "10de", "serial": name}})];
+            let features = json!({
+                "flags": {"kernel.loadedmodule": {"elements": modules}},
+                "instances": {"pci.device": {"elements": devices}},
+            });
+            let event = Event::Apply(object(name, None, &features));
+            cluster
+                .features
+                .apply(event, &wanted, &mut Known::default());
+        }
+        let policy = PlacementPolicy::from(&Config::default());
+        let sizes = |condition: &str| {
+            let text = format!("compatibilities: [{{rules: [{{matchFeatures: [{condition}]}}]}}]");
+            let format = DocumentFormat::Features;
+            let document = CompatibilityDocument::parse(format, text.as_bytes()).unwrap();
+            let groups = cluster.groups(GroupBy {
+                labels: &document.labels,
+                features: &document.features,
+                own_taint: &policy.taint,
+                variants: &policy.variants,
+            });
+            let mut sizes: Vec<_> = groups.iter().map(|one| one.group().count).collect();
+            sizes.sort_unstable();
+            let fitting = groups.iter().map(AlikeNodes::group);
+            let fitting = fitting.filter(|group| document.entries[0].fits(group.facts));
+            (sizes, fitting.map(|group| group.count).sum::<usize>())
+        };
+        let module = "{feature: kernel.loadedmodule, matchExpressions: {vfio-pci: {op: Exists}}}";
+        assert_eq!(sizes(module), (vec![25, 75], 25));
+        let vendor = "{feature: pci.device, matchExpressions: {vendor: {op: In, value: 10de}}}";
+        assert_eq!(sizes(vendor), (vec![100], 100));
+        // A rule about the names of all elements reads them all.
+        let any = "{feature: kernel.loadedmodule, matchName: {op: In, value: own-7}}";
+        assert_eq!(sizes(any), (vec![1; 100], 1));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 mod holding;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::placement::{
     NodeVariant, TaintKind, VariantPolicy,
-    selection::{HOSTNAME, LabelKeys, MAX_HOSTS, NodeFacts, NodeFeatures, NodeGroup},
+    selection::{FeatureKeys, HOSTNAME, LabelKeys, MAX_HOSTS, NodeFacts, NodeFeatures, NodeGroup},
 };
 
 use super::{
@@ -40,8 +40,8 @@ pub struct ClusterNodes {
     pub features: NodeFeatureIndex,
 }
 
-/// Labels, and whether features count, too.
-type GroupKey = (LabelKeys, bool);
+/// Labels, and features of NFD.
+type GroupKey = (LabelKeys, FeatureKeys);
 
 #[derive(Clone, Default)]
 enum Source {
@@ -95,8 +95,8 @@ impl AlikeNodes {
 pub struct GroupBy<'a> {
     /// By these labels.
     pub labels: &'a LabelKeys,
-    /// By the features that NFD found, where there are objects that say it.
-    pub features: Option<&'a NodeFeatureIndex>,
+    /// By what NFD found of these features, where there are objects that say it.
+    pub features: &'a FeatureKeys,
     /// archaware's own taint does not count: pods get tolerations for it.
     pub own_taint: &'a TaintKind,
     /// By the variant of their CPU.
@@ -154,7 +154,7 @@ impl ClusterNodes {
     /// The nodes in groups, as they were a second ago.
     pub fn groups(&self, by: GroupBy<'_>) -> Arc<[AlikeNodes]> {
         let now = Instant::now();
-        let key = (by.labels.clone(), by.features.is_some());
+        let key = (by.labels.clone(), by.features.clone());
         if let Some(known) = self.groupings.lock().get_mut(&key) {
             let age = now.saturating_duration_since(known.made);
             if age < TTL {
@@ -165,7 +165,7 @@ impl ClusterNodes {
                 known.made = now;
             }
         }
-        let groups: Arc<[AlikeNodes]> = by.group(&self.all(), |_| true).into();
+        let groups: Arc<[AlikeNodes]> = by.group(self, |_| true).into();
         if groups.len() > MAX_GROUPS {
             return groups;
         }
@@ -186,12 +186,52 @@ impl ClusterNodes {
 
     /// The groups of some nodes only.
     pub fn groups_of(&self, by: GroupBy<'_>, is_one: impl Fn(&Node) -> bool) -> Arc<[AlikeNodes]> {
-        by.group(&self.all(), is_one).into()
+        by.group(self, is_one).into()
+    }
+}
+
+/// What rules read of the features of nodes. Nodes may differ in much that no rule reads, like the modules of their kernels.
+struct ReadFeatures<'a> {
+    keys: &'a FeatureKeys,
+    /// By the features of which it is a part. They are held, so that no others get their address.
+    parts: HashMap<*const NodeFeatures, (Arc<NodeFeatures>, Arc<NodeFeatures>)>,
+    /// Equal parts are one allocation.
+    interned: HashSet<Arc<NodeFeatures>>,
+}
+
+impl<'a> ReadFeatures<'a> {
+    fn new(keys: &'a FeatureKeys) -> Self {
+        Self {
+            keys,
+            parts: HashMap::new(),
+            interned: HashSet::new(),
+        }
+    }
+
+    fn of_node(&mut self, index: &NodeFeatureIndex, node: &Node) -> Option<Arc<NodeFeatures>> {
+        if self.keys.is_empty() {
+            return None;
+        }
+        let whole = index.get(node.metadata.name.as_deref()?)?;
+        if let Some((_, part)) = self.parts.get(&Arc::as_ptr(&whole)) {
+            return Some(part.clone());
+        }
+        let part = Arc::new(whole.read_by(self.keys));
+        let part = match self.interned.get(&part) {
+            Some(known) => known.clone(),
+            None => {
+                self.interned.insert(part.clone());
+                part
+            }
+        };
+        self.parts
+            .insert(Arc::as_ptr(&whole), (whole, part.clone()));
+        Some(part)
     }
 }
 
 impl GroupBy<'_> {
-    fn group(self, nodes: &[Arc<Node>], is_one: impl Fn(&Node) -> bool) -> Vec<AlikeNodes> {
+    fn group(self, cluster: &ClusterNodes, is_one: impl Fn(&Node) -> bool) -> Vec<AlikeNodes> {
         type Key<'a> = (
             Vec<(&'a str, &'a str)>,
             Vec<&'a serde_json::Value>,
@@ -201,10 +241,13 @@ impl GroupBy<'_> {
             Option<*const NodeFeatures>,
         );
         let mut groups: HashMap<Key<'_>, (Option<Arc<NodeFeatures>>, Vec<&Node>)> = HashMap::new();
-        let nodes = nodes.iter().map(Arc::as_ref);
+        let mut read = ReadFeatures::new(self.features);
+        let all = cluster.all();
+        let nodes = all.iter().map(Arc::as_ref);
         for node in nodes.filter(|node| node.metadata.deletion_timestamp.is_none() && is_one(node))
         {
-            let (view, features) = (node.view(), self.features_of(node));
+            let view = node.view();
+            let features = read.of_node(&cluster.features, node);
             let mut taints: Vec<_> = view.taints.iter().collect();
             taints.retain(|taint| !self.own_taint.is_of(taint));
             let key = (
@@ -236,10 +279,6 @@ impl GroupBy<'_> {
             }
         };
         groups.into_iter().map(alike).collect()
-    }
-
-    fn features_of(&self, node: &Node) -> Option<Arc<NodeFeatures>> {
-        self.features?.get(node.metadata.name.as_deref()?)
     }
 
     /// In the order of their keys.

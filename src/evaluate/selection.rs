@@ -180,7 +180,7 @@ impl Evaluator {
         }
         let features = documents
             .iter()
-            .flat_map(|(_, document)| &document.features);
+            .flat_map(|(_, document)| document.features.names());
         let features: BTreeSet<String> = features.cloned().collect();
         let known = async {
             self.nodes.wait_until_known().await;

@@ -13,8 +13,8 @@ use crate::{
         rule::AppliedRules,
         selection::{
             Candidate, CandidateOutcome, Choice, Compatibility, CompatibilityDocument,
-            DocumentFormat, ImageFit, ImageSelection, LabelKeys, NoChoice, NodeGroup, PassedOver,
-            SelectedNodes,
+            DocumentFormat, FeatureKeys, ImageFit, ImageSelection, LabelKeys, NoChoice, NodeGroup,
+            PassedOver, SelectedNodes,
         },
         suffices,
     },
@@ -230,7 +230,7 @@ impl Evaluator {
         let of_rules = pod.rules.iter().flat_map(|rules| &rules.nodes.required);
         keys.keys
             .extend(of_rules.flatten().map(|one| one.key.clone()));
-        let mut features = None;
+        let mut features = FeatureKeys::default();
         for document in documents {
             keys.add(&document.labels);
             if let Some(predictor) = self
@@ -240,13 +240,11 @@ impl Evaluator {
             {
                 keys.add(predictor.labels());
             }
-            if !document.features.is_empty() {
-                features = Some(&self.nodes.features);
-            }
+            features.add(&document.features);
         }
         let by = GroupBy {
             labels: &keys,
-            features,
+            features: &features,
             own_taint: &self.policy.taint,
             variants: &self.policy.variants,
         };

@@ -1,13 +1,13 @@
 //! Compatibility documents: the format of ocifit-k8s (`application/vnd.oci.image.compatibilities.v1+json`), and that of Node Feature
 //! Discovery (`application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml`), in YAML or JSON.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
 
 use super::{
-    Expression, FeatureMatch, InvalidExpression, Model, Rule, WrittenExpression,
-    facts::feature_label, variables::Variables,
+    Expression, FeatureKeys, FeatureMatch, InvalidExpression, LabelKeys, Model, Rule,
+    WrittenExpression, variables::Variables,
 };
 
 /// Maximum size of a document in bytes, many times that of real ones: it is parsed and kept.
@@ -36,54 +36,14 @@ pub struct CompatibilityDocument {
     pub entries: Vec<Compatibility>,
     /// The node labels that its rules read.
     pub labels: LabelKeys,
-    /// The features of NFD that its rules read, by name.
-    pub features: BTreeSet<String>,
+    /// The features of NFD that its rules read.
+    pub features: FeatureKeys,
     /// The models to which it leaves the choice; the rules decide if they cannot.
     pub models: Vec<Model>,
     /// The digest of the image that it is about, if its artifact names one.
     pub subject: Option<String>,
     /// The number of its expressions and values, as they count.
     pub(super) cost: usize,
-}
-
-/// Keys of node labels.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LabelKeys {
-    /// Whole keys.
-    pub keys: BTreeSet<String>,
-    /// What keys begin with.
-    pub prefixes: BTreeSet<String>,
-}
-
-impl LabelKeys {
-    /// Whether a key is one of them.
-    pub fn contains(&self, key: &str) -> bool {
-        self.keys.contains(key) || self.prefixes.iter().any(|prefix| key.starts_with(prefix))
-    }
-
-    /// Adds others.
-    pub fn add(&mut self, other: &Self) {
-        self.keys.extend(other.keys.iter().cloned());
-        self.prefixes.extend(other.prefixes.iter().cloned());
-    }
-
-    /// The keys that conditions read.
-    pub(super) fn of<'a>(conditions: impl Iterator<Item = &'a FeatureMatch>) -> Self {
-        let mut all = Self::default();
-        for condition in conditions {
-            match condition {
-                FeatureMatch::Labels(expressions) => {
-                    all.keys
-                        .extend(expressions.iter().map(|(key, _)| key.clone()));
-                }
-                FeatureMatch::Feature { feature, .. } => {
-                    all.prefixes.insert(feature_label(feature, ""));
-                }
-                FeatureMatch::Never => {}
-            }
-        }
-        all
-    }
 }
 
 /// One entry: rules, and what they are for.
@@ -234,7 +194,7 @@ impl CompatibilityDocument {
             format: DocumentFormat::Labels,
             entries: Vec::new(),
             labels: LabelKeys::default(),
-            features: BTreeSet::new(),
+            features: FeatureKeys::default(),
             models: Vec::new(),
             subject: None,
             cost: 0,
@@ -278,13 +238,9 @@ impl CompatibilityDocument {
         let rules = entries.iter().flat_map(|entry| &entry.rules);
         let conditions =
             rules.flat_map(|rule| rule.features.iter().chain(rule.any.iter().flatten()));
-        let features = conditions.clone().filter_map(|condition| match condition {
-            FeatureMatch::Labels(_) | FeatureMatch::Never => None,
-            FeatureMatch::Feature { feature, .. } => Some(feature.clone()),
-        });
         Ok(Self {
             format,
-            features: features.collect(),
+            features: FeatureKeys::of(conditions.clone()),
             labels: LabelKeys::of(conditions),
             models: Vec::new(),
             subject: None,

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer};
 
+use super::FeatureKeys;
+
 /// What is known about one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fact<'a> {
@@ -62,7 +64,7 @@ struct Instances {
     elements: Vec<Instance>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 #[serde(default)]
 pub(super) struct Instance {
     attributes: BTreeMap<String, String>,
@@ -130,6 +132,50 @@ impl NodeFeatures {
             flags: kept(&self.flags, features),
             attributes: kept(&self.attributes, features),
             instances: kept(&self.instances, features),
+        }
+    }
+
+    /// What rules read of it: for them it is the same.
+    #[must_use]
+    pub fn read_by(&self, keys: &FeatureKeys) -> Self {
+        fn read<T>(
+            all: &BTreeMap<String, T>,
+            keys: &FeatureKeys,
+            read: impl Fn(&T, &dyn Fn(&str) -> bool) -> T,
+        ) -> BTreeMap<String, T> {
+            let read = all.iter().filter_map(|(name, found)| {
+                let is_read = keys.elements(name)?;
+                Some((name.clone(), read(found, &is_read)))
+            });
+            read.collect()
+        }
+        let attributes_of = |all: &BTreeMap<String, String>, is_read: &dyn Fn(&str) -> bool| {
+            let read = all.iter().filter(|(key, _)| is_read(key));
+            read.map(|(key, value)| (key.clone(), value.clone()))
+                .collect()
+        };
+        Self {
+            flags: read(&self.flags, keys, |flags, is_read| Flags {
+                elements: flags
+                    .elements
+                    .iter()
+                    .filter(|name| is_read(name))
+                    .cloned()
+                    .collect(),
+            }),
+            attributes: read(&self.attributes, keys, |found, is_read| Attributes {
+                elements: attributes_of(&found.elements, is_read),
+            }),
+            instances: read(&self.instances, keys, |found, is_read| {
+                let each = found.elements.iter().map(|instance| Instance {
+                    attributes: attributes_of(&instance.attributes, is_read),
+                });
+                // Equal ones say the same once, in any order.
+                let distinct: BTreeSet<Instance> = each.collect();
+                Instances {
+                    elements: distinct.into_iter().collect(),
+                }
+            }),
         }
     }
 

@@ -5,6 +5,7 @@ mod choice;
 mod document;
 mod expression;
 mod facts;
+mod keys;
 mod model;
 mod nodes;
 mod opt_in;
@@ -17,10 +18,11 @@ pub use choice::{
     Candidate, CandidateOutcome, Choice, Fit, ImageFit, NoChoice, NodeGroup, PassedOver,
 };
 pub use document::{
-    Compatibility, CompatibilityDocument, DocumentFormat, InvalidDocument, LabelKeys, MAX_SIZE,
+    Compatibility, CompatibilityDocument, DocumentFormat, InvalidDocument, MAX_SIZE,
 };
 pub use expression::{Expression, InvalidExpression, WrittenExpression};
 pub use facts::{Fact, NodeFacts, NodeFeatures};
+pub use keys::{FeatureKeys, LabelKeys};
 pub use model::Model;
 pub use nodes::SelectedNodes;
 pub(in crate::placement) use nodes::product;

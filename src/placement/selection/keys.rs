@@ -1,0 +1,117 @@
+//! What the rules of documents read of nodes. Nodes that are alike in this are decided about together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{FeatureMatch, facts::feature_label};
+
+/// Keys of node labels.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LabelKeys {
+    /// Whole keys.
+    pub keys: BTreeSet<String>,
+    /// What keys begin with.
+    pub prefixes: BTreeSet<String>,
+}
+
+impl LabelKeys {
+    /// Whether a key is one of them.
+    pub fn contains(&self, key: &str) -> bool {
+        self.keys.contains(key) || self.prefixes.iter().any(|prefix| key.starts_with(prefix))
+    }
+
+    /// Adds others.
+    pub fn add(&mut self, other: &Self) {
+        self.keys.extend(other.keys.iter().cloned());
+        self.prefixes.extend(other.prefixes.iter().cloned());
+    }
+
+    /// The keys that conditions read.
+    pub(super) fn of<'a>(conditions: impl Iterator<Item = &'a FeatureMatch>) -> Self {
+        let mut all = Self::default();
+        for condition in conditions {
+            match condition {
+                FeatureMatch::Labels(expressions) => {
+                    all.keys
+                        .extend(expressions.iter().map(|(key, _)| key.clone()));
+                }
+                FeatureMatch::Feature { feature, .. } => {
+                    all.prefixes.insert(feature_label(feature, ""));
+                }
+                FeatureMatch::Never => {}
+            }
+        }
+        all
+    }
+}
+
+/// Features of Node Feature Discovery, and which of their elements are read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FeatureKeys(BTreeMap<String, Elements>);
+
+/// Elements of a feature.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Elements {
+    /// These.
+    Named(BTreeSet<String>),
+    /// A rule reads the names of all of them.
+    All,
+}
+
+impl FeatureKeys {
+    /// Whether nothing is read.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The names of the features.
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        self.0.keys()
+    }
+
+    /// Adds others.
+    pub fn add(&mut self, other: &Self) {
+        for (feature, elements) in &other.0 {
+            self.add_elements(feature, elements.clone());
+        }
+    }
+
+    /// What conditions read.
+    pub(super) fn of<'a>(conditions: impl Iterator<Item = &'a FeatureMatch>) -> Self {
+        let mut all = Self::default();
+        for condition in conditions {
+            if let FeatureMatch::Feature {
+                feature,
+                elements,
+                name,
+            } = condition
+            {
+                let elements = elements.iter().flatten().map(|(key, _)| key.clone());
+                let elements = match name {
+                    Some(_) => Elements::All,
+                    None => Elements::Named(elements.collect()),
+                };
+                all.add_elements(feature, elements);
+            }
+        }
+        all
+    }
+
+    fn add_elements(&mut self, feature: &str, elements: Elements) {
+        let nothing = || Elements::Named(BTreeSet::new());
+        let own = self.0.entry(feature.to_owned()).or_insert_with(nothing);
+        match (own, elements) {
+            (Elements::Named(own), Elements::Named(new)) => own.extend(new),
+            (own, Elements::All) => *own = Elements::All,
+            (Elements::All, Elements::Named(_)) => {}
+        }
+    }
+
+    /// Whether an element of a feature is read; `None`: the feature is not.
+    pub(super) fn elements(&self, feature: &str) -> Option<impl Fn(&str) -> bool> {
+        let elements = self.0.get(feature)?;
+        Some(move |name: &str| match elements {
+            Elements::Named(names) => names.contains(name),
+            Elements::All => true,
+        })
+    }
+}
