@@ -217,13 +217,9 @@ impl<'a> ReadFeatures<'a> {
             return Some(part.clone());
         }
         let part = Arc::new(whole.read_by(self.keys));
-        let part = match self.interned.get(&part) {
-            Some(known) => known.clone(),
-            None => {
-                self.interned.insert(part.clone());
-                part
-            }
-        };
+        let known = self.interned.get(&part).cloned();
+        let part = known.unwrap_or(part);
+        self.interned.insert(part.clone());
         self.parts
             .insert(Arc::as_ptr(&whole), (whole, part.clone()));
         Some(part)

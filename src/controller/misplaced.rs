@@ -177,7 +177,7 @@ impl MisplacedPods {
     fn hints(&self) -> impl Stream<Item = Hint> + Send + use<> {
         let tracker = self.tracker.clone();
         let events = stream_objects::<Event>(&self.api, WARNINGS)
-            .filter_map(|event| std::future::ready(Hint::of_event(event)));
+            .filter_map(|event| std::future::ready(Hint::of_event(event, jiff::Timestamp::now())));
         let failed = stream_objects::<Pod>(&self.api, FAILED).filter_map(|pod| {
             // A cluster may keep thousands that failed for other reasons.
             let is_possible = !wrong_architecture::find(&pod, None, |_| true).is_empty();
@@ -198,8 +198,14 @@ impl MisplacedPods {
                 let found = look == Look::Found;
                 self.tracker.lock().record(&hint.uid, found, Instant::now());
             }
-            Ok(Err(error)) => tracing::debug!(pod = %hint.name, %error, "cannot read the pod"),
-            Err(_) => self.webhook.metrics.panics.count("misplaced"),
+            Ok(Err(error)) => {
+                tracing::debug!(pod = %hint.name, %error, "cannot read the pod");
+                self.tracker.lock().end(&hint.uid);
+            }
+            Err(_) => {
+                self.webhook.metrics.panics.count("misplaced");
+                self.tracker.lock().end(&hint.uid);
+            }
         }
     }
 
@@ -287,7 +293,7 @@ impl MisplacedPods {
 
     /// The containers that cannot run on the node. Images are resolved only if they can be the reason.
     async fn find(&self, pod: &Pod, node: &PodNode, hint: &Hint) -> Option<Found> {
-        let told = hint.told();
+        let told = hint.proven_cause();
         let is_proven = !wrong_architecture::find(pod, told, |_| false).is_empty();
         let mut containers = pod.status.containers();
         if !is_proven && !containers.any(wrong_architecture::may_be_wrong_architecture) {

@@ -16,7 +16,7 @@ use crate::platform::{Architecture, Architectures};
 
 use super::{
     author_selection::AuthorSelection,
-    selection::{SelectedNodes, product},
+    selection::{MAX_ALTERNATIVES, SelectedNodes, product},
     variants::VariantPolicy,
 };
 
@@ -401,7 +401,11 @@ fn required_change(wanted: Wanted<'_>, author: AuthorSelection<'_>) -> Option<Re
         }
         None => (Require::default(), Vec::new()),
     };
-    require.alternatives = product(&by_architecture, by_images);
+    // Where only some can be written, the best images come first, each on all of its architectures.
+    let alternatives = by_images
+        .iter()
+        .flat_map(|one| product(&by_architecture, std::slice::from_ref(one)));
+    require.alternatives = alternatives.take(MAX_ALTERNATIVES).collect();
     if let Some(terms) = terms {
         require.terms = open_terms(terms, &require.alternatives());
         if require.terms.is_empty() {

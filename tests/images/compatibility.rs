@@ -233,7 +233,7 @@ async fn what_is_attached_to_single_platforms_is_read() {
     registry.forget();
     let resolver = resolver();
     let document = read(&resolver, &name).await.unwrap();
-    let on = |entry: &Compatibility| (entry.rules[0].name.clone(), entry.weight);
+    let on = |entry: &Compatibility| (entry.tag.clone(), entry.weight);
     let found: Vec<_> = document.entries.iter().map(on).collect();
     let index: serde_json::Value = serde_json::from_slice(&image.root.bytes).unwrap();
     let platforms = index["manifests"].as_array().unwrap().iter();
@@ -250,6 +250,12 @@ async fn what_is_attached_to_single_platforms_is_read() {
     registry.forget();
     read(&resolver, &name).await.unwrap();
     assert_eq!(registry.seen(), [], "it is cached");
+    // Not to know one of them is to know nothing.
+    let part = format!("/referrers/{}", children[2].digest);
+    registry.script(&part, Script::Status(500, Vec::new()));
+    let error = read(&super::resolver(), &name).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Unavailable, "{}", error.chain());
+    registry.unscript();
     attach(&image.root, 9);
     let document = read(&super::resolver(), &name).await.unwrap();
     assert_eq!(weights(&document), [9]);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use archaware::placement::selection::{
-    CompatibilityDocument, DocumentFormat, NodeFacts, NodeFeatures,
+    CompatibilityDocument, DocumentFormat, Expression, NodeFacts, NodeFeatures, WrittenExpression,
 };
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use serde_json::{Map, Value, json};
@@ -98,24 +98,91 @@ fn rule() -> impl Strategy<Value = Value> {
         })
 }
 
-/// Entries, of which the last one sets variables: those of other entries count as unknown here.
+fn rules(names: &'static str) -> impl Strategy<Value = Vec<Value>> {
+    let variables = prop::collection::btree_map(names, value(), 0..3);
+    let rule = (rule(), prop::option::weighted(0.3, variables));
+    let rule = rule.prop_map(|(mut rule, variables)| {
+        if let Some(variables) = variables {
+            rule["vars"] = json!(variables);
+        }
+        rule
+    });
+    prop::collection::vec(rule, 0..3)
+}
+
+/// Entries. Rules read the variables A to C, which only the last entry sets: those of other entries count as unknown here, and so
+/// does whether some variable has a name.
 fn document() -> impl Strategy<Value = String> {
-    let variables = prop::collection::btree_map("[A-C]", value(), 0..3);
-    let variables = prop::option::weighted(0.3, variables);
-    let last = prop::collection::vec((rule(), variables), 1..3);
-    let before = prop::collection::vec(prop::collection::vec(rule(), 0..3), 0..2);
-    (before, last).prop_map(|(before, last)| {
-        let last = last.into_iter().map(|(mut rule, variables)| {
-            if let Some(variables) = variables {
-                rule["vars"] = json!(variables);
+    let before = prop::collection::vec(rules("[D-E]"), 0..2);
+    (before, rules("[A-C]")).prop_map(|(mut before, last)| {
+        before.push(last);
+        let entries: Vec<_> = before.iter().map(|rules| json!({"rules": rules})).collect();
+        let mut document = json!({"version": "v1alpha1", "compatibilities": entries});
+        visit(&mut document, &mut |condition| {
+            if condition.get("feature") == Some(&json!("rule.matched")) {
+                condition.remove("matchName");
             }
-            rule
         });
-        let last: Vec<_> = last.collect();
-        let entries = before.iter().chain([&last]);
-        let entries: Vec<_> = entries.map(|rules| json!({"rules": rules})).collect();
-        json!({"version": "v1alpha1", "compatibilities": entries}).to_string()
+        document.to_string()
     })
+}
+
+/// Calls a function with each object in a document.
+fn visit(value: &mut Value, act: &mut impl FnMut(&mut Map<String, Value>)) {
+    match value {
+        Value::Object(object) => {
+            act(object);
+            object.values_mut().for_each(|value| visit(value, act));
+        }
+        Value::Array(all) => all.iter_mut().for_each(|value| visit(value, act)),
+        _ => {}
+    }
+}
+
+/// Whether an expression means nothing here.
+fn is_invalid(expression: &Map<String, Value>) -> bool {
+    let text = |key: &str| {
+        expression
+            .get(key)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+    };
+    let values = expression.get("value").and_then(Value::as_array);
+    let values = values.into_iter().flatten().filter_map(Value::as_str);
+    let written = WrittenExpression {
+        operator: text("op"),
+        values: &values.map(str::to_owned).collect::<Vec<_>>(),
+        value_type: text("type"),
+    };
+    Expression::new(DocumentFormat::Features, written).is_err()
+}
+
+/// What means nothing here means nothing to NFD: it ends with an error when it comes to it.
+fn check_invalid(documents: impl Iterator<Item = String>) {
+    let mut invalid = BTreeSet::new();
+    for text in documents {
+        visit(&mut serde_json::from_str(&text).unwrap(), &mut |object| {
+            if object.contains_key("op") && is_invalid(object) {
+                invalid.insert(Value::Object(object.clone()).to_string());
+            }
+        });
+    }
+    let ask = |expression: &String| {
+        let expression: Value = serde_json::from_str(expression).unwrap();
+        let condition = json!({"feature": "test.a", "matchExpressions": {"A": expression}});
+        let rules = [json!({"name": "r", "matchFeatures": [condition]})];
+        let document = json!({"version": "v1alpha1", "compatibilities": [{"rules": rules}]});
+        let node =
+            json!({"flags": {}, "instances": {}, "attributes": {"a": {"elements": {"A": "1"}}}});
+        (document.to_string(), vec![node])
+    };
+    let questions: Vec<_> = invalid.iter().map(ask).collect();
+    let answers = nfd::evaluate(&questions);
+    for (expression, answer) in invalid.iter().zip(answers) {
+        assert!(!answer[0].error.is_empty(), "{expression}: {answer:?}");
+    }
+    println!("{} expressions mean nothing", invalid.len());
+    assert!(invalid.len() > 100);
 }
 
 /// The features of a node, named without what they begin with.
@@ -165,6 +232,7 @@ fn rules_mean_what_they_mean_to_nfd() {
     let questions: Vec<(String, Vec<Value>)> = (0..DOCUMENTS)
         .map(|_| question.new_tree(&mut runner).unwrap().current())
         .collect();
+    check_invalid(questions.iter().map(|(text, _)| text.clone()));
     let answers = nfd::evaluate(&questions);
     assert_eq!(answers.len(), DOCUMENTS);
     let labels = BTreeMap::new();

@@ -1,13 +1,13 @@
 //! Events that others publish about pods.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
 
 use super::stored;
 
 /// An event (`events.k8s.io/v1`).
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Event {
     /// The metadata that archaware reads.
     #[serde(deserialize_with = "stored::metadata")]
@@ -18,6 +18,17 @@ pub struct Event {
     pub reason: Option<String>,
     /// What happened.
     pub note: Option<String>,
+    /// When it happened last, if its source counts the times: the kubelet does.
+    pub deprecated_last_timestamp: Option<Time>,
+}
+
+impl Event {
+    /// When it happened last.
+    pub fn last_time(&self) -> Option<jiff::Timestamp> {
+        let last = self.deprecated_last_timestamp.as_ref();
+        let time = last.or(self.metadata.creation_timestamp.as_ref())?;
+        Some(time.0)
+    }
 }
 
 /// The object that an event is about.

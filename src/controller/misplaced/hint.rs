@@ -1,5 +1,7 @@
 //! What says that a pod may be on the wrong architecture.
 
+use jiff::{SignedDuration, Timestamp};
+
 use crate::{
     cluster::{
         name::NamespacedName,
@@ -10,15 +12,20 @@ use crate::{
 
 /// The kubelet's events about containers that do not start, and about those that end again and again.
 const REASONS: [&str; 2] = ["Failed", "BackOff"];
+/// The kubelet updates the status of a pod within seconds.
+const FRESH: SignedDuration = SignedDuration::from_secs(30);
 
 /// A pod that may be one.
 pub(super) struct Hint {
     pub(super) name: NamespacedName,
     pub(super) uid: String,
-    /// The container that fails; `None`: the status of the pod says it.
+    /// The container that fails, if an event names one.
     container: Option<String>,
     /// What the event proves.
     cause: Option<WrongArchitectureCause>,
+    /// Whether the event is so new that the status may lag behind it. At the start, and after each interruption of the watch, the events
+    /// of an hour come at once.
+    is_fresh: bool,
 }
 
 impl Hint {
@@ -29,11 +36,12 @@ impl Hint {
             uid: pod.metadata.uid.unwrap_or_default(),
             container: None,
             cause: None,
+            is_fresh: false,
         }
     }
 
     /// An event of the kubelet.
-    pub(super) fn of_event(event: Event) -> Option<Self> {
+    pub(super) fn of_event(event: Event, now: Timestamp) -> Option<Self> {
         let reason = event.reason.as_deref()?;
         if !REASONS.contains(&reason) || event.regarding.name.is_empty() {
             return None;
@@ -42,7 +50,9 @@ impl Hint {
             .note
             .as_deref()
             .and_then(WrongArchitectureCause::of_message);
+        let age = event.last_time().map(|time| now.duration_since(time));
         Some(Self {
+            is_fresh: age.is_some_and(|age| age < FRESH),
             name: NamespacedName::new(&event.regarding.namespace, &event.regarding.name),
             container: event.regarding.container().map(str::to_owned),
             cause,
@@ -50,14 +60,14 @@ impl Hint {
         })
     }
 
-    /// The container of which an event proves something.
-    pub(super) fn told(&self) -> Option<(&str, WrongArchitectureCause)> {
+    /// The container of which an event proves something, and what.
+    pub(super) fn proven_cause(&self) -> Option<(&str, WrongArchitectureCause)> {
         self.container.as_deref().zip(self.cause)
     }
 
     /// Whether the status of the pod does not say yet that the container fails.
     pub(super) fn is_ahead_of(&self, pod: &Pod) -> bool {
-        let Some(container) = self.container.as_deref() else {
+        let Some(container) = self.container.as_deref().filter(|_| self.is_fresh) else {
             return false;
         };
         let mut all = pod.status.containers();
@@ -72,12 +82,19 @@ mod tests {
 
     use super::*;
 
+    const NOW: &str = "2026-01-01T00:01:00Z";
+
     fn event(reason: &str, note: &str) -> Option<Hint> {
+        event_at(reason, note, &json!(NOW))
+    }
+
+    fn event_at(reason: &str, note: &str, last: &Value) -> Option<Hint> {
         let event = json!({
+            "metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "deprecatedLastTimestamp": last,
             "regarding": {"namespace": "a", "name": "p", "uid": "u", "fieldPath": "spec.containers{c}"},
             "reason": reason, "note": note,
         });
-        Hint::of_event(serde_json::from_value(event).unwrap())
+        Hint::of_event(serde_json::from_value(event).unwrap(), NOW.parse().unwrap())
     }
 
     #[test]
@@ -85,7 +102,7 @@ mod tests {
         let of = |reason: &str, note: &str| {
             let hint = event(reason, note)?;
             let told = hint
-                .told()
+                .proven_cause()
                 .map(|(container, cause)| (container.to_owned(), cause));
             Some((hint.name.to_string(), told))
         };
@@ -125,6 +142,15 @@ mod tests {
             assert_eq!(hint.is_ahead_of(&pod(json!([status]))), is_stale, "{state}");
         }
         assert!(hint.is_ahead_of(&pod(json!([]))));
+        // A container that an older event is about has recovered.
+        for (last, is_stale) in [
+            (json!("2026-01-01T00:00:40Z"), true),
+            (json!("2026-01-01T00:00:20Z"), false),
+            (json!(null), false),
+        ] {
+            let hint = event_at("BackOff", "", &last).unwrap();
+            assert_eq!(hint.is_ahead_of(&pod(json!([]))), is_stale, "{last}");
+        }
         assert!(!Hint::of_failed(pod(json!([]))).is_ahead_of(&pod(json!([]))));
     }
 }

@@ -9,8 +9,7 @@ use crate::backoff::Backoff;
 /// A pod is looked at again after this time, if something is still said of it: the kubelet publishes an event about a container that
 /// ends again and again at least every five minutes.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// Intervals for pods that turned out to fail for another reason. The kubelet publishes events before it updates the status, and an
-/// image may be resolved later.
+/// Intervals for pods that turned out to fail for another reason. An image may be resolved later.
 const OTHER_INTERVALS: Backoff = Backoff::seconds(5, 600);
 /// A pod of which nothing was said for this long counts no more: it was deleted, or runs. The alert waits longer.
 const FORGET: Duration = Duration::from_mins(8);
@@ -28,6 +27,8 @@ struct Tracked {
     found: bool,
     /// How often it was not, in a row.
     others: u32,
+    /// Whether it is being looked at.
+    in_progress: bool,
 }
 
 impl Tracker {
@@ -39,9 +40,10 @@ impl Tracker {
             } else {
                 OTHER_INTERVALS.delay(tracked.others)
             };
-            let is_due = now.saturating_duration_since(tracked.at) >= pause;
+            let is_due = !tracked.in_progress && now.saturating_duration_since(tracked.at) >= pause;
             if is_due {
                 tracked.at = now;
+                tracked.in_progress = true;
             }
             return is_due;
         }
@@ -55,6 +57,7 @@ impl Tracker {
             at: now,
             found: false,
             others: 0,
+            in_progress: true,
         };
         self.0.insert(uid.to_owned(), new);
         true
@@ -68,7 +71,15 @@ impl Tracker {
                 at: now,
                 found,
                 others,
+                in_progress: false,
             };
+        }
+    }
+
+    /// A look has ended without a result.
+    pub(super) fn end(&mut self, uid: &str) {
+        if let Some(tracked) = self.0.get_mut(uid) {
+            tracked.in_progress = false;
         }
     }
 
@@ -107,6 +118,13 @@ mod tests {
         assert!(tracker.is_due("a", start) && !tracker.is_due("a", start));
         tracker.record("a", true, start);
         assert!(tracker.is_due("a", after(1)) && !tracker.is_due("a", after(1)));
+        assert!(
+            !tracker.is_due("a", after(2)),
+            "it is still being looked at"
+        );
+        tracker.end("a");
+        assert!(tracker.is_due("a", after(2)));
+        tracker.record("a", true, after(1));
         assert_eq!((tracker.found(after(2)), tracker.found(after(9))), (1, 0));
         // The status may follow the event a moment later; after that it is looked at less and less.
         let mut at = start;

@@ -8,6 +8,7 @@ use crate::{
     cluster::nodes::{AlikeNodes, GroupBy},
     image::{ImageError, PullPolicy, Reference, ResolveRequest},
     placement::{
+        UnknownVariants,
         affinity::{self, Requirement},
         keeps_away,
         rule::AppliedRules,
@@ -172,9 +173,16 @@ impl Evaluator {
         let set = self.runs_on(pod, image).await?;
         let fits = |group: &&NodeGroup<'_>| {
             let value = group.facts.labels.get(&answer.label);
-            value == Some(&answer.value) && pod.can_run(set.as_ref(), group)
+            value == Some(&answer.value) && self.can_run(pod, set.as_ref(), group)
         };
-        let groups: Vec<_> = groups.iter().filter(fits).copied().collect();
+        let (all, names_fields) = (groups, pod.subject.spec.author_selection().names_fields());
+        let groups: Vec<_> = all.iter().filter(fits).copied().collect();
+        // A term that names nodes gets no requirements.
+        if names_fields && groups.len() < all.len() {
+            return Err(because(format!(
+                "selection.predictor chose {image}, which is not for all nodes that the pod names (matchFields)"
+            )));
+        }
         if groups.is_empty() {
             return Err(because(format!(
                 "no node with the label {}={} runs {image}, which selection.predictor chose",
@@ -276,6 +284,13 @@ impl Evaluator {
         Ok(set.map(runs_on))
     }
 
+    /// Whether nodes run an image for these architectures, and the pod's other images. Where it is not known, as the node affinity has it.
+    fn can_run(&self, pod: &Pod<'_>, image: Option<&Architectures>, group: &NodeGroup<'_>) -> bool {
+        let is_possible = self.policy.variants.unknown != UnknownVariants::Require;
+        let mut sets = image.into_iter().chain(&pod.limit);
+        sets.all(|set| suffices(set, group.architecture, group.variant).unwrap_or(is_possible))
+    }
+
     /// The choice for one container, or why each entry was passed over.
     async fn choose<'a>(
         &self,
@@ -292,11 +307,14 @@ impl Evaluator {
                 let Some(image) = known.get(&document.image(entry, reference)) else {
                     return ImageFit::Unknown;
                 };
+                let can_run = |group| self.can_run(pod, image.as_ref(), group);
                 // A term that names nodes gets no requirements.
-                let fits_all = || groups.iter().all(|group| entry.fits(group.facts));
-                if !pod.can_run(image.as_ref(), group) {
+                let mut all = groups.iter();
+                if !can_run(group) {
                     ImageFit::OtherArchitecture
-                } else if author.names_fields() && !fits_all() {
+                } else if author.names_fields()
+                    && !all.all(|group| entry.fits(group.facts) && can_run(group))
+                {
                     ImageFit::NotOnAllNamed
                 } else {
                     ImageFit::Runs
@@ -332,12 +350,6 @@ impl Pod<'_> {
             keyring: &self.credentials.keyring,
             tenant: self.subject.namespace,
         }
-    }
-
-    /// Whether nodes run an image for these architectures, and the pod's other images.
-    fn can_run(&self, image: Option<&Architectures>, group: &NodeGroup<'_>) -> bool {
-        let mut sets = image.into_iter().chain(&self.limit);
-        sets.all(|set| suffices(set, group.architecture, group.variant) != Some(false))
     }
 
     /// Whether its author, its tolerations and the rules allow these nodes.

@@ -45,6 +45,8 @@ const LAYERS: [(&str, DocumentFormat); 3] = [
 
 /// Maximum number of images of an index to which documents may be attached: each costs a request. Real indexes have up to twenty.
 const MAX_IMAGES: usize = 32;
+/// How many of them are asked for at a time, as the layers of an image are pulled.
+const CONCURRENT_READS: usize = 4;
 
 impl Resolver {
     /// The compatibility document of an artifact, within a deadline.
@@ -178,11 +180,15 @@ impl ResolverInner {
             ));
         }
         let mut attached = BTreeMap::new();
-        for digest in digests {
-            let own = self
-                .read_referrer(context, source, &digest.parse()?)
-                .await?;
-            attached.extend(own.map(|document| (digest, document)));
+        for some in digests.chunks(CONCURRENT_READS) {
+            let mut reads = Vec::new();
+            for digest in some {
+                let digest: Digest = digest.parse()?;
+                reads.push(async move { self.read_referrer(context, source, &digest).await });
+            }
+            let documents = futures::future::try_join_all(reads).await?;
+            let found = some.iter().copied().zip(documents);
+            attached.extend(found.filter_map(|(digest, document)| Some((digest, document?))));
         }
         let what = || format!("artifact {digest}");
         if attached.is_empty() {

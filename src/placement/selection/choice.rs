@@ -239,6 +239,8 @@ impl Compatibility {
             .map(|(index, rule)| {
                 let name = Some(&rule.name).filter(|name| !name.is_empty());
                 let name = name.map_or_else(|| format!("rule {}", index + 1), Clone::clone);
+                let invalid = rule.invalid.as_ref();
+                let name = invalid.map_or(name.clone(), |why| format!("{name} ({why})"));
                 (name, count(&|group| !rule.holds(group.facts)))
             })
             .collect();

@@ -213,9 +213,9 @@ impl CompatibilityDocument {
         }
         let text = std::str::from_utf8(bytes);
         let text = text.map_err(|_| InvalidDocument::Malformed("not UTF-8".to_owned()))?;
-        // JSON is YAML.
-        let raw: RawDocument = serde_saphyr::from_str(text)
-            .map_err(|error| InvalidDocument::Malformed(first_line(&error.to_string())))?;
+        // JSON is YAML. As a JSON value first: the YAML parser's code for each of these types would be large.
+        let value: serde_json::Value = serde_saphyr::from_str(text).map_err(malformed)?;
+        let raw = RawDocument::deserialize(value).map_err(malformed)?;
         let mut count = 0;
         let mut variables = Variables::default();
         let entries = raw.compatibilities.into_iter().map(|raw| {
@@ -248,6 +248,10 @@ impl CompatibilityDocument {
             cost: count,
         })
     }
+}
+
+fn malformed(error: impl std::fmt::Display) -> InvalidDocument {
+    InvalidDocument::Malformed(first_line(&error.to_string()))
 }
 
 /// The parser's messages go on with a part of the document.
@@ -289,7 +293,7 @@ fn rule(
             .into_iter()
             .map(|raw| condition(format, raw, &mut compile));
         compiled
-            .filter_map(|condition| variables.replace(condition))
+            .filter_map(|condition| variables.simplify(condition))
             .collect()
     };
     let features = conditions(raw.match_features);

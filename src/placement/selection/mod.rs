@@ -25,7 +25,7 @@ pub use facts::{Fact, NodeFacts, NodeFeatures};
 pub use keys::{FeatureKeys, LabelKeys};
 pub use model::Model;
 pub use nodes::SelectedNodes;
-pub(in crate::placement) use nodes::product;
+pub(in crate::placement) use nodes::{MAX_ALTERNATIVES, product};
 pub use opt_in::{ImageSelection, InvalidSelection, is_own_annotation, is_requested, requested};
 pub use rule::{FeatureMatch, Rule};
 

@@ -13,7 +13,7 @@ use super::{
 };
 
 /// Maximum number of alternatives: a pod gets a term for each, and each of its own terms is repeated for each.
-const MAX_ALTERNATIVES: usize = 16;
+pub(in crate::placement) const MAX_ALTERNATIVES: usize = 16;
 /// Maximum number of requirements in all alternatives.
 const MAX_REQUIREMENTS: usize = 128;
 /// Bounds of the API for the weight of a preferred term.

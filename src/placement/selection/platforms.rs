@@ -22,10 +22,22 @@ impl CompatibilityDocument {
     ) -> Result<Self, InvalidDocument> {
         let mut whole = Self::without_rules();
         whole.format = DocumentFormat::Features;
-        for (platform, own) in all {
+        let all: Vec<_> = all.into_iter().collect();
+        // Which of several variants a node takes is its runtime's decision: the variants with a document limit the others, too.
+        let is_same = |one: &Platform, other: &Platform| {
+            (one.os(), one.architecture()) == (other.os(), other.architecture())
+        };
+        let is_limited = |platform: &Platform| {
+            let mut documented = all.iter().filter(|(_, own)| own.is_some());
+            documented.any(|(other, _)| is_same(platform, other))
+        };
+        for (platform, own) in all.iter().copied() {
             let rule = on_platform(platform)?;
             whole.labels.add(&LabelKeys::of(rule.features.iter()));
             let Some(own) = own else {
+                if is_limited(platform) {
+                    continue;
+                }
                 whole.entries.push(Compatibility {
                     tag: platform.to_string(),
                     description: String::new(),
@@ -44,7 +56,11 @@ impl CompatibilityDocument {
             whole
                 .entries
                 .extend(own.entries.iter().cloned().map(|mut entry| {
-                    entry.rules.insert(0, rule.clone());
+                    if entry.tag.is_empty() {
+                        entry.tag = platform.to_string();
+                    }
+                    // The last, so that the others keep their numbers.
+                    entry.rules.push(rule.clone());
                     entry
                 }));
         }
@@ -130,12 +146,19 @@ mod tests {
             let weights: Vec<_> = fitting.map(|entry| entry.weight).collect();
             assert_eq!(weights, expected, "{os} {architecture} {feature:?}");
         }
-        let names: Vec<_> = whole
-            .entries
-            .iter()
-            .map(|entry| &*entry.rules[0].name)
-            .collect();
-        assert_eq!(names, ["linux/amd64", "linux/arm64"]);
+        let tags: Vec<_> = whole.entries.iter().map(|entry| &*entry.tag).collect();
+        assert_eq!(tags, ["linux/amd64", "linux/arm64"]);
+    }
+
+    /// A node of v7 takes the image for v7, whose document the one for v6 does not have.
+    #[test]
+    fn variants_without_a_document_do_not_open_those_that_have_one() {
+        let [v6, v7] = ["linux/arm/v6", "linux/arm/v7"].map(platform);
+        let own = document("compatibilities: [{weight: 5}]");
+        let all = [(&v6, None), (&v7, Some(&own))];
+        let whole = CompatibilityDocument::of_platforms(all).unwrap();
+        let weights: Vec<_> = whole.entries.iter().map(|entry| entry.weight).collect();
+        assert_eq!(weights, [5]);
     }
 
     #[test]

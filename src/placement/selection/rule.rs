@@ -29,7 +29,7 @@ pub enum FeatureMatch {
         /// On the name of some element.
         name: Option<Expression>,
     },
-    /// On variables that other rules of the document do not set to this.
+    /// On variables of rules that are not so, or depend on the node (`Variables`).
     Never,
 }
 

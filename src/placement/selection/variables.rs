@@ -1,9 +1,9 @@
 //! Variables of Node Feature Discovery's rules (`vars`). Later rules read them as the feature `rule.matched`. The rules of an entry are
 //! `ANDed`, so that where a rule counts, those before it hold and their variables are known: conditions on them are constant.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{FeatureMatch, facts::Feature};
+use super::{Expression, FeatureMatch, facts::Feature};
 
 /// The feature by which variables are read.
 const FEATURE: &str = "rule.matched";
@@ -13,27 +13,29 @@ const FEATURE: &str = "rule.matched";
 pub(super) struct Variables {
     /// Those of the rules before, in this entry.
     known: BTreeMap<String, String>,
-    /// Whether some depend on the node: those of other entries, whose rules may hold or not, and those of templates.
-    are_open: bool,
+    /// The names of those of other entries: whether they are set depends on the node, on which these rules hold or not.
+    of_others: BTreeSet<String>,
+    /// Whether a rule before has a template, which may set any.
+    has_template: bool,
     /// Whether there is a rule before. NFD has the feature only then.
     has_rule: bool,
 }
 
 impl Variables {
     pub(super) fn begin_entry(&mut self) {
-        self.are_open |= !self.known.is_empty();
-        self.known.clear();
+        self.of_others
+            .extend(std::mem::take(&mut self.known).into_keys());
     }
 
     /// Adds those that a rule sets.
     pub(super) fn add(&mut self, set: BTreeMap<String, String>, template: &str) {
-        self.are_open |= !template.is_empty();
+        self.has_template |= !template.is_empty();
         self.has_rule = true;
         self.known.extend(set);
     }
 
-    /// A condition as it is if it is not on variables; `None`: it always holds.
-    pub(super) fn replace(&self, condition: FeatureMatch) -> Option<FeatureMatch> {
+    /// A condition without variables; `None`: it always holds. What depends on the node counts as not fulfilled.
+    pub(super) fn simplify(&self, condition: FeatureMatch) -> Option<FeatureMatch> {
         let FeatureMatch::Feature {
             feature,
             elements,
@@ -50,8 +52,16 @@ impl Variables {
             attributes: Some(&self.known),
             instances: &[],
         };
-        let is_known = self.has_rule && !self.are_open;
+        let is_known = self.are_known(elements.as_deref().unwrap_or_default(), name.is_some());
         let holds = is_known && variables.satisfies(elements.as_deref(), name.as_ref());
         (!holds).then_some(FeatureMatch::Never)
+    }
+
+    fn are_known(&self, elements: &[(String, Expression)], reads_names: bool) -> bool {
+        let is_known = |(key, _): &(String, Expression)| {
+            self.known.contains_key(key) || !self.of_others.contains(key)
+        };
+        let names_are_known = !reads_names || self.of_others.is_empty();
+        self.has_rule && !self.has_template && names_are_known && elements.iter().all(is_known)
     }
 }

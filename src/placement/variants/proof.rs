@@ -1,6 +1,6 @@
 //! What labels of Node Feature Discovery (NFD) prove about the variant of a node's CPU.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     placement::affinity::Requirement,
@@ -147,13 +147,29 @@ pub(super) fn of_one(
     architecture: &Architecture,
     variants: Variants,
 ) -> impl Iterator<Item = Vec<Requirement>> {
-    let mut proofs = Proof::all(architecture);
-    let lowest = proofs.find(|proof| variants.contains(architecture, proof.variant));
-    let by_cpuid = lowest.map(Proof::on_cpuid);
-    let sufficient = Proof::all(architecture)
-        .filter(move |proof| variants.contains(architecture, proof.variant));
-    let models = sufficient.flat_map(|proof| proof.models);
-    let by_cpuid = by_cpuid.into_iter().flatten();
+    let sufficient: Vec<_> = Proof::all(architecture)
+        .filter(|proof| variants.contains(architecture, proof.variant))
+        .collect();
+    let features: Vec<BTreeSet<_>> = sufficient
+        .iter()
+        .map(|proof| proof.all_features().into_iter().collect())
+        .collect();
+    // A proof with all features of a lower one, and more, selects no further node.
+    let is_new = move |index: usize| {
+        let (before, own) = features.split_at(index);
+        let mut before = before.iter();
+        own.first()
+            .is_some_and(|own| !before.any(|lower| own.is_superset(lower)))
+    };
+    let models = sufficient
+        .clone()
+        .into_iter()
+        .flat_map(|proof| proof.models);
+    let by_cpuid = sufficient
+        .into_iter()
+        .enumerate()
+        .filter(move |(index, _)| is_new(*index))
+        .flat_map(|(_, proof)| proof.on_cpuid());
     by_cpuid.chain(models.map(Models::requirements))
 }
 
@@ -183,15 +199,13 @@ impl Proof {
             let label = labels.get(&format!("{CPUID}{feature}"));
             label.is_some_and(|value| value == "true")
         };
-        let by_cpuid = if !self.level.is_empty() && has(&LOWEST_LEVEL) {
-            has(&self.level)
-        } else {
-            self.all_features().iter().all(has)
-        };
-        by_cpuid || self.models.iter().any(|models| models.include(labels))
+        let by_level = has(&self.level);
+        let publishes_levels = !self.level.is_empty() && has(&LOWEST_LEVEL);
+        let by_features = || !publishes_levels && self.all_features().iter().all(has);
+        by_level || by_features() || self.models.iter().any(|models| models.include(labels))
     }
 
-    /// The level or, where NFD does not publish it, the features: no node is in both lists, so that each is preferred with one weight.
+    /// The level or, where NFD does not publish levels, the features.
     fn on_cpuid(&'static self) -> Vec<Vec<Requirement>> {
         let is = |feature: &str, operator| {
             let label = format!("{CPUID}{feature}");

@@ -439,3 +439,51 @@ fn the_affinity_of_variants() {
     ]]);
     assert_eq!(both(prefer, "arm/v7,arm64/v8.2", false).0, shared);
 }
+
+/// `arm64/v9` is proven without what v8.6 needs, and v8.6 without SVE2.
+#[test]
+fn each_sufficient_variant_has_its_proof() {
+    let policy = policy(UnknownVariants::Require);
+    let both = set("arm64/v8.6,arm64/v9");
+    let required = json!(policy.required(&both, false)).to_string();
+    for (features, expected) in [("SVE2", true), ("I8MM", true), ("SVE2BITPERM", false)] {
+        let label = format!("\"{CPUID}{features}\"");
+        assert_eq!(required.contains(&label), expected, "{required}");
+    }
+}
+
+proptest::proptest! {
+    /// What is known of a node, and what node affinity selects, is the same.
+    #[test]
+    fn known_nodes_are_those_that_are_selected(
+        features in proptest::sample::subsequence(
+            PROOFS.iter().flat_map(|proof| proof.features.iter().copied()).collect::<Vec<_>>(), 0..30),
+        // NFD publishes a level with those below it.
+        levels in 0_usize..5,
+        all_of in proptest::option::of(0..PROOFS.len()),
+        own in proptest::option::of(proptest::sample::select(&["v1", "v2", "v3", "v4", "v8", "v8.2", "v9", "other"][..])),
+        model in proptest::option::of(proptest::sample::select(&[("ARM", "53441"), ("ARM", "53379"), ("Ampere", "44080")][..])),
+        needs in proptest::sample::select(&["amd64/v2", "amd64/v3", "amd64/v4", "arm64/v8.1", "arm64/v8.2", "arm64/v8.6", "arm64/v9", "arm64/v9.1", "arm64/v8.6,arm64/v9"][..]),
+    ) {
+        let mut all = features.join(" ");
+        for level in ["X86_64_V1", "X86_64_V2", "X86_64_V3", "X86_64_V4"].iter().take(levels) {
+            all = format!("{all} {level}");
+        }
+        for name in all_of.into_iter().flat_map(|index| PROOFS[index].all_features()) {
+            all = format!("{all} {name}");
+        }
+        let mut labels = labels(own, &all);
+        if let Some((vendor, number)) = model {
+            labels.insert(VENDOR.to_owned(), vendor.to_owned());
+            labels.insert(MODEL.to_owned(), number.to_owned());
+        }
+        let (name, _) = needs.split_once('/').unwrap();
+        labels.insert(crate::placement::affinity::LABEL.to_owned(), name.to_owned());
+        let policy = policy(UnknownVariants::Require);
+        let known = policy.of_node(&architecture(name), &labels);
+        let selected = policy.required(&set(needs), false).into_iter().any(|all| {
+            NodeSelectorTerm::of(all).selects(&labels, "")
+        });
+        proptest::prop_assert_eq!(suffices(&set(needs), name, known) == Some(true), selected, "{:?} {:?}", known, labels);
+    }
+}

@@ -382,3 +382,51 @@ async fn another_webhook_may_rename_the_selected_image() {
     assert!(mirror.seen().len() >= 2);
     assert_eq!(archaware.stop().await, 0);
 }
+
+/// The image has to run on each node that the pod can get: not on those of unknown variant with `require`, and on all that the pod
+/// names itself.
+#[tokio::test]
+async fn images_run_on_all_nodes_of_the_choice() {
+    let cluster = TestCluster::take().await;
+    let registry = FakeRegistry::start().await.unwrap();
+    for (tag, image) in [("v3", "amd64-v3"), ("amd64", "amd64"), ("any", "multi")] {
+        registry.add_tag("app", tag, &testimg::find(image));
+    }
+    let image = |tag: &str| format!("{}:{tag}", registry.image("app"));
+    for (document, best) in [("level", "v3"), ("architecture", "amd64")] {
+        let entries = json!([{"tag": image(best), "weight": 9}, {"tag": image("any")}]);
+        let text = json!({"version": "v1alpha1", "compatibilities": entries}).to_string();
+        let artifact = Image::artifact("application/vnd.test", OCIFIT, &text);
+        registry.add_tag("app", document, &artifact);
+    }
+    nodes(&cluster).await;
+    let ask = async |name: &str, document: &str, more: &Value| {
+        let own = json!({OWN: image(document)});
+        cluster
+            .create::<Pod>(app(name, "placeholder:latest", own, more))
+            .await;
+        landed(&cluster, name).await.0
+    };
+    let on = |name: &str| json!({"nodeSelector": {"kubernetes.io/hostname": name}});
+    let named = |names: &[&str]| {
+        let field = |name: &&str| json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]});
+        let terms: Vec<_> = names.iter().map(field).collect();
+        json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}})
+    };
+    for (unknown, expected) in [("prefer", "v3"), ("require", "any")] {
+        let config = format!("variants: {unknown}\n");
+        let archaware = Controller::start_with_webhook(&cluster, &config, "onMiss: gate").await;
+        cluster.wait_until_tainted().await;
+        assert_eq!(ask(unknown, "level", &on("slow")).await, expected);
+        if unknown == "prefer" {
+            for (name, nodes, expected) in [
+                ("one", &["fast"][..], "amd64"),
+                ("both", &["fast", "arm"], "any"),
+            ] {
+                let found = ask(name, "architecture", &named(nodes)).await;
+                assert_eq!(found, expected, "{nodes:?}");
+            }
+        }
+        assert_eq!(archaware.stop().await, 0);
+    }
+}

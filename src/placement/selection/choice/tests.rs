@@ -112,7 +112,7 @@ fn what_fits_nowhere_is_explained() {
         why(&document, &|_| true),
         [
             passed_over("gpu", &[("rule 1", 7)]),
-            passed_over("odd", &[("rule 1", 7)]),
+            passed_over("odd", &[("rule 1 (unknown operator \"Near\")", 7)]),
             passed_over("never", &[]),
         ]
     );
