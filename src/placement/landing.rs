@@ -98,7 +98,7 @@ pub fn landing(pod: &LandingPod<'_>, node: &LandingNode<'_>, own: &TaintKind) ->
         Obstacle::NodeAffinity
     } else if !pod
         .selected
-        .is_none_or(|selected| selected.select(node.labels, node.name))
+        .is_none_or(|selected| selected.select(node.labels))
     {
         Obstacle::SelectedImage
     } else if let Some(taint) = own_taints.first() {

@@ -363,7 +363,7 @@ impl Pod<'_> {
         (author.names_fields() || author.selects(&nodes.labels, ""))
             && self
                 .rules
-                .is_none_or(|rules| rules.nodes.select(&nodes.labels, ""))
+                .is_none_or(|rules| rules.nodes.select(&nodes.labels))
             && !taints.any(|taint| keeps_away(taint, own) && keeps_away(taint, of_rules))
     }
 

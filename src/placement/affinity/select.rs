@@ -9,6 +9,11 @@ use super::{NodeSelectorTerm, Requirement};
 const NAME: &str = "metadata.name";
 
 impl Requirement {
+    /// Whether it holds for a node with these labels.
+    pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.holds(labels.get(&self.key).map(String::as_str))
+    }
+
     /// Whether it holds for the value of its key. One that the API server would refuse holds for none.
     fn holds(&self, value: Option<&str>) -> bool {
         let is_listed = |value: &str| self.values.iter().any(|one| one == value);
@@ -39,7 +44,7 @@ impl NodeSelectorTerm {
             (self.match_expressions.iter(), self.match_fields.iter());
         let is_empty = self.match_expressions.is_empty() && self.match_fields.is_empty();
         !is_empty
-            && expressions.all(|one| one.holds(labels.get(&one.key).map(String::as_str)))
+            && expressions.all(|one| one.selects(labels))
             && fields.all(|one| one.key == NAME && one.holds(Some(name)))
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    placement::affinity::{NodeSelectorTerm, Requirement, WeightedTerm, on_architecture},
+    placement::affinity::{Requirement, WeightedTerm, on_architecture},
     platform::Architectures,
 };
 
@@ -40,12 +40,10 @@ impl SelectedNodes {
     }
 
     /// Whether a node with these labels is one of them.
-    pub fn select(&self, labels: &BTreeMap<String, String>, name: &str) -> bool {
+    pub fn select(&self, labels: &BTreeMap<String, String>) -> bool {
         let mut alternatives = self.required.iter();
         self.required.is_empty()
-            || alternatives.any(|requirements| {
-                NodeSelectorTerm::of(requirements.clone()).selects(labels, name)
-            })
+            || alternatives.any(|all| all.iter().all(|one| one.selects(labels)))
     }
 
     /// What the nodes have to be for the images of two containers.
@@ -192,21 +190,18 @@ fn selects_some(all: &[Requirement], groups: &[NodeGroup<'_>]) -> bool {
     groups.any(|group| selects(all, group))
 }
 
-/// Whether requirements select nodes of a group.
+/// Whether requirements select nodes of a group. It is asked for each of them and each group, so that nothing is copied.
 fn selects(all: &[Requirement], group: &NodeGroup<'_>) -> bool {
     let labels = group.facts.labels;
     // Nodes of a group differ in their names.
     let is_by_host = |one: &&Requirement| one.key == HOSTNAME && !labels.contains_key(HOSTNAME);
-    let (by_host, by_label): (Vec<_>, Vec<_>) = all.iter().partition(is_by_host);
+    let mut by_label = all.iter().filter(|one| !is_by_host(one));
     let named = |host: &String| {
-        let mut by_host = by_host.iter();
+        let mut by_host = all.iter().filter(is_by_host);
         by_host.all(|one| one.operator == "In" && one.values.contains(host))
     };
-    if !by_host.is_empty() && !group.hosts.iter().any(named) {
-        return false;
-    }
-    let term = NodeSelectorTerm::of(by_label.into_iter().cloned().collect());
-    term.match_expressions.is_empty() || term.selects(labels, "")
+    by_label.all(|one| one.selects(labels))
+        && (!all.iter().any(|one| is_by_host(&one)) || group.hosts.iter().any(named))
 }
 
 /// The weight of a preferred term: as written where the API allows that, otherwise in proportion.

@@ -1,9 +1,12 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::placement::selection::{
-    CompatibilityDocument, NodeFacts, NodeGroup,
-    choice::tests::{Condition, Labels, anywhere, document, groups, labels},
+use crate::placement::{
+    affinity::NodeSelectorTerm,
+    selection::{
+        CompatibilityDocument, NodeFacts, NodeGroup,
+        choice::tests::{Condition, Labels, anywhere, document, groups, labels},
+    },
 };
 
 fn required(document: &CompatibilityDocument, nodes: &[Labels]) -> String {
