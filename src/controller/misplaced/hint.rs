@@ -23,8 +23,8 @@ pub(super) struct Hint {
     container: Option<String>,
     /// What the event proves.
     cause: Option<WrongArchitectureCause>,
-    /// Whether the event is so new that the status may lag behind it. At the start, and after each interruption of the watch, the events
-    /// of an hour come at once.
+    /// Whether the event is so new that the status may lag behind it. When a watch begins, the API server sends all events of the last
+    /// hour: the containers that they name may have recovered.
     is_fresh: bool,
 }
 
