@@ -13,7 +13,10 @@ use crate::{
         objects::{DaemonSet, Namespace, Node, Pod, annotations, labels},
         patch,
     },
-    config::{AdmissionConfig, BoundPods, DaemonSets, OnMiss, OnNoCommonArchitecture, OnNoMatch},
+    config::{
+        AdmissionConfig, BoundPods, CACHED_ONLY_TIMEOUT, DaemonSets, OnMiss,
+        OnNoCommonArchitecture, OnNoMatch,
+    },
     evaluate::{
         Evaluation, Evaluator, SelectionProblem, Stage, Subject, Verdict, template::Template,
     },
@@ -26,10 +29,6 @@ use super::review::AdmissionResponse;
 
 /// Maximum number of background evaluations. The controller handles further pods, so more would only use memory.
 const MAX_BACKGROUND_EVALUATIONS: usize = 512;
-
-/// Timeout of `onMiss: pass`. Cached images resolve without waiting. A private image needs its pull secret first, which
-/// takes one API call.
-const CACHED_ONLY_TIMEOUT: Duration = Duration::from_millis(25);
 
 /// What an answer needs to arrive before its receiver gives up.
 pub(super) const ANSWER_TIME: Duration = Duration::from_millis(500);
@@ -374,10 +373,7 @@ impl Webhook {
         work: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
         let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
-        let patience = match self.config().on_miss {
-            OnMiss::Wait | OnMiss::Gate => self.config().budget,
-            OnMiss::Pass => CACHED_ONLY_TIMEOUT,
-        };
+        let patience = self.config().patience();
         let patience = limits.timeout.map_or(patience, |timeout| {
             let rest = timeout.saturating_sub(ANSWER_TIME).max(CACHED_ONLY_TIMEOUT);
             patience.min(rest)

@@ -181,12 +181,12 @@ async fn explain_target(
     let subject = template
         .as_ref()
         .map_or_else(|| target.subject(), Template::subject);
-    if target.is_existing_pod()
-        && let Some(selected) = &mut evaluation.selected
-    {
+    if target.is_existing_pod() {
         let anew = evaluator.candidates(subject, &namespace).await;
-        if anew.len() >= selected.candidates.len() {
-            selected.candidates = anew;
+        let known = evaluation.selected.as_ref();
+        let known = known.map_or(0, |selected| selected.candidates.len());
+        if !anew.is_empty() && anew.len() >= known {
+            evaluation.selected.get_or_insert_default().candidates = anew;
         }
     }
     let (rule, rule_source, _) = evaluator.rule(subject, &namespace);

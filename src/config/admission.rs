@@ -47,6 +47,20 @@ pub struct CertificatesConfig {
     pub lifetime: Duration,
 }
 
+/// Timeout of `onMiss: pass`. Cached images resolve without waiting. A private image needs its pull secret first, which
+/// takes one API call.
+pub const CACHED_ONLY_TIMEOUT: Duration = Duration::from_millis(25);
+
+impl AdmissionConfig {
+    /// How long the creation of a pod waits at most.
+    pub fn patience(&self) -> Duration {
+        match self.on_miss {
+            OnMiss::Wait | OnMiss::Gate => self.budget,
+            OnMiss::Pass => CACHED_ONLY_TIMEOUT,
+        }
+    }
+}
+
 /// What happens to pods whose images are not cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

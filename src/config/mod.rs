@@ -32,11 +32,12 @@ use crate::{
 };
 
 pub use admission::{
-    AdmissionConfig, CertificatesConfig, ListenAddress, OnMiss, OnNoCommonArchitecture,
+    AdmissionConfig, CACHED_ONLY_TIMEOUT, CertificatesConfig, ListenAddress, OnMiss,
+    OnNoCommonArchitecture,
 };
 pub use affinity::{AffinityConfig, PreferenceConfig};
 pub use file::{ConfigError, load, parse, schema};
-pub use selection::{LabelPattern, OnNoMatch, PredictorConfig, SelectionConfig};
+pub use selection::{AttachedDocuments, LabelPattern, OnNoMatch, PredictorConfig, SelectionConfig};
 
 /// `apiVersion` of the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

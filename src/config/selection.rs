@@ -13,6 +13,8 @@ use crate::names::{is_dns_subdomain, is_qualified_name};
 pub struct SelectionConfig {
     /// What happens to pods whose documents name no image that fits a node.
     pub on_no_match: OnNoMatch,
+    /// Whether documents that are attached to images count for pods that do not ask for a selection.
+    pub attached: AttachedDocuments,
     /// The server that knows the models to which documents leave the choice.
     pub predictor: PredictorConfig,
 }
@@ -80,4 +82,15 @@ pub enum OnNoMatch {
     Keep,
     /// Reject them.
     Deny,
+}
+
+/// Whether documents that are attached to images count for pods that do not ask for a selection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum AttachedDocuments {
+    /// They are not looked for.
+    #[default]
+    Ignore,
+    /// Their weights become preferred node affinity.
+    Prefer,
 }

@@ -21,7 +21,7 @@ use super::{
 /// tolerated.
 const MAX_IMAGES: usize = 256;
 /// Maximum number of images of one pod that are being resolved.
-const MAX_CONCURRENT_IMAGES: usize = 16;
+pub(super) const MAX_CONCURRENT_IMAGES: usize = 16;
 
 impl Evaluator {
     /// What the images of a pod or template allow, with its runtime class or with one that it gets because no CPU runs them.
@@ -66,6 +66,19 @@ impl Evaluator {
         evaluation.native = self.policy.native_architectures(sets, runtime);
         evaluation.images = images;
         evaluation.emulation = emulation.map(Box::new);
+        let decided = match &verdict {
+            Verdict::Decided(Decision::Architectures(set)) => Some(Some(set.clone())),
+            Verdict::Decided(Decision::TolerateAll) => Some(None),
+            _ => None,
+        };
+        // Where images are emulated, native nodes come first.
+        if let Some(set) = decided
+            && self.reads_attached(subject)
+            && evaluation.emulation.is_none()
+        {
+            let prefers = self.prefer_by_attached(subject, evaluation, &keys, set, deadline);
+            Box::pin(prefers).await;
+        }
         evaluation.unusable = keys.unusable();
         verdict
     }

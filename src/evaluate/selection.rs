@@ -1,17 +1,14 @@
 //! Image selection for one pod: reads the compatibility documents that it names, and chooses by the nodes that it can land on.
 
+mod attached;
 mod choose;
 mod problem;
-
-use std::collections::BTreeSet;
 
 use tokio::time::Instant;
 
 use crate::{
-    cluster::{
-        nodes::AlikeNodes,
-        objects::{Namespace, PodSpec},
-    },
+    cluster::objects::{Namespace, PodSpec},
+    config::AttachedDocuments,
     image::ImageError,
     placement::{
         Decision, Mode,
@@ -20,8 +17,7 @@ use crate::{
         reinvocation,
         rule::AppliedRules,
         selection::{
-            self, Candidate, ImageChange, ImageSelection, InvalidSelection, NodeGroup,
-            SelectedNodes,
+            self, Candidate, ImageChange, ImageSelection, InvalidSelection, SelectedNodes,
         },
     },
 };
@@ -31,13 +27,15 @@ use super::{Evaluator, Stage, Subject, Verdict, without_additions};
 use choose::{Pod, Unselected};
 pub use problem::{NoMatch, SelectionProblem};
 
-/// The images that could have been selected for a container.
+/// The images that could have been selected for a container, or the nodes that are preferred for its own image.
 #[derive(Clone, Debug)]
 pub struct ContainerCandidates {
     /// The container.
     pub container: String,
-    /// The reference of the compatibility document.
+    /// The reference of the compatibility document, or of the image to which it is attached.
     pub document: String,
+    /// Whether an image is selected by it; otherwise its weights are preferences.
+    pub selects_image: bool,
     /// How many nodes there are on which the pod can land.
     pub nodes: usize,
     /// The entries of the document.
@@ -149,7 +147,8 @@ impl Evaluator {
         subject: Subject<'_>,
         namespace: &Namespace,
     ) -> Vec<ContainerCandidates> {
-        if !selection::is_requested(subject.annotations, subject.labels) {
+        let is_requested = selection::is_requested(subject.annotations, subject.labels);
+        if !is_requested && self.config.selection.attached == AttachedDocuments::Ignore {
             return Vec::new();
         }
         let mut spec = without_additions(subject.spec.clone(), subject.annotations);
@@ -178,17 +177,8 @@ impl Evaluator {
                 Err(error) => selected.failed.push((one.document.clone(), error)),
             }
         }
-        let features = documents
-            .iter()
-            .flat_map(|(_, document)| document.features.names());
-        let features: BTreeSet<String> = features.cloned().collect();
-        let known = async {
-            self.nodes.wait_until_known().await;
-            if !features.is_empty() {
-                self.nodes.features.wait_for(&features).await;
-            }
-        };
-        if tokio::time::timeout_at(pod.deadline, known).await.is_err() {
+        let all: Vec<_> = documents.iter().map(|(_, document)| &**document).collect();
+        let Ok(alike) = self.landing(pod, &all).await else {
             let why = "the nodes of the cluster, or their NodeFeature objects, are not listed yet";
             let late = documents.iter().map(|(one, _)| {
                 let error = ImageError::unanswered(&one.document, why, None);
@@ -196,14 +186,8 @@ impl Evaluator {
             });
             selected.failed.extend(late);
             return;
-        }
-        let all = documents.iter().map(|(_, document)| &**document);
-        let alike = self.landing(pod, all);
-        let mut groups: Vec<NodeGroup<'_>> = alike
-            .iter()
-            .filter(|nodes| pod.can_land_on(nodes))
-            .map(AlikeNodes::group)
-            .collect();
+        };
+        let mut groups = pod.groups(&alike);
         for (one, document) in &documents {
             let kept = self.explains.then_some(&mut selected.candidates);
             let chosen = match self.choose_image(pod, one, document, &groups, kept).await {

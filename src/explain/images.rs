@@ -58,14 +58,16 @@ pub struct ExplainedError {
     pub next_try: Option<String>,
 }
 
-/// The images that could have been selected for a container.
+/// The images that could have been selected for a container, or the nodes that are preferred for its own image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ExplainedSelection {
     /// The container.
     pub container: String,
-    /// The reference of the compatibility document.
+    /// The reference of the compatibility document, or of the image to which it is attached.
     pub document: String,
+    /// Whether an image is selected by it; otherwise its weights are preferences.
+    pub selects_image: bool,
     /// How many nodes there are on which the pod can land.
     pub nodes: usize,
     /// The entries of the document in its order, or the images of its model.
@@ -80,7 +82,7 @@ pub struct ExplainedCandidate {
     pub tag: String,
     /// Its weight; null for an image of a model, which has none.
     pub weight: Option<i64>,
-    /// Whether its image is selected.
+    /// Whether its image is selected, or its nodes are preferred.
     pub chosen: bool,
     /// What became of it.
     pub outcome: String,
@@ -244,7 +246,9 @@ pub(super) fn explain_selections(facts: &Facts<'_>) -> Vec<ExplainedSelection> {
         },
         chosen: matches!(
             candidate.outcome,
-            CandidateOutcome::Chosen | CandidateOutcome::ChosenByModel { .. }
+            CandidateOutcome::Chosen
+                | CandidateOutcome::ChosenByModel { .. }
+                | CandidateOutcome::Preferred
         ),
         outcome: outcome(&candidate.outcome),
     };
@@ -252,6 +256,7 @@ pub(super) fn explain_selections(facts: &Facts<'_>) -> Vec<ExplainedSelection> {
         .map(|of| ExplainedSelection {
             container: of.container.clone(),
             document: of.document.clone(),
+            selects_image: of.selects_image,
             nodes: of.nodes,
             candidates: of.candidates.iter().map(one).collect(),
         })
@@ -269,6 +274,8 @@ fn outcome(outcome: &CandidateOutcome) -> String {
             format!("selected by selection.predictor, for nodes with {label}={value}")
         }
         CandidateOutcome::NotByModel => "selection.predictor selected another one".to_owned(),
+        CandidateOutcome::Preferred => "fits: its nodes are preferred by its weight".to_owned(),
+        CandidateOutcome::Unweighted => "fits: without a weight nothing is preferred".to_owned(),
         CandidateOutcome::WithoutImage => "names no image".to_owned(),
         CandidateOutcome::PassedOver(failed) if failed.is_empty() => {
             "has a negative weight".to_owned()

@@ -8,9 +8,9 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use quick_cache::sync::Cache;
+use quick_cache::{Weighter, sync::Cache};
 
-use crate::placement::selection::CompatibilityDocument;
+use crate::placement::selection::{CompatibilityDocument, MAX_EXPRESSIONS};
 
 use super::{credentials::Fingerprint, digest::Digest, error::ImageError, summary::ImageSummary};
 
@@ -19,8 +19,11 @@ pub(crate) const STALE_IF_ERROR: Duration = Duration::from_hours(24);
 /// Maximum number of interned summaries. A cluster has some dozens; further ones are not deduplicated.
 const MAX_INTERNED: usize = 4096;
 
-/// Maximum number of compatibility documents: each has some kilobytes, and at most a few megabytes with compiled patterns.
-const MAX_COMPATIBILITIES: usize = 64;
+/// Number of compatibility documents, for the size of their cache.
+const ESTIMATED_COMPATIBILITIES: usize = 512;
+/// Maximum number of expressions and values in them: as many as 64 documents of the largest size have, which are a few megabytes each
+/// with compiled patterns. Documents of a usual size are thousands.
+const MAX_COMPATIBILITY_COST: u64 = 64 * MAX_EXPRESSIONS as u64;
 
 /// Which pods may use a cached answer: all, or those with the credential that was needed to get it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -41,6 +44,21 @@ struct CompatibilityEntry {
     document: Arc<CompatibilityDocument>,
     expires: Option<Instant>,
 }
+
+/// What a document costs, in expressions.
+#[derive(Clone)]
+struct CompatibilityCost;
+
+impl Weighter<Fingerprint, CompatibilityEntry> for CompatibilityCost {
+    fn weight(&self, _: &Fingerprint, entry: &CompatibilityEntry) -> u64 {
+        // An entry without expressions takes room, too.
+        (entry.document.cost + entry.document.entries.len() + 1) as u64
+    }
+}
+
+/// What a document is attached to: a part of keys, the image, its repository (another one may have the same image), and the
+/// credentials.
+type AttachedKey<'a> = (&'static str, &'a Digest, &'a str, &'a [Fingerprint]);
 
 #[derive(Clone)]
 struct FailureEntry {
@@ -71,7 +89,7 @@ pub(crate) struct Caches {
     /// Summaries of images with missing children, each for one repository and its credentials.
     partial: Cache<Fingerprint, PartialEntry>,
     /// Parsed compatibility documents, by the digest of the artifact or of the image to which it is attached.
-    compatibilities: Cache<Fingerprint, CompatibilityEntry>,
+    compatibilities: Cache<Fingerprint, CompatibilityEntry, CompatibilityCost>,
     /// Most images have one of a few sets of platforms, so equal summaries share one allocation.
     interned: Mutex<HashSet<Arc<ImageSummary>>>,
 }
@@ -92,7 +110,11 @@ impl Caches {
             tags: Cache::new(images),
             failures: Cache::new(failures),
             partial: Cache::new(failures),
-            compatibilities: Cache::new(MAX_COMPATIBILITIES),
+            compatibilities: Cache::with_weighter(
+                ESTIMATED_COMPATIBILITIES,
+                MAX_COMPATIBILITY_COST,
+                CompatibilityCost,
+            ),
             interned: Mutex::default(),
         }
     }
@@ -119,15 +141,9 @@ impl Caches {
             .insert(summary_key(digest, scope), entry);
     }
 
-    /// A document that is attached to the image of this digest, in one repository: another repository may have the same image.
-    pub(crate) fn attached(
-        &self,
-        digest: &Digest,
-        name: &str,
-        fingerprints: &[Fingerprint],
-    ) -> Option<Arc<CompatibilityDocument>> {
-        let key = attached_key(digest, name, fingerprints);
-        let entry = self.compatibilities.get(&key)?;
+    /// A document that is attached to an image.
+    pub(crate) fn attached(&self, key: AttachedKey<'_>) -> Option<Arc<CompatibilityDocument>> {
+        let entry = self.compatibilities.get(&attached_key(key))?;
         let is_valid = entry.expires.is_none_or(|expires| Instant::now() < expires);
         is_valid.then_some(entry.document)
     }
@@ -135,16 +151,13 @@ impl Caches {
     /// Stores a document that is attached to an image for a time, because another one may be attached.
     pub(crate) fn store_attached(
         &self,
-        digest: &Digest,
-        name: &str,
-        fingerprints: &[Fingerprint],
+        key: AttachedKey<'_>,
         document: Arc<CompatibilityDocument>,
         ttl: Duration,
     ) {
         let expires = Some(Instant::now() + ttl);
         let entry = CompatibilityEntry { document, expires };
-        self.compatibilities
-            .insert(attached_key(digest, name, fingerprints), entry);
+        self.compatibilities.insert(attached_key(key), entry);
     }
 
     pub(crate) fn summary(&self, digest: &Digest, scope: CacheScope) -> Option<CachedSummary> {
@@ -294,8 +307,8 @@ fn partial_key(digest: &Digest, name: &str, fingerprints: &[Fingerprint]) -> Fin
     repository_key(b"partial", digest, name, fingerprints)
 }
 
-fn attached_key(digest: &Digest, name: &str, fingerprints: &[Fingerprint]) -> Fingerprint {
-    repository_key(b"attached", digest, name, fingerprints)
+fn attached_key((what, digest, name, fingerprints): AttachedKey<'_>) -> Fingerprint {
+    repository_key(what.as_bytes(), digest, name, fingerprints)
 }
 
 /// The key of what is true for one repository and these credentials.

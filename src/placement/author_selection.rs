@@ -97,7 +97,7 @@ impl<'a> AuthorSelection<'a> {
     }
 
     /// Whether the terms name single nodes, as in a DaemonSet's pods: a preference has no effect then.
-    pub(super) fn names_nodes(&self) -> bool {
+    pub fn names_nodes(&self) -> bool {
         let terms = self.terms();
         !terms.is_empty() && terms.iter().all(|term| term.match_expressions.is_empty())
     }

@@ -421,3 +421,79 @@ async fn what_is_attached_counts_in_its_repository_only() {
         assert_eq!(weights(&document), [weight]);
     }
 }
+
+/// What is attached to the image of a pod that does not ask for it costs a request for each image, not for each of its platforms.
+#[tokio::test]
+async fn what_is_attached_to_the_image_itself_is_asked_for_once() {
+    let (registry, resolver) = (registry().await, resolver());
+    let image = testimg::find("multi");
+    for name in ["app", "plain", "slow"] {
+        registry.add(name, &image);
+    }
+    let text = "compatibilities: [{weight: 7, rules: []}]";
+    let attach = |name: &str, subject: &testimg::Blob| {
+        let artifact = Image::artifact(NFD_ARTIFACT, NFD, text).attached_to(subject, "2026");
+        registry.add_tag(name, "attached", &artifact);
+        registry.set_referrers(name, &subject.digest, Some(&[&artifact]));
+    };
+    attach("app", &image.root);
+    attach("plain", &image.manifests[0]);
+    registry.set_referrers("plain", &image.root.digest, Some(&[]));
+    let keyring = ready_keyring(Keyring::default());
+    let within = |name: &str, wait: Duration| {
+        let (image, keyring, resolver) = (registry.image(name), keyring.clone(), resolver.clone());
+        async move {
+            let request = ResolveRequest {
+                image: &image,
+                policy: PullPolicy::IfNotPresent,
+                keyring: &keyring,
+                tenant: "",
+            };
+            let deadline = tokio::time::Instant::now() + wait;
+            resolver.attached_by(request, deadline).await
+        }
+    };
+    let ask = |name: &str| within(name, Duration::from_secs(30));
+    // Known images, as those of pods are.
+    for name in ["app", "plain", "slow"] {
+        resolve(&resolver, &registry.image(name)).await.unwrap();
+    }
+    registry.forget();
+    let all = futures::future::join_all((0..16).map(|_| ask("app"))).await;
+    for document in all {
+        assert_eq!(weights(&document.unwrap()), [7]);
+    }
+    // The list, the manifest and the layer.
+    assert_eq!(
+        (registry.count("GET", ""), registry.count("HEAD", "")),
+        (3, 0)
+    );
+    ask("app").await.unwrap();
+    assert_eq!(registry.count("GET", ""), 3, "it is cached");
+    for _ in 0..3 {
+        let error = ask("plain").await.unwrap_err();
+        assert_eq!(error.reason(), Reason::Corrupt, "{}", error.chain());
+    }
+    assert_eq!(registry.count("GET", "/v2/plain/"), 1);
+    // The annotation asks for more.
+    let document = read(&resolver, &registry.image("plain")).await.unwrap();
+    assert!(weights(&document).contains(&7));
+    // Pods do not wait again for a registry that does not answer in time.
+    registry.script("/v2/slow/", Script::Hang);
+    let (wait, started) = (Duration::from_millis(300), tokio::time::Instant::now());
+    let all = futures::future::join_all((0..16).map(|_| within("slow", wait))).await;
+    assert!(all.iter().all(Result::is_err));
+    let error = ask("slow").await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Unavailable, "{}", error.chain());
+    assert!(started.elapsed() < Duration::from_secs(5));
+    assert_eq!(registry.count("GET", "/v2/slow/"), 1);
+    // It is asked again after a second, although 16 have waited.
+    registry.unscript();
+    attach("slow", &image.root);
+    let deadline = started + Duration::from_secs(30);
+    while ask("slow").await.is_err() {
+        assert!(tokio::time::Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(started.elapsed() < Duration::from_secs(10));
+}

@@ -45,14 +45,16 @@ fn page(explanation: &Explanation) -> String {
         text += &section("Images", &images(explanation));
     }
     for selection in &explanation.selections {
-        let title = format!(
-            "Images for container {} in {}",
-            selection.container, selection.document
-        );
+        let (title, chosen) = if selection.selects_image {
+            ("Images for container", "SELECTED")
+        } else {
+            ("Preferences of container", "PREFERRED")
+        };
+        let title = format!("{title} {} in {}", selection.container, selection.document);
         let rows = selection.candidates.iter().map(|candidate| {
-            let chosen = if candidate.chosen { "yes" } else { "no" };
+            let is_chosen = if candidate.chosen { "yes" } else { "no" };
             vec![
-                chosen.to_owned(),
+                is_chosen.to_owned(),
                 candidate.tag.clone(),
                 candidate
                     .weight
@@ -60,7 +62,7 @@ fn page(explanation: &Explanation) -> String {
                 candidate.outcome.clone(),
             ]
         });
-        let table = output::table(&["SELECTED", "IMAGE", "WEIGHT", "OUTCOME"], rows);
+        let table = output::table(&[chosen, "IMAGE", "WEIGHT", "OUTCOME"], rows);
         text += &section(&title, &colour_answers(&table));
     }
     if let Some(groups) = explanation.nodes.as_ref().filter(|all| !all.is_empty()) {

@@ -1,8 +1,11 @@
 //! The choice for one container: among the nodes that its pod can land on, by a model or by rules.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, error::Elapsed, timeout_at};
 
 use crate::{
     cluster::nodes::{AlikeNodes, GroupBy},
@@ -74,6 +77,7 @@ impl Evaluator {
                         kept.push(ContainerCandidates {
                             container: one.container.clone(),
                             document: one.document.clone(),
+                            selects_image: true,
                             nodes: count(groups),
                             candidates,
                         });
@@ -94,6 +98,7 @@ impl Evaluator {
             kept.push(ContainerCandidates {
                 container: one.container.clone(),
                 document: one.document.clone(),
+                selects_image: true,
                 nodes,
                 candidates,
             });
@@ -160,7 +165,7 @@ impl Evaluator {
                 .collect()
         };
         let features = groups.iter().map(labels).collect();
-        let asked = tokio::time::timeout_at(pod.deadline, predictor.ask(model, features));
+        let asked = timeout_at(pod.deadline, predictor.ask(model, features));
         let answer = asked.await.unwrap_or_else(|_| Err("it is too late".into()));
         let answer = answer.map_err(|why| because(format!("selection.predictor: {why}")))?;
         let image = model.images.get(&answer.architecture);
@@ -224,12 +229,29 @@ impl Evaluator {
         self.resolver.compatibility_by(request, pod.deadline).await
     }
 
-    /// The nodes in groups, by what the documents and the pod's author say about their labels.
-    pub(super) fn landing<'a>(
+    /// The nodes in groups, by what the documents and the pod's author say about their labels, once they are known.
+    ///
+    /// # Errors
+    ///
+    /// When they are not known in time.
+    pub(super) async fn landing(
         &self,
         pod: &Pod<'_>,
-        documents: impl Iterator<Item = &'a CompatibilityDocument>,
-    ) -> Arc<[AlikeNodes]> {
+        documents: &[&CompatibilityDocument],
+    ) -> Result<Arc<[AlikeNodes]>, Elapsed> {
+        let features = documents.iter().flat_map(|one| one.features.names());
+        let features: BTreeSet<String> = features.cloned().collect();
+        let known = async {
+            self.nodes.wait_until_known().await;
+            if !features.is_empty() {
+                self.nodes.features.wait_for(&features).await;
+            }
+        };
+        timeout_at(pod.deadline, known).await?;
+        Ok(self.group(pod, documents))
+    }
+
+    fn group(&self, pod: &Pod<'_>, documents: &[&CompatibilityDocument]) -> Arc<[AlikeNodes]> {
         let author = pod.subject.spec.author_selection();
         let mut keys = LabelKeys::default();
         // The architectures of images are required, too.
@@ -285,7 +307,12 @@ impl Evaluator {
     }
 
     /// Whether nodes run an image for these architectures, and the pod's other images. Where it is not known, as the node affinity has it.
-    fn can_run(&self, pod: &Pod<'_>, image: Option<&Architectures>, group: &NodeGroup<'_>) -> bool {
+    pub(super) fn can_run(
+        &self,
+        pod: &Pod<'_>,
+        image: Option<&Architectures>,
+        group: &NodeGroup<'_>,
+    ) -> bool {
         let is_possible = self.policy.variants.unknown != UnknownVariants::Require;
         let mut sets = image.into_iter().chain(&pod.limit);
         sets.all(|set| suffices(set, group.architecture, group.variant).unwrap_or(is_possible))
@@ -320,7 +347,7 @@ impl Evaluator {
                     ImageFit::Runs
                 }
             };
-            let chosen = match document.choose(groups, runs) {
+            let chosen = match document.choose(groups, &runs) {
                 Ok(choice) => Ok(choice),
                 Err(NoChoice::Nothing(passed_over)) => Err(passed_over),
                 Err(NoChoice::Unknown(entry)) => {
@@ -331,19 +358,19 @@ impl Evaluator {
                 }
             };
             if let Some(kept) = kept {
-                *kept = document.candidates_of(chosen.as_ref().ok(), groups, runs);
+                *kept = document.candidates_of(chosen.as_ref().ok(), groups, &runs);
             }
             return Ok(chosen);
         }
     }
 }
 
-fn count(groups: &[NodeGroup<'_>]) -> usize {
+pub(super) fn count(groups: &[NodeGroup<'_>]) -> usize {
     groups.iter().map(|group| group.count).sum()
 }
 
 impl Pod<'_> {
-    fn request<'a>(&'a self, image: &'a str) -> ResolveRequest<'a> {
+    pub(super) fn request<'a>(&'a self, image: &'a str) -> ResolveRequest<'a> {
         ResolveRequest {
             image,
             policy: PullPolicy::IfNotPresent,
@@ -352,8 +379,14 @@ impl Pod<'_> {
         }
     }
 
+    /// Those on which it can land.
+    pub(super) fn groups<'a>(&self, alike: &'a [AlikeNodes]) -> Vec<NodeGroup<'a>> {
+        let nodes = alike.iter().filter(|nodes| self.can_land_on(nodes));
+        nodes.map(AlikeNodes::group).collect()
+    }
+
     /// Whether its author, its tolerations and the rules allow these nodes.
-    pub(super) fn can_land_on(&self, nodes: &AlikeNodes) -> bool {
+    fn can_land_on(&self, nodes: &AlikeNodes) -> bool {
         let spec = self.subject.spec;
         let author = spec.author_selection();
         let own = spec.tolerations.as_deref().unwrap_or_default();

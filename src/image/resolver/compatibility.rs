@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use futures::FutureExt;
+use tokio::time::{Instant, timeout_at};
 
 use crate::{
     image::{
@@ -48,6 +49,15 @@ const MAX_IMAGES: usize = 32;
 /// How many of them are asked for at a time, as the layers of an image are pulled.
 const CONCURRENT_READS: usize = 4;
 
+/// What is looked for under the name of an image or artifact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Sought {
+    /// The artifact itself or, if it is an image, what is attached to it or to the images of its platforms.
+    Document,
+    /// What is attached to the image itself: what is attached to the images of its platforms would cost a request for each.
+    Attached,
+}
+
 impl Resolver {
     /// The compatibility document of an artifact, within a deadline.
     ///
@@ -57,21 +67,52 @@ impl Resolver {
     pub async fn compatibility_by(
         &self,
         request: ResolveRequest<'_>,
-        deadline: tokio::time::Instant,
+        deadline: Instant,
     ) -> Result<Arc<CompatibilityDocument>, ImageError> {
-        let answer = tokio::time::timeout_at(deadline, self.compatibility(request)).await;
-        let why = "not read within resolution.budget";
-        answer.unwrap_or_else(|_| Err(ImageError::unanswered(request.image, why, None)))
+        self.read_by(request, Sought::Document, deadline).await
     }
 
-    async fn compatibility(
+    /// The compatibility document that is attached to an image, within a deadline. An answer that does not come by then is a
+    /// failure of its registry: pods do not wait for it again and again.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read in time, or there is none.
+    pub async fn attached_by(
         &self,
         request: ResolveRequest<'_>,
+        deadline: Instant,
+    ) -> Result<Arc<CompatibilityDocument>, ImageError> {
+        self.read_by(request, Sought::Attached, deadline).await
+    }
+
+    async fn read_by(
+        &self,
+        request: ResolveRequest<'_>,
+        sought: Sought,
+        deadline: Instant,
+    ) -> Result<Arc<CompatibilityDocument>, ImageError> {
+        let answer = timeout_at(deadline, self.read(request, sought, deadline)).await;
+        answer.unwrap_or_else(|_| Err(late(request.image)))
+    }
+
+    async fn read(
+        &self,
+        request: ResolveRequest<'_>,
+        sought: Sought,
+        deadline: Instant,
     ) -> Result<Arc<CompatibilityDocument>, ImageError> {
         let (mut context, inner) = (self.context(&request)?, &self.0);
         inner.add_credentials(&mut context, request.keyring).await;
-        if let Some(document) = inner.cached_compatibility(&context) {
-            return Ok(document);
+        if let Some(digest) = inner.cached_digest(&context) {
+            if let Some(document) = inner.cached_document(&context, &digest, sought) {
+                return Ok(document);
+            }
+            let subject = failure_subject(&context, &digest, sought);
+            let failed = inner.recent_failure(&subject, &context.fingerprints());
+            if let Some(error) = failed.filter(|_| sought == Sought::Attached) {
+                return Err(error);
+            }
         }
         let registry = context.reference.registry();
         let _slot = inner.fetch_slots.enter(request.tenant, registry).await;
@@ -83,50 +124,91 @@ impl Resolver {
         };
         let (inner, shared) = (self.0.clone(), (context.clone(), found.clone()));
         let read =
-            move || async move { inner.read_compatibility(&shared.0, &shared.1).await }.boxed();
-        self.0.compatibilities.run(key, read).await
+            move || async move { inner.read_document(&shared.0, &shared.1, sought).await }.boxed();
+        let shared = self.0.compatibilities.run((key, sought), read);
+        timeout_at(deadline, shared).await.unwrap_or_else(|_| {
+            let error = late(request.image);
+            if sought == Sought::Attached {
+                self.0.store_late(&context, &found.digest, &error);
+            }
+            Err(error)
+        })
+    }
+}
+
+fn late(image: &str) -> ImageError {
+    ImageError::unanswered(image, "not read within resolution.budget", None)
+}
+
+/// The name of failures.
+fn failure_subject(context: &RequestContext, digest: &Digest, sought: Sought) -> String {
+    let (what, name) = (sought.as_str(), context.reference.name());
+    format!("{what} {name}@{digest}")
+}
+
+impl Sought {
+    /// A part of keys.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Document => "compatibility of",
+            Self::Attached => "attached to",
+        }
     }
 }
 
 impl ResolverInner {
-    fn cached_compatibility(&self, context: &RequestContext) -> Option<Arc<CompatibilityDocument>> {
-        let digest = self.cached_digest(context)?;
-        self.cached_by_digest(context, &digest)
-    }
-
-    fn cached_by_digest(
+    fn cached_document(
         &self,
         context: &RequestContext,
         digest: &Digest,
+        sought: Sought,
     ) -> Option<Arc<CompatibilityDocument>> {
+        let (name, fingerprints) = (context.reference.name(), context.fingerprints());
         let attached = || {
-            let (name, fingerprints) = (context.reference.name(), context.fingerprints());
-            self.caches.attached(digest, &name, &fingerprints)
+            self.caches
+                .attached((sought.as_str(), digest, &*name, &*fingerprints))
         };
-        self.caches
-            .compatibility(digest, context.summary_scope())
-            .or_else(attached)
+        match sought {
+            Sought::Document => self
+                .caches
+                .compatibility(digest, context.summary_scope())
+                .or_else(attached),
+            Sought::Attached => attached(),
+        }
     }
 
-    async fn read_compatibility(
+    /// Those who wait together fail together, which counts once.
+    fn store_late(&self, context: &RequestContext, digest: &Digest, error: &ImageError) {
+        let subject = failure_subject(context, digest, Sought::Attached);
+        let fingerprints = context.fingerprints();
+        if self.recent_failure(&subject, &fingerprints).is_none() {
+            self.caches.store_failure(&subject, &fingerprints, error);
+        }
+    }
+
+    async fn read_document(
         &self,
         context: &RequestContext,
         found: &ResolvedDigest,
+        sought: Sought,
     ) -> Result<Arc<CompatibilityDocument>, ImageError> {
         let digest = &found.digest;
-        if let Some(document) = self.cached_by_digest(context, digest) {
+        if let Some(document) = self.cached_document(context, digest, sought) {
             return Ok(document);
         }
         let fingerprints = context.fingerprints();
-        let subject = format!("compatibility of {}@{digest}", context.reference.name());
+        let subject = failure_subject(context, digest, sought);
         let source = self.document_source(context, found, &subject);
         let read = async {
-            let (root, _) = source.root(found).await?;
-            summary::verify(DocumentKind::Manifest, digest, None, &root)?;
-            let artifact = artifact(digest, &root)?;
-            if let Some(mut document) = read_layer(&source, &artifact).await? {
-                document.subject = artifact.subject.map(|subject| subject.digest);
-                return Ok((document, false));
+            let mut artifact = Artifact::default();
+            if sought == Sought::Document {
+                let (root, _) = source.root(found).await?;
+                summary::verify(DocumentKind::Manifest, digest, None, &root)?;
+                artifact = parse(digest, &root)?;
+                if let Some(mut document) = read_layer(&source, &artifact).await? {
+                    document.subject = artifact.subject.map(|subject| subject.digest);
+                    return Ok((document, false));
+                }
             }
             // It may be attached to an image. What is attached can change while the image does not.
             let document = self.read_attached(context, &source, digest, &artifact);
@@ -139,8 +221,8 @@ impl ResolverInner {
                 let kept = document.clone();
                 if is_attached {
                     let (name, ttl) = (context.reference.name(), self.settings.tag_ttl);
-                    self.caches
-                        .store_attached(digest, &name, &fingerprints, kept, ttl);
+                    let key = (sought.as_str(), digest, &*name, &*fingerprints);
+                    self.caches.store_attached(key, kept, ttl);
                 } else {
                     let scope = context.summary_scope();
                     self.caches.store_compatibility(digest, scope, kept);
@@ -224,7 +306,7 @@ impl ResolverInner {
         let digest: Digest = newest.manifest.digest.parse()?;
         let manifest = source.fetch(DocumentKind::Manifest, &digest).await?;
         summary::verify(DocumentKind::Manifest, &digest, None, &manifest)?;
-        let artifact = artifact(&digest, &manifest)?;
+        let artifact = parse(&digest, &manifest)?;
         let none = || invalid(format!("artifact {image}"), InvalidDocument::NoLayer);
         let subject = artifact.subject.as_ref().map(|subject| &*subject.digest);
         // A registry may claim anything of what refers to an image.
@@ -237,7 +319,7 @@ impl ResolverInner {
     }
 }
 
-fn artifact(digest: &Digest, manifest: &[u8]) -> Result<Artifact, ImageError> {
+fn parse(digest: &Digest, manifest: &[u8]) -> Result<Artifact, ImageError> {
     Artifact::parse(manifest).map_err(|source| ImageError::Document {
         what: format!("manifest {digest}"),
         source,

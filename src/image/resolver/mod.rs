@@ -38,6 +38,7 @@ use super::{
 
 pub use saved::SavedImage;
 
+use compatibility::Sought;
 use context::RequestContext;
 use tag::{ResolvedDigest, TagLookupError};
 
@@ -161,7 +162,8 @@ struct ResolverInner {
     fetch_slots: FetchSlots,
     tags: SingleFlight<TagKey, Result<ResolvedDigest, TagLookupError>>,
     summaries: SingleFlight<SummaryKey, Result<(Arc<ImageSummary>, Origin), ImageError>>,
-    compatibilities: SingleFlight<SummaryKey, Result<Arc<CompatibilityDocument>, ImageError>>,
+    compatibilities:
+        SingleFlight<(SummaryKey, Sought), Result<Arc<CompatibilityDocument>, ImageError>>,
     metrics: Resolutions,
 }
 

@@ -32,6 +32,9 @@ pub enum ImageFit {
     Unknown,
 }
 
+/// Whether nodes can run the image of an entry.
+pub type Runs<'a> = &'a (dyn Fn(&Compatibility, &NodeGroup<'_>) -> ImageFit + Sync);
+
 /// An entry, and the nodes that can run its image.
 #[derive(Clone, Debug)]
 pub struct Fit<'a> {
@@ -94,6 +97,10 @@ pub enum CandidateOutcome {
     Later,
     /// It names no image.
     WithoutImage,
+    /// Some nodes satisfy it, and are preferred by its weight.
+    Preferred,
+    /// Some nodes satisfy it, and are not preferred: its weight is 0.
+    Unweighted,
     /// No node satisfies it: each of its rules, with the number of nodes that do not satisfy it. Empty: its weight is negative.
     PassedOver(Vec<(String, usize)>),
     /// A model selected it for the nodes with this label.
@@ -141,7 +148,7 @@ impl CompatibilityDocument {
         &'a self,
         choice: Option<&Choice<'a>>,
         groups: &[NodeGroup<'a>],
-        runs: impl Fn(&Compatibility, &NodeGroup<'_>) -> ImageFit,
+        runs: Runs<'_>,
     ) -> Vec<Candidate> {
         let outcome = |entry: &Compatibility| {
             let is_of = |fit: &Fit<'_>| std::ptr::eq(fit.entry, entry);
@@ -158,7 +165,7 @@ impl CompatibilityDocument {
             } else if choice.is_some() && entry.weight >= 0 && groups.iter().any(fits_one) {
                 CandidateOutcome::Later
             } else {
-                CandidateOutcome::PassedOver(entry.passed_over(groups, &runs).failed)
+                CandidateOutcome::PassedOver(entry.passed_over(groups, runs).failed)
             }
         };
         let candidate = |entry: &Compatibility| Candidate {
@@ -177,7 +184,7 @@ impl CompatibilityDocument {
     pub fn choose<'a>(
         &'a self,
         groups: &[NodeGroup<'a>],
-        runs: impl Fn(&Compatibility, &NodeGroup<'_>) -> ImageFit,
+        runs: Runs<'_>,
     ) -> Result<Choice<'a>, NoChoice<'a>> {
         let fit = |entry: &'a Compatibility| -> Result<Option<Fit<'a>>, NoChoice<'a>> {
             let mut fitting = Vec::new();
@@ -203,7 +210,7 @@ impl CompatibilityDocument {
             }
         }
         let Some(best) = best else {
-            let explain = |entry: &Compatibility| entry.passed_over(groups, &runs);
+            let explain = |entry: &Compatibility| entry.passed_over(groups, runs);
             return Err(NoChoice::Nothing(
                 self.entries.iter().map(explain).collect(),
             ));
@@ -225,11 +232,7 @@ impl Compatibility {
         self.rules.iter().all(|rule| rule.holds(node))
     }
 
-    fn passed_over(
-        &self,
-        groups: &[NodeGroup<'_>],
-        runs: impl Fn(&Self, &NodeGroup<'_>) -> ImageFit,
-    ) -> PassedOver {
+    fn passed_over(&self, groups: &[NodeGroup<'_>], runs: Runs<'_>) -> PassedOver {
         let count = |fails: &dyn Fn(&NodeGroup<'_>) -> bool| -> usize {
             let failing = groups.iter().filter(|group| fails(group));
             failing.map(|group| group.count).sum()

@@ -14,7 +14,7 @@ use super::{
 pub const MAX_SIZE: u64 = 256 * 1024;
 /// Maximum number of entries of a document, and of expressions and values in it: real ones have some dozens.
 pub(super) const MAX_ENTRIES: usize = 256;
-pub(super) const MAX_EXPRESSIONS: usize = 4096;
+pub(crate) const MAX_EXPRESSIONS: usize = 4096;
 /// A pattern counts as much as this many values: compiled, it may have 64 KiB.
 const COST_OF_PATTERN: usize = 16;
 
@@ -43,7 +43,7 @@ pub struct CompatibilityDocument {
     /// The digest of the image that it is about, if its artifact names one.
     pub subject: Option<String>,
     /// The number of its expressions and values, as they count.
-    pub(super) cost: usize,
+    pub(crate) cost: usize,
 }
 
 /// One entry: rules, and what they are for.

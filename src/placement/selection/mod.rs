@@ -15,8 +15,9 @@ mod variables;
 mod version;
 
 pub use choice::{
-    Candidate, CandidateOutcome, Choice, Fit, ImageFit, NoChoice, NodeGroup, PassedOver,
+    Candidate, CandidateOutcome, Choice, Fit, ImageFit, NoChoice, NodeGroup, PassedOver, Runs,
 };
+pub(crate) use document::MAX_EXPRESSIONS;
 pub use document::{
     Compatibility, CompatibilityDocument, DocumentFormat, InvalidDocument, MAX_SIZE,
 };
@@ -24,8 +25,9 @@ pub use expression::{Expression, InvalidExpression, WrittenExpression};
 pub use facts::{Fact, NodeFacts, NodeFeatures};
 pub use keys::{FeatureKeys, LabelKeys};
 pub use model::Model;
+pub(crate) use nodes::MAX_ALTERNATIVES;
 pub use nodes::SelectedNodes;
-pub(in crate::placement) use nodes::{MAX_ALTERNATIVES, product};
+pub(in crate::placement) use nodes::product;
 pub use opt_in::{ImageSelection, InvalidSelection, is_own_annotation, is_requested, requested};
 pub use rule::{FeatureMatch, Rule};
 

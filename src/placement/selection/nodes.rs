@@ -13,7 +13,7 @@ use super::{
 };
 
 /// Maximum number of alternatives: a pod gets a term for each, and each of its own terms is repeated for each.
-pub(in crate::placement) const MAX_ALTERNATIVES: usize = 16;
+pub(crate) const MAX_ALTERNATIVES: usize = 16;
 /// Maximum number of requirements in all alternatives.
 const MAX_REQUIREMENTS: usize = 128;
 /// Bounds of the API for the weight of a preferred term.
@@ -121,47 +121,61 @@ fn pairs(
     })
 }
 
-impl Choice<'_> {
+/// An entry, and what nodes have to be for it: one of these.
+type Expressed<'a> = (&'a Compatibility, Vec<Vec<Requirement>>);
+
+impl<'a> Choice<'a> {
     /// What nodes have to be: the rules themselves, so that it holds for nodes that come later, too. Only a regular expression is
     /// replaced by the values that the groups have. Rules that labels do not express name the nodes; `None` if these are too many.
     pub fn nodes(&self) -> Option<SelectedNodes> {
-        let fits = || std::iter::once(&self.best).chain(&self.further);
+        let best = (self.best.entry, self.alternatives(&self.best)?);
+        // Where else the image fits need not be said.
+        let further = self.further.iter().filter_map(|fit| self.expressed(fit));
+        let fits: Vec<_> = std::iter::once(best).chain(further).collect();
+        let lowest = self.fits().map(|fit| fit.entry.weight).min();
         let mut nodes = SelectedNodes::default();
-        let mut is_open = false;
-        let highest = fits().map(|fit| fit.entry.weight).max().unwrap_or(0);
-        let lowest = fits().map(|fit| fit.entry.weight).min().unwrap_or(0);
-        for (index, fit) in fits().enumerate() {
-            let alternatives = match self.alternatives(fit) {
-                Some(alternatives) => alternatives,
-                None if index == 0 => return None,
-                // Where else the image fits need not be said.
-                None => continue,
-            };
-            is_open |= alternatives.iter().any(Vec::is_empty);
-            let weight = weight(fit.entry, highest).filter(|_| lowest < highest);
-            let preferred = alternatives.iter().filter(|all| !all.is_empty());
-            let preferred = preferred.zip(std::iter::repeat(weight));
-            nodes
-                .preferred
-                .extend(preferred.filter_map(|(expressions, weight)| {
-                    Some(WeightedTerm {
-                        weight: weight?,
-                        expressions: expressions.clone(),
-                    })
-                }));
-            let new = alternatives
-                .into_iter()
-                .filter(|one| !nodes.required.contains(one));
-            let new: Vec<_> = new.collect();
-            nodes.required.extend(new);
+        if lowest.is_some_and(|lowest| lowest < self.highest()) {
+            nodes.preferred = preferred_terms(&fits, self.highest());
+        }
+        let is_open = fits.iter().flat_map(|(_, all)| all).any(Vec::is_empty);
+        for one in fits.into_iter().flat_map(|(_, all)| all) {
+            if !nodes.required.contains(&one) {
+                nodes.required.push(one);
+            }
         }
         // The first are the best.
         nodes.required.truncate(MAX_ALTERNATIVES);
-        nodes.preferred.truncate(MAX_ALTERNATIVES);
         if is_open {
             nodes.required.clear();
         }
         Some(nodes).filter(|nodes| !nodes.is_large())
+    }
+
+    /// The weights as preferences, for a pod that does not ask for a selection: nothing is required. Entries without a weight say
+    /// nothing, and neither does what labels and names of nodes cannot express.
+    pub fn preferred(&self) -> Vec<WeightedTerm> {
+        let fits: Vec<_> = self.fits().filter_map(|fit| self.expressed(fit)).collect();
+        let nodes = SelectedNodes {
+            required: Vec::new(),
+            preferred: preferred_terms(&fits, self.highest()),
+        };
+        if nodes.is_large() {
+            return Vec::new();
+        }
+        nodes.preferred
+    }
+
+    fn fits(&self) -> impl Iterator<Item = &Fit<'a>> {
+        std::iter::once(&self.best).chain(&self.further)
+    }
+
+    fn highest(&self) -> i64 {
+        let weights = self.fits().map(|fit| fit.entry.weight);
+        weights.max().unwrap_or(0)
+    }
+
+    fn expressed(&self, fit: &Fit<'a>) -> Option<Expressed<'a>> {
+        Some((fit.entry, self.alternatives(fit)?))
     }
 
     /// The requirements of one entry.
@@ -202,6 +216,21 @@ fn selects(all: &[Requirement], group: &NodeGroup<'_>) -> bool {
     };
     by_label.all(|one| one.selects(labels))
         && (!all.iter().any(|one| is_by_host(&one)) || group.hosts.iter().any(named))
+}
+
+/// A term for each alternative of each entry with a weight. What holds everywhere is not preferred to anything.
+fn preferred_terms(fits: &[Expressed<'_>], highest: i64) -> Vec<WeightedTerm> {
+    let terms = fits.iter().flat_map(|(entry, alternatives)| {
+        let weight = weight(entry, highest);
+        let alternatives = alternatives.iter().filter(|all| !all.is_empty());
+        alternatives.filter_map(move |expressions| {
+            Some(WeightedTerm {
+                weight: weight?,
+                expressions: expressions.clone(),
+            })
+        })
+    });
+    terms.take(MAX_ALTERNATIVES).collect()
 }
 
 /// The weight of a preferred term: as written where the API allows that, otherwise in proportion.

@@ -152,6 +152,118 @@ async fn a_document_of_one_platform_limits_its_nodes() {
     assert_eq!(archaware.stop().await, 0);
 }
 
+/// Pods that ask for nothing, where it is configured: the weights of what is attached to their images are preferences, and nothing is
+/// required. A registry that cannot say what is attached keeps no pod from its decision.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn weights_of_what_is_attached_are_preferences() {
+    let cluster = TestCluster::take().await;
+    let registry = FakeRegistry::start().await.unwrap();
+    nodes(&cluster).await;
+    for (node, flag) in [("arm", "SVE"), ("fast", "AVX2")] {
+        let label = format!("feature.node.kubernetes.io/cpu-cpuid.{flag}=true");
+        cluster.kubectl(&["label", "node", node, &label]);
+    }
+    let image = testimg::find("multi");
+    for name in ["app", "broken"] {
+        registry.add(name, &image);
+    }
+    let document = r"
+compatibilities:
+- tag: slowest
+  weight: 10
+  rules: [{matchFeatures: [{feature: cpu.cpuid, matchExpressions: {AVX2: {op: Exists}}}]}]
+- tag: fastest
+  weight: 90
+  rules: [{matchFeatures: [{feature: cpu.cpuid, matchExpressions: {SVE: {op: Exists}}}]}]
+- tag: others
+  rules: [{matchFeatures: [{feature: cpu.cpuid, matchExpressions: {SVE: {op: DoesNotExist}}}]}]
+- tag: nowhere
+  weight: 100
+  rules: [{name: large, matchFeatures: [{feature: cpu.cpuid, matchExpressions: {AMX: {op: Exists}}}]}]
+";
+    let artifact = Image::artifact(NFD_ARTIFACT, NFD_LAYER, document);
+    let artifact = artifact.attached_to(&image.root, "2026");
+    registry.add_tag("app", "attached", &artifact);
+    registry.set_referrers("app", &image.root.digest, Some(&[&artifact]));
+    registry.script("/v2/broken/referrers/", Script::Hang);
+    let config = "selection: {attached: prefer}\n";
+    let archaware = Controller::start_with_webhook(&cluster, config, "onMiss: gate").await;
+    cluster.wait_until_tainted().await;
+    let one_each = json!({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "solver"}}}]}}});
+    let mut places = Vec::new();
+    for name in ["first", "second", "third"] {
+        let mut pod = app(name, &registry.image("app"), json!({}), &one_each);
+        pod["metadata"]["labels"] = json!({"app": "solver"});
+        let created: Pod = cluster.create(pod).await;
+        assert_eq!(image_of(&created), registry.image("app"));
+        places.push(cluster.wait_until_bound(name).await);
+    }
+    assert_eq!(places, ["arm", "fast", "slow"]);
+    let preferred = |pod: &Pod| {
+        let affinity = pod.spec.as_ref().unwrap().affinity.as_ref().unwrap();
+        let node = affinity.node_affinity.as_ref().unwrap();
+        let terms = node
+            .preferred_during_scheduling_ignored_during_execution
+            .iter();
+        let weights = terms.flatten().map(|term| term.weight);
+        weights.collect::<Vec<_>>()
+    };
+    let pod = cluster.pods().get("third").await.unwrap();
+    assert_eq!(preferred(&pod), [90, 10]);
+    let broken = app("broken", &registry.image("broken"), json!({}), &json!({}));
+    let broken: Pod = cluster.create(broken).await;
+    assert_eq!(preferred(&broken), [0; 0]);
+    assert_eq!(
+        broken.spec.unwrap().scheduling_gates.unwrap_or_default(),
+        []
+    );
+    // The controller adds them to a pod that waits behind the gate.
+    registry.add("late", &image);
+    registry.add_tag("late", "attached", &artifact);
+    registry.set_referrers("late", &image.root.digest, Some(&[&artifact]));
+    let slow = Script::Slow(std::time::Duration::from_millis(1200));
+    registry.script("/v2/late/", slow);
+    let late = app("late", &registry.image("late"), json!({}), &json!({}));
+    let late: Pod = cluster.create(late).await;
+    assert_eq!(late.spec.unwrap().scheduling_gates.unwrap().len(), 1);
+    cluster.wait_until_bound("late").await;
+    assert_eq!(
+        preferred(&cluster.pods().get("late").await.unwrap()),
+        [90, 10]
+    );
+    // `explain` shows it of pods that exist.
+    let file = cluster.dir().join("attached.yaml");
+    let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+    std::fs::write(&file, format!("{head}{config}")).unwrap();
+    let arguments = [
+        "explain",
+        "first",
+        "-n",
+        &cluster.namespace,
+        "--config",
+        file.to_str().unwrap(),
+    ];
+    let (status, text, error) = cluster.archaware(&arguments);
+    assert_eq!(status, 0, "{error}");
+    for (tag, outcome) in [
+        ("slowest", "its nodes are preferred by its weight"),
+        ("fastest", "its nodes are preferred by its weight"),
+        ("others", "without a weight nothing is preferred"),
+        ("nowhere", "large fails on 3 nodes"),
+    ] {
+        let mut lines = text.lines();
+        assert!(
+            lines.any(|line| line.contains(tag) && line.contains(outcome)),
+            "{text}"
+        );
+    }
+    let preferred = text.lines().filter(|line| line.starts_with("yes "));
+    let preferred = preferred.filter(|line| line.contains("its nodes are preferred"));
+    assert_eq!(preferred.count(), 2, "{text}");
+    assert_eq!(archaware.stop().await, 0);
+}
+
 /// Only one alternative can be added to the terms of a gated pod. It is one that some nodes satisfy.
 #[tokio::test]
 async fn a_gated_pod_gets_an_alternative_that_nodes_satisfy() {

@@ -11,7 +11,7 @@ use crate::placement::{
 
 fn required(document: &CompatibilityDocument, nodes: &[Labels]) -> String {
     let groups = groups(nodes);
-    let nodes = document.choose(&groups, anywhere).unwrap().nodes();
+    let nodes = document.choose(&groups, &anywhere).unwrap().nodes();
     serde_json::json!(nodes.unwrap().required).to_string()
 }
 
@@ -54,7 +54,11 @@ fn the_same_image_runs_on_further_nodes() {
         let [high, low] = weights;
         let all = [("same", high, &[faster][..]), ("same", low, &[fast])];
         let document = document(&all);
-        let nodes = document.choose(&groups, anywhere).unwrap().nodes().unwrap();
+        let nodes = document
+            .choose(&groups, &anywhere)
+            .unwrap()
+            .nodes()
+            .unwrap();
         assert_eq!(nodes.required.len(), 2);
         let found: Vec<_> = nodes
             .preferred
@@ -68,6 +72,59 @@ fn the_same_image_runs_on_further_nodes() {
         required(&document(&others), &nodes),
         r#"[[{"key":"cpu","operator":"In","values":["faster"]}]]"#
     );
+}
+
+/// Without a selection, weights are preferences, also that of an only entry. Entries without a weight say nothing.
+#[test]
+fn weights_are_preferences() {
+    let (fast, faster, any): (Condition<'_>, Condition<'_>, Condition<'_>) = (
+        ("cpu", "In", &["fast"]),
+        ("cpu", "In", &["faster"]),
+        ("gpu", "DoesNotExist", &[]),
+    );
+    let nodes = ["cpu=fast", "cpu=faster"].map(labels);
+    let groups = groups(&nodes);
+    for (entries, preferred) in [
+        (vec![(0, vec![fast])], vec![]),
+        (vec![(10, vec![fast])], vec![("fast", 10)]),
+        (
+            vec![(10, vec![fast]), (0, vec![faster])],
+            vec![("fast", 10)],
+        ),
+        (
+            vec![(10, vec![fast]), (10, vec![faster])],
+            vec![("fast", 10), ("faster", 10)],
+        ),
+        (
+            vec![(200, vec![faster]), (100, vec![fast])],
+            vec![("faster", 100), ("fast", 50)],
+        ),
+        // What holds everywhere is preferred to nothing, and what holds nowhere is not written.
+        (vec![(10, vec![]), (5, vec![fast, faster])], vec![]),
+        (
+            vec![(10, vec![fast, any]), (-5, vec![faster])],
+            vec![("fast", 10)],
+        ),
+    ] {
+        let all = entries.iter();
+        let all: Vec<_> = all
+            .map(|(weight, rules)| ("same", *weight, &rules[..]))
+            .collect();
+        let document = document(&all);
+        let terms = document.choose(&groups, &anywhere).unwrap().preferred();
+        let found: Vec<_> = terms
+            .iter()
+            .map(|term| (term.expressions[0].values[0].as_str(), term.weight))
+            .collect();
+        assert_eq!(found, preferred, "{entries:?}");
+    }
+    let rules = [fast];
+    let many: Vec<_> = (0..20).map(|n| ("same", 20 - n, &rules[..])).collect();
+    let terms = document(&many)
+        .choose(&groups, &anywhere)
+        .unwrap()
+        .preferred();
+    assert_eq!((terms.len(), terms[0].weight), (16, 20), "the best ones");
 }
 
 /// The images of two containers.
@@ -157,7 +214,7 @@ fn features_become_labels_or_names() {
         ))
     };
     let required = |document: &CompatibilityDocument, groups: &[NodeGroup<'_>]| {
-        let choice = document.choose(groups, anywhere).unwrap();
+        let choice = document.choose(groups, &anywhere).unwrap();
         choice
             .nodes()
             .map(|nodes| serde_json::json!(nodes.required).to_string())
@@ -222,7 +279,7 @@ fn impossible_alternatives_are_left_out() {
             any.join(", ")
         );
         let document = features(&text);
-        let choice = document.choose(&groups, anywhere).unwrap();
+        let choice = document.choose(&groups, &anywhere).unwrap();
         let nodes = choice.nodes().unwrap().sorted_by(&groups);
         assert!(nodes.required.iter().flatten().all(is_valid), "{nodes:?}");
         let operators = nodes.required.iter().map(|all| {
@@ -259,7 +316,7 @@ fn large_choices_are_refused() {
     let nodes: Vec<Labels> = many.iter().map(|text| labels(text)).collect();
     let all = document(&[("x", 0, &[("host", "InRegexp", &["^node"])])]);
     let groups = groups(&nodes);
-    assert_eq!(all.choose(&groups, anywhere).unwrap().nodes(), None);
+    assert_eq!(all.choose(&groups, &anywhere).unwrap().nodes(), None);
 }
 
 proptest! {
@@ -282,10 +339,10 @@ proptest! {
         let forward = groups(&nodes);
         let fits = |entry: &crate::placement::selection::Compatibility| forward.iter().any(|group| entry.fits(group.facts));
         let best = document.entries.iter().filter(|entry| fits(entry)).map(|entry| entry.weight).max();
-        let choice = document.choose(&forward, anywhere);
+        let choice = document.choose(&forward, &anywhere);
         prop_assert_eq!(choice.as_ref().ok().map(|choice| choice.best.entry.weight), best);
         let backward: Vec<_> = forward.iter().rev().copied().collect();
-        let again = document.choose(&backward, anywhere);
+        let again = document.choose(&backward, &anywhere);
         prop_assert_eq!(choice.is_ok(), again.is_ok());
         if let (Ok(choice), Ok(again)) = (choice, again) {
             prop_assert!(std::ptr::eq(choice.best.entry, again.best.entry));
