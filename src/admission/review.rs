@@ -5,10 +5,10 @@ use std::{fmt, marker::PhantomData};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{
-    Deserialize, Deserializer,
+    Deserialize, Deserializer, Serialize,
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::cluster::patch::JsonPatch;
 
@@ -176,25 +176,53 @@ impl AdmissionResponse {
 
     /// The response body.
     pub(super) fn into_body(self, uid: &str) -> Vec<u8> {
-        let mut response = Map::new();
-        let mut set = |field: &str, value: Value| response.insert(field.to_owned(), value);
-        set("uid", json!(uid));
-        set("allowed", json!(self.refused.is_none()));
-        if let Some(message) = self.refused {
-            let status = json!({ "code": 403, "reason": "Forbidden", "message": message });
-            set("status", status);
-        }
-        if let Some(patch) = self.patch {
-            let patch = STANDARD.encode(patch.into_operations().to_string());
-            set("patchType", json!("JSONPatch"));
-            set("patch", json!(patch));
-        }
-        if !self.warnings.is_empty() {
-            set("warnings", json!(self.warnings));
-        }
-        let review = json!({ "apiVersion": API_VERSION, "kind": KIND, "response": response });
-        review.to_string().into_bytes()
+        let patch = self.patch.map(JsonPatch::into_operations);
+        let patch = patch.map(|operations| STANDARD.encode(to_bytes(&operations)));
+        to_bytes(&ReviewAnswer {
+            api_version: API_VERSION,
+            kind: KIND,
+            response: Answer {
+                uid,
+                allowed: self.refused.is_none(),
+                status: self.refused.map(
+                    |message| json!({ "code": 403, "reason": "Forbidden", "message": message }),
+                ),
+                patch_type: patch.as_ref().map(|_| "JSONPatch"),
+                patch,
+                warnings: self.warnings,
+            },
+        })
     }
+}
+
+/// It is written for each pod, so it is not built as a `Value` first.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ReviewAnswer<'a> {
+    api_version: &'a str,
+    kind: &'a str,
+    response: Answer<'a>,
+}
+
+/// The `response` of a review.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer<'a> {
+    uid: &'a str,
+    allowed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch_type: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
+}
+
+/// Keys that are texts never fail. `Display` would take twice the time (`serde_json` checks each part for UTF-8 there).
+fn to_bytes(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -104,7 +104,8 @@ pub(super) struct RequestLimits {
 /// A pod, with and without the additions of an earlier call.
 struct PodReview {
     pod: Pod,
-    without_owned: Pod,
+    /// `None`: it has none.
+    without_owned: Option<Pod>,
     namespace: String,
     recorded: PodChange,
     undo: reinvocation::ReinvocationUndo,
@@ -158,7 +159,7 @@ impl Webhook {
             );
             self.within_budget(limits, async move {
                 // With a mode of its own, the pod does not depend on its namespace, which may not be known yet.
-                let own = annotations(&review.without_owned.metadata);
+                let own = annotations(&review.of_author().metadata);
                 let is_unknown = || namespaces.get(&review.namespace).is_none();
                 let no_rules = evaluator.config.rules.is_empty();
                 let namespace = if mode::has_own_rule(own) && no_rules && is_unknown() {
@@ -404,7 +405,20 @@ async fn find_namespace(namespaces: &Namespaces, name: &str) -> Arc<Namespace> {
 
 impl PodReview {
     fn new(pod: Pod, namespace: String) -> Self {
-        let recorded = reinvocation::recorded_change(annotations(&pod.metadata));
+        // The annotations of an earlier decision are not the author's: they come from an earlier call or from the pod
+        // that this one was copied from.
+        let own = [annotation::DECISION, annotation::ADDED];
+        let found = annotations(&pod.metadata);
+        if !own.iter().any(|name| found.contains_key(*name)) {
+            return Self {
+                pod,
+                without_owned: None,
+                namespace,
+                recorded: PodChange::default(),
+                undo: reinvocation::ReinvocationUndo::default(),
+            };
+        }
+        let recorded = reinvocation::recorded_change(found);
         let mut without_owned = pod.clone();
         let mut undo = reinvocation::undo(
             &recorded,
@@ -421,26 +435,29 @@ impl PodReview {
         without_owned
             .spec
             .set_images(images.map(|own| (own.container.as_str(), Some(own.from.as_str()))));
-        // The annotations of an earlier decision are not the author's: they come from an earlier call or from the pod
-        // that this one was copied from.
         if let Some(annotations) = &mut without_owned.metadata.annotations {
-            annotations.remove(annotation::DECISION);
-            annotations.remove(annotation::ADDED);
+            annotations.retain(|name, _| !own.contains(&name.as_str()));
         }
         Self {
             pod,
-            without_owned,
+            without_owned: Some(without_owned),
             namespace,
             recorded,
             undo,
         }
     }
 
+    /// The pod as its author wrote it.
+    fn of_author(&self) -> &Pod {
+        self.without_owned.as_ref().unwrap_or(&self.pod)
+    }
+
     fn subject(&self) -> Subject<'_> {
+        let pod = self.of_author();
         Subject {
-            spec: &self.without_owned.spec,
-            annotations: annotations(&self.without_owned.metadata),
-            labels: labels(&self.without_owned.metadata),
+            spec: &pod.spec,
+            annotations: annotations(&pod.metadata),
+            labels: labels(&pod.metadata),
             namespace: &self.namespace,
             stage: Stage::Creation,
             decided_by_policy: None,
@@ -449,7 +466,7 @@ impl PodReview {
 
     /// A toleration for every architecture, unless it has one.
     fn tolerate_all(&self, policy: &PlacementPolicy) -> PodChange {
-        let existing = self.without_owned.spec.tolerations.as_deref();
+        let existing = self.of_author().spec.tolerations.as_deref();
         let mut existing = existing.unwrap_or_default().iter();
         let mut change = PodChange::default();
         if !existing.any(|one| policy.taint.is_tolerated_by(one)) {
@@ -494,7 +511,7 @@ impl PodReview {
             decision: decision.as_ref(),
             gate,
         };
-        Some(patch::pod::admit(&self.pod, &self.without_owned, admission))
+        Some(patch::pod::admit(&self.pod, self.of_author(), admission))
     }
 }
 

@@ -18,6 +18,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::placement::{
@@ -29,27 +30,46 @@ use super::objects::{DaemonSet, MutatingWebhookConfiguration, Node};
 
 /// The operations of one patch.
 #[derive(Clone, Debug, PartialEq)]
-pub struct JsonPatch(Vec<Value>);
+pub struct JsonPatch {
+    operations: Vec<Value>,
+    /// Whether it has tests.
+    is_guarded: bool,
+}
 
 impl JsonPatch {
     /// An empty patch that applies only to the object with this uid.
     fn for_object(metadata: &ObjectMeta) -> Self {
-        let mut patch = Self(Vec::new());
+        let mut patch = Self {
+            operations: Vec::new(),
+            is_guarded: true,
+        };
         if let Some(uid) = &metadata.uid {
-            patch.test("/metadata/uid", json!(uid));
+            patch.test("/metadata/uid", uid);
         }
         patch
     }
 
+    /// An empty patch that gets no tests: see [`JsonPatch::unguarded`].
+    fn without_guard() -> Self {
+        Self {
+            operations: Vec::new(),
+            is_guarded: false,
+        }
+    }
+
     fn push(&mut self, op: &str, path: &str, value: Value) {
-        self.0
+        self.operations
             .push(json!({ "op": op, "path": path, "value": value }));
     }
 
     /// Adds a `test`. The API server compares JSON texts (`evanphx/json-patch`), and Go escapes `&`, `<` and `>` in
     /// them, so a test of a value with these characters never succeeds. Such a test is left out; the other tests
     /// remain.
-    fn test(&mut self, path: &str, value: Value) {
+    fn test(&mut self, path: &str, value: impl Serialize) {
+        if !self.is_guarded {
+            return;
+        }
+        let value = json!(value);
         if !value
             .to_string()
             .contains(['&', '<', '>', '\u{2028}', '\u{2029}'])
@@ -59,7 +79,7 @@ impl JsonPatch {
     }
 
     fn copy(&mut self, from: &str, path: &str) {
-        self.0
+        self.operations
             .push(json!({ "op": "copy", "from": from, "path": path }));
     }
 
@@ -68,12 +88,13 @@ impl JsonPatch {
     }
 
     fn remove(&mut self, path: &str) {
-        self.0.push(json!({ "op": "remove", "path": path }));
+        self.operations
+            .push(json!({ "op": "remove", "path": path }));
     }
 
     /// Appends to a list that is unchanged. A missing list passes a test for null.
     fn append(&mut self, path: &str, seen: Option<&Vec<Value>>, values: Vec<Value>) {
-        self.test(path, json!(seen));
+        self.test(path, seen);
         self.append_unguarded(path, seen.is_some(), values);
     }
 
@@ -103,7 +124,7 @@ impl JsonPatch {
         for (name, value) in values {
             let path = format!("/metadata/annotations/{}", escape(name));
             let seen = annotations.get(*name);
-            self.test(&path, json!(seen));
+            self.test(&path, seen);
             match value {
                 Some(value) => self.add(&path, json!(value)),
                 None if seen.is_some() => self.remove(&path),
@@ -116,18 +137,19 @@ impl JsonPatch {
     /// reject the object whatever the `failurePolicy`.
     #[must_use]
     pub fn unguarded(mut self) -> Self {
-        self.0.retain(|operation| !is_test(operation));
+        self.operations.retain(|operation| !is_test(operation));
+        self.is_guarded = false;
         self
     }
 
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.0.iter().all(is_test)
+        self.operations.iter().all(is_test)
     }
 
     /// The operations as JSON.
     pub fn into_operations(self) -> Value {
-        Value::Array(self.0)
+        Value::Array(self.operations)
     }
 }
 
@@ -166,7 +188,7 @@ pub fn node(node: &Node, change: node::NodeChange) -> JsonPatch {
         }
     }
     if let Some((index, taint)) = change.correct {
-        patch.test(&format!("{TAINTS}/{index}/key"), json!(taint.kind.key));
+        patch.test(&format!("{TAINTS}/{index}/key"), &taint.kind.key);
         patch.test(
             &format!("{TAINTS}/{index}/effect"),
             json!(taint.kind.effect),
@@ -175,12 +197,12 @@ pub fn node(node: &Node, change: node::NodeChange) -> JsonPatch {
     }
     if let Some((index, taint)) = change.remove {
         let value = (!taint.value.is_empty()).then_some(taint.value);
-        patch.test(&format!("{TAINTS}/{index}/key"), json!(taint.kind.key));
+        patch.test(&format!("{TAINTS}/{index}/key"), &taint.kind.key);
         patch.test(
             &format!("{TAINTS}/{index}/effect"),
             json!(taint.kind.effect),
         );
-        patch.test(&format!("{TAINTS}/{index}/value"), json!(value));
+        patch.test(&format!("{TAINTS}/{index}/value"), &value);
         patch.remove(&format!("{TAINTS}/{index}"));
     }
     if let Some(taint) = change.add {
@@ -198,7 +220,7 @@ pub fn daemon_set(set: &DaemonSet, change: daemon_set::TemplateChange) -> JsonPa
     const TOLERATIONS: &str = "/spec/template/spec/tolerations";
     let mut patch = JsonPatch::for_object(&set.metadata);
     let seen = set.spec.template.spec.tolerations.as_ref();
-    patch.test(TOLERATIONS, json!(seen));
+    patch.test(TOLERATIONS, &seen);
     for index in change.remove {
         patch.remove(&format!("{TOLERATIONS}/{index}"));
     }
@@ -227,7 +249,7 @@ pub fn secret(secret: &Secret, fields: &BTreeMap<&str, Option<&str>>) -> JsonPat
     for (name, text) in fields {
         let path = format!("/data/{name}");
         let seen = data.get(*name);
-        patch.test(&path, json!(seen));
+        patch.test(&path, &seen);
         match text {
             Some(text) => patch.add(&path, json!(bytes(text))),
             None if seen.is_some() => patch.remove(&path),
@@ -246,7 +268,7 @@ pub fn webhooks(found: &MutatingWebhookConfiguration, webhooks: Vec<Value>) -> J
     let mut patch = JsonPatch::for_object(&found.metadata);
     // The configuration changes rarely, so `resourceVersion` is a good guard here.
     let version = &found.metadata.resource_version;
-    patch.test("/metadata/resourceVersion", json!(version));
+    patch.test("/metadata/resourceVersion", &version);
     patch.add("/webhooks", json!(webhooks));
     patch
 }
@@ -277,7 +299,7 @@ pub fn ca_bundle(found: &MutatingWebhookConfiguration, bundle: &str) -> JsonPatc
 pub fn lease(seen: &Lease, record: &LeaseSpec, memory: Option<&str>) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&seen.metadata);
     let version = &seen.metadata.resource_version;
-    patch.test("/metadata/resourceVersion", json!(version));
+    patch.test("/metadata/resourceVersion", &version);
     patch.add("/spec", json!(record));
     if let Some(memory) = memory {
         patch.annotate(&seen.metadata, &[(annotation::STATE, Some(memory))]);
@@ -287,14 +309,14 @@ pub fn lease(seen: &Lease, record: &LeaseSpec, memory: Option<&str>) -> JsonPatc
 
 /// Continues the series of an event, without a guard: only archaware writes its events.
 pub fn event_series(series: &EventSeries) -> JsonPatch {
-    let mut patch = JsonPatch(Vec::new());
+    let mut patch = JsonPatch::without_guard();
     patch.add("/series", json!(series));
     patch
 }
 
 /// Scales a Deployment.
 pub fn replicas(count: u32) -> JsonPatch {
-    let mut patch = JsonPatch(Vec::new());
+    let mut patch = JsonPatch::without_guard();
     patch.add("/spec/replicas", json!(count));
     patch
 }
@@ -318,7 +340,7 @@ mod tests {
     /// `evanphx/json-patch` compares texts in which Go has escaped these characters.
     #[test]
     fn a_guard_that_can_never_hold_is_not_sent() {
-        let mut patch = JsonPatch(Vec::new());
+        let mut patch = JsonPatch::for_object(&ObjectMeta::default());
         for value in ["a&b", "a<b", "a>b", "a\u{2028}b", "plain"] {
             patch.test("/a", json!({ "b": value }));
         }

@@ -91,7 +91,7 @@ pub fn admit(pod: &Pod, without_owned: &Pod, admission: AdmissionPatch<'_>) -> J
         decision,
         gate,
     } = admission;
-    let mut patch = JsonPatch(Vec::new());
+    let mut patch = JsonPatch::without_guard();
     patch.undo(&undo);
     // Those that are replaced again are set once.
     let is_replaced = |own: &&ImageChange| {
@@ -117,7 +117,7 @@ pub fn admit(pod: &Pod, without_owned: &Pod, admission: AdmissionPatch<'_>) -> J
         (false, Some(_)) => patch.release(pod),
         _ => {}
     }
-    patch.unguarded()
+    patch
 }
 
 impl JsonPatch {
@@ -145,15 +145,15 @@ impl JsonPatch {
         let mut all = pod.spec.selectable();
         let found = all.find(|(_, one)| one.name == container);
         if let Some((path, _)) = found.filter(|_| from != to) {
-            self.test(&format!("{path}/name"), json!(container));
-            self.test(&format!("{path}/image"), json!(from));
+            self.test(&format!("{path}/name"), container);
+            self.test(&format!("{path}/image"), from);
             self.add(&format!("{path}/image"), json!(to));
         }
     }
 
     fn release(&mut self, pod: &Pod) {
         if let Some(index) = pod.spec.gate() {
-            self.test(&format!("{GATES}/{index}/name"), json!(GATE));
+            self.test(&format!("{GATES}/{index}/name"), GATE);
             self.remove(&format!("{GATES}/{index}"));
         }
     }

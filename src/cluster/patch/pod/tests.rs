@@ -322,7 +322,7 @@ proptest! {
         let author = AuthorSelection { node_selector: &BTreeMap::new(), affinity: pod.spec.affinity.as_ref() };
         prop_assume!(!author.excludes_all(&set));
         let added = change(&pod, selected.as_ref(), true);
-        let mut patch = JsonPatch(Vec::new());
+        let mut patch = JsonPatch::for_object(&ObjectMeta::default());
         patch.affinity(pod.spec.affinity.as_ref(), &added);
         let after = patched(&before, patch);
         let pod_after = subject(after.clone());
@@ -353,7 +353,7 @@ proptest! {
         let found = without.spec.affinity.as_mut().map(|own| affinity::undo(own, &added)).unwrap_or_default();
         prop_assert!(found.is_complete(&added), "{:?} {:?} {}", found, added, after);
         let undo = reinvocation::ReinvocationUndo { affinity: found, ..Default::default() };
-        let mut patch = JsonPatch(Vec::new());
+        let mut patch = JsonPatch::for_object(&ObjectMeta::default());
         patch.undo(&undo);
         prop_assert_eq!(normalised(patched(&after, patch)), before);
     }
