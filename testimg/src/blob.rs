@@ -58,7 +58,7 @@ impl Blob {
     }
 
     /// `serde_json` sorts keys, so the bytes are always the same.
-    pub(crate) fn json(media_type: &str, value: &Value) -> Self {
+    pub fn json(media_type: &str, value: &Value) -> Self {
         Self::new(media_type, value.to_string())
     }
 

@@ -261,6 +261,29 @@ async fn what_is_attached_to_single_platforms_is_read() {
     assert_eq!(weights(&document), [9]);
 }
 
+/// An index with very many images is not asked about: each costs a request.
+#[tokio::test]
+async fn of_very_many_images_nothing_is_read() {
+    let registry = registry().await;
+    let mut image = testimg::find("multi");
+    for (images, asked, reason) in [(32, 33, Reason::Corrupt), (33, 1, Reason::Unsupported)] {
+        let mut index: serde_json::Value = serde_json::from_slice(&image.root.bytes).unwrap();
+        let entry = index["manifests"][0].clone();
+        let entries = (0..images).map(|number| {
+            let mut entry = entry.clone();
+            entry["digest"] = format!("sha256:{number:064}").into();
+            entry
+        });
+        index["manifests"] = entries.collect();
+        image.root = testimg::Blob::json(&image.root.media_type, &index);
+        registry.add("app", &image);
+        registry.forget();
+        let error = read(&resolver(), &registry.image("app")).await.unwrap_err();
+        assert_eq!(error.reason(), reason, "{}", error.chain());
+        assert_eq!(registry.count("GET", "/v2/app/referrers/"), asked);
+    }
+}
+
 /// A registry may answer in pages; the next one is asked for in the same repository, wherever the link points.
 #[tokio::test]
 async fn what_is_attached_on_further_pages_is_found() {

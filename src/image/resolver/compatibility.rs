@@ -109,8 +109,9 @@ impl Resolver {
                 return Ok(document);
             }
             let subject = failure_subject(&context, &digest, sought);
-            let failed = inner.recent_failure(&subject, &context.fingerprints());
-            if let Some(error) = failed.filter(|_| sought == Sought::Attached) {
+            if sought == Sought::Attached
+                && let Some(error) = inner.recent_failure(&subject, &context.fingerprints())
+            {
                 return Err(error);
             }
         }

@@ -187,7 +187,9 @@ compatibilities:
     registry.set_referrers("app", &image.root.digest, Some(&[&artifact]));
     registry.script("/v2/broken/referrers/", Script::Hang);
     let config = "selection: {attached: prefer}\n";
-    let archaware = Controller::start_with_webhook(&cluster, config, "onMiss: gate").await;
+    // Half of it is enough for what is attached, also on a busy machine.
+    let webhook = "onMiss: gate, budget: 2400ms";
+    let archaware = Controller::start_with_webhook(&cluster, config, webhook).await;
     cluster.wait_until_tainted().await;
     let one_each = json!({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
         {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "solver"}}}]}}});
@@ -222,7 +224,7 @@ compatibilities:
     registry.add("late", &image);
     registry.add_tag("late", "attached", &artifact);
     registry.set_referrers("late", &image.root.digest, Some(&[&artifact]));
-    let slow = Script::Slow(std::time::Duration::from_millis(1200));
+    let slow = Script::Slow(std::time::Duration::from_millis(1500));
     registry.script("/v2/late/", slow);
     let late = app("late", &registry.image("late"), json!({}), &json!({}));
     let late: Pod = cluster.create(late).await;
