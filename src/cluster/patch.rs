@@ -220,7 +220,7 @@ pub fn daemon_set(set: &DaemonSet, change: daemon_set::TemplateChange) -> JsonPa
     const TOLERATIONS: &str = "/spec/template/spec/tolerations";
     let mut patch = JsonPatch::for_object(&set.metadata);
     let seen = set.spec.template.spec.tolerations.as_ref();
-    patch.test(TOLERATIONS, &seen);
+    patch.test(TOLERATIONS, seen);
     for index in change.remove {
         patch.remove(&format!("{TOLERATIONS}/{index}"));
     }
@@ -249,7 +249,7 @@ pub fn secret(secret: &Secret, fields: &BTreeMap<&str, Option<&str>>) -> JsonPat
     for (name, text) in fields {
         let path = format!("/data/{name}");
         let seen = data.get(*name);
-        patch.test(&path, &seen);
+        patch.test(&path, seen);
         match text {
             Some(text) => patch.add(&path, json!(bytes(text))),
             None if seen.is_some() => patch.remove(&path),
@@ -268,7 +268,7 @@ pub fn webhooks(found: &MutatingWebhookConfiguration, webhooks: Vec<Value>) -> J
     let mut patch = JsonPatch::for_object(&found.metadata);
     // The configuration changes rarely, so `resourceVersion` is a good guard here.
     let version = &found.metadata.resource_version;
-    patch.test("/metadata/resourceVersion", &version);
+    patch.test("/metadata/resourceVersion", version);
     patch.add("/webhooks", json!(webhooks));
     patch
 }
@@ -299,7 +299,7 @@ pub fn ca_bundle(found: &MutatingWebhookConfiguration, bundle: &str) -> JsonPatc
 pub fn lease(seen: &Lease, record: &LeaseSpec, memory: Option<&str>) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&seen.metadata);
     let version = &seen.metadata.resource_version;
-    patch.test("/metadata/resourceVersion", &version);
+    patch.test("/metadata/resourceVersion", version);
     patch.add("/spec", json!(record));
     if let Some(memory) = memory {
         patch.annotate(&seen.metadata, &[(annotation::STATE, Some(memory))]);

@@ -72,9 +72,13 @@ impl Evaluator {
             _ => None,
         };
         // Where images are emulated, native nodes come first.
+        let is_emulated = evaluation.emulation.is_some() || evaluation.native.is_some();
+        let selected = evaluation.selected.as_ref();
+        let waits = selected.is_some_and(|selected| !selected.failed.is_empty());
         if let Some(set) = decided
             && self.reads_attached(subject)
-            && evaluation.emulation.is_none()
+            && !is_emulated
+            && !waits
         {
             let prefers = self.prefer_by_attached(subject, evaluation, &keys, set, deadline);
             Box::pin(prefers).await;

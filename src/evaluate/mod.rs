@@ -236,9 +236,7 @@ impl Evaluator {
         let tolerations = subject.spec.tolerations.as_deref().unwrap_or_default();
         let taint = &self.policy.taint;
         let tolerates_all = tolerations.iter().any(|one| taint.is_tolerated_by(one));
-        let affinity = self.policy.requires_affinity
-            || !preferences.is_empty()
-            || self.reads_attached(subject);
+        let affinity = self.policy.requires_affinity || !preferences.is_empty();
         let more = !self.policy.tolerations.is_empty()
             || (affinity && subject.affinity_access() != AffinityAccess::Closed);
         let decided = subject.annotations.get(annotation::DECISION);

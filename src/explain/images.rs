@@ -250,7 +250,7 @@ pub(super) fn explain_selections(facts: &Facts<'_>) -> Vec<ExplainedSelection> {
                 | CandidateOutcome::ChosenByModel { .. }
                 | CandidateOutcome::Preferred
         ),
-        outcome: outcome(&candidate.outcome),
+        outcome: outcome(candidate),
     };
     all.iter()
         .map(|of| ExplainedSelection {
@@ -263,8 +263,8 @@ pub(super) fn explain_selections(facts: &Facts<'_>) -> Vec<ExplainedSelection> {
         .collect()
 }
 
-fn outcome(outcome: &CandidateOutcome) -> String {
-    match outcome {
+fn outcome(candidate: &Candidate) -> String {
+    match &candidate.outcome {
         CandidateOutcome::Chosen => "selected".to_owned(),
         CandidateOutcome::SameImage => "fits, and has the selected image".to_owned(),
         CandidateOutcome::Later => {
@@ -275,7 +275,12 @@ fn outcome(outcome: &CandidateOutcome) -> String {
         }
         CandidateOutcome::NotByModel => "selection.predictor selected another one".to_owned(),
         CandidateOutcome::Preferred => "fits: its nodes are preferred by its weight".to_owned(),
-        CandidateOutcome::Unweighted => "fits: without a weight nothing is preferred".to_owned(),
+        CandidateOutcome::NotPreferred if candidate.weight == 0 => {
+            "fits: without a weight nothing is preferred".to_owned()
+        }
+        CandidateOutcome::NotPreferred => {
+            "fits: its rules hold everywhere, or cannot be written as node affinity".to_owned()
+        }
         CandidateOutcome::WithoutImage => "names no image".to_owned(),
         CandidateOutcome::PassedOver(failed) if failed.is_empty() => {
             "has a negative weight".to_owned()

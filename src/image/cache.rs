@@ -24,6 +24,8 @@ const ESTIMATED_COMPATIBILITIES: usize = 512;
 /// Maximum number of expressions and values in them: as many as 64 documents of the largest size have, which are a few megabytes each
 /// with compiled patterns. Documents of a usual size are thousands.
 const MAX_COMPATIBILITY_COST: u64 = 64 * MAX_EXPRESSIONS as u64;
+/// What an entry costs without expressions: 16,384 images to which nothing is attached have room.
+const MIN_COMPATIBILITY_COST: usize = 16;
 
 /// Which pods may use a cached answer: all, or those with the credential that was needed to get it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -38,10 +40,17 @@ struct TagEntry {
     seen: Instant,
 }
 
-/// A compatibility document, and until when it is used, if it expires.
+/// What is attached to an image, as far as it is known.
+#[derive(Clone)]
+pub(crate) enum Attached {
+    Document(Arc<CompatibilityDocument>),
+    Nothing,
+}
+
+/// A compatibility document, or that none is attached, and until when it is used, if it expires.
 #[derive(Clone)]
 struct CompatibilityEntry {
-    document: Arc<CompatibilityDocument>,
+    document: Attached,
     expires: Option<Instant>,
 }
 
@@ -51,8 +60,11 @@ struct CompatibilityCost;
 
 impl Weighter<Fingerprint, CompatibilityEntry> for CompatibilityCost {
     fn weight(&self, _: &Fingerprint, entry: &CompatibilityEntry) -> u64 {
-        // An entry without expressions takes room, too.
-        (entry.document.cost + entry.document.entries.len() + 1) as u64
+        let cost = match &entry.document {
+            Attached::Document(document) => document.cost + document.entries.len(),
+            Attached::Nothing => 0,
+        };
+        (MIN_COMPATIBILITY_COST + cost) as u64
     }
 }
 
@@ -126,7 +138,10 @@ impl Caches {
         scope: CacheScope,
     ) -> Option<Arc<CompatibilityDocument>> {
         let entry = self.compatibilities.get(&summary_key(digest, scope))?;
-        Some(entry.document)
+        match entry.document {
+            Attached::Document(document) => Some(document),
+            Attached::Nothing => None,
+        }
     }
 
     pub(crate) fn store_compatibility(
@@ -135,26 +150,23 @@ impl Caches {
         scope: CacheScope,
         document: Arc<CompatibilityDocument>,
     ) {
-        let expires = None;
-        let entry = CompatibilityEntry { document, expires };
+        let entry = CompatibilityEntry {
+            document: Attached::Document(document),
+            expires: None,
+        };
         self.compatibilities
             .insert(summary_key(digest, scope), entry);
     }
 
-    /// A document that is attached to an image.
-    pub(crate) fn attached(&self, key: AttachedKey<'_>) -> Option<Arc<CompatibilityDocument>> {
+    /// What is attached to an image, if that is known.
+    pub(crate) fn attached(&self, key: AttachedKey<'_>) -> Option<Attached> {
         let entry = self.compatibilities.get(&attached_key(key))?;
         let is_valid = entry.expires.is_none_or(|expires| Instant::now() < expires);
         is_valid.then_some(entry.document)
     }
 
-    /// Stores a document that is attached to an image for a time, because another one may be attached.
-    pub(crate) fn store_attached(
-        &self,
-        key: AttachedKey<'_>,
-        document: Arc<CompatibilityDocument>,
-        ttl: Duration,
-    ) {
+    /// Stores what is attached to an image for a time, because another document may be attached.
+    pub(crate) fn store_attached(&self, key: AttachedKey<'_>, document: Attached, ttl: Duration) {
         let expires = Some(Instant::now() + ttl);
         let entry = CompatibilityEntry { document, expires };
         self.compatibilities.insert(attached_key(key), entry);

@@ -2,10 +2,7 @@
 //! Nothing is required by them, and what cannot be read in time does not count.
 
 use futures::future::join_all;
-use tokio::{
-    sync::Semaphore,
-    time::{Duration, Instant},
-};
+use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     config::AttachedDocuments,
@@ -15,9 +12,8 @@ use crate::{
     },
     placement::{
         affinity::WeightedTerm,
-        pod::AffinityAccess,
         selection::{
-            Candidate, CandidateOutcome, CompatibilityDocument, ImageFit, MAX_ALTERNATIVES,
+            Candidate, CandidateOutcome, Choice, CompatibilityDocument, ImageFit, MAX_ALTERNATIVES,
             NodeGroup,
         },
     },
@@ -32,8 +28,14 @@ use super::{
 impl Evaluator {
     /// Whether they are looked for: only if the pod can get a preference, and its scheduler a choice.
     pub(in crate::evaluate) fn reads_attached(&self, subject: Subject<'_>) -> bool {
+        // A pod gets them once: the patch of one that exists removes the gate.
+        let is_decided_now = match subject.stage {
+            Stage::Creation => true,
+            Stage::Pod => subject.spec.gate().is_some(),
+            Stage::Template => false,
+        };
         self.config.selection.attached == AttachedDocuments::Prefer
-            && subject.affinity_access() != AffinityAccess::Closed
+            && is_decided_now
             && !subject.spec.author_selection().names_nodes()
     }
 
@@ -89,18 +91,21 @@ impl Evaluator {
             let new = self.preferred(pod, image, document, &groups, kept);
             terms.extend(new);
         }
+        terms.sort_by_key(|term: &WeightedTerm| std::cmp::Reverse(term.weight));
         terms.truncate(MAX_ALTERNATIVES);
         let selected = evaluation.selected.get_or_insert_default();
         selected.nodes.preferred.extend(terms);
         selected.candidates.extend(candidates);
     }
 
-    /// Half of what the creation of a pod waits, so that it gets what is known of its architectures in any case.
+    /// Three quarters of what the creation of a pod waits for its evaluation, so that it gets what is known of its architectures in
+    /// any case. `deadline`: of the evaluation.
     fn latest(&self, stage: Stage, deadline: Instant) -> Instant {
-        let patience: Duration = self.config.admission.patience();
+        let started = deadline - self.config.resolution.budget;
+        let patience = self.config.admission.patience();
         match stage {
-            Stage::Creation => deadline.min(Instant::now() + patience / 2),
-            Stage::Pod | Stage::Template => deadline,
+            Stage::Creation if !self.explains => deadline.min(started + patience * 3 / 4),
+            _ => deadline,
         }
     }
 
@@ -122,7 +127,11 @@ impl Evaluator {
         let choice = document.choose(groups, &runs).ok();
         if let Some(kept) = kept {
             let mut candidates = document.candidates_of(choice.as_ref(), groups, &runs);
-            candidates.iter_mut().for_each(Candidate::select_nothing);
+            let preferred = choice.as_ref().map(Choice::preferred).unwrap_or_default();
+            for (candidate, entry) in candidates.iter_mut().zip(&document.entries) {
+                let mut all = preferred.iter();
+                candidate.select_nothing(all.any(|(one, _)| std::ptr::eq(*one, entry)));
+            }
             let containers = pod.subject.spec.selectable();
             let containers = containers.filter(|(_, one)| one.image.as_deref() == Some(image));
             kept.extend(containers.map(|(_, one)| ContainerCandidates {
@@ -133,21 +142,22 @@ impl Evaluator {
                 candidates: candidates.clone(),
             }));
         }
-        choice.map(|choice| choice.preferred()).unwrap_or_default()
+        let terms = choice.as_ref().map(Choice::preferred).unwrap_or_default();
+        terms.into_iter().map(|(_, term)| term).collect()
     }
 }
 
 impl Candidate {
     /// What becomes of it if the image of its container stays.
-    fn select_nothing(&mut self) {
+    fn select_nothing(&mut self, is_preferred: bool) {
         if matches!(
             self.outcome,
             CandidateOutcome::Chosen | CandidateOutcome::SameImage
         ) {
-            self.outcome = if self.weight > 0 {
+            self.outcome = if is_preferred {
                 CandidateOutcome::Preferred
             } else {
-                CandidateOutcome::Unweighted
+                CandidateOutcome::NotPreferred
             };
         }
     }

@@ -1,14 +1,15 @@
 //! Compatibility documents: artifacts that say which image is for which nodes (`placement::selection`), named by themselves or
 //! attached to an image. They are read as images are: with the same names, credentials, mirrors, slots and limits.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::FutureExt;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::{
     image::{
+        cache::Attached,
         digest::Digest,
         error::ImageError,
         summary::{self, DocumentKind, Fetch},
@@ -48,6 +49,10 @@ const LAYERS: [(&str, DocumentFormat); 3] = [
 const MAX_IMAGES: usize = 32;
 /// How many of them are asked for at a time, as the layers of an image are pulled.
 const CONCURRENT_READS: usize = 4;
+/// Maximum number of reads of what is attached to the images of pods that do not ask for it.
+pub(super) const MAX_ATTACHED_READS: usize = 16;
+/// How long one of them goes on when no pod waits any more: three requests.
+const MAX_ATTACHED_READ: Duration = Duration::from_secs(15);
 
 /// What is looked for under the name of an image or artifact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,8 +77,8 @@ impl Resolver {
         self.read_by(request, Sought::Document, deadline).await
     }
 
-    /// The compatibility document that is attached to an image, within a deadline. An answer that does not come by then is a
-    /// failure of its registry: pods do not wait for it again and again.
+    /// The compatibility document that is attached to an image, within a deadline. What does not come by then is there for the
+    /// next pod.
     ///
     /// # Errors
     ///
@@ -104,36 +109,70 @@ impl Resolver {
     ) -> Result<Arc<CompatibilityDocument>, ImageError> {
         let (mut context, inner) = (self.context(&request)?, &self.0);
         inner.add_credentials(&mut context, request.keyring).await;
-        if let Some(digest) = inner.cached_digest(&context) {
-            if let Some(document) = inner.cached_document(&context, &digest, sought) {
-                return Ok(document);
+        let digest = inner.cached_digest(&context);
+        if let Some(digest) = &digest
+            && let Some(known) = inner.cached_document(&context, digest, sought)
+        {
+            return known.document(digest);
+        }
+        match sought {
+            Sought::Document => {
+                let registry = context.reference.registry();
+                let _slot = inner.fetch_slots.enter(request.tenant, registry).await;
+                self.fetch(&context, sought).await
             }
-            let subject = failure_subject(&context, &digest, sought);
-            if sought == Sought::Attached
-                && let Some(error) = inner.recent_failure(&subject, &context.fingerprints())
-            {
-                return Err(error);
+            Sought::Attached => {
+                let image = request.image;
+                self.fetch_attached(image, context, digest, deadline).await
             }
         }
-        let registry = context.reference.registry();
-        let _slot = inner.fetch_slots.enter(request.tenant, registry).await;
-        let found = self.resolve_digest(&context).await?;
+    }
+
+    /// Reads on when the pod stops waiting, so that the next one finds the answer.
+    async fn fetch_attached(
+        &self,
+        image: &str,
+        context: RequestContext,
+        digest: Option<Digest>,
+        deadline: Instant,
+    ) -> Result<Arc<CompatibilityDocument>, ImageError> {
+        let failed = digest.and_then(|digest| {
+            let subject = failure_subject(&context, &digest, Sought::Attached);
+            self.0.recent_failure(&subject, &context.fingerprints())
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let (resolver, slots) = (self.clone(), self.0.attached_reads.clone());
+        let read = async {
+            // They take no slots from images, for which pods wait.
+            let slot = slots.acquire_owned().await.ok()?;
+            let read = tokio::spawn(async move {
+                let _slot = slot;
+                let read = resolver.fetch(&context, Sought::Attached);
+                timeout(MAX_ATTACHED_READ, read).await.ok()
+            });
+            read.await.ok()?
+        };
+        let answer = timeout_at(deadline, read).await;
+        answer.ok().flatten().unwrap_or_else(|| Err(late(image)))
+    }
+
+    async fn fetch(
+        &self,
+        context: &RequestContext,
+        sought: Sought,
+    ) -> Result<Arc<CompatibilityDocument>, ImageError> {
+        let found = self.resolve_digest(context).await?;
         let key = SummaryKey {
             digest: found.digest.clone(),
             name: context.reference.name(),
             fingerprints: context.fingerprints(),
         };
-        let (inner, shared) = (self.0.clone(), (context.clone(), found.clone()));
+        let (inner, shared) = (self.0.clone(), (context.clone(), found));
         let read =
             move || async move { inner.read_document(&shared.0, &shared.1, sought).await }.boxed();
-        let shared = self.0.compatibilities.run((key, sought), read);
-        timeout_at(deadline, shared).await.unwrap_or_else(|_| {
-            let error = late(request.image);
-            if sought == Sought::Attached {
-                self.0.store_late(&context, &found.digest, &error);
-            }
-            Err(error)
-        })
+        self.0.compatibilities.run((key, sought), read).await
     }
 }
 
@@ -145,6 +184,15 @@ fn late(image: &str) -> ImageError {
 fn failure_subject(context: &RequestContext, digest: &Digest, sought: Sought) -> String {
     let (what, name) = (sought.as_str(), context.reference.name());
     format!("{what} {name}@{digest}")
+}
+
+impl Attached {
+    fn document(self, image: &Digest) -> Result<Arc<CompatibilityDocument>, ImageError> {
+        match self {
+            Self::Document(document) => Ok(document),
+            Self::Nothing => Err(nothing_attached(image)),
+        }
+    }
 }
 
 impl Sought {
@@ -163,7 +211,7 @@ impl ResolverInner {
         context: &RequestContext,
         digest: &Digest,
         sought: Sought,
-    ) -> Option<Arc<CompatibilityDocument>> {
+    ) -> Option<Attached> {
         let (name, fingerprints) = (context.reference.name(), context.fingerprints());
         let attached = || {
             self.caches
@@ -173,17 +221,9 @@ impl ResolverInner {
             Sought::Document => self
                 .caches
                 .compatibility(digest, context.summary_scope())
+                .map(Attached::Document)
                 .or_else(attached),
             Sought::Attached => attached(),
-        }
-    }
-
-    /// Those who wait together fail together, which counts once.
-    fn store_late(&self, context: &RequestContext, digest: &Digest, error: &ImageError) {
-        let subject = failure_subject(context, digest, Sought::Attached);
-        let fingerprints = context.fingerprints();
-        if self.recent_failure(&subject, &fingerprints).is_none() {
-            self.caches.store_failure(&subject, &fingerprints, error);
         }
     }
 
@@ -194,8 +234,8 @@ impl ResolverInner {
         sought: Sought,
     ) -> Result<Arc<CompatibilityDocument>, ImageError> {
         let digest = &found.digest;
-        if let Some(document) = self.cached_document(context, digest, sought) {
-            return Ok(document);
+        if let Some(known) = self.cached_document(context, digest, sought) {
+            return known.document(digest);
         }
         let fingerprints = context.fingerprints();
         let subject = failure_subject(context, digest, sought);
@@ -215,15 +255,16 @@ impl ResolverInner {
             let document = self.read_attached(context, &source, digest, &artifact);
             Ok((document.await?, true))
         };
+        let (name, ttl) = (context.reference.name(), self.settings.tag_ttl);
+        let key = (sought.as_str(), digest, &*name, &*fingerprints);
         match read.await {
             Ok((document, is_attached)) => {
                 self.caches.forget_failure(&subject, &fingerprints);
                 let document = Arc::new(document);
                 let kept = document.clone();
                 if is_attached {
-                    let (name, ttl) = (context.reference.name(), self.settings.tag_ttl);
-                    let key = (sought.as_str(), digest, &*name, &*fingerprints);
-                    self.caches.store_attached(key, kept, ttl);
+                    self.caches
+                        .store_attached(key, Attached::Document(kept), ttl);
                 } else {
                     let scope = context.summary_scope();
                     self.caches.store_compatibility(digest, scope, kept);
@@ -231,6 +272,19 @@ impl ResolverInner {
                 Ok(document)
             }
             Err(error) => {
+                // Most images have nothing: that is no failure.
+                let has_none = matches!(
+                    &error,
+                    ImageError::Compatibility {
+                        source: InvalidDocument::NoLayer,
+                        ..
+                    }
+                );
+                if has_none && sought == Sought::Attached {
+                    self.caches.forget_failure(&subject, &fingerprints);
+                    self.caches.store_attached(key, Attached::Nothing, ttl);
+                    return Err(error);
+                }
                 // A cached failure must not be counted twice.
                 if source.failed.is_none() {
                     self.caches.store_failure(&subject, &fingerprints, &error);
@@ -273,13 +327,13 @@ impl ResolverInner {
             let found = some.iter().copied().zip(documents);
             attached.extend(found.filter_map(|(digest, document)| Some((digest, document?))));
         }
-        let what = || format!("artifact {digest}");
         if attached.is_empty() {
-            return Err(invalid(what(), InvalidDocument::NoLayer));
+            return Err(nothing_attached(digest));
         }
         let images = artifact.images.iter();
         let images = images.map(|(platform, digest)| (platform, attached.get(digest)));
-        CompatibilityDocument::of_platforms(images).map_err(|source| invalid(what(), source))
+        CompatibilityDocument::of_platforms(images)
+            .map_err(|source| invalid(format!("artifact {digest}"), source))
     }
 
     /// The newest of NFD's documents that are attached to an image; `None`: there is none.
@@ -308,7 +362,7 @@ impl ResolverInner {
         let manifest = source.fetch(DocumentKind::Manifest, &digest).await?;
         summary::verify(DocumentKind::Manifest, &digest, None, &manifest)?;
         let artifact = parse(&digest, &manifest)?;
-        let none = || invalid(format!("artifact {image}"), InvalidDocument::NoLayer);
+        let none = || nothing_attached(image);
         let subject = artifact.subject.as_ref().map(|subject| &*subject.digest);
         // A registry may claim anything of what refers to an image.
         if subject != Some(&*image.to_string()) {
@@ -325,6 +379,10 @@ fn parse(digest: &Digest, manifest: &[u8]) -> Result<Artifact, ImageError> {
         what: format!("manifest {digest}"),
         source,
     })
+}
+
+fn nothing_attached(image: &Digest) -> ImageError {
+    invalid(format!("artifact {image}"), InvalidDocument::NoLayer)
 }
 
 fn invalid(what: String, source: InvalidDocument) -> ImageError {

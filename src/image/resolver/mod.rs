@@ -14,6 +14,7 @@ use std::{
 };
 
 use futures::FutureExt;
+use tokio::sync::Semaphore;
 
 use crate::{
     metrics::Resolutions, placement::selection::CompatibilityDocument, platform::PlatformSet,
@@ -38,7 +39,7 @@ use super::{
 
 pub use saved::SavedImage;
 
-use compatibility::Sought;
+use compatibility::{MAX_ATTACHED_READS, Sought};
 use context::RequestContext;
 use tag::{ResolvedDigest, TagLookupError};
 
@@ -164,6 +165,8 @@ struct ResolverInner {
     summaries: SingleFlight<SummaryKey, Result<(Arc<ImageSummary>, Origin), ImageError>>,
     compatibilities:
         SingleFlight<(SummaryKey, Sought), Result<Arc<CompatibilityDocument>, ImageError>>,
+    /// Permits for reads of what is attached to images. An image is not limited by them.
+    attached_reads: Arc<Semaphore>,
     metrics: Resolutions,
 }
 
@@ -210,6 +213,7 @@ impl Resolver {
             tags: SingleFlight::new(),
             summaries: SingleFlight::new(),
             compatibilities: SingleFlight::new(),
+            attached_reads: Arc::new(Semaphore::new(MAX_ATTACHED_READS)),
             metrics,
         }))
     }

@@ -99,8 +99,8 @@ pub enum CandidateOutcome {
     WithoutImage,
     /// Some nodes satisfy it, and are preferred by its weight.
     Preferred,
-    /// Some nodes satisfy it, and are not preferred: its weight is 0.
-    Unweighted,
+    /// Some nodes satisfy it, and are not preferred: its weight is 0, its rules hold everywhere, or they cannot be written.
+    NotPreferred,
     /// No node satisfies it: each of its rules, with the number of nodes that do not satisfy it. Empty: its weight is negative.
     PassedOver(Vec<(String, usize)>),
     /// A model selected it for the nodes with this label.

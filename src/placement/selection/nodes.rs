@@ -135,7 +135,8 @@ impl<'a> Choice<'a> {
         let lowest = self.fits().map(|fit| fit.entry.weight).min();
         let mut nodes = SelectedNodes::default();
         if lowest.is_some_and(|lowest| lowest < self.highest()) {
-            nodes.preferred = preferred_terms(&fits, self.highest());
+            let terms = preferred_terms(&fits, self.highest());
+            nodes.preferred = terms.map(|(_, term)| term).collect();
         }
         let is_open = fits.iter().flat_map(|(_, all)| all).any(Vec::is_empty);
         for one in fits.into_iter().flat_map(|(_, all)| all) {
@@ -153,16 +154,17 @@ impl<'a> Choice<'a> {
 
     /// The weights as preferences, for a pod that does not ask for a selection: nothing is required. Entries without a weight say
     /// nothing, and neither does what labels and names of nodes cannot express.
-    pub fn preferred(&self) -> Vec<WeightedTerm> {
+    pub fn preferred(&self) -> Vec<(&'a Compatibility, WeightedTerm)> {
         let fits: Vec<_> = self.fits().filter_map(|fit| self.expressed(fit)).collect();
+        let terms: Vec<_> = preferred_terms(&fits, self.highest()).collect();
         let nodes = SelectedNodes {
             required: Vec::new(),
-            preferred: preferred_terms(&fits, self.highest()),
+            preferred: terms.iter().map(|(_, term)| term.clone()).collect(),
         };
         if nodes.is_large() {
             return Vec::new();
         }
-        nodes.preferred
+        terms
     }
 
     fn fits(&self) -> impl Iterator<Item = &Fit<'a>> {
@@ -219,18 +221,22 @@ fn selects(all: &[Requirement], group: &NodeGroup<'_>) -> bool {
 }
 
 /// A term for each alternative of each entry with a weight. What holds everywhere is not preferred to anything.
-fn preferred_terms(fits: &[Expressed<'_>], highest: i64) -> Vec<WeightedTerm> {
-    let terms = fits.iter().flat_map(|(entry, alternatives)| {
+fn preferred_terms<'a>(
+    fits: &[Expressed<'a>],
+    highest: i64,
+) -> impl Iterator<Item = (&'a Compatibility, WeightedTerm)> {
+    let terms = fits.iter().flat_map(move |(entry, alternatives)| {
         let weight = weight(entry, highest);
         let alternatives = alternatives.iter().filter(|all| !all.is_empty());
         alternatives.filter_map(move |expressions| {
-            Some(WeightedTerm {
+            let term = WeightedTerm {
                 weight: weight?,
                 expressions: expressions.clone(),
-            })
+            };
+            Some((*entry, term))
         })
     });
-    terms.take(MAX_ALTERNATIVES).collect()
+    terms.take(MAX_ALTERNATIVES)
 }
 
 /// The weight of a preferred term: as written where the API allows that, otherwise in proportion.

@@ -186,8 +186,11 @@ compatibilities:
     registry.add_tag("app", "attached", &artifact);
     registry.set_referrers("app", &image.root.digest, Some(&[&artifact]));
     registry.script("/v2/broken/referrers/", Script::Hang);
+    // More than half of the budget is used before that.
+    let slow = Script::Slow(std::time::Duration::from_millis(1300));
+    registry.script("/v2/broken/manifests/", slow);
     let config = "selection: {attached: prefer}\n";
-    // Half of it is enough for what is attached, also on a busy machine.
+    // A part of it is enough for what is attached, also on a busy machine.
     let webhook = "onMiss: gate, budget: 2400ms";
     let archaware = Controller::start_with_webhook(&cluster, config, webhook).await;
     cluster.wait_until_tainted().await;
@@ -224,8 +227,8 @@ compatibilities:
     registry.add("late", &image);
     registry.add_tag("late", "attached", &artifact);
     registry.set_referrers("late", &image.root.digest, Some(&[&artifact]));
-    let slow = Script::Slow(std::time::Duration::from_millis(1500));
-    registry.script("/v2/late/", slow);
+    let slow = Script::Slow(std::time::Duration::from_millis(2600));
+    registry.script("/v2/late/manifests/", slow);
     let late = app("late", &registry.image("late"), json!({}), &json!({}));
     let late: Pod = cluster.create(late).await;
     assert_eq!(late.spec.unwrap().scheduling_gates.unwrap().len(), 1);

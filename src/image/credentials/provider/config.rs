@@ -174,11 +174,8 @@ fn read(path: &Path) -> Result<Vec<Provider>, ProviderError> {
         problem,
     };
     let options = serde_saphyr::options! { with_snippet: false };
-    // By way of a `Value`: the YAML parser's code for each type would make the program larger.
-    let value: serde_json::Value = serde_saphyr::from_str_with_options(&text, options)
+    let file: ProviderConfigFile = serde_saphyr::from_str_with_options(&text, options)
         .map_err(|error| malformed(error.to_string()))?;
-    let file: ProviderConfigFile =
-        serde_json::from_value(value).map_err(|error| malformed(error.to_string()))?;
     let known = VERSIONS
         .iter()
         .any(|v| file.api_version == format!("kubelet.config.k8s.io/{v}"));
