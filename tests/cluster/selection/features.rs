@@ -152,6 +152,28 @@ async fn a_document_of_one_platform_limits_its_nodes() {
     assert_eq!(archaware.stop().await, 0);
 }
 
+/// The weights of the nodes that a pod prefers.
+fn weights_of(pod: &Pod) -> Vec<i32> {
+    let affinity = pod.spec.as_ref().unwrap().affinity.as_ref().unwrap();
+    let node = affinity.node_affinity.as_ref().unwrap();
+    let terms = &node.preferred_during_scheduling_ignored_during_execution;
+    let terms = terms.iter().flatten();
+    terms.map(|term| term.weight).collect()
+}
+
+/// What `archaware explain` says of a pod with a configuration.
+fn explained(cluster: &TestCluster, pod: &str, config: &str) -> String {
+    let file = cluster.dir().join("explained.yaml");
+    let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+    std::fs::write(&file, format!("{head}{config}")).unwrap();
+    let namespace = &cluster.namespace;
+    let file = file.to_str().unwrap();
+    let arguments = ["explain", pod, "-n", namespace, "--config", file];
+    let (status, text, error) = cluster.archaware(&arguments);
+    assert_eq!(status, 0, "{error}");
+    text
+}
+
 /// Pods that ask for nothing, where it is configured: the weights of what is attached to their images are preferences, and nothing is
 /// required. A registry that cannot say what is attached keeps no pod from its decision.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -205,20 +227,11 @@ compatibilities:
         places.push(cluster.wait_until_bound(name).await);
     }
     assert_eq!(places, ["arm", "fast", "slow"]);
-    let preferred = |pod: &Pod| {
-        let affinity = pod.spec.as_ref().unwrap().affinity.as_ref().unwrap();
-        let node = affinity.node_affinity.as_ref().unwrap();
-        let terms = node
-            .preferred_during_scheduling_ignored_during_execution
-            .iter();
-        let weights = terms.flatten().map(|term| term.weight);
-        weights.collect::<Vec<_>>()
-    };
     let pod = cluster.pods().get("third").await.unwrap();
-    assert_eq!(preferred(&pod), [90, 10]);
+    assert_eq!(weights_of(&pod), [90, 10]);
     let broken = app("broken", &registry.image("broken"), json!({}), &json!({}));
     let broken: Pod = cluster.create(broken).await;
-    assert_eq!(preferred(&broken), [0; 0]);
+    assert_eq!(weights_of(&broken), [0; 0]);
     assert_eq!(
         broken.spec.unwrap().scheduling_gates.unwrap_or_default(),
         []
@@ -234,23 +247,11 @@ compatibilities:
     assert_eq!(late.spec.unwrap().scheduling_gates.unwrap().len(), 1);
     cluster.wait_until_bound("late").await;
     assert_eq!(
-        preferred(&cluster.pods().get("late").await.unwrap()),
+        weights_of(&cluster.pods().get("late").await.unwrap()),
         [90, 10]
     );
     // `explain` shows it of pods that exist.
-    let file = cluster.dir().join("attached.yaml");
-    let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
-    std::fs::write(&file, format!("{head}{config}")).unwrap();
-    let arguments = [
-        "explain",
-        "first",
-        "-n",
-        &cluster.namespace,
-        "--config",
-        file.to_str().unwrap(),
-    ];
-    let (status, text, error) = cluster.archaware(&arguments);
-    assert_eq!(status, 0, "{error}");
+    let text = explained(&cluster, "first", config);
     for (tag, outcome) in [
         ("slowest", "its nodes are preferred by its weight"),
         ("fastest", "its nodes are preferred by its weight"),
