@@ -51,8 +51,8 @@ pub enum ProviderError {
 struct ProviderConfigFile {
     api_version: String,
     kind: String,
-    #[serde(default)]
-    providers: Vec<Provider>,
+    /// Empty may be written as null.
+    providers: Option<Vec<Provider>>,
 }
 
 /// A plugin and the images that it is run for.
@@ -60,8 +60,7 @@ struct ProviderConfigFile {
 #[serde(rename_all = "camelCase")]
 pub(super) struct Provider {
     pub(super) name: String,
-    #[serde(default)]
-    match_images: Vec<String>,
+    match_images: Option<Vec<String>>,
     default_cache_duration: Option<String>,
     pub(super) api_version: String,
     pub(super) args: Option<Vec<String>>,
@@ -118,7 +117,8 @@ impl Provider {
         {
             return Err("has a name that is not a file name");
         }
-        if self.match_images.is_empty() {
+        let match_images = self.match_images.as_deref().unwrap_or_default();
+        if match_images.is_empty() {
             return Err("has no matchImages");
         }
         if !VERSIONS
@@ -132,8 +132,7 @@ impl Provider {
             .as_deref()
             .ok_or("has no defaultCacheDuration")?;
         self.life = crate::duration::parse(life).ok_or("has a malformed defaultCacheDuration")?;
-        self.keys = self
-            .match_images
+        self.keys = match_images
             .iter()
             .map(|image| Key::pattern(image))
             .collect();
@@ -174,8 +173,12 @@ fn read(path: &Path) -> Result<Vec<Provider>, ProviderError> {
         problem,
     };
     let options = serde_saphyr::options! { with_snippet: false };
-    let file: ProviderConfigFile = serde_saphyr::from_str_with_options(&text, options)
+    // By way of a `Value`: the YAML parser's code for each type would make the program larger. Numbers are no texts then, as for
+    // the kubelet.
+    let value: serde_json::Value = serde_saphyr::from_str_with_options(&text, options)
         .map_err(|error| malformed(error.to_string()))?;
+    let file: ProviderConfigFile =
+        serde_json::from_value(value).map_err(|error| malformed(error.to_string()))?;
     let known = VERSIONS
         .iter()
         .any(|v| file.api_version == format!("kubelet.config.k8s.io/{v}"));
@@ -185,7 +188,7 @@ fn read(path: &Path) -> Result<Vec<Provider>, ProviderError> {
         return Err(malformed(wanted.to_owned()));
     }
     let mut providers = Vec::new();
-    for mut provider in file.providers {
+    for mut provider in file.providers.unwrap_or_default() {
         if let Err(problem) = provider.check() {
             let (path, name) = (path.to_owned(), provider.name);
             return Err(ProviderError::Invalid {

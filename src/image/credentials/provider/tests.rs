@@ -375,6 +375,7 @@ fn configurations_are_checked_as_the_kubelet_does() {
         (config(&provider("'..'", "[r.io]")), "not a file name"),
         (config(&provider("'a b'", "[r.io]")), "not a file name"),
         (config(&provider("plug", "[]")), "matchImages"),
+        (config(&provider("plug", "")), "matchImages"),
         (config(&format!("{fine}{fine}")), "twice"),
         (config(&fine.replace("1h", "soon")), "defaultCacheDuration"),
         (config(&fine.replace("1h", "-1h")), "defaultCacheDuration"),
