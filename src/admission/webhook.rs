@@ -104,7 +104,7 @@ pub(super) struct RequestLimits {
 /// A pod, with and without the additions of an earlier call.
 struct PodReview {
     pod: Pod,
-    /// `None`: it has none.
+    /// `None`: there are none, and it is the same.
     without_owned: Option<Pod>,
     namespace: String,
     recorded: PodChange,

@@ -125,11 +125,11 @@ impl Evaluator {
             }
         };
         let choice = document.choose(groups, &runs).ok();
+        let terms = choice.as_ref().map(Choice::preferred).unwrap_or_default();
         if let Some(kept) = kept {
             let mut candidates = document.candidates_of(choice.as_ref(), groups, &runs);
-            let preferred = choice.as_ref().map(Choice::preferred).unwrap_or_default();
             for (candidate, entry) in candidates.iter_mut().zip(&document.entries) {
-                let mut all = preferred.iter();
+                let mut all = terms.iter();
                 candidate.select_nothing(all.any(|(one, _)| std::ptr::eq(*one, entry)));
             }
             let containers = pod.subject.spec.selectable();
@@ -142,7 +142,6 @@ impl Evaluator {
                 candidates: candidates.clone(),
             }));
         }
-        let terms = choice.as_ref().map(Choice::preferred).unwrap_or_default();
         terms.into_iter().map(|(_, term)| term).collect()
     }
 }
