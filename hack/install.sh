@@ -4,9 +4,9 @@
 set -euo pipefail
 declare -A packages=(
   [containerd]=containerd [runc]=runc [docker-registry]=docker-registry
-  [gcc]=gcc [openssl]=openssl [curl]=curl [jq]=jq [python3]=python3 [shellcheck]=shellcheck
+  [protoc]=protobuf-compiler [gcc]=gcc [openssl]=openssl [curl]=curl [jq]=jq [python3]=python3 [shellcheck]=shellcheck
   [promtool]=prometheus [faketime]=faketime [loopback]=containernetworking-plugins [stdio.h]=libc6-dev
-  [skopeo]=skopeo [qemu-aarch64-static]=qemu-user-static [chromium]=chromium [chromedriver]=chromium-driver
+  [skopeo]=skopeo [chromium]=chromium [chromedriver]=chromium-driver
 )
 # Of hack/build.sh.
 declare -A others=([debootstrap]=debootstrap)

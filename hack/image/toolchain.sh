@@ -31,5 +31,5 @@ done
 apt-get update -qq
 apt-get upgrade -y -qq
 apt-get install -y -qq --no-install-recommends -t "$suite" \
-  rustc cargo gcc libc6-dev ca-certificates jq "${cross[@]}"
+  rustc cargo gcc libc6-dev protobuf-compiler ca-certificates jq "${cross[@]}"
 apt-get clean

@@ -5,7 +5,7 @@
 //! write without content attaches content of any other namespace (`content_sharing_policy = "shared"`), which would
 //! open namespaces that must not be read.
 
-use crate::image::containerd::api::{
+use containerd_client::services::v1::{
     AddResourceRequest, CreateImageRequest, DeleteResourceRequest, UpdateImageRequest,
     UpdateRequest, WriteAction, WriteContentRequest,
 };
@@ -59,7 +59,7 @@ fn decode<M: Message + Default>(body: &[u8]) -> Option<M> {
 mod tests {
     use std::collections::HashMap;
 
-    use crate::image::containerd::api::Info;
+    use containerd_client::services::v1::Info;
     use proptest::prelude::*;
 
     use super::*;

@@ -16,10 +16,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::image::containerd::api::{
+use bytes::Bytes;
+use containerd_client::services::v1::{
     CreateNamespaceRequest, Namespace, namespaces_client::NamespacesClient,
 };
-use bytes::Bytes;
 use http::{Request, Response, Uri, request};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;

@@ -3,9 +3,9 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
 
-use archaware::image::containerd::api::{WriteAction, WriteContentRequest};
 use archaware::image::{ResolutionSource, containerd::connect, credentials::Keyring};
 use bytes::Bytes;
+use containerd_client::services::v1::{WriteAction, WriteContentRequest};
 use http::Request;
 use prost::Message;
 use testimg::FakeRegistry;

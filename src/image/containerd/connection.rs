@@ -2,6 +2,7 @@
 
 use std::{future::Future, time::Duration};
 
+use containerd_client::services::v1::version_client::VersionClient;
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout_at},
@@ -10,8 +11,6 @@ use tonic::{
     Code, Request, Status,
     transport::{Channel, Endpoint},
 };
-
-use super::api::version_client::VersionClient;
 
 use crate::image::trace::{self, Call, Peer};
 

@@ -4,7 +4,6 @@
 //! Nothing here makes a resolution fail: if containerd does not have an image, is down, absent or forbidden, the
 //! registry is asked.
 
-pub mod api;
 mod breaker;
 mod connection;
 mod namespace;
@@ -15,11 +14,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use api::{
+use bytes::{Bytes, BytesMut};
+use containerd_client::services::v1::{
     GetImageRequest, InfoRequest, ReadContentRequest, content_client::ContentClient,
     images_client::ImagesClient,
 };
-use bytes::{Bytes, BytesMut};
 use tonic::Status;
 
 use crate::{image::digest::Digest, metrics::ContentWrites, platform::MAX_DOCUMENT};

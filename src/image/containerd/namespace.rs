@@ -8,12 +8,12 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use super::api::{
+use bytes::Bytes;
+use containerd_client::services::v1::{
     AddResourceRequest, CreateRequest, Info, InfoRequest, ListContentRequest, Resource,
     UpdateRequest, WriteAction, WriteContentRequest, content_client::ContentClient,
     leases_client::LeasesClient,
 };
-use bytes::Bytes;
 use tonic::{Code, Request, Status, transport::Channel};
 
 use crate::image::{cache::STALE_IF_ERROR, digest::Digest};

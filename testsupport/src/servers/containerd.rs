@@ -3,15 +3,12 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 use archaware::{
-    image::{
-        Resolver, ResolverSettings,
-        containerd::{
-            self,
-            api::{CreateImageRequest, Descriptor, Image, images_client::ImagesClient},
-        },
-        credentials::OperatorCredentials,
-    },
+    image::{Resolver, ResolverSettings, containerd, credentials::OperatorCredentials},
     metrics::Metrics,
+};
+use containerd_client::{
+    services::v1::{CreateImageRequest, Image, images_client::ImagesClient},
+    types::Descriptor,
 };
 use tempfile::TempDir;
 
