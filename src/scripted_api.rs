@@ -25,7 +25,10 @@ use http_body_util::BodyExt;
 use kube::Client;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{Notify, mpsc},
+    time::Instant,
+};
 
 use crate::cluster::api::ApiClient;
 
@@ -82,6 +85,8 @@ struct State {
     watchers: HashMap<String, Watchers>,
     /// By method and path.
     script: HashMap<String, VecDeque<ScriptedResponse>>,
+    /// Wakes tests when a call has been answered.
+    answered: Arc<Notify>,
 }
 
 /// The server. Cheap to clone.
@@ -173,11 +178,16 @@ impl ScriptedApi {
 
     /// Waits until `look` returns something.
     pub(crate) async fn until<T>(&self, what: &str, look: impl Fn() -> Option<T>) -> T {
+        let answered = self.0.lock().answered.clone();
         let found = async {
             loop {
+                let next = answered.notified();
                 if let Some(found) = look() {
                     return found;
                 }
+                // Some tests wait for state that changes without a call.
+                let _ = tokio::time::timeout(Duration::from_millis(100), next).await;
+                // The client still has to read the answer.
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
@@ -216,8 +226,18 @@ impl ScriptedApi {
             let script = state.script.get_mut(&call.to_string());
             script.and_then(VecDeque::pop_front)
         };
+        let answer = self.answer(scripted, &call).await;
+        self.0.lock().answered.notify_waiters();
+        answer
+    }
+
+    async fn answer(
+        &self,
+        scripted: Option<ScriptedResponse>,
+        call: &RecordedCall,
+    ) -> Result<Response<Body>, std::io::Error> {
         match scripted {
-            None => Ok(self.carry_out(&call, true)),
+            None => Ok(self.carry_out(call, true)),
             Some(ScriptedResponse::Status(code, message, details)) => {
                 Ok(status(code, message, &details))
             }
@@ -227,14 +247,14 @@ impl ScriptedApi {
                 .body(Body::from("Too many requests, please try again later.\n"))
                 .unwrap()),
             Some(ScriptedResponse::Body(body)) => Ok(json_body(&body)),
-            Some(ScriptedResponse::Unwatched) => Ok(self.carry_out(&call, false)),
+            Some(ScriptedResponse::Unwatched) => Ok(self.carry_out(call, false)),
             Some(ScriptedResponse::Lost) => {
-                let _ = self.carry_out(&call, true);
+                let _ = self.carry_out(call, true);
                 std::future::pending().await
             }
             Some(ScriptedResponse::Slow(time)) => {
                 tokio::time::sleep(time).await;
-                Ok(self.carry_out(&call, true))
+                Ok(self.carry_out(call, true))
             }
             Some(ScriptedResponse::Silence) => std::future::pending().await,
             Some(ScriptedResponse::Broken) => Err(std::io::Error::other("connection reset")),
