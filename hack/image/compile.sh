@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Run inside Debian, after toolchain.sh: compiles archaware and puts together everything that its image holds.
 #   hack/image/compile.sh ARCHITECTURE FOLDER
+#   hack/image/compile.sh ARCHITECTURE          only checks that archaware compiles, without making machine code
 # ARCHAWARE_COMMIT=revision    what `archaware version` says of the sources
 # The same sources at the same path with the same packages of Debian give the same bits.
 set -euo pipefail
 umask 022
 cd "$(dirname "$0")/../.."
 . hack/image/platforms.sh
-architecture=${1:?usage: compile.sh ARCHITECTURE FOLDER} root=${2:?usage: compile.sh ARCHITECTURE FOLDER}
+architecture=${1:?usage: compile.sh ARCHITECTURE [FOLDER]} root=${2:-}
 triplet=${triplets[$architecture]:?unknown architecture $architecture} target=${targets[$architecture]}
 libraries=/usr/lib/$triplet
 export CARGO_HOME=${CARGO_HOME:-/usr/local/cargo} CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-/tmp/target}
@@ -16,6 +17,9 @@ export "CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<< "$target")_LINKER=$triplet-gcc"
 export RUSTFLAGS="--remap-path-prefix=$PWD=archaware --remap-path-prefix=$CARGO_HOME/registry/src="
 # Packed relocations (DT_RELR, glibc 2.36): 0.7 MB less.
 RUSTFLAGS+=" -Clink-arg=-Wl,-z,pack-relative-relocs"
+if [ -z "$root" ]; then
+  exec cargo check --quiet --locked --release --target "$target" --bin archaware
+fi
 cargo build --quiet --locked --release --target "$target" --bin archaware
 program=$CARGO_TARGET_DIR/$target/release/archaware
 
