@@ -5,7 +5,13 @@ cd "$(dirname "$0")/.."
 hack/install.sh
 . hack/testbed/lib.sh
 work=$(mktemp -d "${TMPDIR:-/tmp}/archaware-bench.XXXXXX")
-trap 'trap - EXIT; hack/testbed/down.sh "$work/bed"; rm -rf "$work"' EXIT
+finish() {
+  trap - EXIT
+  # Some benches start a control plane of their own beside the shared one, and cannot end it when they are killed.
+  for bed in "$work"/*/; do hack/testbed/down.sh "$bed"; done
+  rm -rf "$work"
+}
+trap finish EXIT
 trap 'exit 130' INT TERM
 hack/testbed/build.sh
 cargo build --quiet --locked -p testimg

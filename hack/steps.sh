@@ -8,7 +8,7 @@ if [ -z "${STEPS:-}" ]; then
   steps_owner=$$
 fi
 
-# step NAME: ends the step before, begins this one.
+# step NAME: begins a step; the step before ends.
 step() {
   printf '%s\t%s\n' "$(date +%s)" "$*" >> "$STEPS/times"
   echo "== $*" >&2
@@ -28,7 +28,8 @@ report_steps() {
       echo
       echo "FAILED AT FIRST, then repeated on an emptied control plane:"
       sed 's/^/  /' "$STEPS/repeated"
-      cat "$STEPS/output"
+      # A test also prints the state of its cluster, which can be megabytes. The whole output stands further up.
+      awk '/^---- .* stdout ----$/ { line = 0 } line++ < 60 { print substr($0, 1, 300) }' "$STEPS/output"
     fi
   } >&2
   rm -rf "$STEPS"

@@ -3,7 +3,7 @@
 # everything that it started.      hack/test.sh [ARGUMENTS OF cargo test]
 #
 # IMAGE=yes                           builds archaware's image and tests it, as a run without arguments does
-# CLUSTERS=4                          control planes side by side: as many tests run at once
+# CLUSTERS=3                          control planes side by side: as many tests run at once
 # KUBEBUILDER_ASSETS=folder           these binaries of etcd and Kubernetes instead of building them
 # ARCHAWARE_TEST_EXISTING_CLUSTER=yes uses the cluster of KUBECONFIG. Tests DELETE ITS NODES AND PODS: throw-away ones only
 set -euo pipefail
@@ -54,7 +54,7 @@ if [ -n "${ARCHAWARE_TEST_EXISTING_CLUSTER:-}" ]; then
   beds+=("$bed")
 else
   step "starting control planes"
-  for n in $(seq "${CLUSTERS:-4}"); do
+  for n in $(seq "${CLUSTERS:-3}"); do
     bed=$work/bed$n
     OWNER=$$ hack/testbed/up.sh "$bed" > /dev/null
     beds+=("$bed")

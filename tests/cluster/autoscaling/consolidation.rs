@@ -102,8 +102,8 @@ async fn moved(with_archaware: bool) -> Vec<Placement> {
 
 #[tokio::test]
 async fn pods_of_before_are_moved_as_without_archaware() {
-    let alone = moved(false).await;
-    let with = moved(true).await;
+    // Karpenter waits most of the time, so both clusters are used at once.
+    let (alone, with) = tokio::join!(moved(false), moved(true));
     println!("consolidation, drift, expiry: alone {alone:?}, with archaware {with:?}");
     assert_eq!(with, alone);
 }
