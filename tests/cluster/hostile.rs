@@ -129,23 +129,38 @@ impl Tenant {
     }
 }
 
-/// How long pods of another tenant take from their creation until they are bound.
-async fn placing(cluster: &TestCluster, healthy: &FakeRegistry, round: usize) -> Duration {
-    let mut took = Vec::new();
+/// How long pods of another tenant take from their creation until they are bound: medians.
+struct Placing {
+    /// Pods that need archaware's tolerations.
+    pods: Duration,
+    /// Pods that tolerate everything, so that the scheduler binds them without archaware.
+    floor: Duration,
+}
+
+async fn time_until_bound(cluster: &TestCluster, name: &str, spec: Value) -> Duration {
+    let started = Instant::now();
+    cluster.create::<Pod>(pod(name, spec, json!({}))).await;
+    cluster.wait_until_bound(name).await;
+    started.elapsed()
+}
+
+async fn placing(cluster: &TestCluster, healthy: &FakeRegistry, round: usize) -> Placing {
+    let (mut pods, mut floor) = (Vec::new(), Vec::new());
     for number in 0..PODS {
         let tag = format!("v{}", round * PODS + number);
         healthy.add_tag("app", &tag, &testimg::numbered(round * PODS + number));
         let image = format!("{}:{tag}", healthy.image("app"));
-        let name = format!("healthy-{tag}");
-        let started = Instant::now();
-        cluster
-            .create::<Pod>(pod(&name, pod_spec(&[image]), json!({})))
-            .await;
-        cluster.wait_until_bound(&name).await;
-        took.push(started.elapsed());
+        let mut spec = pod_spec(&[image]);
+        pods.push(time_until_bound(cluster, &format!("healthy-{tag}"), spec.clone()).await);
+        spec["tolerations"] = json!([{"operator": "Exists"}]);
+        floor.push(time_until_bound(cluster, &format!("floor-{tag}"), spec).await);
     }
-    took.sort();
-    took[PODS / 2]
+    pods.sort();
+    floor.sort();
+    Placing {
+        pods: pods[PODS / 2],
+        floor: floor[PODS / 2],
+    }
 }
 
 #[tokio::test]
@@ -181,16 +196,18 @@ async fn a_hostile_tenant_slows_down_nobody_else() {
     for round in 1..=3 {
         during.push(placing(&tenant.cluster, &healthy, round).await);
     }
-    during.sort();
-    let during = during[1];
-    let ratio = during.as_secs_f64() / before.as_secs_f64();
+    during.sort_by_key(|round| round.pods);
+    let during = &during[1];
+    // A machine that is busy with other tests slows down every pod.
+    let busy = (during.floor.as_secs_f64() / before.floor.as_secs_f64()).max(1.0);
     let peak = archaware.peak_memory();
+    let (now, alone) = (during.pods, before.pods);
     println!(
-        "a hostile tenant: others placed in {during:.0?} instead of {before:.0?} ({ratio:.2}), at most {peak:.0} MiB"
+        "a hostile tenant: pods of another tenant placed in {now:.0?} instead of {alone:.0?}, pods without archaware {busy:.1} times slower, at most {peak:.0} MiB"
     );
     assert!(
-        during < before.mul_f64(1.5) + NOISE,
-        "{during:?} instead of {before:?}"
+        now < alone.mul_f64(1.5 * busy) + NOISE,
+        "{now:?} instead of {alone:?}, pods without archaware {busy:.1} times slower"
     );
     assert!(peak < MEMORY_LIMIT, "{peak} MiB");
     // The attack was one.
