@@ -4,6 +4,7 @@
 # The folder where steps are collected. The script that made it prints the report.
 if [ -z "${STEPS:-}" ]; then
   STEPS=$(mktemp -d "${TMPDIR:-/tmp}/archaware-steps.XXXXXX")
+  touch "$STEPS/times"
   export STEPS
   steps_owner=$$
 fi

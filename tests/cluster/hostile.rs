@@ -198,16 +198,18 @@ async fn a_hostile_tenant_slows_down_nobody_else() {
     }
     during.sort_by_key(|round| round.pods);
     let during = &during[1];
-    // A machine that is busy with other tests slows down every pod.
-    let busy = (during.floor.as_secs_f64() / before.floor.as_secs_f64()).max(1.0);
     let peak = archaware.peak_memory();
-    let (now, alone) = (during.pods, before.pods);
     println!(
-        "a hostile tenant: pods of another tenant placed in {now:.0?} instead of {alone:.0?}, pods without archaware {busy:.1} times slower, at most {peak:.0} MiB"
+        "a hostile tenant: pods of another tenant placed in {:.0?} instead of {:.0?}, pods without archaware in {:.0?} instead of {:.0?}, at most {peak:.0} MiB",
+        during.pods, before.pods, during.floor, before.floor
     );
+    // The floor is no part of the limit: archaware slows it down, too, if it takes the CPU. It shows after a failure
+    // whether the whole machine was slow.
     assert!(
-        now < alone.mul_f64(1.5 * busy) + NOISE,
-        "{now:?} instead of {alone:?}, pods without archaware {busy:.1} times slower"
+        during.pods < before.pods.mul_f64(1.5) + NOISE,
+        "{:?} instead of {:?}",
+        during.pods,
+        before.pods
     );
     assert!(peak < MEMORY_LIMIT, "{peak} MiB");
     // The attack was one.
