@@ -8,7 +8,7 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/archaware-bench.XXXXXX")
 finish() {
   trap - EXIT
   # Some benches start a control plane of their own beside the shared one, and cannot end it when they are killed.
-  for bed in "$work"/*/; do hack/testbed/down.sh "$bed"; done
+  hack/testbed/down.sh "$work"/*/
   rm -rf "$work"
 }
 trap finish EXIT

@@ -13,7 +13,7 @@ finish() {
   trap - EXIT
   # With what it started in the background.
   [ -z "$typing" ] || kill -- "-$typing" 2> /dev/null || true
-  for bed in "$work"/*/; do hack/testbed/down.sh "$bed"; done
+  hack/testbed/down.sh "$work"/*/
   rm -rf "$work"
 }
 trap finish EXIT

@@ -6,15 +6,15 @@ declare -A packages=(
   [containerd]=containerd [runc]=runc [docker-registry]=docker-registry
   [protoc]=protobuf-compiler [gcc]=gcc [openssl]=openssl [curl]=curl [jq]=jq [python3]=python3 [shellcheck]=shellcheck
   [promtool]=prometheus [faketime]=faketime [loopback]=containernetworking-plugins [stdio.h]=libc6-dev
-  [skopeo]=skopeo [chromium]=chromium [chromedriver]=chromium-driver
+  [skopeo]=skopeo [qemu-aarch64-static]=qemu-user-static [chromium]=chromium [chromedriver]=chromium-driver
 )
-# Of hack/build.sh.
-declare -A others=([debootstrap]=debootstrap)
+# Of hack/build.sh, and of single tests.
+declare -A others=([rustup]=rustup [ensurepip]=python3-venv)
 has() {
   case $1 in
     loopback) [ -x /usr/lib/cni/loopback ] ;;
     stdio.h) [ -e /usr/include/stdio.h ] ;;
-    debian-archive-keyring) [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] ;;
+    ensurepip) python3 -c 'import ensurepip' 2> /dev/null ;;
     *) command -v "$1" > /dev/null ;;
   esac
 }

@@ -15,7 +15,6 @@ umask 022
 from=$PWD
 cd "$(dirname "$0")/.."
 . hack/testbed/lib.sh
-. hack/image/platforms.sh
 absolute() { (cd "$from" && realpath -m "$1"); }
 out=target/release-archives layout=target/image
 declare -A programs=()
@@ -50,15 +49,14 @@ while read -r architecture digest; do
   programs[linux/$architecture]=${programs[linux/$architecture]:-$work/linux-$architecture/archaware}
 done < <(blob "$index" | jq -r '.manifests[] | "\(.platform.architecture) \(.digest)"')
 
-# Man pages and completion scripts do not depend on the platform. The program runs with the C library of its image, which may be newer
-# than this machine's.
-own=$(dpkg --print-architecture)
-root=$work/linux-$own
-[ -x "$root/archaware" ] || die "the image in $layout has no program for this machine ($own)"
-run() { "$root${loaders[$own]}" --library-path "$root/usr/lib/${triplets[$own]}" "$root/archaware" "$@"; }
+# Man pages and completion scripts do not depend on the platform.
+own=$(uname -m)
+case $own in x86_64) own=amd64 ;; aarch64) own=arm64 ;; esac
+program=${programs[linux/$own]:-}
+[ -x "$program" ] || die "there is no program for this machine (linux/$own), which has to print man pages and completion scripts"
 mkdir -p "$work/common/completions"
-run man "$work/common/man"
-for shell in bash zsh fish; do run completions "$shell" > "$work/common/completions/archaware.$shell"; done
+"$program" man "$work/common/man"
+for shell in bash zsh fish; do "$program" completions "$shell" > "$work/common/completions/archaware.$shell"; done
 cp LICENSE README.md "$work/common/"
 # kubectl runs this file to complete `kubectl archaware …`.
 # shellcheck disable=SC2016

@@ -2,6 +2,11 @@
 
 use std::process::ExitCode;
 
+/// musl's own allocator serves one thread at a time. Builds for other C libraries use mimalloc too: measurements of them hold for
+/// the image.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     // rustls panics when a client finds two compiled-in providers and no process default.
     if rustls::crypto::ring::default_provider()

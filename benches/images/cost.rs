@@ -8,7 +8,9 @@ use archaware::image::{
 };
 use testimg::FakeRegistry;
 
-use testsupport::servers::{Containerd, resolve, resolver, settings};
+use testsupport::servers::Containerd;
+
+use crate::resolving::{WithContainerd, resolve, resolver, settings};
 
 use super::{median, report};
 

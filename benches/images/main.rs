@@ -12,6 +12,9 @@
     reason = "a bench that cannot go on has failed; it shares its helpers with the tests"
 )]
 
+#[path = "../../tests/resolving/mod.rs"]
+mod resolving;
+
 mod cost;
 mod memory;
 mod requests;

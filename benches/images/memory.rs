@@ -6,7 +6,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 
 use archaware::image::credentials::Keyring;
 
-use testsupport::servers::{resolve, resolver, settings};
+use crate::resolving::{resolve, resolver, settings};
 
 use super::report;
 

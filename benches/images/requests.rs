@@ -5,7 +5,9 @@ use testimg::{Auth, FakeRegistry};
 
 use archaware::image::credentials::Keyring;
 
-use testsupport::servers::{Containerd, eventually, keyring, resolve, resolver, settings};
+use testsupport::servers::{Containerd, eventually};
+
+use crate::resolving::{WithContainerd, keyring, resolve, resolver, settings};
 
 use super::report;
 

@@ -13,7 +13,8 @@ use archaware::{
 };
 use serde_json::{Value, json};
 use testimg::{FakeRegistry, Image};
-use testsupport::servers::{resolver, settings};
+
+use crate::resolving::{resolver, settings};
 
 use super::{median, report};
 

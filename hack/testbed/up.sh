@@ -3,7 +3,7 @@
 # KUBECONFIG to use, and the PATH with its kubectl; everything else goes to stderr. Running it again starts what has ended meanwhile.
 #
 #   hack/testbed/up.sh [FOLDER]      FOLDER holds data, certificates, logs, pids and ports; default: a new one
-#   hack/testbed/down.sh FOLDER      ends it and removes the folder
+#   hack/testbed/down.sh FOLDER...   ends it and removes the folder
 #
 # OWNER=pid        ends and removes everything when that process ends, however it ends
 # GRACE=24h        node-monitor-grace-period: nodes stay Ready without a heartbeat

@@ -13,7 +13,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::{body::Body, transport::Channel};
 use tower::ServiceExt;
 
-use testsupport::servers::{Containerd, Process, eventually, platforms, resolve, settings};
+use testsupport::servers::{Containerd, Process, eventually};
+
+use crate::resolving::{platforms, resolve, resolver_at, settings};
 
 /// `PermissionDenied` as a gRPC status code.
 const REFUSED: &str = "7";
@@ -373,7 +375,7 @@ async fn each_end_survives_a_restart_of_the_other() {
         for name in ["multi", "unnamed", "amd64"] {
             registry.add(name, &testimg::find(name));
         }
-        let resolver = containerd.resolver_at(door.path(), settings());
+        let resolver = resolver_at(door.path(), settings());
         let kept = async |image: &str| {
             let digest = testimg::find(image).root.digest;
             let by_digest = format!("{}@{digest}", registry.image(image));
@@ -391,10 +393,10 @@ async fn each_end_survives_a_restart_of_the_other() {
         assert_eq!(first.source, ResolutionSource::Registry);
         kept("multi").await;
         containerd.restart().await;
-        let again = containerd.resolver_at(door.path(), settings());
+        let again = resolver_at(door.path(), settings());
         registry.forget();
         eventually("an answer of the restarted containerd", || async {
-            let fresh = containerd.resolver_at(door.path(), settings());
+            let fresh = resolver_at(door.path(), settings());
             let resolved = resolve(&fresh, &registry.image("multi"), &Keyring::default())
                 .await
                 .unwrap();

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use archaware::image::{ResolutionSource, credentials::Keyring};
 
-use testsupport::servers::{Containerd, eventually, platforms, resolve, settings};
+use testsupport::servers::{Containerd, eventually};
+
+use crate::resolving::{WithContainerd, platforms, resolve, resolver_at, settings};
 
 use super::store::{MULTI, registry, wait_until_persisted};
 
@@ -78,7 +80,7 @@ async fn faults_of_containerd_change_no_answer() {
     );
     containerd.restart().await;
     // No socket at all.
-    let resolver = containerd.resolver_at("/nonexistent/containerd.sock", settings());
+    let resolver = resolver_at("/nonexistent/containerd.sock", settings());
     let resolved = resolve(&resolver, &registry.image("multi"), &Keyring::default())
         .await
         .unwrap();

@@ -10,6 +10,9 @@
     reason = "a test that cannot go on has failed"
 )]
 
+#[path = "../resolving/mod.rs"]
+mod resolving;
+
 mod content_proxy;
 mod faults;
 mod names;

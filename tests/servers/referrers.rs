@@ -7,7 +7,9 @@ use archaware::image::{
     credentials::{Keyring, ready_keyring},
 };
 use testimg::Image;
-use testsupport::servers::{Referrers, Registry, resolver, settings};
+use testsupport::servers::{Referrers, Registry};
+
+use crate::resolving::{resolver, settings};
 
 const ARTIFACT: &str = "application/vnd.nfd.image-compatibility.v1alpha1";
 const LAYER: &str = "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml";

@@ -8,9 +8,9 @@ use archaware::image::{
 };
 use serde_json::Value;
 
-use testsupport::servers::{
-    Pki, Registry, Tokens, keyring, platforms, resolve, resolver, settings,
-};
+use testsupport::servers::{Pki, Registry, Tokens};
+
+use crate::resolving::{keyring, platforms, resolve, resolver, settings};
 
 const MULTI: [&str; 3] = ["linux/amd64", "linux/arm64", "linux/s390x"];
 

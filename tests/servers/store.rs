@@ -12,7 +12,9 @@ use tokio::{
     net::{UnixListener, UnixStream},
 };
 
-use testsupport::servers::{Containerd, eventually, keyring, platforms, resolve, settings};
+use testsupport::servers::{Containerd, eventually};
+
+use crate::resolving::{WithContainerd, keyring, platforms, resolve, resolver_at, settings};
 
 pub(crate) const MULTI: [&str; 3] = ["linux/amd64", "linux/arm64", "linux/s390x"];
 
@@ -132,7 +134,7 @@ fn slow_disk(containerd: &Containerd) -> String {
 async fn a_tag_is_kept_when_its_tree_takes_long_to_write() {
     let containerd = Containerd::start(&Containerd::binaries()[2]).await;
     let registry = registry().await;
-    let resolver = containerd.resolver_at(&slow_disk(&containerd), settings());
+    let resolver = resolver_at(&slow_disk(&containerd), settings());
     let image = registry.image("unnamed");
     assert!(
         resolve(&resolver, &image, &Keyring::default())
@@ -252,7 +254,7 @@ async fn an_old_record_of_the_node_is_used_only_while_the_registry_is_down() {
 async fn what_was_fetched_last_is_written_before_the_process_ends() {
     let containerd = Containerd::start(&Containerd::binaries()[0]).await;
     let registry = registry().await;
-    let resolver = containerd.resolver_at(&slow_disk(&containerd), settings());
+    let resolver = resolver_at(&slow_disk(&containerd), settings());
     for name in ["amd64", "multi"] {
         let resolved = resolve(&resolver, &registry.image(name), &Keyring::default()).await;
         assert!(resolved.is_ok());

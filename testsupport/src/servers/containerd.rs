@@ -2,10 +2,6 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
-use archaware::{
-    image::{Resolver, ResolverSettings, containerd, credentials::OperatorCredentials},
-    metrics::Metrics,
-};
 use containerd_client::{
     services::v1::{CreateImageRequest, Image, images_client::ImagesClient},
     types::Descriptor,
@@ -154,7 +150,11 @@ impl Containerd {
 
     /// Creates an image record, as a pull does.
     pub async fn image_record(&self, namespace: &str, name: &str, root: &testimg::Blob) {
-        let channel = containerd::connect(&self.socket(), super::DEADLINE).unwrap();
+        let channel = tonic::transport::Endpoint::try_from(format!("unix://{}", self.socket()))
+            .unwrap()
+            .connect()
+            .await
+            .unwrap();
         let mut images = ImagesClient::new(channel);
         let target = Descriptor {
             media_type: root.media_type.clone(),
@@ -188,29 +188,5 @@ impl Containerd {
         self.ctr("archaware", &["content", "ls", "-q"])
             .lines()
             .any(|line| line == digest)
-    }
-
-    /// A new resolver that persists documents here.
-    pub fn resolver(&self, settings: ResolverSettings) -> Resolver {
-        self.resolver_at(&self.socket(), settings)
-    }
-
-    /// The same with these metrics.
-    pub fn counting(&self, settings: ResolverSettings, metrics: &Metrics) -> Resolver {
-        Self::made(&self.socket(), settings, metrics)
-    }
-
-    /// The same through another socket.
-    #[allow(clippy::unused_self, reason = "it keeps its content here")]
-    pub fn resolver_at(&self, socket: &str, settings: ResolverSettings) -> Resolver {
-        Self::made(socket, settings, &Metrics::default())
-    }
-
-    fn made(socket: &str, settings: ResolverSettings, metrics: &Metrics) -> Resolver {
-        let namespaces = vec!["k8s.io".to_owned()];
-        let (own, writes) = (Some("archaware"), Some(&metrics.content_writes));
-        let containerd = containerd::Containerd::new(socket, namespaces, own, writes).unwrap();
-        let (node, resolutions) = (OperatorCredentials::default(), metrics.resolutions.clone());
-        Resolver::new(settings, Some(containerd), node, resolutions)
     }
 }

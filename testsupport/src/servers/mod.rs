@@ -16,15 +16,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use archaware::{
-    image::{
-        ImageError, PullPolicy, ResolveRequest, Resolved, Resolver, ResolverSettings,
-        credentials::{self, Credential, Keyring, OperatorCredentials},
-        registry as client,
-    },
-    metrics::Resolutions,
-};
-
 pub use browser::Browser;
 pub use containerd::Containerd;
 pub use pki::Pki;
@@ -137,69 +128,4 @@ pub fn config_file(folder: &Path, settings: &serde_json::Value) -> PathBuf {
     let path = folder.join("config.yaml");
     fs::write(&path, whole.to_string()).unwrap();
     path
-}
-
-pub fn settings() -> ResolverSettings {
-    // Shown for failed tests.
-    let filter = tracing_subscriber::EnvFilter::new("archaware=debug");
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_test_writer()
-        .try_init();
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    ResolverSettings {
-        registry: client::RegistryClient {
-            timeout: Duration::from_secs(5),
-            per_host: 8,
-            ..Default::default()
-        },
-        rewrites: Vec::new(),
-        images: 1000,
-        tag_ttl: Duration::from_mins(10),
-        latest_ttl: Duration::from_mins(10),
-        per_credential: false,
-    }
-}
-
-/// A resolver without containerd.
-pub fn resolver(settings: ResolverSettings) -> Resolver {
-    Resolver::new(
-        settings,
-        None,
-        OperatorCredentials::default(),
-        Resolutions::default(),
-    )
-}
-
-/// Resolves an image with pull policy `IfNotPresent`.
-///
-/// # Errors
-///
-/// When the image cannot be resolved.
-pub async fn resolve(
-    resolver: &Resolver,
-    image: &str,
-    keyring: &Keyring,
-) -> Result<Resolved, ImageError> {
-    let request = ResolveRequest {
-        image,
-        policy: PullPolicy::IfNotPresent,
-        keyring: &credentials::ready_keyring(keyring.clone()),
-        tenant: "",
-    };
-    resolver.resolve(request).await
-}
-
-pub fn keyring(registry: &str, user: &str, password: &str) -> Keyring {
-    let credential = Credential::password(user.to_owned(), password.to_owned().into());
-    Keyring::new([(registry.to_owned(), credential)])
-}
-
-pub fn platforms(resolved: &Resolved) -> Vec<String> {
-    resolved
-        .platforms
-        .platforms()
-        .iter()
-        .map(ToString::to_string)
-        .collect()
 }
