@@ -17,8 +17,7 @@ chmod 711 "$work"
 image=''
 finish() {
   trap - EXIT
-  # What runs in namespaces of its own hears of nothing less.
-  [ -z "$image" ] || kill -KILL -- "-$image" 2> /dev/null || true
+  [ -z "$image" ] || kill -- "-$image" 2> /dev/null || true
   hack/testbed/down.sh "$work"/*/
   rm -rf "$work" "$work.image"
   report_steps

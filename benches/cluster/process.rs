@@ -62,7 +62,7 @@ pub(crate) async fn memory_idle(cluster: &TestCluster) {
         memory(&archaware, "VmRSS"),
         None,
         "MiB",
-        "<= 17",
+        "<= 25",
     );
     report("  peak", memory(&archaware, "VmHWM"), None, "MiB", "");
     assert_eq!(archaware.stop().await, 0);
