@@ -9,8 +9,8 @@
 # --check           builds everything a second time from nothing, in another folder; both have to be the same, bit by bit
 # --quick           for tests: of another architecture than this machine's, the program is not optimised
 #
-# Prints the digest of the image. Each commit has one digest: rust-toolchain.toml, Cargo.lock and
-# hack/image/requirements.txt name the versions of everything that goes in.
+# Prints the digest of the image. rust-toolchain.toml, Cargo.lock and hack/image/requirements.txt name the versions of
+# the compilers and libraries. protoc, tar and gzip are those of the machine.
 set -euo pipefail
 # Or a step that fails inside $(…) would be passed over.
 shopt -s inherit_errexit

@@ -8,7 +8,7 @@ declare -A packages=(
   [promtool]=prometheus [faketime]=faketime [loopback]=containernetworking-plugins [stdio.h]=libc6-dev
   [skopeo]=skopeo [qemu-aarch64-static]=qemu-user-static [chromium]=chromium [chromedriver]=chromium-driver
 )
-# Of hack/build.sh, and of single tests.
+# Of hack/build.sh.
 declare -A others=([rustup]=rustup [ensurepip]=python3-venv)
 has() {
   case $1 in

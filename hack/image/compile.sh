@@ -3,7 +3,6 @@
 #   hack/image/compile.sh TOOLCHAIN ARCHITECTURE FOLDER       TOOLCHAIN is the folder that toolchain.sh made
 # PROFILE=release              a profile of Cargo.toml
 # ARCHAWARE_COMMIT=revision    what `archaware version` says of the sources
-# The program depends on the sources alone, not on the machine.
 set -euo pipefail
 umask 022
 toolchain=$(realpath "${1:?usage: compile.sh TOOLCHAIN ARCHITECTURE FOLDER}") architecture=${2:?which architecture?} root=$(realpath -m "${3:?which folder?}")
