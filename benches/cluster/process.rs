@@ -32,15 +32,7 @@ pub(crate) fn memory(controller: &Controller, field: &str) -> f64 {
 
 /// CPU time used so far, in seconds.
 pub(crate) fn cpu(controller: &Controller) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", controller.pid())).unwrap();
-    let fields: Vec<&str> = stat
-        .rsplit(')')
-        .next()
-        .unwrap()
-        .split_whitespace()
-        .collect();
-    // utime and stime, in hundredths of a second.
-    (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
+    controller.cpu_time().as_secs_f64()
 }
 
 async fn ready(controller: &Controller) {

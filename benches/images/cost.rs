@@ -10,7 +10,7 @@ use testimg::FakeRegistry;
 
 use testsupport::servers::Containerd;
 
-use crate::resolving::{WithContainerd, resolve, resolver, settings};
+use crate::resolving::{resolve, resolver, resolver_at, settings};
 
 use super::{median, report};
 
@@ -79,7 +79,7 @@ pub(crate) async fn hung() {
     }
     let floor = median(&mut floor);
     containerd.signal("-STOP");
-    let silent = containerd.resolver(settings());
+    let silent = resolver_at(&containerd.socket(), settings());
     let (mut before, mut after) = (Vec::new(), Vec::new());
     for image in &images {
         let took = time(&silent, image).await;

@@ -12,6 +12,8 @@ target=${targets[$architecture]:?unknown architecture $architecture}
 export PATH=$toolchain/bin:$PATH CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target/image-build}
 # Messages of a panic name files: not those of the machine that it was built on.
 export RUSTFLAGS="--remap-path-prefix=$PWD=archaware --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}/registry/src="
+# Otherwise zig links a program with fixed addresses, which gives up address space layout randomisation.
+RUSTFLAGS+=" -C link-arg=-pie"
 cargo zigbuild --quiet --locked --profile "${PROFILE:=release}" --target "$target" --bin archaware
 
 rm -rf "$root"

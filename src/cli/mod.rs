@@ -40,7 +40,7 @@ use crate::{
     error::chain,
     image::{
         Resolver, ResolverSettings,
-        containerd::Containerd,
+        containerd::{Containerd, LOOKUP_TIMEOUT},
         credentials::{DockerConfigError, OperatorCredentials, ProviderError, Providers},
     },
     metrics::Metrics,
@@ -399,6 +399,7 @@ fn resolver(
             read_namespaces.clone(),
             own,
             writes,
+            LOOKUP_TIMEOUT,
         )
     };
     let containerd = non_empty(socket).map(connect).transpose()?;

@@ -492,7 +492,8 @@ async fn the_output_follows_its_schema() {
     assert!(errors.is_empty(), "{errors:?}");
 }
 
-/// 5,000 nodes: an answer within three seconds.
+/// 5,000 nodes: an answer within three seconds. On a busy machine, within six times what a bare client needs to list them: about
+/// three times on an idle one, with programs that are not optimised.
 #[tokio::test]
 async fn thousands_of_nodes_take_no_longer_than_a_few() {
     let cluster = TestCluster::take().await;
@@ -510,8 +511,12 @@ async fn thousands_of_nodes_take_no_longer_than_a_few() {
     let never = json!({"metadata": {"name": "p"}, "spec": never});
     cluster.create::<Pod>(never).await;
     // The first one fills the API server's caches, and other tests run beside them: the fastest one says what it costs.
-    let mut took = Vec::new();
+    let (mut took, mut floor) = (Vec::new(), Vec::new());
     for _ in 0..5 {
+        let began = Instant::now();
+        let listed = cluster.nodes().list(&Default::default()).await.unwrap();
+        floor.push(began.elapsed());
+        assert_eq!(listed.items.len(), 5000);
         let began = Instant::now();
         let explained = explained(&cluster, &["p"]);
         took.push(began.elapsed());
@@ -522,6 +527,10 @@ async fn thousands_of_nodes_take_no_longer_than_a_few() {
         assert_eq!(counts.sum::<u64>(), 2500);
     }
     took.sort();
-    println!("explained with 5,000 nodes in {took:?}");
-    assert!(took[0] < Duration::from_secs(3), "{took:?}");
+    floor.sort();
+    println!("explained with 5,000 nodes in {took:?}; a bare client lists them in {floor:?}");
+    assert!(
+        took[0] < Duration::from_secs(3).max(6 * floor[0]),
+        "{took:?}, {floor:?}"
+    );
 }

@@ -92,7 +92,8 @@ async fn no_pod_is_misplaced_and_none_is_starved() {
                 let pod = cluster.pods().get(name).await.unwrap();
                 assert!(
                     pod.spec.unwrap().node_name.is_none(),
-                    "{name} is bound: {case:?}"
+                    "{name} is bound: {case:?}\n{}",
+                    cluster.kubectl(&["get", "pod", name, "-n", &cluster.namespace, "-o", "yaml"])
                 );
             }
         }

@@ -79,6 +79,9 @@ async fn the_image_holds_what_it_needs_and_starts_on_every_platform() {
         );
         assert_eq!(programs.lines().collect::<Vec<_>>(), ["archaware"]);
         assert_eq!(run("find", &[root, "-user", "65532"]), "");
+        // `e_type` of its ELF header is `ET_DYN`: its addresses are random.
+        let header = std::fs::read(format!("{root}/archaware")).unwrap();
+        assert_eq!(header[16..18], [3, 0], "{architecture}");
         // The program needs no library, uses HTTP and resolves an image: emulated if it is for another architecture.
         let program = |arguments: &[&str]| {
             if machine(architecture) == std::env::consts::ARCH {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use archaware::{
     image::{
         ImageError, PullPolicy, ResolveRequest, Resolved, Resolver, ResolverSettings,
-        containerd::Containerd as Client,
+        containerd::{Containerd as Client, LOOKUP_TIMEOUT},
         credentials::{self, Credential, Keyring, OperatorCredentials},
         registry as client,
     },
@@ -87,20 +87,26 @@ pub(crate) trait WithContainerd {
 }
 
 impl WithContainerd for Containerd {
+    /// On a busy machine containerd needs longer than the usual limit, and then the registry would be asked.
     fn counting(&self, settings: ResolverSettings, metrics: &Metrics) -> Resolver {
-        through(&self.socket(), settings, metrics)
+        through(&self.socket(), settings, metrics, Duration::from_secs(10))
     }
 }
 
-/// A resolver whose containerd is behind this socket.
+/// A resolver whose containerd is behind this socket, with the usual limit of lookups.
 pub(crate) fn resolver_at(socket: &str, settings: ResolverSettings) -> Resolver {
-    through(socket, settings, &Metrics::default())
+    through(socket, settings, &Metrics::default(), LOOKUP_TIMEOUT)
 }
 
-fn through(socket: &str, settings: ResolverSettings, metrics: &Metrics) -> Resolver {
+fn through(
+    socket: &str,
+    settings: ResolverSettings,
+    metrics: &Metrics,
+    lookup_timeout: Duration,
+) -> Resolver {
     let namespaces = vec!["k8s.io".to_owned()];
     let (own, writes) = (Some("archaware"), Some(&metrics.content_writes));
-    let containerd = Client::new(socket, namespaces, own, writes).unwrap();
+    let containerd = Client::new(socket, namespaces, own, writes, lookup_timeout).unwrap();
     let (node, resolutions) = (OperatorCredentials::default(), metrics.resolutions.clone());
     Resolver::new(settings, Some(containerd), node, resolutions)
 }

@@ -56,7 +56,7 @@ async fn faults_of_containerd_change_no_answer() {
     };
     // Hung: each resolution waits briefly, until the breaker opens.
     containerd.signal("-STOP");
-    let resolver = containerd.resolver(settings());
+    let resolver = resolver_at(&containerd.socket(), settings());
     for (name, image) in [
         ("multi", registry.image("multi")),
         ("unnamed", fresh("unnamed")),

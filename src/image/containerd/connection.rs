@@ -16,8 +16,8 @@ use crate::image::trace::{self, Call, Peer};
 
 use super::breaker::Breaker;
 
-/// containerd answers within a millisecond. Beyond this time a registry is faster.
-pub(super) const LOOKUP_TIMEOUT: Duration = Duration::from_millis(250);
+/// The usual time limit of a lookup: containerd answers within a millisecond. Beyond this time a registry is faster.
+pub const LOOKUP_TIMEOUT: Duration = Duration::from_millis(250);
 /// Maximum number of concurrent calls; containerd handles several thousand per second, one after the other.
 const MAX_CALLS: usize = 32;
 
@@ -33,13 +33,6 @@ pub struct SocketError {
 /// The time limit of one lookup, for all of its calls together.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline(Instant);
-
-impl Deadline {
-    /// Starts now.
-    pub(crate) fn new() -> Self {
-        Self(Instant::now() + LOOKUP_TIMEOUT)
-    }
-}
 
 /// containerd did not answer; the caller continues without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +69,7 @@ pub(super) struct Connection {
     /// Bounds concurrent calls, because calls that queue inside containerd would look like a hang.
     slots: Semaphore,
     socket: String,
+    pub(super) lookup_timeout: Duration,
 }
 
 /// A lazy connection to a Unix socket. `timeout` limits each call.
@@ -95,14 +89,20 @@ pub fn connect(path: &str, timeout: Duration) -> Result<Channel, SocketError> {
 }
 
 impl Connection {
-    pub(super) fn new(path: &str) -> Result<Self, SocketError> {
+    pub(super) fn new(path: &str, lookup_timeout: Duration) -> Result<Self, SocketError> {
         Ok(Self {
             // Each call sets a shorter timeout of its own.
             channel: connect(path, Duration::from_secs(10))?,
             breaker: Breaker::default(),
             slots: Semaphore::new(MAX_CALLS),
             socket: path.to_owned(),
+            lookup_timeout,
         })
+    }
+
+    /// The deadline of a lookup that starts now.
+    pub(super) fn deadline(&self) -> Deadline {
+        Deadline(Instant::now() + self.lookup_timeout)
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -151,7 +151,10 @@ impl Connection {
                 return Ok(Some(answer));
             }
             Ok(Err(status)) => status,
-            Err(_) => Status::deadline_exceeded("no answer in 250 ms"),
+            Err(_) => {
+                let limit = self.lookup_timeout;
+                Status::deadline_exceeded(format!("no answer in {limit:?}"))
+            }
         };
         rpc.ended(started, status.code());
         match status.code() {

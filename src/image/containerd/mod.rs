@@ -28,7 +28,7 @@ use super::reference::{Reference, Version};
 use connection::{Connection, Rpc};
 
 pub(crate) use connection::{ContainerdUnavailable, Deadline, in_namespace};
-pub use connection::{SocketError, connect};
+pub use connection::{LOOKUP_TIMEOUT, SocketError, connect};
 pub(crate) use store::Store;
 
 /// The label `….<host>: repo,repo` that a pull sets on the root document. Imports do not set it.
@@ -55,7 +55,7 @@ pub(crate) struct ImageRecord {
 impl Containerd {
     /// A client for the socket at `path`. Image records and content are read from `namespaces` in this order, content
     /// also from `own`. With `writes`, fetched documents are persisted in `own` in the background, which needs a
-    /// Tokio runtime. Does not connect yet.
+    /// Tokio runtime. A lookup that takes longer than `lookup_timeout` is given up. Does not connect yet.
     ///
     /// # Errors
     ///
@@ -65,10 +65,11 @@ impl Containerd {
         namespaces: Vec<String>,
         own: Option<&str>,
         writes: Option<&ContentWrites>,
+        lookup_timeout: Duration,
     ) -> Result<Self, SocketError> {
         let content = namespaces.iter().cloned().chain(own.map(str::to_owned));
         let content = content.collect();
-        let link = Arc::new(Connection::new(path)?);
+        let link = Arc::new(Connection::new(path, lookup_timeout)?);
         let kept = own.zip(writes);
         Ok(Self {
             store: kept.map(|(own, writes)| Store::start(link.clone(), own, writes.clone())),
@@ -76,6 +77,11 @@ impl Containerd {
             content,
             records: namespaces,
         })
+    }
+
+    /// The deadline of a lookup that starts now.
+    pub(crate) fn deadline(&self) -> Deadline {
+        self.connection.deadline()
     }
 
     pub(crate) fn store(&self) -> Option<&Store> {
@@ -92,7 +98,7 @@ impl Containerd {
             // Only tags have records under their name; content of a digest is read directly.
             return Ok(None);
         }
-        let deadline = Deadline::new();
+        let deadline = self.deadline();
         for namespace in &self.records {
             if let Some(record) = self.record_in(deadline, namespace, reference).await? {
                 return Ok(Some(record));
@@ -106,7 +112,7 @@ impl Containerd {
         &self,
         reference: &Reference,
     ) -> Result<Option<Digest>, ContainerdUnavailable> {
-        let deadline = Deadline::new();
+        let deadline = self.deadline();
         for namespace in &self.records {
             if let Some((digest, _)) = self.target_in(deadline, namespace, reference).await? {
                 return Ok(Some(digest));

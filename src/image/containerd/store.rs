@@ -27,7 +27,7 @@ use crate::{
 
 use super::{
     breaker::Breaker,
-    connection::{Connection, ContainerdUnavailable, LOOKUP_TIMEOUT},
+    connection::{Connection, ContainerdUnavailable},
     namespace::{ContentNamespace, references, today},
 };
 
@@ -185,14 +185,17 @@ impl Store {
         self.loader.get_or_init(start);
     }
 
-    /// Waits until persisted tags are loaded: [`LOOKUP_TIMEOUT`] for the first response, [`LOAD_TIMEOUT`] for the rest.
+    /// Waits until persisted tags are loaded: as long as a lookup may take for the first response, [`LOAD_TIMEOUT`] for the rest.
     ///
     /// # Errors
     ///
     /// When containerd did not respond, so that the caller does not wait for it a second time.
     pub(crate) async fn wait_until_loaded(&self) -> Result<(), ContainerdUnavailable> {
         let mut stage = self.load_state.subscribe();
-        let (soon, later) = (self.started + LOOKUP_TIMEOUT, self.started + LOAD_TIMEOUT);
+        let (soon, later) = (
+            self.started + self.link.lookup_timeout,
+            self.started + LOAD_TIMEOUT,
+        );
         if Instant::now() < soon {
             let waited =
                 timeout_at(soon.into(), stage.wait_for(|s| *s != LoadState::Waiting)).await;

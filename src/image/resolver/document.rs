@@ -98,8 +98,10 @@ impl ResolverInner {
         DocumentSource {
             inner: self,
             context,
-            containerd: self.containerd.as_ref(),
-            deadline: Deadline::new(),
+            containerd: self
+                .containerd
+                .as_ref()
+                .map(|containerd| (containerd, containerd.deadline())),
             failed: self.recent_failure(subject, &context.fingerprints()),
             containerd_failed: AtomicBool::new(found.without_containerd),
             asked_registry: AtomicBool::new(found.root.is_some()),
@@ -111,8 +113,8 @@ impl ResolverInner {
 pub(super) struct DocumentSource<'a> {
     inner: &'a ResolverInner,
     context: &'a RequestContext,
-    containerd: Option<&'a Containerd>,
-    deadline: Deadline,
+    /// With the time by which all documents have to be read.
+    containerd: Option<(&'a Containerd, Deadline)>,
     /// A recent failure of the registry. containerd may have the document by now, but the registry is not asked
     /// again.
     pub(super) failed: Option<ImageError>,
@@ -143,8 +145,8 @@ impl DocumentSource<'_> {
         digest: &Digest,
     ) -> Result<(Bytes, Option<String>), ImageError> {
         let usable = !self.containerd_failed.load(Ordering::Relaxed);
-        if let Some(containerd) = self.containerd.filter(|_| usable) {
-            match containerd.read(self.deadline, digest).await {
+        if let Some((containerd, deadline)) = self.containerd.filter(|_| usable) {
+            match containerd.read(deadline, digest).await {
                 Ok(Some(bytes)) => return Ok((bytes, None)),
                 Ok(None) => {}
                 Err(_) => self.containerd_failed.store(true, Ordering::Relaxed),

@@ -22,7 +22,7 @@ use crate::{
 
 use super::{
     cache::{CachedTag, Caches},
-    containerd::{Containerd, Deadline, Store},
+    containerd::{Containerd, Store},
     credentials::{
         CredentialSource, Fingerprint, LazyKeyring, MAX_CREDENTIALS, OperatorCredentials,
     },
@@ -263,7 +263,7 @@ impl Resolver {
         if let Some(containerd) = &self.0.containerd {
             let nothing = Digest::sha256(b"archaware asks whether containerd answers");
             // `containerd_is_up` reports the outcome.
-            let _ = containerd.read(Deadline::new(), &nothing).await;
+            let _ = containerd.read(containerd.deadline(), &nothing).await;
         }
     }
 

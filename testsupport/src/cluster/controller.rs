@@ -149,6 +149,17 @@ impl Controller {
         kilobytes / 1024.0
     }
 
+    /// CPU time since its start.
+    pub fn cpu_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // The name of the program may contain spaces and ends with a parenthesis.
+        let (_, fields) = stat.rsplit_once(')').unwrap();
+        // utime and stime, in hundredths of a second (proc(5)).
+        let times = fields.split_whitespace().skip(11).take(2);
+        let ticks: u64 = times.map(|ticks| ticks.parse::<u64>().unwrap()).sum();
+        Duration::from_millis(10 * ticks)
+    }
+
     /// Waits until `archaware_leader` has this value.
     pub async fn wait_until_leading(&self, leads: bool) {
         let what = format!("archaware_leader to say {leads}");

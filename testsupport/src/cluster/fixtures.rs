@@ -5,11 +5,11 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::{
     Api, Resource, ResourceExt,
-    api::{ListParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 
-use super::{DEADLINE, TestCluster, eventually, objects, pod, pod_spec};
+use super::{DEADLINE, REAL_NODE, TestCluster, eventually, objects, pod, pod_spec};
 
 impl TestCluster {
     pub async fn create_namespace(&self, name: &str, annotations: Value) {
@@ -106,16 +106,54 @@ impl TestCluster {
             .unwrap()
     }
 
-    /// Waits until every node has archaware's taint.
+    /// Waits until every node has archaware's taint and the scheduler knows these taints.
     pub async fn wait_until_tainted(&self) {
-        eventually("taints on all nodes", DEADLINE, || async {
-            let nodes = self.nodes().list(&ListParams::default()).await.ok()?;
-            nodes
-                .iter()
-                .all(|node| node.annotations().contains_key("archaware.dev/taint"))
-                .then_some(())
+        self.wait_until_tainted_within(DEADLINE).await;
+    }
+
+    /// The same with another deadline.
+    pub async fn wait_until_tainted_within(&self, deadline: Duration) {
+        let nodes = eventually("taints on all nodes", deadline, || async {
+            let nodes = self.nodes().list(&ListParams::default()).await.ok()?.items;
+            let is_tainted = |node: &Node| node.annotations().contains_key("archaware.dev/taint");
+            nodes.iter().all(is_tainted).then_some(nodes)
         })
         .await;
+        let mut names = nodes.iter().map(ResourceExt::name_any);
+        if let Some(name) = names.find(|name| name != REAL_NODE) {
+            self.wait_for_scheduler(&name).await;
+        }
+    }
+
+    /// Waits until the scheduler knows all that was written about nodes before. It watches nodes and pods apart from each other,
+    /// so that it may try a new pod while it does not know an older change of a node. It learns of changes of nodes in their
+    /// order, therefore it knows all of them when it uses a label that was written after them.
+    async fn wait_for_scheduler(&self, node: &str) {
+        const LABEL: &str = "test/scheduler-knows";
+        let label = async |value: Option<&str>| {
+            let change = Patch::Merge(json!({"metadata": {"labels": {LABEL: value}}}));
+            let nodes = self.nodes();
+            nodes
+                .patch(node, &PatchParams::default(), &change)
+                .await
+                .unwrap();
+        };
+        // archaware leaves the pods of this namespace alone.
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), "kube-system");
+        let mut spec = pod_spec(&["none".to_owned()]);
+        spec["nodeSelector"] = json!({LABEL: self.namespace});
+        spec["tolerations"] = json!([{"operator": "Exists"}]);
+        let probe: Pod = serde_json::from_value(pod(&self.namespace, spec, json!({}))).unwrap();
+        label(Some(&self.namespace)).await;
+        pods.create(&PostParams::default(), &probe).await.unwrap();
+        // It may have thousands of other pods to try first.
+        eventually("a pod that the scheduler places", 4 * DEADLINE, || async {
+            pods.get(&self.namespace).await.ok()?.spec?.node_name
+        })
+        .await;
+        let now = DeleteParams::default().grace_period(0);
+        pods.delete(&self.namespace, &now).await.unwrap();
+        label(None).await;
     }
 
     /// Waits until a pod is bound; returns the name of its node.

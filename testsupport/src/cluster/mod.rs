@@ -54,6 +54,9 @@ pub use webhook::RecordingWebhook;
 /// How the folders of clusters begin that only one test uses.
 const OWN: &str = "own-";
 
+/// The name of the node with a kubelet.
+const REAL_NODE: &str = "localhost";
+
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// A control plane and a registry with the test images.
@@ -215,7 +218,7 @@ impl TestCluster {
         self.delete_all::<Pod>().await;
         let nodes: Api<Node> = Api::all(self.client.clone());
         for node in nodes.list(&ListParams::default()).await.unwrap() {
-            if node.name_any() == "localhost" {
+            if node.name_any() == REAL_NODE {
                 // Those of the kubelet have these domains.
                 let is_added = |label: &&String| {
                     let domain = label.split_once('/').map_or("", |(domain, _)| domain);
@@ -229,7 +232,7 @@ impl TestCluster {
                     "metadata": {"annotations": {"archaware.dev/taint": null}, "labels": added},
                 });
                 nodes
-                    .patch("localhost", &PatchParams::default(), &Patch::Merge(bare))
+                    .patch(REAL_NODE, &PatchParams::default(), &Patch::Merge(bare))
                     .await
                     .unwrap();
             } else {
