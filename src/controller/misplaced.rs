@@ -377,7 +377,7 @@ impl MisplacedPods {
         };
         let is_kept_away = self.has_webhook(pod) || self.is_kept_away_by_taint(pod, node);
         let view = node.node.view();
-        let emulates = |emulation: &Emulation| emulation.nodes().select(view.labels);
+        let emulates = |emulation: &Emulation| emulation.nodes().required.selects(view.labels);
         let runs = if evaluation.emulation.is_none_or(|one| emulates(&one)) {
             node.runs(&set)
         } else {

@@ -113,7 +113,7 @@ impl Evaluator {
         let is_single = subject.affinity_access() == AffinityAccess::Narrowing
             && subject.spec.author_selection().has_terms();
         let single = rules.filter(|_| is_single).cloned().map(|mut rules| {
-            rules.nodes.required.truncate(1);
+            rules.nodes.required = rules.nodes.required.truncated(1);
             rules
         });
         let pod = Pod {

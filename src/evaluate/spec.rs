@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::{
     cluster::objects::PodSpec,
     image::PullPolicy,
-    placement::{PodRuntime, affinity::NodeSelectorTerm},
+    placement::{PodRuntime, affinity::NodeSelectorTerm, requirement::Operator},
     platform::Os,
 };
 
@@ -84,7 +84,8 @@ impl PodSpec {
 
 fn os_of(term: &NodeSelectorTerm) -> Option<&str> {
     term.match_expressions.iter().find_map(|requirement| {
-        let asks = OS_LABELS.contains(&requirement.key.as_str()) && requirement.operator == "In";
+        let asks =
+            OS_LABELS.contains(&requirement.key.as_str()) && requirement.operator == Operator::In;
         match requirement.values.as_slice() {
             [only] if asks => Some(only.as_str()),
             _ => None,

@@ -185,7 +185,7 @@ fn is_native(facts: &Facts<'_>, architecture: &str) -> bool {
 /// Whether rules require nodes.
 fn requires_nodes(facts: &Facts<'_>) -> bool {
     let rules = facts.evaluation.rules.as_ref();
-    rules.is_some_and(|rules| !rules.nodes.required.is_empty())
+    rules.is_some_and(|rules| !rules.nodes.required.is_every())
 }
 
 fn reason(

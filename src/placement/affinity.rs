@@ -8,7 +8,7 @@
 mod select;
 mod undo;
 
-use std::{collections::BTreeSet, fmt};
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,9 @@ use crate::platform::{Architecture, Architectures};
 
 use super::{
     author_selection::AuthorSelection,
-    selection::{MAX_ALTERNATIVES, SelectedNodes, product},
+    node_set::{MAX_TERMS, NodeSet},
+    requirement::{Operator, Requirement},
+    selection::SelectedNodes,
     variants::VariantPolicy,
 };
 
@@ -85,46 +87,6 @@ pub struct PreferredTerm {
     pub weight: i64,
     /// The term that is preferred.
     pub preference: NodeSelectorTerm,
-}
-
-/// A requirement on a label.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Requirement {
-    /// The label key.
-    pub key: String,
-    /// `In`, `Exists`, …
-    pub operator: String,
-    /// Values for `In` and `NotIn`.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub values: Vec<String>,
-}
-
-impl Requirement {
-    /// A requirement.
-    pub fn new(key: &str, operator: &str, values: Vec<String>) -> Self {
-        Self {
-            key: key.to_owned(),
-            operator: operator.to_owned(),
-            values,
-        }
-    }
-}
-
-/// For example `kubernetes.io/arch in (amd64, arm64)`.
-impl fmt::Display for Requirement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (key, values) = (&self.key, self.values.join(", "));
-        match self.operator.as_str() {
-            "In" => write!(f, "{key} in ({values})"),
-            "NotIn" => write!(f, "{key} not in ({values})"),
-            "Exists" => write!(f, "{key} exists"),
-            "DoesNotExist" => write!(f, "{key} does not exist"),
-            "Gt" => write!(f, "{key} > {values}"),
-            "Lt" => write!(f, "{key} < {values}"),
-            other => write!(f, "{key} {other} ({values})"),
-        }
-    }
 }
 
 /// Maximum number of terms of a pod that are repeated for selected images. Real pods have a few.
@@ -274,9 +236,9 @@ pub(in crate::placement) fn on_architecture<'a>(
 ) -> Requirement {
     let values: Vec<_> = architectures.into_iter().map(ToString::to_string).collect();
     let operator = if values.is_empty() {
-        "DoesNotExist"
+        Operator::DoesNotExist
     } else {
-        "In"
+        Operator::In
     };
     Requirement::new(LABEL, operator, values)
 }
@@ -384,28 +346,33 @@ pub fn requires_more(
 }
 
 fn required_change(wanted: Wanted<'_>, author: AuthorSelection<'_>) -> Option<Require> {
-    let by_images = wanted.selected.map(|nodes| nodes.required.as_slice());
     let terms = author.affinity.and_then(Affinity::required_terms);
     let is_single = !wanted.terms_are_open && terms.is_some();
     let architectures = RequiredArchitectures::of(wanted, author, is_single);
     // Each term would be repeated for each alternative.
     let is_single = is_single || terms.is_some_and(|terms| terms.len() > MAX_REPEATED);
-    let Some(by_images) = by_images.filter(|all| !all.is_empty()) else {
+    let selected = wanted.selected.map(|nodes| &nodes.required);
+    let Some(selected) = selected.filter(|set| !set.is_every()) else {
         return architectures?.require(terms);
     };
     let (mut require, by_architecture) = match architectures {
         Some(own) => {
             let terms = own.require.alternatives().into_iter();
-            let expressions = terms.map(|term| term.match_expressions).collect();
-            (own.require, expressions)
+            let set = NodeSet::any_of(terms.map(|term| term.match_expressions));
+            (own.require, set)
         }
-        None => (Require::default(), Vec::new()),
+        None => (Require::default(), NodeSet::every()),
     };
     // Where only some can be written, the best images come first, each on all of its architectures.
-    let alternatives = by_images
-        .iter()
-        .flat_map(|one| product(&by_architecture, std::slice::from_ref(one)));
-    require.alternatives = alternatives.take(MAX_ALTERNATIVES).collect();
+    let alternatives = selected.terms().iter().flat_map(|one| {
+        let one = NodeSet::all_of(one.iter().cloned());
+        by_architecture.combinations(&one).collect::<Vec<_>>()
+    });
+    require.alternatives = alternatives.take(MAX_TERMS).collect();
+    if require.alternatives.is_empty() {
+        // An empty list would ask for the architectures only.
+        require.alternatives = vec![vec![on_architecture([])]];
+    }
     if let Some(terms) = terms {
         require.terms = open_terms(terms, &require.alternatives());
         if require.terms.is_empty() {

@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 
 use crate::platform::Architectures;
 
-use super::affinity::{Affinity, LABELS, NodeSelectorTerm, Requirement};
+use super::{
+    affinity::{Affinity, LABELS, NodeSelectorTerm},
+    node_set::NodeSet,
+    requirement::{Operator, Requirement},
+};
 
 /// What selects the nodes of a pod.
 #[derive(Clone, Copy, Debug)]
@@ -109,20 +113,20 @@ impl<'a> AuthorSelection<'a> {
             || terms.any(|term| term.on_architecture().next().is_some())
     }
 
-    /// What is required: one of these, the node selector with each of the terms. Fields are left out.
-    pub(super) fn alternatives(&self) -> Vec<Vec<Requirement>> {
+    /// The nodes that the node selector and one of the terms select. Fields are left out, so that more nodes are in it.
+    pub(super) fn nodes(&self) -> NodeSet {
         let selector = self.node_selector.iter();
         let selector =
-            selector.map(|(key, value)| Requirement::new(key, "In", vec![value.clone()]));
+            selector.map(|(key, value)| Requirement::new(key, Operator::In, vec![value.clone()]));
         let selector: Vec<Requirement> = selector.collect();
         if self.terms().is_empty() {
-            return vec![selector];
+            return NodeSet::all_of(selector);
         }
         let with_selector = |term: &NodeSelectorTerm| {
             let all = selector.iter().chain(&term.match_expressions);
             all.cloned().collect()
         };
-        self.terms().iter().map(with_selector).collect()
+        NodeSet::any_of(self.terms().iter().map(with_selector))
     }
 
     fn terms(&self) -> &'a [NodeSelectorTerm] {
@@ -153,19 +157,21 @@ impl NodeSelectorTerm {
     fn allows(&self, architecture: &str) -> bool {
         self.on_architecture().all(|requirement| {
             let named = requirement.values.iter().any(|value| value == architecture);
-            match requirement.operator.as_str() {
-                "In" => named,
-                "NotIn" => !named,
-                "DoesNotExist" => false,
-                // `Exists`; `Gt` and `Lt` compare numbers.
-                _ => true,
+            match requirement.operator {
+                Operator::In => named,
+                Operator::NotIn => !named,
+                Operator::DoesNotExist => false,
+                // No architecture is a number.
+                Operator::Exists | Operator::Gt | Operator::Lt | Operator::Unknown(_) => true,
             }
         })
     }
 
     /// The architectures that the term allows; `None` if it does not list them.
     fn named(&self) -> Option<Vec<&str>> {
-        let listed = self.on_architecture().find(|one| one.operator == "In")?;
+        let listed = self
+            .on_architecture()
+            .find(|one| one.operator == Operator::In)?;
         let values = listed.values.iter().map(String::as_str);
         Some(values.filter(|value| self.allows(value)).collect())
     }

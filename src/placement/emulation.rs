@@ -7,8 +7,10 @@ use crate::platform::{Architecture, Architectures, Variants};
 
 use super::{
     LabelSelector,
-    affinity::{LABELS, Requirement, on_architecture},
+    affinity::{LABELS, on_architecture},
     author_selection::AuthorSelection,
+    node_set::NodeSet,
+    requirement::{Operator, Requirement},
     runtime_class::prefer_native,
     selection::SelectedNodes,
 };
@@ -70,15 +72,16 @@ impl Emulation {
         let is_native = |one: &Requirement| {
             let mut values = one.values.iter();
             LABELS.contains(&one.key.as_str())
-                && one.operator == "In"
+                && one.operator == Operator::In
                 && values.all(|value| self.native.contains(value))
         };
         let emulates = |one: &Emulator, term: &[Requirement]| {
             let mut own = one.nodes.requirements().into_iter();
             own.all(|requirement| term.contains(&requirement))
         };
-        let alternatives = author.alternatives();
-        let mut others = alternatives
+        let nodes = author.nodes();
+        let mut others = nodes
+            .terms()
             .iter()
             .filter(|term| !term.iter().any(is_native))
             .peekable();
@@ -94,7 +97,7 @@ impl Emulation {
         let native = (!self.native.is_empty()).then(|| vec![on_architecture(self.native.names())]);
         let emulators = self.emulators.iter().map(Emulator::requirements);
         SelectedNodes {
-            required: native.into_iter().chain(emulators).collect(),
+            required: NodeSet::any_of(native.into_iter().chain(emulators)),
             preferred: prefer_native(Some(&self.native)).into_iter().collect(),
         }
     }
@@ -176,8 +179,9 @@ mod tests {
             let found = emulated(&format!("{QEMU}{more}"), images);
             let set = found.as_ref().map(|one| one.architectures().to_string());
             assert_eq!(set.unwrap_or_default(), expected, "{images:?} {more}");
-            let required = found.map(|one| one.nodes().required).unwrap_or_default();
-            let required = required.iter().map(|term| {
+            let required = found.map(|one| one.nodes().required);
+            let terms = required.iter().flat_map(|set| set.terms());
+            let required = terms.map(|term| {
                 let all: Vec<_> = term.iter().map(ToString::to_string).collect();
                 all.join(" and ")
             });

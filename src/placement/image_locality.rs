@@ -6,7 +6,8 @@ use std::fmt;
 use crate::platform::Architectures;
 
 use super::{
-    affinity::{Requirement, WeightedTerm, on_architecture},
+    affinity::{WeightedTerm, on_architecture},
+    requirement::{Operator, Requirement},
     selection::HOSTNAME,
 };
 
@@ -50,7 +51,8 @@ impl ImageLocality {
             expressions: vec![requirement],
         };
         let hosts = &self.nodes.hosts;
-        let hosts = (!hosts.is_empty()).then(|| Requirement::new(HOSTNAME, "In", hosts.clone()));
+        let hosts =
+            (!hosts.is_empty()).then(|| Requirement::new(HOSTNAME, Operator::In, hosts.clone()));
         let likely = [Some(&self.nodes.architectures), self.copies.as_ref()];
         let mut likely: Vec<_> = likely.into_iter().flatten().collect();
         likely.retain(|set| !set.is_empty());

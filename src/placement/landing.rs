@@ -98,7 +98,7 @@ pub fn landing(pod: &LandingPod<'_>, node: &LandingNode<'_>, own: &TaintKind) ->
         Obstacle::NodeAffinity
     } else if !pod
         .selected
-        .is_none_or(|selected| selected.select(node.labels))
+        .is_none_or(|selected| selected.required.selects(node.labels))
     {
         Obstacle::SelectedImage
     } else if let Some(taint) = own_taints.first() {
@@ -149,7 +149,11 @@ fn affinity_selects(affinity: Option<&Affinity>, node: &LandingNode<'_>) -> bool
 mod tests {
     use serde_json::json;
 
-    use crate::placement::{Effect, affinity::Requirement};
+    use crate::placement::{
+        Effect,
+        node_set::NodeSet,
+        requirement::{Operator, Requirement},
+    };
 
     use super::*;
 
@@ -175,7 +179,11 @@ mod tests {
             serde_json::from_value(spec["nodeSelector"].clone()).unwrap_or_default();
         let affinity: Option<Affinity> = serde_json::from_value(spec["affinity"].clone()).unwrap();
         let selected = selected.map(|disk| SelectedNodes {
-            required: vec![vec![Requirement::new("disk", "In", vec![disk.to_owned()])]],
+            required: NodeSet::all_of([Requirement::new(
+                "disk",
+                Operator::In,
+                vec![disk.to_owned()],
+            )]),
             preferred: Vec::new(),
         });
         let architectures: Architectures = images.parse().unwrap();

@@ -11,9 +11,11 @@ use crate::names::QualifiedName;
 
 use super::{
     LabelSelector, TolerationConfig, Weight,
-    affinity::{Requirement, WeightedTerm},
+    affinity::WeightedTerm,
     author_selection::AuthorSelection,
-    selection::{SelectedNodes, product},
+    node_set::{Disjoint, NodeSet},
+    requirement::{Operator, Requirement},
+    selection::SelectedNodes,
 };
 
 /// One rule: pods that it selects get what it says.
@@ -80,16 +82,16 @@ pub struct LeftOutRule {
 }
 
 /// What a rule contradicts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Contradicted {
     /// The node selector or the required node affinity of the pod.
-    Author,
+    Author(Disjoint),
     /// The runtime class of the pod.
     RuntimeClass,
     /// That the pod exists: the runtime class that it lacks cannot be set any more.
     Existence,
-    /// Rules before it.
-    EarlierRules,
+    /// Rules before it, by the nodes or by the runtime class that they require.
+    EarlierRules(Option<Disjoint>),
 }
 
 /// A pod, as far as rules look at it.
@@ -109,17 +111,25 @@ pub struct RuledPod<'a> {
 
 impl std::fmt::Display for LeftOutRule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let why = match self.contradicts {
-            Contradicted::Author => {
-                "its nodes contradict the pod's node selector or required node affinity"
-            }
+        write!(f, "rule {} is left out: ", self.name)?;
+        match &self.contradicts {
+            Contradicted::Author(why) => write!(
+                f,
+                "its nodes contradict the pod's node selector or required node affinity: {why}"
+            ),
             Contradicted::RuntimeClass => {
-                "the pod has another runtime class, which cannot be changed"
+                f.write_str("the pod has another runtime class, which cannot be changed")
             }
-            Contradicted::Existence => "a runtime class can be set only when a pod is created",
-            Contradicted::EarlierRules => "it contradicts rules before it",
-        };
-        write!(f, "rule {} is left out: {why}", self.name)
+            Contradicted::Existence => {
+                f.write_str("a runtime class can be set only when a pod is created")
+            }
+            Contradicted::EarlierRules(Some(why)) => {
+                write!(f, "its nodes contradict those of rules before it: {why}")
+            }
+            Contradicted::EarlierRules(None) => {
+                f.write_str("rules before it require another runtime class")
+            }
+        }
     }
 }
 
@@ -147,7 +157,7 @@ impl PodRule {
     /// What it contradicts.
     fn contradicts(
         &self,
-        required: &[Vec<Requirement>],
+        required: &NodeSet,
         pod: RuledPod<'_>,
         earlier: &AppliedRules,
     ) -> Option<Contradicted> {
@@ -155,38 +165,38 @@ impl PodRule {
             let wanted = self.runtime_class.as_deref();
             wanted.is_some_and(|wanted| wanted != class)
         };
-        if contradicts(required, &pod.author.alternatives()) {
-            Some(Contradicted::Author)
+        if let Some(why) = required.disjoint(&pod.author.nodes()) {
+            Some(Contradicted::Author(why))
         } else if pod.runtime_class.is_some_and(wants_other_than) {
             Some(Contradicted::RuntimeClass)
         } else if pod.runtime_class.is_none() && self.runtime_class.is_some() && !pod.is_new {
             Some(Contradicted::Existence)
-        } else if contradicts(required, &earlier.nodes.required)
-            || earlier
-                .runtime_class
-                .as_deref()
-                .is_some_and(wants_other_than)
+        } else if let Some(why) = required.disjoint(&earlier.nodes.required) {
+            Some(Contradicted::EarlierRules(Some(why)))
+        } else if earlier
+            .runtime_class
+            .as_deref()
+            .is_some_and(wants_other_than)
         {
-            Some(Contradicted::EarlierRules)
+            Some(Contradicted::EarlierRules(None))
         } else {
             None
         }
     }
 
-    /// What nodes have to be for a pod with these labels: one of these, each a list of requirements. Empty: nothing.
-    fn required(&self, pod: &BTreeMap<String, String>) -> Vec<Vec<Requirement>> {
-        let nodes: Vec<_> = self.nodes.iter().map(LabelSelector::requirements).collect();
+    /// The nodes that it requires for a pod with these labels.
+    fn required(&self, pod: &BTreeMap<String, String>) -> NodeSet {
+        let selected = if self.nodes.is_empty() {
+            NodeSet::every()
+        } else {
+            NodeSet::any_of(self.nodes.iter().map(LabelSelector::requirements))
+        };
         let same = self.match_node_labels.iter().filter_map(|key| {
             let value = pod.get(key.as_str())?;
-            Some(Requirement::new(key.as_str(), "In", vec![value.clone()]))
+            let values = vec![value.clone()];
+            Some(Requirement::new(key.as_str(), Operator::In, values))
         });
-        let same: Vec<Requirement> = same.collect();
-        let same = if same.is_empty() {
-            Vec::new()
-        } else {
-            vec![same]
-        };
-        product(&nodes, &same)
+        selected.and(&NodeSet::all_of(same))
     }
 }
 
@@ -222,33 +232,6 @@ pub fn apply(rules: &[PodRule], pod: RuledPod<'_>) -> AppliedRules {
         }
     }
     applied
-}
-
-/// Whether no node can satisfy one of these and one of those. Empty: nothing is required.
-fn contradicts(one: &[Vec<Requirement>], other: &[Vec<Requirement>]) -> bool {
-    let exclude = |first: &[Requirement], second: &[Requirement]| {
-        let mut pairs = first
-            .iter()
-            .flat_map(|a| second.iter().map(move |b| (a, b)));
-        pairs.any(|(a, b)| excludes(a, b) || excludes(b, a))
-    };
-    let mut pairs = one
-        .iter()
-        .flat_map(|first| other.iter().map(move |second| (first, second)));
-    !one.is_empty() && !other.is_empty() && pairs.all(|(first, second)| exclude(first, second))
-}
-
-/// Whether no label satisfies both, as far as operators without order tell.
-fn excludes(one: &Requirement, other: &Requirement) -> bool {
-    let is_in = |values: &[String]| one.values.iter().all(|value| values.contains(value));
-    let is_out = |values: &[String]| !one.values.iter().any(|value| values.contains(value));
-    one.key == other.key
-        && match (one.operator.as_str(), other.operator.as_str()) {
-            ("In", "In") => is_out(&other.values),
-            ("In", "NotIn") => is_in(&other.values),
-            ("In" | "Exists", "DoesNotExist") => true,
-            _ => false,
-        }
 }
 
 #[cfg(test)]

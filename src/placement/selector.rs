@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::{is_label_value, is_qualified_name};
 
-use super::affinity::Requirement;
+use super::requirement::{Operator, Requirement};
 
 /// A parsed selector that keeps its text. The empty selector matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -47,12 +47,12 @@ impl LabelSelector {
 
 fn requirement(expression: &Expression) -> Requirement {
     let (key, operator, values) = match expression {
-        Expression::In(key, values) => (key, "In", values.iter().cloned().collect()),
-        Expression::NotIn(key, values) => (key, "NotIn", values.iter().cloned().collect()),
-        Expression::Equal(key, value) => (key, "In", vec![value.clone()]),
-        Expression::NotEqual(key, value) => (key, "NotIn", vec![value.clone()]),
-        Expression::Exists(key) => (key, "Exists", Vec::new()),
-        Expression::DoesNotExist(key) => (key, "DoesNotExist", Vec::new()),
+        Expression::In(key, values) => (key, Operator::In, values.iter().cloned().collect()),
+        Expression::NotIn(key, values) => (key, Operator::NotIn, values.iter().cloned().collect()),
+        Expression::Equal(key, value) => (key, Operator::In, vec![value.clone()]),
+        Expression::NotEqual(key, value) => (key, Operator::NotIn, vec![value.clone()]),
+        Expression::Exists(key) => (key, Operator::Exists, Vec::new()),
+        Expression::DoesNotExist(key) => (key, Operator::DoesNotExist, Vec::new()),
     };
     Requirement::new(key, operator, values)
 }

@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 use crate::platform::{Architecture, Architectures, Variants, known_variant};
 
 use super::{
-    affinity::{Requirement, WeightedTerm, on_architecture},
+    affinity::{WeightedTerm, on_architecture},
     node::NodeView,
+    requirement::{Operator, Requirement},
 };
 
 /// What happens to nodes of which no variant is known, if an image needs more than the architecture means without variant.
@@ -199,7 +200,7 @@ impl VariantPolicy {
         let lacking: Vec<String> = lacking.map(str::to_owned).collect();
         let mut all = vec![on_architecture(set.names())];
         if !lacking.is_empty() {
-            all.push(Requirement::new(&self.label, "NotIn", lacking));
+            all.push(Requirement::new(&self.label, Operator::NotIn, lacking));
         }
         all
     }
@@ -223,9 +224,12 @@ impl VariantPolicy {
                 Requirement::new(&self.label, operator, names)
             };
             let sufficient = variants.names(name).collect();
-            all.push(vec![of_architecture.clone(), by_label("In", sufficient)]);
+            all.push(vec![
+                of_architecture.clone(),
+                by_label(Operator::In, sufficient),
+            ]);
             // Also matches nodes without the label.
-            let no_label = by_label("NotIn", Variants::ANY.names(name).collect());
+            let no_label = by_label(Operator::NotIn, Variants::ANY.names(name).collect());
             for proof in proof::of_one(name, variants) {
                 let own = [of_architecture.clone(), no_label.clone()];
                 all.push(own.into_iter().chain(proof).collect());

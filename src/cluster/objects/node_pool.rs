@@ -4,7 +4,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::placement::{affinity::Requirement, author_selection};
+use crate::placement::{
+    author_selection,
+    requirement::{Operator, Requirement},
+};
 
 use super::stored;
 
@@ -49,8 +52,9 @@ impl NodePool {
     /// The architecture of its nodes, if there can be only one.
     pub fn architecture(&self) -> Option<&str> {
         let requirements = self.spec.template.spec.requirements.iter().flatten();
-        let mut listed = requirements
-            .filter(|one| author_selection::is_on_architecture(one) && one.operator == "In");
+        let mut listed = requirements.filter(|one| {
+            author_selection::is_on_architecture(one) && one.operator == Operator::In
+        });
         listed.find_map(|one| match one.values.as_slice() {
             [single] => Some(single.as_str()),
             _ => None,

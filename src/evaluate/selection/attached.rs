@@ -12,9 +12,9 @@ use crate::{
     },
     placement::{
         affinity::WeightedTerm,
+        node_set::MAX_TERMS,
         selection::{
-            Candidate, CandidateOutcome, Choice, CompatibilityDocument, ImageFit, MAX_ALTERNATIVES,
-            NodeGroup,
+            Candidate, CandidateOutcome, Choice, CompatibilityDocument, ImageFit, NodeGroup,
         },
     },
     platform::Architectures,
@@ -92,7 +92,7 @@ impl Evaluator {
             terms.extend(new);
         }
         terms.sort_by_key(|term: &WeightedTerm| std::cmp::Reverse(term.weight));
-        terms.truncate(MAX_ALTERNATIVES);
+        terms.truncate(MAX_TERMS);
         let selected = evaluation.selected.get_or_insert_default();
         selected.nodes.preferred.extend(terms);
         selected.candidates.extend(candidates);

@@ -11,9 +11,9 @@ use crate::{
     cluster::nodes::{AlikeNodes, GroupBy},
     image::{ImageError, PullPolicy, Reference, ResolveRequest},
     placement::{
-        UnknownVariants,
-        affinity::{self, Requirement},
-        keeps_away,
+        UnknownVariants, affinity, keeps_away,
+        node_set::NodeSet,
+        requirement::{Operator, Requirement},
         rule::AppliedRules,
         selection::{
             Candidate, CandidateOutcome, Choice, Compatibility, CompatibilityDocument,
@@ -194,9 +194,9 @@ impl Evaluator {
                 answer.label, answer.value
             )));
         }
-        let requirement = Requirement::new(&answer.label, "In", vec![answer.value.clone()]);
+        let requirement = Requirement::new(&answer.label, Operator::In, vec![answer.value.clone()]);
         let nodes = SelectedNodes {
-            required: vec![vec![requirement]],
+            required: NodeSet::all_of([requirement]),
             preferred: Vec::new(),
         };
         let candidate = |(architecture, tag): (&String, &String)| Candidate {
@@ -257,7 +257,10 @@ impl Evaluator {
         // The architectures of images are required, too.
         keys.keys.insert(affinity::LABEL.to_owned());
         keys.keys.extend(author.label_keys().map(str::to_owned));
-        let of_rules = pod.rules.iter().flat_map(|rules| &rules.nodes.required);
+        let of_rules = pod
+            .rules
+            .iter()
+            .flat_map(|rules| rules.nodes.required.terms());
         keys.keys
             .extend(of_rules.flatten().map(|one| one.key.clone()));
         let mut features = FeatureKeys::default();
@@ -396,7 +399,7 @@ impl Pod<'_> {
         (author.names_fields() || author.selects(&nodes.labels, ""))
             && self
                 .rules
-                .is_none_or(|rules| rules.nodes.select(&nodes.labels))
+                .is_none_or(|rules| rules.nodes.required.selects(&nodes.labels))
             && !taints.any(|taint| keeps_away(taint, own) && keeps_away(taint, of_rules))
     }
 

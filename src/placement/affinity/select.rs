@@ -1,41 +1,11 @@
-//! Which nodes a node selector selects, as the scheduler decides it: `nodeaffinity` of k8s.io/component-helpers, and `Requirement.Matches`
-//! of k8s.io/apimachinery's `labels`.
+//! Which nodes a node selector term selects, as the scheduler decides it: `nodeaffinity` of k8s.io/component-helpers.
 
 use std::collections::BTreeMap;
 
-use super::{NodeSelectorTerm, Requirement};
+use super::NodeSelectorTerm;
 
 /// The only field that a node selector can name.
 const NAME: &str = "metadata.name";
-
-impl Requirement {
-    /// Whether it holds for a node with these labels.
-    pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.holds(labels.get(&self.key).map(String::as_str))
-    }
-
-    /// Whether it holds for the value of its key. One that the API server would refuse holds for none.
-    fn holds(&self, value: Option<&str>) -> bool {
-        let is_listed = |value: &str| self.values.iter().any(|one| one == value);
-        let integer = |text: &str| text.parse::<i64>().ok();
-        let compared = |is_so: fn(&i64, &i64) -> bool| {
-            let [bound] = self.values.as_slice() else {
-                return false;
-            };
-            let both = value.and_then(integer).zip(integer(bound));
-            both.is_some_and(|(own, bound)| is_so(&own, &bound))
-        };
-        match self.operator.as_str() {
-            "In" => value.is_some_and(is_listed),
-            "NotIn" => !self.values.is_empty() && !value.is_some_and(is_listed),
-            "Exists" => value.is_some(),
-            "DoesNotExist" => value.is_none(),
-            "Gt" => compared(i64::gt),
-            "Lt" => compared(i64::lt),
-            _ => false,
-        }
-    }
-}
 
 impl NodeSelectorTerm {
     /// Whether it selects a node. An empty term selects none.

@@ -40,7 +40,13 @@ fn say(rules: &[PodRule], pod: &str, namespace: &str, spec: &Value) -> [String; 
         let texts: Vec<String> = one.iter().map(ToString::to_string).collect();
         texts.join(" and ")
     };
-    let required: Vec<_> = applied.nodes.required.iter().map(|one| all(one)).collect();
+    let required: Vec<_> = applied
+        .nodes
+        .required
+        .terms()
+        .iter()
+        .map(|one| all(one))
+        .collect();
     let preferred = applied.nodes.preferred.iter();
     let preferred = preferred.map(|one| format!("{} {}", one.weight, all(&one.expressions)));
     let tolerations = applied.tolerations.iter().map(ToString::to_string);
@@ -99,11 +105,15 @@ fn what_contradicts_is_left_out_and_told() {
     let required = |terms: Value| json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}});
     let term = |operator: &str, values: &[&str]| json!({"matchExpressions": [{"key": "pool", "operator": operator, "values": values}]});
     let author = "rule one is left out: its nodes contradict the pod's node selector or required node affinity";
-    let earlier = "rule two is left out: it contradicts rules before it";
+    let earlier = "rule two is left out: its nodes contradict those of rules before it: pool in (b), and pool in (a)";
     for (rule, spec, expected) in [
         ("['pool=a']", json!({}), ""),
         ("['pool=a']", json!({"nodeSelector": {"pool": "a"}}), ""),
-        ("['pool=a']", json!({"nodeSelector": {"pool": "b"}}), author),
+        (
+            "['pool=a']",
+            json!({"nodeSelector": {"pool": "b"}}),
+            "pool in (a), and pool in (b)",
+        ),
         (
             "['pool=a', 'zone']",
             json!({"nodeSelector": {"pool": "b"}}),
@@ -112,18 +122,22 @@ fn what_contradicts_is_left_out_and_told() {
         (
             "['pool!=b']",
             json!({"nodeSelector": {"pool": "b"}}),
-            author,
+            "pool not in (b), and pool in (b)",
         ),
-        ("['!pool']", json!({"nodeSelector": {"pool": "b"}}), author),
+        (
+            "['!pool']",
+            json!({"nodeSelector": {"pool": "b"}}),
+            "pool does not exist, and pool in (b)",
+        ),
         (
             "['pool']",
             required(json!([term("DoesNotExist", &[])])),
-            author,
+            "pool exists, and pool does not exist",
         ),
         (
             "['pool=a']",
             required(json!([term("In", &["b", "c"])])),
-            author,
+            "pool in (a), and pool in (b, c)",
         ),
         (
             "['pool=a']",
@@ -133,12 +147,16 @@ fn what_contradicts_is_left_out_and_told() {
         (
             "['pool=a']",
             required(json!([term("NotIn", &["a", "b"])])),
-            author,
+            "pool in (a), and pool not in (a, b)",
         ),
         ("['pool=a']", required(json!([term("Gt", &["1"])])), ""),
     ] {
         let rules = rules(&format!("- {{name: one, nodes: {rule}}}\n"));
         let [.., left_out] = say(&rules, "", "", &spec);
+        let expected = match expected {
+            "" => String::new(),
+            reason => format!("{author}: {reason}"),
+        };
         assert_eq!(left_out, expected, "{rule} {spec}");
     }
     let two = rules("- {name: one, nodes: [pool=a]}\n- {name: two, nodes: [pool=b]}\n");
@@ -156,7 +174,7 @@ fn a_runtime_class_is_for_new_pods_that_have_none() {
     let rules = "rules:\n- {name: one, runtimeClass: fast, nodes: [pool]}\n- {name: two, pods: app=web, runtimeClass: slow, nodes: [zone]}\n";
     let config = crate::config::parse("c", &format!("{head}{rules}")).unwrap();
     let other = "rule one is left out: the pod has another runtime class, which cannot be changed";
-    let later = "rule two is left out: it contradicts rules before it";
+    let later = "rule two is left out: rules before it require another runtime class";
     let existing = "rule one is left out: a runtime class can be set only when a pod is created";
     for (app, class, is_new, expected, names, left_out) in [
         ("db", None, true, Some("fast"), &["one"][..], ""),

@@ -13,7 +13,7 @@ use regex::bytes::{Regex, RegexBuilder};
 
 use crate::{
     names::{is_label_value, is_qualified_name},
-    placement::affinity::Requirement,
+    placement::requirement::{Operator, Requirement},
 };
 
 use super::{DocumentFormat, Fact, version::Version};
@@ -147,20 +147,21 @@ impl Expression {
         };
         // It accepts no `In` without values.
         let is_one_of = |values: Vec<String>| {
-            let requirement = || vec![Requirement::new(key, "In", values.clone())];
+            let requirement = || vec![Requirement::new(key, Operator::In, values.clone())];
             (!values.is_empty()).then(requirement)
         };
         let single = |operator, values| Some(vec![Requirement::new(key, operator, values)]);
         match &self.0 {
             Test::Always => Some(Vec::new()),
-            Test::Exists => single("Exists", Vec::new()),
-            Test::DoesNotExist => single("DoesNotExist", Vec::new()),
+            Test::Exists => single(Operator::Exists, Vec::new()),
+            Test::DoesNotExist => single(Operator::DoesNotExist, Vec::new()),
             Test::In(values) => is_one_of(usable(values)),
             Test::NotIn { values, missing } => {
                 let values = Some(usable(values)).filter(|all| !all.is_empty());
-                let others = values.map(|values| Requirement::new(key, "NotIn", values));
+                let others = values.map(|values| Requirement::new(key, Operator::NotIn, values));
                 // In node affinity it also holds without the label.
-                let exists = (!missing).then(|| Requirement::new(key, "Exists", Vec::new()));
+                let exists =
+                    (!missing).then(|| Requirement::new(key, Operator::Exists, Vec::new()));
                 Some(others.into_iter().chain(exists).collect())
             }
             Test::InRegexp(_) | Test::Versions(..) => {
@@ -177,7 +178,10 @@ impl Expression {
                     let bound = bound?.to_string();
                     Some(Requirement::new(key, operator, vec![bound]))
                 };
-                let both = [bound("Gt", above), bound("Lt", below.or(highest))];
+                let both = [
+                    bound(Operator::Gt, above),
+                    bound(Operator::Lt, below.or(highest)),
+                ];
                 Some(both.into_iter().flatten().collect())
             }
             Test::Is(value) => is_one_of(vec![(*value).to_owned()]),

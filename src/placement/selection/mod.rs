@@ -25,9 +25,7 @@ pub use expression::{Expression, InvalidExpression, WrittenExpression};
 pub use facts::{Fact, NodeFacts, NodeFeatures};
 pub use keys::{FeatureKeys, LabelKeys};
 pub use model::Model;
-pub(crate) use nodes::MAX_ALTERNATIVES;
 pub use nodes::SelectedNodes;
-pub(in crate::placement) use nodes::product;
 pub use opt_in::{ImageSelection, InvalidSelection, is_own_annotation, is_requested, requested};
 pub use rule::{FeatureMatch, Rule};
 

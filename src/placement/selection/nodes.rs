@@ -1,9 +1,13 @@
 //! What a choice means for the nodes of its pod, as node affinity: the image has to fit the node on which the pod lands.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::{
-    placement::affinity::{Requirement, WeightedTerm, on_architecture},
+    placement::{
+        affinity::{WeightedTerm, on_architecture},
+        node_set::{MAX_TERMS, NodeSet},
+        requirement::{Operator, Requirement},
+    },
     platform::Architectures,
 };
 
@@ -12,8 +16,6 @@ use super::{
     choice::Fit, facts::feature_label,
 };
 
-/// Maximum number of alternatives: a pod gets a term for each, and each of its own terms is repeated for each.
-pub(crate) const MAX_ALTERNATIVES: usize = 16;
 /// Maximum number of requirements in all alternatives.
 const MAX_REQUIREMENTS: usize = 128;
 /// Bounds of the API for the weight of a preferred term.
@@ -22,8 +24,8 @@ const MAX_WEIGHT: i64 = 100;
 /// What nodes have to be so that selected images fit them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SelectedNodes {
-    /// One of these, each a list of requirements. Empty: nothing.
-    pub required: Vec<Vec<Requirement>>,
+    /// Nodes that are possible.
+    pub required: NodeSet,
     /// Nodes to prefer.
     pub preferred: Vec<WeightedTerm>,
 }
@@ -33,23 +35,16 @@ impl SelectedNodes {
     #[must_use]
     pub fn on(mut self, architectures: Option<&Architectures>) -> Self {
         if let Some(set) = architectures {
-            let own = vec![vec![on_architecture(set.names())]];
-            self.required = product(&own, &self.required);
+            let of_architectures = NodeSet::all_of([on_architecture(set.names())]);
+            self.required = of_architectures.and(&self.required);
         }
         self
-    }
-
-    /// Whether a node with these labels is one of them.
-    pub fn select(&self, labels: &BTreeMap<String, String>) -> bool {
-        let mut alternatives = self.required.iter();
-        self.required.is_empty()
-            || alternatives.any(|all| all.iter().all(|one| one.selects(labels)))
     }
 
     /// What the nodes have to be for the images of two containers.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
-        self.required = product(&self.required, &other.required);
+        self.required = self.required.and(&other.required);
         self.preferred.extend(other.preferred);
         self
     }
@@ -58,13 +53,13 @@ impl SelectedNodes {
     /// group.
     #[must_use]
     pub fn and_on(self, other: Self, groups: &[NodeGroup<'_>]) -> Self {
-        if self.required.len() * other.required.len() <= MAX_ALTERNATIVES {
+        if self.required.terms().len() * other.required.terms().len() <= MAX_TERMS {
             return self.and(other).sorted_by(groups);
         }
-        let pairs = pairs(&self.required, &other.required);
+        let pairs = self.required.combinations(&other.required);
         let selecting = pairs.filter(|all| selects_some(all, groups));
-        let required: Vec<_> = selecting.take(MAX_ALTERNATIVES).collect();
-        if required.is_empty() {
+        let required = NodeSet::any_of(selecting.take(MAX_TERMS));
+        if required.is_none() {
             return self.and(other).sorted_by(groups);
         }
         let preferred = [self.preferred, other.preferred].concat();
@@ -77,52 +72,28 @@ impl SelectedNodes {
     /// With the alternatives first that select one of these groups: where only some can be written, they are the first ones.
     #[must_use]
     pub fn sorted_by(mut self, groups: &[NodeGroup<'_>]) -> Self {
-        self.required.sort_by_key(|all| !selects_some(all, groups));
+        let required = self.required;
+        self.required = required.sorted_by_key(|all| !selects_some(all, groups));
         self
     }
 
     /// Whether nodes of a group are some of them.
     pub fn select_group(&self, group: &NodeGroup<'_>) -> bool {
-        self.required.is_empty() || self.required.iter().any(|all| selects(all, group))
+        let mut terms = self.required.terms().iter();
+        terms.any(|all| selects(all, group))
     }
 
     /// Whether it is more than a pod should carry: each of its terms may be repeated for each alternative.
     fn is_large(&self) -> bool {
         let preferred = self.preferred.iter().map(|term| &term.expressions);
-        let all = || self.required.iter().chain(preferred.clone());
+        let all = || self.required.terms().iter().chain(preferred.clone());
         let values = |all: &Vec<Requirement>| all.iter().any(|one| one.values.len() > MAX_HOSTS);
         all().map(Vec::len).sum::<usize>() > MAX_REQUIREMENTS || all().any(values)
     }
 }
 
-/// Each of these with each of those; an empty list asks for nothing. If they become too many, only the first ones, which
-/// suffice: one of them has to hold.
-pub(in crate::placement) fn product(
-    one: &[Vec<Requirement>],
-    other: &[Vec<Requirement>],
-) -> Vec<Vec<Requirement>> {
-    if one.is_empty() || other.is_empty() {
-        return [one, other].concat();
-    }
-    pairs(one, other).take(MAX_ALTERNATIVES).collect()
-}
-
-/// Each of these with each of those.
-fn pairs(
-    one: &[Vec<Requirement>],
-    other: &[Vec<Requirement>],
-) -> impl Iterator<Item = Vec<Requirement>> {
-    let pairs = one
-        .iter()
-        .flat_map(|first| other.iter().map(move |second| (first, second)));
-    pairs.map(|(first, second)| {
-        let new = second.iter().filter(|one| !first.contains(one));
-        first.iter().chain(new).cloned().collect()
-    })
-}
-
-/// An entry, and what nodes have to be for it: one of these.
-type Expressed<'a> = (&'a Compatibility, Vec<Vec<Requirement>>);
+/// An entry, and the nodes that it fits.
+type Expressed<'a> = (&'a Compatibility, NodeSet);
 
 impl<'a> Choice<'a> {
     /// What nodes have to be: the rules themselves, so that it holds for nodes that come later, too. Only a regular expression is
@@ -138,17 +109,12 @@ impl<'a> Choice<'a> {
             let terms = preferred_terms(&fits, self.highest());
             nodes.preferred = terms.map(|(_, term)| term).collect();
         }
-        let is_open = fits.iter().flat_map(|(_, all)| all).any(Vec::is_empty);
-        for one in fits.into_iter().flat_map(|(_, all)| all) {
-            if !nodes.required.contains(&one) {
-                nodes.required.push(one);
-            }
-        }
+        let sets = fits.into_iter().map(|(_, set)| set);
         // The first are the best.
-        nodes.required.truncate(MAX_ALTERNATIVES);
-        if is_open {
-            nodes.required.clear();
-        }
+        nodes.required = sets
+            .reduce(NodeSet::or)
+            .unwrap_or_default()
+            .truncated(MAX_TERMS);
         Some(nodes).filter(|nodes| !nodes.is_large())
     }
 
@@ -158,7 +124,7 @@ impl<'a> Choice<'a> {
         let fits: Vec<_> = self.fits().filter_map(|fit| self.expressed(fit)).collect();
         let terms: Vec<_> = preferred_terms(&fits, self.highest()).collect();
         let nodes = SelectedNodes {
-            required: Vec::new(),
+            required: NodeSet::every(),
             preferred: terms.iter().map(|(_, term)| term.clone()).collect(),
         };
         if nodes.is_large() {
@@ -180,10 +146,10 @@ impl<'a> Choice<'a> {
         Some((fit.entry, self.alternatives(fit)?))
     }
 
-    /// The requirements of one entry.
-    fn alternatives(&self, fit: &Fit<'_>) -> Option<Vec<Vec<Requirement>>> {
+    /// The nodes that one entry fits; `None` if labels and names of nodes cannot express it.
+    fn alternatives(&self, fit: &Fit<'_>) -> Option<NodeSet> {
         // Some node satisfies the rules, so that they are not impossible.
-        let by_labels = fit.by_labels().filter(|all| !all.is_empty());
+        let by_labels = fit.by_labels().filter(|set| !set.is_none());
         match self.format {
             DocumentFormat::Labels => by_labels,
             // NFD makes no labels for most of what it knows.
@@ -193,9 +159,9 @@ impl<'a> Choice<'a> {
         }
     }
 
-    fn selects_what_fits(&self, entry: &Compatibility, alternatives: &[Vec<Requirement>]) -> bool {
+    fn selects_what_fits(&self, entry: &Compatibility, set: &NodeSet) -> bool {
         self.considered.iter().all(|group| {
-            let mut all = alternatives.iter();
+            let mut all = set.terms().iter();
             all.any(|one| selects(one, group)) == entry.fits(group.facts)
         })
     }
@@ -214,7 +180,7 @@ fn selects(all: &[Requirement], group: &NodeGroup<'_>) -> bool {
     let mut by_label = all.iter().filter(|one| !is_by_host(one));
     let named = |host: &String| {
         let mut by_host = all.iter().filter(is_by_host);
-        by_host.all(|one| one.operator == "In" && one.values.contains(host))
+        by_host.all(|one| one.operator == Operator::In && one.values.contains(host))
     };
     by_label.all(|one| one.selects(labels))
         && (!all.iter().any(|one| is_by_host(&one)) || group.hosts.iter().any(named))
@@ -227,7 +193,7 @@ fn preferred_terms<'a>(
 ) -> impl Iterator<Item = (&'a Compatibility, WeightedTerm)> {
     let terms = fits.iter().flat_map(move |(entry, alternatives)| {
         let weight = weight(entry, highest);
-        let alternatives = alternatives.iter().filter(|all| !all.is_empty());
+        let alternatives = alternatives.terms().iter().filter(|all| !all.is_empty());
         alternatives.filter_map(move |expressions| {
             let term = WeightedTerm {
                 weight: weight?,
@@ -236,7 +202,7 @@ fn preferred_terms<'a>(
             Some((*entry, term))
         })
     });
-    terms.take(MAX_ALTERNATIVES)
+    terms.take(MAX_TERMS)
 }
 
 /// The weight of a preferred term: as written where the API allows that, otherwise in proportion.
@@ -253,26 +219,27 @@ fn weight(entry: &Compatibility, highest: i64) -> Option<u8> {
 
 impl Fit<'_> {
     /// The rules as requirements on labels, if labels can express them.
-    fn by_labels(&self) -> Option<Vec<Vec<Requirement>>> {
-        let mut all = vec![Vec::new()];
+    fn by_labels(&self) -> Option<NodeSet> {
+        let mut all = NodeSet::every();
         for rule in &self.entry.rules {
-            all = product_of_rules(&all, &self.of_rule(rule)?)?;
+            all = product(&all, &self.of_rule(rule)?)?;
         }
         Some(all)
     }
 
-    fn of_rule(&self, rule: &Rule) -> Option<Vec<Vec<Requirement>>> {
-        let mut all = self.of_conditions(&rule.features)?;
-        if !rule.any.is_empty() {
-            let any = rule.any.iter();
-            let any: Option<Vec<_>> = any.map(|list| self.of_conditions(list)).collect();
-            all = product_of_rules(&all, &any?.concat())?;
+    fn of_rule(&self, rule: &Rule) -> Option<NodeSet> {
+        let all = self.of_conditions(&rule.features)?;
+        if rule.any.is_empty() {
+            return Some(all);
         }
-        Some(all)
+        let any = rule.any.iter();
+        let any: Option<Vec<_>> = any.map(|list| self.of_conditions(list)).collect();
+        let any = any?.into_iter().reduce(NodeSet::or);
+        product(&all, &any.unwrap_or_default())
     }
 
-    /// One alternative, or none if no node can satisfy them all.
-    fn of_conditions(&self, conditions: &[FeatureMatch]) -> Option<Vec<Vec<Requirement>>> {
+    /// No node if no node can satisfy them all.
+    fn of_conditions(&self, conditions: &[FeatureMatch]) -> Option<NodeSet> {
         let mut all: Vec<Requirement> = Vec::new();
         for condition in conditions {
             let (expressions, feature) = match condition {
@@ -284,7 +251,7 @@ impl Fit<'_> {
                 } => (elements.as_deref().unwrap_or_default(), Some(feature)),
                 // Labels have no expression for the name of some element.
                 FeatureMatch::Feature { .. } => return None,
-                FeatureMatch::Never => return Some(Vec::new()),
+                FeatureMatch::Never => return Some(NodeSet::none()),
             };
             for (element, expression) in expressions {
                 let key = feature.map_or_else(
@@ -298,36 +265,29 @@ impl Fit<'_> {
                     .map(String::as_str)
                     .collect();
                 let Some(new) = expression.requirements(&key, &values) else {
-                    return Some(Vec::new());
+                    return Some(NodeSet::none());
                 };
                 let new = new.into_iter().filter(|one| !all.contains(one));
                 let new: Vec<_> = new.collect();
                 all.extend(new);
             }
         }
-        Some(vec![all])
+        Some(NodeSet::all_of(all))
     }
 
     /// The names of the nodes.
-    fn by_hosts(&self) -> Option<Vec<Vec<Requirement>>> {
+    fn by_hosts(&self) -> Option<NodeSet> {
         let are_known = self.groups.iter().all(|group| !group.hosts.is_empty());
         let hosts = self.groups.iter().flat_map(|group| group.hosts).cloned();
         let hosts: Vec<String> = hosts.collect();
-        (are_known && hosts.len() <= MAX_HOSTS)
-            .then(|| vec![vec![Requirement::new(HOSTNAME, "In", hosts)]])
+        let named = || NodeSet::all_of([Requirement::new(HOSTNAME, Operator::In, hosts.clone())]);
+        (are_known && hosts.len() <= MAX_HOSTS).then(named)
     }
 }
 
-/// Each of these with each of those, unless they become too many; nothing if one of them is impossible.
-fn product_of_rules(
-    one: &[Vec<Requirement>],
-    other: &[Vec<Requirement>],
-) -> Option<Vec<Vec<Requirement>>> {
-    if one.is_empty() || other.is_empty() {
-        return Some(Vec::new());
-    }
-    let is_small = one.len() * other.len() <= MAX_ALTERNATIVES;
-    is_small.then(|| product(one, other))
+/// The nodes of both sets; `None` if it would have too many terms to be said exactly.
+fn product(one: &NodeSet, other: &NodeSet) -> Option<NodeSet> {
+    (one.terms().len() * other.terms().len() <= MAX_TERMS).then(|| one.and(other))
 }
 
 #[cfg(test)]

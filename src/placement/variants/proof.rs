@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    placement::affinity::Requirement,
+    placement::requirement::{Operator, Requirement},
     platform::{Architecture, Variants},
 };
 
@@ -212,14 +212,14 @@ impl Proof {
             Requirement::new(&label, operator, vec!["true".to_owned()])
         };
         let features = self.all_features().into_iter();
-        let features = features.map(|feature| is(feature, "In"));
+        let features = features.map(|feature| is(feature, Operator::In));
         if self.level.is_empty() {
             return vec![features.collect()];
         }
         // Also matches nodes without the label.
-        let no_level = is(LOWEST_LEVEL, "NotIn");
+        let no_level = is(LOWEST_LEVEL, Operator::NotIn);
         vec![
-            vec![is(self.level, "In")],
+            vec![is(self.level, Operator::In)],
             features.chain([no_level]).collect(),
         ]
     }
@@ -244,9 +244,9 @@ impl Models {
     fn requirements(&self) -> Vec<Requirement> {
         let (below, above) = self.bounds();
         vec![
-            Requirement::new(VENDOR, "In", vec![self.vendor.to_owned()]),
-            Requirement::new(MODEL, "Gt", vec![below.to_string()]),
-            Requirement::new(MODEL, "Lt", vec![above.to_string()]),
+            Requirement::new(VENDOR, Operator::In, vec![self.vendor.to_owned()]),
+            Requirement::new(MODEL, Operator::Gt, vec![below.to_string()]),
+            Requirement::new(MODEL, Operator::Lt, vec![above.to_string()]),
         ]
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     config::Config,
     placement::{
         NodeVariant, PlacementPolicy, UnknownVariants, author_selection::AuthorSelection,
-        selection::SelectedNodes, suffices,
+        node_set::NodeSet, requirement::Requirement, selection::SelectedNodes, suffices,
     },
     platform::{Architecture, Architectures},
 };
@@ -239,7 +239,7 @@ fn normalised(mut pod: Value) -> Value {
 fn nodes_of_an_image() -> impl Strategy<Value = SelectedNodes> {
     let on = |key: &str, operator: &str, values: &[&str]| {
         let requirement = json!({"key": key, "operator": operator, "values": values});
-        serde_json::from_value::<affinity::Requirement>(requirement).unwrap()
+        serde_json::from_value::<Requirement>(requirement).unwrap()
     };
     let (a, b) = (on("zone", "In", &["a"]), on("zone", "In", &["b"]));
     let avx = on("feature.node.kubernetes.io/cpu-cpuid.AVX", "Exists", &[]);
@@ -257,22 +257,16 @@ fn nodes_of_an_image() -> impl Strategy<Value = SelectedNodes> {
             weight,
             expressions: expressions.clone(),
         });
+        let is_open = required.is_empty();
         SelectedNodes {
             preferred: preferred.into_iter().collect(),
-            required,
+            required: if is_open {
+                NodeSet::every()
+            } else {
+                NodeSet::any_of(required)
+            },
         }
     })
-}
-
-fn is_one_of(image: &SelectedNodes, labels: &BTreeMap<String, String>) -> bool {
-    let selects = |all: &Vec<affinity::Requirement>| {
-        let term = affinity::NodeSelectorTerm {
-            match_expressions: all.clone(),
-            ..Default::default()
-        };
-        term.selects(labels, "node")
-    };
-    image.required.is_empty() || image.required.iter().any(selects)
 }
 
 proptest! {
@@ -339,7 +333,7 @@ proptest! {
                     };
                     let suffices = suffices(&set, architecture, variant);
                     let runs = if require { suffices == Some(true) } else { suffices != Some(false) };
-                    let expected = runs && selects(&pod, &node) && selected.as_ref().is_none_or(|image| is_one_of(image, &node));
+                    let expected = runs && selects(&pod, &node) && selected.as_ref().is_none_or(|image| image.required.selects(&node));
                     prop_assert_eq!(selects(&pod_after, &node), expected, "{:?} {}", node, after);
                 }
             }

@@ -1,18 +1,15 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::placement::{
-    affinity::NodeSelectorTerm,
-    selection::{
-        CompatibilityDocument, NodeFacts, NodeGroup,
-        choice::tests::{Condition, Labels, anywhere, document, groups, labels},
-    },
+use crate::placement::selection::{
+    CompatibilityDocument, NodeFacts, NodeGroup,
+    choice::tests::{Condition, Labels, anywhere, document, groups, labels},
 };
 
 fn required(document: &CompatibilityDocument, nodes: &[Labels]) -> String {
     let groups = groups(nodes);
     let nodes = document.choose(&groups, &anywhere).unwrap().nodes();
-    serde_json::json!(nodes.unwrap().required).to_string()
+    serde_json::json!(nodes.unwrap().required.terms()).to_string()
 }
 
 #[test]
@@ -24,7 +21,7 @@ fn rules_become_requirements() {
         required(&document, &[labels("gpu=a memory=64")]),
         r#"[[{"key":"gpu","operator":"Exists"},{"key":"memory","operator":"Gt","values":["63"]}]]"#
     );
-    assert_eq!(required(&document, &[labels("")]), "[]");
+    assert_eq!(required(&document, &[labels("")]), "[[]]", "every node");
 }
 
 #[test]
@@ -59,7 +56,7 @@ fn the_same_image_runs_on_further_nodes() {
             .unwrap()
             .nodes()
             .unwrap();
-        assert_eq!(nodes.required.len(), 2);
+        assert_eq!(nodes.required.terms().len(), 2);
         let found: Vec<_> = nodes
             .preferred
             .iter()
@@ -128,19 +125,23 @@ fn weights_are_preferences() {
 /// The images of two containers.
 #[test]
 fn two_choices_are_anded() {
-    let one = |key: &str| vec![Requirement::new(key, "Exists", Vec::new())];
-    let (a, b) = (vec![one("a"), one("b")], vec![one("c")]);
-    let keys = |all: &[Vec<Requirement>]| -> Vec<String> {
-        let keys = all
+    let one = |key: &str| vec![Requirement::new(key, Operator::Exists, Vec::new())];
+    let (a, b) = (
+        NodeSet::any_of([one("a"), one("b")]),
+        NodeSet::any_of([one("c")]),
+    );
+    let keys = |set: &NodeSet| -> Vec<String> {
+        let keys = set
+            .terms()
             .iter()
             .map(|list| list.iter().map(|one| one.key.as_str()).collect());
         keys.collect()
     };
-    assert_eq!(keys(&product(&a, &b)), ["ac", "bc"]);
-    assert_eq!(keys(&product(&a, &[])), ["a", "b"]);
-    assert_eq!(keys(&product(&a, &a)), ["a", "ab", "ba", "b"]);
-    let many: Vec<_> = ('a'..='p').map(|key| one(&key.to_string())).collect();
-    let some = keys(&product(&many, &a));
+    assert_eq!(keys(&a.and(&b)), ["ac", "bc"]);
+    assert_eq!(keys(&a.and(&NodeSet::every())), ["a", "b"]);
+    assert_eq!(keys(&a.and(&a)), ["a", "ab", "ba", "b"]);
+    let many = NodeSet::any_of(('a'..='p').map(|key| one(&key.to_string())));
+    let some = keys(&many.and(&a));
     assert_eq!(
         (some.len(), &*some[0], &*some[1]),
         (16, "a", "ab"),
@@ -151,25 +152,27 @@ fn two_choices_are_anded() {
 /// If there are many pairs, only those that some node satisfies are written.
 #[test]
 fn pairs_that_no_node_satisfies_are_left_out() {
-    let of = |key: &str| SelectedNodes {
-        required: (0..16)
-            .map(|value: u8| vec![Requirement::new(key, "In", vec![value.to_string()])])
-            .collect(),
-        preferred: Vec::new(),
-    };
+    let of =
+        |key: &str| SelectedNodes {
+            required: NodeSet::any_of((0..16).map(|value: u8| {
+                vec![Requirement::new(key, Operator::In, vec![value.to_string()])]
+            })),
+            preferred: Vec::new(),
+        };
     let nodes = ["a=5 b=5", "a=7 b=9"].map(labels);
     let groups = groups(&nodes);
     let both = of("a").and_on(of("b"), &groups);
-    assert_eq!(both.required.len(), 2);
+    assert_eq!(both.required.terms().len(), 2);
     assert!(groups.iter().all(|group| both.select_group(group)));
     // Where all of them can be written, nodes that come later count.
     let few = |key: &str| SelectedNodes {
-        required: of(key).required.into_iter().take(4).collect(),
+        required: of(key).required.truncated(4),
         preferred: Vec::new(),
     };
-    assert_eq!(few("a").and_on(few("b"), &groups).required.len(), 16);
+    let all = few("a").and_on(few("b"), &groups);
+    assert_eq!(all.required.terms().len(), 16);
     let none = of("a").and_on(of("c"), &groups);
-    assert_eq!(none.required.len(), 16, "as many as without nodes");
+    assert_eq!(none.required.terms().len(), 16, "as many as without nodes");
 }
 
 /// Nodes that are selected by their names are of the groups that have them.
@@ -182,11 +185,11 @@ fn names_select_the_groups_that_have_them() {
         group.hosts = names;
     }
     let named = SelectedNodes {
-        required: vec![vec![Requirement::new(
+        required: NodeSet::all_of([Requirement::new(
             HOSTNAME,
-            "In",
+            Operator::In,
             vec!["n2".to_owned()],
-        )]],
+        )]),
         preferred: Vec::new(),
     };
     let selected = groups.iter().map(|group| named.select_group(group));
@@ -215,7 +218,7 @@ fn features_become_labels_or_names() {
         let choice = document.choose(groups, &anywhere).unwrap();
         choice
             .nodes()
-            .map(|nodes| serde_json::json!(nodes.required).to_string())
+            .map(|nodes| serde_json::json!(nodes.required.terms()).to_string())
     };
     let by_label = r#"[[{"key":"feature.node.kubernetes.io/cpu-cpuid.AVX2","operator":"Exists"}]]"#;
     let by_name = r#"[[{"key":"kubernetes.io/hostname","operator":"In","values":["node-a"]}]]"#;
@@ -251,13 +254,13 @@ fn is_valid(requirement: &Requirement) -> bool {
     let are_values = values
         .iter()
         .all(|value| crate::names::is_label_value(value));
-    match requirement.operator.as_str() {
-        "In" | "NotIn" => !values.is_empty() && are_values,
-        "Gt" | "Lt" => {
+    match requirement.operator {
+        Operator::In | Operator::NotIn => !values.is_empty() && are_values,
+        Operator::Gt | Operator::Lt => {
             matches!(values.as_slice(), [one] if one.parse::<i64>().is_ok()) && are_values
         }
-        "Exists" | "DoesNotExist" => values.is_empty(),
-        _ => false,
+        Operator::Exists | Operator::DoesNotExist => values.is_empty(),
+        Operator::Unknown(_) => false,
     }
 }
 
@@ -279,11 +282,14 @@ fn impossible_alternatives_are_left_out() {
         let document = features(&text);
         let choice = document.choose(&groups, &anywhere).unwrap();
         let nodes = choice.nodes().unwrap().sorted_by(&groups);
-        assert!(nodes.required.iter().flatten().all(is_valid), "{nodes:?}");
-        let operators = nodes.required.iter().map(|all| {
+        assert!(
+            nodes.required.terms().iter().flatten().all(is_valid),
+            "{nodes:?}"
+        );
+        let operators = nodes.required.terms().iter().map(|all| {
             let all = all
                 .iter()
-                .map(|one| format!("{} {}", one.operator, one.values.join(",")));
+                .map(|one| format!("{:?} {}", one.operator, one.values.join(",")));
             all.collect::<Vec<_>>().join(" ")
         });
         operators.collect::<Vec<_>>()
@@ -345,12 +351,9 @@ proptest! {
         if let (Ok(choice), Ok(again)) = (choice, again) {
             prop_assert!(std::ptr::eq(choice.best.entry, again.best.entry));
             let required = choice.nodes().unwrap().required;
-            prop_assert!(required.iter().flatten().all(is_valid), "{:?}", required);
+            prop_assert!(required.terms().iter().flatten().all(is_valid), "{:?}", required);
             for node in &nodes {
-                let selected = required.is_empty() || required.iter().any(|all| {
-                    let term = NodeSelectorTerm { match_expressions: all.clone(), ..Default::default() };
-                    term.selects(node, "node")
-                });
+                let selected = required.selects(node);
                 let facts = NodeFacts { labels: node, features: None };
                 let mut possible = std::iter::once(&choice.best).chain(&choice.further);
                 let fits = possible.any(|fit| fit.entry.fits(facts));
