@@ -142,7 +142,10 @@ impl InspectResult {
                     .filter(|(_, variants)| !variants.is_any())
                     .map(|(name, variants)| (name.to_string(), variants.names(name).collect()))
                     .collect();
-                line.architectures = architectures.names().map(ToString::to_string).collect();
+                line.architectures = architectures
+                    .iter()
+                    .map(|(name, _)| name.to_string())
+                    .collect();
                 line.note = resolved
                     .platforms
                     .no_platform_reason()

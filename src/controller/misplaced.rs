@@ -29,14 +29,13 @@ use crate::{
         wrong_architecture::{self, WrongArchitecture},
     },
     placement::{
-        Decision, NodeVariant, annotation, emulation::Emulation, keeps_away, mode::Rule,
-        reinvocation, suffices,
+        Decision, NodeVariant, annotation, emulation::Emulation, keeps_away, reinvocation, suffices,
     },
     plan::{
         misplaced::{Eviction, GIVEN_UP_WHY, MisplacedPod, NotElsewhere, Outcome},
         pod::subject,
     },
-    platform::{Architecture, Architectures, with_variant},
+    platform::{Architecture, Architectures, ImageArchitectures, with_variant},
 };
 
 use super::{
@@ -80,8 +79,8 @@ pub(super) struct MisplacedPods {
 /// A pod that is one.
 struct Found {
     containers: Vec<WrongArchitecture>,
-    /// The architectures of the image of the first one.
-    architectures: Option<Architectures>,
+    /// For what the image of the first one is built.
+    architectures: Option<ImageArchitectures>,
     platform: String,
     /// Whether the image of the first one is known not to be for the node.
     image_lacks: bool,
@@ -299,23 +298,21 @@ impl MisplacedPods {
         if !is_proven && !containers.any(wrong_architecture::may_be_wrong_architecture) {
             return None;
         }
-        let sets = self.running_images(pod, &node.node).await;
+        let sets = self.running_images(pod).await;
         let namespace = self.webhook.namespaces.find(subject(pod).namespace).await;
-        // Its author knows better than its images.
-        let is_stated = match self.evaluator.rule(subject(pod), &namespace).0 {
-            Rule::Architectures(set) => node.runs(&set) != Some(false),
-            Rule::Mode(_) => false,
+        let (rule, ..) = self.evaluator.rule(subject(pod), &namespace);
+        let policy = &self.evaluator.policy;
+        let platform = policy.node_platform(&node.node.view());
+        let lacks = |stated, container: &str| {
+            policy.runs(platform, stated, sets.get(container)) == Some(false)
         };
-        let lacks = |container: &str| {
-            let set = sets.get(container);
-            !is_stated && set.is_some_and(|set| node.runs(set) == Some(false))
-        };
-        let containers = wrong_architecture::find(pod, told, lacks);
+        let containers =
+            wrong_architecture::find(pod, told, |container| lacks(rule.stated(), container));
         let first = containers.first()?.container.clone();
         let architectures = sets.get(&first).cloned();
         let architecture = node.architecture.as_str();
         // The variant of the node matters only if the image has the node's architecture.
-        let has_architecture = |set: &Architectures| set.contains(architecture);
+        let has_architecture = |set: &ImageArchitectures| set.contains(architecture);
         let variant = node
             .variant
             .filter(|_| architectures.as_ref().is_some_and(has_architecture));
@@ -323,14 +320,13 @@ impl MisplacedPods {
             containers,
             architectures,
             platform: with_variant(architecture, variant.map(NodeVariant::name)),
-            image_lacks: lacks(&first),
+            image_lacks: lacks(None, &first),
         })
     }
 
     /// The architectures of the image that each container runs, as far as they are known: by its digest, because its tag may be
     /// another image by now.
-    async fn running_images(&self, pod: &Pod, node: &Node) -> HashMap<String, Architectures> {
-        let labels = node.view().labels;
+    async fn running_images(&self, pod: &Pod) -> HashMap<String, ImageArchitectures> {
         let mut spec = pod.spec.clone();
         let statuses = pod.status.containers();
         let running = statuses.filter_map(|status| {
@@ -345,16 +341,14 @@ impl MisplacedPods {
                 ..subject(pod)
             })
             .await;
-        let sets: HashMap<String, Option<Architectures>> = resolved
+        let sets: HashMap<String, Option<ImageArchitectures>> = resolved
             .images
             .into_iter()
             .map(|image| (image.name, image.architectures))
             .collect();
-        let policy = &self.evaluator.policy;
         let containers = spec.containers.iter().chain(&spec.init_containers);
         let known = containers.filter_map(|container| {
             let set = sets.get(container.image.as_deref()?)?.clone()?;
-            let set = policy.widen_with_emulation(set, Some(labels));
             Some((container.name.clone(), set))
         });
         known.collect()

@@ -12,7 +12,7 @@ use crate::{
         preference::Preferences,
         rule::{AppliedRules, LeftOutRule},
     },
-    platform::Architectures,
+    platform::{Architectures, ImageArchitectures},
 };
 
 use super::{SelectedImages, SelectionProblem, pull_secrets::UnusablePullSecret};
@@ -89,8 +89,8 @@ pub struct Evaluation {
 pub struct EvaluatedImage {
     /// The image as written in the pod.
     pub name: String,
-    /// Its architectures for the pod's OS; `None`: it names no platform.
-    pub architectures: Option<Architectures>,
+    /// For what it is built, for the pod's OS; `None`: it does not limit its pod.
+    pub architectures: Option<ImageArchitectures>,
     /// What is known of it.
     pub resolved: Resolved,
 }
@@ -257,7 +257,7 @@ impl EvaluatedImage {
 #[cfg(test)]
 impl EvaluatedImage {
     /// An image for these architectures.
-    pub(crate) fn for_tests(name: &str, architectures: Option<Architectures>) -> Self {
+    pub(crate) fn for_tests(name: &str, architectures: Option<ImageArchitectures>) -> Self {
         let resolved = Resolved {
             reference: crate::image::Reference::parse("r.example/a:1").unwrap(),
             digest: format!("sha256:{:064}", 0).parse().unwrap(),

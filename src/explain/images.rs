@@ -9,11 +9,10 @@ use crate::{
     evaluate::{EvaluatedImage, Verdict},
     image::{ImageError, credentials::CredentialSource},
     placement::{
-        NodeVariant, PlacementPolicy,
+        NodePlatform, NodeVariant, PlacementPolicy,
         selection::{Candidate, CandidateOutcome},
-        suffices,
     },
-    platform::{Architectures, NoPlatformReason},
+    platform::{ImageArchitectures, NoPlatformReason},
 };
 
 use super::{ExistingPod, Facts};
@@ -155,7 +154,10 @@ impl ExplainedImage {
             reference: Some(resolved.reference.to_string()),
             digest: Some(resolved.digest.to_string()),
             platforms: platforms.map(ToString::to_string).collect(),
-            architectures: image.architectures.as_ref().map(Architectures::to_strings),
+            architectures: image
+                .architectures
+                .as_ref()
+                .map(ImageArchitectures::to_strings),
             source: Some(resolved.source.as_str()),
             credential: resolved.credential.as_ref().map(ToString::to_string),
             note: reason.map(NoPlatformReason::as_str),
@@ -206,10 +208,13 @@ pub(super) fn lacking<'a>(
     variant: Option<NodeVariant>,
     labels: Option<&BTreeMap<String, String>>,
 ) -> Vec<&'a EvaluatedImage> {
+    let node = NodePlatform {
+        architecture,
+        variant,
+        labels,
+    };
     let lacks = |image: &&EvaluatedImage| {
-        let own = image.architectures.clone();
-        let own = own.map(|set| policy.widen_with_emulation(set, labels));
-        own.is_some_and(|set| suffices(&set, architecture, variant) == Some(false))
+        policy.runs(node, None, image.architectures.as_ref()) == Some(false)
     };
     images.iter().filter(lacks).collect()
 }

@@ -99,7 +99,7 @@ impl<'a> Facts<'a> {
     /// The nodes that run all of its images, as far as these are known; `None`: all.
     fn shared_by_images(&self) -> Option<Architectures> {
         let sets = self.counting_images().iter();
-        let sets = sets.filter_map(|image| image.architectures.clone());
+        let sets = sets.filter_map(|image| image.architectures.as_ref());
         let sets = sets.map(|set| self.policy.widen_with_emulation(set, None));
         sets.reduce(|shared, own| shared.and(&own))
     }

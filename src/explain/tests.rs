@@ -11,8 +11,8 @@ fn set(names: &str) -> Architectures {
 }
 
 fn image(name: &str, architectures: &str) -> EvaluatedImage {
-    let set = (architectures != "any").then(|| set(architectures));
-    EvaluatedImage::for_tests(name, set)
+    let built_for = (architectures != "any").then(|| architectures.parse().unwrap());
+    EvaluatedImage::for_tests(name, built_for)
 }
 
 fn node(name: &str, architecture: &str, change: &Value) -> Node {
@@ -467,6 +467,19 @@ fn what_the_architecture_has_nothing_to_do_with() {
             },
             "It is bound to node c (arm64), an architecture that its author states.",
             &[],
+        ),
+        (
+            "its author states another architecture",
+            Case {
+                spec: json!({"nodeName": "c"}),
+                images: vec![image("app:1", "amd64,arm64")],
+                rule: Rule::Architectures(set("amd64")),
+                ..Case::on("amd64")
+            },
+            "It is bound to node c (arm64), but its author states that it runs on amd64.",
+            &[
+                "Delete the pod: its replacement is placed by the annotation archaware.dev/architectures. Or correct the annotation in the template.",
+            ],
         ),
         (
             "a variant that is not known",

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::platform::{Architecture, Architectures, Variants};
+use crate::platform::{Architecture, Architectures, ImageArchitectures, Variants};
 
 use super::{
     LabelSelector,
@@ -38,7 +38,7 @@ pub struct Emulation {
 
 impl Emulator {
     /// Whether its nodes emulate one of these architectures.
-    pub(super) fn emulates(&self, image: &Architectures) -> bool {
+    pub(super) fn emulates(&self, image: &ImageArchitectures) -> bool {
         self.runs.iter().any(|one| image.contains(one.as_str()))
     }
 
@@ -180,7 +180,7 @@ mod tests {
             let set = found.as_ref().map(|one| one.architectures().to_string());
             assert_eq!(set.unwrap_or_default(), expected, "{images:?} {more}");
             let required = found.map(|one| one.nodes().required);
-            let terms = required.iter().flat_map(|set| set.terms());
+            let terms = required.iter().flat_map(NodeSet::terms);
             let required = terms.map(|term| {
                 let all: Vec<_> = term.iter().map(ToString::to_string).collect();
                 all.join(" and ")

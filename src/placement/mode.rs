@@ -31,6 +31,16 @@ pub enum Rule {
     Architectures(Architectures),
 }
 
+impl Rule {
+    /// The architectures that the author states, if they do.
+    pub fn stated(&self) -> Option<&Architectures> {
+        match self {
+            Self::Architectures(set) => Some(set),
+            Self::Mode(_) => None,
+        }
+    }
+}
+
 /// Where a rule is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleSource {

@@ -1,4 +1,4 @@
-//! Sets of nodes, by what is required of their labels.
+//! Sets of nodes that are described by requirements on labels.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -7,8 +7,8 @@ use super::requirement::Requirement;
 /// Maximum number of terms of a set: a pod gets a term for each, and each of its own terms is repeated for each.
 pub(crate) const MAX_TERMS: usize = 16;
 
-/// The nodes on which at least one of its terms holds. Every requirement of a term has to hold, so that an empty term holds on every
-/// node. A set without terms selects no node.
+/// The nodes that satisfy at least one of its terms. A node satisfies a term if it satisfies all of its requirements, so that every node
+/// satisfies an empty term. A set without terms selects no node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSet {
     terms: Vec<Vec<Requirement>>,
@@ -46,7 +46,7 @@ impl NodeSet {
         Self { terms: Vec::new() }
     }
 
-    /// The nodes on which one of these terms holds.
+    /// The nodes that satisfy at least one of these terms.
     pub fn any_of(terms: impl IntoIterator<Item = Vec<Requirement>>) -> Self {
         let mut set = Self::none();
         for term in terms {
@@ -60,7 +60,7 @@ impl NodeSet {
         set
     }
 
-    /// The nodes on which all of these requirements hold.
+    /// The nodes that satisfy all of these requirements.
     pub fn all_of(requirements: impl IntoIterator<Item = Requirement>) -> Self {
         Self::any_of([requirements.into_iter().collect()])
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::platform::{Architecture, Architectures, Os, PlatformSet, Variants};
+use crate::platform::{Architecture, Architectures, ImageArchitectures, Os, PlatformSet, Variants};
 
 use super::{
     TaintKind, VariantPolicy,
@@ -143,10 +143,14 @@ impl PodChange {
 }
 
 impl PlacementPolicy {
-    /// The architectures of one image; `None` if it does not limit its pod.
-    pub fn of_image(&self, image: &PlatformSet, runtime: PodRuntime<'_>) -> Option<Architectures> {
+    /// The architectures of an image; `None` if the image does not limit its pod.
+    pub fn of_image(
+        &self,
+        image: &PlatformSet,
+        runtime: PodRuntime<'_>,
+    ) -> Option<ImageArchitectures> {
         match run_by(image, runtime, &self.runtime_classes) {
-            RunBy::Cpu(set) => Some(self.variants.considered(set?)),
+            RunBy::Cpu(set) => Some(set?.map(|set| self.variants.considered(set))),
             RunBy::Handler(_) | RunBy::Unknown => None,
         }
     }
@@ -161,7 +165,7 @@ impl PlacementPolicy {
         self.runtime_classes.get(runtime.class?)?;
         let emulated = images.into_iter().filter_map(|image| {
             match run_by(image, runtime, &self.runtime_classes) {
-                RunBy::Handler(native) => Some(self.widen(native.without_variants())),
+                RunBy::Handler(native) => Some(self.widen(&native.without_variants())),
                 RunBy::Cpu(_) | RunBy::Unknown => None,
             }
         });
@@ -178,7 +182,7 @@ impl PlacementPolicy {
         images
             .into_iter()
             .filter_map(|image| self.of_image(image, runtime))
-            .map(|own| self.widen(own))
+            .map(|own| self.widen(&own))
             .reduce(|shared, own| shared.and(&own))
     }
 
@@ -202,7 +206,7 @@ impl PlacementPolicy {
                 self.schedulable.is_empty() || self.schedulable.contains(&one.architecture);
             is_schedulable
                 && !native.contains(own)
-                && sets.all(|set| one.emulates(&set) || self.widen(set).contains(own))
+                && sets.all(|set| one.emulates(&set) || self.widen(&set).contains(own))
         };
         let emulators: Vec<_> = self.emulation.iter().filter(runs_all).cloned().collect();
         let native = self.within_schedulable(native);
@@ -213,12 +217,12 @@ impl PlacementPolicy {
     /// any node.
     pub fn widen_with_emulation(
         &self,
-        own: Architectures,
+        own: &ImageArchitectures,
         labels: Option<&BTreeMap<String, String>>,
     ) -> Architectures {
         let selects = |one: &Emulator| labels.is_none_or(|labels| one.nodes.matches(labels));
         let emulators = self.emulation.iter();
-        let emulators = emulators.filter(|one| one.emulates(&own) && selects(one));
+        let emulators = emulators.filter(|one| one.emulates(own) && selects(one));
         let emulators = emulators.map(|one| (one.architecture.clone(), Variants::ANY));
         let emulators: Vec<_> = emulators.collect();
         let native = self.widen(own);
@@ -274,7 +278,7 @@ impl PlacementPolicy {
 
     /// The node architectures that can run images of these architectures. Not transitive: amd64 nodes run 386 images,
     /// but a node that runs amd64 images need not run 386 images.
-    pub fn widen(&self, own: Architectures) -> Architectures {
+    pub fn widen(&self, own: &ImageArchitectures) -> Architectures {
         let runs_one =
             |runs: &&Vec<Architecture>| runs.iter().any(|image| own.contains(image.as_str()));
         let further: Vec<_> = self
@@ -342,12 +346,15 @@ impl PlacementPolicy {
     }
 
     /// Sets of node architectures that share nothing: what single images allow, and `schedulable`.
-    pub fn disjoint(&self, images: impl IntoIterator<Item = Architectures>) -> Vec<Architectures> {
+    pub fn disjoint(
+        &self,
+        images: impl IntoIterator<Item = ImageArchitectures>,
+    ) -> Vec<Architectures> {
         let schedulable = Some(&self.schedulable).filter(|set| !set.is_empty());
         let schedulable = schedulable.map(|set| set.iter().cloned().collect());
         let images = images
             .into_iter()
-            .map(|own| self.widen(own.without_variants()));
+            .map(|own| self.widen(&own.without_variants()));
         // Sets that are made up would make the pod too large. Without them the rest may share something.
         let images = images.filter(|set| set.len() <= MAX_ARCHITECTURES);
         let mut shared: Option<Architectures> = None;

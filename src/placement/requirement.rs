@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct Requirement {
     /// The label key.
     pub key: String,
-    /// What has to hold for the value of the label.
+    /// The condition on the label.
     pub operator: Operator,
     /// Values for [`Operator::In`] and [`Operator::NotIn`]; a single integer for [`Operator::Gt`] and [`Operator::Lt`].
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::platform::{Architectures, Os, PlatformSet};
+use crate::platform::{Architectures, ImageArchitectures, Os, PlatformSet};
 
 use super::{
     RulePlatform,
@@ -39,10 +39,10 @@ pub struct PodRuntime<'a> {
 /// How a pod's runtime class runs an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunBy {
-    /// The CPU of the node runs it: it has to be of one of these architectures. `None`: the image names no platform.
-    Cpu(Option<Architectures>),
-    /// The handler of the class runs it on every node; without emulation on these.
-    Handler(Architectures),
+    /// The CPU of the node runs it. `None` means that the image names no platform.
+    Cpu(Option<ImageArchitectures>),
+    /// The handler of the class runs it on every node. Nodes of these architectures need no emulation for it.
+    Handler(ImageArchitectures),
     /// It is a WebAssembly module, and what its class runs is not known.
     Unknown,
 }
@@ -119,9 +119,9 @@ mod tests {
         let none = "{}";
         let wasm = "{wasmtime: {platforms: [wasi/wasm]}}";
         let qemu = "{qemu: {platforms: [linux/arm64]}}";
-        let set = |text: &str| -> Architectures {
+        let set = |text: &str| -> ImageArchitectures {
             if text.is_empty() {
-                Architectures::default()
+                ImageArchitectures::default()
             } else {
                 text.parse().unwrap()
             }

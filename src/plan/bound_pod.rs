@@ -1,13 +1,11 @@
 //! Plans the toleration of a pod that runs on a node, before the node is tainted. A taint takes a running pod its right to stay:
 //! one with `NoExecute` evicts it, and with `NoSchedule` the descheduler does, and autoscalers find no other node for it.
 
-use std::collections::BTreeMap;
-
 use crate::{
     cluster::objects::Pod,
     evaluate::{Evaluation, Verdict},
-    placement::{Decision, PlacementPolicy, Taint, tolerates},
-    platform::Architectures,
+    placement::{Decision, NodePlatform, PlacementPolicy, Taint, tolerates},
+    platform::{Architectures, ImageArchitectures},
 };
 
 /// Whether the pod runs on a node and does not tolerate this taint.
@@ -17,37 +15,38 @@ pub(crate) fn lacks_toleration(pod: &Pod, taint: &Taint) -> bool {
     pod.is_in_scope() && pod.is_bound() && !tolerated
 }
 
-/// Whether one of its images is known not to run on a node. `labels`: those of the node, if they are known. `runs`: whether nodes of a
-/// set are like it.
+/// Whether the node of a pod is known not to run one of its images. `stated`: the architectures that its author states.
 pub(crate) fn is_misplaced(
     evaluation: &Evaluation,
     policy: &PlacementPolicy,
-    labels: Option<&BTreeMap<String, String>>,
-    runs: impl Fn(&Architectures) -> bool,
+    node: NodePlatform<'_>,
+    stated: Option<&Architectures>,
 ) -> bool {
-    let lacks = |set: &Architectures| !runs(set);
-    if let (Verdict::Decided(Decision::Architectures(set)), []) =
-        (&evaluation.verdict, &*evaluation.images)
-    {
-        // Stated by an annotation.
-        return lacks(set);
-    }
-    let images = evaluation.images.iter();
-    let mut known = images.filter_map(|image| image.architectures.clone());
-    known.any(|set| lacks(&policy.widen_with_emulation(set, labels)))
+    let lacks =
+        |image: Option<&ImageArchitectures>| policy.runs(node, stated, image) == Some(false);
+    let mut images = evaluation.images.iter();
+    lacks(None) || images.any(|image| lacks(image.architectures.as_ref()))
 }
 
-/// Whether its images would not let it tolerate the taint of its node.
+/// Whether its images, or the architectures that its author states, would not let it tolerate the taint of its node.
 pub(crate) fn is_repelled(
     evaluation: &Evaluation,
     policy: &PlacementPolicy,
     taint: &Taint,
 ) -> bool {
-    is_misplaced(evaluation, policy, None, |set| {
-        policy
-            .tolerated_values(set)
-            .any(|value| value == taint.value)
-    })
+    let repels = |set: &Architectures| {
+        let mut tolerated = policy.tolerated_values(set);
+        !tolerated.any(|value| value == taint.value)
+    };
+    if let (Verdict::Decided(Decision::Architectures(set)), []) =
+        (&evaluation.verdict, &*evaluation.images)
+    {
+        // Stated by an annotation.
+        return repels(set);
+    }
+    let images = evaluation.images.iter();
+    let mut built_for = images.filter_map(|image| image.architectures.as_ref());
+    built_for.any(|image| repels(&policy.widen_with_emulation(image, None)))
 }
 
 /// What happens to a pod that does not tolerate the taint of its node. `NoExecute` evicts those that get no toleration.
@@ -83,6 +82,8 @@ pub(crate) fn fate(is_ignored: bool, is_repelled: bool) -> Fate {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use serde_json::json;
 
     use crate::evaluate::EvaluatedImage;
@@ -143,6 +144,7 @@ mod tests {
         let set = |names: &[&str]| -> Architectures {
             names.iter().map(|name| name.parse().unwrap()).collect()
         };
+        let built_for = |names: &[&str]| -> ImageArchitectures { names.join(",").parse().unwrap() };
         let stated = |names| Verdict::Decided(Decision::Architectures(set(names)));
         let none = || Verdict::Decided(Decision::NoCommonArchitecture);
         let unresolved = || Verdict::Unresolved {
@@ -154,13 +156,13 @@ mod tests {
         for (verdict, images, architecture, expected) in [
             (
                 stated(&["amd64", "arm64"]),
-                vec![Some(set(&["amd64", "arm64"]))],
+                vec![Some(built_for(&["amd64", "arm64"]))],
                 "arm64",
                 false,
             ),
             (
                 stated(&["amd64"]),
-                vec![Some(set(&["amd64"]))],
+                vec![Some(built_for(&["amd64"]))],
                 "arm64",
                 true,
             ),
@@ -170,18 +172,23 @@ mod tests {
             // Widened by `compatibility`.
             (
                 stated(&["386", "amd64"]),
-                vec![Some(set(&["386"]))],
+                vec![Some(built_for(&["386"]))],
                 "amd64",
                 false,
             ),
             (
                 none(),
-                vec![Some(set(&["amd64"])), Some(set(&["arm64"]))],
+                vec![Some(built_for(&["amd64"])), Some(built_for(&["arm64"]))],
                 "arm64",
                 true,
             ),
             // Not allowed by `schedulableArchitectures`, or by its author's selection: it runs all the same.
-            (none(), vec![Some(set(&["amd64", "arm64"]))], "arm64", false),
+            (
+                none(),
+                vec![Some(built_for(&["amd64", "arm64"]))],
+                "arm64",
+                false,
+            ),
             (
                 Verdict::Decided(Decision::TolerateAll),
                 vec![None],
@@ -189,8 +196,18 @@ mod tests {
                 false,
             ),
             (unresolved(), vec![], "arm64", false),
-            (unresolved(), vec![Some(set(&["arm64"]))], "arm64", false),
-            (unresolved(), vec![Some(set(&["amd64"]))], "arm64", true),
+            (
+                unresolved(),
+                vec![Some(built_for(&["arm64"]))],
+                "arm64",
+                false,
+            ),
+            (
+                unresolved(),
+                vec![Some(built_for(&["amd64"]))],
+                "arm64",
+                true,
+            ),
         ] {
             let name = format!("{verdict:?} {images:?}");
             let images = images
@@ -200,8 +217,20 @@ mod tests {
                 images: images.collect(),
                 ..Evaluation::new(verdict)
             };
+            let stated = match &evaluation.verdict {
+                Verdict::Decided(Decision::Architectures(set)) if evaluation.images.is_empty() => {
+                    Some(set)
+                }
+                _ => None,
+            };
+            let labels = BTreeMap::new();
+            let node = NodePlatform {
+                architecture,
+                variant: None,
+                labels: Some(&labels),
+            };
             assert_eq!(
-                is_misplaced(&evaluation, &policy, None, |set| set.contains(architecture)),
+                is_misplaced(&evaluation, &policy, node, stated),
                 expected,
                 "{name}"
             );

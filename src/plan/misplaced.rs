@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::{
     cluster::objects::Pod,
     evaluate::wrong_architecture::{WrongArchitecture, WrongArchitectureCause},
-    platform::Architectures,
+    platform::ImageArchitectures,
 };
 
 use super::{
@@ -27,8 +27,8 @@ pub(crate) struct MisplacedPod<'a> {
     pub(crate) platform: &'a str,
     /// The containers that cannot run there; not empty.
     pub(crate) found: &'a [WrongArchitecture],
-    /// The architectures of the image of the first one; `None`: they are not known.
-    pub(crate) architectures: Option<&'a Architectures>,
+    /// The architectures of the first container's image, if they are known.
+    pub(crate) architectures: Option<&'a ImageArchitectures>,
     /// Whether the image of the first one is known not to be for the node.
     pub(crate) image_lacks: bool,
     /// Whether a new pod would be placed elsewhere; if not, why.
@@ -233,7 +233,7 @@ mod tests {
     fn misplaced<'a>(
         pod: &'a Pod,
         found: &'a [WrongArchitecture],
-        set: Option<&'a Architectures>,
+        set: Option<&'a ImageArchitectures>,
     ) -> MisplacedPod<'a> {
         MisplacedPod {
             pod,
@@ -252,8 +252,8 @@ mod tests {
 
     #[test]
     fn only_pods_that_are_made_anew_elsewhere_are_evicted() {
-        let amd64: Architectures = ["amd64".parse().unwrap()].into_iter().collect();
-        let arm64: Architectures = ["arm64".parse().unwrap()].into_iter().collect();
+        let amd64: ImageArchitectures = "amd64".parse().unwrap();
+        let arm64: ImageArchitectures = "arm64".parse().unwrap();
         let wrong = found(WrongArchitectureCause::ImageLacksArchitecture);
         let elsewhere = Some(&amd64);
         for (change, set, expected) in [
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_controller_s_pods_go_one_after_the_other_and_never_twice() {
-        let amd64: Architectures = ["amd64".parse().unwrap()].into_iter().collect();
+        let amd64: ImageArchitectures = "amd64".parse().unwrap();
         let wrong = found(WrongArchitectureCause::ImageLacksArchitecture);
         let pod = pod(&json!({}));
         let of_age = |seconds| MisplacedPod {
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn events_say_what_to_do() {
         use WrongArchitectureCause as Cause;
-        let set = |name: &str| -> Architectures { [name.parse().unwrap()].into_iter().collect() };
+        let set = |name: &str| -> ImageArchitectures { name.parse().unwrap() };
         let (amd64, arm64) = (set("amd64"), set("arm64"));
         let pod = pod(&json!({}));
         for (cause, set, outcome, expected) in [

@@ -79,6 +79,64 @@ impl Architectures {
     }
 }
 
+/// The architectures of an image, each with the variants that suffice. Nodes of other architectures may run the image, too:
+/// [`Architectures`] are those of the nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageArchitectures(Architectures);
+
+impl ImageArchitectures {
+    /// The set of these architectures. One that comes several times has all of its variants.
+    pub fn of(all: impl IntoIterator<Item = (Architecture, Variants)>) -> Self {
+        Self(Architectures::of(all))
+    }
+
+    /// The architectures, with the variants that suffice.
+    pub fn iter(&self) -> impl Iterator<Item = (&Architecture, Variants)> {
+        self.0.iter()
+    }
+
+    /// With other variants, or fewer architectures.
+    #[must_use]
+    pub fn map(self, change: impl FnOnce(Architectures) -> Architectures) -> Self {
+        Self(change(self.0))
+    }
+
+    /// Whether there is none: the image is for another OS.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether it is built for this architecture, of some variant.
+    pub fn contains(&self, name: &str) -> bool {
+        self.0.contains(name)
+    }
+
+    /// These architectures with every variant.
+    #[must_use]
+    pub fn without_variants(&self) -> Self {
+        Self(self.0.without_variants())
+    }
+
+    /// Each with the lowest variant that suffices, if not every one does: `amd64/v3, arm64`.
+    pub fn join(&self, separator: &str) -> String {
+        self.0.join(separator)
+    }
+
+    /// The architectures, each with the lowest variant that suffices.
+    pub fn to_strings(&self) -> Vec<String> {
+        self.0.to_strings()
+    }
+}
+
+/// A comma-separated list: `amd64/v3,arm64`.
+impl FromStr for ImageArchitectures {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        text.parse().map(Self)
+    }
+}
+
 impl FromIterator<Architecture> for Architectures {
     fn from_iter<I: IntoIterator<Item = Architecture>>(names: I) -> Self {
         Self::of(names.into_iter().map(|name| (name, Variants::ANY)))

@@ -8,7 +8,7 @@ mod set;
 mod variant;
 
 pub use architecture::{Architecture, Os, Platform, UnknownName};
-pub use architectures::Architectures;
+pub use architectures::{Architectures, ImageArchitectures};
 pub use document::{
     Artifact, Descriptor, Document, DocumentError, ImageConfig, Index, MAX_DOCUMENT, Manifest,
     Referrer, Referrers, media_type,

@@ -1,6 +1,6 @@
 //! The platforms of one image.
 
-use super::{Architectures, Os, Platform};
+use super::{ImageArchitectures, Os, Platform};
 
 /// Why an image names no platform. Such an image does not limit where its pod may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,12 +59,12 @@ impl PlatformSet {
 
     /// The architectures for pods of `os`, with the variants of nodes that run one of its entries; `None` when the image does
     /// not limit its pod. An image that exists only for other operating systems yields the empty set.
-    pub fn architectures(&self, os: &Os) -> Option<Architectures> {
+    pub fn architectures(&self, os: &Os) -> Option<ImageArchitectures> {
         match self {
             Self::Platforms(platforms) => {
                 let own = platforms.iter().filter(|platform| platform.is_for(os));
                 let own = own.map(|one| (one.architecture().clone(), one.variants()));
-                Some(Architectures::of(own))
+                Some(ImageArchitectures::of(own))
             }
             Self::None(_) => None,
         }

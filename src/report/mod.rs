@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::platform::{Architecture, Architectures};
+use crate::platform::{Architecture, Architectures, ImageArchitectures};
 
 pub use quantity::{Requests, cores, requests_of};
 pub use summary::{Amount, Blocker, Summary};
@@ -46,6 +46,8 @@ pub enum KnownImage {
     Resolved {
         /// Its platforms, of every OS.
         platforms: Vec<String>,
+        /// The image's own architectures; `None` if the image does not limit its pod.
+        built_for: Option<ImageArchitectures>,
         /// The architectures of the nodes that run it; `None`: it does not limit its pod.
         architectures: Option<Architectures>,
     },
@@ -313,6 +315,7 @@ fn images(workloads: &[KnownWorkload]) -> Vec<ReportedImage> {
             KnownImage::Resolved {
                 platforms,
                 architectures,
+                ..
             } => (
                 platforms.clone(),
                 architectures.as_ref().map(Architectures::to_strings),

@@ -8,6 +8,7 @@ fn image(architectures: &str) -> KnownImage {
         },
         "any" => KnownImage::Resolved {
             platforms: Vec::new(),
+            built_for: None,
             architectures: None,
         },
         names => KnownImage::Resolved {
@@ -15,6 +16,7 @@ fn image(architectures: &str) -> KnownImage {
                 .split(',')
                 .map(|name| format!("linux/{name}"))
                 .collect(),
+            built_for: Some(names.parse().unwrap()),
             architectures: Some(names.parse().unwrap()),
         },
     }

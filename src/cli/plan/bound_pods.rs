@@ -9,12 +9,12 @@ use crate::{
     cluster::objects::Pod,
     config::BoundPods,
     evaluate::{Evaluator, Verdict},
-    placement::{Effect, Mode, NodeVariant, mode::Rule, suffices},
+    placement::{Effect, Mode, NodeVariant, mode::Rule},
     plan::{
         self,
         bound_pod::{self, Fate},
     },
-    platform::{Architectures, with_variant},
+    platform::with_variant,
 };
 
 use super::{CONCURRENCY, NamespacesByName, PlanRow, namespace_of, nodes::PlannedNode};
@@ -81,12 +81,11 @@ async fn of_pod(
         // It tolerates every architecture, so that nothing kept it away from a node where its images do not run.
         evaluation.images = evaluator.resolve_all(subject).await.images;
     }
-    let variant = policy.variants.of_view(&view);
-    let runs = |set: &Architectures| suffices(set, view.architecture, variant) != Some(false);
-    let is_misplaced = bound_pod::is_misplaced(&evaluation, policy, Some(view.labels), runs);
+    let platform = policy.node_platform(&view);
+    let is_misplaced = bound_pod::is_misplaced(&evaluation, policy, platform, rule.stated());
     let images = || {
         let images = evaluation.list_images();
-        let node = with_variant(view.architecture, variant.map(NodeVariant::name));
+        let node = with_variant(view.architecture, platform.variant.map(NodeVariant::name));
         format!("it runs on {node}; its images: {images}")
     };
     let misplaced = || is_misplaced.then(|| ("misplaced", images()));

@@ -21,11 +21,7 @@ use crate::{
         ResolveRequest, Resolver,
         credentials::{self, Keyring},
     },
-    placement::{
-        Mode, NodeVariant, PlacementPolicy,
-        mode::{self, Rule},
-        suffices,
-    },
+    placement::{Mode, NodePlatform, NodeVariant, PlacementPolicy, mode},
     platform::{Architecture, Architectures, with_variant},
     report::{KnownImage, KnownWorkload, MisplacedPod},
 };
@@ -131,10 +127,12 @@ impl Inspector {
             *runs_on.entry(architecture.to_owned()).or_default() += 1;
         }
         let misplaced = found.bound.iter();
-        let misplaced = misplaced.filter(|_| stated.is_none());
         KnownWorkload {
             misplaced: misplaced
-                .filter_map(|pod| self.misplaced(pod, &images))
+                .filter_map(|pod| {
+                    let node = self.nodes.get(&pod.node)?;
+                    node.misplaced(&self.policy, pod, &images, stated.as_ref())
+                })
                 .collect(),
             kind: found.kind,
             namespace: found.namespace,
@@ -210,7 +208,8 @@ impl Inspector {
                     let set = set.filter(|_| is_limited);
                     KnownImage::Resolved {
                         platforms: platforms.map(ToString::to_string).collect(),
-                        architectures: set.map(|set| self.policy.widen(set)),
+                        architectures: set.as_ref().map(|set| self.policy.widen(set)),
+                        built_for: set,
                     }
                 }
                 Err(error) => KnownImage::Failed {
@@ -222,27 +221,28 @@ impl Inspector {
         });
         known.collect()
     }
+}
 
-    /// Whether a pod is on a node where an image of it does not run, or a program of one.
+impl KnownNode {
+    /// A pod on this node, if an image of it does not run here, or a program of one. `stated`: the architectures that its author states.
     fn misplaced(
         &self,
+        policy: &PlacementPolicy,
         pod: &BoundPod,
         images: &BTreeMap<String, KnownImage>,
+        stated: Option<&Architectures>,
     ) -> Option<MisplacedPod> {
-        let KnownNode {
-            architecture,
-            variant,
-            labels,
-        } = self.nodes.get(&pod.node)?;
-        let lacks = |image: &&String| match images.get(*image) {
-            Some(KnownImage::Resolved {
-                architectures: Some(set),
-                ..
-            }) => {
-                let set = self.policy.widen_with_emulation(set.clone(), Some(labels));
-                suffices(&set, architecture, *variant) == Some(false)
-            }
-            _ => false,
+        let platform = NodePlatform {
+            architecture: &self.architecture,
+            variant: self.variant,
+            labels: Some(&self.labels),
+        };
+        let lacks = |image: &&String| {
+            let built_for = match images.get(*image) {
+                Some(KnownImage::Resolved { built_for, .. }) => built_for.as_ref(),
+                _ => None,
+            };
+            policy.runs(platform, stated, built_for) == Some(false)
         };
         let lacking: BTreeSet<&String> = pod.images.iter().filter(lacks).collect();
         let failing = pod.failing.iter().filter(|one| {
@@ -257,7 +257,7 @@ impl Inspector {
         (!wrong.is_empty()).then(|| MisplacedPod {
             pod: pod.name.clone(),
             node: pod.node.clone(),
-            architecture: with_variant(architecture, variant.map(NodeVariant::name)),
+            architecture: with_variant(&self.architecture, self.variant.map(NodeVariant::name)),
             images: wrong.into_iter().collect(),
             failure: failing.first().map(|one| one.cause.as_str().to_owned()),
         })
@@ -268,8 +268,49 @@ impl Inspector {
 fn stated_architectures(found: &FoundSpec) -> Option<Architectures> {
     let none = BTreeMap::new();
     let (rule, ..) = mode::rule(&found.annotations, &none, Mode::Inspect);
-    match rule {
-        Rule::Architectures(set) => Some(set),
-        Rule::Mode(_) => None,
+    rule.stated().cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_whose_node_does_not_run_them_are_reported() {
+        let head = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\n";
+        let yaml = "emulation: [{nodes: qemu, architecture: arm64, runs: [amd64]}]\n";
+        let config = crate::config::parse("c", &format!("{head}{yaml}")).unwrap();
+        let policy = PlacementPolicy::from(&config);
+        let node = KnownNode {
+            architecture: "arm64".to_owned(),
+            variant: None,
+            labels: [("qemu".to_owned(), String::new())].into(),
+        };
+        let pod = BoundPod {
+            name: "p".to_owned(),
+            node: "n".to_owned(),
+            images: ["app".to_owned()].into(),
+            failing: Vec::new(),
+        };
+        for (built_for, stated, expected) in [
+            ("arm64", None, false),
+            ("amd64", None, false),
+            // amd64 nodes run it, and what emulates amd64 does not.
+            ("386", None, true),
+            ("s390x", None, true),
+            ("s390x", Some("arm64"), false),
+            ("arm64", Some("amd64"), true),
+        ] {
+            let set = built_for.parse().unwrap();
+            let image = KnownImage::Resolved {
+                platforms: Vec::new(),
+                architectures: Some(policy.widen(&set)),
+                built_for: Some(set),
+            };
+            let images = [("app".to_owned(), image)].into();
+            let stated: Option<Architectures> = stated.map(|set| set.parse().unwrap());
+            let found = node.misplaced(&policy, &pod, &images, stated.as_ref());
+            assert_eq!(found.is_some(), expected, "{built_for} {stated:?}");
+        }
     }
 }

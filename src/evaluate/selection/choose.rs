@@ -305,8 +305,8 @@ impl Evaluator {
             &resolved.platforms,
             pod.subject.spec.runtime(&pod.subject.spec.os()),
         );
-        let runs_on = |set| self.policy.within_schedulable(self.policy.widen(set));
-        Ok(set.map(runs_on))
+        let runs_on = set.map(|set| self.policy.widen(&set));
+        Ok(runs_on.map(|set| self.policy.within_schedulable(set)))
     }
 
     /// Whether nodes run an image for these architectures, and the pod's other images. Where it is not known, as the node affinity has it.

@@ -6,8 +6,8 @@ use crate::{
     cluster::objects::labels,
     evaluate::wrong_architecture::{EXEC_FORMAT_ERROR, WrongArchitectureCause},
     image::Reason,
-    placement::{NodeVariant, mode::Rule, suffices},
-    platform::{Architectures, with_variant},
+    placement::{NodeVariant, suffices},
+    platform::{Architectures, ImageArchitectures, with_variant},
 };
 
 use super::{
@@ -61,15 +61,25 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
         let sentence = format!("{is} {node}, but {lacking}; {problem}.");
         return Conclusion::of(sentence, advice.into_iter().flatten());
     }
+    let stated = facts.rule.0.stated();
+    let overruled = stated.filter(|set| {
+        let node = facts.policy.node_platform(&view);
+        facts.policy.runs(node, Some(set), None) == Some(false)
+    });
+    if let Some(stated) = overruled {
+        return against_statement(&format!("{is} {node}"), stated, problem);
+    }
     // Without its labels it emulates nothing.
     let (own, none) = (facts.counting_images(), BTreeMap::new());
     let native = lacking(own, facts.policy, architecture, variant, Some(&none));
     let emulates = !native.is_empty();
     // Not known to lack it is not the same as to exist for it.
-    let unsure = |set: &Architectures| suffices(set, architecture, variant).is_none();
+    let unsure = |set: &ImageArchitectures| {
+        suffices(&facts.policy.widen(set), architecture, variant).is_none()
+    };
     let mut own = facts.counting_images().iter();
     let unsure = own.find(|image| image.architectures.as_ref().is_some_and(unsure));
-    let why = if matches!(facts.rule.0, Rule::Architectures(_)) {
+    let why = if stated.is_some() {
         ", an architecture that its author states".to_owned()
     } else if let Some((image, error)) = facts.failed.first() {
         let why = match error.reason() {
@@ -112,6 +122,18 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
         return Conclusion::of(sentence, [advice.to_owned()]);
     }
     Conclusion::of(format!("{is} {node}{why}; {problem}."), advice)
+}
+
+/// A pod on a node that is not of the architectures that its author states.
+fn against_statement(place: &str, stated: &Architectures, problem: Option<String>) -> Conclusion {
+    let problem = problem.map(|problem| format!("; {problem}"));
+    let sentence = format!(
+        "{place}, but its author states that it runs on {}{}.",
+        stated.join(", "),
+        problem.unwrap_or_default()
+    );
+    let advice = "Delete the pod: its replacement is placed by the annotation archaware.dev/architectures. Or correct the annotation in the template.";
+    Conclusion::of(sentence, [advice.to_owned()])
 }
 
 /// The first container that does not run, and why.

@@ -130,7 +130,7 @@ fn excluded(facts: &Facts<'_>) -> String {
 fn fewest_builds(facts: &Facts<'_>, groups: &[NodeGroup]) -> Option<String> {
     let policy = facts.policy;
     let sets = facts.images.iter().map(|image| {
-        let own = image.architectures.clone();
+        let own = image.architectures.as_ref();
         (image, own.map(|set| policy.widen_with_emulation(set, None)))
     });
     let sets: Vec<(&EvaluatedImage, Option<Architectures>)> = sets.collect();

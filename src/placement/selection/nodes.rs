@@ -146,7 +146,7 @@ impl<'a> Choice<'a> {
         Some((fit.entry, self.alternatives(fit)?))
     }
 
-    /// The nodes that one entry fits; `None` if labels and names of nodes cannot express it.
+    /// The nodes that an entry fits; `None` if labels and names of nodes cannot describe them.
     fn alternatives(&self, fit: &Fit<'_>) -> Option<NodeSet> {
         // Some node satisfies the rules, so that they are not impossible.
         let by_labels = fit.by_labels().filter(|set| !set.is_none());
@@ -285,7 +285,7 @@ impl Fit<'_> {
     }
 }
 
-/// The nodes of both sets; `None` if it would have too many terms to be said exactly.
+/// The nodes of both sets; `None` if that set would have too many terms.
 fn product(one: &NodeSet, other: &NodeSet) -> Option<NodeSet> {
     (one.terms().len() * other.terms().len() <= MAX_TERMS).then(|| one.and(other))
 }
