@@ -18,7 +18,8 @@ use crate::{
         OnNoCommonArchitecture, OnNoMatch,
     },
     evaluate::{
-        Evaluation, Evaluator, SelectionProblem, Stage, Subject, Verdict, template::Template,
+        Evaluation, Evaluator, Notice, SelectionProblem, Stage, Subject, Verdict,
+        template::Template,
     },
     metrics::Panics,
     placement::{Decision, PlacementPolicy, annotation, mode, node, pod::PodChange, reinvocation},
@@ -172,20 +173,16 @@ impl Webhook {
             .await
         };
         let mut answer = AdmissionResponse::default();
-        for warning in evaluation.iter().flat_map(warnings) {
-            answer.warn(&warning);
-        }
-        let problems = evaluation.iter().flat_map(Evaluation::selection_problems);
-        for problem in problems {
-            let denies = self.evaluator.config.selection.on_no_match == OnNoMatch::Deny;
-            if denies && matches!(problem, SelectionProblem::NoMatch(_)) {
-                tracing::info!(namespace = review.namespace, %problem, "pod refused");
-                answer.refused = Some(format!("archaware: {problem}"));
+        let policy = &self.evaluator.policy;
+        let notices = evaluation.iter().flat_map(|own| own.notices(policy));
+        for notice in notices {
+            if self.denies(&notice) {
+                tracing::info!(namespace = review.namespace, why = %notice, "pod refused");
+                answer.refused = Some(format!("archaware: {notice}"));
                 return (answer, Outcome::Denied);
             }
-            answer.warn(&problem.to_string());
+            answer.warn(&notice.to_string());
         }
-        let policy = &self.evaluator.policy;
         let verdict = evaluation.as_ref().map(|evaluation| &evaluation.verdict);
         let outcome = match verdict {
             None => Some(Outcome::Missed),
@@ -202,15 +199,6 @@ impl Webhook {
         if let Some(evaluation) = &evaluation
             && let Verdict::Decided(decision) = &evaluation.verdict
         {
-            if *decision == Decision::NoCommonArchitecture {
-                let why = evaluation.explain_no_common_architecture(policy);
-                if self.config().on_no_common_architecture == OnNoCommonArchitecture::Deny {
-                    tracing::info!(namespace = review.namespace, why, "pod refused");
-                    answer.refused = Some(format!("archaware: {why}"));
-                    return (answer, Outcome::Denied);
-                }
-                answer.warn(&why);
-            }
             let change = if gate {
                 PodChange::default()
             } else {
@@ -271,6 +259,20 @@ impl Webhook {
         let (rule, ..) = evaluator.rule(subject, &namespace);
         let applied = evaluator.applied_rules(subject, &rule, &namespace)?;
         applied.runtime_class
+    }
+
+    /// Whether the configuration refuses pods with this notice.
+    fn denies(&self, notice: &Notice) -> bool {
+        let selection = &self.evaluator.config.selection;
+        match notice {
+            Notice::ImageNotSelected(SelectionProblem::NoMatch(_)) => {
+                selection.on_no_match == OnNoMatch::Deny
+            }
+            notice => {
+                notice.is_conflict()
+                    && self.config().on_no_common_architecture == OnNoCommonArchitecture::Deny
+            }
+        }
     }
 
     /// Whether a pod waits behind the gate. Those of system-critical classes never wait for a controller, and no autoscaler
@@ -513,13 +515,4 @@ impl PodReview {
         };
         Some(patch::pod::admit(&self.pod, self.of_author(), admission))
     }
-}
-
-/// What the author of a pod is told, whatever is decided.
-fn warnings(evaluation: &Evaluation) -> Vec<String> {
-    let invalid = evaluation.invalid.iter().map(ToString::to_string);
-    let left_out = evaluation.left_out_rules().iter();
-    let left_out = left_out.map(ToString::to_string);
-    let overruled = evaluation.explain_overruled();
-    invalid.chain(left_out).chain(overruled).collect()
 }

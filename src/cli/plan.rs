@@ -29,7 +29,7 @@ use crate::{
         Evaluation, Evaluator, KnownKeys, Verdict, predictor::Predictor, pull_secrets::PullSecrets,
     },
     metrics::Metrics,
-    placement::{Decision, node, pod::PodChange},
+    placement::{Decision, PlacementPolicy, node, pod::PodChange},
     plan,
 };
 
@@ -210,22 +210,43 @@ async fn of_pod(
     let subject = plan::pod::subject(&pod);
     let namespace = namespace_of(&pod, namespaces);
     let evaluation = evaluator.evaluate(subject, namespace).await;
-    let (action, detail) = match &evaluation.verdict {
+    let policy = &evaluator.policy;
+    let notices = notices(&evaluation, policy);
+    let planned = planned(&pod, &evaluation, policy, variants);
+    let (action, detail) = match (planned, notices.is_empty()) {
+        (None, true) => return None,
+        (None, false) => ("report", notices.join("; ")),
+        (Some((action, detail)), _) => {
+            let all: Vec<String> = std::iter::once(detail).chain(notices).collect();
+            (action, all.join("; "))
+        }
+    };
+    Some(PlanRow::of("Pod", &pod, action, detail))
+}
+
+/// The action of `run` on a pod, and its detail; `None` if `run` does not change the pod.
+fn planned(
+    pod: &Pod,
+    evaluation: &Evaluation,
+    policy: &PlacementPolicy,
+    variants: &Variants<'_>,
+) -> Option<(&'static str, String)> {
+    let subject = plan::pod::subject(pod);
+    Some(match &evaluation.verdict {
         Verdict::Decided(decision) => {
-            let policy = &evaluator.policy;
-            let change = subject.change(policy, decision, &evaluation);
+            let change = subject.change(policy, decision, evaluation);
             match decision {
                 Decision::NoCommonArchitecture => {
                     ("none", evaluation.explain_no_common_architecture(policy))
                 }
                 _ if change.is_empty() && pod.spec.gate().is_none() => return None,
                 Decision::TolerateAll => {
-                    let images = selected(&evaluation, &change);
+                    let images = selected(&change);
                     ("stepAside", format!("tolerates every architecture{images}"))
                 }
                 Decision::Architectures(set) => {
                     let nodes = variants.describe(set).unwrap_or_default();
-                    let images = selected(&evaluation, &change);
+                    let images = selected(&change);
                     (
                         "tolerate",
                         format!("tolerates {}{nodes}{images}", set.join(", ")),
@@ -237,18 +258,22 @@ async fn of_pod(
             pod.spec.gate()?;
             ("release", "removes archaware's scheduling gate".to_owned())
         }
-        Verdict::Unresolved { .. } => wait(&evaluation)?,
-    };
-    Some(PlanRow::of("Pod", &pod, action, detail))
+        Verdict::Unresolved { .. } => wait(evaluation)?,
+    })
 }
 
-/// The images that containers get, and why others get none.
-fn selected(evaluation: &Evaluation, change: &PodChange) -> String {
+/// What events would say, but for the reason why no node can run it: that is the detail of the row.
+fn notices(evaluation: &Evaluation, policy: &PlacementPolicy) -> Vec<String> {
+    let all = evaluation.notices(policy).into_iter();
+    let all = all.filter(|notice| !notice.is_conflict());
+    all.map(|notice| notice.to_string()).collect()
+}
+
+/// The images that containers get.
+fn selected(change: &PodChange) -> String {
     let images = change.images.iter().filter(|image| image.from != image.to);
     let images = images.map(|image| format!("container {} gets {}", image.container, image.to));
-    let problems = evaluation.selection_problems();
-    let problems = problems.iter().map(ToString::to_string);
-    let all: Vec<String> = images.chain(problems).collect();
+    let all: Vec<String> = images.collect();
     let between = if all.is_empty() { "" } else { "; " };
     format!("{between}{}", all.join("; "))
 }

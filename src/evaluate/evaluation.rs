@@ -89,7 +89,7 @@ pub struct Evaluation {
 pub struct EvaluatedImage {
     /// The image as written in the pod.
     pub name: String,
-    /// For what it is built, for the pod's OS; `None`: it does not limit its pod.
+    /// The image's own architectures for the OS of the pod; `None` if the image does not limit its pod.
     pub architectures: Option<ImageArchitectures>,
     /// What is known of it.
     pub resolved: Resolved,

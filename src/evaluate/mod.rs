@@ -5,6 +5,7 @@ mod evaluation;
 mod images;
 mod known_keys;
 mod locality;
+mod notice;
 pub mod predictor;
 pub mod pull_secrets;
 mod selection;
@@ -41,6 +42,7 @@ use template::Template;
 pub use evaluation::{Conflict, EvaluatedImage, Evaluation, ResolvedImages, Verdict};
 pub use images::are_for_other_nodes;
 pub use known_keys::KnownKeys;
+pub use notice::Notice;
 pub use selection::{ContainerCandidates, NoMatch, SelectedImages, SelectionProblem};
 pub use subject::{Stage, Subject, without_additions};
 

@@ -4,6 +4,7 @@
 
 use std::{
     collections::BTreeSet,
+    fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -78,6 +79,12 @@ pub struct UnusablePullSecret {
     pub secret: String,
     /// The reason, without any content.
     pub why: String,
+}
+
+impl fmt::Display for UnusablePullSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pull secret {} is skipped: {}", self.secret, self.why)
+    }
 }
 
 impl UnusablePullSecret {

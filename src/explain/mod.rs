@@ -17,7 +17,8 @@ use crate::{
     cluster::{name::NamespacedName, objects::Node},
     config::Config,
     evaluate::{
-        EvaluatedImage, Evaluation, Subject, Verdict, are_for_other_nodes, template::Template,
+        EvaluatedImage, Evaluation, Notice, Subject, Verdict, are_for_other_nodes,
+        template::Template,
     },
     image::{ImageError, credentials::CredentialSource},
     placement::{
@@ -286,17 +287,17 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
             facts.own_namespace
         ));
     }
-    notes.extend(evaluation.invalid.iter().map(ToString::to_string));
+    let notices = evaluation.notices(facts.policy).into_iter();
+    // The conclusion says why no node can run it, the list of rules which of them are left out, and the missing permissions
+    // which secrets cannot be read.
+    let notices = notices.filter(|notice| match notice {
+        Notice::UnusablePullSecret(unusable) => !unusable.is_forbidden(),
+        Notice::RuleLeftOut(_) => false,
+        notice => !notice.is_conflict(),
+    });
+    notes.extend(notices.map(|notice| notice.to_string()));
     notes.extend(facts.withheld.map(str::to_owned));
     notes.extend(facts.class_problem.map(str::to_owned));
-    let unusable = evaluation.unusable.iter();
-    let unusable = unusable.filter(|unusable| !unusable.is_forbidden());
-    notes.extend(unusable.map(|unusable| {
-        format!(
-            "pull secret {} is skipped: {}",
-            unusable.secret, unusable.why
-        )
-    }));
     if let Some(native) = &evaluation.native {
         let own = facts.subject.spec.runtime_class_name.as_ref();
         let class = own.or(evaluation.runtime_class.as_ref());
@@ -332,8 +333,6 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
         };
         notes.push(format!("{locality}; {use_of_it}"));
     }
-    let problems = evaluation.selection_problems().iter();
-    notes.extend(problems.map(ToString::to_string));
     notes
 }
 

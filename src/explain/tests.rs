@@ -58,6 +58,7 @@ struct Case {
     failed: Vec<(String, ImageError)>,
     verdict: Verdict,
     conflict: Option<Conflict>,
+    overruled: Option<Architectures>,
     rule: Rule,
     nodes: Option<Vec<Node>>,
     is_installed: Option<bool>,
@@ -82,6 +83,7 @@ impl Case {
             failed: Vec::new(),
             verdict: Verdict::Decided(decision),
             conflict: None,
+            overruled: None,
             rule: Rule::Mode(Mode::Inspect),
             nodes: Some(nodes()),
             is_installed: Some(true),
@@ -105,6 +107,7 @@ impl Case {
         let policy = PlacementPolicy::from(&config);
         let evaluation = Evaluation {
             conflict: self.conflict.clone(),
+            overruled: self.overruled.clone(),
             images: self.images.clone(),
             ..Evaluation::new(self.verdict.clone())
         };
@@ -575,4 +578,20 @@ fn who_added_what_and_when() {
     }
     let untouched = ExistingPod::read(json!({"metadata": {"name": "p"}})).unwrap();
     assert_eq!(Additions::recorded(&untouched), None);
+}
+
+/// What an event says of it, `explain` says, too.
+#[test]
+fn an_author_who_overrules_the_images_is_told() {
+    let case = Case {
+        overruled: Some(set("amd64")),
+        ..Case::on("amd64")
+    };
+    let notes = case.explain().notes;
+    assert!(
+        notes
+            .iter()
+            .any(|note| note.contains("No taint keeps it away")),
+        "{notes:?}"
+    );
 }

@@ -53,7 +53,7 @@ pub enum RuleSource {
 }
 
 /// An annotation with an invalid value; it is treated as absent.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InvalidAnnotation {
     /// Name of the annotation.
     pub name: &'static str,

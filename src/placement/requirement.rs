@@ -1,5 +1,5 @@
-//! A requirement on a label of a node. It holds for the nodes for which the scheduler says so: `nodeaffinity` of
-//! k8s.io/component-helpers, and `Requirement.Matches` of k8s.io/apimachinery's `labels`.
+//! A requirement on a label of a node, with the semantics of the scheduler: `nodeaffinity` of k8s.io/component-helpers, and
+//! `Requirement.Matches` of k8s.io/apimachinery's `labels`.
 
 use std::{collections::BTreeMap, fmt};
 

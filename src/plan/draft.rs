@@ -8,12 +8,11 @@ use std::{
 
 use crate::{
     cluster::{events::EventReason, objects::PodSpec},
-    evaluate::{Conflict, Evaluation, Verdict, pull_secrets::UnusablePullSecret},
+    evaluate::{Evaluation, Notice, Verdict},
     image::ImageError,
     placement::{
         DecidedBy, Decision,
         failure::{self, FailureAction, FailurePolicy, ImageFailure},
-        mode::InvalidAnnotation,
     },
     platform::Architectures,
 };
@@ -94,26 +93,8 @@ impl<'a> Draft<'a> {
         evaluation: &Evaluation,
         recorded: Option<Decision>,
     ) -> DraftDecision {
-        for invalid in &evaluation.invalid {
-            self.report_invalid(invalid);
-        }
-        for unusable in &evaluation.unusable {
-            let UnusablePullSecret { secret, why } = unusable;
-            let note = format!("pull secret {secret} is skipped: {why}");
-            self.report_about(EventReason::PullSecretUnusable, hash(unusable), note);
-        }
-        for problem in evaluation.selection_problems() {
-            self.report_about(
-                EventReason::ImageNotSelected,
-                hash(problem),
-                problem.to_string(),
-            );
-        }
-        if let Some(note) = evaluation.explain_overruled() {
-            self.report(EventReason::ArchitectureExcluded, note);
-        }
-        for rule in evaluation.left_out_rules() {
-            self.report_about(EventReason::RuleLeftOut, hash(rule), rule.to_string());
+        for notice in evaluation.notices(self.policies.placement) {
+            self.report_notice(&notice);
         }
         match &evaluation.verdict {
             Verdict::Skip => {
@@ -133,16 +114,6 @@ impl<'a> Draft<'a> {
                     self.state.decided_by_images(decision);
                 }
                 let is_none = *decision == Decision::NoCommonArchitecture;
-                if is_none {
-                    let note = evaluation.explain_no_common_architecture(self.policies.placement);
-                    let reason = match evaluation.conflict {
-                        Some(Conflict::Excluded(_) | Conflict::Outdated(_)) => {
-                            EventReason::ArchitectureExcluded
-                        }
-                        _ => EventReason::NoCommonArchitecture,
-                    };
-                    self.report(reason, note);
-                }
                 DraftDecision {
                     decision: Some(decision.clone()),
                     requeue: is_none.then_some(RECHECK_INTERVAL),
@@ -225,17 +196,16 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The event is published on the object with the annotation.
-    fn report_invalid(&mut self, invalid: &InvalidAnnotation) {
-        let (reason, note) = (EventReason::InvalidAnnotation, invalid.to_string());
-        if invalid.on_namespace {
+    fn report_notice(&mut self, notice: &Notice) {
+        let (reason, note) = (notice.reason(), notice.to_string());
+        if notice.is_on_namespace() {
             let event = EventDraft::new(reason, note);
             self.plan.events.push(EventDraft {
                 on_namespace: true,
                 ..event
             });
         } else {
-            self.report_about(reason, hash(&(invalid.name, &invalid.value)), note);
+            self.report_about(reason, hash(notice), note);
         }
     }
 

@@ -1,0 +1,156 @@
+//! What people are told about a pod: by events, admission warnings, `explain` and `plan`.
+
+use std::fmt;
+
+use crate::{
+    cluster::events::EventReason,
+    placement::{Decision, PlacementPolicy, mode::InvalidAnnotation, rule::LeftOutRule},
+};
+
+use super::{Conflict, Evaluation, SelectionProblem, Verdict, pull_secrets::UnusablePullSecret};
+
+/// A message about a pod or a template.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Notice {
+    /// An annotation has an invalid value.
+    InvalidAnnotation(InvalidAnnotation),
+    /// A pull secret is skipped.
+    UnusablePullSecret(UnusablePullSecret),
+    /// A container asks for image selection and keeps its image.
+    ImageNotSelected(SelectionProblem),
+    /// The author selects nodes that do not run the images, and the pod is placed there.
+    AuthorOverrules(String),
+    /// A rule of the configuration is left out.
+    RuleLeftOut(LeftOutRule),
+    /// No node runs all images.
+    NoCommonArchitecture(String),
+    /// Some nodes run all images, and the author selects other nodes.
+    ArchitectureExcluded(String),
+}
+
+impl Notice {
+    /// The reason of its event.
+    pub fn reason(&self) -> EventReason {
+        match self {
+            Self::InvalidAnnotation(_) => EventReason::InvalidAnnotation,
+            Self::UnusablePullSecret(_) => EventReason::PullSecretUnusable,
+            Self::ImageNotSelected(_) => EventReason::ImageNotSelected,
+            Self::AuthorOverrules(_) | Self::ArchitectureExcluded(_) => {
+                EventReason::ArchitectureExcluded
+            }
+            Self::RuleLeftOut(_) => EventReason::RuleLeftOut,
+            Self::NoCommonArchitecture(_) => EventReason::NoCommonArchitecture,
+        }
+    }
+
+    /// Whether its event is about the namespace of the pod.
+    pub fn is_on_namespace(&self) -> bool {
+        matches!(self, Self::InvalidAnnotation(invalid) if invalid.on_namespace)
+    }
+
+    /// Whether it says why no node can run the pod.
+    pub fn is_conflict(&self) -> bool {
+        matches!(
+            self,
+            Self::NoCommonArchitecture(_) | Self::ArchitectureExcluded(_)
+        )
+    }
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InvalidAnnotation(invalid) => invalid.fmt(f),
+            Self::UnusablePullSecret(unusable) => unusable.fmt(f),
+            Self::ImageNotSelected(problem) => problem.fmt(f),
+            Self::RuleLeftOut(rule) => rule.fmt(f),
+            Self::AuthorOverrules(text)
+            | Self::NoCommonArchitecture(text)
+            | Self::ArchitectureExcluded(text) => f.write_str(text),
+        }
+    }
+}
+
+impl Evaluation {
+    /// All messages about the pod, each of them once.
+    pub fn notices(&self, policy: &PlacementPolicy) -> Vec<Notice> {
+        let invalid = self.invalid.iter().cloned().map(Notice::InvalidAnnotation);
+        let unusable = self.unusable.iter().cloned();
+        let problems = self.selection_problems().iter().cloned();
+        let left_out = self.left_out_rules().iter().cloned();
+        invalid
+            .chain(unusable.map(Notice::UnusablePullSecret))
+            .chain(problems.map(Notice::ImageNotSelected))
+            .chain(self.explain_overruled().map(Notice::AuthorOverrules))
+            .chain(left_out.map(Notice::RuleLeftOut))
+            .chain(self.conflict_notice(policy))
+            .collect()
+    }
+
+    fn conflict_notice(&self, policy: &PlacementPolicy) -> Option<Notice> {
+        // An earlier decision of the failure policy was reported when it was made.
+        if self.by_policy {
+            return None;
+        }
+        match (&self.verdict, &self.conflict) {
+            (
+                Verdict::Decided(Decision::NoCommonArchitecture),
+                Some(Conflict::Excluded(_) | Conflict::Outdated(_)),
+            ) => Some(Notice::ArchitectureExcluded(
+                self.explain_no_common_architecture(policy),
+            )),
+            (Verdict::Decided(Decision::NoCommonArchitecture), _) => Some(
+                Notice::NoCommonArchitecture(self.explain_no_common_architecture(policy)),
+            ),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{config::Config, placement::annotation};
+
+    use super::*;
+
+    #[test]
+    fn every_notice_has_a_reason_and_a_sentence() {
+        let policy = PlacementPolicy::from(&Config::default());
+        let mut evaluation = Evaluation::new(Verdict::Decided(Decision::NoCommonArchitecture));
+        assert_eq!(evaluation.notices(&policy).len(), 1);
+        evaluation.invalid = vec![InvalidAnnotation {
+            name: annotation::MODE,
+            value: "all".to_owned(),
+            on_namespace: true,
+        }];
+        evaluation.unusable = [UnusablePullSecret {
+            secret: "registry".to_owned(),
+            why: "it has no entries".to_owned(),
+        }]
+        .into();
+        evaluation.overruled = Some("amd64".parse().unwrap());
+        let notices = evaluation.notices(&policy);
+        let told = notices.iter().map(|notice| {
+            let sentence = notice.to_string();
+            assert!(!sentence.is_empty());
+            (notice.reason().as_str(), notice.is_on_namespace())
+        });
+        assert_eq!(
+            told.collect::<Vec<_>>(),
+            [
+                ("InvalidAnnotation", true),
+                ("PullSecretUnusable", false),
+                ("ArchitectureExcluded", false),
+                ("NoCommonArchitecture", false),
+            ]
+        );
+        assert_eq!(
+            notices[1].to_string(),
+            "pull secret registry is skipped: it has no entries"
+        );
+        // The failure policy's decision was reported when it was made.
+        evaluation.by_policy = true;
+        let mut again = evaluation.notices(&policy).into_iter();
+        assert!(!again.any(|notice| notice.is_conflict()));
+    }
+}
