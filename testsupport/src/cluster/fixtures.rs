@@ -138,12 +138,14 @@ impl TestCluster {
                 .await
                 .unwrap();
         };
-        // archaware leaves the pods of this namespace alone.
+        // Not among the pods of the test.
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), "kube-system");
+        // archaware does not resolve its image, and gives it no gate.
+        let ignored = json!({"archaware.dev/mode": "ignore"});
         let mut spec = pod_spec(&["none".to_owned()]);
         spec["nodeSelector"] = json!({LABEL: self.namespace});
         spec["tolerations"] = json!([{"operator": "Exists"}]);
-        let probe: Pod = serde_json::from_value(pod(&self.namespace, spec, json!({}))).unwrap();
+        let probe: Pod = serde_json::from_value(pod(&self.namespace, spec, ignored)).unwrap();
         label(Some(&self.namespace)).await;
         pods.create(&PostParams::default(), &probe).await.unwrap();
         // It may have thousands of other pods to try first.
