@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use super::requirement::Requirement;
 
 /// Maximum number of terms of a set: a pod gets a term for each, and each of its own terms is repeated for each.
-pub(crate) const MAX_TERMS: usize = 16;
+pub const MAX_TERMS: usize = 16;
 
 /// The nodes that satisfy at least one of its terms. A node satisfies a term if it satisfies all of its requirements, so that every node
 /// satisfies an empty term. A set without terms selects no node.
