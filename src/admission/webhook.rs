@@ -175,13 +175,16 @@ impl Webhook {
         let mut answer = AdmissionResponse::default();
         let policy = &self.evaluator.policy;
         let notices = evaluation.iter().flat_map(|own| own.notices(policy));
-        for notice in notices {
-            if self.denies(&notice) {
-                tracing::info!(namespace = review.namespace, why = %notice, "pod refused");
-                answer.refused = Some(format!("archaware: {notice}"));
-                return (answer, Outcome::Denied);
-            }
+        // Who creates the pod cannot give archaware a permission.
+        let notices = notices.filter(|notice| !notice.is_for_administrators());
+        let (denying, others): (Vec<_>, Vec<_>) = notices.partition(|notice| self.denies(notice));
+        for notice in others {
             answer.warn(&notice.to_string());
+        }
+        if let Some(notice) = denying.first() {
+            tracing::info!(namespace = review.namespace, why = %notice, "pod refused");
+            answer.refused = Some(format!("archaware: {notice}"));
+            return (answer, Outcome::Denied);
         }
         let verdict = evaluation.as_ref().map(|evaluation| &evaluation.verdict);
         let outcome = match verdict {

@@ -84,6 +84,8 @@ struct Found {
     platform: String,
     /// Whether the image of the first one is known not to be for the node.
     image_lacks: bool,
+    /// The architectures that its author states, if the node has none of them.
+    stated: Option<Architectures>,
 }
 
 /// What a look at a pod found.
@@ -249,6 +251,7 @@ impl MisplacedPods {
             found: &found.containers,
             architectures: found.architectures.as_ref(),
             image_lacks: found.image_lacks,
+            stated: found.stated.as_ref(),
             elsewhere: Err(NotElsewhere::MayRunThere),
         };
         let kept_away = self.kept_away(&pod, &node).await;
@@ -303,11 +306,13 @@ impl MisplacedPods {
         let (rule, ..) = self.evaluator.rule(subject(pod), &namespace);
         let policy = &self.evaluator.policy;
         let platform = policy.node_platform(&node.node.view());
+        let stated = rule.stated();
+        // A container whose image is not known may fail for another reason, for example because the image does not exist.
         let lacks = |stated, container: &str| {
-            policy.runs(platform, stated, sets.get(container)) == Some(false)
+            let image = sets.get(container);
+            image.is_some() && policy.runs(platform, stated, image) == Some(false)
         };
-        let containers =
-            wrong_architecture::find(pod, told, |container| lacks(rule.stated(), container));
+        let containers = wrong_architecture::find(pod, told, |container| lacks(stated, container));
         let first = containers.first()?.container.clone();
         let architectures = sets.get(&first).cloned();
         let architecture = node.architecture.as_str();
@@ -321,6 +326,9 @@ impl MisplacedPods {
             architectures,
             platform: with_variant(architecture, variant.map(NodeVariant::name)),
             image_lacks: lacks(None, &first),
+            stated: stated
+                .filter(|set| policy.runs(platform, Some(set), None) == Some(false))
+                .cloned(),
         })
     }
 

@@ -1,4 +1,4 @@
-//! What people are told about a pod: by events, admission warnings, `explain` and `plan`.
+//! Messages about a pod, for events, admission warnings, `explain` and `plan`.
 
 use std::fmt;
 
@@ -46,6 +46,16 @@ impl Notice {
     /// Whether its event is about the namespace of the pod.
     pub fn is_on_namespace(&self) -> bool {
         matches!(self, Self::InvalidAnnotation(invalid) if invalid.on_namespace)
+    }
+
+    /// Whether its text lists the images that are known so far: a new text is not a new event then.
+    pub fn depends_on_images(&self) -> bool {
+        self.is_conflict() || matches!(self, Self::AuthorOverrules(_))
+    }
+
+    /// Whether it is about a permission that archaware lacks.
+    pub fn is_for_administrators(&self) -> bool {
+        matches!(self, Self::UnusablePullSecret(unusable) if unusable.is_forbidden())
     }
 
     /// Whether it says why no node can run the pod.

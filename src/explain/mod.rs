@@ -290,10 +290,9 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
     let notices = evaluation.notices(facts.policy).into_iter();
     // The conclusion says why no node can run it, the list of rules which of them are left out, and the missing permissions
     // which secrets cannot be read.
-    let notices = notices.filter(|notice| match notice {
-        Notice::UnusablePullSecret(unusable) => !unusable.is_forbidden(),
-        Notice::RuleLeftOut(_) => false,
-        notice => !notice.is_conflict(),
+    let notices = notices.filter(|notice| {
+        let is_rule = matches!(notice, Notice::RuleLeftOut(_));
+        !is_rule && !notice.is_conflict() && !notice.is_for_administrators()
     });
     notes.extend(notices.map(|notice| notice.to_string()));
     notes.extend(facts.withheld.map(str::to_owned));

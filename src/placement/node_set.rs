@@ -14,7 +14,8 @@ pub struct NodeSet {
     terms: Vec<Vec<Requirement>>,
 }
 
-/// Why two sets share no node: two requirements on the same label, of which at most one can hold.
+/// Why two sets share no node: two requirements on the same label, of which at most one can hold. They are of the first terms of both
+/// sets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Disjoint {
     one: String,
@@ -48,16 +49,11 @@ impl NodeSet {
 
     /// The nodes that satisfy at least one of these terms.
     pub fn any_of(terms: impl IntoIterator<Item = Vec<Requirement>>) -> Self {
-        let mut set = Self::none();
-        for term in terms {
-            if term.is_empty() {
-                return Self::every();
-            }
-            if !set.terms.contains(&term) {
-                set.terms.push(term);
-            }
+        let terms: Vec<_> = terms.into_iter().collect();
+        if terms.iter().any(Vec::is_empty) {
+            return Self::every();
         }
-        set
+        Self { terms }
     }
 
     /// The nodes that satisfy all of these requirements.
@@ -88,8 +84,11 @@ impl NodeSet {
 
     /// The nodes of one set or the other.
     #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self::any_of(self.terms.into_iter().chain(other.terms))
+    pub fn or(mut self, other: Self) -> Self {
+        let is_new = |term: &Vec<Requirement>| !self.terms.contains(term);
+        let new: Vec<_> = other.terms.into_iter().filter(is_new).collect();
+        self.terms.extend(new);
+        Self::any_of(self.terms)
     }
 
     /// The nodes of both sets. Only the first [`MAX_TERMS`] combinations of their terms: each of them suffices.
@@ -126,24 +125,22 @@ impl NodeSet {
 
     /// Why no node can be in both sets; `None` if some node may be, or if a set selects no node anyway.
     pub fn disjoint(&self, other: &Self) -> Option<Disjoint> {
-        let conflict = |first: &[Requirement], second: &[Requirement]| {
-            let mut pairs = first
-                .iter()
-                .flat_map(|one| second.iter().map(move |other| (one, other)));
-            let (one, other) = pairs.find(|(one, other)| one.excludes(other))?;
-            Some(Disjoint {
-                one: one.to_string(),
-                other: other.to_string(),
-            })
-        };
         let pairs = self
             .terms
             .iter()
             .flat_map(|first| other.terms.iter().map(move |second| (first, second)));
-        let conflicts: Option<Vec<Disjoint>> = pairs
-            .map(|(first, second)| conflict(first, second))
-            .collect();
-        conflicts?.into_iter().next()
+        let mut example = None;
+        for (first, second) in pairs {
+            let mut requirements = first
+                .iter()
+                .flat_map(|one| second.iter().map(move |other| (one, other)));
+            let conflict = requirements.find(|(one, other)| one.excludes(other))?;
+            example.get_or_insert(conflict);
+        }
+        example.map(|(one, other)| Disjoint {
+            one: one.to_string(),
+            other: other.to_string(),
+        })
     }
 }
 

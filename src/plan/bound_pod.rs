@@ -15,7 +15,8 @@ pub(crate) fn lacks_toleration(pod: &Pod, taint: &Taint) -> bool {
     pod.is_in_scope() && pod.is_bound() && !tolerated
 }
 
-/// Whether the node of a pod is known not to run one of its images. `stated`: the architectures that its author states.
+/// Whether the node of a pod is known not to run one of its images. `stated`: the architectures that its author states, whether they
+/// are schedulable or not: the pod runs there already.
 pub(crate) fn is_misplaced(
     evaluation: &Evaluation,
     policy: &PlacementPolicy,

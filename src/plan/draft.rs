@@ -204,6 +204,8 @@ impl<'a> Draft<'a> {
                 on_namespace: true,
                 ..event
             });
+        } else if notice.depends_on_images() {
+            self.report(reason, note);
         } else {
             self.report_about(reason, hash(notice), note);
         }

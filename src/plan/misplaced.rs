@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::{
     cluster::objects::Pod,
     evaluate::wrong_architecture::{WrongArchitecture, WrongArchitectureCause},
-    platform::ImageArchitectures,
+    platform::{Architectures, ImageArchitectures},
 };
 
 use super::{
@@ -31,6 +31,8 @@ pub(crate) struct MisplacedPod<'a> {
     pub(crate) architectures: Option<&'a ImageArchitectures>,
     /// Whether the image of the first one is known not to be for the node.
     pub(crate) image_lacks: bool,
+    /// The architectures that its author states, if the node has none of them.
+    pub(crate) stated: Option<&'a Architectures>,
     /// Whether a new pod would be placed elsewhere; if not, why.
     pub(crate) elsewhere: Result<(), NotElsewhere>,
 }
@@ -148,6 +150,10 @@ impl MisplacedPod<'_> {
         let platform = self.platform;
         let cause = first.cause.as_str();
         let why = match self.architectures {
+            _ if self.is_only_stated(first) => {
+                let stated = self.stated.map(|set| set.join(", ")).unwrap_or_default();
+                format!("its author states that it runs on {stated}")
+            }
             Some(set) if first.cause == WrongArchitectureCause::ImageLacksArchitecture => {
                 format!("image {image} is for {}", set.join(", "))
             }
@@ -174,11 +180,22 @@ impl MisplacedPod<'_> {
             && !self.image_lacks
     }
 
+    /// Whether its image is for the node, and only its author says that it is not.
+    fn is_only_stated(&self, first: &WrongArchitecture) -> bool {
+        first.cause == WrongArchitectureCause::ImageLacksArchitecture
+            && self.stated.is_some()
+            && !self.image_lacks
+    }
+
     fn advice(&self, first: &WrongArchitecture, outcome: Outcome) -> String {
         if self.is_lied_about(first) {
             return "Build the image again, or state where it runs with the annotation archaware.dev/architectures".to_owned();
         }
-        let build = format!("Build the image for {}", self.platform);
+        let build = if self.is_only_stated(first) {
+            "Correct the annotation archaware.dev/architectures".to_owned()
+        } else {
+            format!("Build the image for {}", self.platform)
+        };
         match outcome {
             Outcome::Evicted => {
                 "It is evicted, so that it is created anew and placed by its images".to_owned()
@@ -242,6 +259,7 @@ mod tests {
             found,
             architectures: set,
             image_lacks: set.is_some_and(|set| !set.contains("arm64")),
+            stated: None,
             elsewhere: if set.is_some_and(|set| !set.contains("arm64")) {
                 Ok(())
             } else {
@@ -372,5 +390,23 @@ mod tests {
             let note = misplaced(&pod, &wrong, set).note(outcome);
             assert_eq!(note, expected);
         }
+    }
+
+    #[test]
+    fn a_statement_of_the_author_is_named() {
+        let pod = pod(&json!({}));
+        let both: ImageArchitectures = "amd64,arm64".parse().unwrap();
+        let stated: Architectures = "amd64".parse().unwrap();
+        let wrong = found(WrongArchitectureCause::ImageLacksArchitecture);
+        let misplaced = MisplacedPod {
+            stated: Some(&stated),
+            elsewhere: Ok(()),
+            ..misplaced(&pod, &wrong, Some(&both))
+        };
+        assert_eq!(
+            misplaced.note(Outcome::Reported),
+            "container c cannot run on node n (arm64): its author states that it runs on amd64. \
+             Correct the annotation archaware.dev/architectures, or delete the pod, so that it is created anew and placed by its images"
+        );
     }
 }

@@ -285,7 +285,7 @@ async fn what_was_fetched_last_is_written_before_the_process_ends() {
 async fn writes_that_hang_are_given_up_after_two_seconds() {
     let containerd = Containerd::start(&Containerd::binaries()[0]).await;
     let registry = registry().await;
-    let resolver = containerd.resolver(settings());
+    let resolver = resolver_at(&containerd.socket(), settings());
     let image = registry.image("multi");
     containerd.signal("-STOP");
     let resolved = resolve(&resolver, &image, &Keyring::default()).await;

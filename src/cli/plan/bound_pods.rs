@@ -84,9 +84,12 @@ async fn of_pod(
     let platform = policy.node_platform(&view);
     let is_misplaced = bound_pod::is_misplaced(&evaluation, policy, platform, rule.stated());
     let images = || {
-        let images = evaluation.list_images();
+        let why = match rule.stated() {
+            Some(stated) => format!("its author states {}", stated.join(", ")),
+            None => format!("its images: {}", evaluation.list_images()),
+        };
         let node = with_variant(view.architecture, platform.variant.map(NodeVariant::name));
-        format!("it runs on {node}; its images: {images}")
+        format!("it runs on {node}; {why}")
     };
     let misplaced = || is_misplaced.then(|| ("misplaced", images()));
     let planned = |is_tolerated, row: Option<(&'static str, String)>| PlannedPod {

@@ -20,7 +20,7 @@ use crate::{
 
 use super::{
     super::permissions::MissingPermissions,
-    found::{BoundPod, FoundSpec, FoundWorkload},
+    found::{BoundPod, FoundSpec, FoundWorkload, stated_architectures},
 };
 
 /// The kinds with a pod template; owners of other kinds are known by their pods.
@@ -278,10 +278,12 @@ impl Workloads {
         workload.requests = workload.requests + requests;
         if let Some(node) = pod.spec.node_name.clone().filter(|node| !node.is_empty()) {
             let images = pod.spec.images().into_keys().map(str::to_owned).collect();
+            let stated = stated_architectures(annotations(&pod.metadata));
             workload.bound.push(BoundPod {
                 name,
                 node,
                 images,
+                stated,
                 failing: wrong_architecture::find(&pod, None, |_| true),
             });
         }

@@ -8,6 +8,8 @@ use crate::{
         workload::Workload,
     },
     evaluate::{without_additions, wrong_architecture::WrongArchitecture},
+    placement::{Mode, mode},
+    platform::Architectures,
     report::Requests,
 };
 
@@ -41,6 +43,8 @@ pub(super) struct BoundPod {
     pub(super) name: String,
     pub(super) node: String,
     pub(super) images: BTreeSet<String>,
+    /// The architectures that its author states by annotation.
+    pub(super) stated: Option<Architectures>,
     /// Its containers that fail, as those do that cannot run on their node.
     pub(super) failing: Vec<WrongArchitecture>,
 }
@@ -116,4 +120,13 @@ impl FoundWorkload {
             self.specs.push(spec);
         }
     }
+}
+
+/// The architectures that the author states by annotation.
+pub(super) fn stated_architectures(
+    annotations: &BTreeMap<String, String>,
+) -> Option<Architectures> {
+    let none = BTreeMap::new();
+    let (rule, ..) = mode::rule(annotations, &none, Mode::Inspect);
+    rule.stated().cloned()
 }

@@ -21,7 +21,7 @@ use crate::{
         ResolveRequest, Resolver,
         credentials::{self, Keyring},
     },
-    placement::{Mode, NodePlatform, NodeVariant, PlacementPolicy, mode},
+    placement::{NodePlatform, NodeVariant, PlacementPolicy},
     platform::{Architecture, Architectures, with_variant},
     report::{KnownImage, KnownWorkload, MisplacedPod},
 };
@@ -29,7 +29,7 @@ use crate::{
 use super::{
     super::permissions::MissingPermissions,
     cache::ReportCache,
-    found::{BoundPod, FoundSpec, FoundWorkload},
+    found::{BoundPod, FoundSpec, FoundWorkload, stated_architectures},
 };
 
 /// Images that are resolved concurrently. Each has its time from when it begins, so those that wait for a registry's slots must be few.
@@ -105,7 +105,7 @@ impl Inspector {
         let mut excluded = BTreeSet::new();
         let namespace = found.namespace.clone().unwrap_or_default();
         for one in &found.specs {
-            stated = stated.or_else(|| stated_architectures(one));
+            stated = stated.or_else(|| stated_architectures(&one.annotations));
             let author = one.spec.author_selection();
             let excludes = |architecture: &&Architecture| {
                 let alone: Architectures = [(*architecture).clone()].into_iter().collect();
@@ -131,7 +131,7 @@ impl Inspector {
             misplaced: misplaced
                 .filter_map(|pod| {
                     let node = self.nodes.get(&pod.node)?;
-                    node.misplaced(&self.policy, pod, &images, stated.as_ref())
+                    node.misplaced(&self.policy, pod, &images)
                 })
                 .collect(),
             kind: found.kind,
@@ -224,13 +224,12 @@ impl Inspector {
 }
 
 impl KnownNode {
-    /// A pod on this node, if an image of it does not run here, or a program of one. `stated`: the architectures that its author states.
+    /// A pod on this node, if an image of it does not run here, or a program of one.
     fn misplaced(
         &self,
         policy: &PlacementPolicy,
         pod: &BoundPod,
         images: &BTreeMap<String, KnownImage>,
-        stated: Option<&Architectures>,
     ) -> Option<MisplacedPod> {
         let platform = NodePlatform {
             architecture: &self.architecture,
@@ -242,7 +241,7 @@ impl KnownNode {
                 Some(KnownImage::Resolved { built_for, .. }) => built_for.as_ref(),
                 _ => None,
             };
-            policy.runs(platform, stated, built_for) == Some(false)
+            policy.runs(platform, pod.stated.as_ref(), built_for) == Some(false)
         };
         let lacking: BTreeSet<&String> = pod.images.iter().filter(lacks).collect();
         let failing = pod.failing.iter().filter(|one| {
@@ -264,13 +263,6 @@ impl KnownNode {
     }
 }
 
-/// The architectures that the author states by annotation.
-fn stated_architectures(found: &FoundSpec) -> Option<Architectures> {
-    let none = BTreeMap::new();
-    let (rule, ..) = mode::rule(&found.annotations, &none, Mode::Inspect);
-    rule.stated().cloned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -285,12 +277,6 @@ mod tests {
             architecture: "arm64".to_owned(),
             variant: None,
             labels: [("qemu".to_owned(), String::new())].into(),
-        };
-        let pod = BoundPod {
-            name: "p".to_owned(),
-            node: "n".to_owned(),
-            images: ["app".to_owned()].into(),
-            failing: Vec::new(),
         };
         for (built_for, stated, expected) in [
             ("arm64", None, false),
@@ -308,8 +294,14 @@ mod tests {
                 built_for: Some(set),
             };
             let images = [("app".to_owned(), image)].into();
-            let stated: Option<Architectures> = stated.map(|set| set.parse().unwrap());
-            let found = node.misplaced(&policy, &pod, &images, stated.as_ref());
+            let pod = BoundPod {
+                name: "p".to_owned(),
+                node: "n".to_owned(),
+                images: ["app".to_owned()].into(),
+                stated: stated.map(|set| set.parse().unwrap()),
+                failing: Vec::new(),
+            };
+            let found = node.misplaced(&policy, &pod, &images);
             assert_eq!(found.is_some(), expected, "{built_for} {stated:?}");
         }
     }

@@ -91,7 +91,7 @@ pub fn connect(path: &str, timeout: Duration) -> Result<Channel, SocketError> {
 impl Connection {
     pub(super) fn new(path: &str, lookup_timeout: Duration) -> Result<Self, SocketError> {
         Ok(Self {
-            // Each call sets a shorter timeout of its own.
+            // Lookups set a shorter timeout of their own.
             channel: connect(path, Duration::from_secs(10))?,
             breaker: Breaker::default(),
             slots: Semaphore::new(MAX_CALLS),

@@ -300,3 +300,28 @@ fn a_forged_record_of_repeated_terms_removes_nothing() {
     let before = json!({"matchExpressions": [zone]});
     assert_eq!(affinity, required(json!([before, before])));
 }
+
+/// A set of nodes without any node: nothing selects it, not even where no architecture is required.
+#[test]
+fn no_node_is_written_as_a_requirement_that_no_node_satisfies() {
+    let nowhere = SelectedNodes {
+        required: NodeSet::none(),
+        preferred: Vec::new(),
+    };
+    let author = AuthorSelection {
+        node_selector: &BTreeMap::new(),
+        affinity: None,
+    };
+    let added = decide(
+        Wanted {
+            selected: Some(&nowhere),
+            ..wanted(&[], &prefer())
+        },
+        Vec::new(),
+        author,
+    );
+    let terms = added.require.unwrap().alternatives();
+    assert_eq!(terms.len(), 1);
+    let labels = [(LABEL.to_owned(), "amd64".to_owned())].into();
+    assert!(!terms[0].selects(&labels, "node"));
+}

@@ -235,7 +235,7 @@ impl Fit<'_> {
         let any = rule.any.iter();
         let any: Option<Vec<_>> = any.map(|list| self.of_conditions(list)).collect();
         let any = any?.into_iter().reduce(NodeSet::or);
-        product(&all, &any.unwrap_or_default())
+        product(&all, &any.unwrap_or_else(NodeSet::none))
     }
 
     /// No node if no node can satisfy them all.
