@@ -54,7 +54,7 @@ pub(crate) async fn memory_idle(cluster: &TestCluster) {
         memory(&archaware, "VmRSS"),
         None,
         "MiB",
-        "<= 25",
+        "<= 28",
     );
     report("  peak", memory(&archaware, "VmHWM"), None, "MiB", "");
     assert_eq!(archaware.stop().await, 0);
