@@ -180,7 +180,7 @@ impl MisplacedPod<'_> {
             && !self.image_lacks
     }
 
-    /// Whether its image is for the node, and only its author says that it is not.
+    /// Whether the image is for the node, and only the annotation of the author excludes the node.
     fn is_only_stated(&self, first: &WrongArchitecture) -> bool {
         first.cause == WrongArchitectureCause::ImageLacksArchitecture
             && self.stated.is_some()
