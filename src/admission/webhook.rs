@@ -22,7 +22,9 @@ use crate::{
         template::Template,
     },
     metrics::Panics,
-    placement::{Decision, PlacementPolicy, annotation, mode, node, pod::PodChange, reinvocation},
+    placement::{
+        Decision, PlacementPolicy, annotation, change::PodChange, mode, node, reinvocation,
+    },
     plan,
 };
 
@@ -212,7 +214,7 @@ impl Webhook {
         }
         // Whatever is known of images: it cannot be set later.
         let class = match &evaluation {
-            Some(evaluation) => review.subject().runtime_class(evaluation),
+            Some(evaluation) => evaluation.demands.class().map(str::to_owned),
             None => self.class_by_rules(&review),
         };
         // What was selected before cannot be selected later, when the pod exists without gate.
@@ -256,12 +258,9 @@ impl Webhook {
 
     /// The runtime class that rules give to a pod whose images are not known in time.
     fn class_by_rules(&self, review: &PodReview) -> Option<String> {
-        let (subject, evaluator) = (review.subject(), &self.evaluator);
         // Nothing is said of a pod whose namespace is not known.
         let namespace = self.namespaces.get(&review.namespace)?;
-        let (rule, ..) = evaluator.rule(subject, &namespace);
-        let applied = evaluator.applied_rules(subject, &rule, &namespace)?;
-        applied.runtime_class
+        self.evaluator.class_by_rules(review.subject(), &namespace)
     }
 
     /// Whether the configuration refuses pods with this notice.

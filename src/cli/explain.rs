@@ -21,7 +21,10 @@ use crate::{
     explain::{Explanation, Facts, explain},
     image::{ImageError, PullPolicy, ResolveRequest, credentials::CredentialSource},
     metrics::Metrics,
-    placement::Decision,
+    placement::{
+        Decision,
+        demand::{Demand, Source},
+    },
     plan::daemon_set,
 };
 
@@ -170,12 +173,16 @@ async fn explain_target(
         class_problem = reader.add_class(&class, target.spec_mut()).await;
     }
     let mut evaluation = evaluate(&target, evaluator, &namespace).await;
-    if let Some(class) = evaluation.runtime_class.clone().filter(|_| is_new) {
+    let class = evaluation.demands.class().map(str::to_owned);
+    if let Some(class) = class.filter(|_| is_new) {
         class_problem = reader.add_class(&class, target.spec_mut()).await;
         // The API server asks the webhook again, with what the class added.
         target.spec_mut().runtime_class_name = Some(class.clone());
         evaluation = evaluate(&target, evaluator, &namespace).await;
-        evaluation.runtime_class = Some(class);
+        evaluation.demands.push(Demand {
+            class: Some(class),
+            ..Demand::of(Source::RuntimeClass)
+        });
     }
     let template = target.daemon_set().map(|set| evaluator.template(set));
     let subject = template
@@ -183,10 +190,8 @@ async fn explain_target(
         .map_or_else(|| target.subject(), Template::subject);
     if target.is_existing_pod() {
         let anew = evaluator.candidates(subject, &namespace).await;
-        let known = evaluation.selected.as_ref();
-        let known = known.map_or(0, |selected| selected.candidates.len());
-        if !anew.is_empty() && anew.len() >= known {
-            evaluation.selected.get_or_insert_default().candidates = anew;
+        if !anew.is_empty() && anew.len() >= evaluation.candidates.len() {
+            evaluation.candidates = anew;
         }
     }
     let (rule, rule_source, _) = evaluator.rule(subject, &namespace);

@@ -29,7 +29,7 @@ use crate::{
         Evaluation, Evaluator, KnownKeys, Verdict, predictor::Predictor, pull_secrets::PullSecrets,
     },
     metrics::Metrics,
-    placement::{Decision, PlacementPolicy, node, pod::PodChange},
+    placement::{Decision, PlacementPolicy, change::PodChange, node},
     plan,
 };
 

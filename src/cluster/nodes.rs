@@ -14,7 +14,8 @@ use tokio::sync::watch;
 
 use crate::placement::{
     NodeVariant, TaintKind, VariantPolicy,
-    selection::{FeatureKeys, HOSTNAME, LabelKeys, MAX_HOSTS, NodeFacts, NodeFeatures, NodeGroup},
+    affinity::HOSTNAME,
+    selection::{FeatureKeys, LabelKeys, MAX_HOSTS, NodeFacts, NodeFeatures, NodeGroup},
 };
 
 use super::{

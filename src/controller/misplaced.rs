@@ -29,7 +29,7 @@ use crate::{
         wrong_architecture::{self, WrongArchitecture},
     },
     placement::{
-        Decision, NodeVariant, annotation, emulation::Emulation, keeps_away, reinvocation, suffices,
+        Decision, NodeVariant, annotation, demand::Source, keeps_away, reinvocation, suffices,
     },
     plan::{
         misplaced::{Eviction, GIVEN_UP_WHY, MisplacedPod, NotElsewhere, Outcome},
@@ -379,8 +379,8 @@ impl MisplacedPods {
         };
         let is_kept_away = self.has_webhook(pod) || self.is_kept_away_by_taint(pod, node);
         let view = node.node.view();
-        let emulates = |emulation: &Emulation| emulation.nodes().required.selects(view.labels);
-        let runs = if evaluation.emulation.is_none_or(|one| emulates(&one)) {
+        let emulation = evaluation.demands.of(&Source::Emulation);
+        let runs = if emulation.is_none_or(|demand| demand.require.selects(view.labels)) {
             node.runs(&set)
         } else {
             Some(false)

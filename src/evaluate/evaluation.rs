@@ -5,17 +5,13 @@ use std::collections::BTreeSet;
 use crate::{
     image::{ImageError, Resolved},
     placement::{
-        DecidedBy, Decision, PlacementPolicy,
-        emulation::Emulation,
-        image_locality::ImageLocality,
-        mode::InvalidAnnotation,
-        preference::Preferences,
-        rule::{AppliedRules, LeftOutRule},
+        DecidedBy, Decision, PlacementPolicy, demand::Demands, preference::Preferences,
+        rule::LeftOutRule,
     },
     platform::{Architectures, ImageArchitectures},
 };
 
-use super::{SelectedImages, SelectionProblem, pull_secrets::UnusablePullSecret};
+use super::{ContainerCandidates, Notice, pull_secrets::UnusablePullSecret};
 
 /// The result of an evaluation.
 #[derive(Clone, Debug)]
@@ -59,29 +55,20 @@ pub struct Evaluation {
     pub preferences: Preferences,
     /// Why there is no architecture that fits, if there is none.
     pub conflict: Option<Conflict>,
-    /// What can run it, if the author selects none of that and no taint keeps it away from what is selected: it is placed as the
-    /// author wants, and probably fails there.
-    pub overruled: Option<Architectures>,
-    /// Annotations with invalid values.
-    pub invalid: Vec<InvalidAnnotation>,
     /// The resolved images.
     pub images: Vec<EvaluatedImage>,
     /// Pull secrets that were skipped.
     pub unusable: BTreeSet<UnusablePullSecret>,
-    /// Images that were selected, if the pod asks for it, as few do.
-    pub selected: Option<Box<SelectedImages>>,
-    /// What the rules of the configuration say of the pod; `None`: nothing.
-    pub rules: Option<Box<AppliedRules>>,
-    /// The architectures whose nodes run its images without emulation; `None`: its runtime class emulates none.
-    pub native: Option<Architectures>,
-    /// Where its images run by emulation; `None`: nowhere, or it cannot be limited to such nodes.
-    pub emulation: Option<Box<Emulation>>,
-    /// The runtime class that it has to get, which is possible on its creation only: by a rule, or because only a class runs its images.
-    pub runtime_class: Option<String>,
+    /// What features ask of its nodes.
+    pub demands: Demands,
+    /// Messages of these features.
+    pub raised: Vec<Notice>,
+    /// The images that could have been selected, with [`Evaluator::explains`].
+    ///
+    /// [`Evaluator::explains`]: super::Evaluator::explains
+    pub candidates: Vec<ContainerCandidates>,
     /// The runtime class that would run its images, and cannot be set any more, or not here.
     pub lacking_class: Option<String>,
-    /// What nodes hold of images that are not known; `None`: nothing, or it is of no use.
-    pub locality: Option<Box<ImageLocality>>,
 }
 
 /// An image of a pod that was resolved.
@@ -135,17 +122,12 @@ impl Evaluation {
             by_policy: false,
             preferences: Preferences::new(),
             conflict: None,
-            overruled: None,
-            invalid: Vec::new(),
             images: Vec::new(),
             unusable: BTreeSet::new(),
-            selected: None,
-            rules: None,
-            native: None,
-            emulation: None,
-            runtime_class: None,
+            demands: Demands::default(),
+            raised: Vec::new(),
+            candidates: Vec::new(),
             lacking_class: None,
-            locality: None,
         }
     }
 
@@ -158,25 +140,20 @@ impl Evaluation {
         }
     }
 
-    /// Why no image was selected for a container that asks for it.
-    pub fn selection_problems(&self) -> &[SelectionProblem] {
-        let selected = self.selected.as_ref();
-        selected.map_or(&[], |selected| &selected.problems)
-    }
-
     /// Rules that select the pod and are left out.
-    pub fn left_out_rules(&self) -> &[LeftOutRule] {
-        self.rules.as_ref().map_or(&[], |rules| &rules.left_out)
+    pub fn left_out_rules(&self) -> impl Iterator<Item = &LeftOutRule> {
+        self.raised.iter().filter_map(|notice| match notice {
+            Notice::RuleLeftOut(rule) => Some(rule),
+            _ => None,
+        })
     }
 
-    /// The message for a pod whose author selects other architectures, from which no taint keeps it away.
-    pub fn explain_overruled(&self) -> Option<String> {
-        self.overruled.as_ref().map(|set| {
-            format!(
-                "{}. No taint keeps it away from what it selects, so it is placed there; probably it cannot run there",
-                self.explain_selection(set)
-            )
-        })
+    /// The message for a pod whose author selects other architectures than these, from which no taint keeps it away.
+    pub(crate) fn explain_overruled(&self, set: &Architectures) -> String {
+        format!(
+            "{}. No taint keeps it away from what it selects, so it is placed there; probably it cannot run there",
+            self.explain_selection(set)
+        )
     }
 
     fn explain_selection(&self, set: &Architectures) -> String {

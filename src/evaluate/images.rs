@@ -8,13 +8,13 @@ use tokio::sync::Semaphore;
 use crate::{
     cluster::objects::PodSpec,
     image::{ImageError, ResolveRequest},
-    placement::{Decision, PodRuntime, emulation::Emulation, pod::AffinityAccess},
+    placement::{Decision, PodRuntime, emulation::Emulation},
     platform::{Os, PlatformSet},
 };
 
 use super::{
-    Conflict, EvaluatedImage, Evaluation, Evaluator, ResolvedImages, Stage, Subject, Verdict,
-    pull_secrets::PodCredentials,
+    EvaluatedImage, Evaluator, ResolvedImages, Stage, Subject, Verdict,
+    pull_secrets::PodCredentials, source::Evaluating,
 };
 
 /// Maximum number of images of a pod, many times that of the largest pods. Beyond it, every architecture is
@@ -24,87 +24,19 @@ const MAX_IMAGES: usize = 256;
 pub(super) const MAX_CONCURRENT_IMAGES: usize = 16;
 
 impl Evaluator {
-    /// What the images of a pod or template allow, with its runtime class or with one that it gets because no CPU runs them.
-    pub(super) async fn decide_by_images(
-        &self,
-        subject: Subject<'_>,
-        evaluation: &mut Evaluation,
-        deadline: tokio::time::Instant,
-    ) -> Verdict {
-        let is_none =
-            |verdict: &Verdict| matches!(verdict, Verdict::Decided(Decision::NoCommonArchitecture));
-        let is_template = subject.stage == Stage::Template;
-        let (spec, namespace) = (subject.spec, subject.namespace);
-        let keys = self.pull_secrets.for_pod(namespace, spec, is_template);
-        let each = self.resolve_images(spec, namespace, &keys, deadline);
-        let (mut images, failed) = each.await;
+    /// Decides by the images that are read, and by what demands have changed since.
+    pub(super) fn decide_by_images(&self, pod: &mut Evaluating<'_>) {
+        let Some(read) = &pod.read else { return };
+        let (images, failed) = (&pod.evaluation.images, &read.failed);
+        let spec = pod.subject().spec;
         let os = spec.os();
-        let mut runtime = spec.runtime(&os);
-        let emulation = self.emulation(subject, &images, runtime);
-        let mut verdict = self.verdict(spec, runtime, (&images, &failed), emulation.as_ref());
-        if is_none(&verdict) && runtime.class.is_none() && self.config.assign_runtime_class {
-            let sets = images.iter().map(|image| &image.resolved.platforms);
-            let class = self.policy.class_for(sets, &os);
-            let assigned = class.map(str::to_owned);
-            if subject.stage != Stage::Creation {
-                evaluation.lacking_class = assigned;
-            } else if class.is_some() {
-                evaluation.runtime_class = assigned;
-                runtime.class = class;
-                for image in &mut images {
-                    image.architectures = self.policy.of_image(&image.resolved.platforms, runtime);
-                }
-                verdict = self.verdict(spec, runtime, (&images, &failed), None);
-            }
-        }
-        if is_none(&verdict) {
-            let of_images = images.iter().filter_map(|one| one.architectures.clone());
-            let sets = self.policy.disjoint(of_images);
-            evaluation.conflict = Some(Conflict::Disjoint(sets));
-        }
-        let sets = images.iter().map(|image| &image.resolved.platforms);
-        evaluation.native = self.policy.native_architectures(sets, runtime);
-        evaluation.images = images;
-        evaluation.emulation = emulation.map(Box::new);
-        let decided = match &verdict {
-            Verdict::Decided(Decision::Architectures(set)) => Some(Some(set.clone())),
-            Verdict::Decided(Decision::TolerateAll) => Some(None),
-            _ => None,
-        };
-        // Where images are emulated, native nodes come first.
-        let is_emulated = evaluation.emulation.is_some() || evaluation.native.is_some();
-        let selected = evaluation.selected.as_ref();
-        let waits = selected.is_some_and(|selected| !selected.failed.is_empty());
-        if let Some(set) = decided
-            && self.reads_attached(subject)
-            && !is_emulated
-            && !waits
-        {
-            let prefers = self.prefer_by_attached(subject, evaluation, &keys, set, deadline);
-            Box::pin(prefers).await;
-        }
-        evaluation.unusable = keys.unusable();
-        verdict
-    }
-
-    /// Where images run by emulation, if the pod can be limited to such nodes.
-    fn emulation(
-        &self,
-        subject: Subject<'_>,
-        images: &[EvaluatedImage],
-        runtime: PodRuntime<'_>,
-    ) -> Option<Emulation> {
-        let sets = images.iter().map(|image| &image.resolved.platforms);
-        let emulation = self.policy.emulation(sets, runtime)?;
-        let author = subject.spec.author_selection();
-        // Terms that name nodes get no requirements, and those of a pod that exists no alternatives.
-        let can_be_limited = match subject.affinity_access() {
-            AffinityAccess::Open => !author.names_fields(),
-            AffinityAccess::Narrowing => !author.has_terms(),
-            AffinityAccess::Closed => false,
-        };
-        let helps = !author.excludes_all(&emulation.architectures());
-        (helps && (can_be_limited || emulation.covers(author))).then_some(emulation)
+        let verdict = self.verdict(
+            spec,
+            spec.runtime(&os),
+            (images, failed),
+            pod.emulation.as_ref(),
+        );
+        pod.decide(verdict);
     }
 
     /// Resolves the images of a pod or template, whatever its rule and its tolerations are.
@@ -176,7 +108,7 @@ impl Evaluator {
             .await
     }
 
-    /// What images allow that are known, and where they are emulated, if others are not known.
+    /// What the images that are known allow, and the nodes that emulate.
     pub(super) fn verdict(
         &self,
         spec: &PodSpec,

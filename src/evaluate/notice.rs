@@ -82,17 +82,12 @@ impl fmt::Display for Notice {
 }
 
 impl Evaluation {
-    /// All messages about the pod, each of them once.
+    /// All messages about the pod or template.
     pub fn notices(&self, policy: &PlacementPolicy) -> Vec<Notice> {
-        let invalid = self.invalid.iter().cloned().map(Notice::InvalidAnnotation);
         let unusable = self.unusable.iter().cloned();
-        let problems = self.selection_problems().iter().cloned();
-        let left_out = self.left_out_rules().iter().cloned();
-        invalid
+        let raised = self.raised.iter().cloned();
+        raised
             .chain(unusable.map(Notice::UnusablePullSecret))
-            .chain(problems.map(Notice::ImageNotSelected))
-            .chain(self.explain_overruled().map(Notice::AuthorOverrules))
-            .chain(left_out.map(Notice::RuleLeftOut))
             .chain(self.conflict_notice(policy))
             .collect()
     }
@@ -119,7 +114,10 @@ impl Evaluation {
 
 #[cfg(test)]
 mod tests {
-    use crate::{config::Config, placement::annotation};
+    use crate::{
+        config::Config,
+        placement::{annotation, rule::Contradicted},
+    };
 
     use super::*;
 
@@ -128,17 +126,25 @@ mod tests {
         let policy = PlacementPolicy::from(&Config::default());
         let mut evaluation = Evaluation::new(Verdict::Decided(Decision::NoCommonArchitecture));
         assert_eq!(evaluation.notices(&policy).len(), 1);
-        evaluation.invalid = vec![InvalidAnnotation {
-            name: annotation::MODE,
-            value: "all".to_owned(),
-            on_namespace: true,
-        }];
+        let told = evaluation.explain_overruled(&"amd64".parse().unwrap());
+        evaluation.raised = vec![
+            Notice::InvalidAnnotation(InvalidAnnotation {
+                name: annotation::MODE,
+                value: "all".to_owned(),
+                on_namespace: true,
+            }),
+            Notice::ImageNotSelected(SelectionProblem::Created("app".to_owned())),
+            Notice::AuthorOverrules(told),
+            Notice::RuleLeftOut(LeftOutRule {
+                name: "gpu".to_owned(),
+                contradicts: Contradicted::RuntimeClass,
+            }),
+        ];
         evaluation.unusable = [UnusablePullSecret {
             secret: "registry".to_owned(),
             why: "it has no entries".to_owned(),
         }]
         .into();
-        evaluation.overruled = Some("amd64".parse().unwrap());
         let notices = evaluation.notices(&policy);
         let told = notices.iter().map(|notice| {
             let sentence = notice.to_string();
@@ -149,13 +155,15 @@ mod tests {
             told.collect::<Vec<_>>(),
             [
                 ("InvalidAnnotation", true),
-                ("PullSecretUnusable", false),
+                ("ImageNotSelected", false),
                 ("ArchitectureExcluded", false),
+                ("RuleLeftOut", false),
+                ("PullSecretUnusable", false),
                 ("NoCommonArchitecture", false),
             ]
         );
         assert_eq!(
-            notices[1].to_string(),
+            notices[4].to_string(),
             "pull secret registry is skipped: it has no entries"
         );
         // The failure policy's decision was reported when it was made.

@@ -4,26 +4,29 @@ mod attached;
 mod choose;
 mod problem;
 
-use tokio::time::Instant;
+use futures::{FutureExt, future::BoxFuture};
 
 use crate::{
     cluster::objects::{Namespace, PodSpec},
-    config::AttachedDocuments,
+    config,
     image::ImageError,
     placement::{
         Decision, Mode,
+        change::{AffinityAccess, ImageChange},
+        demand::{Demand, Source},
         mode::Rule,
-        pod::AffinityAccess,
         reinvocation,
-        rule::AppliedRules,
-        selection::{
-            self, Candidate, ImageChange, ImageSelection, InvalidSelection, SelectedNodes,
-        },
+        selection::{self, Candidate, ImageSelection, InvalidSelection, SelectedNodes},
     },
 };
 
-use super::{Evaluator, Stage, Subject, Verdict, without_additions};
+use super::{
+    Evaluator, Notice, Stage, Subject, Verdict,
+    source::{DemandSource, Evaluating},
+    without_additions,
+};
 
+pub(super) use attached::AttachedDocuments;
 use choose::{Pod, Unselected};
 pub use problem::{NoMatch, SelectionProblem};
 
@@ -44,30 +47,62 @@ pub struct ContainerCandidates {
 
 /// What was selected for a pod.
 #[derive(Clone, Debug, Default)]
-pub struct SelectedImages {
+pub(super) struct SelectedImages {
     /// Images to replace. Those that stay as they are because they are the best are among them.
-    pub images: Vec<ImageChange>,
+    images: Vec<ImageChange>,
     /// What the nodes have to be for them.
-    pub nodes: SelectedNodes,
+    nodes: SelectedNodes,
     /// Why something was not selected.
-    pub problems: Vec<SelectionProblem>,
+    problems: Vec<SelectionProblem>,
     /// What could have been selected, with [`Evaluator::explains`].
-    pub candidates: Vec<ContainerCandidates>,
+    candidates: Vec<ContainerCandidates>,
     /// What could not be read in time.
-    pub(super) failed: Vec<(String, ImageError)>,
+    failed: Vec<(String, ImageError)>,
     /// The spec with these images.
-    pub(super) spec: Option<PodSpec>,
+    spec: Option<PodSpec>,
+}
+
+/// The selection of images by compatibility documents, for pods that ask for it.
+pub(super) struct Selection;
+
+impl DemandSource for Selection {
+    fn ask<'a>(
+        &self,
+        evaluator: &'a Evaluator,
+        pod: &'a mut Evaluating<'_>,
+    ) -> Option<BoxFuture<'a, ()>> {
+        let subject = pod.subject();
+        let is_requested = pod.rule != Rule::Mode(Mode::Ignore)
+            && selection::is_requested(subject.annotations, subject.labels);
+        let ask = async move {
+            let selected = evaluator.select_images(pod).await;
+            if let Some(spec) = selected.spec {
+                *pod.spec_mut() = spec;
+            }
+            let problems = selected.problems.into_iter();
+            let evaluation = &mut pod.evaluation;
+            evaluation
+                .raised
+                .extend(problems.map(Notice::ImageNotSelected));
+            evaluation.candidates = selected.candidates;
+            pod.unread = selected.failed;
+            if !selected.images.is_empty() {
+                evaluation.demands.push(Demand {
+                    require: selected.nodes.required,
+                    prefer: selected.nodes.preferred,
+                    images: selected.images,
+                    ..Demand::of(Source::ImageSelection)
+                });
+            }
+        };
+        is_requested.then(|| ask.boxed())
+    }
 }
 
 impl Evaluator {
-    /// Selects the images of a pod that asks for it. `rules`: what they say of the pod.
-    pub(super) async fn select_images(
-        &self,
-        subject: Subject<'_>,
-        rule: &Rule,
-        rules: Option<&AppliedRules>,
-        deadline: Instant,
-    ) -> SelectedImages {
+    /// Selects the images of a pod that asks for it.
+    async fn select_images(&self, evaluating: &Evaluating<'_>) -> SelectedImages {
+        let (subject, deadline) = (evaluating.subject(), evaluating.deadline);
         let mut selected = SelectedImages::default();
         let mut spec = subject.spec.clone();
         let requested = match requested(subject) {
@@ -94,7 +129,7 @@ impl Evaluator {
         let credentials = self
             .pull_secrets
             .for_pod(subject.namespace, subject.spec, false);
-        let limit = match rule {
+        let limit = match &evaluating.rule {
             Rule::Mode(Mode::Any | Mode::Ignore) => None,
             Rule::Architectures(set) => Some(set.clone()),
             Rule::Mode(Mode::Inspect) => {
@@ -112,16 +147,19 @@ impl Evaluator {
         // A pod that exists gets one alternative only, if it has terms.
         let is_single = subject.affinity_access() == AffinityAccess::Narrowing
             && subject.spec.author_selection().has_terms();
-        let single = rules.filter(|_| is_single).cloned().map(|mut rules| {
-            rules.nodes.required = rules.nodes.required.truncated(1);
-            rules
-        });
+        let earlier = &evaluating.evaluation.demands;
+        let required = earlier.required();
         let pod = Pod {
             subject,
             credentials: &credentials,
             deadline,
             limit,
-            rules: single.as_ref().or(rules),
+            required: if is_single {
+                required.truncated(1)
+            } else {
+                required
+            },
+            tolerations: earlier.tolerations().collect(),
         };
         self.select(&pod, &requested, &mut selected).await;
         // What stays as it is counts again.
@@ -148,7 +186,7 @@ impl Evaluator {
         namespace: &Namespace,
     ) -> Vec<ContainerCandidates> {
         let is_requested = selection::is_requested(subject.annotations, subject.labels);
-        if !is_requested && self.config.selection.attached == AttachedDocuments::Ignore {
+        if !is_requested && self.config.selection.attached == config::AttachedDocuments::Ignore {
             return Vec::new();
         }
         let mut spec = without_additions(subject.spec.clone(), subject.annotations);
@@ -158,9 +196,7 @@ impl Evaluator {
             stage: Stage::Creation,
             ..subject
         };
-        let evaluation = self.evaluate(anew, namespace).await;
-        let selected = evaluation.selected.map(|selected| *selected);
-        selected.unwrap_or_default().candidates
+        self.evaluate(anew, namespace).await.candidates
     }
 
     /// Chooses for one container after the other, each among the nodes that the images before it fit.
@@ -213,12 +249,6 @@ impl Evaluator {
         let nodes = std::mem::take(&mut selected.nodes);
         selected.nodes = nodes.sorted_by(&groups);
     }
-}
-
-/// Whether a pod may ask for image selection.
-pub(super) fn is_requested(subject: Subject<'_>, rule: &Rule) -> bool {
-    *rule != Rule::Mode(Mode::Ignore)
-        && selection::is_requested(subject.annotations, subject.labels)
 }
 
 /// The containers whose images are to be selected, without those whose images were.

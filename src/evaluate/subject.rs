@@ -6,11 +6,8 @@ use crate::{
     cluster::objects::PodSpec,
     placement::{
         Decision, PlacementPolicy,
-        affinity::WeightedTerm,
-        pod::{AffinityAccess, Circumstances, PodChange, PodView},
+        change::{AffinityAccess, Asked, PodChange, PodView},
         reinvocation,
-        runtime_class::prefer_native,
-        selection::SelectedNodes,
     },
 };
 
@@ -60,7 +57,7 @@ impl Subject<'_> {
         decision: &Decision,
         evaluation: &Evaluation,
     ) -> PodChange {
-        self.change_with(policy, decision, evaluation, Vec::new())
+        self.change_with(policy, decision, evaluation, false)
     }
 
     /// The same for a decision without its images: nodes that hold them are preferred.
@@ -70,9 +67,7 @@ impl Subject<'_> {
         decision: &Decision,
         evaluation: &Evaluation,
     ) -> PodChange {
-        let locality = evaluation.locality.as_ref();
-        let preferred = locality.map(|locality| locality.preferred());
-        self.change_with(policy, decision, evaluation, preferred.unwrap_or_default())
+        self.change_with(policy, decision, evaluation, true)
     }
 
     fn change_with(
@@ -80,60 +75,23 @@ impl Subject<'_> {
         policy: &PlacementPolicy,
         decision: &Decision,
         evaluation: &Evaluation,
-        preferred: Vec<WeightedTerm>,
+        by_policy: bool,
     ) -> PodChange {
         let spec = self.spec;
-        let view = PodView {
+        let pod = PodView {
             os: &spec.os(),
             tolerations: spec.tolerations.as_deref().unwrap_or_default(),
             author: spec.author_selection(),
             affinity: self.affinity_access(),
         };
         let conflict = evaluation.conflict.as_ref();
-        let selects =
-            view.affinity != AffinityAccess::Closed && *decision != Decision::NoCommonArchitecture;
-        let selected = evaluation.selected.as_ref().filter(|_| selects);
-        let rules = evaluation.rules.as_ref();
-        let rules = rules.filter(|_| *decision != Decision::NoCommonArchitecture);
-        let native = prefer_native(evaluation.native.as_ref());
-        let preferred = SelectedNodes {
-            preferred: native.into_iter().chain(preferred).collect(),
-            ..SelectedNodes::default()
-        };
-        let preferred = Some(preferred).filter(|_| selects);
-        let emulation = evaluation.emulation.as_ref().filter(|_| selects);
-        let mut preferences = evaluation.preferences.clone();
-        if let Some(emulation) = emulation {
-            // Native nodes come first, whatever else is preferred.
-            preferences.retain(|name, _| emulation.native.contains(name.as_str()));
-        }
-        let emulation = emulation.map(|emulation| emulation.nodes());
-        let of_rules = rules.filter(|_| selects).map(|rules| rules.nodes.clone());
-        let of_images = selected.map(|selected| selected.nodes.clone());
-        // A pod gets 16 combinations at most. Emulators come last, because that keeps all of them.
-        let nodes = [of_rules, of_images, emulation, preferred]
-            .into_iter()
-            .flatten();
-        let nodes = nodes.reduce(SelectedNodes::and);
-        let circumstances = Circumstances {
+        let asked = Asked {
+            demands: &evaluation.demands,
+            preferences: &evaluation.preferences,
             disjoint: conflict.map(Conflict::sets).unwrap_or_default(),
-            nodes: nodes.as_ref(),
-            tolerations: rules
-                .map(|rules| rules.tolerations.as_slice())
-                .unwrap_or_default(),
+            by_policy,
         };
-        let change = policy.change(decision, view, &preferences, circumstances);
-        PodChange {
-            images: selected.map_or_else(Vec::new, |selected| selected.images.clone()),
-            runtime_class: self.runtime_class(evaluation),
-            ..change
-        }
-    }
-
-    /// The runtime class that it gets, whatever is decided about nodes.
-    pub fn runtime_class(self, evaluation: &Evaluation) -> Option<String> {
-        let class = evaluation.runtime_class.as_ref();
-        class.filter(|_| self.stage == Stage::Creation).cloned()
+        policy.change(decision, pod, asked)
     }
 }
 

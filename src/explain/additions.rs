@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     cluster::objects::annotations,
     evaluate::template::Template,
-    placement::{GATE, affinity::Require, annotation, pod::PodChange, reinvocation},
+    placement::{GATE, affinity::Require, annotation, change::PodChange, reinvocation},
 };
 
 use super::ExistingPod;

@@ -110,9 +110,8 @@ pub(super) fn explain_images(facts: &Facts<'_>) -> Vec<ExplainedImage> {
 
 /// The names of containers by their image, with the images that were selected for them.
 fn containers(facts: &Facts<'_>) -> BTreeMap<String, Vec<String>> {
-    let selected = facts.evaluation.selected.as_deref();
     let replaced = |container: &str| {
-        let mut changes = selected?.images.iter();
+        let mut changes = facts.evaluation.demands.images();
         changes.find(|change| change.container == container)
     };
     let spec = facts.subject.spec;
@@ -241,8 +240,7 @@ pub(super) fn say_lacking(images: &[&EvaluatedImage]) -> Option<String> {
 }
 
 pub(super) fn explain_selections(facts: &Facts<'_>) -> Vec<ExplainedSelection> {
-    let selected = facts.evaluation.selected.as_deref();
-    let all = selected.map_or(&[][..], |selected| &selected.candidates);
+    let all = &facts.evaluation.candidates;
     let one = |candidate: &Candidate| ExplainedCandidate {
         tag: candidate.tag.clone(),
         weight: match candidate.outcome {

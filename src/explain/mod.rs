@@ -23,8 +23,9 @@ use crate::{
     image::{ImageError, credentials::CredentialSource},
     placement::{
         Decision, Mode, PlacementPolicy,
+        change::PodChange,
+        demand::Source,
         mode::{Rule, RuleSource},
-        pod::PodChange,
     },
     platform::Architectures,
 };
@@ -177,9 +178,8 @@ impl Applies {
             }
             RuleSource::Configuration => "pods.mode in the configuration".to_owned(),
         };
-        let applied = facts.evaluation.rules.as_ref();
-        let names = applied.into_iter().flat_map(|rules| rules.names.clone());
-        let left_out = facts.evaluation.left_out_rules().iter();
+        let names = facts.evaluation.demands.rules().map(str::to_owned);
+        let left_out = facts.evaluation.left_out_rules();
         let rules = names.chain(left_out.map(ToString::to_string)).collect();
         Self {
             rule,
@@ -297,41 +297,19 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
     notes.extend(notices.map(|notice| notice.to_string()));
     notes.extend(facts.withheld.map(str::to_owned));
     notes.extend(facts.class_problem.map(str::to_owned));
-    if let Some(native) = &evaluation.native {
-        let own = facts.subject.spec.runtime_class_name.as_ref();
-        let class = own.or(evaluation.runtime_class.as_ref());
-        let class = class.map(String::as_str).unwrap_or_default();
-        let preferred = if native.is_empty() {
-            String::new()
-        } else {
-            format!(
-                "; nodes that need no emulation are preferred: {}",
-                native.join(", ")
-            )
-        };
-        notes.push(format!(
-            "runtime class {class} runs its images on nodes of every architecture{preferred}"
-        ));
-    }
-    if let Some(emulation) = &evaluation.emulation {
-        let emulators = emulation.emulators.iter();
-        let emulators =
-            emulators.map(|one| format!("{} nodes with {}", one.architecture, one.nodes.as_str()));
-        let emulators: Vec<_> = emulators.collect();
-        notes.push(format!(
-            "its images run by emulation on {}, after nodes that need none",
-            emulators.join(", ")
-        ));
-    }
-    if let Some(locality) = &evaluation.locality {
+    notes.extend(evaluation.demands.iter().filter_map(|demand| {
+        let note = demand.note.clone()?;
+        if demand.source != Source::ImageLocality {
+            return Some(note);
+        }
         let use_of_it = match facts.pod {
             Some(pod) if pod.pod.spec.gate().is_none() => "its affinity cannot be set any more",
             _ => {
                 "when the failure policy decides while it waits behind the gate, such nodes are preferred"
             }
         };
-        notes.push(format!("{locality}; {use_of_it}"));
-    }
+        Some(format!("{note}; {use_of_it}"))
+    }));
     notes
 }
 

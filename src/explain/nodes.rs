@@ -62,14 +62,13 @@ impl NodeGroup {
 pub(super) fn groups(facts: &Facts<'_>, outcome: &Outcome) -> Option<Vec<NodeGroup>> {
     type Key = (String, Option<&'static str>, Vec<String>, Landing);
     let tolerations = tolerations(facts, outcome);
-    let selected = facts.evaluation.selected.as_deref();
     let added = outcome.change.affinity.require.as_ref();
     let added = added.filter(|_| facts.is_installed != Some(false));
     let added = added.map(Require::alternatives).unwrap_or_default();
     let pod = LandingPod {
         author: facts.subject.spec.author_selection(),
         tolerations: &tolerations,
-        selected: selected.map(|selected| &selected.nodes),
+        demands: &facts.evaluation.demands,
         architectures: outcome.runs_on.as_ref(),
         added: &added,
     };
@@ -116,7 +115,7 @@ pub(super) fn groups(facts: &Facts<'_>, outcome: &Outcome) -> Option<Vec<NodeGro
                     None,
                 );
                 let lacking = images::say_lacking(&lacking);
-                ("no", Some(reason(facts, obstacle, &architecture, lacking)))
+                ("no", Some(reason(facts, obstacle, lacking)))
             }
         };
         NodeGroup {
@@ -176,24 +175,7 @@ const DAEMON_TOLERATIONS: [&str; 6] = [
     "unschedulable",
 ];
 
-/// Whether nodes of an architecture need no emulation.
-fn is_native(facts: &Facts<'_>, architecture: &str) -> bool {
-    let emulation = facts.evaluation.emulation.as_ref();
-    emulation.is_none_or(|emulation| emulation.native.contains(architecture))
-}
-
-/// Whether rules require nodes.
-fn requires_nodes(facts: &Facts<'_>) -> bool {
-    let rules = facts.evaluation.rules.as_ref();
-    rules.is_some_and(|rules| !rules.nodes.required.is_every())
-}
-
-fn reason(
-    facts: &Facts<'_>,
-    obstacle: &Obstacle,
-    architecture: &str,
-    lacking: Option<String>,
-) -> String {
+fn reason(facts: &Facts<'_>, obstacle: &Obstacle, lacking: Option<String>) -> String {
     let recorded = reinvocation::recorded_change(facts.subject.annotations);
     let is_own_affinity = recorded.affinity.require.is_some();
     let first = match (obstacle, &lacking) {
@@ -209,16 +191,7 @@ fn reason(
         (Obstacle::Taint { taint, .. }, _) => format!("does not tolerate the taint {taint}"),
         (Obstacle::NodeSelector(label), _) => format!("node selector {label}"),
         (Obstacle::NodeAffinity, _) => "node affinity".to_owned(),
-        (Obstacle::AddedAffinity, _) if !is_native(facts, architecture) => {
-            "these nodes do not emulate its images".to_owned()
-        }
-        (Obstacle::AddedAffinity, _) if requires_nodes(facts) => {
-            "rules require other nodes".to_owned()
-        }
-        (Obstacle::AddedAffinity, _) => {
-            "the variant of these nodes is not known to suffice".to_owned()
-        }
-        (Obstacle::SelectedImage, _) => "the selected image does not fit these nodes".to_owned(),
+        (Obstacle::Demand(source), _) => source.to_string(),
     };
     // Without the first reason this would still keep it away.
     let also = lacking.map(|lacking| format!("; and {lacking}"));

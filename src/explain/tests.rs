@@ -105,12 +105,16 @@ impl Case {
         let pod = ExistingPod::read(pod).unwrap();
         let config = Config::default();
         let policy = PlacementPolicy::from(&config);
-        let evaluation = Evaluation {
+        let mut evaluation = Evaluation {
             conflict: self.conflict.clone(),
-            overruled: self.overruled.clone(),
             images: self.images.clone(),
             ..Evaluation::new(self.verdict.clone())
         };
+        let told = self
+            .overruled
+            .as_ref()
+            .map(|set| evaluation.explain_overruled(set));
+        evaluation.raised.extend(told.map(Notice::AuthorOverrules));
         let subject = plan::pod::subject(&pod.pod);
         explain(&Facts {
             kind: "Pod",

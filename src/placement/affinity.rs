@@ -18,7 +18,6 @@ use super::{
     author_selection::AuthorSelection,
     node_set::{MAX_TERMS, NodeSet},
     requirement::{Operator, Requirement},
-    selection::SelectedNodes,
     variants::VariantPolicy,
 };
 
@@ -27,7 +26,9 @@ pub use undo::{AffinityUndo, undo};
 /// The node label for the architecture, and its deprecated name.
 pub const LABEL: &str = "kubernetes.io/arch";
 const OLD_LABEL: &str = "beta.kubernetes.io/arch";
-/// Both.
+/// The node label for the name of the host, by which single nodes are named if no other label selects them.
+pub const HOSTNAME: &str = "kubernetes.io/hostname";
+/// [`LABEL`] and its deprecated name.
 pub const LABELS: [&str; 2] = [LABEL, OLD_LABEL];
 
 /// `spec.affinity`.
@@ -89,7 +90,7 @@ pub struct PreferredTerm {
     pub preference: NodeSelectorTerm,
 }
 
-/// Maximum number of terms of a pod that are repeated for selected images. Real pods have a few.
+/// Maximum number of terms of a pod that are repeated for several alternatives. Real pods have a few.
 const MAX_REPEATED: usize = 16;
 
 /// What archaware adds to a pod's node affinity. Recorded on the pod, so that it can be removed.
@@ -275,7 +276,7 @@ impl Affinity {
 }
 
 /// What a pod's images, and the configuration, ask of its nodes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Wanted<'a> {
     /// Sets of architectures; the node has to have one of each. No sets: nothing is required.
     pub required: &'a [Architectures],
@@ -283,8 +284,10 @@ pub struct Wanted<'a> {
     pub suitable: Option<&'a Architectures>,
     /// How variants are considered.
     pub variants: &'a VariantPolicy,
-    /// Nodes that fit the images that were selected.
-    pub selected: Option<&'a SelectedNodes>,
+    /// The nodes that demands require.
+    pub nodes: &'a NodeSet,
+    /// The nodes that demands prefer.
+    pub prefer: Vec<WeightedTerm>,
     /// Whether required terms can be added and repeated. Those of an existing pod can only get more expressions
     /// (`ValidatePodUpdate` of the API server: the affinity of a gated pod may be narrowed).
     pub terms_are_open: bool,
@@ -292,19 +295,16 @@ pub struct Wanted<'a> {
 
 /// The additions to a pod.
 pub fn decide(
-    wanted: Wanted<'_>,
+    wanted: &Wanted<'_>,
     preferred: Vec<Preference>,
     author: AuthorSelection<'_>,
 ) -> AffinityChange {
     let suitable = wanted.suitable.map(|set| author.selected(set));
-    let by_variant = suitable.map(|set| wanted.variants.preferred(&set));
-    let by_image = wanted.selected.map(|nodes| nodes.preferred.clone());
-    let terms: Vec<WeightedTerm> = [by_variant, by_image]
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|_| !author.names_nodes())
-        .collect();
+    let mut terms = suitable.map_or_else(Vec::new, |set| wanted.variants.preferred(&set));
+    terms.extend(wanted.prefer.iter().cloned());
+    if author.names_nodes() {
+        terms.clear();
+    }
     AffinityChange {
         require: required_change(wanted, author),
         prefer: preferred
@@ -339,22 +339,22 @@ pub fn requires_more(
         required: std::slice::from_ref(architectures),
         suitable: None,
         variants,
-        selected: None,
+        nodes: &NodeSet::every(),
+        prefer: Vec::new(),
         terms_are_open: true,
     };
-    required_change(wanted, author).is_some()
+    required_change(&wanted, author).is_some()
 }
 
-fn required_change(wanted: Wanted<'_>, author: AuthorSelection<'_>) -> Option<Require> {
+fn required_change(wanted: &Wanted<'_>, author: AuthorSelection<'_>) -> Option<Require> {
     let terms = author.affinity.and_then(Affinity::required_terms);
     let is_single = !wanted.terms_are_open && terms.is_some();
     let architectures = RequiredArchitectures::of(wanted, author, is_single);
     // Each term would be repeated for each alternative.
     let is_single = is_single || terms.is_some_and(|terms| terms.len() > MAX_REPEATED);
-    let selected = wanted.selected.map(|nodes| &nodes.required);
-    let Some(selected) = selected.filter(|set| !set.is_every()) else {
+    if wanted.nodes.is_every() {
         return architectures?.require(terms);
-    };
+    }
     let (mut require, by_architecture) = match architectures {
         Some(own) => {
             let terms = own.require.alternatives().into_iter();
@@ -364,7 +364,7 @@ fn required_change(wanted: Wanted<'_>, author: AuthorSelection<'_>) -> Option<Re
         None => (Require::default(), NodeSet::every()),
     };
     // Where only some can be written, the best images come first, each on all of its architectures.
-    let alternatives = selected.terms().iter().flat_map(|one| {
+    let alternatives = wanted.nodes.terms().iter().flat_map(|one| {
         let one = NodeSet::all_of(one.iter().cloned());
         by_architecture.combinations(&one).collect::<Vec<_>>()
     });
@@ -397,7 +397,7 @@ struct RequiredArchitectures {
 
 impl RequiredArchitectures {
     /// `None` if nothing is required, or the author's node selector says it already.
-    fn of(wanted: Wanted<'_>, author: AuthorSelection<'_>, is_single: bool) -> Option<Self> {
+    fn of(wanted: &Wanted<'_>, author: AuthorSelection<'_>, is_single: bool) -> Option<Self> {
         let (first, further) = wanted.required.split_first()?;
         let shared = further.iter().fold(first.clone(), |a, b| a.and(b));
         let names = |set: &Architectures| set.names().cloned().collect();

@@ -9,10 +9,10 @@ use super::{
     LabelSelector,
     affinity::{LABELS, on_architecture},
     author_selection::AuthorSelection,
+    demand::{Demand, Source},
     node_set::NodeSet,
     requirement::{Operator, Requirement},
     runtime_class::prefer_native,
-    selection::SelectedNodes,
 };
 
 /// Nodes that run images of further architectures by emulation.
@@ -92,13 +92,22 @@ impl Emulation {
         others.peek().is_some() && others.all(is_covered)
     }
 
-    /// The nodes that it is limited to, and those without emulation as preferred ones.
-    pub fn nodes(&self) -> SelectedNodes {
+    /// What it asks: the nodes that run the images, those without emulation first.
+    pub fn demand(&self) -> Demand {
         let native = (!self.native.is_empty()).then(|| vec![on_architecture(self.native.names())]);
         let emulators = self.emulators.iter().map(Emulator::requirements);
-        SelectedNodes {
-            required: NodeSet::any_of(native.into_iter().chain(emulators)),
-            preferred: prefer_native(Some(&self.native)).into_iter().collect(),
+        let nodes = self.emulators.iter();
+        let nodes =
+            nodes.map(|one| format!("{} nodes with {}", one.architecture, one.nodes.as_str()));
+        let nodes: Vec<_> = nodes.collect();
+        Demand {
+            require: NodeSet::any_of(native.into_iter().chain(emulators)),
+            prefer: prefer_native(&self.native).into_iter().collect(),
+            note: Some(format!(
+                "its images run by emulation on {}, after nodes that need none",
+                nodes.join(", ")
+            )),
+            ..Demand::of(Source::Emulation)
         }
     }
 }
@@ -179,7 +188,7 @@ mod tests {
             let found = emulated(&format!("{QEMU}{more}"), images);
             let set = found.as_ref().map(|one| one.architectures().to_string());
             assert_eq!(set.unwrap_or_default(), expected, "{images:?} {more}");
-            let required = found.map(|one| one.nodes().required);
+            let required = found.map(|one| one.demand().require);
             let terms = required.iter().flat_map(NodeSet::terms);
             let required = terms.map(|term| {
                 let all: Vec<_> = term.iter().map(ToString::to_string).collect();

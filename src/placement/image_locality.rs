@@ -6,9 +6,9 @@ use std::fmt;
 use crate::platform::Architectures;
 
 use super::{
-    affinity::{WeightedTerm, on_architecture},
+    affinity::{HOSTNAME, WeightedTerm, on_architecture},
+    demand::{Demand, Source},
     requirement::{Operator, Requirement},
-    selection::HOSTNAME,
 };
 
 /// Weight of the nodes that hold the images, the highest that the API allows.
@@ -39,13 +39,18 @@ pub struct HoldingNodes {
 }
 
 impl ImageLocality {
-    /// Whether it says nothing.
-    pub fn is_empty(&self) -> bool {
-        self.preferred().is_empty()
+    /// What it asks; `None` if it says nothing.
+    pub fn demand(&self) -> Option<Demand> {
+        let prefer = self.preferred();
+        (!prefer.is_empty()).then(|| Demand {
+            prefer,
+            note: Some(self.to_string()),
+            ..Demand::of(Source::ImageLocality)
+        })
     }
 
     /// The nodes to prefer: those that hold the images, and those on which the images are likely to run.
-    pub fn preferred(&self) -> Vec<WeightedTerm> {
+    fn preferred(&self) -> Vec<WeightedTerm> {
         let term = |weight, requirement| WeightedTerm {
             weight,
             expressions: vec![requirement],
@@ -151,7 +156,7 @@ mod tests {
             let preferred: Vec<_> = preferred.collect();
             assert_eq!(preferred.join("; "), expected);
             assert_eq!(locality.to_string(), said);
-            assert_eq!(locality.is_empty(), expected.is_empty());
+            assert_eq!(locality.demand().is_none(), expected.is_empty());
         }
     }
 }

@@ -11,7 +11,7 @@ use super::{
     NodeVariant, TaintKind,
     affinity::{Affinity, NodeSelectorTerm},
     author_selection::AuthorSelection,
-    selection::SelectedNodes,
+    demand::{Demands, Source},
     suffices,
     taint::{keeps_away, text},
 };
@@ -23,8 +23,8 @@ pub struct LandingPod<'a> {
     pub author: AuthorSelection<'a>,
     /// Its tolerations, in the API's form.
     pub tolerations: &'a [Value],
-    /// Nodes that fit the images that were selected.
-    pub selected: Option<&'a SelectedNodes>,
+    /// What features ask of its nodes.
+    pub demands: &'a Demands,
     /// Those that its images share; `None`: all.
     pub architectures: Option<&'a Architectures>,
     /// What archaware adds to its required node affinity: one of these has to select the node. Empty: nothing.
@@ -71,12 +71,10 @@ pub enum Obstacle {
     NodeSelector(String),
     /// Its required node affinity does not select the node.
     NodeAffinity,
-    /// The image that was selected for it does not fit the node.
-    SelectedImage,
     /// The scheduler would place it there, and its images do not run there.
     Architecture,
-    /// archaware excludes the node: it does not know whether its images run there.
-    AddedAffinity,
+    /// A demand excludes the node.
+    Demand(Source),
 }
 
 /// Whether a pod can land on a node. `own`: archaware's taint.
@@ -96,11 +94,10 @@ pub fn landing(pod: &LandingPod<'_>, node: &LandingNode<'_>, own: &TaintKind) ->
         Obstacle::NodeSelector(label)
     } else if !affinity_selects(pod.author.affinity, node) {
         Obstacle::NodeAffinity
-    } else if !pod
-        .selected
-        .is_none_or(|selected| selected.required.selects(node.labels))
+    } else if let Some(selection) = pod.demands.of(&Source::ImageSelection)
+        && !selection.require.selects(node.labels)
     {
-        Obstacle::SelectedImage
+        Obstacle::Demand(Source::ImageSelection)
     } else if let Some(taint) = own_taints.first() {
         Obstacle::Taint {
             taint: describe_taint(taint),
@@ -112,7 +109,11 @@ pub fn landing(pod: &LandingPod<'_>, node: &LandingNode<'_>, own: &TaintKind) ->
             !pod.added.is_empty() && !added.any(|term| term.selects(node.labels, node.name));
         return match runs {
             Some(false) => Landing::Blocked(Obstacle::Architecture),
-            _ if excluded => Landing::Blocked(Obstacle::AddedAffinity),
+            _ if excluded => {
+                let source = pod.demands.excluding(node.labels);
+                let source = source.unwrap_or(&Source::Architectures);
+                Landing::Blocked(Obstacle::Demand(source.clone()))
+            }
             Some(true) => Landing::Fits,
             None => Landing::UnknownVariant,
         };
@@ -151,6 +152,7 @@ mod tests {
 
     use crate::placement::{
         Effect,
+        demand::Demand,
         node_set::NodeSet,
         requirement::{Operator, Requirement},
     };
@@ -178,13 +180,12 @@ mod tests {
         let node_selector: BTreeMap<String, String> =
             serde_json::from_value(spec["nodeSelector"].clone()).unwrap_or_default();
         let affinity: Option<Affinity> = serde_json::from_value(spec["affinity"].clone()).unwrap();
-        let selected = selected.map(|disk| SelectedNodes {
-            required: NodeSet::all_of([Requirement::new(
-                "disk",
-                Operator::In,
-                vec![disk.to_owned()],
-            )]),
-            preferred: Vec::new(),
+        let selected = selected.map(|disk| {
+            let values = vec![disk.to_owned()];
+            Demand {
+                require: NodeSet::all_of([Requirement::new("disk", Operator::In, values)]),
+                ..Demand::of(Source::ImageSelection)
+            }
         });
         let architectures: Architectures = images.parse().unwrap();
         let added: Vec<NodeSelectorTerm> =
@@ -197,7 +198,7 @@ mod tests {
                 affinity: affinity.as_ref(),
             },
             tolerations: &tolerations,
-            selected: selected.as_ref(),
+            demands: &selected.into_iter().collect(),
             architectures: Some(&architectures),
             added: &added,
         };
@@ -278,7 +279,7 @@ mod tests {
                 json!({"affinity": affinity("ssd")}),
                 Some("hdd"),
                 "amd64",
-                Landing::Blocked(Obstacle::SelectedImage),
+                Landing::Blocked(Obstacle::Demand(Source::ImageSelection)),
             ),
             (
                 json!({}),
@@ -291,7 +292,7 @@ mod tests {
                 json!({"added": [{"matchExpressions": [{"key": "variant", "operator": "In", "values": ["v9"]}]}]}),
                 None,
                 "arm64/v9",
-                Landing::Blocked(Obstacle::AddedAffinity),
+                Landing::Blocked(Obstacle::Demand(Source::Architectures)),
             ),
         ] {
             assert_eq!(lands(&[], &spec, selected, images), expected, "{spec}");

@@ -3,9 +3,11 @@
 
 pub mod affinity;
 pub mod author_selection;
+pub mod change;
 mod configured_keys;
 pub mod daemon_set;
 pub mod decision;
+pub mod demand;
 pub mod emulation;
 pub mod failure;
 pub mod image_locality;

@@ -2,20 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::platform::{Architecture, Architectures, ImageArchitectures, Os, PlatformSet, Variants};
 
 use super::{
     TaintKind, VariantPolicy,
-    affinity::{self, AffinityChange, Preference, Wanted},
     author_selection::AuthorSelection,
     decision::Decision,
     emulation::{Emulation, Emulator},
-    preference::Preferences,
     runtime_class::{PodRuntime, RunBy, RuntimeClasses, run_by},
-    selection::{ImageChange, SelectedNodes},
     taint::tolerates,
     toleration::{by_rules, covers},
     toleration_rule::TolerationRule,
@@ -64,81 +60,6 @@ impl Tainted {
             (Self::Only(set), Some(name)) => set.iter().any(|one| one.as_str() == name),
             (Self::Only(set), None) => !set.is_empty(),
         }
-    }
-}
-
-/// The parts of a pod that the change depends on.
-#[derive(Clone, Copy, Debug)]
-pub struct PodView<'a> {
-    /// OS of the pod.
-    pub os: &'a Os,
-    /// Tolerations in the API's form.
-    pub tolerations: &'a [Value],
-    /// What selects its nodes.
-    pub author: AuthorSelection<'a>,
-    /// What can be done to its affinity.
-    pub affinity: AffinityAccess,
-}
-
-/// What can be done to the affinity of a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AffinityAccess {
-    /// Nothing.
-    Closed,
-    /// It can be narrowed, as long as the pod has a scheduling gate.
-    Narrowing,
-    /// Everything, on creation.
-    Open,
-}
-
-/// Changes to a pod, applied in one patch.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct PodChange {
-    /// Tolerations to append.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub tolerations: Vec<Value>,
-    /// Additions to the node affinity.
-    #[serde(skip_serializing_if = "AffinityChange::is_empty")]
-    pub affinity: AffinityChange,
-    /// Images to replace.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub images: Vec<ImageChange>,
-    /// The runtime class to set. Once it is set it stays: Kubernetes has added the overhead and the scheduling of the class then.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub runtime_class: Option<String>,
-}
-
-/// Why a pod is changed in another way than its architectures alone ask for.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Circumstances<'a> {
-    /// Why there is no architecture that fits, if there is none.
-    pub disjoint: &'a [Architectures],
-    /// What nodes have to be for images that were selected and by rules, and which are preferred.
-    pub nodes: Option<&'a SelectedNodes>,
-    /// Tolerations by rules.
-    pub tolerations: &'a [Value],
-}
-
-impl PodChange {
-    /// The combination of this change and a later one.
-    #[must_use]
-    pub fn and(mut self, later: &Self) -> Self {
-        self.tolerations.extend(later.tolerations.iter().cloned());
-        if !later.affinity.is_empty() {
-            self.affinity = later.affinity.clone();
-        }
-        self.images.extend(later.images.iter().cloned());
-        self.runtime_class = later.runtime_class.clone().or(self.runtime_class);
-        self
-    }
-
-    /// Whether the pod needs no change.
-    pub fn is_empty(&self) -> bool {
-        self.tolerations.is_empty()
-            && self.affinity.is_empty()
-            && self.images.is_empty()
-            && self.runtime_class.is_none()
     }
 }
 
@@ -372,63 +293,6 @@ impl PlacementPolicy {
             sets = vec![Architectures::default()];
         }
         sets
-    }
-
-    /// The changes that a decision means for a pod.
-    pub fn change(
-        &self,
-        decision: &Decision,
-        pod: PodView<'_>,
-        preferences: &Preferences,
-        circumstances: Circumstances<'_>,
-    ) -> PodChange {
-        let wanted = |required, suitable| Wanted {
-            required,
-            suitable,
-            variants: &self.variants,
-            selected: circumstances.nodes,
-            terms_are_open: pod.affinity == AffinityAccess::Open,
-        };
-        let affinity = match decision {
-            _ if pod.affinity == AffinityAccess::Closed => AffinityChange::default(),
-            Decision::TolerateAll => affinity::decide(wanted(&[], None), Vec::new(), pod.author),
-            Decision::NoCommonArchitecture => {
-                let required = Some(circumstances.disjoint).filter(|_| self.requires_affinity);
-                let required = required.unwrap_or_default();
-                affinity::decide(wanted(required, None), Vec::new(), pod.author)
-            }
-            Decision::Architectures(set) => {
-                let required = std::slice::from_ref(set);
-                // What the author selects in spite of the images stays if the pod fits there.
-                let stays = pod.author.excludes_all(set)
-                    && !self.is_excluded(set, pod.author, pod.tolerations);
-                let required = Some(required).filter(|_| self.requires_affinity && !stays);
-                let preferred = preferences
-                    .iter()
-                    .filter(|(one, weight)| **weight > 0 && set.contains(one.as_str()))
-                    .map(|(one, weight)| Preference {
-                        architecture: one.clone(),
-                        weight: *weight,
-                    });
-                affinity::decide(
-                    wanted(required.unwrap_or_default(), Some(set)),
-                    preferred.collect(),
-                    pod.author,
-                )
-            }
-        };
-        let mut tolerations = self.missing_tolerations(decision, pod.os, pod.tolerations);
-        for new in circumstances.tolerations {
-            let mut all = pod.tolerations.iter().chain(&tolerations);
-            if !all.any(|one| covers(one, new)) {
-                tolerations.push(new.clone());
-            }
-        }
-        PodChange {
-            tolerations,
-            affinity,
-            ..PodChange::default()
-        }
     }
 }
 

@@ -10,8 +10,7 @@ use serde_json::Value;
 use super::{
     affinity::{self, Affinity},
     annotation,
-    pod::PodChange,
-    selection::ImageChange,
+    change::{ImageChange, PodChange},
 };
 
 /// Where the additions are in a pod. Each index applies after the removals before it.

@@ -3,19 +3,17 @@
 
 use std::collections::BTreeMap;
 
+use crate::names::QualifiedName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-
-use crate::names::QualifiedName;
 
 use super::{
     LabelSelector, TolerationConfig, Weight,
     affinity::WeightedTerm,
     author_selection::AuthorSelection,
+    demand::{Demand, Demands, Source},
     node_set::{Disjoint, NodeSet},
     requirement::{Operator, Requirement},
-    selection::SelectedNodes,
 };
 
 /// One rule: pods that it selects get what it says.
@@ -60,14 +58,8 @@ pub struct PreferredNodes {
 /// What the rules say of a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AppliedRules {
-    /// The names of the rules that apply.
-    pub names: Vec<String>,
-    /// Nodes that they require and prefer.
-    pub nodes: SelectedNodes,
-    /// Tolerations, in the API's form.
-    pub tolerations: Vec<Value>,
-    /// The runtime class that they ask for.
-    pub runtime_class: Option<String>,
+    /// One demand of each rule that applies.
+    pub demands: Demands,
     /// Rules that select the pod and are left out, because no node could satisfy them and what the pod has already.
     pub left_out: Vec<LeftOutRule>,
 }
@@ -159,7 +151,7 @@ impl PodRule {
         &self,
         required: &NodeSet,
         pod: RuledPod<'_>,
-        earlier: &AppliedRules,
+        earlier: &Demands,
     ) -> Option<Contradicted> {
         let wants_other_than = |class: &str| {
             let wanted = self.runtime_class.as_deref();
@@ -171,13 +163,9 @@ impl PodRule {
             Some(Contradicted::RuntimeClass)
         } else if pod.runtime_class.is_none() && self.runtime_class.is_some() && !pod.is_new {
             Some(Contradicted::Existence)
-        } else if let Some(why) = required.disjoint(&earlier.nodes.required) {
+        } else if let Some(why) = required.disjoint(&earlier.required()) {
             Some(Contradicted::EarlierRules(Some(why)))
-        } else if earlier
-            .runtime_class
-            .as_deref()
-            .is_some_and(wants_other_than)
-        {
+        } else if earlier.class().is_some_and(wants_other_than) {
             Some(Contradicted::EarlierRules(None))
         } else {
             None
@@ -198,6 +186,23 @@ impl PodRule {
         });
         selected.and(&NodeSet::all_of(same))
     }
+
+    /// What it asks for a pod that it selects. `required`: the nodes that it requires.
+    fn demand(&self, required: NodeSet, pod: RuledPod<'_>) -> Demand {
+        let preferred = self.preferred_nodes.iter().map(|one| WeightedTerm {
+            weight: one.weight.get(),
+            expressions: one.nodes.requirements(),
+        });
+        let tolerations = self.tolerations.iter();
+        let class = self.runtime_class.as_ref();
+        Demand {
+            require: required,
+            prefer: preferred.collect(),
+            tolerate: tolerations.map(|one| one.toleration("")).collect(),
+            class: class.filter(|_| pod.runtime_class.is_none()).cloned(),
+            ..Demand::of(Source::Rule(self.name.clone()))
+        }
+    }
 }
 
 /// What rules say of a pod.
@@ -205,30 +210,12 @@ pub fn apply(rules: &[PodRule], pod: RuledPod<'_>) -> AppliedRules {
     let mut applied = AppliedRules::default();
     for rule in rules.iter().filter(|rule| rule.selects(pod)) {
         let required = rule.required(pod.labels);
-        if let Some(contradicts) = rule.contradicts(&required, pod, &applied) {
-            applied.left_out.push(LeftOutRule {
+        match rule.contradicts(&required, pod, &applied.demands) {
+            Some(contradicts) => applied.left_out.push(LeftOutRule {
                 name: rule.name.clone(),
                 contradicts,
-            });
-            continue;
-        }
-        applied.names.push(rule.name.clone());
-        if pod.runtime_class.is_none() && rule.runtime_class.is_some() {
-            applied.runtime_class.clone_from(&rule.runtime_class);
-        }
-        let preferred = rule.preferred_nodes.iter().map(|one| WeightedTerm {
-            weight: one.weight.get(),
-            expressions: one.nodes.requirements(),
-        });
-        applied.nodes = std::mem::take(&mut applied.nodes).and(SelectedNodes {
-            required,
-            preferred: preferred.collect(),
-        });
-        for toleration in &rule.tolerations {
-            let toleration = toleration.toleration("");
-            if !applied.tolerations.contains(&toleration) {
-                applied.tolerations.push(toleration);
-            }
+            }),
+            None => applied.demands.push(rule.demand(required, pod)),
         }
     }
     applied

@@ -11,6 +11,7 @@ use crate::platform::{Architectures, ImageArchitectures, Os, PlatformSet};
 use super::{
     RulePlatform,
     affinity::{WeightedTerm, on_architecture},
+    demand::{Demand, Source},
 };
 
 /// Weight of nodes that need no emulation, the highest that the API allows.
@@ -70,13 +71,31 @@ pub(super) fn run_by(
     }
 }
 
-/// The nodes that run all of these images without emulation are preferred; `None`: there are none, or no image is emulated.
-pub fn prefer_native(native: Option<&Architectures>) -> Option<WeightedTerm> {
-    let native = native.filter(|set| !set.is_empty())?;
-    Some(WeightedTerm {
+/// Nodes that need no emulation, as preferred ones; `None` if there are none.
+pub(super) fn prefer_native(native: &Architectures) -> Option<WeightedTerm> {
+    (!native.is_empty()).then(|| WeightedTerm {
         weight: NATIVE_WEIGHT,
         expressions: vec![on_architecture(native.names())],
     })
+}
+
+/// What is asked for a pod of a class. `native`: the architectures of nodes that need no emulation; `None`: its handler runs none of the
+/// images.
+pub fn demand(class: &str, native: Option<&Architectures>) -> Demand {
+    let note = |native: &Architectures| {
+        let preferred = if native.is_empty() {
+            String::new()
+        } else {
+            let native = native.join(", ");
+            format!("; nodes that need no emulation are preferred: {native}")
+        };
+        format!("runtime class {class} runs its images on nodes of every architecture{preferred}")
+    };
+    Demand {
+        prefer: native.and_then(prefer_native).into_iter().collect(),
+        note: native.map(note),
+        ..Demand::of(Source::RuntimeClass)
+    }
 }
 
 /// Whether an image has nothing but WebAssembly modules.
@@ -192,13 +211,12 @@ mod tests {
     #[test]
     fn native_nodes_are_preferred() {
         let arm64: Architectures = "arm64".parse().unwrap();
-        let term = prefer_native(Some(&arm64)).unwrap();
+        let term = prefer_native(&arm64).unwrap();
         assert_eq!(
             term.expressions[0].to_string(),
             "kubernetes.io/arch in (arm64)"
         );
         assert_eq!(term.weight, 100);
-        assert_eq!(prefer_native(Some(&Architectures::default())), None);
-        assert_eq!(prefer_native(None), None);
+        assert_eq!(prefer_native(&Architectures::default()), None);
     }
 }

@@ -105,9 +105,9 @@ fn tolerates_parts(toleration: &Value, key: &str, value: &str, effect: &str) -> 
 
 /// Whether a taint, in the API's form, keeps a pod with these tolerations from being scheduled to the node. Tolerations that compare
 /// numbers count as none.
-pub fn keeps_away(taint: &Value, tolerations: &[Value]) -> bool {
+pub fn keeps_away<'a>(taint: &Value, tolerations: impl IntoIterator<Item = &'a Value>) -> bool {
     let [key, value, effect] = ["key", "value", "effect"].map(|field| text(taint, field));
-    let mut all = tolerations.iter();
+    let mut all = tolerations.into_iter();
     is_hard(taint) && !all.any(|one| tolerates_parts(one, key, value, effect))
 }
 

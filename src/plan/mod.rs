@@ -17,9 +17,7 @@ use std::time::Duration;
 
 use crate::{
     cluster::{events::EventReason, patch::JsonPatch},
-    placement::{
-        Decision, PlacementPolicy, Taint, failure::FailurePolicy, image_locality::ImageLocality,
-    },
+    placement::{Decision, PlacementPolicy, Taint, failure::FailurePolicy},
 };
 
 pub(crate) use draft::hash;
@@ -175,8 +173,8 @@ impl PlannedPatch {
         }
     }
 
-    /// Adds the event and the count for a decision of the failure policy. `preferred`: the nodes that it prefers.
-    fn report_failure_policy(&mut self, decision: &Decision, preferred: Option<&ImageLocality>) {
+    /// Adds the event and the count for a decision of the failure policy. `locality`: what nodes hold of its images, if it prefers nodes by that.
+    fn report_failure_policy(&mut self, decision: &Decision, locality: Option<&str>) {
         let (reason, where_to) = match decision {
             Decision::TolerateAll => (EventReason::SteppedAside, "every architecture".to_owned()),
             _ => (EventReason::ToleratedByPolicy, decision.annotation()),
@@ -184,7 +182,7 @@ impl PlannedPatch {
         let mut note = format!(
             "some of its images could not be resolved; by the failure policy, within what the others allow, it tolerates {where_to}"
         );
-        if let Some(locality) = preferred {
+        if let Some(locality) = locality {
             note = format!("{note}. Such nodes are preferred: {locality}");
         }
         self.events.push(EventDraft::new(reason, note));

@@ -9,8 +9,8 @@ use crate::{
     },
     evaluate::{Evaluation, Stage, Subject},
     placement::{
-        Decision, PlacementPolicy, affinity::requires_more, annotation, pod::PodChange,
-        reinvocation,
+        Decision, PlacementPolicy, affinity::requires_more, annotation, change::PodChange,
+        demand::Source, reinvocation,
     },
 };
 
@@ -122,7 +122,8 @@ pub(crate) fn plan(
         // The change may be rejected, but the gate must be removed all the same.
         write.gate_removal = release;
         if by_policy && !is_none {
-            write.report_failure_policy(&decision, evaluation.locality.as_deref());
+            let locality = evaluation.demands.of(&Source::ImageLocality);
+            write.report_failure_policy(&decision, locality.and_then(|one| one.note.as_deref()));
         }
         plan.patch = Some(write);
     }

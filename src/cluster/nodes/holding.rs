@@ -5,10 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::placement::{
-    image_locality::HoldingNodes,
-    selection::{HOSTNAME, MAX_HOSTS},
-};
+use crate::placement::{affinity::HOSTNAME, image_locality::HoldingNodes, selection::MAX_HOSTS};
 
 use super::{super::objects::ImageKey, ClusterNodes};
 

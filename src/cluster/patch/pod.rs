@@ -6,10 +6,9 @@ use crate::placement::{
     GATE, Taint,
     affinity::{self, Affinity, Require},
     annotation,
+    change::{ImageChange, PodChange},
     decision::Decision,
-    pod::PodChange,
     reinvocation,
-    selection::ImageChange,
 };
 
 use super::{

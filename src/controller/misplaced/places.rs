@@ -12,6 +12,7 @@ use crate::{
         Decision,
         affinity::NodeSelectorTerm,
         author_selection::AuthorSelection,
+        demand::Demands,
         landing::{Landing, LandingNode, LandingPod, landing},
         reinvocation,
     },
@@ -49,7 +50,7 @@ impl MisplacedPods {
                 affinity: affinity.as_ref(),
             },
             tolerations: &tolerations,
-            selected: None,
+            demands: &Demands::default(),
             architectures: Some(architectures),
             added: &[],
         };

@@ -1,17 +1,23 @@
 //! Documents that are attached to the images of a pod which does not ask for a selection: their weights become preferred node affinity.
 //! Nothing is required by them, and what cannot be read in time does not count.
 
-use futures::future::join_all;
+use futures::{
+    FutureExt,
+    future::{BoxFuture, join_all},
+};
 use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
-    config::AttachedDocuments,
+    config,
     evaluate::{
-        Evaluation, Evaluator, Stage, Subject, images::MAX_CONCURRENT_IMAGES,
-        pull_secrets::PodCredentials,
+        Evaluator, Stage, Subject, Verdict,
+        images::MAX_CONCURRENT_IMAGES,
+        source::{DemandSource, Evaluating},
     },
     placement::{
+        Decision,
         affinity::WeightedTerm,
+        demand::{Demand, Source},
         node_set::MAX_TERMS,
         selection::{
             Candidate, CandidateOutcome, Choice, CompatibilityDocument, ImageFit, NodeGroup,
@@ -25,40 +31,74 @@ use super::{
     choose::{Pod, count},
 };
 
+/// Documents that are attached to the images, for pods that do not ask for a selection.
+pub(in crate::evaluate) struct AttachedDocuments;
+
+impl DemandSource for AttachedDocuments {
+    fn ask<'a>(
+        &self,
+        evaluator: &'a Evaluator,
+        pod: &'a mut Evaluating<'_>,
+    ) -> Option<BoxFuture<'a, ()>> {
+        let architectures = match &pod.evaluation.verdict {
+            Verdict::Decided(Decision::Architectures(set)) => Some(set.clone()),
+            Verdict::Decided(Decision::TolerateAll) => None,
+            _ => return None,
+        };
+        let demands = &pod.evaluation.demands;
+        // Where images are emulated, native nodes come first.
+        let is_emulated = [Source::Emulation, Source::RuntimeClass]
+            .iter()
+            .any(|source| demands.of(source).is_some());
+        pod.read.as_ref()?;
+        if is_emulated || !evaluator.reads_attached(pod.subject()) {
+            return None;
+        }
+        let ask = async move {
+            let (demand, candidates) = evaluator.prefer_by_attached(pod, architectures).await;
+            pod.evaluation.demands.extend(demand);
+            pod.evaluation.candidates.extend(candidates);
+        };
+        Some(ask.boxed())
+    }
+}
+
 impl Evaluator {
     /// Whether they are looked for: only if the pod can get a preference, and its scheduler a choice.
-    pub(in crate::evaluate) fn reads_attached(&self, subject: Subject<'_>) -> bool {
+    fn reads_attached(&self, subject: Subject<'_>) -> bool {
         // A pod gets them once: the patch of one that exists removes the gate.
         let is_decided_now = match subject.stage {
             Stage::Creation => true,
             Stage::Pod => subject.spec.gate().is_some(),
             Stage::Template => false,
         };
-        self.config.selection.attached == AttachedDocuments::Prefer
+        self.config.selection.attached == config::AttachedDocuments::Prefer
             && is_decided_now
             && !subject.spec.author_selection().names_nodes()
     }
 
     /// Prefers nodes by what is attached to the images of a pod, whose architectures are known.
-    pub(in crate::evaluate) async fn prefer_by_attached(
+    async fn prefer_by_attached(
         &self,
-        subject: Subject<'_>,
-        evaluation: &mut Evaluation,
-        credentials: &PodCredentials,
+        evaluating: &Evaluating<'_>,
         architectures: Option<Architectures>,
-        deadline: Instant,
-    ) {
+    ) -> (Option<Demand>, Vec<ContainerCandidates>) {
+        let nothing = (None, Vec::new());
+        let Some(read) = &evaluating.read else {
+            return nothing;
+        };
+        let (subject, evaluation) = (evaluating.subject(), &evaluating.evaluation);
         let pod = &Pod {
             subject,
-            credentials,
-            deadline: self.latest(subject.stage, deadline),
+            credentials: &read.credentials,
+            deadline: self.latest(subject.stage, evaluating.deadline),
             limit: architectures,
-            rules: evaluation.rules.as_deref(),
+            required: evaluation.demands.required(),
+            tolerations: evaluation.demands.tolerations().collect(),
         };
         // The nodes of selected images follow the choice.
-        let selected = evaluation.selected.as_deref();
         let is_selected = |image: &str| {
-            let mut all = selected.iter().flat_map(|selected| &selected.images);
+            let mut all = evaluation.demands.images();
             all.any(|change| change.to == image)
         };
         let images = evaluation.images.iter().map(|image| image.name.as_str());
@@ -77,11 +117,11 @@ impl Evaluator {
         });
         let documents: Vec<_> = join_all(reads).await.into_iter().flatten().collect();
         if documents.is_empty() {
-            return;
+            return nothing;
         }
         let all: Vec<_> = documents.iter().map(|(_, document)| &**document).collect();
         let Ok(alike) = self.landing(pod, &all).await else {
-            return;
+            return nothing;
         };
         let groups = pod.groups(&alike);
         let mut terms = Vec::new();
@@ -93,9 +133,11 @@ impl Evaluator {
         }
         terms.sort_by_key(|term: &WeightedTerm| std::cmp::Reverse(term.weight));
         terms.truncate(MAX_TERMS);
-        let selected = evaluation.selected.get_or_insert_default();
-        selected.nodes.preferred.extend(terms);
-        selected.candidates.extend(candidates);
+        let demand = Demand {
+            prefer: terms,
+            ..Demand::of(Source::AttachedDocuments)
+        };
+        (Some(demand), candidates)
     }
 
     /// Three quarters of what the creation of a pod waits for its evaluation, so that it gets what is known of its architectures in

@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use serde_json::Value;
 use tokio::time::{Instant, error::Elapsed, timeout_at};
 
 use crate::{
@@ -14,7 +15,6 @@ use crate::{
         UnknownVariants, affinity, keeps_away,
         node_set::NodeSet,
         requirement::{Operator, Requirement},
-        rule::AppliedRules,
         selection::{
             Candidate, CandidateOutcome, Choice, Compatibility, CompatibilityDocument,
             DocumentFormat, FeatureKeys, ImageFit, ImageSelection, LabelKeys, NoChoice, NodeGroup,
@@ -56,8 +56,10 @@ pub(super) struct Pod<'a> {
     pub(super) deadline: Instant,
     /// The architectures that its other images share.
     pub(super) limit: Option<Architectures>,
-    /// What rules say of it.
-    pub(super) rules: Option<&'a AppliedRules>,
+    /// The nodes that the demands before it require.
+    pub(super) required: NodeSet,
+    /// What these demands tolerate.
+    pub(super) tolerations: Vec<&'a Value>,
 }
 
 impl Evaluator {
@@ -257,12 +259,8 @@ impl Evaluator {
         // The architectures of images are required, too.
         keys.keys.insert(affinity::LABEL.to_owned());
         keys.keys.extend(author.label_keys().map(str::to_owned));
-        let of_rules = pod
-            .rules
-            .iter()
-            .flat_map(|rules| rules.nodes.required.terms());
-        keys.keys
-            .extend(of_rules.flatten().map(|one| one.key.clone()));
+        let required = pod.required.terms().iter().flatten();
+        keys.keys.extend(required.map(|one| one.key.clone()));
         let mut features = FeatureKeys::default();
         for document in documents {
             keys.add(&document.labels);
@@ -388,19 +386,17 @@ impl Pod<'_> {
         nodes.map(AlikeNodes::group).collect()
     }
 
-    /// Whether its author, its tolerations and the rules allow these nodes.
+    /// Whether its author, its tolerations and the demands before it allow these nodes.
     fn can_land_on(&self, nodes: &AlikeNodes) -> bool {
         let spec = self.subject.spec;
         let author = spec.author_selection();
         let own = spec.tolerations.as_deref().unwrap_or_default();
-        let of_rules = self.rules.map_or(&[][..], |rules| &rules.tolerations);
+        let asked = || self.tolerations.iter().copied();
         let mut taints = nodes.taints.iter();
         // A selection by name was applied to each node.
         (author.names_fields() || author.selects(&nodes.labels, ""))
-            && self
-                .rules
-                .is_none_or(|rules| rules.nodes.required.selects(&nodes.labels))
-            && !taints.any(|taint| keeps_away(taint, own) && keeps_away(taint, of_rules))
+            && self.required.selects(&nodes.labels)
+            && !taints.any(|taint| keeps_away(taint, own) && keeps_away(taint, asked()))
     }
 
     pub(super) fn image_of(&self, container: &str) -> String {

@@ -18,12 +18,17 @@ fn prefer() -> VariantPolicy {
     }
 }
 
-fn wanted<'a>(required: &'a [Architectures], variants: &'a VariantPolicy) -> Wanted<'a> {
+fn wanted<'a>(
+    required: &'a [Architectures],
+    variants: &'a VariantPolicy,
+    nodes: &'a NodeSet,
+) -> Wanted<'a> {
     Wanted {
         required,
         suitable: required.first(),
         variants,
-        selected: None,
+        nodes,
+        prefer: Vec::new(),
         terms_are_open: true,
     }
 }
@@ -55,7 +60,7 @@ fn change(affinity: Option<&Affinity>, labels: &[(&str, &str)]) -> AffinityChang
         affinity,
     };
     decide(
-        wanted(&[set(&["amd64", "arm64"])], &prefer()),
+        &wanted(&[set(&["amd64", "arm64"])], &prefer(), &NodeSet::every()),
         preferred,
         author,
     )
@@ -135,7 +140,11 @@ fn a_contradiction_is_required_of_every_term() {
             node_selector: &BTreeMap::new(),
             affinity,
         };
-        decide(wanted(&sets, &prefer()), Vec::new(), author)
+        decide(
+            &wanted(&sets, &prefer(), &NodeSet::every()),
+            Vec::new(),
+            author,
+        )
     };
     let on = |values: &[&str]| json!({"key": LABEL, "operator": "In", "values": values});
     let nowhere = json!({"key": LABEL, "operator": "DoesNotExist"});
@@ -304,18 +313,14 @@ fn a_forged_record_of_repeated_terms_removes_nothing() {
 /// A set of nodes without any node: nothing selects it, not even where no architecture is required.
 #[test]
 fn no_node_is_written_as_a_requirement_that_no_node_satisfies() {
-    let nowhere = SelectedNodes {
-        required: NodeSet::none(),
-        preferred: Vec::new(),
-    };
     let author = AuthorSelection {
         node_selector: &BTreeMap::new(),
         affinity: None,
     };
     let added = decide(
-        Wanted {
-            selected: Some(&nowhere),
-            ..wanted(&[], &prefer())
+        &Wanted {
+            nodes: &NodeSet::none(),
+            ..wanted(&[], &prefer(), &NodeSet::every())
         },
         Vec::new(),
         author,

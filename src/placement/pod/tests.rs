@@ -1,7 +1,14 @@
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::config::Config;
+use crate::{
+    config::Config,
+    placement::{
+        change::{AffinityAccess, Asked, PodView},
+        demand::Demands,
+        preference::Preferences,
+    },
+};
 
 use super::*;
 use crate::platform::{NoPlatformReason, Platform};
@@ -208,16 +215,13 @@ fn rules_and_affinity_come_on_top() {
     let disjoint = [set(&["amd64"]), set(&["arm64"])];
     let keys = |decision: &Decision, affinity| {
         let view = PodView { affinity, ..view };
-        let change = policy.change(
-            decision,
-            view,
-            &preferences,
-            Circumstances {
-                disjoint: &disjoint,
-                nodes: None,
-                tolerations: &[],
-            },
-        );
+        let asked = Asked {
+            demands: &Demands::default(),
+            preferences: &preferences,
+            disjoint: &disjoint,
+            by_policy: false,
+        };
+        let change = policy.change(decision, view, asked);
         let keys = change
             .tolerations
             .iter()

@@ -1,4 +1,4 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     placement::{PlacementPolicy, affinity::Affinity},
@@ -40,16 +40,16 @@ fn say(rules: &[PodRule], pod: &str, namespace: &str, spec: &Value) -> [String; 
         let texts: Vec<String> = one.iter().map(ToString::to_string).collect();
         texts.join(" and ")
     };
-    let required: Vec<_> = applied
-        .nodes
-        .required
-        .terms()
-        .iter()
-        .map(|one| all(one))
-        .collect();
-    let preferred = applied.nodes.preferred.iter();
+    let required = applied.demands.required();
+    let required = if required.is_every() {
+        Vec::new()
+    } else {
+        required.terms().iter().map(|one| all(one)).collect()
+    };
+    let preferred = applied.demands.preferred(false);
+    let preferred = preferred.iter();
     let preferred = preferred.map(|one| format!("{} {}", one.weight, all(&one.expressions)));
-    let tolerations = applied.tolerations.iter().map(ToString::to_string);
+    let tolerations = applied.demands.tolerations().map(ToString::to_string);
     let left_out = applied.left_out.iter().map(ToString::to_string);
     [
         required.join(" or "),
@@ -198,8 +198,8 @@ fn a_runtime_class_is_for_new_pods_that_have_none() {
             is_new,
         };
         let applied = apply(&config.rules, pod);
-        assert_eq!(applied.runtime_class.as_deref(), expected, "{case}");
-        assert_eq!(applied.names, names, "{case}");
+        assert_eq!(applied.demands.class(), expected, "{case}");
+        assert_eq!(applied.demands.rules().collect::<Vec<_>>(), names, "{case}");
         let told: Vec<_> = applied.left_out.iter().map(ToString::to_string).collect();
         assert_eq!(told.join("; "), left_out, "{case}");
     }

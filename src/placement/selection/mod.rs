@@ -29,20 +29,5 @@ pub use nodes::SelectedNodes;
 pub use opt_in::{ImageSelection, InvalidSelection, is_own_annotation, is_requested, requested};
 pub use rule::{FeatureMatch, Rule};
 
-use serde::{Deserialize, Serialize};
-
-/// The label by which nodes are named if no other labels select them.
-pub const HOSTNAME: &str = "kubernetes.io/hostname";
 /// Maximum number of nodes that are named one by one, where labels do not select them.
 pub const MAX_HOSTS: usize = 64;
-
-/// The image of a container that was replaced.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageChange {
-    /// The name of the container.
-    pub container: String,
-    /// What its author wrote.
-    pub from: String,
-    /// The image that was selected.
-    pub to: String,
-}

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     placement::{
-        affinity::{WeightedTerm, on_architecture},
+        affinity::{HOSTNAME, WeightedTerm, on_architecture},
         node_set::{MAX_TERMS, NodeSet},
         requirement::{Operator, Requirement},
     },
@@ -12,8 +12,8 @@ use crate::{
 };
 
 use super::{
-    Choice, Compatibility, DocumentFormat, FeatureMatch, HOSTNAME, MAX_HOSTS, NodeGroup, Rule,
-    choice::Fit, facts::feature_label,
+    Choice, Compatibility, DocumentFormat, FeatureMatch, MAX_HOSTS, NodeGroup, Rule, choice::Fit,
+    facts::feature_label,
 };
 
 /// Maximum number of requirements in all alternatives.

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     cluster::events::EventReason,
     config::Config,
-    evaluate::{Conflict, EvaluatedImage, Verdict},
+    evaluate::{Conflict, EvaluatedImage, Notice, Verdict},
     image::ImageError,
     placement::{
         Decision, PlacementPolicy,
@@ -129,7 +129,7 @@ fn nodes_that_hold_its_images_are_preferred_by_the_policy() {
         copies: None,
     };
     let evaluation = Evaluation {
-        locality: Some(Box::new(locality)),
+        demands: locality.demand().into_iter().collect(),
         ..Evaluation::new(unresolved())
     };
     let plan = |annotations: &[(&str, &str)], spec: Value| {
@@ -327,7 +327,8 @@ fn an_author_who_excludes_the_images_is_told() {
     assert!(plan.events.is_empty() && plan.requeue.is_none());
     // The author tolerates the taint there: the decision is the images', and its author is told.
     let mut overruled = Evaluation::new(on(&["arm64"]));
-    overruled.overruled = Some("arm64".parse().unwrap());
+    let told = overruled.explain_overruled(&"arm64".parse().unwrap());
+    overruled.raised.push(Notice::AuthorOverrules(told));
     let pod = pod(&[], selector);
     let plan = plan_with(&Config::default(), &pod, &overruled, None, Instant::now());
     assert_eq!(reasons(&plan.events), [EventReason::ArchitectureExcluded]);
@@ -474,7 +475,9 @@ fn events_are_on_the_object_that_carries_the_annotation() {
         on_namespace,
     };
     let mut evaluation = Evaluation::new(Verdict::Skip);
-    evaluation.invalid = vec![invalid(false), invalid(true)];
+    evaluation.raised = [false, true]
+        .map(|one| Notice::InvalidAnnotation(invalid(one)))
+        .into();
     let (config, pod) = (Config::default(), pod(&[], json!({})));
     let plan = plan_with(&config, &pod, &evaluation, None, Instant::now());
     let places: Vec<bool> = plan.events.iter().map(|event| event.on_namespace).collect();

@@ -7,8 +7,12 @@ use super::*;
 use crate::{
     config::Config,
     placement::{
-        NodeVariant, PlacementPolicy, UnknownVariants, author_selection::AuthorSelection,
-        node_set::NodeSet, requirement::Requirement, selection::SelectedNodes, suffices,
+        NodeVariant, PlacementPolicy, UnknownVariants,
+        author_selection::AuthorSelection,
+        demand::{Demand, Source},
+        node_set::NodeSet,
+        requirement::Requirement,
+        suffices,
     },
     platform::{Architecture, Architectures},
 };
@@ -107,10 +111,11 @@ fn affinity_is_added_to_what_is_there() {
             required: &["arm64".parse().unwrap()],
             suitable: None,
             variants: &policy.variants,
-            selected: None,
+            nodes: &NodeSet::every(),
+            prefer: Vec::new(),
             terms_are_open: true,
         };
-        affinity::decide(wanted, preferred, author)
+        affinity::decide(&wanted, preferred, author)
     };
     let arch = json!({"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]});
     let required = json!({"nodeSelectorTerms": [{"matchExpressions": [arch]}]});
@@ -236,7 +241,7 @@ fn normalised(mut pod: Value) -> Value {
 }
 
 /// What image selection may ask of nodes.
-fn nodes_of_an_image() -> impl Strategy<Value = SelectedNodes> {
+fn nodes_of_an_image() -> impl Strategy<Value = Demand> {
     let on = |key: &str, operator: &str, values: &[&str]| {
         let requirement = json!({"key": key, "operator": operator, "values": values});
         serde_json::from_value::<Requirement>(requirement).unwrap()
@@ -258,13 +263,14 @@ fn nodes_of_an_image() -> impl Strategy<Value = SelectedNodes> {
             expressions: expressions.clone(),
         });
         let is_open = required.is_empty();
-        SelectedNodes {
-            preferred: preferred.into_iter().collect(),
-            required: if is_open {
+        Demand {
+            prefer: preferred.into_iter().collect(),
+            require: if is_open {
                 NodeSet::every()
             } else {
                 NodeSet::any_of(required)
             },
+            ..Demand::of(Source::ImageSelection)
         }
     })
 }
@@ -299,17 +305,19 @@ proptest! {
         let mut policy = PlacementPolicy::from(&Config::default());
         policy.variants.unknown = if require { UnknownVariants::Require } else { UnknownVariants::Prefer };
         let set: Architectures = images.parse().unwrap();
-        let change = |pod: &Pod, selected, terms_are_open| {
+        let change = |pod: &Pod, selected: Option<&Demand>, terms_are_open| {
+            let every = NodeSet::every();
             let selector = BTreeMap::new();
             let author = AuthorSelection { node_selector: &selector, affinity: pod.spec.affinity.as_ref() };
             let wanted = affinity::Wanted {
                 required: slice::from_ref(&set),
                 suitable: Some(&set),
                 variants: &policy.variants,
-                selected,
+                nodes: selected.map_or(&every, |demand| &demand.require),
+                prefer: selected.map_or_else(Vec::new, |demand| demand.prefer.clone()),
                 terms_are_open,
             };
-            affinity::decide(wanted, Vec::new(), author)
+            affinity::decide(&wanted, Vec::new(), author)
         };
         let pod = subject(before.clone());
         // Terms of another architecture than the images' are the author's mistake, which is told in another place.
@@ -333,7 +341,7 @@ proptest! {
                     };
                     let suffices = suffices(&set, architecture, variant);
                     let runs = if require { suffices == Some(true) } else { suffices != Some(false) };
-                    let expected = runs && selects(&pod, &node) && selected.as_ref().is_none_or(|image| image.required.selects(&node));
+                    let expected = runs && selects(&pod, &node) && selected.as_ref().is_none_or(|image| image.require.selects(&node));
                     prop_assert_eq!(selects(&pod_after, &node), expected, "{:?} {}", node, after);
                 }
             }

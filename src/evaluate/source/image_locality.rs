@@ -1,25 +1,56 @@
 //! What nodes hold of images that cannot be resolved.
 
-use futures::future::join_all;
+use futures::{
+    FutureExt,
+    future::{BoxFuture, join_all},
+};
 
 use crate::{
     cluster::objects::{ImageKey, PodSpec},
+    evaluate::{Evaluator, Stage, Verdict},
     image::{ImageError, Reference},
     placement::image_locality::ImageLocality,
 };
 
-use super::Evaluator;
+use super::{DemandSource, Evaluating};
 
 /// Maximum number of images for which nodes are looked up. Pods rarely have more.
 const MAX_UNKNOWN: usize = 16;
 
+/// The nodes that hold images which are not known.
+pub(in crate::evaluate) struct HoldingNodes;
+
+impl DemandSource for HoldingNodes {
+    fn ask<'a>(
+        &self,
+        evaluator: &'a Evaluator,
+        pod: &'a mut Evaluating<'_>,
+    ) -> Option<BoxFuture<'a, ()>> {
+        let subject = pod.subject();
+        // With the gate its affinity can be set, once: the same patch removes the gate.
+        let is_used = subject.stage == Stage::Pod && subject.spec.gate().is_some();
+        let is_unresolved = matches!(pod.evaluation.verdict, Verdict::Unresolved { .. });
+        if !is_unresolved || !(is_used || evaluator.explains) {
+            return None;
+        }
+        let ask = async move {
+            if let Verdict::Unresolved { failed, .. } = &pod.evaluation.verdict {
+                let locality = evaluator.image_locality(pod.subject().spec, failed).await;
+                let demand = locality.and_then(|locality| locality.demand());
+                pod.evaluation.demands.extend(demand);
+            }
+        };
+        Some(ask.boxed())
+    }
+}
+
 impl Evaluator {
     /// What nodes hold of the images of a pod that are not known. `None`: nothing.
-    pub(super) async fn image_locality(
+    async fn image_locality(
         &self,
         spec: &PodSpec,
         failed: &[(String, ImageError)],
-    ) -> Option<Box<ImageLocality>> {
+    ) -> Option<ImageLocality> {
         let own = spec.images();
         let unknown: Option<Vec<_>> = failed
             .iter()
@@ -42,11 +73,10 @@ impl Evaluator {
         let shared = self
             .policy
             .shared_architectures(&copies, spec.runtime(&spec.os()));
-        let locality = ImageLocality {
+        Some(ImageLocality {
             images: unknown.iter().map(|(image, ..)| (*image).clone()).collect(),
             nodes: (*self.nodes.holding(&keys)).clone(),
             copies: shared.map(|set| self.policy.within_schedulable(set)),
-        };
-        (!locality.is_empty()).then(|| Box::new(locality))
+        })
     }
 }

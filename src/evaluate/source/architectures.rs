@@ -1,0 +1,84 @@
+//! The architectures of the images, or those that the author or the mode states.
+
+use futures::{FutureExt, future::BoxFuture};
+
+use crate::{
+    evaluate::{Conflict, Evaluator, Stage, Verdict},
+    placement::{Decision, Mode, annotation, change::AffinityAccess, mode::Rule},
+};
+
+use super::{DemandSource, Evaluating, ReadImages};
+
+/// Decides for which architectures a pod is. The following sources see the decision; its demand is written with the decision.
+pub(in crate::evaluate) struct Architectures;
+
+impl DemandSource for Architectures {
+    fn ask<'a>(
+        &self,
+        evaluator: &'a Evaluator,
+        pod: &'a mut Evaluating<'_>,
+    ) -> Option<BoxFuture<'a, ()>> {
+        let inspects = pod.rule == Rule::Mode(Mode::Inspect);
+        if inspects && let Some(standing) = pod.subject().decided_by_policy.cloned() {
+            pod.evaluation.by_policy = true;
+            pod.decide(Verdict::Decided(standing));
+            return None;
+        }
+        let verdict = match &pod.rule {
+            _ if nothing_to_add(evaluator, pod) => Verdict::Skip,
+            Rule::Mode(Mode::Ignore) => Verdict::Skip,
+            Rule::Mode(Mode::Any) => Verdict::Decided(Decision::TolerateAll),
+            Rule::Architectures(set) => {
+                let policy = &evaluator.policy;
+                let decision = policy.limit(set.clone());
+                if decision == Decision::NoCommonArchitecture {
+                    let schedulable = policy.schedulable.iter().cloned().collect();
+                    pod.evaluation.conflict =
+                        Some(Conflict::Disjoint(vec![set.clone(), schedulable]));
+                }
+                Verdict::Decided(decision)
+            }
+            Rule::Mode(Mode::Inspect) => return Some(by_images(evaluator, pod).boxed()),
+        };
+        pod.decide(verdict);
+        None
+    }
+}
+
+async fn by_images(evaluator: &Evaluator, pod: &mut Evaluating<'_>) {
+    let subject = pod.subject();
+    let is_template = subject.stage == Stage::Template;
+    let (spec, namespace) = (subject.spec, subject.namespace);
+    let credentials = evaluator.pull_secrets.for_pod(namespace, spec, is_template);
+    let each = evaluator.resolve_images(spec, namespace, &credentials, pod.deadline);
+    let (images, failed) = each.await;
+    let verdict = evaluator.verdict(spec, spec.runtime(&spec.os()), (&images, &failed), None);
+    pod.evaluation.images = images;
+    pod.read = Some(ReadImages {
+        credentials,
+        failed,
+    });
+    pod.decide(verdict);
+}
+
+/// A pod that tolerates every architecture needs no further decision, and its registry is not asked, unless demands, affinity or
+/// additional tolerations can still be added. A pod that was decided to tolerate everything is complete.
+fn nothing_to_add(evaluator: &Evaluator, pod: &Evaluating<'_>) -> bool {
+    let (policy, evaluation) = (&evaluator.policy, &pod.evaluation);
+    let asks = evaluation.left_out_rules().next().is_some()
+        || evaluation.demands.rules().next().is_some()
+        || evaluation.demands.images().next().is_some()
+        || !pod.unread.is_empty();
+    if asks {
+        return false;
+    }
+    let subject = pod.subject();
+    let tolerations = subject.spec.tolerations.as_deref().unwrap_or_default();
+    let mut tolerations = tolerations.iter();
+    let tolerates_all = tolerations.any(|one| policy.taint.is_tolerated_by(one));
+    let affinity = policy.requires_affinity || !evaluation.preferences.is_empty();
+    let more = !policy.tolerations.is_empty()
+        || (affinity && subject.affinity_access() != AffinityAccess::Closed);
+    let decided = subject.annotations.get(annotation::DECISION);
+    tolerates_all && (!more || decided.is_some_and(|decision| decision == "any"))
+}

@@ -1,0 +1,58 @@
+//! The nodes that the author of a pod selects.
+
+use futures::future::BoxFuture;
+
+use crate::{
+    evaluate::{Conflict, Evaluator, Notice, Verdict},
+    placement::{Decision, author_selection::AuthorSelection, reinvocation},
+};
+
+use super::{DemandSource, Evaluating};
+
+/// Asks nothing more than the pod does. An autoscaler would make the nodes that the author selects, and they would be tainted: so that
+/// is said to be a conflict, also before all images are known. An author from whose choice no taint keeps the pod away has decided, and
+/// is told.
+pub(in crate::evaluate) struct Author;
+
+impl DemandSource for Author {
+    fn ask<'a>(
+        &self,
+        evaluator: &'a Evaluator,
+        pod: &'a mut Evaluating<'_>,
+    ) -> Option<BoxFuture<'a, ()>> {
+        let subject = pod.subject();
+        let (Verdict::Decided(Decision::Architectures(set))
+        | Verdict::Unresolved {
+            known: Some(set), ..
+        }) = &pod.evaluation.verdict
+        else {
+            return None;
+        };
+        if !subject.spec.author_selection().excludes_all(set) {
+            return None;
+        }
+        // What archaware added is for what the images were then.
+        let own = reinvocation::recorded_change(subject.annotations);
+        let (mut tolerations, mut affinity) = (
+            subject.spec.tolerations.clone().unwrap_or_default(),
+            subject.spec.affinity.clone(),
+        );
+        reinvocation::undo(&own, Some(&mut tolerations), affinity.as_mut());
+        let author = AuthorSelection {
+            affinity: affinity.as_ref(),
+            ..subject.spec.author_selection()
+        };
+        let conflict = if evaluator.policy.is_excluded(set, author, &tolerations) {
+            Conflict::Excluded(set.clone())
+        } else if author.excludes_all(set) {
+            let told = pod.evaluation.explain_overruled(set);
+            pod.evaluation.raised.push(Notice::AuthorOverrules(told));
+            return None;
+        } else {
+            Conflict::Outdated(set.clone())
+        };
+        pod.evaluation.conflict = Some(conflict);
+        pod.evaluation.verdict = Verdict::Decided(Decision::NoCommonArchitecture);
+        None
+    }
+}

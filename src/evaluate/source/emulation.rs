@@ -1,0 +1,56 @@
+//! Nodes that run the images by emulation.
+
+use futures::future::BoxFuture;
+
+use crate::{
+    evaluate::{Evaluator, Subject},
+    placement::{change::AffinityAccess, emulation::Emulation},
+};
+
+use super::{DemandSource, Evaluating};
+
+/// Nodes that emulate, if the pod can be limited to them.
+pub(in crate::evaluate) struct EmulatingNodes;
+
+impl DemandSource for EmulatingNodes {
+    fn ask<'a>(
+        &self,
+        evaluator: &'a Evaluator,
+        pod: &'a mut Evaluating<'_>,
+    ) -> Option<BoxFuture<'a, ()>> {
+        if pod.read.is_some()
+            && let Some(emulation) = emulation(evaluator, pod)
+        {
+            // Native nodes come first, whatever else is preferred.
+            let preferences = &mut pod.evaluation.preferences;
+            preferences.retain(|name, _| emulation.native.contains(name.as_str()));
+            pod.evaluation.demands.push(emulation.demand());
+            pod.emulation = Some(emulation);
+            evaluator.decide_by_images(pod);
+        }
+        None
+    }
+}
+
+fn emulation(evaluator: &Evaluator, pod: &Evaluating<'_>) -> Option<Emulation> {
+    let subject = pod.subject();
+    let os = subject.spec.os();
+    let sets = pod.evaluation.images.iter();
+    let sets = sets.map(|image| &image.resolved.platforms);
+    let emulation = evaluator
+        .policy
+        .emulation(sets, subject.spec.runtime(&os))?;
+    let author = subject.spec.author_selection();
+    let helps = !author.excludes_all(&emulation.architectures());
+    (helps && (can_be_limited(subject) || emulation.covers(author))).then_some(emulation)
+}
+
+/// Terms that name nodes get no requirements, and those of a pod that exists no alternatives.
+fn can_be_limited(subject: Subject<'_>) -> bool {
+    let author = subject.spec.author_selection();
+    match subject.affinity_access() {
+        AffinityAccess::Open => !author.names_fields(),
+        AffinityAccess::Narrowing => !author.has_terms(),
+        AffinityAccess::Closed => false,
+    }
+}

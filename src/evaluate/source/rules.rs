@@ -1,0 +1,57 @@
+//! Rules of the configuration.
+
+use futures::future::BoxFuture;
+
+use crate::{
+    cluster::objects::{Namespace, labels},
+    evaluate::{Evaluator, Notice, Stage, Subject},
+    placement::{
+        Mode,
+        mode::Rule,
+        rule::{self, AppliedRules, RuledPod},
+    },
+};
+
+use super::{DemandSource, Evaluating};
+
+/// The rules of the configuration that select the pod.
+pub(in crate::evaluate) struct Rules;
+
+impl DemandSource for Rules {
+    fn ask<'a>(
+        &self,
+        evaluator: &'a Evaluator,
+        pod: &'a mut Evaluating<'_>,
+    ) -> Option<BoxFuture<'a, ()>> {
+        let applied = applied_rules(evaluator, pod.subject(), &pod.rule, pod.namespace);
+        if let Some(class) = applied.demands.class() {
+            pod.spec_mut().runtime_class_name = Some(class.to_owned());
+        }
+        let left_out = applied.left_out.into_iter().map(Notice::RuleLeftOut);
+        pod.evaluation.raised.extend(left_out);
+        pod.evaluation.demands.extend(applied.demands);
+        None
+    }
+}
+
+/// What the rules of the configuration say of a pod. Templates get nothing by them: each of their pods does.
+pub(in crate::evaluate) fn applied_rules(
+    evaluator: &Evaluator,
+    subject: Subject<'_>,
+    rule: &Rule,
+    namespace: &Namespace,
+) -> AppliedRules {
+    let rules = evaluator.config.rules.as_slice();
+    let is_left_alone = *rule == Rule::Mode(Mode::Ignore);
+    if rules.is_empty() || is_left_alone || subject.stage == Stage::Template {
+        return AppliedRules::default();
+    }
+    let pod = RuledPod {
+        labels: subject.labels,
+        namespace_labels: labels(&namespace.metadata),
+        author: subject.spec.author_selection(),
+        runtime_class: subject.spec.runtime_class_name.as_deref(),
+        is_new: subject.stage == Stage::Creation,
+    };
+    rule::apply(rules, pod)
+}

@@ -1,0 +1,64 @@
+//! The runtime class whose handler runs the images.
+
+use futures::future::BoxFuture;
+
+use crate::{
+    evaluate::{Evaluator, Stage},
+    placement::runtime_class,
+};
+
+use super::{DemandSource, Evaluating};
+
+/// The runtime class of the pod, or the one that it gets because no CPU runs all of its images.
+pub(in crate::evaluate) struct RuntimeClass;
+
+impl DemandSource for RuntimeClass {
+    fn ask<'a>(
+        &self,
+        evaluator: &'a Evaluator,
+        pod: &'a mut Evaluating<'_>,
+    ) -> Option<BoxFuture<'a, ()>> {
+        pod.read.as_ref()?;
+        let assigned = assigned(evaluator, pod);
+        if let Some(class) = &assigned {
+            pod.spec_mut().runtime_class_name = Some(class.clone());
+            let spec = pod.subject().spec.clone();
+            let os = spec.os();
+            for image in &mut pod.evaluation.images {
+                let platforms = &image.resolved.platforms;
+                image.architectures = evaluator.policy.of_image(platforms, spec.runtime(&os));
+            }
+            evaluator.decide_by_images(pod);
+        }
+        let spec = pod.subject().spec;
+        let class = spec.runtime_class_name.as_deref()?;
+        let (os, images) = (spec.os(), pod.evaluation.images.iter());
+        let sets = images.map(|image| &image.resolved.platforms);
+        let policy = &evaluator.policy;
+        let native = policy.native_architectures(sets, spec.runtime(&os));
+        let mut demand = runtime_class::demand(class, native.as_ref());
+        demand.class = assigned;
+        if demand != runtime_class::demand(class, None) {
+            pod.evaluation.demands.push(demand);
+        }
+        None
+    }
+}
+
+/// The class that a pod gets on its creation. One that exists lacks it.
+fn assigned(evaluator: &Evaluator, pod: &mut Evaluating<'_>) -> Option<String> {
+    let subject = pod.subject();
+    let has_class = subject.spec.runtime_class_name.is_some();
+    if has_class || !evaluator.config.assign_runtime_class || !pod.has_no_architecture() {
+        return None;
+    }
+    let images = pod.evaluation.images.iter();
+    let sets = images.map(|image| &image.resolved.platforms);
+    let class = evaluator.policy.class_for(sets, &subject.spec.os());
+    let class = class.map(str::to_owned);
+    if subject.stage != Stage::Creation {
+        pod.evaluation.lacking_class = class;
+        return None;
+    }
+    class
+}
