@@ -7,6 +7,7 @@ mod certificate;
 mod configuration;
 mod http;
 mod review;
+mod reviewed_pod;
 mod server;
 mod webhook;
 

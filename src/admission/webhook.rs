@@ -10,25 +10,20 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     cluster::{
         namespaces::Namespaces,
-        objects::{DaemonSet, Namespace, Node, Pod, annotations, labels},
+        objects::{DaemonSet, Namespace, Node, Pod},
         patch,
     },
     config::{
         AdmissionConfig, BoundPods, CACHED_ONLY_TIMEOUT, DaemonSets, OnMiss,
         OnNoCommonArchitecture, OnNoMatch,
     },
-    evaluate::{
-        Evaluation, Evaluator, Notice, SelectionProblem, Stage, Subject, Verdict,
-        template::Template,
-    },
+    evaluate::{Evaluation, Evaluator, Notice, SelectionProblem, Verdict, template::Template},
     metrics::Panics,
-    placement::{
-        Decision, PlacementPolicy, annotation, change::PodChange, mode, node, reinvocation,
-    },
+    placement::{Decision, change::PodChange, mode, node},
     plan,
 };
 
-use super::review::AdmissionResponse;
+use super::{review::AdmissionResponse, reviewed_pod::ReviewedPod};
 
 /// Maximum number of background evaluations. The controller handles further pods, so more would only use memory.
 const MAX_BACKGROUND_EVALUATIONS: usize = 512;
@@ -104,16 +99,6 @@ pub(super) struct RequestLimits {
     pub(super) may_continue_in_background: bool,
 }
 
-/// A pod, with and without the additions of an earlier call.
-struct PodReview {
-    pod: Pod,
-    /// `None`: there are none, and it is the same.
-    without_owned: Option<Pod>,
-    namespace: String,
-    recorded: PodChange,
-    undo: reinvocation::ReinvocationUndo,
-}
-
 impl Webhook {
     pub(super) fn new(
         evaluator: Evaluator,
@@ -150,7 +135,7 @@ impl Webhook {
         if pod.spec.is_oversized() {
             return (AdmissionResponse::default(), Outcome::Oversized);
         }
-        let review = Arc::new(PodReview::new(pod, namespace));
+        let review = Arc::new(ReviewedPod::new(pod, namespace));
         if review.pod.is_bound() {
             return self.bound_pod(&review).await;
         }
@@ -162,7 +147,7 @@ impl Webhook {
             );
             self.within_budget(limits, async move {
                 // With a mode of its own, the pod does not depend on its namespace, which may not be known yet.
-                let own = annotations(&review.of_author().metadata);
+                let own = review.annotations();
                 let is_unknown = || namespaces.get(&review.namespace).is_none();
                 let no_rules = evaluator.config.rules.is_empty();
                 let namespace = if mode::has_own_rule(own) && no_rules && is_unknown() {
@@ -208,7 +193,7 @@ impl Webhook {
                 PodChange::default()
             } else {
                 let change = review.subject().change(policy, decision, evaluation);
-                change.with_images_kept(&review.recorded, &review.undo.images)
+                change.with_images_kept(&review.recorded, &review.found.images)
             };
             decided = Some((decision.clone(), change));
         }
@@ -234,7 +219,7 @@ impl Webhook {
     }
 
     /// A pod that its author put on a node runs there, whatever its images are: no scheduler is asked, and it may have no gate.
-    async fn bound_pod(&self, review: &PodReview) -> (AdmissionResponse, Outcome) {
+    async fn bound_pod(&self, review: &ReviewedPod) -> (AdmissionResponse, Outcome) {
         if self.evaluator.config.taint.bound_pods == BoundPods::Leave {
             return (AdmissionResponse::default(), Outcome::Skipped);
         }
@@ -257,7 +242,7 @@ impl Webhook {
     }
 
     /// The runtime class that rules give to a pod whose images are not known in time.
-    fn class_by_rules(&self, review: &PodReview) -> Option<String> {
+    fn class_by_rules(&self, review: &ReviewedPod) -> Option<String> {
         // Nothing is said of a pod whose namespace is not known.
         let namespace = self.namespaces.get(&review.namespace)?;
         self.evaluator.class_by_rules(review.subject(), &namespace)
@@ -405,116 +390,4 @@ async fn find_namespace(namespaces: &Namespaces, name: &str) -> Arc<Namespace> {
     // Before the initial list is complete, namespaces are unknown.
     let _ = namespaces.ready().wait_for(|ready| *ready).await;
     namespaces.find(name).await
-}
-
-impl PodReview {
-    fn new(pod: Pod, namespace: String) -> Self {
-        // The annotations of an earlier decision are not the author's: they come from an earlier call or from the pod
-        // that this one was copied from.
-        let own = [annotation::DECISION, annotation::ADDED];
-        let found = annotations(&pod.metadata);
-        if !own.iter().any(|name| found.contains_key(*name)) {
-            return Self {
-                pod,
-                without_owned: None,
-                namespace,
-                recorded: PodChange::default(),
-                undo: reinvocation::ReinvocationUndo::default(),
-            };
-        }
-        let recorded = reinvocation::recorded_change(found);
-        let mut without_owned = pod.clone();
-        let mut undo = reinvocation::undo(
-            &recorded,
-            without_owned.spec.tolerations.as_mut(),
-            without_owned.spec.affinity.as_mut(),
-        );
-        let containers = pod.spec.selectable().filter_map(|(_, container)| {
-            let image = container.image.as_deref()?;
-            Some((container.name.as_str(), image))
-        });
-        let containers: Vec<_> = containers.collect();
-        undo.images = reinvocation::undo_images(&recorded, containers.into_iter());
-        let images = undo.images.iter();
-        without_owned
-            .spec
-            .set_images(images.map(|own| (own.container.as_str(), Some(own.from.as_str()))));
-        if let Some(annotations) = &mut without_owned.metadata.annotations {
-            annotations.retain(|name, _| !own.contains(&name.as_str()));
-        }
-        Self {
-            pod,
-            without_owned: Some(without_owned),
-            namespace,
-            recorded,
-            undo,
-        }
-    }
-
-    /// The pod as its author wrote it.
-    fn of_author(&self) -> &Pod {
-        self.without_owned.as_ref().unwrap_or(&self.pod)
-    }
-
-    fn subject(&self) -> Subject<'_> {
-        let pod = self.of_author();
-        Subject {
-            spec: &pod.spec,
-            annotations: annotations(&pod.metadata),
-            labels: labels(&pod.metadata),
-            namespace: &self.namespace,
-            stage: Stage::Creation,
-            decided_by_policy: None,
-        }
-    }
-
-    /// A toleration for every architecture, unless it has one.
-    fn tolerate_all(&self, policy: &PlacementPolicy) -> PodChange {
-        let existing = self.of_author().spec.tolerations.as_deref();
-        let mut existing = existing.unwrap_or_default().iter();
-        let mut change = PodChange::default();
-        if !existing.any(|one| policy.taint.is_tolerated_by(one)) {
-            change.tolerations.push(policy.taint.toleration_of_all());
-        }
-        change
-    }
-
-    /// The runtime class that an earlier call set.
-    fn kept_class(&self) -> Option<String> {
-        let class = self.recorded.runtime_class.clone();
-        let is = self.pod.spec.runtime_class_name.as_ref();
-        class.filter(|class| is == Some(class))
-    }
-
-    /// `None` if the pod needs no change. `class`: the runtime class that it gets.
-    fn patch(
-        &self,
-        decision: Option<(Decision, PodChange)>,
-        class: Option<String>,
-        gate: bool,
-    ) -> Option<patch::JsonPatch> {
-        let (decision, change) = decision.unzip();
-        let mut change = change.unwrap_or_default();
-        change.runtime_class = class.or_else(|| self.kept_class());
-        // Nothing is added for a pod that no architecture can run, but that it waits is said.
-        let decision =
-            decision.filter(|own| !change.is_empty() || *own == Decision::NoCommonArchitecture);
-        let annotations = annotations(&self.pod.metadata);
-        let was = annotations.get(annotation::DECISION).cloned();
-        // The gate is archaware's, so it is removed as soon as nothing is waited for.
-        let gated = self.pod.spec.gate().is_some();
-        let same = change == self.recorded
-            && self.undo.is_complete(&self.recorded)
-            && decision.as_ref().map(Decision::annotation) == was;
-        if same && gate == gated {
-            return None;
-        }
-        let admission = patch::pod::AdmissionPatch {
-            undo: self.undo.clone(),
-            change,
-            decision: decision.as_ref(),
-            gate,
-        };
-        Some(patch::pod::admit(&self.pod, self.of_author(), admission))
-    }
 }

@@ -225,9 +225,7 @@ pub fn daemon_set(set: &DaemonSet, change: daemon_set::TemplateChange) -> JsonPa
         patch.remove(&format!("{TOLERATIONS}/{index}"));
     }
     patch.append_unguarded(TOLERATIONS, seen.is_some(), change.add);
-    let record = change
-        .record
-        .and_then(|record| serde_json::to_string(&record).ok());
+    let record = change.record.and_then(|record| record.to_annotation());
     patch.annotate(
         &set.metadata,
         &[(annotation::TOLERATIONS, record.as_deref())],

@@ -25,12 +25,10 @@ use crate::{
     },
     config::Misplaced,
     evaluate::{
-        Evaluator, Stage, Subject, Verdict,
+        AuthorPod, Evaluator, Stage, Subject, Verdict,
         wrong_architecture::{self, WrongArchitecture},
     },
-    placement::{
-        Decision, NodeVariant, annotation, demand::Source, keeps_away, reinvocation, suffices,
-    },
+    placement::{Decision, NodeVariant, annotation, demand::Source, keeps_away, suffices},
     plan::{
         misplaced::{Eviction, GIVEN_UP_WHY, MisplacedPod, NotElsewhere, Outcome},
         pod::subject,
@@ -396,12 +394,11 @@ impl MisplacedPods {
 
     /// Whether the taint of the node keeps a new pod away, as far as its author decides.
     fn is_kept_away_by_taint(&self, pod: &Pod, node: &PodNode) -> bool {
-        let own = reinvocation::recorded_change(annotations(&pod.metadata));
-        let mut tolerations = pod.spec.tolerations.clone().unwrap_or_default();
-        reinvocation::undo(&own, Some(&mut tolerations), None);
+        let author = AuthorPod::of(&pod.spec, annotations(&pod.metadata));
+        let tolerations = author.spec.tolerations.as_deref().unwrap_or_default();
         let mut taints = node.node.view().taints.iter();
         let kind = &self.evaluator.policy.taint;
-        taints.any(|taint| kind.is_of(taint) && keeps_away(taint, &tolerations))
+        taints.any(|taint| kind.is_of(taint) && keeps_away(taint, tolerations))
     }
 
     /// Whether another pod of the same controller waits for a node, like one that replaces another.

@@ -16,7 +16,7 @@ use crate::{
         objects::{Pod, annotations},
     },
     metrics::Metrics,
-    placement::{annotation, reinvocation},
+    placement::{annotation, record},
 };
 
 use super::pods::age;
@@ -58,7 +58,7 @@ impl WebhookUse {
 /// Remembers that this pod came through the webhook of some replica, if it did.
 pub(super) fn record_admission(newest: &AtomicI64, pod: &Pod) {
     let created = pod.metadata.creation_timestamp.as_ref();
-    let added = reinvocation::recorded_change(annotations(&pod.metadata));
+    let added = record::read(annotations(&pod.metadata));
     if let Some(created) = created
         && added.affinity.require.is_some()
         && pod.controller().is_some()

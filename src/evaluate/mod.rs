@@ -1,6 +1,7 @@
 //! Step 1 of 3 (evaluate, plan, apply): finds the rule that applies to a pod or template,
 //! reads its pull secrets and the platforms of its images, and decides by them. Changes nothing.
 
+mod author_pod;
 mod evaluation;
 mod images;
 mod known_keys;
@@ -35,12 +36,13 @@ use pull_secrets::PullSecrets;
 use source::{Evaluating, SOURCES};
 use template::Template;
 
+pub use author_pod::AuthorPod;
 pub use evaluation::{Conflict, EvaluatedImage, Evaluation, ResolvedImages, Verdict};
 pub use images::are_for_other_nodes;
 pub use known_keys::KnownKeys;
 pub use notice::Notice;
 pub use selection::{ContainerCandidates, NoMatch, SelectionProblem};
-pub use subject::{Stage, Subject, without_additions};
+pub use subject::{Stage, Subject};
 
 /// Evaluates pods and templates.
 #[derive(Clone)]

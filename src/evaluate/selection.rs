@@ -15,15 +15,14 @@ use crate::{
         change::{AffinityAccess, ImageChange},
         demand::{Demand, Source},
         mode::Rule,
-        reinvocation,
+        record,
         selection::{self, Candidate, ImageSelection, InvalidSelection, SelectedNodes},
     },
 };
 
 use super::{
-    Evaluator, Notice, Stage, Subject, Verdict,
+    AuthorPod, Evaluator, Notice, Stage, Subject, Verdict,
     source::{DemandSource, Evaluating},
-    without_additions,
 };
 
 pub(super) use attached::AttachedDocuments;
@@ -189,7 +188,8 @@ impl Evaluator {
         if !is_requested && self.config.selection.attached == config::AttachedDocuments::Ignore {
             return Vec::new();
         }
-        let mut spec = without_additions(subject.spec.clone(), subject.annotations);
+        let author = AuthorPod::of(subject.spec, subject.annotations);
+        let mut spec = author.spec.into_owned();
         spec.node_name = None;
         let anew = Subject {
             spec: &spec,
@@ -259,8 +259,8 @@ fn requested(subject: Subject<'_>) -> Result<Vec<ImageSelection>, InvalidSelecti
         .collect();
     let done = match subject.stage {
         Stage::Pod => {
-            let recorded = reinvocation::recorded_change(subject.annotations);
-            reinvocation::undo_images(&recorded, containers.iter().copied())
+            let recorded = record::read(subject.annotations);
+            record::undo_images(&recorded, containers.iter().copied())
         }
         Stage::Template | Stage::Creation => Vec::new(),
     };

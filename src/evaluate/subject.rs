@@ -7,7 +7,6 @@ use crate::{
     placement::{
         Decision, PlacementPolicy,
         change::{AffinityAccess, Asked, PodChange, PodView},
-        reinvocation,
     },
 };
 
@@ -93,13 +92,4 @@ impl Subject<'_> {
         };
         policy.change(decision, pod, asked)
     }
-}
-
-/// The spec of a pod without what archaware added to it, as far as that is recorded and still there.
-pub fn without_additions(mut spec: PodSpec, annotations: &BTreeMap<String, String>) -> PodSpec {
-    let own = reinvocation::recorded_change(annotations);
-    reinvocation::undo(&own, spec.tolerations.as_mut(), spec.affinity.as_mut());
-    let images = own.images.iter();
-    spec.set_images(images.map(|one| (one.container.as_str(), Some(one.from.as_str()))));
-    spec
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     cluster::objects::annotations,
     evaluate::template::Template,
-    placement::{GATE, affinity::Require, annotation, change::PodChange, reinvocation},
+    placement::{GATE, affinity::Require, annotation, change::PodChange, record},
 };
 
 use super::ExistingPod;
@@ -81,7 +81,7 @@ impl Additions {
     /// What is recorded on a pod; `None` for nothing.
     pub(super) fn recorded(pod: &ExistingPod) -> Option<Self> {
         let annotations = annotations(&pod.pod.metadata);
-        let recorded = reinvocation::recorded_change(annotations);
+        let recorded = record::read(annotations);
         let decision = annotations.get(annotation::DECISION).cloned();
         let gate = pod.pod.spec.gate().is_some();
         let added = Self::pending(&recorded);

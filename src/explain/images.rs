@@ -9,7 +9,7 @@ use crate::{
     evaluate::{EvaluatedImage, Verdict},
     image::{ImageError, credentials::CredentialSource},
     placement::{
-        NodePlatform, NodeVariant, PlacementPolicy,
+        NodePlatform, PlacementPolicy,
         selection::{Candidate, CandidateOutcome},
     },
     platform::{ImageArchitectures, NoPlatformReason},
@@ -198,20 +198,12 @@ fn next_try(error: &ImageError) -> String {
     }
 }
 
-/// The images that do not run on nodes of this architecture and variant. `labels`: of the node; `None`: of any, so that each that
-/// could emulate another architecture does.
+/// The images that do not run on a node.
 pub(super) fn lacking<'a>(
     images: &'a [EvaluatedImage],
     policy: &PlacementPolicy,
-    architecture: &str,
-    variant: Option<NodeVariant>,
-    labels: Option<&BTreeMap<String, String>>,
+    node: NodePlatform<'_>,
 ) -> Vec<&'a EvaluatedImage> {
-    let node = NodePlatform {
-        architecture,
-        variant,
-        labels,
-    };
     let lacks = |image: &&EvaluatedImage| {
         policy.runs(node, None, image.architectures.as_ref()) == Some(false)
     };

@@ -10,11 +10,11 @@ use crate::{
     cluster::objects::Node,
     evaluate::Stage,
     placement::{
-        NodeVariant,
+        NodePlatform, NodeVariant,
         affinity::Require,
         is_hard,
         landing::{self, Landing, LandingNode, LandingPod, Obstacle},
-        reinvocation,
+        record,
     },
 };
 
@@ -53,6 +53,10 @@ pub struct NodeGroup {
 }
 
 impl NodeGroup {
+    pub(super) fn platform(&self) -> NodePlatform<'_> {
+        NodePlatform::of_all(&self.architecture, self.node_variant)
+    }
+
     pub(super) fn can_take_it(&self) -> bool {
         self.fits != "no"
     }
@@ -107,13 +111,8 @@ pub(super) fn groups(facts: &Facts<'_>, outcome: &Outcome) -> Option<Vec<NodeGro
                 Some("its images need a higher variant than is known of these nodes".to_owned()),
             ),
             Landing::Blocked(obstacle) => {
-                let lacking = images::lacking(
-                    facts.counting_images(),
-                    facts.policy,
-                    &architecture,
-                    of_group,
-                    None,
-                );
+                let node = NodePlatform::of_all(&architecture, of_group);
+                let lacking = images::lacking(facts.counting_images(), facts.policy, node);
                 let lacking = images::say_lacking(&lacking);
                 ("no", Some(reason(facts, obstacle, lacking)))
             }
@@ -176,7 +175,7 @@ const DAEMON_TOLERATIONS: [&str; 6] = [
 ];
 
 fn reason(facts: &Facts<'_>, obstacle: &Obstacle, lacking: Option<String>) -> String {
-    let recorded = reinvocation::recorded_change(facts.subject.annotations);
+    let recorded = record::read(facts.subject.annotations);
     let is_own_affinity = recorded.affinity.require.is_some();
     let first = match (obstacle, &lacking) {
         (Obstacle::Architecture, lacking) => {

@@ -191,12 +191,6 @@ impl AffinityChange {
         let architectures = self.prefer.iter().map(Preference::term);
         architectures.chain(self.prefer_terms.iter().map(WeightedTerm::term))
     }
-
-    /// Whether earlier versions of archaware could not undo it.
-    pub(super) fn is_beyond_architectures(&self) -> bool {
-        let required = self.require.as_ref();
-        !self.prefer_terms.is_empty() || required.is_some_and(|own| !own.alternatives.is_empty())
-    }
 }
 
 impl Require {

@@ -94,6 +94,21 @@ impl PodChange {
         self
     }
 
+    /// An image that is selected again stays as another webhook has changed it, e.g. to the name of a mirror.
+    #[must_use]
+    pub fn with_images_kept(mut self, recorded: &Self, undone: &[ImageChange]) -> Self {
+        for image in &mut self.images {
+            let is_same = |own: &&ImageChange| own.container == image.container;
+            let before = recorded.images.iter().find(is_same);
+            if before.is_some_and(|before| before.to == image.to)
+                && let Some(now) = undone.iter().find(is_same)
+            {
+                image.to.clone_from(&now.to);
+            }
+        }
+        self
+    }
+
     /// Whether the pod needs no change.
     pub fn is_empty(&self) -> bool {
         self.tolerations.is_empty()

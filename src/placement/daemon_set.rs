@@ -9,23 +9,18 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::platform::{Architecture, Architectures, Os};
+use crate::platform::Os;
 
 use super::{
-    decision::{ANY, DecidedBy, Decision},
+    decision::{DecidedBy, Decision},
     pod::PlacementPolicy,
+    record,
 };
 
-/// Version of the record. One of another version owns nothing: its fields may mean something else.
-const VERSION: u32 = 1;
-
 /// The value of `archaware.dev/tolerations`: which tolerations of the template archaware added, and for which images.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OwnedTolerations {
-    /// Version of this structure; absent in the first one.
-    #[serde(default)]
-    version: u32,
     /// The tolerations that archaware added, in the API's form.
     pub tolerations: Vec<Value>,
     /// The images of the decision. While they stay the same, the decision stands when they cannot be resolved, and one of
@@ -52,20 +47,6 @@ pub struct OwnedTolerations {
     pub decision: Option<String>,
 }
 
-impl Default for OwnedTolerations {
-    /// Owns nothing.
-    fn default() -> Self {
-        Self {
-            version: VERSION,
-            tolerations: Vec::new(),
-            images: BTreeSet::new(),
-            is_by_policy: false,
-            is_until_known: false,
-            decision: None,
-        }
-    }
-}
-
 /// Changes to a template, applied in one patch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TemplateChange {
@@ -87,10 +68,12 @@ impl TemplateChange {
 impl OwnedTolerations {
     /// Parses the annotation. An unreadable value owns nothing.
     pub fn parse(annotation: Option<&str>) -> Self {
-        let parsed: Option<Self> = annotation.and_then(|text| serde_json::from_str(text).ok());
-        parsed
-            .filter(|record| record.version <= VERSION)
-            .unwrap_or_default()
+        record::parse(annotation).unwrap_or_default()
+    }
+
+    /// The value of the annotation.
+    pub fn to_annotation(&self) -> Option<String> {
+        record::format(self)
     }
 
     /// Whether the decision was made for exactly these images.
@@ -100,8 +83,8 @@ impl OwnedTolerations {
 
     /// The decision of the failure policy.
     pub fn decision_of_policy(&self) -> Option<Decision> {
-        let text = self.decision.as_deref().unwrap_or(ANY);
-        self.is_by_policy.then(|| Decision::parse(text)).flatten()
+        let decision = self.decision.as_deref().filter(|_| self.is_by_policy);
+        decision.and_then(Decision::parse)
     }
 
     /// What the failure policy decides until the images are known, within what it decided before: when less is known, after a restart,
@@ -127,19 +110,7 @@ impl OwnedTolerations {
         if self.is_by_policy || self.is_until_known {
             return None;
         }
-        let Some(text) = &self.decision else {
-            // Without a version, the tolerations say it.
-            let named = self.tolerations.iter().filter_map(|toleration| {
-                let value = toleration.get("value")?.as_str()?;
-                value
-                    .parse::<Architecture>()
-                    .ok()
-                    .filter(Architecture::is_known)
-            });
-            let set: Architectures = named.collect();
-            return (!set.is_empty()).then_some(Decision::Architectures(set));
-        };
-        Decision::parse(text)
+        Decision::parse(self.decision.as_deref()?)
     }
 
     /// Where the owned tolerations are in a template, in ascending order. `is_ours` tells what can be archaware's. Each is
@@ -204,7 +175,6 @@ pub fn decide_template(
         OwnedTolerations::default()
     } else {
         OwnedTolerations {
-            version: VERSION,
             tolerations,
             images: images.clone(),
             is_by_policy: by == DecidedBy::StandingPolicy,

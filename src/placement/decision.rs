@@ -25,7 +25,7 @@ pub enum DecidedBy {
 }
 
 /// The annotation of a decision to tolerate every architecture.
-pub(super) const ANY: &str = "any";
+const ANY: &str = "any";
 
 impl Decision {
     /// Parses [`Self::annotation`]; `None` if the text is none.

@@ -182,3 +182,75 @@ impl FromIterator<Demand> for Demands {
         Self(demands.into_iter().collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::placement::requirement::{Operator, Requirement};
+
+    use super::*;
+
+    fn on(label: &str, value: &str) -> NodeSet {
+        let values = vec![value.to_owned()];
+        NodeSet::all_of([Requirement::new(label, Operator::In, values)])
+    }
+
+    fn prefer(weight: u8) -> Vec<WeightedTerm> {
+        let expressions = Vec::new();
+        vec![WeightedTerm {
+            weight,
+            expressions,
+        }]
+    }
+
+    #[test]
+    fn all_demands_hold_and_the_first_that_excludes_a_node_is_named() {
+        let rule = Demand {
+            require: on("pool", "a"),
+            tolerate: vec![json!({"key": "pool"})],
+            class: Some("fast".to_owned()),
+            prefer: prefer(1),
+            ..Demand::of(Source::Rule("pool".to_owned()))
+        };
+        let emulation = Demand {
+            require: on("qemu", "yes"),
+            prefer: prefer(2),
+            ..Demand::of(Source::Emulation)
+        };
+        let locality = Demand {
+            prefer: prefer(3),
+            ..Demand::of(Source::ImageLocality)
+        };
+        let demands: Demands = [rule, emulation, locality].into_iter().collect();
+        let labels = |all: &[(&str, &str)]| -> BTreeMap<String, String> {
+            all.iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect()
+        };
+        for (node, excluding) in [
+            (&[][..], Some("rule pool requires other nodes")),
+            (&[("qemu", "yes")], Some("rule pool requires other nodes")),
+            (
+                &[("pool", "a")],
+                Some("these nodes do not emulate its images"),
+            ),
+            (&[("pool", "a"), ("qemu", "yes")], None),
+        ] {
+            let node = labels(node);
+            let source = demands.excluding(&node).map(ToString::to_string);
+            assert_eq!(source.as_deref(), excluding);
+            assert_eq!(demands.required().selects(&node), excluding.is_none());
+        }
+        let weights = |by_policy| {
+            let preferred = demands.preferred(by_policy).into_iter();
+            preferred.map(|one| one.weight).collect::<Vec<_>>()
+        };
+        // Nodes that hold an image matter as long as it is not known.
+        assert_eq!((weights(false), weights(true)), (vec![1, 2], vec![1, 2, 3]));
+        assert_eq!(demands.class(), Some("fast"));
+        assert_eq!(demands.tolerations().count(), 1);
+        assert_eq!(demands.rules().collect::<Vec<_>>(), ["pool"]);
+        assert!(Demands::default().required().is_every());
+    }
+}

@@ -17,7 +17,7 @@ pub mod node;
 pub mod node_set;
 pub mod pod;
 pub mod preference;
-pub mod reinvocation;
+pub mod record;
 pub mod requirement;
 pub mod rule;
 mod runs;

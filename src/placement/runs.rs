@@ -18,6 +18,17 @@ pub struct NodePlatform<'a> {
     pub labels: Option<&'a BTreeMap<String, String>>,
 }
 
+impl<'a> NodePlatform<'a> {
+    /// Of all nodes of an architecture and variant.
+    pub fn of_all(architecture: &'a str, variant: Option<NodeVariant>) -> Self {
+        Self {
+            architecture,
+            variant,
+            labels: None,
+        }
+    }
+}
+
 impl PlacementPolicy {
     /// What decides which images a node runs.
     pub fn node_platform<'a>(&self, node: &NodeView<'a>) -> NodePlatform<'a> {

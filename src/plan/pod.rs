@@ -10,7 +10,7 @@ use crate::{
     evaluate::{Evaluation, Stage, Subject},
     placement::{
         Decision, PlacementPolicy, affinity::requires_more, annotation, change::PodChange,
-        demand::Source, reinvocation,
+        demand::Source, record,
     },
 };
 
@@ -56,7 +56,7 @@ pub(crate) fn lacks_affinity(pod: &Pod, policy: &PlacementPolicy) -> bool {
         return false;
     };
     let author = pod.spec.author_selection();
-    let added = reinvocation::recorded_change(annotations(&pod.metadata));
+    let added = record::read(annotations(&pod.metadata));
     if added.affinity.require.is_some() {
         // It has what could be set.
         return false;

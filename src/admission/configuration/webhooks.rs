@@ -47,7 +47,7 @@ pub(super) fn desired_webhooks(
             "matchPolicy": "Equivalent",
             "sideEffects": "None",
             // Another webhook may add a sidecar with another image.
-            "reinvocationPolicy": "IfNeeded",
+            "recordPolicy": "IfNeeded",
         })
     };
     let mut pods = webhook("pods", rule("", "pods", &["CREATE"], "Namespaced"));

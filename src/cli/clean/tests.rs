@@ -31,7 +31,7 @@ fn cluster() -> ScriptedApi {
     let owned =
         json!({ "key": "kubernetes.io/arch", "operator": "Exists", "effect": "NoSchedule" });
     let foreign = json!({ "key": "gpu", "operator": "Exists" });
-    let record = json!({ "tolerations": [owned], "images": ["a"] }).to_string();
+    let record = json!({ "version": 1, "tolerations": [owned], "images": ["a"] }).to_string();
     api.put(
         "/api/v1/namespaces/archaware",
         json!({ "metadata": { "name": "archaware", "uid": "n" } }),
@@ -401,7 +401,7 @@ async fn forged_records_remove_nothing_of_others() {
     api.put(NODE, node);
     let mut set = api.get(DAEMON_SET).unwrap();
     let gpu = json!([{ "key": "gpu", "operator": "Exists" }]);
-    let record = json!({ "tolerations": gpu, "images": ["a"] }).to_string();
+    let record = json!({ "version": 1, "tolerations": gpu, "images": ["a"] }).to_string();
     set["spec"]["template"]["spec"]["tolerations"] = gpu.clone();
     set["metadata"]["annotations"]["archaware.dev/tolerations"] = json!(record);
     api.put(DAEMON_SET, set);

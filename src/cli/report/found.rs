@@ -7,7 +7,7 @@ use crate::{
         objects::{Container, PodSpec, annotations},
         workload::Workload,
     },
-    evaluate::{without_additions, wrong_architecture::WrongArchitecture},
+    evaluate::{AuthorPod, wrong_architecture::WrongArchitecture},
     placement::{Mode, mode},
     platform::Architectures,
     report::Requests,
@@ -62,7 +62,7 @@ impl FoundSpec {
     /// A pod that exists: what archaware added to it is not its author's.
     pub(super) fn of_pod(spec: PodSpec, annotations: BTreeMap<String, String>) -> Self {
         Self {
-            spec: without_additions(spec, &annotations),
+            spec: AuthorPod::of(&spec, &annotations).spec.into_owned(),
             annotations,
             is_template: false,
         }

@@ -8,11 +8,11 @@ use crate::placement::{
     annotation,
     change::{ImageChange, PodChange},
     decision::Decision,
-    reinvocation,
+    record,
 };
 
 use super::{
-    super::objects::{Pod, annotations},
+    super::objects::{Pod, PodSpec, annotations},
     JsonPatch,
 };
 
@@ -28,7 +28,7 @@ const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 pub fn apply(pod: &Pod, change: PodChange, decision: &Decision, stays_gated: bool) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&pod.metadata);
     let added = added(pod, &change);
-    patch.change(pod, change);
+    patch.change(&pod.spec, change);
     let decision = decision.annotation();
     let values = [
         (annotation::DECISION, Some(&*decision)),
@@ -49,7 +49,7 @@ pub fn tolerate(pod: &Pod, taint: &Taint) -> JsonPatch {
         ..PodChange::default()
     };
     let added = added(pod, &change);
-    patch.change(pod, change);
+    patch.change(&pod.spec, change);
     patch.annotate(&pod.metadata, &[(annotation::ADDED, added.as_deref())]);
     patch
 }
@@ -64,15 +64,15 @@ pub fn remove_gate(pod: &Pod) -> JsonPatch {
 /// The record of what archaware added to the pod, with this change: a pod created from this pod's YAML is decided without
 /// the additions.
 fn added(pod: &Pod, change: &PodChange) -> Option<String> {
-    let recorded = reinvocation::recorded_change(annotations(&pod.metadata));
-    reinvocation::record(&recorded.and(change))
+    let recorded = record::read(annotations(&pod.metadata));
+    record::of_change(&recorded.and(change))
 }
 
 /// The changes that the webhook makes to a pod.
 #[derive(Clone, Debug, Default)]
 pub struct AdmissionPatch<'a> {
     /// Where the additions of an earlier call are.
-    pub undo: reinvocation::ReinvocationUndo,
+    pub undo: record::FoundAdditions,
     /// What is added now.
     pub change: PodChange,
     /// The decision, if there is one.
@@ -83,7 +83,7 @@ pub struct AdmissionPatch<'a> {
 
 /// The webhook's patch of `pod`: removes the additions of an earlier call, then adds `change`, whose indexes refer to
 /// `without_owned`.
-pub fn admit(pod: &Pod, without_owned: &Pod, admission: AdmissionPatch<'_>) -> JsonPatch {
+pub fn admit(pod: &Pod, without_owned: &PodSpec, admission: AdmissionPatch<'_>) -> JsonPatch {
     let AdmissionPatch {
         undo,
         change,
@@ -98,9 +98,9 @@ pub fn admit(pod: &Pod, without_owned: &Pod, admission: AdmissionPatch<'_>) -> J
         !new.any(|new| new.container == own.container)
     };
     for own in undo.images.iter().filter(is_replaced) {
-        patch.set_image(pod, &own.container, &own.to, &own.from);
+        patch.set_image(&pod.spec, &own.container, &own.to, &own.from);
     }
-    let record = reinvocation::record(&change);
+    let record = record::of_change(&change);
     patch.change(without_owned, change);
     let decision = decision.map(Decision::annotation);
     let annotations = [
@@ -120,28 +120,24 @@ pub fn admit(pod: &Pod, without_owned: &Pod, admission: AdmissionPatch<'_>) -> J
 }
 
 impl JsonPatch {
-    fn change(&mut self, pod: &Pod, change: PodChange) {
+    fn change(&mut self, spec: &PodSpec, change: PodChange) {
         if !change.tolerations.is_empty() {
-            self.append(
-                TOLERATIONS,
-                pod.spec.tolerations.as_ref(),
-                change.tolerations,
-            );
+            self.append(TOLERATIONS, spec.tolerations.as_ref(), change.tolerations);
         }
-        self.affinity(pod.spec.affinity.as_ref(), &change.affinity);
+        self.affinity(spec.affinity.as_ref(), &change.affinity);
         if let Some(class) = &change.runtime_class
-            && pod.spec.runtime_class_name.is_none()
+            && spec.runtime_class_name.is_none()
         {
             self.add("/spec/runtimeClassName", json!(class));
         }
         for image in &change.images {
-            self.set_image(pod, &image.container, &image.from, &image.to);
+            self.set_image(spec, &image.container, &image.from, &image.to);
         }
     }
 
     /// Replaces the image of a container, if it has this one.
-    fn set_image(&mut self, pod: &Pod, container: &str, from: &str, to: &str) {
-        let mut all = pod.spec.selectable();
+    fn set_image(&mut self, spec: &PodSpec, container: &str, from: &str, to: &str) {
+        let mut all = spec.selectable();
         let found = all.find(|(_, one)| one.name == container);
         if let Some((path, _)) = found.filter(|_| from != to) {
             self.test(&format!("{path}/name"), container);
@@ -214,7 +210,7 @@ impl JsonPatch {
         self.add(path, value);
     }
 
-    fn undo(&mut self, undo: &reinvocation::ReinvocationUndo) {
+    fn undo(&mut self, undo: &record::FoundAdditions) {
         for index in &undo.tolerations {
             self.remove(&format!("{TOLERATIONS}/{index}"));
         }

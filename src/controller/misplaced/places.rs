@@ -8,13 +8,12 @@ use crate::{
         name::NamespacedName,
         objects::{Node, PersistentVolume, PersistentVolumeClaim, Pod, annotations},
     },
+    evaluate::AuthorPod,
     placement::{
         Decision,
         affinity::NodeSelectorTerm,
-        author_selection::AuthorSelection,
         demand::Demands,
         landing::{Landing, LandingNode, LandingPod, landing},
-        reinvocation,
     },
     platform::Architectures,
 };
@@ -35,20 +34,13 @@ impl MisplacedPods {
         };
         let policy = &self.evaluator.policy;
         // What archaware added is added anew, for all of these architectures.
-        let own = reinvocation::recorded_change(annotations(&pod.metadata));
-        let (mut tolerations, mut affinity) = (
-            pod.spec.tolerations.clone().unwrap_or_default(),
-            pod.spec.affinity.clone(),
-        );
-        reinvocation::undo(&own, Some(&mut tolerations), affinity.as_mut());
+        let author = AuthorPod::of(&pod.spec, annotations(&pod.metadata));
+        let mut tolerations = author.spec.tolerations.clone().unwrap_or_default();
         let decision = Decision::Architectures(architectures.clone());
         let added = policy.missing_tolerations(&decision, &pod.spec.os(), &tolerations);
         tolerations.extend(added);
         let wanted = LandingPod {
-            author: AuthorSelection {
-                node_selector: &pod.spec.node_selector,
-                affinity: affinity.as_ref(),
-            },
+            author: author.spec.author_selection(),
             tolerations: &tolerations,
             demands: &Demands::default(),
             architectures: Some(architectures),

@@ -3,8 +3,8 @@
 use futures::future::BoxFuture;
 
 use crate::{
-    evaluate::{Conflict, Evaluator, Notice, Verdict},
-    placement::{Decision, author_selection::AuthorSelection, reinvocation},
+    evaluate::{AuthorPod, Conflict, Evaluator, Notice, Verdict},
+    placement::Decision,
 };
 
 use super::{DemandSource, Evaluating};
@@ -32,17 +32,10 @@ impl DemandSource for Author {
             return None;
         }
         // What archaware added is for what the images were then.
-        let own = reinvocation::recorded_change(subject.annotations);
-        let (mut tolerations, mut affinity) = (
-            subject.spec.tolerations.clone().unwrap_or_default(),
-            subject.spec.affinity.clone(),
-        );
-        reinvocation::undo(&own, Some(&mut tolerations), affinity.as_mut());
-        let author = AuthorSelection {
-            affinity: affinity.as_ref(),
-            ..subject.spec.author_selection()
-        };
-        let conflict = if evaluator.policy.is_excluded(set, author, &tolerations) {
+        let own = AuthorPod::of(subject.spec, subject.annotations);
+        let author = own.spec.author_selection();
+        let tolerations = own.spec.tolerations.as_deref().unwrap_or_default();
+        let conflict = if evaluator.policy.is_excluded(set, author, tolerations) {
             Conflict::Excluded(set.clone())
         } else if author.excludes_all(set) {
             let told = pod.evaluation.explain_overruled(set);

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    cluster::objects::labels,
     evaluate::wrong_architecture::{EXEC_FORMAT_ERROR, WrongArchitectureCause},
     image::Reason,
-    placement::{NodeVariant, suffices},
+    placement::{NodePlatform, NodeVariant},
     platform::{Architectures, ImageArchitectures, with_variant},
 };
 
@@ -36,21 +35,17 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
         return Conclusion::of(sentence, []);
     };
     let view = node.view();
-    let variant = facts.policy.variants.of_view(&view);
-    let architecture = view.architecture;
-    let platform = with_variant(architecture, variant.map(NodeVariant::name));
-    let images = lacking(
-        facts.counting_images(),
-        facts.policy,
-        architecture,
-        variant,
-        Some(labels(&node.metadata)),
+    let platform = facts.policy.node_platform(&view);
+    let images = lacking(facts.counting_images(), facts.policy, platform);
+    let variant = platform.variant.map(NodeVariant::name);
+    let node = format!(
+        "node {name} ({})",
+        with_variant(platform.architecture, variant)
     );
-    let node = format!("node {name} ({platform})");
     if let Some(lacking) = say_lacking(&images) {
         let problem =
             problem.unwrap_or_else(|| format!("such containers die with \"{EXEC_FORMAT_ERROR}\""));
-        let build = build_for(&images, architecture);
+        let build = build_for(&images, platform.architecture);
         let advice = [
             build.map(|build| format!("{build}.")),
             Some(
@@ -62,21 +57,21 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
         return Conclusion::of(sentence, advice.into_iter().flatten());
     }
     let stated = facts.rule.0.stated();
-    let overruled = stated.filter(|set| {
-        let node = facts.policy.node_platform(&view);
-        facts.policy.runs(node, Some(set), None) == Some(false)
-    });
+    let overruled =
+        stated.filter(|set| facts.policy.runs(platform, Some(set), None) == Some(false));
     if let Some(stated) = overruled {
         return against_statement(&format!("{is} {node}"), stated, problem);
     }
     // Without its labels it emulates nothing.
     let (own, none) = (facts.counting_images(), BTreeMap::new());
-    let native = lacking(own, facts.policy, architecture, variant, Some(&none));
+    let without_labels = NodePlatform {
+        labels: Some(&none),
+        ..platform
+    };
+    let native = lacking(own, facts.policy, without_labels);
     let emulates = !native.is_empty();
     // Not known to lack it is not the same as to exist for it.
-    let unsure = |set: &ImageArchitectures| {
-        suffices(&facts.policy.widen(set), architecture, variant).is_none()
-    };
+    let unsure = |set: &ImageArchitectures| facts.policy.runs(platform, None, Some(set)).is_none();
     let mut own = facts.counting_images().iter();
     let unsure = own.find(|image| image.architectures.as_ref().is_some_and(unsure));
     let why = if stated.is_some() {

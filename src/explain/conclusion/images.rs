@@ -3,7 +3,7 @@
 use crate::{
     evaluate::{Conflict, EvaluatedImage},
     image::{ImageError, Reason},
-    placement::{affinity::LABELS, failure::FailureAction},
+    placement::{NodePlatform, affinity::LABELS, failure::FailureAction},
     platform::Architectures,
 };
 
@@ -119,7 +119,11 @@ fn excluded(facts: &Facts<'_>) -> String {
         return "Change its node affinity, or build its images for the architectures that it selects."
             .to_owned();
     };
-    let lacking = lacking(facts.counting_images(), facts.policy, value, None, None);
+    let lacking = lacking(
+        facts.counting_images(),
+        facts.policy,
+        NodePlatform::of_all(value, None),
+    );
     let build = build_for(&lacking, value);
     let build = build.map(|build| format!(" {build}, or remove the node selector {key}={value}."));
     let build = build.unwrap_or_else(|| format!(" Remove the node selector {key}={value}."));

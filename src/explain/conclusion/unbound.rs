@@ -63,16 +63,7 @@ fn limiting<'a>(facts: &Facts<'a>, groups: &[NodeGroup]) -> Vec<&'a EvaluatedIma
     let lacks = |image: &&EvaluatedImage| {
         let one = std::slice::from_ref(*image);
         let mut groups = groups.iter();
-        groups.any(|group| {
-            !lacking(
-                one,
-                facts.policy,
-                &group.architecture,
-                group.node_variant,
-                None,
-            )
-            .is_empty()
-        })
+        groups.any(|group| !lacking(one, facts.policy, group.platform()).is_empty())
     };
     facts.counting_images().iter().filter(lacks).collect()
 }
@@ -182,17 +173,9 @@ impl Placement<'_> {
 
     /// Whether images keep it away from nodes.
     fn is_limited(&self, group: &NodeGroup) -> bool {
-        let images = self.facts.counting_images();
-        let policy = self.facts.policy;
-        !group.can_take_it()
-            && !lacking(
-                images,
-                policy,
-                &group.architecture,
-                group.node_variant,
-                None,
-            )
-            .is_empty()
+        let facts = self.facts;
+        let lacking = || lacking(facts.counting_images(), facts.policy, group.platform());
+        !group.can_take_it() && !lacking().is_empty()
     }
 
     /// No node can take it.

@@ -275,7 +275,7 @@ fn an_author_takes_a_toleration_over() {
 fn a_record_alone_is_no_repair() {
     let (amd, now) = ([arch("amd64")], Instant::now());
     let mut old = set(&amd, &amd, false);
-    let record = json!({ "tolerations": amd, "images": ["a"] }).to_string();
+    let record = json!({ "version": 1, "tolerations": amd, "images": ["a"] }).to_string();
     old.metadata.annotations = Some([("archaware.dev/tolerations".to_owned(), record)].into());
     let written = Some(Written {
         wanted: 1,

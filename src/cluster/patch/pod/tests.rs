@@ -172,12 +172,12 @@ fn affinity_is_added_to_what_is_there() {
 fn an_earlier_call_is_undone_before_the_next_one() {
     let (ours, theirs) = (json!({"key": "a"}), json!({"key": "b"}));
     let pod = subject(json!({
-        "metadata": {"annotations": {annotation::ADDED: r#"{"tolerations":[{"key":"a"}]}"#}},
+        "metadata": {"annotations": {annotation::ADDED: r#"{"version":1,"tolerations":[{"key":"a"}]}"#}},
         "spec": {"tolerations": [ours, theirs]},
     }));
     let mut without_owned = pod.clone();
-    let recorded = reinvocation::recorded_change(pod.metadata.annotations.as_ref().unwrap());
-    let undo = reinvocation::undo(&recorded, without_owned.spec.tolerations.as_mut(), None);
+    let recorded = record::read(pod.metadata.annotations.as_ref().unwrap());
+    let undo = record::undo(&recorded, without_owned.spec.tolerations.as_mut(), None);
     let decision = Decision::TolerateAll;
     let admission = AdmissionPatch {
         undo,
@@ -186,7 +186,7 @@ fn an_earlier_call_is_undone_before_the_next_one() {
         gate: true,
     };
     assert_eq!(
-        admit(&pod, &without_owned, admission).into_operations(),
+        admit(&pod, &without_owned.spec, admission).into_operations(),
         json!([
             {"op": "remove", "path": "/spec/tolerations/0"},
             {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "c"}},
@@ -354,7 +354,7 @@ proptest! {
         let mut without = pod_after.clone();
         let found = without.spec.affinity.as_mut().map(|own| affinity::undo(own, &added)).unwrap_or_default();
         prop_assert!(found.is_complete(&added), "{:?} {:?} {}", found, added, after);
-        let undo = reinvocation::ReinvocationUndo { affinity: found, ..Default::default() };
+        let undo = record::FoundAdditions { affinity: found, ..Default::default() };
         let mut patch = JsonPatch::for_object(&ObjectMeta::default());
         patch.undo(&undo);
         prop_assert_eq!(normalised(patched(&after, patch)), before);

@@ -1,10 +1,13 @@
-//! Removes what an earlier call of the webhook added to a pod. The API server calls the webhook again after other
-//! webhooks changed the pod (`reinvocationPolicy: IfNeeded`). With an injected sidecar the pod may run on fewer
-//! architectures, so earlier additions are removed before the new decision.
+//! Records of what archaware added to a pod or to the template of a DaemonSet: their format, their size, and how the additions of a pod
+//! come off again.
+//!
+//! A pod is decided anew without its additions. The API server calls the webhook again after other webhooks changed the pod
+//! (`recordPolicy: IfNeeded`), and with an injected sidecar it may run on fewer architectures. People create pods from the YAML of
+//! others.
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{
@@ -13,9 +16,49 @@ use super::{
     change::{ImageChange, PodChange},
 };
 
+/// Version of the format. A record of another version records nothing: its fields may mean something else.
+const VERSION: u32 = 1;
+/// Maximum bytes of a record. A longer one is neither written nor parsed: everybody who may write a pod may write its annotations.
+pub const MAX_SIZE: usize = 64 * 1024;
+
+#[derive(Serialize, Deserialize)]
+struct Record<T> {
+    version: u32,
+    #[serde(flatten)]
+    content: T,
+}
+
+/// What an annotation records; `None` if it cannot be read.
+pub(super) fn parse<T: DeserializeOwned>(text: Option<&str>) -> Option<T> {
+    let text = text.filter(|text| text.len() <= MAX_SIZE)?;
+    let record: Record<T> = serde_json::from_str(text).ok()?;
+    (record.version == VERSION).then_some(record.content)
+}
+
+/// The value of an annotation that records something.
+pub(super) fn format<T: Serialize>(content: &T) -> Option<String> {
+    let record = Record {
+        version: VERSION,
+        content,
+    };
+    let text = serde_json::to_string(&record).ok();
+    text.filter(|text| text.len() <= MAX_SIZE)
+}
+
+/// What the annotation of a pod says that archaware added.
+pub fn read(annotations: &BTreeMap<String, String>) -> PodChange {
+    let text = annotations.get(annotation::ADDED).map(String::as_str);
+    parse(text).unwrap_or_default()
+}
+
+/// The value of the annotation of a pod that gets these additions; `None` if there are none.
+pub fn of_change(change: &PodChange) -> Option<String> {
+    (!change.is_empty()).then(|| format(change)).flatten()
+}
+
 /// Where the additions are in a pod. Each index applies after the removals before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ReinvocationUndo {
+pub struct FoundAdditions {
     /// Indexes of tolerations.
     pub tolerations: Vec<usize>,
     /// Places in the node affinity.
@@ -24,60 +67,14 @@ pub struct ReinvocationUndo {
     pub images: Vec<ImageChange>,
 }
 
-/// Version of the record. One of a later version records nothing: its fields may mean something else.
-const VERSION: u32 = 3;
-/// The version before, which knows no selected images.
-const WITHOUT_IMAGES: u32 = 2;
-/// The first version, which knows no alternatives and no preferred nodes either.
-const ARCHITECTURES_ONLY: u32 = 1;
-
-/// The lowest version that can undo a change.
-fn version(change: &PodChange) -> u32 {
-    if !change.images.is_empty() {
-        VERSION
-    } else if change.affinity.is_beyond_architectures() {
-        WITHOUT_IMAGES
-    } else {
-        ARCHITECTURES_ONLY
-    }
-}
-
-/// The value of `archaware.dev/added`.
-#[derive(Serialize, Deserialize)]
-struct Added<C> {
-    /// Absent in the first records.
-    #[serde(default)]
-    version: u32,
-    #[serde(flatten)]
-    change: C,
-}
-
-/// The additions recorded in the pod's annotation; an unreadable annotation records none.
-pub fn recorded_change(annotations: &BTreeMap<String, String>) -> PodChange {
-    let text = annotations.get(annotation::ADDED);
-    let added = text.and_then(|text| serde_json::from_str::<Added<PodChange>>(text).ok());
-    let added = added.filter(|added| added.version <= VERSION);
-    added.map(|added| added.change).unwrap_or_default()
-}
-
-/// The annotation that records additions; `None` if there are none.
-pub fn record(change: &PodChange) -> Option<String> {
-    let added = Added {
-        version: version(change),
-        change,
-    };
-    let text = serde_json::to_string(&added).ok();
-    text.filter(|_| !change.is_empty())
-}
-
 /// Removes the additions that are still in the pod. Each toleration is removed once, because the author may have
 /// written the same one.
 pub fn undo(
     added: &PodChange,
     tolerations: Option<&mut Vec<Value>>,
     affinity: Option<&mut Affinity>,
-) -> ReinvocationUndo {
-    let mut undo = ReinvocationUndo::default();
+) -> FoundAdditions {
+    let mut undo = FoundAdditions::default();
     if let Some(tolerations) = tolerations {
         let mut indexes: Vec<usize> = Vec::new();
         for own in &added.tolerations {
@@ -114,29 +111,12 @@ pub fn undo_images<'a>(
     added.images.iter().filter_map(now).collect()
 }
 
-impl ReinvocationUndo {
+impl FoundAdditions {
     /// Whether all additions were found.
     pub fn is_complete(&self, added: &PodChange) -> bool {
         self.tolerations.len() == added.tolerations.len()
             && self.affinity.is_complete(&added.affinity)
             && self.images == added.images
-    }
-}
-
-impl PodChange {
-    /// An image that is selected again stays as another webhook has changed it, e.g. to the name of a mirror.
-    #[must_use]
-    pub fn with_images_kept(mut self, recorded: &Self, undone: &[ImageChange]) -> Self {
-        for image in &mut self.images {
-            let is_same = |own: &&ImageChange| own.container == image.container;
-            let before = recorded.images.iter().find(is_same);
-            if before.is_some_and(|before| before.to == image.to)
-                && let Some(now) = undone.iter().find(is_same)
-            {
-                image.to.clone_from(&now.to);
-            }
-        }
-        self
     }
 }
 
@@ -166,15 +146,35 @@ mod tests {
     #[test]
     fn nonsense_has_added_nothing() {
         let annotated =
-            |text: &str| recorded_change(&[(annotation::ADDED.to_owned(), text.to_owned())].into());
+            |text: &str| read(&[(annotation::ADDED.to_owned(), text.to_owned())].into());
         assert!(annotated("nonsense").is_empty());
         assert!(annotated("{}").is_empty());
-        assert_eq!(annotated(r#"{"tolerations":[1]}"#).tolerations, [json!(1)]);
-        let text = record(&annotated(r#"{"tolerations":[1]}"#)).unwrap();
+        assert!(annotated(r#"{"tolerations":[1]}"#).is_empty());
+        let change = PodChange {
+            tolerations: vec![json!(1)],
+            ..PodChange::default()
+        };
+        let text = of_change(&change).unwrap();
         assert_eq!(text, r#"{"version":1,"tolerations":[1]}"#);
-        assert_eq!(annotated(&text).tolerations, [json!(1)]);
+        assert_eq!(annotated(&text), change);
         assert!(annotated(&text.replace(":1,", ":4,")).is_empty());
-        assert_eq!(record(&PodChange::default()), None);
+        assert_eq!(of_change(&PodChange::default()), None);
+    }
+
+    #[test]
+    fn what_is_longer_than_a_record_is_neither_written_nor_read() {
+        let padded = |bytes: usize| PodChange {
+            runtime_class: Some("x".repeat(bytes)),
+            ..PodChange::default()
+        };
+        let overhead = of_change(&padded(1)).unwrap().len() - 1;
+        let longest = padded(MAX_SIZE - overhead);
+        let text = of_change(&longest).unwrap();
+        assert_eq!(text.len(), MAX_SIZE);
+        let annotated = |text: String| read(&[(annotation::ADDED.to_owned(), text)].into());
+        assert_eq!(annotated(text.clone()), longest);
+        assert!(annotated(text.replace("xx", "xxx")).is_empty());
+        assert_eq!(of_change(&padded(MAX_SIZE - overhead + 1)), None);
     }
 
     /// An image may name an architecture that the configuration refuses.
@@ -199,9 +199,9 @@ mod tests {
             affinity,
             ..PodChange::default()
         };
-        let text = record(&change).unwrap();
-        let read = recorded_change(&[(annotation::ADDED.to_owned(), text)].into());
-        assert_eq!(read.affinity, change.affinity);
+        let text = of_change(&change).unwrap();
+        let found = read(&[(annotation::ADDED.to_owned(), text)].into());
+        assert_eq!(found.affinity, change.affinity);
     }
 
     #[test]

@@ -1,0 +1,105 @@
+//! A pod as its author wrote it.
+
+use std::{borrow::Cow, collections::BTreeMap};
+
+use crate::{
+    cluster::objects::PodSpec,
+    placement::{
+        annotation,
+        change::PodChange,
+        record::{self, FoundAdditions},
+    },
+};
+
+type Annotations = BTreeMap<String, String>;
+
+/// A pod without what archaware added to it, as far as that is recorded and still there.
+#[derive(Clone, Debug)]
+pub struct AuthorPod<'a> {
+    /// Its spec.
+    pub spec: Cow<'a, PodSpec>,
+    /// Its annotations, without those of a decision.
+    pub annotations: Cow<'a, Annotations>,
+    /// What archaware added, by its own record.
+    pub recorded: PodChange,
+    /// Where the additions were.
+    pub found: FoundAdditions,
+}
+
+impl<'a> AuthorPod<'a> {
+    /// Takes the additions off.
+    pub fn of(spec: &'a PodSpec, annotations: &'a Annotations) -> Self {
+        let recorded = record::read(annotations);
+        let (spec, found) = if recorded.is_empty() {
+            (Cow::Borrowed(spec), FoundAdditions::default())
+        } else {
+            let (spec, found) = without(spec.clone(), &recorded);
+            (Cow::Owned(spec), found)
+        };
+        let own = [annotation::DECISION, annotation::ADDED];
+        let annotations = if own.iter().any(|name| annotations.contains_key(*name)) {
+            let mut annotations = annotations.clone();
+            annotations.retain(|name, _| !own.contains(&name.as_str()));
+            Cow::Owned(annotations)
+        } else {
+            Cow::Borrowed(annotations)
+        };
+        Self {
+            spec,
+            annotations,
+            recorded,
+            found,
+        }
+    }
+}
+
+fn without(mut spec: PodSpec, recorded: &PodChange) -> (PodSpec, FoundAdditions) {
+    let (tolerations, affinity) = (spec.tolerations.as_mut(), spec.affinity.as_mut());
+    let mut found = record::undo(recorded, tolerations, affinity);
+    let containers = spec.selectable().filter_map(|(_, container)| {
+        let image = container.image.as_deref()?;
+        Some((container.name.as_str(), image))
+    });
+    let containers: Vec<_> = containers.collect();
+    found.images = record::undo_images(recorded, containers.into_iter());
+    let images = found.images.iter();
+    spec.set_images(images.map(|own| (own.container.as_str(), Some(own.from.as_str()))));
+    (spec, found)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn spec(image: &str, tolerations: &Value) -> PodSpec {
+        let spec =
+            json!({"containers": [{"name": "c", "image": image}], "tolerations": tolerations});
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn only_what_is_recorded_comes_off() {
+        let (own, foreign) = (json!({"key": "own"}), json!({"key": "foreign"}));
+        let added = json!({
+            "version": 1,
+            "tolerations": [own],
+            "images": [{"container": "c", "from": "app:1", "to": "app:1-v3"}],
+        });
+        let other = ("example.com/owner".to_owned(), "team".to_owned());
+        let record = (annotation::ADDED.to_owned(), added.to_string());
+        let decision = (annotation::DECISION.to_owned(), "amd64".to_owned());
+        let annotations = Annotations::from([record, decision, other.clone()]);
+        let placed = spec("app:1-v3", &json!([foreign, own]));
+        let author = AuthorPod::of(&placed, &annotations);
+        assert_eq!(*author.spec, spec("app:1", &json!([foreign])));
+        assert_eq!(*author.annotations, Annotations::from([other.clone()]));
+        assert!(author.found.is_complete(&author.recorded));
+        // Without a record everything is the author's.
+        let annotations = Annotations::from([other]);
+        let author = AuthorPod::of(&placed, &annotations);
+        assert!(matches!(author.spec, Cow::Borrowed(_)));
+        assert!(matches!(author.annotations, Cow::Borrowed(_)));
+    }
+}
