@@ -76,7 +76,7 @@ done
 export ARCHAWARE_TEST_BEDS ARCHAWARE_TEST_CONTAINERDS ARCHAWARE_TEST_KARPENTER ARCHAWARE_TEST_DESCHEDULER \
   ARCHAWARE_TEST_REFERRERS ARCHAWARE_TEST_HELM ARCHAWARE_TEST_NFD
 export ARCHAWARE_KUBECTL=$bin/kubectl
-# The folder of the test programs can be another one (build.build-dir of cargo).
+# Test programs may be in another folder than archaware (build.build-dir of cargo).
 export ARCHAWARE_BIN=${ARCHAWARE_BIN:-$PWD/${CARGO_TARGET_DIR:-target}/debug/archaware}
 ARCHAWARE_TEST_BEDS=$(IFS=:; echo "${beds[*]}")
 # A test takes a free control plane and waits while there is none.

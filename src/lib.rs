@@ -58,5 +58,7 @@ mod proxy;
 pub mod report;
 #[cfg(test)]
 mod scripted_api;
+pub mod selection;
 pub mod server;
+pub mod sources;
 pub mod telemetry;

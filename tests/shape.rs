@@ -13,7 +13,7 @@ use std::{
 };
 
 /// From modules without dependencies to the command line.
-const LAYERS: [&str; 25] = [
+const LAYERS: [&str; 27] = [
     "backoff",
     "connections",
     "duration",
@@ -31,6 +31,8 @@ const LAYERS: [&str; 25] = [
     "cluster",
     "content_proxy",
     "evaluate",
+    "selection",
+    "sources",
     "explain",
     "report",
     "plan",

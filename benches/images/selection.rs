@@ -10,6 +10,7 @@ use archaware::{
     },
     config::Config,
     evaluate::{Evaluator, KnownKeys, Stage, Subject, Verdict, pull_secrets::PullSecrets},
+    sources::sources,
 };
 use serde_json::{Value, json};
 use testimg::{FakeRegistry, Image};
@@ -102,13 +103,14 @@ pub(crate) async fn selection() {
     let config = Arc::new(Config::default());
     let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
     let api = ApiClient::new(kube::Client::try_from(nowhere).unwrap());
+    let nodes = ClusterNodes::of(nodes());
     let evaluator = Evaluator {
         resolver: resolver(settings()),
         pull_secrets: PullSecrets::new(api),
         policy: Arc::new((&*config).into()),
         keys: KnownKeys::new(&*config),
-        nodes: ClusterNodes::of(nodes()),
-        predictor: None,
+        sources: sources(&config.selection, &nodes).unwrap(),
+        nodes,
         explains: false,
         config,
     };

@@ -14,7 +14,7 @@ use crate::{
 /// A pod that is being created, with and without what an earlier call added.
 pub(super) struct ReviewedPod {
     pub(super) pod: Pod,
-    /// `None`: as the pod has it.
+    /// Without the additions of an earlier call; `None` if there are no additions.
     spec: Option<PodSpec>,
     annotations: Option<BTreeMap<String, String>>,
     pub(super) namespace: String,
@@ -47,8 +47,8 @@ impl ReviewedPod {
         self.spec.as_ref().unwrap_or(&self.pod.spec)
     }
 
-    /// The annotations without those of an earlier decision: they come from an earlier call or from the pod that this one was copied
-    /// from.
+    /// The annotations without the record of an earlier decision, which an earlier call made, or which the author copied from the YAML of
+    /// another pod.
     pub(super) fn annotations(&self) -> &BTreeMap<String, String> {
         let given = || annotations(&self.pod.metadata);
         self.annotations.as_ref().unwrap_or_else(given)

@@ -17,9 +17,9 @@ use crate::{
         AdmissionConfig, BoundPods, CACHED_ONLY_TIMEOUT, DaemonSets, OnMiss,
         OnNoCommonArchitecture, OnNoMatch,
     },
-    evaluate::{Evaluation, Evaluator, Notice, SelectionProblem, Verdict, template::Template},
+    evaluate::{Evaluation, Evaluator, Notice, Verdict, template::Template},
     metrics::Panics,
-    placement::{Decision, change::PodChange, mode, node},
+    placement::{Decision, PlacementPolicy, change::PodChange, mode, node},
     plan,
 };
 
@@ -161,9 +161,7 @@ impl Webhook {
         };
         let mut answer = AdmissionResponse::default();
         let policy = &self.evaluator.policy;
-        let notices = evaluation.iter().flat_map(|own| own.notices(policy));
-        // Who creates the pod cannot give archaware a permission.
-        let notices = notices.filter(|notice| !notice.is_for_administrators());
+        let notices = evaluation.iter().flat_map(|own| warnings(own, policy));
         let (denying, others): (Vec<_>, Vec<_>) = notices.partition(|notice| self.denies(notice));
         for notice in others {
             answer.warn(&notice.to_string());
@@ -252,9 +250,9 @@ impl Webhook {
     fn denies(&self, notice: &Notice) -> bool {
         let selection = &self.evaluator.config.selection;
         match notice {
-            Notice::ImageNotSelected(SelectionProblem::NoMatch(_)) => {
-                selection.on_no_match == OnNoMatch::Deny
-            }
+            Notice::ImageNotSelected {
+                fits_no_node: true, ..
+            } => selection.on_no_match == OnNoMatch::Deny,
             notice => {
                 notice.is_conflict()
                     && self.config().on_no_common_architecture == OnNoCommonArchitecture::Deny
@@ -328,19 +326,19 @@ impl Webhook {
         evaluation: &Evaluation,
     ) -> (AdmissionResponse, Outcome) {
         let mut answer = AdmissionResponse::default();
+        let (policy, by) = (&self.evaluator.policy, evaluation.decided_by());
+        for notice in warnings(evaluation, policy) {
+            answer.warn(&notice.to_string());
+        }
         let decision = match &evaluation.verdict {
             Verdict::Unresolved { .. } => return (answer, Outcome::Unresolved),
             Verdict::Skip => return (answer, Outcome::Ignored),
             Verdict::Decided(decision) => decision,
         };
-        let (policy, by) = (&self.evaluator.policy, evaluation.decided_by());
         let mode = self.evaluator.config.daemon_sets;
         let change = plan::daemon_set::change(policy, template, decision, by);
         let outcome = match &change {
-            _ if *decision == Decision::NoCommonArchitecture => {
-                answer.warn(&evaluation.explain_no_common_architecture(policy));
-                Outcome::NoCommonArchitecture
-            }
+            _ if *decision == Decision::NoCommonArchitecture => Outcome::NoCommonArchitecture,
             Some(_) => Outcome::Changed,
             None => Outcome::Unchanged,
         };
@@ -384,6 +382,12 @@ impl Webhook {
         }
         result
     }
+}
+
+/// Messages for the author of an object. Missing permissions are not among them: authors cannot grant them.
+fn warnings(evaluation: &Evaluation, policy: &PlacementPolicy) -> impl Iterator<Item = Notice> {
+    let all = evaluation.notices(policy).into_iter();
+    all.filter(|notice| !notice.is_for_administrators())
 }
 
 async fn find_namespace(namespaces: &Namespaces, name: &str) -> Arc<Namespace> {

@@ -7,14 +7,13 @@ mod text;
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use clap::Args;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{nodes::ClusterNodes, objects::Namespace},
+    config,
     controller::Durable,
     evaluate::{
         Evaluation, Evaluator, KnownKeys, ResolvedImages, Subject, Verdict,
-        predictor::Predictor,
         pull_secrets::{PullSecrets, UnusablePullSecret},
         template::Template,
     },
@@ -26,6 +25,8 @@ use crate::{
         demand::{Demand, Source},
     },
     plan::daemon_set,
+    selection::compatibility,
+    sources::sources,
 };
 
 use read::{ClusterFacts, Reader};
@@ -109,25 +110,26 @@ impl ExplainCommand {
         let keys = KnownKeys::new(&*config);
         let stored = Durable::new(keys.clone());
         let cluster = reader.cluster(&global.namespace(), &stored).await?;
-        let nodes = cluster.nodes.iter().flatten().cloned();
+        let nodes = ClusterNodes::of(cluster.nodes.iter().flatten().cloned());
         let evaluator = Evaluator {
             resolver: resolver(&global, &config, &metrics, Persist::No)?,
             pull_secrets: PullSecrets::new(api.clone()),
             policy: Arc::new((&*config).into()),
             config: config.clone(),
             keys,
-            nodes: ClusterNodes::of(nodes),
-            predictor: Predictor::new(&config.selection.predictor)?,
+            sources: sources(&config.selection, &nodes)?,
+            nodes,
             explains: true,
         };
         // It ends with this command.
-        let features = evaluator.nodes.features.clone();
-        let reading = tokio::spawn(features.run(api, CancellationToken::new()));
-        let mut explained = Vec::new();
-        for target in targets {
-            explained.push(explain_target(target, &evaluator, &mut reader, &cluster).await);
-        }
-        reading.abort();
+        let explaining = async {
+            let mut explained = Vec::new();
+            for target in targets {
+                explained.push(explain_target(target, &evaluator, &mut reader, &cluster).await);
+            }
+            explained
+        };
+        let explained = evaluator.sources.work_beside(&api, explaining).await;
         let text = match self.output {
             ExplainOutput::Table if explained.is_empty() => {
                 let hint = if is_named {
@@ -189,9 +191,17 @@ async fn explain_target(
         .as_ref()
         .map_or_else(|| target.subject(), Template::subject);
     if target.is_existing_pod() {
-        let anew = evaluator.candidates(subject, &namespace).await;
-        if !anew.is_empty() && anew.len() >= evaluation.candidates.len() {
-            evaluation.candidates = anew;
+        // For a pod that exists nothing is selected any more.
+        let anew = if selects(evaluator, subject) {
+            evaluator
+                .evaluate_anew(subject, &namespace)
+                .await
+                .alternatives
+        } else {
+            Vec::new()
+        };
+        if !anew.is_empty() && anew.len() >= evaluation.alternatives.len() {
+            evaluation.alternatives = anew;
         }
     }
     let (rule, rule_source, _) = evaluator.rule(subject, &namespace);
@@ -242,6 +252,12 @@ async fn evaluate(target: &Target, evaluator: &Evaluator, namespace: &Namespace)
     let of_template = template.as_ref().map(Template::subject);
     let subject = of_template.unwrap_or_else(|| target.subject());
     evaluator.evaluate(subject, namespace).await
+}
+
+/// Whether nodes may be selected or preferred by compatibility documents.
+fn selects(evaluator: &Evaluator, subject: Subject<'_>) -> bool {
+    compatibility::is_requested(subject.annotations, subject.labels)
+        || evaluator.config.selection.attached != config::AttachedDocuments::Ignore
 }
 
 /// All images, also those that did not matter for the evaluation.

@@ -13,7 +13,6 @@ use clap::Args;
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::ResourceExt;
 use serde::Serialize;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{
@@ -26,11 +25,13 @@ use crate::{
     config::{Config, DaemonSets, OnMiss},
     controller::{self, Durable},
     evaluate::{
-        Evaluation, Evaluator, KnownKeys, Verdict, predictor::Predictor, pull_secrets::PullSecrets,
+        Evaluation, Evaluator, KnownKeys, Notice, Verdict, pull_secrets::PullSecrets,
+        template::Template,
     },
     metrics::Metrics,
     placement::{Decision, PlacementPolicy, change::PodChange, node},
     plan,
+    sources::sources,
 };
 
 use nodes::PlannedNode;
@@ -77,15 +78,15 @@ impl PlanCommand {
             tracing::warn!(%error, "cannot read archaware's Lease: what an earlier configuration added is not recognised");
         }
         let nodes: Vec<Node> = api.list(None).try_collect().await?;
-        let predictor = Predictor::new(&config.selection.predictor)?;
+        let known = ClusterNodes::of(nodes.iter().cloned());
         let evaluator = Evaluator {
             resolver,
             pull_secrets: PullSecrets::new(api.clone()),
             policy: Arc::new((&*config).into()),
             config: config.clone(),
             keys,
-            nodes: ClusterNodes::of(nodes.iter().cloned()),
-            predictor,
+            sources: sources(&config.selection, &known)?,
+            nodes: known,
             explains: false,
         };
         let pods = api
@@ -102,11 +103,8 @@ impl PlanCommand {
             tracing::warn!("{finding}");
         }
         // It ends with this command.
-        let features = evaluator.nodes.features.clone();
-        let reading = tokio::spawn(features.run(api.clone(), CancellationToken::new()));
-        let steps = steps(&api, &config, &evaluator, &nodes, pods).await;
-        reading.abort();
-        let mut steps = steps?;
+        let steps = steps(&api, &config, &evaluator, &nodes, pods);
+        let mut steps = evaluator.sources.work_beside(&api, steps).await?;
         steps.sort();
         match self.output {
             Output::Json => output::print(&output::json(&steps)?)?,
@@ -178,27 +176,35 @@ async fn of_daemon_set(
     let template = evaluator.template(&set);
     let namespace = namespace_of(&set, namespaces);
     let evaluation = evaluator.evaluate(template.subject(), namespace).await;
+    let planned = planned_template(&template, &evaluation, evaluator);
+    let notices = evaluation.notices(&evaluator.policy);
+    PlanRow::with_notices("DaemonSet", &set, planned, &notices)
+}
+
+/// The action of `run` on a template, and its detail; `None` if `run` does not change it.
+fn planned_template(
+    template: &Template<'_>,
+    evaluation: &Evaluation,
+    evaluator: &Evaluator,
+) -> Option<(&'static str, String)> {
     let Verdict::Decided(decision) = &evaluation.verdict else {
-        return wait(&evaluation)
-            .map(|(action, detail)| PlanRow::of("DaemonSet", &set, action, detail));
+        return wait(evaluation);
     };
     let by = evaluation.decided_by();
-    let change = plan::daemon_set::change(&evaluator.policy, &template, decision, by)?;
+    let change = plan::daemon_set::change(&evaluator.policy, template, decision, by)?;
     let mode = evaluator.config.daemon_sets;
-    let (action, detail) =
-        if let Some(why) = plan::daemon_set::report_only(&template, &change, decision, mode) {
-            ("report", why)
-        } else if change.rolls() {
-            let tolerated = decision.annotation();
-            let detail = format!("template tolerates {tolerated}; this rolls it");
-            ("changeTemplate", detail)
-        } else if mode == DaemonSets::Manage {
-            let detail = "updates the annotation that records tolerations; no rollout";
-            ("record", detail.to_owned())
-        } else {
-            return None;
-        };
-    Some(PlanRow::of("DaemonSet", &set, action, detail))
+    if let Some(why) = plan::daemon_set::report_only(template, &change, decision, mode) {
+        Some(("report", why))
+    } else if change.rolls() {
+        let tolerated = decision.annotation();
+        let detail = format!("template tolerates {tolerated}; this rolls it");
+        Some(("changeTemplate", detail))
+    } else if mode == DaemonSets::Manage {
+        let detail = "updates the annotation that records tolerations; no rollout";
+        Some(("record", detail.to_owned()))
+    } else {
+        None
+    }
 }
 
 async fn of_pod(
@@ -211,17 +217,11 @@ async fn of_pod(
     let namespace = namespace_of(&pod, namespaces);
     let evaluation = evaluator.evaluate(subject, namespace).await;
     let policy = &evaluator.policy;
-    let notices = notices(&evaluation, policy);
     let planned = planned(&pod, &evaluation, policy, variants);
-    let (action, detail) = match (planned, notices.is_empty()) {
-        (None, true) => return None,
-        (None, false) => ("report", notices.join("; ")),
-        (Some((action, detail)), _) => {
-            let all: Vec<String> = std::iter::once(detail).chain(notices).collect();
-            (action, all.join("; "))
-        }
-    };
-    Some(PlanRow::of("Pod", &pod, action, detail))
+    let mut notices = evaluation.notices(policy);
+    // Why no node can run it is the detail of its row.
+    notices.retain(|notice| !notice.is_conflict());
+    PlanRow::with_notices("Pod", &pod, planned, &notices)
 }
 
 /// The action of `run` on a pod, and its detail; `None` if `run` does not change the pod.
@@ -262,13 +262,6 @@ fn planned(
     })
 }
 
-/// What events would say, but for the reason why no node can run it: that is the detail of the row.
-fn notices(evaluation: &Evaluation, policy: &PlacementPolicy) -> Vec<String> {
-    let all = evaluation.notices(policy).into_iter();
-    let all = all.filter(|notice| !notice.is_conflict());
-    all.map(|notice| notice.to_string()).collect()
-}
-
 /// The images that containers get.
 fn selected(change: &PodChange) -> String {
     let images = change.images.iter().filter(|image| image.from != image.to);
@@ -301,6 +294,23 @@ fn namespace_of<'a, K: ResourceExt>(object: &K, namespaces: &'a NamespacesByName
 }
 
 impl PlanRow {
+    /// A row with the action of `run` and the texts of its events; `None` without both.
+    fn with_notices<K: ResourceExt>(
+        kind: &'static str,
+        object: &K,
+        planned: Option<(&'static str, String)>,
+        notices: &[Notice],
+    ) -> Option<Self> {
+        let (action, detail) = match planned {
+            Some((action, detail)) => (action, Some(detail)),
+            None if notices.is_empty() => return None,
+            None => ("report", None),
+        };
+        let notices = notices.iter().map(ToString::to_string);
+        let all: Vec<String> = detail.into_iter().chain(notices).collect();
+        Some(Self::of(kind, object, action, all.join("; ")))
+    }
+
     fn of<K: ResourceExt>(
         kind: &'static str,
         object: &K,

@@ -22,10 +22,11 @@ use crate::{
     },
     config::ListenAddress,
     controller::{self, Durable, RunError},
-    evaluate::{Evaluator, KnownKeys, predictor::Predictor, pull_secrets::PullSecrets},
+    evaluate::{Evaluator, KnownKeys, pull_secrets::PullSecrets},
     image::Resolver,
     metrics::{MAX_HOSTS, Metrics},
     server::{self, ApiCheck, Health},
+    sources::sources,
     telemetry::LogLevel,
 };
 
@@ -73,15 +74,15 @@ impl RunCommand {
         let durable = Durable::new(keys.clone());
         let memory = Arc::new(durable.clone());
         let election = Elector::new(&api, &namespace, identity, memory, metrics.clone());
-        let predictor = Predictor::new(&config.selection.predictor)?;
+        let nodes = ClusterNodes::default();
         let evaluator = Evaluator {
             resolver,
             pull_secrets: PullSecrets::new(api.clone()),
             policy: Arc::new((&*config).into()),
             config: config.clone(),
             keys,
-            nodes: ClusterNodes::default(),
-            predictor,
+            sources: sources(&config.selection, &nodes)?,
+            nodes,
             explains: false,
         };
         let (pending, is_pending) = watch::channel(controller::WATCHES.to_vec());

@@ -9,7 +9,6 @@ pub mod kinds;
 pub mod lease;
 pub mod name;
 pub mod namespaces;
-pub mod node_features;
 pub mod nodes;
 pub mod objects;
 pub mod patch;

@@ -6,11 +6,10 @@
 
 mod container_status;
 mod event;
-mod node_feature;
 mod node_images;
 mod node_pool;
 mod runtime_class;
-mod stored;
+pub(crate) mod stored;
 mod volume;
 
 use std::{borrow::Cow, collections::BTreeMap};
@@ -26,7 +25,6 @@ use serde_json::Value;
 
 pub use container_status::{ContainerState, ContainerStatus, Running, StateDetail};
 pub use event::Event;
-pub use node_feature::NodeFeature;
 pub use node_images::{ImageKey, NodeImages};
 pub use node_pool::NodePool;
 pub use runtime_class::{RuntimeClass, Scheduling};

@@ -22,7 +22,7 @@ const WATCH_SECONDS: u32 = 240;
 
 /// All events of a kind. The watch is restarted with back-off. The initial list is streamed (WatchList: constant
 /// memory) if the API server supports it, otherwise read in pages.
-pub(super) fn watch_events<K>(
+pub(crate) fn watch_events<K>(
     api: Api<K>,
     fields: Option<&str>,
 ) -> impl Stream<Item = watcher::Result<Event<K>>> + Send + use<K>

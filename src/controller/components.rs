@@ -229,10 +229,13 @@ impl Components {
         let (may_taint, is_active) = watch::channel(false);
         let (store, ready) = (watched.store.clone(), watched.ready.clone());
         self.evaluator.nodes.follow(store.clone(), ready.clone());
-        let features = self.evaluator.nodes.features.clone();
-        let reading = features.run(self.api.clone(), self.stop.clone());
-        self.tasks
-            .spawn(reading.map(|()| "the watch of NodeFeatures"));
+        for (name, reading) in self.evaluator.sources.follow(&self.api) {
+            let stop = self.stop.clone();
+            self.tasks.spawn(async move {
+                stop.run_until_cancelled(reading).await;
+                name
+            });
+        }
         let tolerates = self.config.taint.bound_pods == BoundPodsPolicy::Tolerate;
         let kind = nodes::NodeSteps {
             policy: (&*self.config).into(),

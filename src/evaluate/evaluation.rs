@@ -11,7 +11,7 @@ use crate::{
     platform::{Architectures, ImageArchitectures},
 };
 
-use super::{ContainerCandidates, Notice, pull_secrets::UnusablePullSecret};
+use super::{ImageAlternatives, Notice, pull_secrets::UnusablePullSecret};
 
 /// The result of an evaluation.
 #[derive(Clone, Debug)]
@@ -63,10 +63,10 @@ pub struct Evaluation {
     pub demands: Demands,
     /// Messages of these features.
     pub raised: Vec<Notice>,
-    /// The images that could have been selected, with [`Evaluator::explains`].
+    /// The images that its containers could have got, with [`Evaluator::explains`].
     ///
     /// [`Evaluator::explains`]: super::Evaluator::explains
-    pub candidates: Vec<ContainerCandidates>,
+    pub alternatives: Vec<ImageAlternatives>,
     /// The runtime class that would run its images, and cannot be set any more, or not here.
     pub lacking_class: Option<String>,
 }
@@ -126,7 +126,7 @@ impl Evaluation {
             unusable: BTreeSet::new(),
             demands: Demands::default(),
             raised: Vec::new(),
-            candidates: Vec::new(),
+            alternatives: Vec::new(),
             lacking_class: None,
         }
     }

@@ -21,7 +21,7 @@ use super::{
 /// tolerated.
 const MAX_IMAGES: usize = 256;
 /// Maximum number of images of one pod that are being resolved.
-pub(super) const MAX_CONCURRENT_IMAGES: usize = 16;
+pub(crate) const MAX_CONCURRENT_IMAGES: usize = 16;
 
 impl Evaluator {
     /// Decides by the images that are read, and by what demands have changed since.
@@ -93,7 +93,7 @@ impl Evaluator {
     }
 
     /// The images that limit a pod: none if there are too many of them.
-    pub(super) async fn resolve_images(
+    pub(crate) async fn resolve_images(
         &self,
         spec: &PodSpec,
         namespace: &str,
@@ -109,7 +109,7 @@ impl Evaluator {
     }
 
     /// What the images that are known allow, and the nodes that emulate.
-    pub(super) fn verdict(
+    pub(crate) fn verdict(
         &self,
         spec: &PodSpec,
         runtime: PodRuntime<'_>,

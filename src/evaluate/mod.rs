@@ -1,15 +1,14 @@
 //! Step 1 of 3 (evaluate, plan, apply): finds the rule that applies to a pod or template,
 //! reads its pull secrets and the platforms of its images, and decides by them. Changes nothing.
 
+mod alternatives;
 mod author_pod;
 mod evaluation;
 mod images;
 mod known_keys;
 mod notice;
-pub mod predictor;
 pub mod pull_secrets;
-mod selection;
-mod source;
+pub mod source;
 mod spec;
 mod subject;
 pub mod template;
@@ -31,17 +30,17 @@ use crate::{
     },
 };
 
-use predictor::Predictor;
 use pull_secrets::PullSecrets;
-use source::{Evaluating, SOURCES};
 use template::Template;
 
+pub use alternatives::{ImageAlternative, ImageAlternatives};
 pub use author_pod::AuthorPod;
 pub use evaluation::{Conflict, EvaluatedImage, Evaluation, ResolvedImages, Verdict};
+pub(crate) use images::MAX_CONCURRENT_IMAGES;
 pub use images::are_for_other_nodes;
 pub use known_keys::KnownKeys;
 pub use notice::Notice;
-pub use selection::{ContainerCandidates, NoMatch, SelectionProblem};
+use source::{Evaluating, Sources};
 pub use subject::{Stage, Subject};
 
 /// Evaluates pods and templates.
@@ -57,11 +56,11 @@ pub struct Evaluator {
     pub config: Arc<Config>,
     /// The keys of this and earlier configurations.
     pub keys: KnownKeys,
-    /// The nodes for which images are selected.
+    /// The nodes of the cluster.
     pub nodes: ClusterNodes,
-    /// Chooses among them by a model.
-    pub predictor: Option<Predictor>,
-    /// Whether the evaluation is for `explain`. It then keeps which images could have been selected, and which nodes hold images that are
+    /// What asks something of them.
+    pub sources: Sources,
+    /// Whether the evaluation is for `explain`. It then keeps which images a container could have got, and which nodes hold images that are
     /// not known, for pods that cannot use it, too.
     pub explains: bool,
 }
@@ -106,12 +105,25 @@ impl Evaluator {
             ..Evaluation::new(Verdict::Skip)
         };
         let mut pod = Evaluating::new(subject, namespace, rule, deadline, evaluation);
-        for source in SOURCES {
+        for source in self.sources.iter() {
             if let Some(rest) = source.ask(self, &mut pod) {
                 rest.await;
             }
         }
         pod.finish(self)
+    }
+
+    /// Evaluates a pod as if it were created again.
+    pub async fn evaluate_anew(&self, subject: Subject<'_>, namespace: &Namespace) -> Evaluation {
+        let author = AuthorPod::of(subject.spec, subject.annotations);
+        let mut spec = author.spec.into_owned();
+        spec.node_name = None;
+        let anew = Subject {
+            spec: &spec,
+            stage: Stage::Creation,
+            ..subject
+        };
+        self.evaluate(anew, namespace).await
     }
 
     /// The runtime class that rules give to a pod.

@@ -7,7 +7,7 @@ use crate::{
     placement::{Decision, PlacementPolicy, mode::InvalidAnnotation, rule::LeftOutRule},
 };
 
-use super::{Conflict, Evaluation, SelectionProblem, Verdict, pull_secrets::UnusablePullSecret};
+use super::{Conflict, Evaluation, Verdict, pull_secrets::UnusablePullSecret};
 
 /// A message about a pod or a template.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -17,7 +17,12 @@ pub enum Notice {
     /// A pull secret is skipped.
     UnusablePullSecret(UnusablePullSecret),
     /// A container asks for image selection and keeps its image.
-    ImageNotSelected(SelectionProblem),
+    ImageNotSelected {
+        /// Why, in words.
+        why: String,
+        /// Whether the reason is that no image fits a node of the pod.
+        fits_no_node: bool,
+    },
     /// The author selects nodes that do not run the images, and the pod is placed there.
     AuthorOverrules(String),
     /// A rule of the configuration is left out.
@@ -34,7 +39,7 @@ impl Notice {
         match self {
             Self::InvalidAnnotation(_) => EventReason::InvalidAnnotation,
             Self::UnusablePullSecret(_) => EventReason::PullSecretUnusable,
-            Self::ImageNotSelected(_) => EventReason::ImageNotSelected,
+            Self::ImageNotSelected { .. } => EventReason::ImageNotSelected,
             Self::AuthorOverrules(_) | Self::ArchitectureExcluded(_) => {
                 EventReason::ArchitectureExcluded
             }
@@ -72,9 +77,9 @@ impl fmt::Display for Notice {
         match self {
             Self::InvalidAnnotation(invalid) => invalid.fmt(f),
             Self::UnusablePullSecret(unusable) => unusable.fmt(f),
-            Self::ImageNotSelected(problem) => problem.fmt(f),
             Self::RuleLeftOut(rule) => rule.fmt(f),
-            Self::AuthorOverrules(text)
+            Self::ImageNotSelected { why: text, .. }
+            | Self::AuthorOverrules(text)
             | Self::NoCommonArchitecture(text)
             | Self::ArchitectureExcluded(text) => f.write_str(text),
         }
@@ -133,7 +138,10 @@ mod tests {
                 value: "all".to_owned(),
                 on_namespace: true,
             }),
-            Notice::ImageNotSelected(SelectionProblem::Created("app".to_owned())),
+            Notice::ImageNotSelected {
+                why: "no image fits".to_owned(),
+                fits_no_node: true,
+            },
             Notice::AuthorOverrules(told),
             Notice::RuleLeftOut(LeftOutRule {
                 name: "gpu".to_owned(),

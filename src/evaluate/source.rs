@@ -7,70 +7,104 @@ mod image_locality;
 mod rules;
 mod runtime_class;
 
-use futures::future::BoxFuture;
+use std::sync::Arc;
+
+use futures::future::{BoxFuture, Either, join_all, select};
 use tokio::time::Instant;
 
 use crate::{
-    cluster::objects::{Namespace, PodSpec},
+    cluster::{
+        api::ApiClient,
+        objects::{Namespace, PodSpec},
+    },
     image::ImageError,
     placement::{Decision, emulation::Emulation, mode::Rule},
 };
 
-use super::{
-    Conflict, Evaluation, Evaluator, Subject, Verdict, pull_secrets::PodCredentials, selection,
-};
+use super::{Conflict, Evaluation, Evaluator, Subject, Verdict, pull_secrets::PodCredentials};
 
+pub use architectures::Architectures;
+pub use author::Author;
+pub use emulation::EmulatingNodes;
+pub use image_locality::HoldingNodes;
+pub use rules::Rules;
 pub(super) use rules::applied_rules;
+pub use runtime_class::RuntimeClass;
 
-/// A feature that asks something of the nodes of a pod. A new feature is a file with its source, and a line in [`SOURCES`].
-pub(super) trait DemandSource: Sync {
+/// A feature that asks something of the nodes of a pod.
+pub trait DemandSource: Send + Sync {
     /// Adds demands and notices to the evaluation, by what the sources before it asked. Returns the rest of the work if something has
     /// to be read for it.
     fn ask<'a>(
-        &self,
+        &'a self,
         evaluator: &'a Evaluator,
         pod: &'a mut Evaluating<'_>,
     ) -> Option<BoxFuture<'a, ()>>;
+
+    /// A watch that the source needs as long as the process runs, with a name for logs.
+    fn follow(&self, _: &ApiClient) -> Option<(&'static str, BoxFuture<'static, ()>)> {
+        None
+    }
 }
 
-/// All sources, in their order.
-pub(super) const SOURCES: [&dyn DemandSource; 8] = [
-    &rules::Rules,
-    &selection::Selection,
-    &architectures::Architectures,
-    &emulation::EmulatingNodes,
-    &runtime_class::RuntimeClass,
-    &author::Author,
-    &selection::AttachedDocuments,
-    &image_locality::HoldingNodes,
-];
+/// Sources of demands in their order. Cheap to clone.
+#[derive(Clone)]
+pub struct Sources(Arc<[Box<dyn DemandSource>]>);
+
+impl Sources {
+    /// These sources.
+    pub fn new(sources: impl IntoIterator<Item = Box<dyn DemandSource>>) -> Self {
+        Self(sources.into_iter().collect())
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &dyn DemandSource> {
+        self.0.iter().map(AsRef::as_ref)
+    }
+
+    /// The watches of all sources, with names for logs.
+    pub fn follow(&self, api: &ApiClient) -> Vec<(&'static str, BoxFuture<'static, ()>)> {
+        self.iter()
+            .filter_map(|source| source.follow(api))
+            .collect()
+    }
+
+    /// Does some work while the watches of the sources run.
+    pub async fn work_beside<T>(&self, api: &ApiClient, work: impl Future<Output = T>) -> T {
+        let following = self.follow(api).into_iter().map(|(_, following)| following);
+        match select(Box::pin(work), Box::pin(join_all(following))).await {
+            Either::Left((done, _)) => done,
+            Either::Right((_, work)) => work.await,
+        }
+    }
+}
 
 /// A pod or template whose sources of demands are being asked.
-pub(super) struct Evaluating<'a> {
+pub struct Evaluating<'a> {
     given: Subject<'a>,
-    /// The spec with what demands have set so far: runtime class and images. `None`: as it was given.
+    /// The spec with the runtime class and the images of demands; `None` if no demand has changed it.
     spec: Option<PodSpec>,
-    pub(super) namespace: &'a Namespace,
-    pub(super) rule: Rule,
-    pub(super) deadline: Instant,
-    /// What is known so far.
-    pub(super) evaluation: Evaluation,
-    /// What the selection of images could not read in time.
-    pub(super) unread: Vec<(String, ImageError)>,
-    /// `None`: its images do not decide.
-    pub(super) read: Option<ReadImages>,
-    pub(super) emulation: Option<Emulation>,
+    pub(crate) namespace: &'a Namespace,
+    pub(crate) rule: Rule,
+    pub(crate) deadline: Instant,
+    /// The evaluation, which sources complete.
+    pub(crate) evaluation: Evaluation,
+    /// Documents that the selection of images could not read in time.
+    pub(crate) unread: Vec<(String, ImageError)>,
+    /// `None` if the images do not decide.
+    pub(crate) read: Option<ReadImages>,
+    pub(crate) emulation: Option<Emulation>,
 }
 
-/// What reading the images of a pod leaves behind, beside the images.
-pub(super) struct ReadImages {
-    pub(super) credentials: PodCredentials,
+/// Credentials and failures of reading the images of a pod.
+pub(crate) struct ReadImages {
+    pub(crate) credentials: PodCredentials,
     /// Images that could not be read in time, and why.
-    pub(super) failed: Vec<(String, ImageError)>,
+    pub(crate) failed: Vec<(String, ImageError)>,
 }
 
 impl<'a> Evaluating<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         given: Subject<'a>,
         namespace: &'a Namespace,
         rule: Rule,
@@ -91,7 +125,7 @@ impl<'a> Evaluating<'a> {
     }
 
     /// With the runtime class and images that demands have set so far.
-    pub(super) fn subject(&self) -> Subject<'_> {
+    pub(crate) fn subject(&self) -> Subject<'_> {
         Subject {
             spec: self.spec.as_ref().unwrap_or(self.given.spec),
             ..self.given
@@ -99,12 +133,12 @@ impl<'a> Evaluating<'a> {
     }
 
     /// Changes what the following sources see.
-    pub(super) fn spec_mut(&mut self) -> &mut PodSpec {
+    pub(crate) fn spec_mut(&mut self) -> &mut PodSpec {
         self.spec.get_or_insert_with(|| self.given.spec.clone())
     }
 
     /// Decides, if nothing that could not be read has an influence.
-    pub(super) fn decide(&mut self, verdict: Verdict) {
+    pub(crate) fn decide(&mut self, verdict: Verdict) {
         self.evaluation.verdict = if self.unread.is_empty() {
             verdict
         } else {
@@ -113,7 +147,7 @@ impl<'a> Evaluating<'a> {
     }
 
     /// Whether no node runs all images.
-    pub(super) fn has_no_architecture(&self) -> bool {
+    pub(crate) fn has_no_architecture(&self) -> bool {
         matches!(
             self.evaluation.verdict,
             Verdict::Decided(Decision::NoCommonArchitecture)
@@ -121,7 +155,7 @@ impl<'a> Evaluating<'a> {
     }
 
     /// The evaluation, when all sources have been asked.
-    pub(super) fn finish(mut self, evaluator: &Evaluator) -> Evaluation {
+    pub(crate) fn finish(mut self, evaluator: &Evaluator) -> Evaluation {
         if let Some(read) = &self.read {
             self.evaluation.unusable = read.credentials.unusable();
             if self.has_no_architecture() && self.evaluation.conflict.is_none() {

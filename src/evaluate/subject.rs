@@ -41,7 +41,7 @@ pub enum Stage {
 }
 
 impl Subject<'_> {
-    pub(super) fn affinity_access(&self) -> AffinityAccess {
+    pub(crate) fn affinity_access(&self) -> AffinityAccess {
         match self.stage {
             Stage::Creation => AffinityAccess::Open,
             Stage::Pod if self.spec.is_gated() => AffinityAccess::Narrowing,

@@ -8,10 +8,7 @@ use serde::Serialize;
 use crate::{
     evaluate::{EvaluatedImage, Verdict},
     image::{ImageError, credentials::CredentialSource},
-    placement::{
-        NodePlatform, PlacementPolicy,
-        selection::{Candidate, CandidateOutcome},
-    },
+    placement::{NodePlatform, PlacementPolicy},
     platform::{ImageArchitectures, NoPlatformReason},
 };
 
@@ -55,36 +52,6 @@ pub struct ExplainedError {
     pub tried: Vec<String>,
     /// When archaware tries again; null if it does not: the pod has a node, or tolerates every architecture.
     pub next_try: Option<String>,
-}
-
-/// The images that could have been selected for a container, or the nodes that are preferred for its own image.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct ExplainedSelection {
-    /// The container.
-    pub container: String,
-    /// The reference of the compatibility document, or of the image to which it is attached.
-    pub document: String,
-    /// Whether an image is selected by it; otherwise its weights are preferences.
-    pub selects_image: bool,
-    /// How many nodes there are on which the pod can land.
-    pub nodes: usize,
-    /// The entries of the document in its order, or the images of its model.
-    pub candidates: Vec<ExplainedCandidate>,
-}
-
-/// An entry of a compatibility document, or an image of its model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct ExplainedCandidate {
-    /// Its image or group.
-    pub tag: String,
-    /// Its weight; null for an image of a model, which has none.
-    pub weight: Option<i64>,
-    /// Whether its image is selected, or its nodes are preferred.
-    pub chosen: bool,
-    /// What became of it.
-    pub outcome: String,
 }
 
 pub(super) fn explain_images(facts: &Facts<'_>) -> Vec<ExplainedImage> {
@@ -227,65 +194,6 @@ pub(super) fn say_lacking(images: &[&EvaluatedImage]) -> Option<String> {
                 rest => format!(", and {} more images", rest.len()),
             };
             Some(format!("{} is {}{more}", one.name, only(one)))
-        }
-    }
-}
-
-pub(super) fn explain_selections(facts: &Facts<'_>) -> Vec<ExplainedSelection> {
-    let all = &facts.evaluation.candidates;
-    let one = |candidate: &Candidate| ExplainedCandidate {
-        tag: candidate.tag.clone(),
-        weight: match candidate.outcome {
-            CandidateOutcome::ChosenByModel { .. } | CandidateOutcome::NotByModel => None,
-            _ => Some(candidate.weight),
-        },
-        chosen: matches!(
-            candidate.outcome,
-            CandidateOutcome::Chosen
-                | CandidateOutcome::ChosenByModel { .. }
-                | CandidateOutcome::Preferred
-        ),
-        outcome: outcome(candidate),
-    };
-    all.iter()
-        .map(|of| ExplainedSelection {
-            container: of.container.clone(),
-            document: of.document.clone(),
-            selects_image: of.selects_image,
-            nodes: of.nodes,
-            candidates: of.candidates.iter().map(one).collect(),
-        })
-        .collect()
-}
-
-fn outcome(candidate: &Candidate) -> String {
-    match &candidate.outcome {
-        CandidateOutcome::Chosen => "selected".to_owned(),
-        CandidateOutcome::SameImage => "fits, and has the selected image".to_owned(),
-        CandidateOutcome::Later => {
-            "fits, but an entry of a higher weight or before it does, too".to_owned()
-        }
-        CandidateOutcome::ChosenByModel { label, value } => {
-            format!("selected by selection.predictor, for nodes with {label}={value}")
-        }
-        CandidateOutcome::NotByModel => "selection.predictor selected another one".to_owned(),
-        CandidateOutcome::Preferred => "fits: its nodes are preferred by its weight".to_owned(),
-        CandidateOutcome::NotPreferred if candidate.weight == 0 => {
-            "fits: without a weight nothing is preferred".to_owned()
-        }
-        CandidateOutcome::NotPreferred => {
-            "fits: its rules hold everywhere, or cannot be written as node affinity".to_owned()
-        }
-        CandidateOutcome::WithoutImage => "names no image".to_owned(),
-        CandidateOutcome::PassedOver(failed) if failed.is_empty() => {
-            "has a negative weight".to_owned()
-        }
-        CandidateOutcome::PassedOver(failed) => {
-            let failed = failed.iter().map(|(rule, count)| {
-                let nodes = if *count == 1 { "node" } else { "nodes" };
-                format!("{rule} fails on {count} {nodes}")
-            });
-            failed.collect::<Vec<_>>().join(", ")
         }
     }
 }

@@ -17,8 +17,8 @@ use crate::{
     cluster::{name::NamespacedName, objects::Node},
     config::Config,
     evaluate::{
-        EvaluatedImage, Evaluation, Notice, Subject, Verdict, are_for_other_nodes,
-        template::Template,
+        EvaluatedImage, Evaluation, ImageAlternatives, Notice, Subject, Verdict,
+        are_for_other_nodes, template::Template,
     },
     image::{ImageError, credentials::CredentialSource},
     placement::{
@@ -31,7 +31,7 @@ use crate::{
 };
 
 pub use additions::Additions;
-pub use images::{ExplainedImage, ExplainedSelection};
+pub use images::ExplainedImage;
 pub use nodes::NodeGroup;
 pub use pod_state::{ExistingPod, PodCount, PodState};
 
@@ -126,7 +126,7 @@ pub struct Explanation {
     /// Its images.
     pub images: Vec<ExplainedImage>,
     /// Images that could be selected, for containers that ask for image selection; of a pod that exists, if it were created anew.
-    pub selections: Vec<ExplainedSelection>,
+    pub selections: Vec<ImageAlternatives>,
     /// What its images allow: `architectures`, `any`, `none`, `ignored` or `unresolved`.
     pub verdict: &'static str,
     /// The architectures of the nodes that run all of its images, as far as these are known, or those that its author states. Null if none
@@ -265,7 +265,7 @@ pub fn explain(facts: &Facts<'_>) -> Explanation {
         pod: facts.pod.map(|pod| pod.state(facts.nodes)),
         applies: Applies::of(facts),
         images: images::explain_images(facts),
-        selections: images::explain_selections(facts),
+        selections: facts.evaluation.alternatives.clone(),
         verdict: outcome.verdict,
         architectures: outcome.runs_on.as_ref().map(Architectures::to_strings),
         added,

@@ -10,22 +10,22 @@ use std::{
 use parking_lot::Mutex;
 use quick_cache::{Weighter, sync::Cache};
 
-use crate::placement::selection::{CompatibilityDocument, MAX_EXPRESSIONS};
-
-use super::{credentials::Fingerprint, digest::Digest, error::ImageError, summary::ImageSummary};
+use super::{
+    artifact::ArtifactContent, credentials::Fingerprint, digest::Digest, error::ImageError,
+    summary::ImageSummary,
+};
 
 /// How long a cached tag is used when the registry does not answer.
 pub(crate) const STALE_IF_ERROR: Duration = Duration::from_hours(24);
 /// Maximum number of interned summaries. A cluster has some dozens; further ones are not deduplicated.
 const MAX_INTERNED: usize = 4096;
 
-/// Number of compatibility documents, for the size of their cache.
-const ESTIMATED_COMPATIBILITIES: usize = 512;
-/// Maximum number of expressions and values in them: as many as 64 documents of the largest size have, which are a few megabytes each
-/// with compiled patterns. Documents of a usual size are thousands.
-const MAX_COMPATIBILITY_COST: u64 = 64 * MAX_EXPRESSIONS as u64;
-/// What an entry costs without expressions: 16,384 images to which nothing is attached have room.
-const MIN_COMPATIBILITY_COST: usize = 16;
+/// Number of artifacts, for the size of their cache.
+const ESTIMATED_ARTIFACTS: usize = 512;
+/// Maximum bytes of all artifacts. Those of a usual size have a few KiB.
+const MAX_ARTIFACT_BYTES: u64 = 16 * 1024 * 1024;
+/// What an artifact counts beside its content: 16,384 images to which nothing is attached have room.
+const MIN_ARTIFACT_BYTES: u64 = 1024;
 
 /// Which pods may use a cached answer: all, or those with the credential that was needed to get it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -43,34 +43,33 @@ struct TagEntry {
 /// What is attached to an image, as far as it is known.
 #[derive(Clone)]
 pub(crate) enum Attached {
-    Document(Arc<CompatibilityDocument>),
+    Content(Arc<ArtifactContent>),
     Nothing,
 }
 
-/// A compatibility document, or that none is attached, and until when it is used, if it expires.
+/// An artifact, or that none is attached, and until when it is used, if it expires.
 #[derive(Clone)]
-struct CompatibilityEntry {
-    document: Attached,
+struct ArtifactEntry {
+    content: Attached,
     expires: Option<Instant>,
 }
 
-/// What a document costs, in expressions.
 #[derive(Clone)]
-struct CompatibilityCost;
+struct ArtifactBytes;
 
-impl Weighter<Fingerprint, CompatibilityEntry> for CompatibilityCost {
-    fn weight(&self, _: &Fingerprint, entry: &CompatibilityEntry) -> u64 {
-        let cost = match &entry.document {
-            Attached::Document(document) => document.cost + document.entries.len(),
+impl Weighter<Fingerprint, ArtifactEntry> for ArtifactBytes {
+    fn weight(&self, _: &Fingerprint, entry: &ArtifactEntry) -> u64 {
+        let own = match &entry.content {
+            Attached::Content(content) => content.size(),
             Attached::Nothing => 0,
         };
-        (MIN_COMPATIBILITY_COST + cost) as u64
+        MIN_ARTIFACT_BYTES + own
     }
 }
 
-/// What a document is attached to: a part of keys, the image, its repository (another one may have the same image), and the
+/// What an artifact is attached to: a part of keys, the image, its repository (another one may have the same image), and the
 /// credentials.
-type AttachedKey<'a> = (&'static str, &'a Digest, &'a str, &'a [Fingerprint]);
+type AttachedKey<'a> = (&'a str, &'a Digest, &'a str, &'a [Fingerprint]);
 
 #[derive(Clone)]
 struct FailureEntry {
@@ -100,8 +99,8 @@ pub(crate) struct Caches {
     failures: Cache<Fingerprint, FailureEntry>,
     /// Summaries of images with missing children, each for one repository and its credentials.
     partial: Cache<Fingerprint, PartialEntry>,
-    /// Parsed compatibility documents, by the digest of the artifact or of the image to which it is attached.
-    compatibilities: Cache<Fingerprint, CompatibilityEntry, CompatibilityCost>,
+    /// By the digest of the artifact or of the image to which it is attached.
+    artifacts: Cache<Fingerprint, ArtifactEntry, ArtifactBytes>,
     /// Most images have one of a few sets of platforms, so equal summaries share one allocation.
     interned: Mutex<HashSet<Arc<ImageSummary>>>,
 }
@@ -122,54 +121,52 @@ impl Caches {
             tags: Cache::new(images),
             failures: Cache::new(failures),
             partial: Cache::new(failures),
-            compatibilities: Cache::with_weighter(
-                ESTIMATED_COMPATIBILITIES,
-                MAX_COMPATIBILITY_COST,
-                CompatibilityCost,
-            ),
+            artifacts: Cache::with_weighter(ESTIMATED_ARTIFACTS, MAX_ARTIFACT_BYTES, ArtifactBytes),
             interned: Mutex::default(),
         }
     }
 
-    /// A document that is the artifact of this digest.
-    pub(crate) fn compatibility(
+    /// The artifact of a kind that has this digest.
+    pub(crate) fn artifact(
         &self,
+        kind: &str,
         digest: &Digest,
         scope: CacheScope,
-    ) -> Option<Arc<CompatibilityDocument>> {
-        let entry = self.compatibilities.get(&summary_key(digest, scope))?;
-        match entry.document {
-            Attached::Document(document) => Some(document),
+    ) -> Option<Arc<ArtifactContent>> {
+        let entry = self.artifacts.get(&artifact_key(kind, digest, scope))?;
+        match entry.content {
+            Attached::Content(content) => Some(content),
             Attached::Nothing => None,
         }
     }
 
-    pub(crate) fn store_compatibility(
+    pub(crate) fn store_artifact(
         &self,
+        kind: &str,
         digest: &Digest,
         scope: CacheScope,
-        document: Arc<CompatibilityDocument>,
+        content: Arc<ArtifactContent>,
     ) {
-        let entry = CompatibilityEntry {
-            document: Attached::Document(document),
+        let entry = ArtifactEntry {
+            content: Attached::Content(content),
             expires: None,
         };
-        self.compatibilities
-            .insert(summary_key(digest, scope), entry);
+        self.artifacts
+            .insert(artifact_key(kind, digest, scope), entry);
     }
 
     /// What is attached to an image, if that is known.
     pub(crate) fn attached(&self, key: AttachedKey<'_>) -> Option<Attached> {
-        let entry = self.compatibilities.get(&attached_key(key))?;
+        let entry = self.artifacts.get(&attached_key(key))?;
         let is_valid = entry.expires.is_none_or(|expires| Instant::now() < expires);
-        is_valid.then_some(entry.document)
+        is_valid.then_some(entry.content)
     }
 
-    /// Stores what is attached to an image for a time, because another document may be attached.
-    pub(crate) fn store_attached(&self, key: AttachedKey<'_>, document: Attached, ttl: Duration) {
+    /// Stores what is attached to an image for a time, because another artifact may be attached.
+    pub(crate) fn store_attached(&self, key: AttachedKey<'_>, content: Attached, ttl: Duration) {
         let expires = Some(Instant::now() + ttl);
-        let entry = CompatibilityEntry { document, expires };
-        self.compatibilities.insert(attached_key(key), entry);
+        let entry = ArtifactEntry { content, expires };
+        self.artifacts.insert(attached_key(key), entry);
     }
 
     pub(crate) fn summary(&self, digest: &Digest, scope: CacheScope) -> Option<CachedSummary> {
@@ -313,6 +310,17 @@ impl Caches {
 
 fn summary_key(digest: &Digest, scope: CacheScope) -> Fingerprint {
     Fingerprint::from_parts(&[b"summary", digest.to_string().as_bytes(), scope.bytes()])
+}
+
+fn artifact_key(kind: &str, digest: &Digest, scope: CacheScope) -> Fingerprint {
+    let digest = digest.to_string();
+    let parts = [
+        b"artifact".as_slice(),
+        kind.as_bytes(),
+        digest.as_bytes(),
+        scope.bytes(),
+    ];
+    Fingerprint::from_parts(&parts)
 }
 
 fn partial_key(digest: &Digest, name: &str, fingerprints: &[Fingerprint]) -> Fingerprint {

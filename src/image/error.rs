@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{backoff::Backoff, placement::selection::InvalidDocument, platform::DocumentError};
+use crate::{backoff::Backoff, platform::DocumentError};
 
 use super::{digest::DigestError, reference::ReferenceError};
 
@@ -128,14 +128,14 @@ pub enum ImageError {
         #[source]
         source: DocumentError,
     },
-    /// An artifact is no compatibility document.
+    /// An artifact is not of the kind that is asked for.
     #[error("{what} is unusable")]
-    Compatibility {
+    Artifact {
         /// The artifact or its layer, and its digest.
         what: String,
         /// What is wrong.
         #[source]
-        source: InvalidDocument,
+        source: ArtifactError,
     },
     /// The content does not match its digest or descriptor.
     #[error("{what} is corrupt: {why}")]
@@ -148,6 +148,20 @@ pub enum ImageError {
     /// Indexes are nested too deeply, or an index has too many children to read.
     #[error("{0}")]
     TooDeep(&'static str),
+}
+
+/// Why an artifact is unusable.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ArtifactError {
+    /// It has more bytes or elements than are read. With the limit, in words.
+    #[error("{0}")]
+    TooLarge(String),
+    /// Its content contradicts its media type. With the reason, in words.
+    #[error("{0}")]
+    Malformed(String),
+    /// It has no layer of this kind.
+    #[error("no layer is a {0}, and none is attached to it")]
+    NoLayer(&'static str),
 }
 
 impl ImageError {
@@ -165,9 +179,9 @@ impl ImageError {
             Self::Unavailable { .. } | Self::MethodRefused { .. } | Self::HostPaused { .. } => {
                 Reason::Unavailable
             }
-            Self::Compatibility { source, .. } => match source {
-                InvalidDocument::TooLarge(_) | InvalidDocument::TooManyEntries => Reason::TooLarge,
-                InvalidDocument::Malformed(_) | InvalidDocument::NoLayer => Reason::Corrupt,
+            Self::Artifact { source, .. } => match source {
+                ArtifactError::TooLarge(_) => Reason::TooLarge,
+                ArtifactError::Malformed(_) | ArtifactError::NoLayer(_) => Reason::Corrupt,
             },
             Self::Document { source, .. } => match source {
                 DocumentError::TooLarge(_) => Reason::TooLarge,

@@ -1,6 +1,7 @@
 //! Image reference → platforms: references, registries, containerd, credentials and caches. [`Resolver`] is the entry
 //! point. Nothing here knows Kubernetes.
 
+pub mod artifact;
 mod cache;
 pub mod containerd;
 pub mod credentials;
@@ -15,7 +16,7 @@ pub(crate) mod single_flight;
 mod summary;
 pub mod trace;
 
-pub use error::{ImageError, Reason};
+pub use error::{ArtifactError, ImageError, Reason};
 pub use reference::Reference;
 pub use resolver::{
     PullPolicy, ResolutionSource, ResolveRequest, Resolved, Resolver, ResolverSettings, SavedImage,

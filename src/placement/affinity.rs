@@ -226,7 +226,7 @@ impl Preference {
 }
 
 /// Requires one of these architectures. The API server accepts no `In` without values; every node has the label, so that `DoesNotExist` matches none.
-pub(in crate::placement) fn on_architecture<'a>(
+pub fn on_architecture<'a>(
     architectures: impl IntoIterator<Item = &'a Architecture>,
 ) -> Requirement {
     let values: Vec<_> = architectures.into_iter().map(ToString::to_string).collect();

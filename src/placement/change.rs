@@ -57,7 +57,7 @@ pub struct PodChange {
     pub runtime_class: Option<String>,
 }
 
-/// What is asked for a pod, beside its decision.
+/// Demands and preferences for a pod, beside its decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
     /// The demands of features.

@@ -1,5 +1,5 @@
-//! Demands: what one feature asks of the nodes of a pod. All features have this form, and [`PlacementPolicy::change`] is the one place that
-//! turns demands into tolerations and node affinity.
+//! Demands of features on the nodes of a pod. All features express themselves in this form, and only [`PlacementPolicy::change`] turns
+//! demands into tolerations and node affinity.
 //!
 //! [`PlacementPolicy::change`]: super::PlacementPolicy::change
 
@@ -47,7 +47,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// What one feature asks of the nodes of a pod.
+/// The demands of one feature on the nodes of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Demand {
     /// The feature.
@@ -60,14 +60,14 @@ pub struct Demand {
     pub tolerate: Vec<Value>,
     /// The runtime class that the pod gets. Only on its creation.
     pub class: Option<String>,
-    /// Images to replace. Those that stay because they are the best ones are among them.
+    /// Images to replace, including images that stay because they are the best.
     pub images: Vec<ImageChange>,
     /// A sentence for `explain`.
     pub note: Option<String>,
 }
 
 impl Demand {
-    /// A demand that asks for nothing yet.
+    /// A demand without content.
     pub fn of(source: Source) -> Self {
         Self {
             source,

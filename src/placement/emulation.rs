@@ -92,7 +92,7 @@ impl Emulation {
         others.peek().is_some() && others.all(is_covered)
     }
 
-    /// What it asks: the nodes that run the images, those without emulation first.
+    /// The demand for nodes that run the images. Nodes without emulation are preferred.
     pub fn demand(&self) -> Demand {
         let native = (!self.native.is_empty()).then(|| vec![on_architecture(self.native.names())]);
         let emulators = self.emulators.iter().map(Emulator::requirements);

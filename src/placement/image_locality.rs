@@ -16,6 +16,9 @@ const HOST_WEIGHT: u8 = 100;
 /// Weight of other nodes of an architecture that is likely.
 const ARCHITECTURE_WEIGHT: u8 = 50;
 
+/// Maximum number of nodes that a pod's affinity names one by one, where no other label selects them.
+pub const MAX_HOSTS: usize = 64;
+
 /// What nodes hold of the images of a pod that are not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageLocality {
@@ -39,7 +42,7 @@ pub struct HoldingNodes {
 }
 
 impl ImageLocality {
-    /// What it asks; `None` if it says nothing.
+    /// The demand for nodes that hold the images; `None` if no node is known to hold them.
     pub fn demand(&self) -> Option<Demand> {
         let prefer = self.preferred();
         (!prefer.is_empty()).then(|| Demand {

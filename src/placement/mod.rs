@@ -22,7 +22,6 @@ pub mod requirement;
 pub mod rule;
 mod runs;
 pub mod runtime_class;
-pub mod selection;
 mod selector;
 mod taint;
 mod toleration;
@@ -71,7 +70,9 @@ pub mod annotation {
     pub const VARIANT: &str = "archaware.dev/variant";
     /// On namespaces, as label: `"disabled"` excludes the namespace from the webhook.
     pub const ADMISSION: &str = "archaware.dev/admission";
-    /// Common prefix of all of them.
+    /// Prefix of ocifit-k8s' label and annotations, by which a pod asks for the selection of an image.
+    pub const OCIFIT_PREFIX: &str = "oci.image.compatibilities.selection/";
+    /// Common prefix of archaware's own.
     pub const PREFIX: &str = "archaware.dev/";
 }
 

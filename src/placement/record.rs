@@ -1,9 +1,8 @@
 //! Records of what archaware added to a pod or to the template of a DaemonSet: their format, their size, and how the additions of a pod
 //! come off again.
 //!
-//! A pod is decided anew without its additions. The API server calls the webhook again after other webhooks changed the pod
-//! (`recordPolicy: IfNeeded`), and with an injected sidecar it may run on fewer architectures. People create pods from the YAML of
-//! others.
+//! archaware decides about a pod without these additions. The API server calls the webhook again after other webhooks changed the pod
+//! (`reinvocationPolicy: IfNeeded`), and with an injected sidecar it may run on fewer architectures. And people copy the YAML of pods.
 
 use std::collections::BTreeMap;
 

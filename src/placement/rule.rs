@@ -187,7 +187,7 @@ impl PodRule {
         selected.and(&NodeSet::all_of(same))
     }
 
-    /// What it asks for a pod that it selects. `required`: the nodes that it requires.
+    /// The demand of the rule on a pod that it selects. `required`: the nodes that it requires.
     fn demand(&self, required: NodeSet, pod: RuledPod<'_>) -> Demand {
         let preferred = self.preferred_nodes.iter().map(|one| WeightedTerm {
             weight: one.weight.get(),

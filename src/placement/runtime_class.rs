@@ -71,7 +71,7 @@ pub(super) fn run_by(
     }
 }
 
-/// Nodes that need no emulation, as preferred ones; `None` if there are none.
+/// The preference for nodes that need no emulation; `None` without such nodes.
 pub(super) fn prefer_native(native: &Architectures) -> Option<WeightedTerm> {
     (!native.is_empty()).then(|| WeightedTerm {
         weight: NATIVE_WEIGHT,
@@ -79,8 +79,8 @@ pub(super) fn prefer_native(native: &Architectures) -> Option<WeightedTerm> {
     })
 }
 
-/// What is asked for a pod of a class. `native`: the architectures of nodes that need no emulation; `None`: its handler runs none of the
-/// images.
+/// The demand for a pod of a class. `native`: the architectures of nodes that need no emulation, or `None` if the handler of the class
+/// runs none of the images.
 pub fn demand(class: &str, native: Option<&Architectures>) -> Demand {
     let note = |native: &Architectures| {
         let preferred = if native.is_empty() {

@@ -8,7 +8,8 @@ use kube::ResourceExt;
 use crate::{
     cluster::objects::{Node, NodePool, Pod, annotations, labels},
     config::{Config, OnMiss},
-    placement::{node, selection},
+    placement::node,
+    selection::compatibility,
 };
 
 /// Maximum number of names in one sentence.
@@ -65,7 +66,7 @@ fn unselected_pods<'a>(config: &Config, pods: impl IntoIterator<Item = &'a Pod>)
     let asking = pods.into_iter().filter(|pod| {
         let gates = pod.spec.scheduling_gates.as_deref().unwrap_or_default();
         gates.is_empty()
-            && selection::is_requested(annotations(&pod.metadata), labels(&pod.metadata))
+            && compatibility::is_requested(annotations(&pod.metadata), labels(&pod.metadata))
     });
     let names: BTreeSet<String> = asking.map(full_name).collect();
     let what = some(&names).filter(|_| !config.admission.enabled)?;

@@ -173,7 +173,7 @@ impl PlannedPatch {
         }
     }
 
-    /// Adds the event and the count for a decision of the failure policy. `locality`: what nodes hold of its images, if it prefers nodes by that.
+    /// Adds the event and the count for a decision of the failure policy. `locality`: the nodes that hold the images, if these nodes are preferred.
     fn report_failure_policy(&mut self, decision: &Decision, locality: Option<&str>) {
         let (reason, where_to) = match decision {
             Decision::TolerateAll => (EventReason::SteppedAside, "every architecture".to_owned()),

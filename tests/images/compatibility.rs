@@ -4,7 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use archaware::{
     image::Reason,
-    placement::selection::{Compatibility, CompatibilityDocument, DocumentFormat},
+    selection::{
+        COMPATIBILITY,
+        compatibility::{Compatibility, CompatibilityDocument, DocumentFormat},
+        parse,
+    },
 };
 use testimg::{Auth, Image, Script};
 
@@ -26,7 +30,10 @@ async fn read_as(
         tenant: "",
     };
     let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
-    resolver.compatibility_by(request, deadline).await
+    let content = resolver
+        .artifact_by(&COMPATIBILITY, request, deadline)
+        .await?;
+    parse(&content).map(Arc::new)
 }
 
 async fn read(resolver: &Resolver, image: &str) -> Result<Arc<CompatibilityDocument>, ImageError> {
@@ -473,7 +480,10 @@ async fn what_is_attached_to_the_image_itself_is_asked_for_once() {
                 tenant: "",
             };
             let deadline = tokio::time::Instant::now() + wait;
-            resolver.attached_by(request, deadline).await
+            let content = resolver
+                .attached_by(&COMPATIBILITY, request, deadline)
+                .await?;
+            parse(&content)
         }
     };
     let ask = |name: &str| within(name, Duration::from_secs(30));

@@ -11,6 +11,7 @@ use archaware::{
     config::Config,
     evaluate::{Evaluator, KnownKeys, Stage, Subject, pull_secrets::PullSecrets},
     image::{Reason, credentials::Credential},
+    sources::sources,
 };
 use testimg::{Auth, Script};
 use tokio::{
@@ -56,13 +57,14 @@ async fn few_images_of_one_pod_are_asked_for_at_once() {
     let (resolver, config) = (resolver_with(settings), Arc::new(Config::default()));
     let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
     let api = ApiClient::new(kube::Client::try_from(nowhere).unwrap());
+    let nodes = ClusterNodes::default();
     let evaluator = Evaluator {
         resolver: resolver.clone(),
         pull_secrets: PullSecrets::new(api),
         policy: Arc::new((&*config).into()),
         keys: KnownKeys::new(&*config),
-        nodes: ClusterNodes::default(),
-        predictor: None,
+        sources: sources(&config.selection, &nodes).unwrap(),
+        nodes,
         explains: false,
         config,
     };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use archaware::placement::selection::{
+use archaware::selection::compatibility::{
     CompatibilityDocument, DocumentFormat, Expression, NodeFacts, NodeFeatures, WrittenExpression,
 };
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use archaware::image::{
-    PullPolicy, Reason, ResolveRequest,
-    credentials::{Keyring, ready_keyring},
+use archaware::{
+    image::{
+        PullPolicy, Reason, ResolveRequest,
+        credentials::{Keyring, ready_keyring},
+    },
+    selection::{COMPATIBILITY, parse},
 };
 use testimg::Image;
 use testsupport::servers::{Referrers, Registry};
@@ -24,7 +27,10 @@ async fn weights(image: &str) -> Result<Vec<i64>, Reason> {
         tenant: "",
     };
     let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
-    let document = resolver.compatibility_by(request, deadline).await;
+    let content = resolver
+        .artifact_by(&COMPATIBILITY, request, deadline)
+        .await;
+    let document = content.and_then(|content| parse(&content));
     let document = document.map_err(|error| error.reason())?;
     Ok(document.entries.iter().map(|entry| entry.weight).collect())
 }

@@ -47,7 +47,7 @@ pub(super) fn desired_webhooks(
             "matchPolicy": "Equivalent",
             "sideEffects": "None",
             // Another webhook may add a sidecar with another image.
-            "recordPolicy": "IfNeeded",
+            "reinvocationPolicy": "IfNeeded",
         })
     };
     let mut pods = webhook("pods", rule("", "pods", &["CREATE"], "Namespaced"));
@@ -233,6 +233,17 @@ mod tests {
 
     fn usual() -> Vec<Desired> {
         desired_webhooks(&Config::default(), "ns", Some("Q0E="))
+    }
+
+    /// The API server drops fields that it does not know.
+    #[test]
+    fn every_field_is_one_of_kubernetes() {
+        use k8s_openapi::api::admissionregistration::v1::MutatingWebhook;
+        for Desired { webhook, .. } in usual() {
+            let typed: MutatingWebhook = serde_json::from_value(webhook.clone()).unwrap();
+            assert_eq!(serde_json::to_value(typed).unwrap(), webhook);
+            assert_eq!(webhook["reinvocationPolicy"], "IfNeeded");
+        }
     }
 
     /// The webhooks as the API server stores them, with what others may have added.

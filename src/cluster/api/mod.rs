@@ -110,7 +110,7 @@ impl ApiClient {
     }
 
     /// Access to all objects of a kind, for kube-runtime's watches.
-    pub(super) fn watched<K: ApiObject>(&self) -> Api<K> {
+    pub(crate) fn watched<K: ApiObject>(&self) -> Api<K> {
         Api::all(self.client.clone())
     }
 

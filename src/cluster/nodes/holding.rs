@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::placement::{affinity::HOSTNAME, image_locality::HoldingNodes, selection::MAX_HOSTS};
+use crate::placement::{
+    affinity::HOSTNAME, image_locality::HoldingNodes, image_locality::MAX_HOSTS,
+};
 
 use super::{super::objects::ImageKey, ClusterNodes};
 

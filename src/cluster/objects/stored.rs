@@ -5,15 +5,12 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
-use crate::{
-    cluster::field_managers::FieldManagers,
-    placement::{annotation, selection::is_own_annotation},
-};
+use crate::{cluster::field_managers::FieldManagers, placement::annotation};
 
 use super::{DaemonSet, DaemonSetSpec, MIRROR, Node, NodeSpec, NodeStatus};
 
 /// Parses metadata without the parts that archaware does not read.
-pub(super) fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+pub(crate) fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     let stored = Option::<StoredMetadata<IgnoredAny>>::deserialize(deserializer)?;
     Ok(stored.unwrap_or_default().into())
 }
@@ -40,7 +37,8 @@ impl<M: Default> From<StoredMetadata<M>> for ObjectMeta {
     fn from(mut stored: StoredMetadata<M>) -> Self {
         if let Some(annotations) = &mut stored.annotations {
             let is_read = |name: &str| {
-                name.starts_with(annotation::PREFIX) || name == MIRROR || is_own_annotation(name)
+                let prefixes = [annotation::PREFIX, annotation::OCIFIT_PREFIX];
+                name == MIRROR || prefixes.iter().any(|prefix| name.starts_with(prefix))
             };
             annotations.retain(|name, _| is_read(name));
         }

@@ -19,6 +19,7 @@ use crate::{
     image::{self, Resolver, credentials::OperatorCredentials},
     metrics::{Metrics, Resolutions},
     scripted_api::{RecordedCall, ScriptedApi},
+    sources::sources,
 };
 
 const NODE: &str = "/api/v1/nodes/a";
@@ -41,14 +42,15 @@ impl Controller {
         let config = crate::config::parse("c", &format!("{head}{config}\n")).unwrap();
         let (config, client): (Arc<Config>, _) = (Arc::new(config), api.client());
         let metrics = Metrics::default();
+        let nodes = ClusterNodes::default();
         let evaluator = Evaluator {
             resolver: resolver(),
             pull_secrets: PullSecrets::new(client.clone()),
             policy: Arc::new((&*config).into()),
             config: config.clone(),
             keys: KnownKeys::new(&*config),
-            nodes: ClusterNodes::default(),
-            predictor: None,
+            sources: sources(&config.selection, &nodes).unwrap(),
+            nodes,
             explains: false,
         };
         let durable = Durable::new(evaluator.keys.clone());

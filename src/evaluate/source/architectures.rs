@@ -10,11 +10,11 @@ use crate::{
 use super::{DemandSource, Evaluating, ReadImages};
 
 /// Decides for which architectures a pod is. The following sources see the decision; its demand is written with the decision.
-pub(in crate::evaluate) struct Architectures;
+pub struct Architectures;
 
 impl DemandSource for Architectures {
     fn ask<'a>(
-        &self,
+        &'a self,
         evaluator: &'a Evaluator,
         pod: &'a mut Evaluating<'_>,
     ) -> Option<BoxFuture<'a, ()>> {

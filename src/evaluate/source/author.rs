@@ -9,14 +9,14 @@ use crate::{
 
 use super::{DemandSource, Evaluating};
 
-/// Asks nothing more than the pod does. An autoscaler would make the nodes that the author selects, and they would be tainted: so that
-/// is said to be a conflict, also before all images are known. An author from whose choice no taint keeps the pod away has decided, and
-/// is told.
-pub(in crate::evaluate) struct Author;
+/// Compares the selection of the author with the architectures of the images, and makes no demand. If no selected node runs the images,
+/// the pod has a conflict, also before all images are known: an autoscaler would make such nodes, and their taint would keep the pod away.
+/// If no taint keeps the pod away, the author has decided, and gets a notice.
+pub struct Author;
 
 impl DemandSource for Author {
     fn ask<'a>(
-        &self,
+        &'a self,
         evaluator: &'a Evaluator,
         pod: &'a mut Evaluating<'_>,
     ) -> Option<BoxFuture<'a, ()>> {

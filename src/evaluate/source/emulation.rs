@@ -10,11 +10,11 @@ use crate::{
 use super::{DemandSource, Evaluating};
 
 /// Nodes that emulate, if the pod can be limited to them.
-pub(in crate::evaluate) struct EmulatingNodes;
+pub struct EmulatingNodes;
 
 impl DemandSource for EmulatingNodes {
     fn ask<'a>(
-        &self,
+        &'a self,
         evaluator: &'a Evaluator,
         pod: &'a mut Evaluating<'_>,
     ) -> Option<BoxFuture<'a, ()>> {

@@ -18,11 +18,11 @@ use super::{DemandSource, Evaluating};
 const MAX_UNKNOWN: usize = 16;
 
 /// The nodes that hold images which are not known.
-pub(in crate::evaluate) struct HoldingNodes;
+pub struct HoldingNodes;
 
 impl DemandSource for HoldingNodes {
     fn ask<'a>(
-        &self,
+        &'a self,
         evaluator: &'a Evaluator,
         pod: &'a mut Evaluating<'_>,
     ) -> Option<BoxFuture<'a, ()>> {

@@ -15,11 +15,11 @@ use crate::{
 use super::{DemandSource, Evaluating};
 
 /// The rules of the configuration that select the pod.
-pub(in crate::evaluate) struct Rules;
+pub struct Rules;
 
 impl DemandSource for Rules {
     fn ask<'a>(
-        &self,
+        &'a self,
         evaluator: &'a Evaluator,
         pod: &'a mut Evaluating<'_>,
     ) -> Option<BoxFuture<'a, ()>> {

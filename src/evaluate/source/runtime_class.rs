@@ -9,12 +9,12 @@ use crate::{
 
 use super::{DemandSource, Evaluating};
 
-/// The runtime class of the pod, or the one that it gets because no CPU runs all of its images.
-pub(in crate::evaluate) struct RuntimeClass;
+/// The runtime class of the pod, or the runtime class that it gets because no CPU runs all of its images.
+pub struct RuntimeClass;
 
 impl DemandSource for RuntimeClass {
     fn ask<'a>(
-        &self,
+        &'a self,
         evaluator: &'a Evaluator,
         pod: &'a mut Evaluating<'_>,
     ) -> Option<BoxFuture<'a, ()>> {

@@ -1,7 +1,7 @@
 //! Resolves image references to platforms from memory, containerd or a registry, in this order. Concurrent requests
 //! for the same image share one lookup.
 
-mod compatibility;
+mod artifact;
 mod context;
 mod document;
 mod local_copy;
@@ -16,11 +16,10 @@ use std::{
 use futures::FutureExt;
 use tokio::sync::Semaphore;
 
-use crate::{
-    metrics::Resolutions, placement::selection::CompatibilityDocument, platform::PlatformSet,
-};
+use crate::{metrics::Resolutions, platform::PlatformSet};
 
 use super::{
+    artifact::ArtifactContent,
     cache::{CachedTag, Caches},
     containerd::{Containerd, Store},
     credentials::{
@@ -39,7 +38,7 @@ use super::{
 
 pub use saved::SavedImage;
 
-use compatibility::{MAX_ATTACHED_READS, Sought};
+use artifact::{MAX_ATTACHED_READS, Sought};
 use context::RequestContext;
 use tag::{ResolvedDigest, TagLookupError};
 
@@ -163,8 +162,7 @@ struct ResolverInner {
     fetch_slots: FetchSlots,
     tags: SingleFlight<TagKey, Result<ResolvedDigest, TagLookupError>>,
     summaries: SingleFlight<SummaryKey, Result<(Arc<ImageSummary>, Origin), ImageError>>,
-    compatibilities:
-        SingleFlight<(SummaryKey, Sought), Result<Arc<CompatibilityDocument>, ImageError>>,
+    artifacts: SingleFlight<(SummaryKey, Sought), Result<Arc<ArtifactContent>, ImageError>>,
     /// Permits for reads of what is attached to images. An image is not limited by them.
     attached_reads: Arc<Semaphore>,
     metrics: Resolutions,
@@ -212,7 +210,7 @@ impl Resolver {
             fetch_slots,
             tags: SingleFlight::new(),
             summaries: SingleFlight::new(),
-            compatibilities: SingleFlight::new(),
+            artifacts: SingleFlight::new(),
             attached_reads: Arc::new(Semaphore::new(MAX_ATTACHED_READS)),
             metrics,
         }))

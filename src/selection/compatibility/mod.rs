@@ -17,7 +17,7 @@ mod version;
 pub use choice::{
     Candidate, CandidateOutcome, Choice, Fit, ImageFit, NoChoice, NodeGroup, PassedOver, Runs,
 };
-pub(crate) use document::MAX_EXPRESSIONS;
+pub(super) use document::MAX_EXPRESSIONS;
 pub use document::{
     Compatibility, CompatibilityDocument, DocumentFormat, InvalidDocument, MAX_SIZE,
 };
@@ -26,8 +26,5 @@ pub use facts::{Fact, NodeFacts, NodeFeatures};
 pub use keys::{FeatureKeys, LabelKeys};
 pub use model::Model;
 pub use nodes::SelectedNodes;
-pub use opt_in::{ImageSelection, InvalidSelection, is_own_annotation, is_requested, requested};
+pub use opt_in::{ImageSelection, InvalidSelection, is_requested, requested};
 pub use rule::{FeatureMatch, Rule};
-
-/// Maximum number of nodes that are named one by one, where labels do not select them.
-pub const MAX_HOSTS: usize = 64;

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::{
     placement::{
         affinity::{HOSTNAME, WeightedTerm, on_architecture},
+        image_locality::MAX_HOSTS,
         node_set::{MAX_TERMS, NodeSet},
         requirement::{Operator, Requirement},
     },
@@ -12,7 +13,7 @@ use crate::{
 };
 
 use super::{
-    Choice, Compatibility, DocumentFormat, FeatureMatch, MAX_HOSTS, NodeGroup, Rule, choice::Fit,
+    Choice, Compatibility, DocumentFormat, FeatureMatch, NodeGroup, Rule, choice::Fit,
     facts::feature_label,
 };
 

@@ -13,12 +13,9 @@ use reqwest::Url;
 use serde::{Deserialize, Deserializer, Serialize};
 use tokio::sync::Semaphore;
 
-use crate::{
-    config::PredictorConfig,
-    error::chain,
-    image::single_flight::SingleFlight,
-    placement::selection::{LabelKeys, Model},
-};
+use crate::{config::PredictorConfig, error::chain, image::single_flight::SingleFlight};
+
+use super::compatibility::{LabelKeys, Model};
 
 /// How long an answer is used: the pods of a rollout ask the same.
 const TTL: Duration = Duration::from_mins(1);
@@ -35,7 +32,7 @@ const MAX_ANSWER: usize = 64 * 1024;
 
 /// Asks the server. Cheap to clone.
 #[derive(Clone)]
-pub struct Predictor(Arc<Inner>);
+pub(super) struct Predictor(Arc<Inner>);
 
 struct Inner {
     url: Url,
@@ -72,7 +69,7 @@ pub enum PredictorError {
 
 /// What the server chose: the nodes with this label, and their architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Prediction {
+pub(super) struct Prediction {
     /// The key of a label.
     #[serde(rename = "instance-selector")]
     pub label: String,
@@ -111,7 +108,7 @@ impl Predictor {
     /// # Errors
     ///
     /// When the URL is none, or the bundle of authorities cannot be used.
-    pub fn new(config: &PredictorConfig) -> Result<Option<Self>, PredictorError> {
+    pub(super) fn new(config: &PredictorConfig) -> Result<Option<Self>, PredictorError> {
         if config.url.is_empty() {
             return Ok(None);
         }
@@ -146,7 +143,7 @@ impl Predictor {
     }
 
     /// The labels of nodes that the server is told.
-    pub fn labels(&self) -> &LabelKeys {
+    pub(super) fn labels(&self) -> &LabelKeys {
         &self.0.labels
     }
 
@@ -155,7 +152,7 @@ impl Predictor {
     /// # Errors
     ///
     /// What went wrong, for users.
-    pub async fn ask(
+    pub(super) async fn ask(
         &self,
         model: &Model,
         mut features: Vec<BTreeMap<&str, &str>>,

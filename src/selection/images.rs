@@ -1,14 +1,13 @@
 //! Image selection for one pod: reads the compatibility documents that it names, and chooses by the nodes that it can land on.
 
-mod attached;
-mod choose;
-mod problem;
-
 use futures::{FutureExt, future::BoxFuture};
 
 use crate::{
-    cluster::objects::{Namespace, PodSpec},
-    config,
+    cluster::{api::ApiClient, objects::PodSpec},
+    evaluate::{
+        Evaluator, ImageAlternatives, Stage, Subject, Verdict,
+        source::{DemandSource, Evaluating},
+    },
     image::ImageError,
     placement::{
         Decision, Mode,
@@ -16,37 +15,19 @@ use crate::{
         demand::{Demand, Source},
         mode::Rule,
         record,
-        selection::{self, Candidate, ImageSelection, InvalidSelection, SelectedNodes},
     },
 };
 
 use super::{
-    AuthorPod, Evaluator, Notice, Stage, Subject, Verdict,
-    source::{DemandSource, Evaluating},
+    Selecting, Selector,
+    choose::{Pod, Unselected},
+    compatibility::{self, ImageSelection, InvalidSelection, SelectedNodes},
+    problem::SelectionProblem,
 };
-
-pub(super) use attached::AttachedDocuments;
-use choose::{Pod, Unselected};
-pub use problem::{NoMatch, SelectionProblem};
-
-/// The images that could have been selected for a container, or the nodes that are preferred for its own image.
-#[derive(Clone, Debug)]
-pub struct ContainerCandidates {
-    /// The container.
-    pub container: String,
-    /// The reference of the compatibility document, or of the image to which it is attached.
-    pub document: String,
-    /// Whether an image is selected by it; otherwise its weights are preferences.
-    pub selects_image: bool,
-    /// How many nodes there are on which the pod can land.
-    pub nodes: usize,
-    /// The entries of the document.
-    pub candidates: Vec<Candidate>,
-}
 
 /// What was selected for a pod.
 #[derive(Clone, Debug, Default)]
-pub(super) struct SelectedImages {
+struct SelectedImages {
     /// Images to replace. Those that stay as they are because they are the best are among them.
     images: Vec<ImageChange>,
     /// What the nodes have to be for them.
@@ -54,7 +35,7 @@ pub(super) struct SelectedImages {
     /// Why something was not selected.
     problems: Vec<SelectionProblem>,
     /// What could have been selected, with [`Evaluator::explains`].
-    candidates: Vec<ContainerCandidates>,
+    candidates: Vec<ImageAlternatives>,
     /// What could not be read in time.
     failed: Vec<(String, ImageError)>,
     /// The spec with these images.
@@ -62,28 +43,30 @@ pub(super) struct SelectedImages {
 }
 
 /// The selection of images by compatibility documents, for pods that ask for it.
-pub(super) struct Selection;
+pub struct Selection(pub Selector);
 
 impl DemandSource for Selection {
     fn ask<'a>(
-        &self,
+        &'a self,
         evaluator: &'a Evaluator,
         pod: &'a mut Evaluating<'_>,
     ) -> Option<BoxFuture<'a, ()>> {
         let subject = pod.subject();
         let is_requested = pod.rule != Rule::Mode(Mode::Ignore)
-            && selection::is_requested(subject.annotations, subject.labels);
+            && compatibility::is_requested(subject.annotations, subject.labels);
         let ask = async move {
-            let selected = evaluator.select_images(pod).await;
+            let selecting = Selecting {
+                evaluator,
+                own: &self.0.0,
+            };
+            let selected = selecting.select_images(pod).await;
             if let Some(spec) = selected.spec {
                 *pod.spec_mut() = spec;
             }
-            let problems = selected.problems.into_iter();
+            let problems = selected.problems.iter().map(SelectionProblem::notice);
             let evaluation = &mut pod.evaluation;
-            evaluation
-                .raised
-                .extend(problems.map(Notice::ImageNotSelected));
-            evaluation.candidates = selected.candidates;
+            evaluation.raised.extend(problems);
+            evaluation.alternatives = selected.candidates;
             pod.unread = selected.failed;
             if !selected.images.is_empty() {
                 evaluation.demands.push(Demand {
@@ -96,9 +79,14 @@ impl DemandSource for Selection {
         };
         is_requested.then(|| ask.boxed())
     }
+
+    fn follow(&self, api: &ApiClient) -> Option<(&'static str, BoxFuture<'static, ()>)> {
+        let reading = self.0.0.nodes.features.clone().follow(api.clone());
+        Some(("the watch of NodeFeatures", reading.boxed()))
+    }
 }
 
-impl Evaluator {
+impl Selecting<'_> {
     /// Selects the images of a pod that asks for it.
     async fn select_images(&self, evaluating: &Evaluating<'_>) -> SelectedImages {
         let (subject, deadline) = (evaluating.subject(), evaluating.deadline);
@@ -125,16 +113,22 @@ impl Evaluator {
             selected.spec = Some(spec);
             return selected;
         }
-        let credentials = self
-            .pull_secrets
-            .for_pod(subject.namespace, subject.spec, false);
+        let secrets = &self.evaluator.pull_secrets;
+        let credentials = secrets.for_pod(subject.namespace, subject.spec, false);
         let limit = match &evaluating.rule {
             Rule::Mode(Mode::Any | Mode::Ignore) => None,
             Rule::Architectures(set) => Some(set.clone()),
             Rule::Mode(Mode::Inspect) => {
-                let each = self.resolve_images(&spec, subject.namespace, &credentials, deadline);
+                let each =
+                    self.evaluator
+                        .resolve_images(&spec, subject.namespace, &credentials, deadline);
                 let (images, failed) = each.await;
-                match self.verdict(&spec, spec.runtime(&spec.os()), (&images, &failed), None) {
+                match self.evaluator.verdict(
+                    &spec,
+                    spec.runtime(&spec.os()),
+                    (&images, &failed),
+                    None,
+                ) {
                     // No selection changes that.
                     Verdict::Decided(Decision::NoCommonArchitecture) => return selected,
                     Verdict::Decided(Decision::Architectures(set)) => Some(set),
@@ -178,27 +172,6 @@ impl Evaluator {
         selected
     }
 
-    /// What could be selected if a pod were created anew. For one that exists nothing is selected any more.
-    pub async fn candidates(
-        &self,
-        subject: Subject<'_>,
-        namespace: &Namespace,
-    ) -> Vec<ContainerCandidates> {
-        let is_requested = selection::is_requested(subject.annotations, subject.labels);
-        if !is_requested && self.config.selection.attached == config::AttachedDocuments::Ignore {
-            return Vec::new();
-        }
-        let author = AuthorPod::of(subject.spec, subject.annotations);
-        let mut spec = author.spec.into_owned();
-        spec.node_name = None;
-        let anew = Subject {
-            spec: &spec,
-            stage: Stage::Creation,
-            ..subject
-        };
-        self.evaluate(anew, namespace).await.candidates
-    }
-
     /// Chooses for one container after the other, each among the nodes that the images before it fit.
     async fn select(
         &self,
@@ -225,7 +198,7 @@ impl Evaluator {
         };
         let mut groups = pod.groups(&alike);
         for (one, document) in &documents {
-            let kept = self.explains.then_some(&mut selected.candidates);
+            let kept = self.evaluator.explains.then_some(&mut selected.candidates);
             let chosen = match self.choose_image(pod, one, document, &groups, kept).await {
                 Ok(chosen) => chosen,
                 Err(Unselected::Failed(image, error)) => {
@@ -264,7 +237,7 @@ fn requested(subject: Subject<'_>) -> Result<Vec<ImageSelection>, InvalidSelecti
         }
         Stage::Template | Stage::Creation => Vec::new(),
     };
-    let requested = selection::requested(subject.annotations, subject.labels, &containers);
+    let requested = compatibility::requested(subject.annotations, subject.labels, &containers);
     let mut requested = match requested {
         // The image that was to be replaced is no longer there.
         Err(InvalidSelection::NoTarget(_)) if !done.is_empty() => return Ok(Vec::new()),

@@ -9,17 +9,11 @@ const PREFIX: &str = "archaware.dev/select-image.";
 
 /// Label and annotations of ocifit-k8s, whose pods work unchanged.
 mod ocifit {
-    pub(super) const PREFIX: &str = "oci.image.compatibilities.selection/";
     pub(super) const ENABLED: &str = "oci.image.compatibilities.selection/enabled";
     pub(super) const REFERENCE: &str = "oci.image.compatibilities.selection/image-ref";
     pub(super) const TARGET: &str = "oci.image.compatibilities.selection/target-image";
     pub(super) const MODEL: &str = "oci.image.compatibilities.selection/model";
     pub(super) const DEFAULT_TARGET: &str = "placeholder:latest";
-}
-
-/// Whether an annotation asks for image selection.
-pub fn is_own_annotation(key: &str) -> bool {
-    key.starts_with(PREFIX) || key.starts_with(ocifit::PREFIX)
 }
 
 /// A container whose image is selected.

@@ -1,21 +1,18 @@
-//! Compatibility documents: artifacts that say which image is for which nodes (`placement::selection`), named by themselves or
-//! attached to an image. They are read as images are: with the same names, credentials, mirrors, slots and limits.
+//! Artifacts that are named by themselves or attached to an image. They are read as images are: with the same names, credentials,
+//! mirrors, slots and limits.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use futures::FutureExt;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::{
     image::{
+        artifact::{ArtifactContent, ArtifactKind, ArtifactLayer},
         cache::Attached,
         digest::Digest,
-        error::ImageError,
+        error::{ArtifactError, ImageError},
         summary::{self, DocumentKind, Fetch},
-    },
-    placement::selection::{
-        CompatibilityDocument, DocumentFormat, InvalidDocument, MAX_SIZE, Model,
     },
     platform::{Artifact, Descriptor},
 };
@@ -25,27 +22,7 @@ use super::{
     tag::ResolvedDigest,
 };
 
-/// The layer that leaves the choice to models.
-const MODELS: &str = "application/vnd.oci.image.model-compatibilities.v1+json";
-/// The type of NFD's artifacts, which are attached to images.
-const NFD_ARTIFACT: &str = "application/vnd.nfd.image-compatibility.v1alpha1";
-/// The layers that hold a document, by media type.
-const LAYERS: [(&str, DocumentFormat); 3] = [
-    (
-        "application/vnd.oci.image.compatibilities.v1+json",
-        DocumentFormat::Labels,
-    ),
-    (
-        "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml",
-        DocumentFormat::Features,
-    ),
-    (
-        "application/vnd.nfd.image-compatibility.spec.v1alpha1+json",
-        DocumentFormat::Features,
-    ),
-];
-
-/// Maximum number of images of an index to which documents may be attached: each costs a request. Real indexes have up to twenty.
+/// Maximum number of images of an index to which artifacts may be attached: each costs a request. Real indexes have up to twenty.
 const MAX_IMAGES: usize = 32;
 /// How many of them are asked for at a time, as the layers of an image are pulled.
 const CONCURRENT_READS: usize = 4;
@@ -56,28 +33,38 @@ const MAX_ATTACHED_READ: Duration = Duration::from_secs(15);
 
 /// What is looked for under the name of an image or artifact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Sought {
+pub(super) struct Sought {
+    kind: &'static ArtifactKind,
+    place: Place,
+}
+
+/// Where an artifact is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Place {
     /// The artifact itself or, if it is an image, what is attached to it or to the images of its platforms.
-    Document,
+    Named,
     /// What is attached to the image itself: what is attached to the images of its platforms would cost a request for each.
     Attached,
 }
 
 impl Resolver {
-    /// The compatibility document of an artifact, within a deadline.
+    /// The content of an artifact of a kind, or of the artifacts that are attached to an image of this name, within a deadline.
     ///
     /// # Errors
     ///
-    /// When it cannot be read in time, or is none.
-    pub async fn compatibility_by(
+    /// When it cannot be read in time, or is none of this kind.
+    pub async fn artifact_by(
         &self,
+        kind: &'static ArtifactKind,
         request: ResolveRequest<'_>,
         deadline: Instant,
-    ) -> Result<Arc<CompatibilityDocument>, ImageError> {
-        self.read_by(request, Sought::Document, deadline).await
+    ) -> Result<Arc<ArtifactContent>, ImageError> {
+        let place = Place::Named;
+        self.read_by(request, Sought { kind, place }, deadline)
+            .await
     }
 
-    /// The compatibility document that is attached to an image, within a deadline. What does not come by then is there for the
+    /// The content of the artifact that is attached to an image, within a deadline. What does not come by then is there for the
     /// next pod.
     ///
     /// # Errors
@@ -85,10 +72,13 @@ impl Resolver {
     /// When it cannot be read in time, or there is none.
     pub async fn attached_by(
         &self,
+        kind: &'static ArtifactKind,
         request: ResolveRequest<'_>,
         deadline: Instant,
-    ) -> Result<Arc<CompatibilityDocument>, ImageError> {
-        self.read_by(request, Sought::Attached, deadline).await
+    ) -> Result<Arc<ArtifactContent>, ImageError> {
+        let place = Place::Attached;
+        self.read_by(request, Sought { kind, place }, deadline)
+            .await
     }
 
     async fn read_by(
@@ -96,7 +86,7 @@ impl Resolver {
         request: ResolveRequest<'_>,
         sought: Sought,
         deadline: Instant,
-    ) -> Result<Arc<CompatibilityDocument>, ImageError> {
+    ) -> Result<Arc<ArtifactContent>, ImageError> {
         let answer = timeout_at(deadline, self.read(request, sought, deadline)).await;
         answer.unwrap_or_else(|_| Err(late(request.image)))
     }
@@ -106,24 +96,25 @@ impl Resolver {
         request: ResolveRequest<'_>,
         sought: Sought,
         deadline: Instant,
-    ) -> Result<Arc<CompatibilityDocument>, ImageError> {
+    ) -> Result<Arc<ArtifactContent>, ImageError> {
         let (mut context, inner) = (self.context(&request)?, &self.0);
         inner.add_credentials(&mut context, request.keyring).await;
         let digest = inner.cached_digest(&context);
         if let Some(digest) = &digest
-            && let Some(known) = inner.cached_document(&context, digest, sought)
+            && let Some(known) = inner.cached_artifact(&context, digest, sought)
         {
-            return known.document(digest);
+            return known.content(sought, digest);
         }
-        match sought {
-            Sought::Document => {
+        match sought.place {
+            Place::Named => {
                 let registry = context.reference.registry();
                 let _slot = inner.fetch_slots.enter(request.tenant, registry).await;
                 self.fetch(&context, sought).await
             }
-            Sought::Attached => {
+            Place::Attached => {
                 let image = request.image;
-                self.fetch_attached(image, context, digest, deadline).await
+                let read = self.fetch_attached(image, context, sought, digest, deadline);
+                read.await
             }
         }
     }
@@ -133,11 +124,12 @@ impl Resolver {
         &self,
         image: &str,
         context: RequestContext,
+        sought: Sought,
         digest: Option<Digest>,
         deadline: Instant,
-    ) -> Result<Arc<CompatibilityDocument>, ImageError> {
+    ) -> Result<Arc<ArtifactContent>, ImageError> {
         let failed = digest.and_then(|digest| {
-            let subject = failure_subject(&context, &digest, Sought::Attached);
+            let subject = failure_subject(&context, &digest, sought);
             self.0.recent_failure(&subject, &context.fingerprints())
         });
         if let Some(error) = failed {
@@ -149,7 +141,7 @@ impl Resolver {
             let slot = slots.acquire_owned().await.ok()?;
             let read = tokio::spawn(async move {
                 let _slot = slot;
-                let read = resolver.fetch(&context, Sought::Attached);
+                let read = resolver.fetch(&context, sought);
                 timeout(MAX_ATTACHED_READ, read).await.ok()
             });
             read.await.ok()?
@@ -162,7 +154,7 @@ impl Resolver {
         &self,
         context: &RequestContext,
         sought: Sought,
-    ) -> Result<Arc<CompatibilityDocument>, ImageError> {
+    ) -> Result<Arc<ArtifactContent>, ImageError> {
         let found = self.resolve_digest(context).await?;
         let key = SummaryKey {
             digest: found.digest.clone(),
@@ -171,8 +163,8 @@ impl Resolver {
         };
         let (inner, shared) = (self.0.clone(), (context.clone(), found));
         let read =
-            move || async move { inner.read_document(&shared.0, &shared.1, sought).await }.boxed();
-        self.0.compatibilities.run((key, sought), read).await
+            move || async move { inner.read_artifact(&shared.0, &shared.1, sought).await }.boxed();
+        self.0.artifacts.run((key, sought), read).await
     }
 }
 
@@ -182,31 +174,84 @@ fn late(image: &str) -> ImageError {
 
 /// The name of failures.
 fn failure_subject(context: &RequestContext, digest: &Digest, sought: Sought) -> String {
-    let (what, name) = (sought.as_str(), context.reference.name());
-    format!("{what} {name}@{digest}")
+    format!("{} {}@{digest}", sought.key(), context.reference.name())
 }
 
 impl Attached {
-    fn document(self, image: &Digest) -> Result<Arc<CompatibilityDocument>, ImageError> {
+    fn content(self, sought: Sought, image: &Digest) -> Result<Arc<ArtifactContent>, ImageError> {
         match self {
-            Self::Document(document) => Ok(document),
-            Self::Nothing => Err(nothing_attached(image)),
+            Self::Content(content) => Ok(content),
+            Self::Nothing => Err(sought.nothing_attached(image)),
         }
     }
 }
 
 impl Sought {
     /// A part of keys.
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Document => "compatibility of",
-            Self::Attached => "attached to",
+    fn key(self) -> String {
+        let place = match self.place {
+            Place::Named => "named",
+            Place::Attached => "attached to",
+        };
+        format!("{} {place}", self.kind.name)
+    }
+
+    fn nothing_attached(self, image: &Digest) -> ImageError {
+        unusable(
+            format!("artifact {image}"),
+            ArtifactError::NoLayer(self.kind.name),
+        )
+    }
+
+    /// The name of a layer in errors.
+    fn name_of(self, layer: &Descriptor) -> String {
+        format!("{} {}", self.kind.name, layer.digest)
+    }
+
+    /// The first layer of each of these groups of media types; `None` if there is none.
+    async fn read_layers(
+        self,
+        source: &DocumentSource<'_>,
+        artifact: &Artifact,
+        groups: &[&[&str]],
+    ) -> Result<Option<ArtifactContent>, ImageError> {
+        let mut content = ArtifactContent::default();
+        for group in groups {
+            let mut layers = artifact.layers.iter();
+            let found = layers.find(|layer| group.contains(&&*layer.media_type));
+            if let Some(layer) = found {
+                content.layers.push(self.read_layer(source, layer).await?);
+            }
         }
+        Ok(Some(content).filter(|content| !content.layers.is_empty()))
+    }
+
+    async fn read_layer(
+        self,
+        source: &DocumentSource<'_>,
+        layer: &Descriptor,
+    ) -> Result<ArtifactLayer, ImageError> {
+        let digest: Digest = layer.digest.parse()?;
+        let limit = self.kind.max_size;
+        if let Some(size) = layer.size.filter(|size| *size > limit) {
+            let why = format!(
+                "{size} bytes are more than the limit of {} KiB",
+                limit / 1024
+            );
+            return Err(unusable(self.name_of(layer), ArtifactError::TooLarge(why)));
+        }
+        let bytes = source.fetch(DocumentKind::Layer, &digest).await?;
+        summary::verify(DocumentKind::Layer, &digest, layer.size, &bytes)?;
+        Ok(ArtifactLayer {
+            media_type: layer.media_type.clone(),
+            digest: layer.digest.clone(),
+            bytes,
+        })
     }
 }
 
 impl ResolverInner {
-    fn cached_document(
+    fn cached_artifact(
         &self,
         context: &RequestContext,
         digest: &Digest,
@@ -215,72 +260,75 @@ impl ResolverInner {
         let (name, fingerprints) = (context.reference.name(), context.fingerprints());
         let attached = || {
             self.caches
-                .attached((sought.as_str(), digest, &*name, &*fingerprints))
+                .attached((&sought.key(), digest, &*name, &*fingerprints))
         };
-        match sought {
-            Sought::Document => self
+        match sought.place {
+            Place::Named => self
                 .caches
-                .compatibility(digest, context.summary_scope())
-                .map(Attached::Document)
+                .artifact(sought.kind.name, digest, context.summary_scope())
+                .map(Attached::Content)
                 .or_else(attached),
-            Sought::Attached => attached(),
+            Place::Attached => attached(),
         }
     }
 
-    async fn read_document(
+    async fn read_artifact(
         &self,
         context: &RequestContext,
         found: &ResolvedDigest,
         sought: Sought,
-    ) -> Result<Arc<CompatibilityDocument>, ImageError> {
+    ) -> Result<Arc<ArtifactContent>, ImageError> {
         let digest = &found.digest;
-        if let Some(known) = self.cached_document(context, digest, sought) {
-            return known.document(digest);
+        if let Some(known) = self.cached_artifact(context, digest, sought) {
+            return known.content(sought, digest);
         }
         let fingerprints = context.fingerprints();
         let subject = failure_subject(context, digest, sought);
         let source = self.document_source(context, found, &subject);
         let read = async {
             let mut artifact = Artifact::default();
-            if sought == Sought::Document {
+            if sought.place == Place::Named {
                 let (root, _) = source.root(found).await?;
                 summary::verify(DocumentKind::Manifest, digest, None, &root)?;
                 artifact = parse(digest, &root)?;
-                if let Some(mut document) = read_layer(&source, &artifact).await? {
-                    document.subject = artifact.subject.map(|subject| subject.digest);
-                    return Ok((document, false));
+                let layers = sought.kind.layers;
+                let own = sought.read_layers(&source, &artifact, layers).await?;
+                if let Some(mut content) = own {
+                    content.subject = artifact.subject.map(|subject| subject.digest);
+                    return Ok((content, false));
                 }
             }
             // It may be attached to an image. What is attached can change while the image does not.
-            let document = self.read_attached(context, &source, digest, &artifact);
-            Ok((document.await?, true))
+            let content = self.read_attached(context, &source, sought, digest, &artifact);
+            Ok((content.await?, true))
         };
         let (name, ttl) = (context.reference.name(), self.settings.tag_ttl);
-        let key = (sought.as_str(), digest, &*name, &*fingerprints);
+        let what = sought.key();
+        let key = (&*what, digest, &*name, &*fingerprints);
         match read.await {
-            Ok((document, is_attached)) => {
+            Ok((content, is_attached)) => {
                 self.caches.forget_failure(&subject, &fingerprints);
-                let document = Arc::new(document);
-                let kept = document.clone();
+                let content = Arc::new(content);
+                let kept = content.clone();
                 if is_attached {
                     self.caches
-                        .store_attached(key, Attached::Document(kept), ttl);
+                        .store_attached(key, Attached::Content(kept), ttl);
                 } else {
-                    let scope = context.summary_scope();
-                    self.caches.store_compatibility(digest, scope, kept);
+                    let (kind, scope) = (sought.kind.name, context.summary_scope());
+                    self.caches.store_artifact(kind, digest, scope, kept);
                 }
-                Ok(document)
+                Ok(content)
             }
             Err(error) => {
                 // Most images have nothing: that is no failure.
                 let has_none = matches!(
                     &error,
-                    ImageError::Compatibility {
-                        source: InvalidDocument::NoLayer,
+                    ImageError::Artifact {
+                        source: ArtifactError::NoLayer(_),
                         ..
                     }
                 );
-                if has_none && sought == Sought::Attached {
+                if has_none && sought.place == Place::Attached {
                     self.caches.forget_failure(&subject, &fingerprints);
                     self.caches.store_attached(key, Attached::Nothing, ttl);
                     return Err(error);
@@ -299,21 +347,22 @@ impl ResolverInner {
         &self,
         context: &RequestContext,
         source: &DocumentSource<'_>,
+        sought: Sought,
         digest: &Digest,
         artifact: &Artifact,
-    ) -> Result<CompatibilityDocument, ImageError> {
+    ) -> Result<ArtifactContent, ImageError> {
         if let Some(error) = &source.failed {
             return Err(error.clone());
         }
-        if let Some(document) = self.read_referrer(context, source, digest).await? {
-            return Ok(document);
+        if let Some(content) = self.read_referrer(context, source, sought, digest).await? {
+            return Ok(content);
         }
         let mut digests: Vec<&String> = artifact.images.iter().map(|(_, digest)| digest).collect();
         digests.sort_unstable();
         digests.dedup();
         if digests.len() > MAX_IMAGES {
             return Err(ImageError::TooDeep(
-                "an index has more than 32 images, to each of which a compatibility document may be attached",
+                "an index has more than 32 images, to each of which an artifact may be attached",
             ));
         }
         let mut attached = BTreeMap::new();
@@ -321,28 +370,35 @@ impl ResolverInner {
             let mut reads = Vec::new();
             for digest in some {
                 let digest: Digest = digest.parse()?;
-                reads.push(async move { self.read_referrer(context, source, &digest).await });
+                reads.push(
+                    async move { self.read_referrer(context, source, sought, &digest).await },
+                );
             }
-            let documents = futures::future::try_join_all(reads).await?;
-            let found = some.iter().copied().zip(documents);
-            attached.extend(found.filter_map(|(digest, document)| Some((digest, document?))));
+            let contents = futures::future::try_join_all(reads).await?;
+            let found = some.iter().copied().zip(contents);
+            let found = found.filter_map(|(digest, content)| Some((digest, Arc::new(content?))));
+            attached.extend(found);
         }
         if attached.is_empty() {
-            return Err(nothing_attached(digest));
+            return Err(sought.nothing_attached(digest));
         }
         let images = artifact.images.iter();
-        let images = images.map(|(platform, digest)| (platform, attached.get(digest)));
-        CompatibilityDocument::of_platforms(images)
-            .map_err(|source| invalid(format!("artifact {digest}"), source))
+        let images =
+            images.map(|(platform, digest)| (platform.clone(), attached.get(digest).cloned()));
+        Ok(ArtifactContent {
+            platforms: images.collect(),
+            ..ArtifactContent::default()
+        })
     }
 
-    /// The newest of NFD's documents that are attached to an image; `None`: there is none.
+    /// The newest artifact of a kind that is attached to an image; `None`: there is none.
     async fn read_referrer(
         &self,
         context: &RequestContext,
         source: &DocumentSource<'_>,
+        sought: Sought,
         image: &Digest,
-    ) -> Result<Option<CompatibilityDocument>, ImageError> {
+    ) -> Result<Option<ArtifactContent>, ImageError> {
         let RequestContext {
             reference,
             credentials,
@@ -350,7 +406,7 @@ impl ResolverInner {
         } = context;
         let found = self
             .registry
-            .referrers(reference, image, NFD_ARTIFACT, credentials)
+            .referrers(reference, image, sought.kind.attached_type, credentials)
             .await?;
         // RFC 3339 allows offsets and fractions, so that the order of texts is not that of times.
         let time = |text: &str| (text.parse::<jiff::Timestamp>().ok(), text.to_owned());
@@ -362,15 +418,15 @@ impl ResolverInner {
         let manifest = source.fetch(DocumentKind::Manifest, &digest).await?;
         summary::verify(DocumentKind::Manifest, &digest, None, &manifest)?;
         let artifact = parse(&digest, &manifest)?;
-        let none = || nothing_attached(image);
+        let none = || sought.nothing_attached(image);
         let subject = artifact.subject.as_ref().map(|subject| &*subject.digest);
         // A registry may claim anything of what refers to an image.
         if subject != Some(&*image.to_string()) {
             return Err(none());
         }
-        let document = read_layer(source, &artifact).await?;
-        let document = document.filter(|found| found.format == DocumentFormat::Features);
-        document.ok_or_else(none).map(Some)
+        let layers = sought.kind.attached_layers;
+        let content = sought.read_layers(source, &artifact, layers).await?;
+        content.ok_or_else(none).map(Some)
     }
 }
 
@@ -381,56 +437,6 @@ fn parse(digest: &Digest, manifest: &[u8]) -> Result<Artifact, ImageError> {
     })
 }
 
-fn nothing_attached(image: &Digest) -> ImageError {
-    invalid(format!("artifact {image}"), InvalidDocument::NoLayer)
-}
-
-fn invalid(what: String, source: InvalidDocument) -> ImageError {
-    ImageError::Compatibility { what, source }
-}
-
-/// The document in the layers of known types; `None` if there is no such layer.
-async fn read_layer(
-    source: &DocumentSource<'_>,
-    artifact: &Artifact,
-) -> Result<Option<CompatibilityDocument>, ImageError> {
-    let mut known = artifact.layers.iter().filter_map(|layer| {
-        let mut types = LAYERS.iter();
-        let (_, format) = types.find(|(name, _)| *name == layer.media_type)?;
-        Some((layer, *format))
-    });
-    let mut models = artifact
-        .layers
-        .iter()
-        .filter(|layer| layer.media_type == MODELS);
-    let (rules, models) = (known.next(), models.next());
-    if rules.is_none() && models.is_none() {
-        return Ok(None);
-    }
-    let mut document = CompatibilityDocument::without_rules();
-    if let Some((layer, format)) = rules {
-        let bytes = fetch_layer(source, layer).await?;
-        let parsed = CompatibilityDocument::parse(format, &bytes);
-        document = parsed.map_err(|source| invalid(name_of(layer), source))?;
-    }
-    if let Some(layer) = models {
-        let bytes = fetch_layer(source, layer).await?;
-        let parsed = Model::parse(&bytes);
-        document = document.with_models(parsed.map_err(|source| invalid(name_of(layer), source))?);
-    }
-    Ok(Some(document))
-}
-
-fn name_of(layer: &Descriptor) -> String {
-    format!("compatibility document {}", layer.digest)
-}
-
-async fn fetch_layer(source: &DocumentSource<'_>, layer: &Descriptor) -> Result<Bytes, ImageError> {
-    let digest: Digest = layer.digest.parse()?;
-    if let Some(size) = layer.size.filter(|size| *size > MAX_SIZE) {
-        return Err(invalid(name_of(layer), InvalidDocument::TooLarge(size)));
-    }
-    let bytes = source.fetch(DocumentKind::Layer, &digest).await?;
-    summary::verify(DocumentKind::Layer, &digest, layer.size, &bytes)?;
-    Ok(bytes)
+fn unusable(what: String, source: ArtifactError) -> ImageError {
+    ImageError::Artifact { what, source }
 }

@@ -14,11 +14,10 @@ use kube::ResourceExt;
 use kube_runtime::watcher::{self, Event};
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
-use crate::placement::selection::NodeFeatures;
+use crate::cluster::{api::ApiClient, name::NamespacedName, watch::watch_events};
 
-use super::{api::ApiClient, name::NamespacedName, objects::NodeFeature, watch::watch_events};
+use super::{compatibility::NodeFeatures, node_feature::NodeFeature};
 
 /// Maximum number of features that are kept. NFD has about twenty.
 const MAX_FEATURES: usize = 64;
@@ -32,7 +31,7 @@ const NODE_NAME: &str = "nfd.node.kubernetes.io/node-name";
 
 /// The features of the nodes, read once they are asked for. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct NodeFeatureIndex {
+pub(super) struct NodeFeatureIndex {
     /// The features that documents mention, by name.
     wanted: watch::Sender<Wanted>,
     /// Those that were read.
@@ -88,7 +87,7 @@ struct FeaturesOfNode {
 
 impl NodeFeatureIndex {
     /// Asks for features, and waits until they are read, or it is known that they cannot be.
-    pub async fn wait_for(&self, features: &BTreeSet<String>) {
+    pub(super) async fn wait_for(&self, features: &BTreeSet<String>) {
         let mut read = self.read.subscribe();
         let now = Instant::now();
         self.wanted
@@ -100,17 +99,13 @@ impl NodeFeatureIndex {
     }
 
     /// The features of a node; `None` without an object for it.
-    pub fn get(&self, node: &str) -> Option<Arc<NodeFeatures>> {
+    pub(super) fn get(&self, node: &str) -> Option<Arc<NodeFeatures>> {
         let known = self.known.lock();
         known.nodes.get(node).map(|node| node.merged.clone())
     }
 
-    /// Reads what is asked for, until `stop`.
-    pub async fn run(self, api: ApiClient, stop: CancellationToken) {
-        stop.run_until_cancelled(self.follow(api)).await;
-    }
-
-    async fn follow(&self, api: ApiClient) {
+    /// Reads what is asked for, as long as it is polled.
+    pub(super) async fn follow(self, api: ApiClient) {
         let mut wanted = self.wanted.subscribe();
         let mut logged: Option<tokio::time::Instant> = None;
         loop {
@@ -236,14 +231,12 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::{
-        cluster::{
-            nodes::{AlikeNodes, ClusterNodes, GroupBy},
-            objects::Node,
-        },
+        cluster::{nodes::ClusterNodes, objects::Node},
         config::Config,
-        placement::{
-            pod::PlacementPolicy,
-            selection::{CompatibilityDocument, DocumentFormat},
+        placement::PlacementPolicy,
+        selection::{
+            compatibility::{CompatibilityDocument, DocumentFormat},
+            groups::{AlikeNodes, GroupBy, GroupedNodes},
         },
     };
 
@@ -310,7 +303,7 @@ mod tests {
             let node = json!({"metadata": {"name": name}, "status": {"nodeInfo": {"architecture": "amd64"}}});
             serde_json::from_value::<Node>(node).unwrap()
         });
-        let cluster = ClusterNodes::of(nodes);
+        let cluster = GroupedNodes::of(ClusterNodes::of(nodes));
         let wanted = ["kernel.loadedmodule".to_owned(), "pci.device".to_owned()].into();
         for (n, name) in names.iter().enumerate() {
             let mut modules = json!({format!("own-{n}"): {}});
@@ -374,8 +367,7 @@ mod tests {
         let index = NodeFeatureIndex::default();
         let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let api = ApiClient::new(kube::Client::try_from(nowhere).unwrap());
-        let stop = CancellationToken::new();
-        let running = tokio::spawn(index.clone().run(api, stop.clone()));
+        let running = tokio::spawn(index.clone().follow(api));
         let wanted = BTreeSet::from(["cpu.cpuid".to_owned()]);
         let waiting = index.wait_for(&wanted);
         tokio::time::timeout(Duration::from_secs(30), waiting)
@@ -387,7 +379,6 @@ mod tests {
             .await
             .unwrap();
         assert_eq!(index.wanted.borrow().0.len(), MAX_FEATURES);
-        stop.cancel();
-        running.await.unwrap();
+        running.abort();
     }
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::placement::selection::NodeFacts;
+use crate::selection::compatibility::NodeFacts;
 
 /// The only feature that the nodes have; conditions on the other one never hold.
 const FEATURE: &str = "cpu.topology";

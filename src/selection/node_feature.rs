@@ -6,14 +6,14 @@ use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::Obj
 use kube::Resource;
 use serde::Deserialize;
 
-use crate::placement::selection::NodeFeatures;
+use crate::cluster::objects::stored;
 
-use super::stored;
+use super::compatibility::NodeFeatures;
 
 /// A `NodeFeature` of Node Feature Discovery (`nfd.k8s-sigs.io/v1alpha1`): what it found on a node.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct NodeFeature {
+pub(super) struct NodeFeature {
     /// The metadata that archaware reads.
     #[serde(deserialize_with = "stored::metadata")]
     pub metadata: ObjectMeta,
@@ -24,7 +24,7 @@ pub struct NodeFeature {
 /// A `NodeFeature`'s spec.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct NodeFeatureSpec {
+pub(super) struct NodeFeatureSpec {
     /// By feature.
     pub features: NodeFeatures,
 }

@@ -9,25 +9,26 @@ use serde_json::Value;
 use tokio::time::{Instant, error::Elapsed, timeout_at};
 
 use crate::{
-    cluster::nodes::{AlikeNodes, GroupBy},
+    evaluate::{ImageAlternatives, Subject, pull_secrets::PodCredentials},
     image::{ImageError, PullPolicy, Reference, ResolveRequest},
     placement::{
         UnknownVariants, affinity, keeps_away,
         node_set::NodeSet,
         requirement::{Operator, Requirement},
-        selection::{
-            Candidate, CandidateOutcome, Choice, Compatibility, CompatibilityDocument,
-            DocumentFormat, FeatureKeys, ImageFit, ImageSelection, LabelKeys, NoChoice, NodeGroup,
-            PassedOver, SelectedNodes,
-        },
         suffices,
     },
     platform::Architectures,
 };
 
 use super::{
-    super::{Evaluator, Subject, pull_secrets::PodCredentials},
-    ContainerCandidates, NoMatch, SelectionProblem,
+    COMPATIBILITY, Selecting,
+    compatibility::{
+        Candidate, CandidateOutcome, Choice, Compatibility, CompatibilityDocument, DocumentFormat,
+        FeatureKeys, ImageFit, ImageSelection, LabelKeys, NoChoice, NodeGroup, PassedOver,
+        SelectedNodes,
+    },
+    groups::{AlikeNodes, GroupBy},
+    problem::{NoMatch, SelectionProblem},
 };
 
 /// The architectures on which images run, by reference; `None`: on all.
@@ -62,7 +63,7 @@ pub(super) struct Pod<'a> {
     pub(super) tolerations: Vec<&'a Value>,
 }
 
-impl Evaluator {
+impl Selecting<'_> {
     /// The image of one container: by a model, if the document has one and its server answers, otherwise by rules.
     pub(super) async fn choose_image<'a>(
         &self,
@@ -70,18 +71,18 @@ impl Evaluator {
         one: &ImageSelection,
         document: &'a CompatibilityDocument,
         groups: &[NodeGroup<'a>],
-        kept: Option<&mut Vec<ContainerCandidates>>,
+        kept: Option<&mut Vec<ImageAlternatives>>,
     ) -> Result<Chosen<'a>, Unselected> {
         if !document.models.is_empty() {
             match self.predict(pod, one, document, groups).await {
                 Ok((chosen, candidates)) => {
                     if let Some(kept) = kept {
-                        kept.push(ContainerCandidates {
+                        kept.push(ImageAlternatives {
                             container: one.container.clone(),
                             document: one.document.clone(),
                             selects_image: true,
                             nodes: count(groups),
-                            candidates,
+                            candidates: candidates.iter().map(Candidate::alternative).collect(),
                         });
                     }
                     return Ok(chosen);
@@ -97,12 +98,12 @@ impl Evaluator {
         let choice = self.choose(pod, &one.document, document, groups, of_document);
         let choice = choice.await?;
         if let Some(kept) = kept {
-            kept.push(ContainerCandidates {
+            kept.push(ImageAlternatives {
                 container: one.container.clone(),
                 document: one.document.clone(),
                 selects_image: true,
                 nodes,
-                candidates,
+                candidates: candidates.iter().map(Candidate::alternative).collect(),
             });
         }
         let choice = choice.map_err(|passed_over| {
@@ -155,7 +156,7 @@ impl Evaluator {
         let model = model.ok_or_else(|| {
             because("name one of its models in the annotation …/model".to_owned())
         })?;
-        let predictor = self.predictor.as_ref();
+        let predictor = self.own.predictor.as_ref();
         let predictor =
             predictor.ok_or_else(|| because("selection.predictor is not configured".to_owned()))?;
         // Other labels are among those of the groups because the pod or other documents name them.
@@ -227,8 +228,9 @@ impl Evaluator {
         pod: &Pod<'_>,
         document: &str,
     ) -> Result<Arc<CompatibilityDocument>, ImageError> {
-        let request = pod.request(document);
-        self.resolver.compatibility_by(request, pod.deadline).await
+        let (resolver, request) = (&self.evaluator.resolver, pod.request(document));
+        let content = resolver.artifact_by(&COMPATIBILITY, request, pod.deadline);
+        self.own.documents.parse(&*content.await?)
     }
 
     /// The nodes in groups, by what the documents and the pod's author say about their labels, once they are known.
@@ -244,9 +246,9 @@ impl Evaluator {
         let features = documents.iter().flat_map(|one| one.features.names());
         let features: BTreeSet<String> = features.cloned().collect();
         let known = async {
-            self.nodes.wait_until_known().await;
+            self.own.nodes.nodes.wait_until_known().await;
             if !features.is_empty() {
-                self.nodes.features.wait_for(&features).await;
+                self.own.nodes.features.wait_for(&features).await;
             }
         };
         timeout_at(pod.deadline, known).await?;
@@ -264,11 +266,8 @@ impl Evaluator {
         let mut features = FeatureKeys::default();
         for document in documents {
             keys.add(&document.labels);
-            if let Some(predictor) = self
-                .predictor
-                .as_ref()
-                .filter(|_| !document.models.is_empty())
-            {
+            let predictor = self.own.predictor.as_ref();
+            if let Some(predictor) = predictor.filter(|_| !document.models.is_empty()) {
                 keys.add(predictor.labels());
             }
             features.add(&document.features);
@@ -276,17 +275,17 @@ impl Evaluator {
         let by = GroupBy {
             labels: &keys,
             features: &features,
-            own_taint: &self.policy.taint,
-            variants: &self.policy.variants,
+            own_taint: &self.evaluator.policy.taint,
+            variants: &self.evaluator.policy.variants,
         };
         if author.names_fields() {
             // As the pods of DaemonSets do.
-            return self.nodes.groups_of(by, |node| {
+            return self.own.nodes.groups_of(by, |node| {
                 let name = node.metadata.name.as_deref().unwrap_or_default();
                 author.selects(node.view().labels, name)
             });
         }
-        self.nodes.groups(by)
+        self.own.nodes.groups(by)
     }
 
     /// The architectures of the nodes that run an image; `None`: all.
@@ -295,16 +294,19 @@ impl Evaluator {
         pod: &Pod<'_>,
         image: &str,
     ) -> Result<Option<Architectures>, Unselected> {
-        let resolved = self.resolver.resolve_by(pod.request(image), pod.deadline);
+        let resolved = self
+            .evaluator
+            .resolver
+            .resolve_by(pod.request(image), pod.deadline);
         let resolved = resolved
             .await
             .map_err(|error| Unselected::Failed(image.to_owned(), Box::new(error)))?;
-        let set = self.policy.of_image(
+        let set = self.evaluator.policy.of_image(
             &resolved.platforms,
             pod.subject.spec.runtime(&pod.subject.spec.os()),
         );
-        let runs_on = set.map(|set| self.policy.widen(&set));
-        Ok(runs_on.map(|set| self.policy.within_schedulable(set)))
+        let runs_on = set.map(|set| self.evaluator.policy.widen(&set));
+        Ok(runs_on.map(|set| self.evaluator.policy.within_schedulable(set)))
     }
 
     /// Whether nodes run an image for these architectures, and the pod's other images. Where it is not known, as the node affinity has it.
@@ -314,7 +316,7 @@ impl Evaluator {
         image: Option<&Architectures>,
         group: &NodeGroup<'_>,
     ) -> bool {
-        let is_possible = self.policy.variants.unknown != UnknownVariants::Require;
+        let is_possible = self.evaluator.policy.variants.unknown != UnknownVariants::Require;
         let mut sets = image.into_iter().chain(&pod.limit);
         sets.all(|set| suffices(set, group.architecture, group.variant).unwrap_or(is_possible))
     }

@@ -2,11 +2,13 @@
 
 use std::fmt;
 
-use crate::placement::selection::{InvalidSelection, PassedOver};
+use crate::evaluate::Notice;
+
+use super::compatibility::{InvalidSelection, PassedOver};
 
 /// Why no image was selected.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum SelectionProblem {
+pub(super) enum SelectionProblem {
     /// The request is invalid.
     Invalid(String),
     /// No image fits a node that the pod can land on.
@@ -33,7 +35,7 @@ pub enum SelectionProblem {
 
 /// No image fits a node that the pod can land on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct NoMatch {
+pub(super) struct NoMatch {
     /// The container.
     pub container: String,
     /// The reference of the document.
@@ -114,6 +116,14 @@ impl fmt::Display for NoMatch {
 }
 
 impl SelectionProblem {
+    /// The message for the pod.
+    pub(super) fn notice(&self) -> Notice {
+        Notice::ImageNotSelected {
+            why: self.to_string(),
+            fits_no_node: matches!(self, Self::NoMatch(_)),
+        }
+    }
+
     /// The container that keeps its image.
     pub(super) fn container(&self) -> Option<&String> {
         match self {

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::placement::selection::{
+use crate::selection::compatibility::{
     CompatibilityDocument, NodeFacts, NodeGroup,
     choice::tests::{Condition, Labels, anywhere, document, groups, labels},
 };
@@ -341,7 +341,7 @@ proptest! {
         let text = serde_json::json!({"compatibilities": entries}).to_string();
         let document = CompatibilityDocument::parse(DocumentFormat::Labels, text.as_bytes()).unwrap();
         let forward = groups(&nodes);
-        let fits = |entry: &crate::placement::selection::Compatibility| forward.iter().any(|group| entry.fits(group.facts));
+        let fits = |entry: &crate::selection::compatibility::Compatibility| forward.iter().any(|group| entry.fits(group.facts));
         let best = document.entries.iter().filter(|entry| fits(entry)).map(|entry| entry.weight).max();
         let choice = document.choose(&forward, &anywhere);
         prop_assert_eq!(choice.as_ref().ok().map(|choice| choice.best.entry.weight), best);

@@ -96,7 +96,7 @@ fn on_platform(platform: &Platform) -> Result<Rule, InvalidDocument> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::placement::selection::NodeFacts;
+    use crate::selection::compatibility::NodeFacts;
 
     use super::*;
 

@@ -73,9 +73,6 @@ pub enum InvalidDocument {
     /// Larger than [`MAX_SIZE`].
     #[error("{0} bytes are more than the limit of 256 KiB")]
     TooLarge(u64),
-    /// The artifact has no layer of a known type.
-    #[error("no layer is a compatibility document, and none is attached to it")]
-    NoLayer,
 }
 
 #[derive(Deserialize)]

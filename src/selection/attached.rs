@@ -10,8 +10,7 @@ use tokio::{sync::Semaphore, time::Instant};
 use crate::{
     config,
     evaluate::{
-        Evaluator, Stage, Subject, Verdict,
-        images::MAX_CONCURRENT_IMAGES,
+        Evaluator, ImageAlternatives, MAX_CONCURRENT_IMAGES, Stage, Subject, Verdict,
         source::{DemandSource, Evaluating},
     },
     placement::{
@@ -19,24 +18,24 @@ use crate::{
         affinity::WeightedTerm,
         demand::{Demand, Source},
         node_set::MAX_TERMS,
-        selection::{
-            Candidate, CandidateOutcome, Choice, CompatibilityDocument, ImageFit, NodeGroup,
-        },
     },
     platform::Architectures,
 };
 
 use super::{
-    ContainerCandidates,
+    COMPATIBILITY, Selecting, Selector,
     choose::{Pod, count},
+    compatibility::{
+        Candidate, CandidateOutcome, Choice, CompatibilityDocument, ImageFit, NodeGroup,
+    },
 };
 
 /// Documents that are attached to the images, for pods that do not ask for a selection.
-pub(in crate::evaluate) struct AttachedDocuments;
+pub struct AttachedDocuments(pub Selector);
 
 impl DemandSource for AttachedDocuments {
     fn ask<'a>(
-        &self,
+        &'a self,
         evaluator: &'a Evaluator,
         pod: &'a mut Evaluating<'_>,
     ) -> Option<BoxFuture<'a, ()>> {
@@ -51,19 +50,23 @@ impl DemandSource for AttachedDocuments {
             .iter()
             .any(|source| demands.of(source).is_some());
         pod.read.as_ref()?;
-        if is_emulated || !evaluator.reads_attached(pod.subject()) {
+        let selecting = Selecting {
+            evaluator,
+            own: &self.0.0,
+        };
+        if is_emulated || !selecting.reads_attached(pod.subject()) {
             return None;
         }
         let ask = async move {
-            let (demand, candidates) = evaluator.prefer_by_attached(pod, architectures).await;
+            let (demand, candidates) = selecting.prefer_by_attached(pod, architectures).await;
             pod.evaluation.demands.extend(demand);
-            pod.evaluation.candidates.extend(candidates);
+            pod.evaluation.alternatives.extend(candidates);
         };
         Some(ask.boxed())
     }
 }
 
-impl Evaluator {
+impl Selecting<'_> {
     /// Whether they are looked for: only if the pod can get a preference, and its scheduler a choice.
     fn reads_attached(&self, subject: Subject<'_>) -> bool {
         // A pod gets them once: the patch of one that exists removes the gate.
@@ -72,7 +75,7 @@ impl Evaluator {
             Stage::Pod => subject.spec.gate().is_some(),
             Stage::Template => false,
         };
-        self.config.selection.attached == config::AttachedDocuments::Prefer
+        self.evaluator.config.selection.attached == config::AttachedDocuments::Prefer
             && is_decided_now
             && !subject.spec.author_selection().names_nodes()
     }
@@ -82,7 +85,7 @@ impl Evaluator {
         &self,
         evaluating: &Evaluating<'_>,
         architectures: Option<Architectures>,
-    ) -> (Option<Demand>, Vec<ContainerCandidates>) {
+    ) -> (Option<Demand>, Vec<ImageAlternatives>) {
         let nothing = (None, Vec::new());
         let Some(read) = &evaluating.read else {
             return nothing;
@@ -106,8 +109,12 @@ impl Evaluator {
         let slots = &Semaphore::new(MAX_CONCURRENT_IMAGES);
         let reads = images.map(|image| async move {
             let _slot = slots.acquire().await;
-            let read = self.resolver.attached_by(pod.request(image), pod.deadline);
-            match read.await {
+            let resolver = &self.evaluator.resolver;
+            let read = resolver.attached_by(&COMPATIBILITY, pod.request(image), pod.deadline);
+            let parsed = read
+                .await
+                .and_then(|content| self.own.documents.parse(&content));
+            match parsed {
                 Ok(document) => Some((image, document)),
                 Err(error) => {
                     tracing::debug!(image, error = %error.chain(), "no attached document counts");
@@ -127,7 +134,7 @@ impl Evaluator {
         let mut terms = Vec::new();
         let mut candidates = Vec::new();
         for (image, document) in &documents {
-            let kept = self.explains.then_some(&mut candidates);
+            let kept = self.evaluator.explains.then_some(&mut candidates);
             let new = self.preferred(pod, image, document, &groups, kept);
             terms.extend(new);
         }
@@ -143,10 +150,10 @@ impl Evaluator {
     /// Three quarters of what the creation of a pod waits for its evaluation, so that it gets what is known of its architectures in
     /// any case. `deadline`: of the evaluation.
     fn latest(&self, stage: Stage, deadline: Instant) -> Instant {
-        let started = deadline - self.config.resolution.budget;
-        let patience = self.config.admission.patience();
+        let started = deadline - self.evaluator.config.resolution.budget;
+        let patience = self.evaluator.config.admission.patience();
         match stage {
-            Stage::Creation if !self.explains => deadline.min(started + patience * 3 / 4),
+            Stage::Creation if !self.evaluator.explains => deadline.min(started + patience * 3 / 4),
             _ => deadline,
         }
     }
@@ -157,7 +164,7 @@ impl Evaluator {
         image: &str,
         document: &CompatibilityDocument,
         groups: &[NodeGroup<'_>],
-        kept: Option<&mut Vec<ContainerCandidates>>,
+        kept: Option<&mut Vec<ImageAlternatives>>,
     ) -> Vec<WeightedTerm> {
         let runs = |_: &_, group: &NodeGroup<'_>| {
             if self.can_run(pod, None, group) {
@@ -176,12 +183,12 @@ impl Evaluator {
             }
             let containers = pod.subject.spec.selectable();
             let containers = containers.filter(|(_, one)| one.image.as_deref() == Some(image));
-            kept.extend(containers.map(|(_, one)| ContainerCandidates {
+            kept.extend(containers.map(|(_, one)| ImageAlternatives {
                 container: one.name.clone(),
                 document: image.to_owned(),
                 selects_image: false,
                 nodes: count(groups),
-                candidates: candidates.clone(),
+                candidates: candidates.iter().map(Candidate::alternative).collect(),
             }));
         }
         terms.into_iter().map(|(_, term)| term).collect()

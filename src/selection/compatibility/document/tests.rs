@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::placement::selection::{NodeFacts, NodeFeatures};
+use crate::selection::compatibility::{NodeFacts, NodeFeatures};
 
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     let pairs = pairs.iter();

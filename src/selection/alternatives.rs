@@ -1,0 +1,56 @@
+//! Candidates in words, for `explain`.
+
+use crate::evaluate::ImageAlternative;
+
+use super::compatibility::{Candidate, CandidateOutcome};
+
+impl Candidate {
+    pub(super) fn alternative(&self) -> ImageAlternative {
+        ImageAlternative {
+            tag: self.tag.clone(),
+            weight: match self.outcome {
+                CandidateOutcome::ChosenByModel { .. } | CandidateOutcome::NotByModel => None,
+                _ => Some(self.weight),
+            },
+            chosen: matches!(
+                self.outcome,
+                CandidateOutcome::Chosen
+                    | CandidateOutcome::ChosenByModel { .. }
+                    | CandidateOutcome::Preferred
+            ),
+            outcome: outcome(self),
+        }
+    }
+}
+
+fn outcome(candidate: &Candidate) -> String {
+    match &candidate.outcome {
+        CandidateOutcome::Chosen => "selected".to_owned(),
+        CandidateOutcome::SameImage => "fits, and has the selected image".to_owned(),
+        CandidateOutcome::Later => {
+            "fits, but an entry of a higher weight or before it does, too".to_owned()
+        }
+        CandidateOutcome::ChosenByModel { label, value } => {
+            format!("selected by selection.predictor, for nodes with {label}={value}")
+        }
+        CandidateOutcome::NotByModel => "selection.predictor selected another one".to_owned(),
+        CandidateOutcome::Preferred => "fits: its nodes are preferred by its weight".to_owned(),
+        CandidateOutcome::NotPreferred if candidate.weight == 0 => {
+            "fits: without a weight nothing is preferred".to_owned()
+        }
+        CandidateOutcome::NotPreferred => {
+            "fits: its rules hold everywhere, or cannot be written as node affinity".to_owned()
+        }
+        CandidateOutcome::WithoutImage => "names no image".to_owned(),
+        CandidateOutcome::PassedOver(failed) if failed.is_empty() => {
+            "has a negative weight".to_owned()
+        }
+        CandidateOutcome::PassedOver(failed) => {
+            let failed = failed.iter().map(|(rule, count)| {
+                let nodes = if *count == 1 { "node" } else { "nodes" };
+                format!("{rule} fails on {count} {nodes}")
+            });
+            failed.collect::<Vec<_>>().join(", ")
+        }
+    }
+}

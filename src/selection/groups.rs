@@ -1,0 +1,244 @@
+//! The nodes of the cluster in groups of those that are alike: what is asked of thousands of nodes is then asked of a few groups.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    cluster::{nodes::ClusterNodes, objects::Node},
+    placement::{
+        NodeVariant, TaintKind, VariantPolicy, affinity::HOSTNAME, image_locality::MAX_HOSTS,
+    },
+};
+
+use super::{
+    compatibility::{FeatureKeys, LabelKeys, NodeFacts, NodeFeatures, NodeGroup},
+    features::NodeFeatureIndex,
+};
+
+/// How long groups are used: the pods of a rollout are created at once, and a new node is used after this.
+const TTL: Duration = Duration::from_secs(1);
+/// Maximum number of cached groupings: one for each set of labels that documents and pods name.
+const MAX_GROUPINGS: usize = 16;
+/// Maximum number of groups that are cached together, about a KiB each.
+const MAX_GROUPS: usize = 256;
+
+/// The nodes of the cluster, and what Node Feature Discovery found on them. Cheap to clone.
+#[derive(Clone, Default)]
+pub(super) struct GroupedNodes {
+    /// The nodes.
+    pub nodes: ClusterNodes,
+    /// What Node Feature Discovery found on them.
+    pub features: NodeFeatureIndex,
+    groupings: Arc<Mutex<HashMap<GroupKey, Grouping>>>,
+}
+
+/// Labels, and features of NFD.
+type GroupKey = (LabelKeys, FeatureKeys);
+
+struct Grouping {
+    made: Instant,
+    groups: Arc<[AlikeNodes]>,
+}
+
+/// Nodes that have the same labels, as far as these were asked for, the same taints, architecture and variant.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct AlikeNodes {
+    /// The labels that were asked for.
+    pub labels: BTreeMap<String, String>,
+    /// What keeps pods away, without archaware's own taint.
+    pub taints: Vec<serde_json::Value>,
+    /// `status.nodeInfo.architecture`.
+    architecture: String,
+    variant: Option<NodeVariant>,
+    features: Option<Arc<NodeFeatures>>,
+    hosts: Vec<String>,
+    count: usize,
+}
+
+impl AlikeNodes {
+    /// What rules of compatibility documents see.
+    pub(super) fn group(&self) -> NodeGroup<'_> {
+        NodeGroup {
+            facts: NodeFacts {
+                labels: &self.labels,
+                features: self.features.as_deref(),
+            },
+            architecture: &self.architecture,
+            variant: self.variant,
+            hosts: &self.hosts,
+            count: self.count,
+        }
+    }
+}
+
+/// How nodes are grouped.
+#[derive(Clone, Copy)]
+pub(super) struct GroupBy<'a> {
+    /// By these labels.
+    pub labels: &'a LabelKeys,
+    /// By what NFD found of these features, where there are objects that say it.
+    pub features: &'a FeatureKeys,
+    /// archaware's own taint does not count: pods get tolerations for it.
+    pub own_taint: &'a TaintKind,
+    /// By the variant of their CPU.
+    pub variants: &'a VariantPolicy,
+}
+
+impl GroupedNodes {
+    /// These nodes.
+    pub(super) fn of(nodes: ClusterNodes) -> Self {
+        Self {
+            nodes,
+            ..Self::default()
+        }
+    }
+
+    /// The nodes in groups, as they were a second ago.
+    pub(super) fn groups(&self, by: GroupBy<'_>) -> Arc<[AlikeNodes]> {
+        let now = Instant::now();
+        let key = (by.labels.clone(), by.features.clone());
+        if let Some(known) = self.groupings.lock().get_mut(&key) {
+            let age = now.saturating_duration_since(known.made);
+            if age < TTL {
+                return known.groups.clone();
+            }
+            if age < 2 * TTL {
+                // One renews it; the others use what is there.
+                known.made = now;
+            }
+        }
+        let groups: Arc<[AlikeNodes]> = by.group(self, |_| true).into();
+        if groups.len() > MAX_GROUPS {
+            return groups;
+        }
+        let grouping = Grouping {
+            made: now,
+            groups: groups.clone(),
+        };
+        let mut known = self.groupings.lock();
+        if known.len() >= MAX_GROUPINGS && !known.contains_key(&key) {
+            let oldest = known.iter().min_by_key(|(_, grouping)| grouping.made);
+            if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
+                known.remove(&oldest);
+            }
+        }
+        known.insert(key, grouping);
+        groups
+    }
+
+    /// The groups of some nodes only.
+    pub(super) fn groups_of(
+        &self,
+        by: GroupBy<'_>,
+        is_one: impl Fn(&Node) -> bool,
+    ) -> Arc<[AlikeNodes]> {
+        by.group(self, is_one).into()
+    }
+}
+
+/// What rules read of the features of nodes. Nodes may differ in much that no rule reads, like the modules of their kernels.
+struct ReadFeatures<'a> {
+    keys: &'a FeatureKeys,
+    /// By the features of which it is a part. They are held, so that no others get their address.
+    parts: HashMap<*const NodeFeatures, (Arc<NodeFeatures>, Arc<NodeFeatures>)>,
+    /// Equal parts are one allocation.
+    interned: HashSet<Arc<NodeFeatures>>,
+}
+
+impl<'a> ReadFeatures<'a> {
+    fn new(keys: &'a FeatureKeys) -> Self {
+        Self {
+            keys,
+            parts: HashMap::new(),
+            interned: HashSet::new(),
+        }
+    }
+
+    fn of_node(&mut self, index: &NodeFeatureIndex, node: &Node) -> Option<Arc<NodeFeatures>> {
+        if self.keys.is_empty() {
+            return None;
+        }
+        let whole = index.get(node.metadata.name.as_deref()?)?;
+        if let Some((_, part)) = self.parts.get(&Arc::as_ptr(&whole)) {
+            return Some(part.clone());
+        }
+        let part = Arc::new(whole.read_by(self.keys));
+        let known = self.interned.get(&part).cloned();
+        let part = known.unwrap_or(part);
+        self.interned.insert(part.clone());
+        self.parts
+            .insert(Arc::as_ptr(&whole), (whole, part.clone()));
+        Some(part)
+    }
+}
+
+impl GroupBy<'_> {
+    fn group(self, cluster: &GroupedNodes, is_one: impl Fn(&Node) -> bool) -> Vec<AlikeNodes> {
+        type Key<'a> = (
+            Vec<(&'a str, &'a str)>,
+            Vec<&'a serde_json::Value>,
+            &'a str,
+            Option<NodeVariant>,
+            // Equal features are one allocation, so that the address tells them apart.
+            Option<*const NodeFeatures>,
+        );
+        let mut groups: HashMap<Key<'_>, (Option<Arc<NodeFeatures>>, Vec<&Node>)> = HashMap::new();
+        let mut read = ReadFeatures::new(self.features);
+        let all = cluster.nodes.all();
+        let nodes = all.iter().map(Arc::as_ref);
+        for node in nodes.filter(|node| node.metadata.deletion_timestamp.is_none() && is_one(node))
+        {
+            let view = node.view();
+            let features = read.of_node(&cluster.features, node);
+            let mut taints: Vec<_> = view.taints.iter().collect();
+            taints.retain(|taint| !self.own_taint.is_of(taint));
+            let key = (
+                self.labels_of(view.labels),
+                taints,
+                view.architecture,
+                self.variants.of_view(&view),
+                features.as_ref().map(Arc::as_ptr),
+            );
+            let group = groups.entry(key).or_insert((features, Vec::new()));
+            group.1.push(node);
+        }
+        let alike = |(key, (features, nodes)): (Key<'_>, (_, Vec<&Node>))| {
+            let (labels, taints, architecture, variant, _) = key;
+            let owned = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+            let host = |node: &&Node| node.view().labels.get(HOSTNAME).cloned();
+            let hosts = nodes.iter().filter_map(host).take(MAX_HOSTS + 1);
+            let hosts: Vec<String> = hosts.collect();
+            AlikeNodes {
+                labels: labels.into_iter().map(owned).collect(),
+                taints: taints.into_iter().cloned().collect(),
+                architecture: architecture.to_owned(),
+                variant,
+                features,
+                hosts: Some(hosts)
+                    .filter(|hosts| hosts.len() == nodes.len())
+                    .unwrap_or_default(),
+                count: nodes.len(),
+            }
+        };
+        groups.into_iter().map(alike).collect()
+    }
+
+    /// In the order of their keys.
+    fn labels_of<'a>(&self, labels: &'a BTreeMap<String, String>) -> Vec<(&'a str, &'a str)> {
+        if self.labels.prefixes.is_empty() {
+            let keys = self.labels.keys.iter();
+            return keys
+                .filter_map(|key| labels.get_key_value(key))
+                .map(|(key, value)| (key.as_str(), value.as_str()))
+                .collect();
+        }
+        let all = labels.iter().filter(|(key, _)| self.labels.contains(key));
+        all.map(|(key, value)| (key.as_str(), value.as_str()))
+            .collect()
+    }
+}

@@ -1,0 +1,60 @@
+//! Image selection by compatibility documents, which name images and the features of nodes that they need: a container gets one of several
+//! images, or an image prefers some nodes. Two sources of demands, [`Selection`] and [`AttachedDocuments`]. Modules below this one know
+//! nothing of them.
+
+mod alternatives;
+mod attached;
+mod choose;
+pub mod compatibility;
+mod documents;
+mod features;
+mod groups;
+mod images;
+mod node_feature;
+mod predictor;
+mod problem;
+
+use std::sync::Arc;
+
+use crate::{cluster::nodes::ClusterNodes, config::SelectionConfig, evaluate::Evaluator};
+
+use documents::Documents;
+use groups::GroupedNodes;
+use predictor::Predictor;
+
+pub use attached::AttachedDocuments;
+pub use documents::{COMPATIBILITY, parse};
+pub use images::Selection;
+pub use predictor::PredictorError;
+
+/// What both sources share. Cheap to clone.
+#[derive(Clone)]
+pub struct Selector(Arc<Parts>);
+
+struct Parts {
+    nodes: GroupedNodes,
+    documents: Documents,
+    /// Chooses by a model.
+    predictor: Option<Predictor>,
+}
+
+impl Selector {
+    /// Selects images for these nodes.
+    ///
+    /// # Errors
+    ///
+    /// When `selection.predictor` cannot be used.
+    pub fn new(config: &SelectionConfig, nodes: ClusterNodes) -> Result<Self, PredictorError> {
+        Ok(Self(Arc::new(Parts {
+            nodes: GroupedNodes::of(nodes),
+            documents: Documents::default(),
+            predictor: Predictor::new(&config.predictor)?,
+        })))
+    }
+}
+
+/// A selector at work for one evaluation.
+struct Selecting<'a> {
+    evaluator: &'a Evaluator,
+    own: &'a Parts,
+}
