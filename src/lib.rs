@@ -32,7 +32,7 @@
 //! | `server` | `/metrics`, probes, log level | decisions |
 //! | `cli` | the commands; builds the parts and connects them | |
 //!
-//! A module uses only those above it in the list of `tests/shape.rs`.
+//! A module uses only those above it in the list of `tests/shape/main.rs`.
 
 pub mod admission;
 pub mod backoff;

@@ -10,7 +10,8 @@ use serde::{
     de::{Error, IgnoredAny, SeqAccess, Visitor},
 };
 
-use super::api::FIELD_MANAGER;
+/// Field manager of all creates and patches.
+pub(crate) const FIELD_MANAGER: &str = "archaware";
 
 /// The managers of the field.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

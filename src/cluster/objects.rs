@@ -30,7 +30,9 @@ pub use node_pool::NodePool;
 pub use runtime_class::{RuntimeClass, Scheduling};
 pub use volume::{PersistentVolume, PersistentVolumeClaim};
 
-use crate::placement::{GATE, affinity::Affinity, author_selection::AuthorSelection, node};
+use crate::placement::{
+    GATE, affinity::Affinity, author_selection::AuthorSelection, node_view::NodeView,
+};
 
 use super::field_managers::FieldManagers;
 
@@ -408,8 +410,8 @@ impl PodSpec {
 
 impl Node {
     /// The parts that the decision depends on.
-    pub fn view(&self) -> node::NodeView<'_> {
-        node::NodeView {
+    pub fn view(&self) -> NodeView<'_> {
+        NodeView {
             architecture: &self.status.node_info.architecture,
             labels: labels(&self.metadata),
             annotations: annotations(&self.metadata),

@@ -37,9 +37,9 @@ use crate::{
 };
 
 use super::{
+    age::age,
     durable::{Durable, EVICTIONS},
     eviction::{EvictionReason, EvictionResult, evict},
-    pods::age,
     webhook_use::WebhookUse,
 };
 

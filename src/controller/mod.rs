@@ -3,6 +3,7 @@
 //! yet.
 
 mod advice;
+mod age;
 mod bound_pods;
 mod components;
 mod daemon_sets;

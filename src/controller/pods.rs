@@ -19,7 +19,7 @@ use crate::{
     plan::{self, Plan, Policies, Remembered},
 };
 
-use super::{object_state::ObjectStates, reconcile::ReconcileSteps, webhook_use};
+use super::{age::age, object_state::ObjectStates, reconcile::ReconcileSteps, webhook_use};
 
 /// The reconciler of pods.
 pub(super) struct PodSteps {
@@ -47,14 +47,6 @@ pub(super) fn same(old: &Pod, new: &Pod) -> bool {
 fn is_recorded(pod: &Pod) -> bool {
     let decision = annotations(&pod.metadata).get(annotation::DECISION);
     decision.is_some_and(|decision| decision != "none")
-}
-
-/// Time since its creation, by the local clock.
-pub(super) fn age(pod: &Pod) -> Duration {
-    let created = pod.metadata.creation_timestamp.as_ref();
-    let age = created.map(|time| jiff::Timestamp::now().duration_since(time.0));
-    age.and_then(|age| Duration::try_from(age).ok())
-        .unwrap_or_default()
 }
 
 impl ReconcileSteps for PodSteps {

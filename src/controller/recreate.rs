@@ -24,8 +24,8 @@ use crate::{
 };
 
 use super::{
+    age::age,
     eviction::{EvictionReason, EvictionResult, evict},
-    pods::age,
     webhook_use::WebhookUse,
 };
 

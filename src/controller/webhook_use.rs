@@ -19,7 +19,7 @@ use crate::{
     placement::{annotation, record},
 };
 
-use super::pods::age;
+use super::age::age;
 
 /// What is known of the webhook's use. Cheap to clone.
 #[derive(Clone)]

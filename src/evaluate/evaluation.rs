@@ -131,6 +131,35 @@ impl Evaluation {
         }
     }
 
+    /// All messages about the pod or template.
+    pub fn notices(&self, policy: &PlacementPolicy) -> Vec<Notice> {
+        let unusable = self.unusable.iter().cloned();
+        let raised = self.raised.iter().cloned();
+        raised
+            .chain(unusable.map(Notice::UnusablePullSecret))
+            .chain(self.conflict_notice(policy))
+            .collect()
+    }
+
+    fn conflict_notice(&self, policy: &PlacementPolicy) -> Option<Notice> {
+        // An earlier decision of the failure policy was reported when it was made.
+        if self.by_policy {
+            return None;
+        }
+        match (&self.verdict, &self.conflict) {
+            (
+                Verdict::Decided(Decision::NoCommonArchitecture),
+                Some(Conflict::Excluded(_) | Conflict::Outdated(_)),
+            ) => Some(Notice::ArchitectureExcluded(
+                self.explain_no_common_architecture(policy),
+            )),
+            (Verdict::Decided(Decision::NoCommonArchitecture), _) => Some(
+                Notice::NoCommonArchitecture(self.explain_no_common_architecture(policy)),
+            ),
+            _ => None,
+        }
+    }
+
     /// Who made the decision.
     pub(crate) fn decided_by(&self) -> DecidedBy {
         if self.by_policy {

@@ -4,10 +4,10 @@ use std::fmt;
 
 use crate::{
     cluster::events::EventReason,
-    placement::{Decision, PlacementPolicy, mode::InvalidAnnotation, rule::LeftOutRule},
+    placement::{mode::InvalidAnnotation, rule::LeftOutRule},
 };
 
-use super::{Conflict, Evaluation, Verdict, pull_secrets::UnusablePullSecret};
+use super::pull_secrets::UnusablePullSecret;
 
 /// A message about a pod or a template.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -86,42 +86,12 @@ impl fmt::Display for Notice {
     }
 }
 
-impl Evaluation {
-    /// All messages about the pod or template.
-    pub fn notices(&self, policy: &PlacementPolicy) -> Vec<Notice> {
-        let unusable = self.unusable.iter().cloned();
-        let raised = self.raised.iter().cloned();
-        raised
-            .chain(unusable.map(Notice::UnusablePullSecret))
-            .chain(self.conflict_notice(policy))
-            .collect()
-    }
-
-    fn conflict_notice(&self, policy: &PlacementPolicy) -> Option<Notice> {
-        // An earlier decision of the failure policy was reported when it was made.
-        if self.by_policy {
-            return None;
-        }
-        match (&self.verdict, &self.conflict) {
-            (
-                Verdict::Decided(Decision::NoCommonArchitecture),
-                Some(Conflict::Excluded(_) | Conflict::Outdated(_)),
-            ) => Some(Notice::ArchitectureExcluded(
-                self.explain_no_common_architecture(policy),
-            )),
-            (Verdict::Decided(Decision::NoCommonArchitecture), _) => Some(
-                Notice::NoCommonArchitecture(self.explain_no_common_architecture(policy)),
-            ),
-            _ => None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use crate::{
         config::Config,
-        placement::{annotation, rule::Contradicted},
+        evaluate::{Evaluation, Verdict},
+        placement::{Decision, PlacementPolicy, annotation, rule::Contradicted},
     };
 
     use super::*;

@@ -1,6 +1,5 @@
 //! What archaware added to a pod, and when.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -8,10 +7,10 @@ use serde_json::Value;
 use crate::{
     cluster::objects::annotations,
     evaluate::template::Template,
-    placement::{GATE, affinity::Require, annotation, change::PodChange, record},
+    placement::{GATE, affinity_change::Require, annotation, change::PodChange, record},
 };
 
-use super::ExistingPod;
+use super::{ExistingPod, pod_state::text};
 
 /// What archaware added, or adds, to a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
@@ -155,11 +154,6 @@ impl Additions {
         ];
         parts.into_iter().flatten().collect()
     }
-}
-
-/// A time as RFC 3339.
-pub(super) fn text(time: Option<&Time>) -> Option<String> {
-    Some(time?.0.to_string())
 }
 
 fn toleration(toleration: &Value) -> String {

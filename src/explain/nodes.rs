@@ -11,7 +11,7 @@ use crate::{
     evaluate::Stage,
     placement::{
         NodePlatform, NodeVariant,
-        affinity::Require,
+        affinity_change::Require,
         is_hard,
         landing::{self, Landing, LandingNode, LandingPod, Obstacle},
         record,

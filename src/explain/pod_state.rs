@@ -8,13 +8,11 @@ use serde_json::Value;
 
 use crate::{
     cluster::{
-        api::FIELD_MANAGER,
+        field_managers::FIELD_MANAGER,
         objects::{ContainerStatus, Node, Pod, StateDetail},
     },
     placement::annotation,
 };
-
-use super::additions::text;
 
 /// A pod as the API server has it.
 #[derive(Clone, Debug)]
@@ -238,4 +236,9 @@ fn problem(status: &ContainerStatus) -> Option<ContainerProblem> {
 /// The architecture of a node.
 pub(super) fn architecture(node: &Node) -> String {
     node.view().architecture.to_owned()
+}
+
+/// A time as RFC 3339.
+pub(super) fn text(time: Option<&Time>) -> Option<String> {
+    Some(time?.0.to_string())
 }

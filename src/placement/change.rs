@@ -7,10 +7,10 @@ use crate::platform::{Architectures, Os};
 
 use super::{
     PlacementPolicy,
-    affinity::{self, AffinityChange, Preference, Wanted},
+    affinity_change::{self, AffinityChange, Preference, Wanted},
     author_selection::AuthorSelection,
     decision::Decision,
-    demand::Demands,
+    demand::{Demands, ImageChange},
     preference::Preferences,
     toleration::covers,
 };
@@ -68,17 +68,6 @@ pub struct Asked<'a> {
     pub disjoint: &'a [Architectures],
     /// Whether the failure policy decides, because not all images are known.
     pub by_policy: bool,
-}
-
-/// The image of a container that was replaced.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageChange {
-    /// The name of the container.
-    pub container: String,
-    /// What its author wrote.
-    pub from: String,
-    /// The image that was selected.
-    pub to: String,
 }
 
 impl PodChange {
@@ -163,7 +152,7 @@ impl PlacementPolicy {
                 terms_are_open: pod.affinity == AffinityAccess::Open,
             };
             change.affinity =
-                affinity::decide(&wanted, preferences.unwrap_or_default(), pod.author);
+                affinity_change::decide(&wanted, preferences.unwrap_or_default(), pod.author);
         }
         change
     }

@@ -5,9 +5,10 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{affinity::WeightedTerm, change::ImageChange, node_set::NodeSet};
+use super::{affinity::WeightedTerm, node_set::NodeSet};
 
 /// The feature that asks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,6 +65,17 @@ pub struct Demand {
     pub images: Vec<ImageChange>,
     /// A sentence for `explain`.
     pub note: Option<String>,
+}
+
+/// The image of a container that was replaced.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageChange {
+    /// The name of the container.
+    pub container: String,
+    /// What its author wrote.
+    pub from: String,
+    /// The image that was selected.
+    pub to: String,
 }
 
 impl Demand {

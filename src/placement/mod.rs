@@ -2,6 +2,7 @@
 //! environment.
 
 pub mod affinity;
+pub mod affinity_change;
 pub mod author_selection;
 pub mod change;
 mod configured_keys;
@@ -15,6 +16,7 @@ pub mod landing;
 pub mod mode;
 pub mod node;
 pub mod node_set;
+pub mod node_view;
 pub mod pod;
 pub mod preference;
 pub mod record;

@@ -8,7 +8,7 @@ use crate::platform::Architecture;
 
 use super::{
     ConfiguredKeys, LabelSelector, Taint, TaintKind, VariantPolicy, annotation,
-    configured_keys::names_architecture, variants::architecture_of,
+    configured_keys::names_architecture, node_view::NodeView, variants::architecture_of,
 };
 
 /// Which nodes get which taint.
@@ -22,19 +22,6 @@ pub struct TaintPolicy {
     pub selector: LabelSelector,
     /// Whether the variant is in the taint.
     pub variants: VariantPolicy,
-}
-
-/// The parts of a node that the decision depends on.
-#[derive(Clone, Copy, Debug)]
-pub struct NodeView<'a> {
-    /// `status.nodeInfo.architecture` as reported.
-    pub architecture: &'a str,
-    /// Labels of the node.
-    pub labels: &'a BTreeMap<String, String>,
-    /// Annotations of the node.
-    pub annotations: &'a BTreeMap<String, String>,
-    /// `spec.taints` in the API's form.
-    pub taints: &'a [Value],
 }
 
 /// Changes to a node, applied in one patch.
@@ -88,19 +75,21 @@ pub fn recorded(annotations: &BTreeMap<String, String>) -> Option<Taint> {
     annotations.get(annotation::TAINT)?.parse().ok()
 }
 
-impl NodeView<'_> {
-    /// The taint that archaware owns: the recorded one, if it can be archaware's.
-    fn owned(&self, keys: &ConfiguredKeys) -> Option<Taint> {
-        recorded(self.annotations).filter(|taint| keys.can_own_taint(taint, self.architecture))
-    }
+/// The taint that archaware owns: the recorded one, if it can be archaware's.
+fn owned(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<Taint> {
+    recorded(node.annotations).filter(|taint| keys.can_own_taint(taint, node.architecture))
+}
 
-    /// Index and content of the taint with this key and effect, if it can be archaware's.
-    fn removable(&self, kind: TaintKind, keys: &ConfiguredKeys) -> Option<(usize, Taint)> {
-        let (index, value) = find_taint(self.taints, &kind)?;
-        let taint = Taint { kind, value };
-        let ours = keys.can_own_taint(&taint, self.architecture);
-        ours.then_some((index, taint))
-    }
+/// Index and content of the taint with this key and effect, if it can be archaware's.
+fn removable(
+    node: &NodeView<'_>,
+    kind: TaintKind,
+    keys: &ConfiguredKeys,
+) -> Option<(usize, Taint)> {
+    let (index, value) = find_taint(node.taints, &kind)?;
+    let taint = Taint { kind, value };
+    let ours = keys.can_own_taint(&taint, node.architecture);
+    ours.then_some((index, taint))
 }
 
 /// Whether the label or annotation excludes the node.
@@ -140,7 +129,7 @@ pub fn foreign_taint(node: &NodeView<'_>, kind: &TaintKind) -> Option<Taint> {
 
 /// The taint that archaware owns, if the node has it.
 pub fn standing(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<Taint> {
-    let own = node.owned(keys)?;
+    let own = owned(node, keys)?;
     let (_, value) = find_taint(node.taints, &own.kind)?;
     (value == own.value).then_some(own)
 }
@@ -176,8 +165,8 @@ pub fn decide(
 /// The change when no taint is wanted: removes an owned taint, by key and effect, and the annotation.
 fn untaint(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<NodeChange> {
     node.annotations.get(annotation::TAINT)?;
-    let own = node.owned(keys);
-    let remove = own.and_then(|own| node.removable(own.kind, keys));
+    let own = owned(node, keys);
+    let remove = own.and_then(|own| removable(node, own.kind, keys));
     Some(NodeChange {
         remove,
         ownership: Some(Ownership::Nothing),
@@ -190,14 +179,14 @@ fn decide_taint(
     wanted: Taint,
     keys: &ConfiguredKeys,
 ) -> (Option<NodeChange>, Option<TaintProblem>) {
-    let own = node.owned(keys);
+    let own = owned(node, keys);
     // A taint whose value is no architecture has another owner, whatever the record says.
     let owns_wanted = own.as_ref().is_some_and(|own| own.kind == wanted.kind)
         && (find_taint(node.taints, &wanted.kind).is_none()
-            || node.removable(wanted.kind.clone(), keys).is_some());
+            || removable(node, wanted.kind.clone(), keys).is_some());
     // After a change of the configured key or effect, the owned taint moves.
     let leftover = own.as_ref().filter(|own| own.kind != wanted.kind);
-    let leftover = leftover.and_then(|own| node.removable(own.kind.clone(), keys));
+    let leftover = leftover.and_then(|own| removable(node, own.kind.clone(), keys));
     let annotated = node.annotations.contains_key(annotation::TAINT);
     let claim = || {
         let right = recorded(node.annotations).as_ref() == Some(&wanted);
@@ -269,7 +258,7 @@ pub fn of_unknown_key(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<Tain
 /// The change that `archaware clean` makes: removes a taint that equals the recorded one exactly, and the annotation.
 pub fn clean(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<NodeChange> {
     node.annotations.get(annotation::TAINT)?;
-    let exact = node.owned(keys).and_then(|own| {
+    let exact = owned(node, keys).and_then(|own| {
         let found = find_taint(node.taints, &own.kind).filter(|(_, value)| *value == own.value);
         found.map(|(index, _)| (index, own))
     });

@@ -10,9 +10,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{
-    affinity::{self, Affinity},
-    annotation,
-    change::{ImageChange, PodChange},
+    affinity::Affinity, affinity_change, annotation, change::PodChange, demand::ImageChange,
 };
 
 /// Version of the format. A record of another version records nothing: its fields may mean something else.
@@ -61,7 +59,7 @@ pub struct FoundAdditions {
     /// Indexes of tolerations.
     pub tolerations: Vec<usize>,
     /// Places in the node affinity.
-    pub affinity: affinity::AffinityUndo,
+    pub affinity: affinity_change::AffinityUndo,
     /// Images that are as they were replaced.
     pub images: Vec<ImageChange>,
 }
@@ -88,7 +86,7 @@ pub fn undo(
         undo.tolerations = indexes;
     }
     if let Some(affinity) = affinity {
-        undo.affinity = affinity::undo(affinity, &added.affinity);
+        undo.affinity = affinity_change::undo(affinity, &added.affinity);
     }
     undo
 }
@@ -180,15 +178,15 @@ mod tests {
     #[test]
     fn every_name_is_read_again() {
         let unusual = ["amd64", "loongarch64"].map(|name| name.parse().unwrap());
-        let require = affinity::Require {
+        let require = affinity_change::Require {
             architectures: unusual.clone().into(),
             further: vec![unusual.clone().into()],
             ..Default::default()
         };
         let [_, architecture] = unusual;
-        let affinity = affinity::AffinityChange {
+        let affinity = affinity_change::AffinityChange {
             require: Some(require),
-            prefer: vec![affinity::Preference {
+            prefer: vec![affinity_change::Preference {
                 architecture,
                 weight: 1,
             }],

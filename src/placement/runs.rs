@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::platform::{Architectures, ImageArchitectures};
 
-use super::{NodeVariant, PlacementPolicy, node::NodeView, suffices};
+use super::{NodeVariant, PlacementPolicy, node_view::NodeView, suffices};
 
 /// A node, as far as it decides which images it runs.
 #[derive(Clone, Copy, Debug)]

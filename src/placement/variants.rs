@@ -12,7 +12,7 @@ use crate::platform::{Architecture, Architectures, Variants, known_variant};
 
 use super::{
     affinity::{WeightedTerm, on_architecture},
-    node::NodeView,
+    node_view::NodeView,
     requirement::{Operator, Requirement},
 };
 

@@ -9,7 +9,7 @@ use crate::{
     },
     evaluate::{Evaluation, Stage, Subject},
     placement::{
-        Decision, PlacementPolicy, affinity::requires_more, annotation, change::PodChange,
+        Decision, PlacementPolicy, affinity_change::requires_more, annotation, change::PodChange,
         demand::Source, record,
     },
 };

@@ -7,10 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::names::is_label_value;
 
-use super::{
-    Variants,
-    name::{Name, name},
-};
+use super::name::{Name, name};
 
 /// A CPU architecture by its GOARCH name: `amd64`, `arm64`, `386`, … Always a valid label value.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
@@ -118,11 +115,6 @@ impl Platform {
     /// The variant, if it is not the one that the architecture means without variant.
     pub fn variant(&self) -> &str {
         self.variant.as_ref().map_or("", |variant| variant)
-    }
-
-    /// The variants of nodes that run it.
-    pub fn variants(&self) -> Variants {
-        Variants::that_run(&self.architecture, self.variant())
     }
 
     /// Whether the platform applies to pods of `os`.

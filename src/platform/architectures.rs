@@ -165,7 +165,7 @@ fn one(text: &str) -> Result<(Architecture, Variants), UnknownName> {
     let variants = match variant {
         None if name.eq_ignore_ascii_case("arm") => Variants::ANY,
         // `armhf` means `arm/v7`.
-        None => platform.variants(),
+        None => Variants::that_run_platform(&platform),
         Some("") => return Err(unknown()),
         Some(_) => {
             let normalised = platform.variant();
@@ -176,7 +176,7 @@ fn one(text: &str) -> Result<(Architecture, Variants), UnknownName> {
             if !is_lowest && known_variant(&architecture, normalised).is_none() {
                 return Err(unknown());
             }
-            platform.variants()
+            Variants::that_run_platform(&platform)
         }
     };
     Ok((architecture, variants))

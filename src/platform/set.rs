@@ -1,6 +1,6 @@
 //! The platforms of one image.
 
-use super::{ImageArchitectures, Os, Platform};
+use super::{ImageArchitectures, Os, Platform, Variants};
 
 /// Why an image names no platform. Such an image does not limit where its pod may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,7 +63,8 @@ impl PlatformSet {
         match self {
             Self::Platforms(platforms) => {
                 let own = platforms.iter().filter(|platform| platform.is_for(os));
-                let own = own.map(|one| (one.architecture().clone(), one.variants()));
+                let own =
+                    own.map(|one| (one.architecture().clone(), Variants::that_run_platform(one)));
                 Some(ImageArchitectures::of(own))
             }
             Self::None(_) => None,

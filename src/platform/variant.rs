@@ -1,7 +1,7 @@
 //! Variants of an architecture: which CPUs run which. The order is that of containerd's `platforms` package
 //! (`platformVector`), and for riscv64, where it has none, that of the RISC-V profiles.
 
-use super::Architecture;
+use super::{Architecture, Platform};
 
 /// The variants of nodes that suffice for an image, e.g. `v3` and `v4` of amd64: one bit for each variant of the architecture's
 /// list. All bits: every variant suffices, also one that is not in the list.
@@ -84,6 +84,11 @@ impl Family {
 impl Variants {
     /// Every variant.
     pub const ANY: Self = Self(u32::MAX);
+
+    /// The variants of nodes that run images of a platform.
+    pub fn that_run_platform(platform: &Platform) -> Self {
+        Self::that_run(platform.architecture(), platform.variant())
+    }
 
     /// The variants of nodes that run images of this variant. Without variant, or with one that is in no list, every one does.
     pub fn that_run(architecture: &Architecture, image: &str) -> Self {

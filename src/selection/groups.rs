@@ -167,7 +167,7 @@ impl<'a> ReadFeatures<'a> {
         if let Some((_, part)) = self.parts.get(&Arc::as_ptr(&whole)) {
             return Some(part.clone());
         }
-        let part = Arc::new(whole.read_by(self.keys));
+        let part = Arc::new(whole.read_by(|feature| self.keys.elements(feature)));
         let known = self.interned.get(&part).cloned();
         let part = known.unwrap_or(part);
         self.interned.insert(part.clone());

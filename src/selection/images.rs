@@ -11,8 +11,8 @@ use crate::{
     image::ImageError,
     placement::{
         Decision, Mode,
-        change::{AffinityAccess, ImageChange},
-        demand::{Demand, Source},
+        change::AffinityAccess,
+        demand::{Demand, ImageChange, Source},
         mode::Rule,
         record,
     },

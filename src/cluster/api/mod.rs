@@ -31,6 +31,7 @@ use tokio::time::Instant;
 use crate::{backoff::jittered, error::chain, names::is_dns_subdomain};
 
 use super::{
+    field_managers::FIELD_MANAGER,
     name::NamespacedName,
     objects::{Deployment, Pod},
     patch::{self, JsonPatch},
@@ -44,8 +45,6 @@ pub use error::ApiError;
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of one page of a list. A slow API server still serves page by page.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Field manager of all creates and patches.
-pub(crate) const FIELD_MANAGER: &str = "archaware";
 /// Objects per page of a list. A page of large pods has a few MiB.
 pub(super) const PAGE: u32 = 250;
 /// Maximum bytes of an answer about one object. etcd accepts requests up to 1.5 MiB (`--max-request-bytes`).

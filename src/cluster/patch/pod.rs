@@ -4,10 +4,12 @@ use serde_json::{Value, json};
 
 use crate::placement::{
     GATE, Taint,
-    affinity::{self, Affinity, Require},
+    affinity::Affinity,
+    affinity_change::{AffinityChange, Require},
     annotation,
-    change::{ImageChange, PodChange},
+    change::PodChange,
     decision::Decision,
+    demand::ImageChange,
     record,
 };
 
@@ -154,7 +156,7 @@ impl JsonPatch {
     }
 
     /// Appends to the affinity. Missing parts are created, guarded by a test that they are still missing.
-    fn affinity(&mut self, affinity: Option<&Affinity>, change: &affinity::AffinityChange) {
+    fn affinity(&mut self, affinity: Option<&Affinity>, change: &AffinityChange) {
         let required = change.require.as_ref().filter(|own| own.terms.is_empty());
         let required = required.map(|own| json!({ "nodeSelectorTerms": own.alternatives() }));
         let preferred: Vec<Value> = change.preferred_terms().map(|term| json!(term)).collect();

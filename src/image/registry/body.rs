@@ -10,7 +10,7 @@ use tokio::{
 
 use crate::image::error::ImageError;
 
-use super::exchange::ExchangeError;
+use super::exchange_error::ExchangeError;
 
 /// Bytes of a body that need no permission: nearly all documents are smaller. With the limit of images that are fetched
 /// at once they are 8 MiB at most.
@@ -18,9 +18,6 @@ const SMALL: u64 = 64 << 10;
 /// Maximum bytes of all larger bodies in memory, while they are received and until they are dropped. Fourteen documents
 /// of the maximum size.
 const MAX_LARGE: usize = 56 << 20;
-/// The part of it that the bodies of one host may take, so that one that stalls leaves most of it to the others.
-pub(super) const MAX_OF_HOST: usize = 16 << 20;
-
 /// The budget of all bodies. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Bodies(Arc<Semaphore>);
@@ -130,6 +127,7 @@ mod tests {
     use http_body_util::StreamBody;
     use hyper::body::Frame;
 
+    use super::super::host_limiter::MAX_OF_HOST;
     use super::*;
     use crate::platform::MAX_DOCUMENT;
 

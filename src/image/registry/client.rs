@@ -1,7 +1,6 @@
 //! The registry client. Requests are bounded in time, size and number.
 
 use std::{
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -31,11 +30,13 @@ use crate::{
 use super::{
     auth::{Authorization, AuthorizationCache, Challenged, TokenKey},
     challenge::Challenge,
-    exchange::{Http, HttpRequest, HttpResponse, Limits, speaks_no_tls},
+    exchange::{Http, HttpRequest, HttpResponse, Limits},
+    exchange_error::speaks_no_tls,
     host_limiter::Quota,
     hosts::{Endpoint, Host, Hosts, Role},
     request::{RegistryRequest, status_error},
-    token_endpoint::{TokenEndpoint, TokenEndpoints},
+    settings::RegistryClient,
+    token_endpoint::TokenEndpoints,
 };
 
 /// Maximum number of challenges that are answered at hosts that a registry redirects to: one, and one because its token
@@ -43,27 +44,6 @@ use super::{
 const MAX_REDIRECTED_CHALLENGES: usize = 2;
 /// Retries of a request that the registry answered with 5xx.
 const SERVER_ERROR_RETRIES: usize = 2;
-
-/// Settings of the registry client.
-#[derive(Clone, Debug, Default)]
-pub struct RegistryClient {
-    /// Timeout of one request, including its body.
-    pub timeout: Duration,
-    /// Maximum number of concurrent requests per host.
-    pub per_host: usize,
-    /// Hosts (`host[:port]`) that use plain HTTP; loopback does by default.
-    pub plain_http: Vec<String>,
-    /// Directories with containerd's `hosts.toml` files.
-    pub hosts_directories: Vec<PathBuf>,
-    /// Certificate authorities in addition to the system's, PEM.
-    pub ca_bundle: Option<PathBuf>,
-    /// Whether mirrors get the credentials of the registry that they mirror.
-    pub mirror_credentials: bool,
-    /// Token servers on another domain than their registry.
-    pub token_endpoints: Vec<TokenEndpoint>,
-    /// Hosts whose names may resolve to local addresses.
-    pub allow_local_addresses: Vec<String>,
-}
 
 pub(crate) struct Registry {
     mirror_credentials: bool,

@@ -13,12 +13,14 @@ use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::body::MAX_OF_HOST;
 use crate::{
     backoff::Backoff,
     image::{credentials::Fingerprint, error::ImageError},
 };
 
+/// The part of the budget for large bodies that the bodies of one host may take, so that a host that stalls leaves most of it to other
+/// hosts.
+pub(super) const MAX_OF_HOST: usize = 16 << 20;
 /// Users choose the hosts, so the state of the least used ones is dropped.
 const MAX_HOSTS: usize = 1024;
 /// Maximum number of rate-limited principals per host; further ones are not recorded.

@@ -8,14 +8,15 @@ mod client;
 mod clients;
 mod dns;
 mod exchange;
+mod exchange_error;
 mod host_limiter;
 mod hosts;
 mod referrers;
 mod request;
+mod settings;
 mod token_endpoint;
 
-pub use client::RegistryClient;
 pub(crate) use client::{Head, Registry, RegistryResponse};
 pub use clients::TlsError;
 pub use host_limiter::Quota;
-pub use token_endpoint::TokenEndpoint;
+pub use settings::{RegistryClient, TokenEndpoint};

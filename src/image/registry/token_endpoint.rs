@@ -1,23 +1,12 @@
 //! Which token endpoints may be asked, and which of them may get a registry's credential.
 
 use reqwest::Url;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 use super::{
     address::{bare, is_loopback, names_local, parent_domain},
     hosts::Endpoint,
+    settings::TokenEndpoint,
 };
-
-/// One entry of `registries.tokenEndpoints`: a token server on another domain than its registry.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct TokenEndpoint {
-    /// The registry, `host[:port]`.
-    pub registry: String,
-    /// The host of its token server, which gets the registry's credentials.
-    pub host: String,
-}
 
 /// Token servers of well-known registries on another domain of the same company. A registry is named by its host or a
 /// domain that it is in; `{}` is the label in front of that domain. Sources: the realms that these registries send.

@@ -6,26 +6,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer};
 
 use super::{
-    Expression, FeatureKeys, FeatureMatch, InvalidExpression, LabelKeys, Model, Rule,
-    WrittenExpression, variables::Variables,
+    DocumentFormat, Expression, FeatureKeys, FeatureMatch, InvalidDocument, InvalidExpression,
+    LabelKeys, MAX_SIZE, Model, Rule, WrittenExpression,
+    format::{COST_OF_PATTERN, MAX_ENTRIES, MAX_EXPRESSIONS, first_line},
+    variables::Variables,
 };
-
-/// Maximum size of a document in bytes, many times that of real ones: it is parsed and kept.
-pub const MAX_SIZE: u64 = 256 * 1024;
-/// Maximum number of entries of a document, and of expressions and values in it: real ones have some dozens.
-pub(super) const MAX_ENTRIES: usize = 256;
-pub(crate) const MAX_EXPRESSIONS: usize = 4096;
-/// A pattern counts as much as this many values: compiled, it may have 64 KiB.
-const COST_OF_PATTERN: usize = 16;
-
-/// What the keys of expressions are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DocumentFormat {
-    /// Node labels: ocifit-k8s.
-    Labels,
-    /// Elements of features: Node Feature Discovery.
-    Features,
-}
 
 /// A compatibility document.
 #[derive(Clone, Debug)]
@@ -57,22 +42,6 @@ pub struct Compatibility {
     pub weight: i64,
     /// Rules, `ANDed`. None: it fits everywhere.
     pub rules: Vec<Rule>,
-}
-
-/// Text that is no compatibility document.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidDocument {
-    /// Not YAML or JSON of this structure.
-    #[error("no compatibility document: {0}")]
-    Malformed(String),
-    /// More entries or expressions than any real document has.
-    #[error(
-        "more than {MAX_ENTRIES} entries or {MAX_EXPRESSIONS} expressions and values (a pattern counts as {COST_OF_PATTERN})"
-    )]
-    TooManyEntries,
-    /// Larger than [`MAX_SIZE`].
-    #[error("{0} bytes are more than the limit of 256 KiB")]
-    TooLarge(u64),
 }
 
 #[derive(Deserialize)]
@@ -249,11 +218,6 @@ impl CompatibilityDocument {
 
 fn malformed(error: impl std::fmt::Display) -> InvalidDocument {
     InvalidDocument::Malformed(first_line(&error.to_string()))
-}
-
-/// The parser's messages go on with a part of the document.
-pub(super) fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().to_owned()
 }
 
 fn rule(

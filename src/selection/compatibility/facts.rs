@@ -4,8 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer};
 
-use super::FeatureKeys;
-
 /// What is known about one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fact<'a> {
@@ -135,16 +133,16 @@ impl NodeFeatures {
         }
     }
 
-    /// What rules read of it: for them it is the same.
+    /// The elements that rules read. `elements`: whether an element of a feature is read, or `None` if the feature is not.
     #[must_use]
-    pub fn read_by(&self, keys: &FeatureKeys) -> Self {
-        fn read<T>(
+    pub fn read_by<F: Fn(&str) -> bool>(&self, elements: impl Fn(&str) -> Option<F>) -> Self {
+        fn read<T, F: Fn(&str) -> bool>(
             all: &BTreeMap<String, T>,
-            keys: &FeatureKeys,
+            elements: impl Fn(&str) -> Option<F>,
             read: impl Fn(&T, &dyn Fn(&str) -> bool) -> T,
         ) -> BTreeMap<String, T> {
             let read = all.iter().filter_map(|(name, found)| {
-                let is_read = keys.elements(name)?;
+                let is_read = elements(name)?;
                 Some((name.clone(), read(found, &is_read)))
             });
             read.collect()
@@ -155,7 +153,7 @@ impl NodeFeatures {
                 .collect()
         };
         Self {
-            flags: read(&self.flags, keys, |flags, is_read| Flags {
+            flags: read(&self.flags, &elements, |flags, is_read| Flags {
                 elements: flags
                     .elements
                     .iter()
@@ -163,10 +161,10 @@ impl NodeFeatures {
                     .cloned()
                     .collect(),
             }),
-            attributes: read(&self.attributes, keys, |found, is_read| Attributes {
+            attributes: read(&self.attributes, &elements, |found, is_read| Attributes {
                 elements: attributes_of(&found.elements, is_read),
             }),
-            instances: read(&self.instances, keys, |found, is_read| {
+            instances: read(&self.instances, &elements, |found, is_read| {
                 let each = found.elements.iter().map(|instance| Instance {
                     attributes: attributes_of(&instance.attributes, is_read),
                 });

@@ -107,7 +107,7 @@ impl FeatureKeys {
     }
 
     /// Whether an element of a feature is read; `None`: the feature is not.
-    pub(super) fn elements(&self, feature: &str) -> Option<impl Fn(&str) -> bool> {
+    pub fn elements<'a>(&'a self, feature: &str) -> Option<impl Fn(&str) -> bool + use<'a>> {
         let elements = self.0.get(feature)?;
         Some(move |name: &str| match elements {
             Elements::Named(names) => names.contains(name),

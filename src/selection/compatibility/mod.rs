@@ -5,6 +5,7 @@ mod choice;
 mod document;
 mod expression;
 mod facts;
+mod format;
 mod keys;
 mod model;
 mod nodes;
@@ -17,12 +18,11 @@ mod version;
 pub use choice::{
     Candidate, CandidateOutcome, Choice, Fit, ImageFit, NoChoice, NodeGroup, PassedOver, Runs,
 };
-pub(super) use document::MAX_EXPRESSIONS;
-pub use document::{
-    Compatibility, CompatibilityDocument, DocumentFormat, InvalidDocument, MAX_SIZE,
-};
+pub use document::{Compatibility, CompatibilityDocument};
 pub use expression::{Expression, InvalidExpression, WrittenExpression};
 pub use facts::{Fact, NodeFacts, NodeFeatures};
+pub(super) use format::MAX_EXPRESSIONS;
+pub use format::{DocumentFormat, InvalidDocument, MAX_SIZE};
 pub use keys::{FeatureKeys, LabelKeys};
 pub use model::Model;
 pub use nodes::SelectedNodes;

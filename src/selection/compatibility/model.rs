@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use super::{InvalidDocument, LabelKeys, MAX_SIZE, document::first_line};
+use super::{InvalidDocument, LabelKeys, MAX_SIZE, format::first_line};
 
 /// Maximum number of models of a document, and of images of a model.
 const MAX_MODELS: usize = 64;

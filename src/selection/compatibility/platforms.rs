@@ -5,7 +5,7 @@ use crate::{placement::affinity::LABEL as ARCHITECTURE, platform::Platform};
 use super::{
     Compatibility, CompatibilityDocument, DocumentFormat, Expression, FeatureMatch,
     InvalidDocument, LabelKeys, Rule, WrittenExpression,
-    document::{MAX_ENTRIES, MAX_EXPRESSIONS},
+    format::{MAX_ENTRIES, MAX_EXPRESSIONS},
 };
 
 /// The label of nodes that says their OS.

@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     config::Config,
     placement::{
-        NodeVariant, PlacementPolicy, UnknownVariants,
+        NodeVariant, PlacementPolicy, UnknownVariants, affinity, affinity_change,
         author_selection::AuthorSelection,
         demand::{Demand, Source},
         node_set::NodeSet,
@@ -98,7 +98,7 @@ fn the_decision_removes_the_gate_and_keeps_foreign_gates() {
 fn affinity_is_added_to_what_is_there() {
     let policy = |affinity: Option<&Affinity>| {
         let arm64: Architecture = "arm64".parse().unwrap();
-        let preferred = vec![affinity::Preference {
+        let preferred = vec![affinity_change::Preference {
             architecture: arm64.clone(),
             weight: 5,
         }];
@@ -107,7 +107,7 @@ fn affinity_is_added_to_what_is_there() {
             affinity,
         };
         let policy = PlacementPolicy::from(&Config::default());
-        let wanted = affinity::Wanted {
+        let wanted = affinity_change::Wanted {
             required: &["arm64".parse().unwrap()],
             suitable: None,
             variants: &policy.variants,
@@ -115,7 +115,7 @@ fn affinity_is_added_to_what_is_there() {
             prefer: Vec::new(),
             terms_are_open: true,
         };
-        affinity::decide(&wanted, preferred, author)
+        affinity_change::decide(&wanted, preferred, author)
     };
     let arch = json!({"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]});
     let required = json!({"nodeSelectorTerms": [{"matchExpressions": [arch]}]});
@@ -309,7 +309,7 @@ proptest! {
             let every = NodeSet::every();
             let selector = BTreeMap::new();
             let author = AuthorSelection { node_selector: &selector, affinity: pod.spec.affinity.as_ref() };
-            let wanted = affinity::Wanted {
+            let wanted = affinity_change::Wanted {
                 required: slice::from_ref(&set),
                 suitable: Some(&set),
                 variants: &policy.variants,
@@ -317,7 +317,7 @@ proptest! {
                 prefer: selected.map_or_else(Vec::new, |demand| demand.prefer.clone()),
                 terms_are_open,
             };
-            affinity::decide(&wanted, Vec::new(), author)
+            affinity_change::decide(&wanted, Vec::new(), author)
         };
         let pod = subject(before.clone());
         // Terms of another architecture than the images' are the author's mistake, which is told in another place.
@@ -352,7 +352,7 @@ proptest! {
             prop_assert!(again.is_empty(), "{:?} {}", again, after);
         }
         let mut without = pod_after.clone();
-        let found = without.spec.affinity.as_mut().map(|own| affinity::undo(own, &added)).unwrap_or_default();
+        let found = without.spec.affinity.as_mut().map(|own| affinity_change::undo(own, &added)).unwrap_or_default();
         prop_assert!(found.is_complete(&added), "{:?} {:?} {}", found, added, after);
         let undo = record::FoundAdditions { affinity: found, ..Default::default() };
         let mut patch = JsonPatch::for_object(&ObjectMeta::default());

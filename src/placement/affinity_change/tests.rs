@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 
 use crate::placement::UnknownVariants;
 
+use crate::placement::affinity::{LABEL, OLD_LABEL};
+
 use super::*;
 
 fn set(names: &[&str]) -> Architectures {

@@ -2,9 +2,12 @@
 
 #![allow(
     clippy::unwrap_used,
+    clippy::indexing_slicing,
     clippy::panic,
     reason = "a test that cannot go on has failed"
 )]
+
+mod circles;
 
 use std::{
     collections::BTreeSet,

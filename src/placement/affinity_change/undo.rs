@@ -1,6 +1,8 @@
 //! Removes archaware's additions from a node affinity.
 
-use super::{Affinity, AffinityChange, NodeSelectorTerm, Require};
+use crate::placement::affinity::{Affinity, NodeSelectorTerm};
+
+use super::{AffinityChange, Require};
 
 /// Where archaware's additions are in an affinity. Each index applies after the removals before it in the same list, and the
 /// expressions are removed before the terms.
