@@ -43,8 +43,7 @@ ARCHAWARE_TEST_REFERRERS=$(hack/testbed/go-tool.sh referrers)
 ARCHAWARE_TEST_HELM=$(hack/testbed/go-tool.sh helm)
 ARCHAWARE_TEST_NFD=$(hack/testbed/go-tool.sh nfd)
 # Benches are only checked, by the lints.
-cargo test --locked --workspace --all-features --no-run
-cargo build --locked --workspace --bins
+cargo build --locked --workspace --all-features --lib --bins --tests
 beds=()
 if [ -n "${ARCHAWARE_TEST_EXISTING_CLUSTER:-}" ]; then
   [ "$ARCHAWARE_TEST_EXISTING_CLUSTER" = yes ] || die "ARCHAWARE_TEST_EXISTING_CLUSTER has to be yes or empty"
@@ -77,7 +76,7 @@ export ARCHAWARE_TEST_BEDS ARCHAWARE_TEST_CONTAINERDS ARCHAWARE_TEST_KARPENTER A
   ARCHAWARE_TEST_REFERRERS ARCHAWARE_TEST_HELM ARCHAWARE_TEST_NFD
 export ARCHAWARE_KUBECTL=$bin/kubectl
 # Test programs may be in another folder than archaware (build.build-dir of cargo).
-export ARCHAWARE_BIN=${ARCHAWARE_BIN:-$PWD/${CARGO_TARGET_DIR:-target}/debug/archaware}
+export ARCHAWARE_BIN=${ARCHAWARE_BIN:-$(realpath "${CARGO_TARGET_DIR:-target}/debug/archaware")}
 ARCHAWARE_TEST_BEDS=$(IFS=:; echo "${beds[*]}")
 # A test takes a free control plane and waits while there is none.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((${#beds[@]} + 1))}

@@ -21,6 +21,7 @@
 //! | `config` | the configuration file | IO except reading that file |
 //! | `cluster` | Kubernetes API: client, watches, Lease, events, JSON patches | `image`, `evaluate` |
 //! | `evaluate` | step 1: reads, and decides by annotations or images | patches |
+//! | `selection`, `sources` | image selection; the list of all sources of demands | patches |
 //! | `explain` | why a pod runs, or does not run, where it is expected | IO, clocks |
 //! | `report` | what workloads could run on, and what keeps them from it | IO, clocks |
 //! | `plan` | step 2: adds the failure policy and stored state; makes the patch and events, without IO | clients, stores |

@@ -9,6 +9,8 @@ toolchain=$(realpath "${1:?usage: compile.sh TOOLCHAIN ARCHITECTURE FOLDER}") ar
 cd "$(dirname "$0")/../.."
 . hack/image/platforms.sh
 target=${targets[$architecture]:?unknown architecture $architecture}
+# The target folder holds everything that is compiled, also if the environment names a build directory of cargo.
+unset CARGO_BUILD_BUILD_DIR
 export PATH=$toolchain/bin:$PATH CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target/image-build}
 # Messages of a panic name files: not those of the machine that it was built on.
 export RUSTFLAGS="--remap-path-prefix=$PWD=archaware --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}/registry/src="

@@ -34,7 +34,8 @@ start() {
   local run=$1 name=$2
   shift 2
   mkdir -p "$run/log" "$run/pid"
-  setsid nohup "$@" >> "$run/log/$name.log" 2>&1 < /dev/null &
+  # Without the lock of .ci/run (descriptor 8).
+  setsid nohup "$@" >> "$run/log/$name.log" 2>&1 < /dev/null 8>&- &
   echo $! > "$run/pid/$name"
 }
 

@@ -7,6 +7,7 @@ use crate::{
     placement::{
         Decision, PlacementPolicy,
         change::{AffinityAccess, Asked, PodChange, PodView},
+        record,
     },
 };
 
@@ -90,6 +91,6 @@ impl Subject<'_> {
             disjoint: conflict.map(Conflict::sets).unwrap_or_default(),
             by_policy,
         };
-        policy.change(decision, pod, asked)
+        record::fitting(policy.change(decision, pod, asked))
     }
 }

@@ -118,6 +118,12 @@ impl Demands {
         self.iter().find(|demand| demand.source == *source)
     }
 
+    /// The demands of rules.
+    pub fn of_rules(&self) -> impl Iterator<Item = &Demand> {
+        let is_rule = |demand: &&Demand| matches!(demand.source, Source::Rule(_));
+        self.iter().filter(is_rule)
+    }
+
     /// The names of the rules that apply.
     pub fn rules(&self) -> impl Iterator<Item = &str> {
         self.iter().filter_map(|demand| match &demand.source {
@@ -126,7 +132,8 @@ impl Demands {
         })
     }
 
-    /// The nodes that all of them allow.
+    /// The nodes that all of them allow. Where only some combinations can be written, they are those of the first terms, so that
+    /// emulation comes after rules and image selection: all of its nodes stay then.
     pub fn required(&self) -> NodeSet {
         let sets = self.iter().map(|demand| &demand.require);
         let sets = sets.filter(|set| !set.is_every());

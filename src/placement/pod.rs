@@ -1,4 +1,4 @@
-//! Decides the tolerations and node affinity of a pod from the platforms of its images.
+//! Decides from the platforms of its images where a pod may run.
 
 use std::collections::{BTreeMap, BTreeSet};
 

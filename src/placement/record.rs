@@ -15,8 +15,9 @@ use super::{
 
 /// Version of the format. A record of another version records nothing: its fields may mean something else.
 const VERSION: u32 = 1;
-/// Maximum bytes of a record. A longer one is neither written nor parsed: everybody who may write a pod may write its annotations.
-pub const MAX_SIZE: usize = 64 * 1024;
+/// Maximum bytes of a record: a template of 256 containers with the longest names of images has less. A longer record is neither written
+/// nor parsed: everybody who may write a pod may write its annotations.
+pub const MAX_SIZE: usize = 128 * 1024;
 
 #[derive(Serialize, Deserialize)]
 struct Record<T> {
@@ -51,6 +52,28 @@ pub fn read(annotations: &BTreeMap<String, String>) -> PodChange {
 /// The value of the annotation of a pod that gets these additions; `None` if there are none.
 pub fn of_change(change: &PodChange) -> Option<String> {
     (!change.is_empty()).then(|| format(change)).flatten()
+}
+
+/// A change that is too long for its record loses its preferences, and then alternatives: each of them suffices.
+#[must_use]
+pub fn fitting(mut change: PodChange) -> PodChange {
+    let is_too_long = |change: &PodChange| !change.is_empty() && of_change(change).is_none();
+    let required = change.affinity.require.as_ref();
+    let has_alternatives = required.is_some_and(|required| !required.alternatives.is_empty());
+    // Nothing else is that long.
+    let may_be_long = has_alternatives || !change.affinity.prefer_terms.is_empty();
+    if !may_be_long || !is_too_long(&change) {
+        return change;
+    }
+    change.affinity.prefer_terms.clear();
+    while is_too_long(&change)
+        && let Some(required) = &mut change.affinity.require
+        && required.alternatives.len() > 1
+    {
+        let half = required.alternatives.len() / 2;
+        required.alternatives.truncate(half);
+    }
+    change
 }
 
 /// Where the additions are in a pod. Each index applies after the removals before it.
@@ -121,6 +144,11 @@ impl FoundAdditions {
 mod tests {
     use serde_json::json;
 
+    use crate::placement::{
+        affinity,
+        requirement::{Operator, Requirement},
+    };
+
     use super::*;
 
     #[test]
@@ -156,6 +184,41 @@ mod tests {
         assert_eq!(annotated(&text), change);
         assert!(annotated(&text.replace(":1,", ":4,")).is_empty());
         assert_eq!(of_change(&PodChange::default()), None);
+    }
+
+    #[test]
+    fn a_change_fits_its_record() {
+        let hosts = |n: usize| -> Vec<String> {
+            (0..64)
+                .map(|host| format!("{n:03}-{host:03}-{}", "x".repeat(240)))
+                .collect()
+        };
+        let term = |n| vec![Requirement::new("host", Operator::In, hosts(n))];
+        let prefer = |n| affinity::WeightedTerm {
+            weight: 1,
+            expressions: term(n),
+        };
+        let change = |alternatives: usize, preferred: usize| PodChange {
+            affinity: affinity_change::AffinityChange {
+                require: Some(affinity_change::Require {
+                    alternatives: (0..alternatives).map(term).collect(),
+                    ..Default::default()
+                }),
+                prefer_terms: (0..preferred).map(prefer).collect(),
+                ..Default::default()
+            },
+            ..PodChange::default()
+        };
+        for (before, after) in [
+            (change(2, 2), change(2, 2)),
+            (change(4, 16), change(4, 0)),
+            (change(16, 16), change(4, 0)),
+        ] {
+            let found = fitting(before);
+            assert_eq!(found, after);
+            assert!(of_change(&found).is_some());
+        }
+        assert!(of_change(&change(16, 0)).is_none());
     }
 
     #[test]

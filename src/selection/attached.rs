@@ -16,7 +16,7 @@ use crate::{
     placement::{
         Decision,
         affinity::WeightedTerm,
-        demand::{Demand, Source},
+        demand::{Demand, Demands, Source},
         node_set::MAX_TERMS,
     },
     platform::Architectures,
@@ -91,13 +91,14 @@ impl Selecting<'_> {
             return nothing;
         };
         let (subject, evaluation) = (evaluating.subject(), &evaluating.evaluation);
+        let rules: Demands = evaluation.demands.of_rules().cloned().collect();
         let pod = &Pod {
             subject,
             credentials: &read.credentials,
             deadline: self.latest(subject.stage, evaluating.deadline),
             limit: architectures,
-            required: evaluation.demands.required(),
-            tolerations: evaluation.demands.tolerations().collect(),
+            required: rules.required(),
+            tolerations: rules.tolerations().collect(),
         };
         // The nodes of selected images follow the choice.
         let is_selected = |image: &str| {

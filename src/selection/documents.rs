@@ -1,6 +1,6 @@
 //! Compatibility documents in artifacts.
 
-use std::sync::Arc;
+use std::{convert::Infallible, sync::Arc};
 
 use quick_cache::{Weighter, sync::Cache};
 use sha2::{Digest, Sha256};
@@ -65,13 +65,14 @@ impl Default for Documents {
 impl Documents {
     /// The document of an artifact.
     pub(super) fn parse(&self, content: &ArtifactContent) -> Parsed {
-        let key = key(content);
-        if let Some(known) = self.0.get(&key) {
-            return known;
+        // The pods of a rollout ask at once: one of them parses.
+        let known = self.0.get_or_insert_with(&key(content), || {
+            Ok::<_, Infallible>(parse(content).map(Arc::new))
+        });
+        match known {
+            Ok(parsed) => parsed,
+            Err(never) => match never {},
         }
-        let parsed = parse(content).map(Arc::new);
-        self.0.insert(key, parsed.clone());
-        parsed
     }
 }
 
@@ -118,12 +119,7 @@ pub fn parse(content: &ArtifactContent) -> Result<CompatibilityDocument, ImageEr
             .iter()
             .map(|(platform, own)| (*platform, own.as_ref()));
         let whole = CompatibilityDocument::of_platforms(documents);
-        return whole.map_err(|error| {
-            unusable(
-                "the documents of the platforms of an image".to_owned(),
-                error,
-            )
-        });
+        return whole.map_err(|error| unusable(format!("artifact {}", content.digest), error));
     }
     let mut document = of_layers(content)?;
     document.subject.clone_from(&content.subject);
@@ -165,4 +161,70 @@ fn unusable(what: String, error: InvalidDocument) -> ImageError {
         }
     };
     ImageError::Artifact { what, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use crate::platform::Platform;
+
+    use super::*;
+
+    fn artifact(media_type: &str, weight: u8) -> ArtifactContent {
+        let text = format!("{{\"compatibilities\": [{{\"weight\": {weight}, \"rules\": []}}]}}");
+        let layer = ArtifactLayer {
+            media_type: media_type.to_owned(),
+            digest: format!("sha256:{weight}"),
+            bytes: Bytes::from(text),
+        };
+        ArtifactContent {
+            layers: vec![layer],
+            ..ArtifactContent::default()
+        }
+    }
+
+    #[test]
+    fn each_artifact_has_its_own_document() {
+        let documents = Documents::default();
+        let platform = |name: &str| Platform::new("linux", name, "").unwrap();
+        let attached = Some(Arc::new(artifact(FEATURES[0], 3)));
+        let index = |all: Vec<(Platform, Option<Arc<ArtifactContent>>)>| ArtifactContent {
+            platforms: all,
+            ..ArtifactContent::default()
+        };
+        let about = ArtifactContent {
+            subject: Some("sha256:1".to_owned()),
+            ..artifact(FEATURES[0], 1)
+        };
+        let all = [
+            artifact(FEATURES[0], 1),
+            artifact(LABELS, 1),
+            artifact(FEATURES[0], 2),
+            about,
+            index(vec![(platform("amd64"), attached.clone())]),
+            index(vec![(platform("arm64"), attached.clone())]),
+            index(vec![
+                (platform("amd64"), None),
+                (platform("arm64"), attached),
+            ]),
+        ];
+        for content in &all {
+            let expected = parse(content).unwrap();
+            // The second time from the cache.
+            for _ in 0..2 {
+                let found = documents.parse(content).unwrap();
+                assert_eq!(format!("{found:?}"), format!("{expected:?}"));
+            }
+        }
+        assert_eq!(documents.0.len(), all.len());
+        let broken = ArtifactContent {
+            layers: vec![ArtifactLayer {
+                bytes: Bytes::from_static(b"["),
+                ..artifact(LABELS, 9).layers.remove(0)
+            }],
+            ..ArtifactContent::default()
+        };
+        assert!(documents.parse(&broken).is_err() && documents.parse(&broken).is_err());
+    }
 }

@@ -1,5 +1,5 @@
 //! Within a layer, too, modules do not use each other in a circle. A module and the modules inside of it are one thing here: a child may
-//! use its parent, and the parent names its children.
+//! use its parent, and the parent names its children. A path through an imported module counts as a use of that module only.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -58,7 +58,7 @@ fn code(text: &str) -> String {
 fn uses(code: &str) -> Vec<(bool, &str)> {
     let items = code.split(';').filter_map(|item| {
         let (before, tree) = item.rsplit_once("use ")?;
-        let visibility = before.lines().last().unwrap_or_default().trim();
+        let visibility = before.rsplit('\n').next().unwrap().trim();
         let is_use = visibility.is_empty() || visibility.starts_with("pub");
         is_use.then_some((!visibility.is_empty(), tree))
     });

@@ -71,7 +71,8 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
     let native = lacking(own, facts.policy, without_labels);
     let emulates = !native.is_empty();
     // Not known to lack it is not the same as to exist for it.
-    let unsure = |set: &ImageArchitectures| facts.policy.runs(platform, None, Some(set)).is_none();
+    let unsure =
+        |set: &ImageArchitectures| facts.policy.runs(without_labels, None, Some(set)).is_none();
     let mut own = facts.counting_images().iter();
     let unsure = own.find(|image| image.architectures.as_ref().is_some_and(unsure));
     let why = if stated.is_some() {

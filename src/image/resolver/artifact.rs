@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use futures::FutureExt;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -226,26 +227,32 @@ impl Sought {
         Ok(Some(content).filter(|content| !content.layers.is_empty()))
     }
 
+    fn check_size(self, layer: &Descriptor, size: u64) -> Result<(), ImageError> {
+        let limit = self.kind.max_size;
+        if size <= limit {
+            return Ok(());
+        }
+        let limit = limit / 1024;
+        let why = format!("{size} bytes are more than the limit of {limit} KiB");
+        Err(unusable(self.name_of(layer), ArtifactError::TooLarge(why)))
+    }
+
     async fn read_layer(
         self,
         source: &DocumentSource<'_>,
         layer: &Descriptor,
     ) -> Result<ArtifactLayer, ImageError> {
         let digest: Digest = layer.digest.parse()?;
-        let limit = self.kind.max_size;
-        if let Some(size) = layer.size.filter(|size| *size > limit) {
-            let why = format!(
-                "{size} bytes are more than the limit of {} KiB",
-                limit / 1024
-            );
-            return Err(unusable(self.name_of(layer), ArtifactError::TooLarge(why)));
-        }
+        self.check_size(layer, layer.size.unwrap_or_default())?;
         let bytes = source.fetch(DocumentKind::Layer, &digest).await?;
         summary::verify(DocumentKind::Layer, &digest, layer.size, &bytes)?;
+        // A descriptor may lack its size.
+        self.check_size(layer, bytes.len() as u64)?;
         Ok(ArtifactLayer {
             media_type: layer.media_type.clone(),
             digest: layer.digest.clone(),
-            bytes,
+            // A copy, because large bodies of registries are counted against a budget as long as they are held.
+            bytes: Bytes::copy_from_slice(&bytes),
         })
     }
 }
@@ -294,6 +301,7 @@ impl ResolverInner {
                 let layers = sought.kind.layers;
                 let own = sought.read_layers(&source, &artifact, layers).await?;
                 if let Some(mut content) = own {
+                    content.digest = digest.to_string();
                     content.subject = artifact.subject.map(|subject| subject.digest);
                     return Ok((content, false));
                 }
@@ -382,10 +390,21 @@ impl ResolverInner {
         if attached.is_empty() {
             return Err(sought.nothing_attached(digest));
         }
+        let sizes = attached
+            .values()
+            .map(|content: &Arc<ArtifactContent>| content.size());
+        let (size, limit) = (sizes.sum::<u64>(), 2 * sought.kind.max_size);
+        if size > limit {
+            let what = format!("artifact {digest}");
+            let limit = limit / 1024;
+            let why = format!("{size} bytes are attached to its images, more than {limit} KiB");
+            return Err(unusable(what, ArtifactError::TooLarge(why)));
+        }
         let images = artifact.images.iter();
         let images =
             images.map(|(platform, digest)| (platform.clone(), attached.get(digest).cloned()));
         Ok(ArtifactContent {
+            digest: digest.to_string(),
             platforms: images.collect(),
             ..ArtifactContent::default()
         })

@@ -199,6 +199,30 @@ async fn invalid_annotations_are_warned_about() {
         says.contains("Warning: archaware: annotation archaware.dev/preferred-architectures"),
         "{says}"
     );
+    // Of a template, too, once, also where nothing is decided.
+    for (mode, stated) in [("always", "arm64"), ("ignore", "arm 64")] {
+        let annotations =
+            json!({"archaware.dev/mode": mode, "archaware.dev/architectures": stated});
+        let labels = json!({"app": mode});
+        let set = json!({
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": {"name": mode, "namespace": cluster.namespace},
+            "spec": {
+                "selector": {"matchLabels": labels},
+                "template": {
+                    "metadata": {"labels": labels, "annotations": annotations},
+                    "spec": pod_spec(&[cluster.image("arm64")]),
+                },
+            },
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("set.json");
+        std::fs::write(&file, set.to_string()).unwrap();
+        let (created, _, says) = cluster.try_kubectl(&["apply", "-f", file.to_str().unwrap()]);
+        let warnings = says.matches("Warning: archaware: annotation").count();
+        assert!(created && warnings == 1, "{says}");
+    }
 }
 
 #[tokio::test]
