@@ -212,10 +212,10 @@ mod tests {
         for (before, after) in [
             (change(2, 2), change(2, 2)),
             (change(4, 16), change(4, 0)),
-            (change(16, 16), change(4, 0)),
+            (change(16, 16), change(8, 0)),
         ] {
             let found = fitting(before);
-            assert_eq!(found, after);
+            assert!(found == after);
             assert!(of_change(&found).is_some());
         }
         assert!(of_change(&change(16, 0)).is_none());
