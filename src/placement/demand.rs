@@ -108,11 +108,6 @@ impl Demands {
         self.0.iter()
     }
 
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// The demand of a source.
     pub fn of(&self, source: &Source) -> Option<&Demand> {
         self.iter().find(|demand| demand.source == *source)
