@@ -36,26 +36,16 @@
 //! A module uses only those above it in the list of `tests/shape/main.rs`.
 
 pub mod admission;
-pub mod backoff;
 pub mod cli;
 pub mod cluster;
 pub mod config;
 mod connections;
 pub mod content_proxy;
 pub mod controller;
-mod duration;
-pub mod error;
 pub mod evaluate;
 pub mod explain;
-mod files;
-pub mod image;
-mod json;
 pub mod metrics;
-mod names;
-pub mod placement;
 mod plan;
-pub mod platform;
-mod proxy;
 pub mod report;
 #[cfg(test)]
 mod scripted_api;
@@ -63,3 +53,10 @@ pub mod selection;
 pub mod server;
 pub mod sources;
 pub mod telemetry;
+
+pub use archaware_base::{backoff, error};
+pub use archaware_image as image;
+pub use archaware_placement as placement;
+pub use archaware_platform as platform;
+
+use archaware_base::{duration, files, names, proxy, single_flight};

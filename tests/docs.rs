@@ -102,7 +102,14 @@ fn pages_are_found() {
 #[test]
 fn sources_that_the_documentation_names_exist() {
     let mut all = Vec::new();
-    for folder in ["src", "tests", "testimg", "testsupport", "benches"] {
+    for folder in [
+        "src",
+        "crates",
+        "tests",
+        "testimg",
+        "testsupport",
+        "benches",
+    ] {
         every_source(&root().join(folder), &mut all);
     }
     let mut named = 0;
@@ -211,7 +218,7 @@ fn every_annotation_and_event_is_documented() {
     assert!(events.len() > 10, "{events:?}");
     assert_eq!(documented("Events"), events);
     let names = known(
-        "src/placement/mod.rs",
+        "crates/placement/src/lib.rs",
         r#"const [A-Z_]+: &str = "(archaware\.dev/[a-z-]+)";"#,
     );
     assert!(names.len() > 10, "{names:?}");

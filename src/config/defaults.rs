@@ -10,7 +10,10 @@ use std::{
 
 use crate::{
     names::QualifiedName,
-    placement::{Effect, LabelSelector, UnknownVariants, annotation, failure::FailureAction},
+    placement::{
+        Effect, LabelSelector, PlacementPolicy, TAINT_KEY, UnknownVariants, annotation,
+        failure::FailureAction,
+    },
     platform::Architecture,
 };
 
@@ -28,10 +31,7 @@ pub(super) fn variant_label() -> QualifiedName {
 
 /// For each node architecture, the further architectures whose images it can run.
 pub(super) fn compatibility() -> BTreeMap<Architecture, Vec<Architecture>> {
-    let pair = "amd64".parse().ok().zip("386".parse().ok());
-    pair.into_iter()
-        .map(|(runs, also)| (runs, vec![also]))
-        .collect()
+    PlacementPolicy::default().compatibility
 }
 
 impl Default for Config {
@@ -70,8 +70,7 @@ impl Default for TaintConfig {
     fn default() -> Self {
         Self {
             manage: true,
-            // The key that managed clusters use on their Arm nodes, so that existing manifests keep working.
-            key: QualifiedName::constant("kubernetes.io/arch"),
+            key: QualifiedName::constant(TAINT_KEY),
             effect: Effect::NoSchedule,
             architectures: Vec::new(),
             node_selector: LabelSelector::default(),

@@ -280,4 +280,50 @@ mod tests {
             assert!(column.parse::<u32>().unwrap_or_default() > 1, "{error}");
         }
     }
+
+    #[test]
+    fn impossible_rules_are_errors() {
+        for (yaml, problem) in [
+            (
+                "- {name: a, nodes: [x]}\n- {name: a, nodes: [y]}\n",
+                "a name of its own",
+            ),
+            ("- {name: 'a b', nodes: [x]}\n", "a name of its own"),
+            ("- {name: a}\n", "adds nothing"),
+            ("- {name: a, nodes: ['']}\n", "is empty"),
+            ("- {name: a, nodes: ['x in (']}\n", "not a label selector"),
+            (
+                "- {name: a, tolerations: [{key: k, value: 'x-{arch}'}]}\n",
+                "{arch}",
+            ),
+            (
+                "- {name: a, preferredNodes: [{nodes: x, weight: 101}]}\n",
+                "1 to 100",
+            ),
+            ("- {nodes: [x]}\n", "name"),
+            (
+                "- {name: a, runtimeClass: gvisor}\n",
+                "needs admission.enabled",
+            ),
+            (
+                "- {name: a, runtimeClass: 'g v'}\n",
+                "name of a RuntimeClass",
+            ),
+        ] {
+            let error = parse("c", &format!("{HEAD}rules:\n{yaml}")).unwrap_err();
+            assert!(error.to_string().contains(problem), "{yaml}: {error}");
+        }
+    }
+
+    #[test]
+    fn impossible_emulation_is_an_error() {
+        for yaml in [
+            "emulation: [{nodes: '', architecture: amd64, runs: [arm64]}]",
+            "emulation: [{nodes: qemu, architecture: amd64, runs: []}]",
+            "emulation: [{nodes: qemu, architecture: amd64, runs: [amd64]}]",
+        ] {
+            let error = parse("c", &format!("{HEAD}{yaml}\n")).unwrap_err();
+            assert!(error.to_string().contains("emulation"), "{error}");
+        }
+    }
 }

@@ -127,3 +127,89 @@ impl AffinityConfig {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        config::parse,
+        placement::{
+            author_selection::AuthorSelection,
+            demand::Demands,
+            rule::{self, RuledPod},
+        },
+        platform::Os,
+    };
+
+    /// What the rules of a configuration ask for a pod with these labels.
+    fn by_rules(config: &Config, labels: &[(&str, &str)]) -> Demands {
+        let labels = labels
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        let (labels, none) = (labels.collect(), BTreeMap::new());
+        let author = AuthorSelection {
+            node_selector: &none,
+            affinity: None,
+        };
+        let pod = RuledPod {
+            labels: &labels,
+            namespace_labels: &none,
+            author,
+            runtime_class: None,
+            is_new: true,
+        };
+        rule::apply(&config.rules, pod).demands
+    }
+
+    /// docs/coming-from.md translates the settings of other tools: the placement is what they would have made.
+    #[test]
+    fn settings_of_other_tools_give_the_same_placement() {
+        let page = include_str!("../../docs/coming-from.md");
+        let blocks: Vec<&str> = page.split("```yaml\n").skip(1).collect();
+        let configs: Vec<Config> = blocks
+            .iter()
+            .map(|block| parse("page", block.split("```").next().unwrap()).unwrap())
+            .collect();
+        let [noe, tolerable, multiarcher, all] = configs.as_slice() else {
+            panic!("{} configurations", configs.len());
+        };
+        let tolerations = |config: &Config, images: &str| {
+            let policy = PlacementPolicy::from(config);
+            let decision = policy.limit(images.parse().unwrap());
+            policy.missing_tolerations(&decision, &Os::linux(), &[])
+        };
+        let equal = |key: &str, value: &str| json!({"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"});
+
+        // noe: the architectures that are schedulable, a label that pod and node share, the preferred architecture.
+        let policy = PlacementPolicy::from(noe);
+        let decision = policy.limit("amd64,arm64,s390x".parse().unwrap());
+        assert_eq!(decision.annotation(), "amd64,arm64");
+        let shared = by_rules(noe, &[("example.com/pool", "x"), ("app", "web")]).required();
+        let shared: Vec<String> = shared
+            .terms()
+            .iter()
+            .flatten()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(shared, ["example.com/pool in (x)"]);
+        assert!(by_rules(noe, &[("app", "web")]).required().is_every());
+        let preferred = noe.affinity.preferences();
+        assert_eq!(preferred.into_values().collect::<Vec<_>>(), [100]);
+
+        // tolerable: a toleration for each supported architecture that all images have.
+        let arch = "kubernetes.io/arch";
+        let both = [equal(arch, "amd64"), equal(arch, "arm64")];
+        assert_eq!(tolerations(tolerable, "amd64,arm64,s390x"), both);
+        assert_eq!(tolerations(tolerable, "arm64"), [equal(arch, "arm64")]);
+
+        // k8smultiarcher: its own toleration if the images are for linux/arm64.
+        let own = equal("k8smultiarcher", "arm64Supported");
+        assert!(tolerations(multiarcher, "amd64,arm64").contains(&own));
+        assert!(!tolerations(multiarcher, "amd64").contains(&own));
+        assert_eq!(by_rules(all, &[]).tolerations().collect::<Vec<_>>(), [&own]);
+    }
+}

@@ -25,13 +25,11 @@ use crate::{
         name::NamespacedName,
         objects::PodSpec,
     },
-    image::{
-        credentials::{
-            CredentialSource, Keyring, LazyKeyring, MAX_ENTRIES, MAX_PATTERNS, docker_cfg,
-            docker_config_json,
-        },
-        single_flight::SingleFlight,
+    image::credentials::{
+        CredentialSource, Keyring, LazyKeyring, MAX_ENTRIES, MAX_PATTERNS, docker_cfg,
+        docker_config_json,
     },
+    single_flight::SingleFlight,
 };
 
 /// How long a Secret is cached. A rollout creates many pods with the same one.
@@ -245,7 +243,7 @@ impl<T: Send + Sync + 'static> TtlCache<T> {
     fn new() -> Self {
         Self {
             known: Cache::new(MAX_CACHED),
-            flights: SingleFlight::new(),
+            flights: SingleFlight::default(),
         }
     }
 

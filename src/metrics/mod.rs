@@ -3,7 +3,6 @@
 
 mod gauges;
 mod requests;
-mod resolutions;
 
 use std::{
     sync::Arc,
@@ -22,19 +21,13 @@ use prometheus_client::{
 };
 
 pub use gauges::{Named, Samples};
-pub use requests::{
-    AdmissionMetrics, ApiRequests, BoundPodMetrics, ContentWrites, EvictionMetrics, Panics,
-};
-pub use resolutions::{MAX_HOSTS, Resolutions};
+pub use requests::{AdmissionMetrics, ApiRequests, BoundPodMetrics, EvictionMetrics, Panics};
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
 use parking_lot::Mutex;
 
-/// Seconds: from a cache hit (microseconds) to a registry request that times out.
-const LATENCY_BUCKETS: [f64; 13] = [
-    0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0,
-];
+use crate::image::metrics::{ContentWrites, LATENCY_BUCKETS, Resolutions};
 
 /// Seconds: from an immediate decision to one by the failure policy and later.
 const WAIT_BUCKETS: [f64; 11] = [

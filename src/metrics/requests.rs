@@ -1,4 +1,4 @@
-//! Counters of Kubernetes API requests, containerd writes, admission requests and panics.
+//! Counters of Kubernetes API requests, admission requests and panics.
 
 use std::time::Duration;
 
@@ -66,10 +66,6 @@ impl EvictionMetrics {
         self.0.get_or_create(&labels).inc();
     }
 }
-
-/// Writes to containerd by result.
-#[derive(Clone, Default)]
-pub struct ContentWrites(Counters<1>);
 
 /// Admission requests by resource and result, and their durations.
 #[derive(Clone)]
@@ -192,18 +188,6 @@ impl AdmissionMetrics {
     /// Counts a connection that was closed because too many are open.
     pub fn connection_refused(&self) {
         self.connections_refused.inc();
-    }
-}
-
-impl ContentWrites {
-    pub(super) fn register(self, registry: &mut Registry) {
-        let help = "Writes of image documents, tags and lease renewals to containerd, by result";
-        registry.register("containerd_writes", help, self.0);
-    }
-
-    /// Counts one of `stored`, `dropped`, `failed`.
-    pub fn count(&self, result: &'static str) {
-        self.0.get_or_create(&[("result", result)]).inc();
     }
 }
 

@@ -13,7 +13,7 @@ use reqwest::Url;
 use serde::{Deserialize, Deserializer, Serialize};
 use tokio::sync::Semaphore;
 
-use crate::{config::PredictorConfig, error::chain, image::single_flight::SingleFlight};
+use crate::{config::PredictorConfig, error::chain, single_flight::SingleFlight};
 
 use super::compatibility::{LabelKeys, Model};
 
@@ -137,7 +137,7 @@ impl Predictor {
             labels,
             http: builder.build().map_err(PredictorError::Tls)?,
             answers: Cache::new(MAX_ANSWERS),
-            flights: SingleFlight::new(),
+            flights: SingleFlight::default(),
             slots: Semaphore::new(MAX_REQUESTS),
         }))))
     }

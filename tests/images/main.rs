@@ -21,13 +21,11 @@ mod security;
 
 use std::time::Duration;
 
-use archaware::{
-    image::{
-        ImageError, PullPolicy, ResolveRequest, Resolved, Resolver, ResolverSettings,
-        credentials::{Credential, Keyring, OperatorCredentials, ready_keyring},
-        registry,
-    },
+use archaware::image::{
+    ImageError, PullPolicy, ResolveRequest, Resolved, Resolver, ResolverSettings,
+    credentials::{Credential, Keyring, OperatorCredentials, ready_keyring},
     metrics::Resolutions,
+    registry,
 };
 use testimg::FakeRegistry;
 

@@ -8,9 +8,10 @@ use archaware::{
         ImageError, PullPolicy, ResolveRequest, Resolved, Resolver, ResolverSettings,
         containerd::{Containerd as Client, LOOKUP_TIMEOUT},
         credentials::{self, Credential, Keyring, OperatorCredentials},
+        metrics::Resolutions,
         registry as client,
     },
-    metrics::{Metrics, Resolutions},
+    metrics::Metrics,
 };
 use testsupport::servers::Containerd;
 

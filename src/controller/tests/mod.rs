@@ -16,8 +16,8 @@ use crate::{
     cluster::{lease::Elector, namespaces::Namespaces, nodes::ClusterNodes},
     config::Config,
     evaluate::{Evaluator, KnownKeys, pull_secrets::PullSecrets},
-    image::{self, Resolver, credentials::OperatorCredentials},
-    metrics::{Metrics, Resolutions},
+    image::{self, Resolver, credentials::OperatorCredentials, metrics::Resolutions},
+    metrics::Metrics,
     scripted_api::{RecordedCall, ScriptedApi},
     sources::sources,
 };

@@ -1,0 +1,80 @@
+//! JSON objects from elsewhere.
+
+use std::{fmt, marker::PhantomData};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
+};
+
+/// A value that is a JSON object. serde's derived structs also accept a list with their fields in order, which no
+/// format that archaware reads means.
+#[derive(Debug, Default)]
+pub struct Object<T>(pub T);
+
+/// Parses a JSON object.
+///
+/// # Errors
+///
+/// When the bytes are not JSON, not an object, or of another structure.
+pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
+    serde_json::from_slice(bytes).map(|Object(value)| value)
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map))
+            }
+        }
+        deserializer
+            .deserialize_map(ObjectVisitor(PhantomData))
+            .map(Self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct Fields {
+        a: Option<Object<Inner>>,
+    }
+
+    #[derive(Deserialize)]
+    struct Inner {
+        b: u8,
+    }
+
+    #[test]
+    fn lists_are_no_objects() {
+        let read = object::<Fields>(br#"{"a": {"b": 1}}"#).unwrap();
+        assert_eq!(read.a.unwrap().0.b, 1);
+        assert!(object::<Fields>(b"{}").unwrap().a.is_none());
+        for bad in [
+            "[]",
+            "[[1]]",
+            r#"{"a": [1]}"#,
+            r#""a""#,
+            "null",
+            "",
+            "{} {}",
+        ] {
+            assert!(object::<Fields>(bad.as_bytes()).is_err(), "{bad}");
+        }
+        assert!(
+            serde_json::from_str::<Fields>("[]").is_ok(),
+            "without the wrapper"
+        );
+    }
+}

@@ -1,0 +1,10 @@
+//! What archaware's libraries share: small helpers that know neither platforms nor Kubernetes objects.
+
+pub mod backoff;
+pub mod duration;
+pub mod error;
+pub mod files;
+pub mod json;
+pub mod names;
+pub mod proxy;
+pub mod single_flight;

@@ -1,0 +1,63 @@
+//! Artifacts whose layers are read. Only the feature that asks for an artifact understands its layers.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use archaware_platform::Platform;
+
+/// A kind of artifact, which is named by itself or attached to an image.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub struct ArtifactKind {
+    /// Its name in errors, for example `compatibility document`.
+    pub name: &'static str,
+    /// Media types in groups. Of the layers of one group, the first is read.
+    pub layers: &'static [&'static [&'static str]],
+    /// `artifactType` of artifacts that are attached to images.
+    pub attached_type: &'static str,
+    /// Like `layers`, for artifacts that are attached to images.
+    pub attached_layers: &'static [&'static [&'static str]],
+    /// Maximum bytes of a layer.
+    pub max_size: u64,
+}
+
+/// The content of an artifact, or of the artifacts that are attached to the images of an index.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ArtifactContent {
+    /// The digest of the artifact, or of the index whose images have attached artifacts. Empty for an attached artifact.
+    pub digest: String,
+    /// The digest of the image in `subject` of an artifact that is read by its own name.
+    pub subject: Option<String>,
+    /// The layers that were read.
+    pub layers: Vec<ArtifactLayer>,
+    /// The platforms of an index, each with the artifact that is attached to its image.
+    pub platforms: Vec<(Platform, Option<Arc<ArtifactContent>>)>,
+}
+
+/// A layer of an artifact.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArtifactLayer {
+    /// Its media type.
+    pub media_type: String,
+    /// Its digest, which the bytes have.
+    pub digest: String,
+    /// The content of the layer.
+    pub bytes: Bytes,
+}
+
+impl ArtifactContent {
+    /// All layers, with those of attached artifacts.
+    pub fn all_layers(&self) -> impl Iterator<Item = &ArtifactLayer> {
+        let attached = self.platforms.iter().filter_map(|(_, own)| own.as_deref());
+        self.layers
+            .iter()
+            .chain(attached.flat_map(|content| &content.layers))
+    }
+
+    /// Bytes of all layers.
+    pub(super) fn size(&self) -> u64 {
+        self.all_layers()
+            .map(|layer| layer.bytes.len() as u64)
+            .sum()
+    }
+}

@@ -1,0 +1,101 @@
+//! The protocol of credential provider plugins (`credentialprovider.kubelet.k8s.io`).
+
+use std::{collections::BTreeMap, path::Path, time::Duration};
+
+use secrecy::SecretString;
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
+
+use crate::credentials::{
+    Credential, CredentialSource, Keyring,
+    command::{self, CommandError},
+};
+use archaware_base::json::{self, Object};
+
+use super::config::Provider;
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct CredentialProviderRequest<'a> {
+    api_version: &'a str,
+    kind: &'static str,
+    image: &'a str,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct CredentialProviderResponse {
+    api_version: String,
+    kind: String,
+    cache_key_type: CacheKey,
+    cache_duration: Option<String>,
+    auth: Option<BTreeMap<String, Object<AuthConfig>>>,
+}
+
+#[derive(Deserialize)]
+struct AuthConfig {
+    #[serde(default)]
+    username: String,
+    #[serde(default)]
+    password: SecretString,
+}
+
+/// What an answer applies to (`cacheKeyType`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+pub(super) enum CacheKey {
+    Image,
+    Registry,
+    Global,
+}
+
+/// Why a plugin's answer cannot be used. No message contains any of it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AnswerError {
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    #[error("its answer is not a CredentialProviderResponse")]
+    Malformed,
+    #[error("its answer is of another apiVersion or kind")]
+    Version,
+    #[error("its answer has a malformed cacheDuration")]
+    Duration,
+}
+
+impl Provider {
+    /// Runs the plugin for an image.
+    pub(super) async fn run(
+        &self,
+        program: &Path,
+        image: &str,
+    ) -> Result<(CacheKey, Duration, Keyring), AnswerError> {
+        let request = CredentialProviderRequest {
+            api_version: &self.api_version,
+            kind: "CredentialProviderRequest",
+            image,
+        };
+        let question = serde_json::to_vec(&request).map_err(|_| AnswerError::Malformed)?;
+        let mut command = Command::new(program);
+        command.args(self.args.iter().flatten());
+        let environment = self.env.iter().flatten();
+        command.envs(environment.map(|variable| (&variable.name, &variable.value)));
+        let answer = command::run(command, image, &question).await?;
+        let answer: CredentialProviderResponse =
+            json::object(&answer).map_err(|_| AnswerError::Malformed)?;
+        if answer.api_version != self.api_version || answer.kind != "CredentialProviderResponse" {
+            return Err(AnswerError::Version);
+        }
+        let life = match answer.cache_duration {
+            // A negative duration means that the answer is not cached.
+            Some(text) if text.starts_with('-') => Duration::ZERO,
+            Some(text) => archaware_base::duration::parse(&text).ok_or(AnswerError::Duration)?,
+            None => self.life,
+        };
+        let entries = answer.auth.into_iter().flatten();
+        let source = CredentialSource::Provider(self.name.as_str().into());
+        let credential = |entry: AuthConfig| {
+            Credential::password(entry.username, entry.password).from_source(source.clone())
+        };
+        let entries = entries.map(|(key, Object(entry))| (key, credential(entry)));
+        Ok((answer.cache_key_type, life, Keyring::new(entries)))
+    }
+}

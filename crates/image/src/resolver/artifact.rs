@@ -1,0 +1,459 @@
+//! Artifacts that are named by themselves or attached to an image. They are read as images are: with the same names, credentials,
+//! mirrors, slots and limits.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::FutureExt;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::{
+    artifact::{ArtifactContent, ArtifactKind, ArtifactLayer},
+    cache::Attached,
+    digest::Digest,
+    error::{ArtifactError, ImageError},
+    summary::{self, DocumentKind, Fetch},
+};
+use archaware_platform::{Artifact, Descriptor};
+
+use super::{
+    RequestContext, ResolveRequest, Resolver, ResolverInner, SummaryKey, document::DocumentSource,
+    tag::ResolvedDigest,
+};
+
+/// Maximum number of images of an index to which artifacts may be attached: each costs a request. Real indexes have up to twenty.
+const MAX_IMAGES: usize = 32;
+/// How many of them are asked for at a time, as the layers of an image are pulled.
+const CONCURRENT_READS: usize = 4;
+/// Maximum number of reads of what is attached to the images of pods that do not ask for it.
+pub(super) const MAX_ATTACHED_READS: usize = 16;
+/// How long one of them goes on when no pod waits any more: three requests.
+const MAX_ATTACHED_READ: Duration = Duration::from_secs(15);
+
+/// What is looked for under the name of an image or artifact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Sought {
+    kind: &'static ArtifactKind,
+    place: Place,
+}
+
+/// Where an artifact is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Place {
+    /// The artifact itself or, if it is an image, what is attached to it or to the images of its platforms.
+    Named,
+    /// What is attached to the image itself: what is attached to the images of its platforms would cost a request for each.
+    Attached,
+}
+
+impl Resolver {
+    /// The content of an artifact of a kind, or of the artifacts that are attached to an image of this name, within a deadline.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read in time, or is none of this kind.
+    pub async fn artifact_by(
+        &self,
+        kind: &'static ArtifactKind,
+        request: ResolveRequest<'_>,
+        deadline: Instant,
+    ) -> Result<Arc<ArtifactContent>, ImageError> {
+        let place = Place::Named;
+        self.read_by(request, Sought { kind, place }, deadline)
+            .await
+    }
+
+    /// The content of the artifact that is attached to an image, within a deadline. What does not come by then is there for the
+    /// next pod.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read in time, or there is none.
+    pub async fn attached_by(
+        &self,
+        kind: &'static ArtifactKind,
+        request: ResolveRequest<'_>,
+        deadline: Instant,
+    ) -> Result<Arc<ArtifactContent>, ImageError> {
+        let place = Place::Attached;
+        self.read_by(request, Sought { kind, place }, deadline)
+            .await
+    }
+
+    async fn read_by(
+        &self,
+        request: ResolveRequest<'_>,
+        sought: Sought,
+        deadline: Instant,
+    ) -> Result<Arc<ArtifactContent>, ImageError> {
+        let answer = timeout_at(deadline, self.read(request, sought, deadline)).await;
+        answer.unwrap_or_else(|_| Err(late(request.image)))
+    }
+
+    async fn read(
+        &self,
+        request: ResolveRequest<'_>,
+        sought: Sought,
+        deadline: Instant,
+    ) -> Result<Arc<ArtifactContent>, ImageError> {
+        let (mut context, inner) = (self.context(&request)?, &self.0);
+        inner.add_credentials(&mut context, request.keyring).await;
+        let digest = inner.cached_digest(&context);
+        if let Some(digest) = &digest
+            && let Some(known) = inner.cached_artifact(&context, digest, sought)
+        {
+            return known.content(sought, digest);
+        }
+        match sought.place {
+            Place::Named => {
+                let registry = context.reference.registry();
+                let _slot = inner.fetch_slots.enter(request.tenant, registry).await;
+                self.fetch(&context, sought).await
+            }
+            Place::Attached => {
+                let image = request.image;
+                let read = self.fetch_attached(image, context, sought, digest, deadline);
+                read.await
+            }
+        }
+    }
+
+    /// Reads on when the pod stops waiting, so that the next one finds the answer.
+    async fn fetch_attached(
+        &self,
+        image: &str,
+        context: RequestContext,
+        sought: Sought,
+        digest: Option<Digest>,
+        deadline: Instant,
+    ) -> Result<Arc<ArtifactContent>, ImageError> {
+        let failed = digest.and_then(|digest| {
+            let subject = failure_subject(&context, &digest, sought);
+            self.0.recent_failure(&subject, &context.fingerprints())
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let (resolver, slots) = (self.clone(), self.0.attached_reads.clone());
+        let read = async {
+            // They take no slots from images, for which pods wait.
+            let slot = slots.acquire_owned().await.ok()?;
+            let read = tokio::spawn(async move {
+                let _slot = slot;
+                let read = resolver.fetch(&context, sought);
+                timeout(MAX_ATTACHED_READ, read).await.ok()
+            });
+            read.await.ok()?
+        };
+        let answer = timeout_at(deadline, read).await;
+        answer.ok().flatten().unwrap_or_else(|| Err(late(image)))
+    }
+
+    async fn fetch(
+        &self,
+        context: &RequestContext,
+        sought: Sought,
+    ) -> Result<Arc<ArtifactContent>, ImageError> {
+        let found = self.resolve_digest(context).await?;
+        let key = SummaryKey {
+            digest: found.digest.clone(),
+            name: context.reference.name(),
+            fingerprints: context.fingerprints(),
+        };
+        let (inner, shared) = (self.0.clone(), (context.clone(), found));
+        let read =
+            move || async move { inner.read_artifact(&shared.0, &shared.1, sought).await }.boxed();
+        self.0.artifacts.run((key, sought), read).await
+    }
+}
+
+fn late(image: &str) -> ImageError {
+    ImageError::unanswered(image, "not read within resolution.budget", None)
+}
+
+/// The name of failures.
+fn failure_subject(context: &RequestContext, digest: &Digest, sought: Sought) -> String {
+    format!("{} {}@{digest}", sought.key(), context.reference.name())
+}
+
+impl Attached {
+    fn content(self, sought: Sought, image: &Digest) -> Result<Arc<ArtifactContent>, ImageError> {
+        match self {
+            Self::Content(content) => Ok(content),
+            Self::Nothing => Err(sought.nothing_attached(image)),
+        }
+    }
+}
+
+impl Sought {
+    /// A part of keys.
+    fn key(self) -> String {
+        let place = match self.place {
+            Place::Named => "named",
+            Place::Attached => "attached to",
+        };
+        format!("{} {place}", self.kind.name)
+    }
+
+    fn nothing_attached(self, image: &Digest) -> ImageError {
+        unusable(
+            format!("artifact {image}"),
+            ArtifactError::NoLayer(self.kind.name),
+        )
+    }
+
+    /// The name of a layer in errors.
+    fn name_of(self, layer: &Descriptor) -> String {
+        format!("{} {}", self.kind.name, layer.digest)
+    }
+
+    /// The first layer of each of these groups of media types; `None` if there is none.
+    async fn read_layers(
+        self,
+        source: &DocumentSource<'_>,
+        artifact: &Artifact,
+        groups: &[&[&str]],
+    ) -> Result<Option<ArtifactContent>, ImageError> {
+        let mut content = ArtifactContent::default();
+        for group in groups {
+            let mut layers = artifact.layers.iter();
+            let found = layers.find(|layer| group.contains(&&*layer.media_type));
+            if let Some(layer) = found {
+                content.layers.push(self.read_layer(source, layer).await?);
+            }
+        }
+        Ok(Some(content).filter(|content| !content.layers.is_empty()))
+    }
+
+    fn check_size(self, layer: &Descriptor, size: u64) -> Result<(), ImageError> {
+        let limit = self.kind.max_size;
+        if size <= limit {
+            return Ok(());
+        }
+        let limit = limit / 1024;
+        let why = format!("{size} bytes are more than the limit of {limit} KiB");
+        Err(unusable(self.name_of(layer), ArtifactError::TooLarge(why)))
+    }
+
+    async fn read_layer(
+        self,
+        source: &DocumentSource<'_>,
+        layer: &Descriptor,
+    ) -> Result<ArtifactLayer, ImageError> {
+        let digest: Digest = layer.digest.parse()?;
+        self.check_size(layer, layer.size.unwrap_or_default())?;
+        let bytes = source.fetch(DocumentKind::Layer, &digest).await?;
+        summary::verify(DocumentKind::Layer, &digest, layer.size, &bytes)?;
+        // A descriptor may lack its size.
+        self.check_size(layer, bytes.len() as u64)?;
+        Ok(ArtifactLayer {
+            media_type: layer.media_type.clone(),
+            digest: layer.digest.clone(),
+            // A copy, because large bodies of registries are counted against a budget as long as they are held.
+            bytes: Bytes::copy_from_slice(&bytes),
+        })
+    }
+}
+
+impl ResolverInner {
+    fn cached_artifact(
+        &self,
+        context: &RequestContext,
+        digest: &Digest,
+        sought: Sought,
+    ) -> Option<Attached> {
+        let (name, fingerprints) = (context.reference.name(), context.fingerprints());
+        let attached = || {
+            self.caches
+                .attached((&sought.key(), digest, &*name, &*fingerprints))
+        };
+        match sought.place {
+            Place::Named => self
+                .caches
+                .artifact(sought.kind.name, digest, context.summary_scope())
+                .map(Attached::Content)
+                .or_else(attached),
+            Place::Attached => attached(),
+        }
+    }
+
+    async fn read_artifact(
+        &self,
+        context: &RequestContext,
+        found: &ResolvedDigest,
+        sought: Sought,
+    ) -> Result<Arc<ArtifactContent>, ImageError> {
+        let digest = &found.digest;
+        if let Some(known) = self.cached_artifact(context, digest, sought) {
+            return known.content(sought, digest);
+        }
+        let fingerprints = context.fingerprints();
+        let subject = failure_subject(context, digest, sought);
+        let source = self.document_source(context, found, &subject);
+        let read = async {
+            let mut artifact = Artifact::default();
+            if sought.place == Place::Named {
+                let (root, _) = source.root(found).await?;
+                summary::verify(DocumentKind::Manifest, digest, None, &root)?;
+                artifact = parse(digest, &root)?;
+                let layers = sought.kind.layers;
+                let own = sought.read_layers(&source, &artifact, layers).await?;
+                if let Some(mut content) = own {
+                    content.digest = digest.to_string();
+                    content.subject = artifact.subject.map(|subject| subject.digest);
+                    return Ok((content, false));
+                }
+            }
+            // It may be attached to an image. What is attached can change while the image does not.
+            let content = self.read_attached(context, &source, sought, digest, &artifact);
+            Ok((content.await?, true))
+        };
+        let (name, ttl) = (context.reference.name(), self.settings.tag_ttl);
+        let what = sought.key();
+        let key = (&*what, digest, &*name, &*fingerprints);
+        match read.await {
+            Ok((content, is_attached)) => {
+                self.caches.forget_failure(&subject, &fingerprints);
+                let content = Arc::new(content);
+                let kept = content.clone();
+                if is_attached {
+                    self.caches
+                        .store_attached(key, Attached::Content(kept), ttl);
+                } else {
+                    let (kind, scope) = (sought.kind.name, context.summary_scope());
+                    self.caches.store_artifact(kind, digest, scope, kept);
+                }
+                Ok(content)
+            }
+            Err(error) => {
+                // Most images have nothing: that is no failure.
+                let has_none = matches!(
+                    &error,
+                    ImageError::Artifact {
+                        source: ArtifactError::NoLayer(_),
+                        ..
+                    }
+                );
+                if has_none && sought.place == Place::Attached {
+                    self.caches.forget_failure(&subject, &fingerprints);
+                    self.caches.store_attached(key, Attached::Nothing, ttl);
+                    return Err(error);
+                }
+                // A cached failure must not be counted twice.
+                if source.failed.is_none() {
+                    self.caches.store_failure(&subject, &fingerprints, &error);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// What is attached to an image or, if it is an index, to the images of its platforms.
+    async fn read_attached(
+        &self,
+        context: &RequestContext,
+        source: &DocumentSource<'_>,
+        sought: Sought,
+        digest: &Digest,
+        artifact: &Artifact,
+    ) -> Result<ArtifactContent, ImageError> {
+        if let Some(error) = &source.failed {
+            return Err(error.clone());
+        }
+        if let Some(content) = self.read_referrer(context, source, sought, digest).await? {
+            return Ok(content);
+        }
+        let mut digests: Vec<&String> = artifact.images.iter().map(|(_, digest)| digest).collect();
+        digests.sort_unstable();
+        digests.dedup();
+        if digests.len() > MAX_IMAGES {
+            return Err(ImageError::TooDeep(
+                "an index has more than 32 images, to each of which an artifact may be attached",
+            ));
+        }
+        let mut attached = BTreeMap::new();
+        for some in digests.chunks(CONCURRENT_READS) {
+            let mut reads = Vec::new();
+            for digest in some {
+                let digest: Digest = digest.parse()?;
+                reads.push(
+                    async move { self.read_referrer(context, source, sought, &digest).await },
+                );
+            }
+            let contents = futures::future::try_join_all(reads).await?;
+            let found = some.iter().copied().zip(contents);
+            let found = found.filter_map(|(digest, content)| Some((digest, Arc::new(content?))));
+            attached.extend(found);
+        }
+        if attached.is_empty() {
+            return Err(sought.nothing_attached(digest));
+        }
+        let sizes = attached
+            .values()
+            .map(|content: &Arc<ArtifactContent>| content.size());
+        let (size, limit) = (sizes.sum::<u64>(), 2 * sought.kind.max_size);
+        if size > limit {
+            let what = format!("artifact {digest}");
+            let limit = limit / 1024;
+            let why = format!("{size} bytes are attached to its images, more than {limit} KiB");
+            return Err(unusable(what, ArtifactError::TooLarge(why)));
+        }
+        let images = artifact.images.iter();
+        let images =
+            images.map(|(platform, digest)| (platform.clone(), attached.get(digest).cloned()));
+        Ok(ArtifactContent {
+            digest: digest.to_string(),
+            platforms: images.collect(),
+            ..ArtifactContent::default()
+        })
+    }
+
+    /// The newest artifact of a kind that is attached to an image; `None`: there is none.
+    async fn read_referrer(
+        &self,
+        context: &RequestContext,
+        source: &DocumentSource<'_>,
+        sought: Sought,
+        image: &Digest,
+    ) -> Result<Option<ArtifactContent>, ImageError> {
+        let RequestContext {
+            reference,
+            credentials,
+            ..
+        } = context;
+        let found = self
+            .registry
+            .referrers(reference, image, sought.kind.attached_type, credentials)
+            .await?;
+        // RFC 3339 allows offsets and fractions, so that the order of texts is not that of times.
+        let time = |text: &str| (text.parse::<jiff::Timestamp>().ok(), text.to_owned());
+        let newest = found.0.into_iter().max_by_key(|one| time(&one.created));
+        let Some(newest) = newest else {
+            return Ok(None);
+        };
+        let digest: Digest = newest.manifest.digest.parse()?;
+        let manifest = source.fetch(DocumentKind::Manifest, &digest).await?;
+        summary::verify(DocumentKind::Manifest, &digest, None, &manifest)?;
+        let artifact = parse(&digest, &manifest)?;
+        let none = || sought.nothing_attached(image);
+        let subject = artifact.subject.as_ref().map(|subject| &*subject.digest);
+        // A registry may claim anything of what refers to an image.
+        if subject != Some(&*image.to_string()) {
+            return Err(none());
+        }
+        let layers = sought.kind.attached_layers;
+        let content = sought.read_layers(source, &artifact, layers).await?;
+        content.ok_or_else(none).map(Some)
+    }
+}
+
+fn parse(digest: &Digest, manifest: &[u8]) -> Result<Artifact, ImageError> {
+    Artifact::parse(manifest).map_err(|source| ImageError::Document {
+        what: format!("manifest {digest}"),
+        source,
+    })
+}
+
+fn unusable(what: String, source: ArtifactError) -> ImageError {
+    ImageError::Artifact { what, source }
+}

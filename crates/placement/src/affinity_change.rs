@@ -1,0 +1,334 @@
+//! What archaware adds to the node affinity of a pod. Autoscalers follow affinity,
+//! and it also applies to nodes without a taint.
+//!
+//! Required terms are `ORed`, so the architectures must be added to each of them. A term that allows only architectures
+//! that can run the pod is not changed; one that allows more is narrowed, because an autoscaler would make nodes of these,
+//! too.
+
+mod undo;
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use archaware_platform::{Architecture, Architectures};
+
+use super::{
+    affinity::{Affinity, LABELS, NodeSelectorTerm, PreferredTerm, WeightedTerm, on_architecture},
+    author_selection::AuthorSelection,
+    node_set::{MAX_TERMS, NodeSet},
+    requirement::Requirement,
+    variants::VariantPolicy,
+};
+
+pub use undo::{AffinityUndo, undo};
+
+/// Maximum number of terms of a pod that are repeated for several alternatives. Real pods have a few.
+const MAX_REPEATED: usize = 16;
+
+/// What archaware adds to a pod's node affinity. Recorded on the pod, so that it can be removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AffinityChange {
+    /// Required architectures.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub require: Option<Require>,
+    /// Preferred architectures.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prefer: Vec<Preference>,
+    /// Other preferred nodes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prefer_terms: Vec<WeightedTerm>,
+}
+
+/// Required architectures and the terms that get them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Require {
+    /// The architectures; empty: none, because an image has none for the OS of the pod.
+    #[serde(deserialize_with = "recorded::set")]
+    pub architectures: BTreeSet<Architecture>,
+    /// More such sets, that share nothing with the others: no node can run the pod, and autoscalers see it.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "recorded::sets"
+    )]
+    pub further: Vec<BTreeSet<Architecture>>,
+    /// What nodes have to be: one of these, each a list of requirements. Empty: only the architectures are required.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub alternatives: Vec<Vec<Requirement>>,
+    /// Indexes of the terms that get the expressions. Empty when the pod has no terms and gets new ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub terms: Vec<usize>,
+}
+
+/// A preferred architecture.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Preference {
+    /// The architecture.
+    #[serde(deserialize_with = "recorded::one")]
+    pub architecture: Architecture,
+    /// From 1 to 100.
+    pub weight: u8,
+}
+
+/// Reads architectures of a record. An image may name one that the configuration refuses.
+mod recorded {
+    use serde::{Deserializer, de::Error};
+
+    use super::{Architecture, BTreeSet, Deserialize};
+
+    pub(super) fn one<'de, D: Deserializer<'de>>(from: D) -> Result<Architecture, D::Error> {
+        parse(&String::deserialize(from)?)
+    }
+
+    pub(super) fn set<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<BTreeSet<Architecture>, D::Error> {
+        let names = Vec::<String>::deserialize(from)?;
+        names.iter().map(|name| parse(name)).collect()
+    }
+
+    pub(super) fn sets<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<BTreeSet<Architecture>>, D::Error> {
+        let sets = Vec::<Vec<String>>::deserialize(from)?;
+        let parsed = |set: Vec<String>| set.iter().map(|name| parse(name)).collect();
+        sets.into_iter().map(parsed).collect()
+    }
+
+    fn parse<E: Error>(name: &str) -> Result<Architecture, E> {
+        name.parse()
+            .map_err(|_| E::custom(format!("{name:?} is no architecture")))
+    }
+}
+
+impl AffinityChange {
+    /// Whether nothing is added.
+    pub fn is_empty(&self) -> bool {
+        self.require.is_none() && self.prefer.is_empty() && self.prefer_terms.is_empty()
+    }
+
+    /// The preferred terms to write.
+    pub fn preferred_terms(&self) -> impl Iterator<Item = PreferredTerm> {
+        let architectures = self.prefer.iter().map(Preference::term);
+        architectures.chain(self.prefer_terms.iter().map(WeightedTerm::term))
+    }
+}
+
+impl Require {
+    /// The terms to write, if the pod has none; otherwise each of its terms that get them gets one of these, and is repeated if
+    /// there are several.
+    pub fn alternatives(&self) -> Vec<NodeSelectorTerm> {
+        let sets = || std::iter::once(&self.architectures).chain(&self.further);
+        let all = match self.alternatives.as_slice() {
+            [] => vec![sets().map(on_architecture).collect()],
+            alternatives => alternatives.to_vec(),
+        };
+        all.into_iter().map(NodeSelectorTerm::of).collect()
+    }
+}
+
+impl Preference {
+    /// The term to write.
+    fn term(&self) -> PreferredTerm {
+        PreferredTerm {
+            weight: self.weight.into(),
+            preference: NodeSelectorTerm::of(vec![on_architecture([&self.architecture])]),
+        }
+    }
+}
+
+/// What a pod's images, and the configuration, ask of its nodes.
+#[derive(Clone, Debug)]
+pub struct Wanted<'a> {
+    /// Sets of architectures; the node has to have one of each. No sets: nothing is required.
+    pub required: &'a [Architectures],
+    /// Nodes of some variant that are preferred.
+    pub suitable: Option<&'a Architectures>,
+    /// How variants are considered.
+    pub variants: &'a VariantPolicy,
+    /// The nodes that demands require.
+    pub nodes: &'a NodeSet,
+    /// The nodes that demands prefer.
+    pub prefer: Vec<WeightedTerm>,
+    /// Whether required terms can be added and repeated. Those of an existing pod can only get more expressions
+    /// (`ValidatePodUpdate` of the API server: the affinity of a gated pod may be narrowed).
+    pub terms_are_open: bool,
+}
+
+/// The additions to a pod.
+pub fn decide(
+    wanted: &Wanted<'_>,
+    preferred: Vec<Preference>,
+    author: AuthorSelection<'_>,
+) -> AffinityChange {
+    let suitable = wanted.suitable.map(|set| author.selected(set));
+    let mut terms = suitable.map_or_else(Vec::new, |set| wanted.variants.preferred(&set));
+    terms.extend(wanted.prefer.iter().cloned());
+    if author.names_nodes() {
+        terms.clear();
+    }
+    AffinityChange {
+        require: required_change(wanted, author),
+        prefer: preferred
+            .into_iter()
+            .filter(|_| author.is_open_to_preferences())
+            .collect(),
+        prefer_terms: preferred_terms(&terms, author),
+    }
+}
+
+/// Those that the pod does not have already, and, if its author prefers architectures, those that say more than an architecture.
+fn preferred_terms(terms: &[WeightedTerm], author: AuthorSelection<'_>) -> Vec<WeightedTerm> {
+    let own = author.affinity.map(Affinity::preferred_terms);
+    let own = own.unwrap_or_default();
+    let says_more = |term: &WeightedTerm| {
+        let mut all = term.expressions.iter();
+        author.is_open_to_preferences() || all.any(|one| !LABELS.contains(&one.key.as_str()))
+    };
+    let new = terms
+        .iter()
+        .filter(|term| !own.contains(&term.term()) && says_more(term));
+    new.cloned().collect()
+}
+
+/// Whether node affinity would have to be added so that only these architectures are selected.
+pub fn requires_more(
+    architectures: &Architectures,
+    variants: &VariantPolicy,
+    author: AuthorSelection<'_>,
+) -> bool {
+    let wanted = Wanted {
+        required: std::slice::from_ref(architectures),
+        suitable: None,
+        variants,
+        nodes: &NodeSet::every(),
+        prefer: Vec::new(),
+        terms_are_open: true,
+    };
+    required_change(&wanted, author).is_some()
+}
+
+fn required_change(wanted: &Wanted<'_>, author: AuthorSelection<'_>) -> Option<Require> {
+    let terms = author.affinity.and_then(Affinity::required_terms);
+    let is_single = !wanted.terms_are_open && terms.is_some();
+    let architectures = RequiredArchitectures::of(wanted, author, is_single);
+    // Each term would be repeated for each alternative.
+    let is_single = is_single || terms.is_some_and(|terms| terms.len() > MAX_REPEATED);
+    if wanted.nodes.is_every() {
+        return architectures?.require(terms);
+    }
+    let (mut require, by_architecture) = match architectures {
+        Some(own) => {
+            let terms = own.require.alternatives().into_iter();
+            let set = NodeSet::any_of(terms.map(|term| term.match_expressions));
+            (own.require, set)
+        }
+        None => (Require::default(), NodeSet::every()),
+    };
+    // Where only some can be written, the best images come first, each on all of its architectures.
+    let alternatives = wanted.nodes.terms().iter().flat_map(|one| {
+        let one = NodeSet::all_of(one.iter().cloned());
+        by_architecture.combinations(&one).collect::<Vec<_>>()
+    });
+    require.alternatives = alternatives.take(MAX_TERMS).collect();
+    if require.alternatives.is_empty() {
+        // An empty list would ask for the architectures only.
+        require.alternatives = vec![vec![on_architecture([])]];
+    }
+    if let Some(terms) = terms {
+        require.terms = open_terms(terms, &require.alternatives());
+        if require.terms.is_empty() {
+            return None;
+        }
+    }
+    if is_single {
+        // The first alternatives are the best.
+        require.alternatives.truncate(1);
+    }
+    Some(require)
+}
+
+/// What is required for the architectures of the images, before it is known which of the pod's terms have it already.
+struct RequiredArchitectures {
+    require: Require,
+    /// What selects only these needs no addition.
+    suffices: Architectures,
+    /// All that could have been said when the pod was created.
+    unlimited: Vec<NodeSelectorTerm>,
+}
+
+impl RequiredArchitectures {
+    /// `None` if nothing is required, or the author's node selector says it already.
+    fn of(wanted: &Wanted<'_>, author: AuthorSelection<'_>, is_single: bool) -> Option<Self> {
+        let (first, further) = wanted.required.split_first()?;
+        let shared = further.iter().fold(first.clone(), |a, b| a.and(b));
+        let names = |set: &Architectures| set.names().cloned().collect();
+        let selected = author.selected(&shared);
+        let require = Require {
+            architectures: names(first),
+            further: further.iter().map(names).collect(),
+            alternatives: wanted.variants.required(&selected, is_single),
+            terms: Vec::new(),
+        };
+        let suffices = if require.alternatives.is_empty() {
+            shared
+        } else {
+            selected.clone().of_any_variant()
+        };
+        let unlimited = if require.alternatives.len() == 1 {
+            let all = wanted.variants.required(&selected, false).into_iter();
+            all.map(NodeSelectorTerm::of).collect()
+        } else {
+            Vec::new()
+        };
+        (!author.selects_within(&suffices)).then_some(Self {
+            require,
+            suffices,
+            unlimited,
+        })
+    }
+
+    /// With the terms that need it; `None` if none does.
+    fn require(mut self, terms: Option<&[NodeSelectorTerm]>) -> Option<Require> {
+        if let Some(terms) = terms {
+            let mut alternatives = self.require.alternatives();
+            alternatives.append(&mut self.unlimited);
+            let is_within = |index: &usize| {
+                let term = terms.get(*index);
+                term.is_some_and(|term| term.is_within(&self.suffices))
+            };
+            let mut open = open_terms(terms, &alternatives);
+            open.retain(|index| !is_within(index));
+            if open.is_empty() {
+                return None;
+            }
+            self.require.terms = open;
+        }
+        Some(self.require)
+    }
+}
+
+/// The terms that have none of these alternatives.
+fn open_terms(terms: &[NodeSelectorTerm], alternatives: &[NodeSelectorTerm]) -> Vec<usize> {
+    // A term without expressions either matches no node (`nodeaffinity.isEmptyNodeSelectorTerm` of
+    // k8s.io/component-helpers) or names a single node, as in a DaemonSet's pods. Neither is changed.
+    let needs_more = |term: &NodeSelectorTerm| {
+        let own = &term.match_expressions;
+        let has_one = alternatives.iter().any(|alternative| {
+            let mut all = alternative.match_expressions.iter();
+            all.all(|one| own.contains(one))
+        });
+        !own.is_empty() && !has_one
+    };
+    let open = terms
+        .iter()
+        .enumerate()
+        .filter(|(_, term)| needs_more(term));
+    open.map(|(index, _)| index).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,170 @@
+//! Removes archaware's additions from a node affinity.
+
+use crate::affinity::{Affinity, NodeSelectorTerm};
+
+use super::{AffinityChange, Require};
+
+/// Where archaware's additions are in an affinity. Each index applies after the removals before it in the same list, and the
+/// expressions are removed before the terms.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AffinityUndo {
+    /// Expressions, as (term, expression).
+    pub expressions: Vec<(usize, usize)>,
+    /// The required terms that archaware added beside others, in descending order.
+    pub terms: Vec<usize>,
+    /// Whether there are only archaware's required terms, so that all of `required` is removed.
+    pub required: bool,
+    /// Indexes of preferred terms.
+    pub preferred: Vec<usize>,
+}
+
+/// Removes what `change` added, as far as it is still there. Returns where it was.
+pub fn undo(affinity: &mut Affinity, change: &AffinityChange) -> AffinityUndo {
+    let mut undo = AffinityUndo::default();
+    let Some(node) = &mut affinity.node_affinity else {
+        return undo;
+    };
+    if let (Some(own), Some(required)) = (&change.require, &mut node.required) {
+        let (alternatives, terms) = (own.alternatives(), &mut required.node_selector_terms);
+        match alternatives.as_slice() {
+            made if own.terms.is_empty() => {
+                undo.terms = remove_terms(terms, made);
+                // The API server accepts no empty list.
+                if terms.is_empty() {
+                    undo.terms.clear();
+                    undo.required = true;
+                    node.required = None;
+                }
+            }
+            [added] => undo.expressions = remove_expressions(terms, own, added),
+            several => {
+                undo = remove_repeated(terms, own, several).unwrap_or_default();
+            }
+        }
+    }
+    if let Some(preferred) = &mut node.preferred {
+        for own in change.preferred_terms() {
+            if let Some(index) = preferred.iter().rposition(|term| *term == own) {
+                preferred.remove(index);
+                undo.preferred.push(index);
+            }
+        }
+    }
+    undo
+}
+
+fn remove_terms(terms: &mut Vec<NodeSelectorTerm>, made: &[NodeSelectorTerm]) -> Vec<usize> {
+    let mut found: Vec<usize> = Vec::new();
+    for own in made {
+        let mut equal = terms.iter().enumerate().filter(|(_, term)| *term == own);
+        let index = equal.find(|(index, _)| !found.contains(index));
+        found.extend(index.map(|(index, _)| index));
+    }
+    found.sort_unstable_by(|a, b| b.cmp(a));
+    for index in &found {
+        terms.remove(*index);
+    }
+    found
+}
+
+fn remove_expressions(
+    terms: &mut [NodeSelectorTerm],
+    own: &Require,
+    added: &NodeSelectorTerm,
+) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    let expressions = &added.match_expressions;
+    let pairs = own
+        .terms
+        .iter()
+        .flat_map(|term| expressions.iter().map(move |one| (*term, one)));
+    for (index, expression) in pairs {
+        // Another webhook may have inserted a term before it, so all terms are searched.
+        let elsewhere = 0..terms.len();
+        let place = std::iter::once(index).chain(elsewhere).find_map(|index| {
+            let of_term = &terms.get(index)?.match_expressions;
+            // A single remaining expression was written by the author: without it the term would match no
+            // node.
+            let is_one_of_several = of_term.len() > 1;
+            let at = of_term.iter().rposition(|one| one == expression);
+            Some((index, at.filter(|_| is_one_of_several)?))
+        });
+        if let Some((index, at)) = place
+            && let Some(term) = terms.get_mut(index)
+        {
+            term.match_expressions.remove(at);
+            found.push((index, at));
+        }
+    }
+    found
+}
+
+/// Removes the repetitions of terms, and what was added to the first of each. They are where archaware put them, or nothing is
+/// removed: an author's term may say the same as an alternative.
+fn remove_repeated(
+    terms: &mut Vec<NodeSelectorTerm>,
+    own: &Require,
+    alternatives: &[NodeSelectorTerm],
+) -> Option<AffinityUndo> {
+    // A record that others have written may name terms in any order, or twice.
+    if !own.terms.is_sorted_by(|a, b| a < b) {
+        return None;
+    }
+    let count = alternatives.len();
+    let places = own.terms.iter().enumerate();
+    // Each term before it has become as many as there are alternatives.
+    let places = places.map(|(before, index)| index.checked_add(before * (count - 1)));
+    let places: Vec<usize> = places.collect::<Option<_>>()?;
+    for place in &places {
+        let mut repeated = terms.get(*place..)?.get(..count)?.iter().zip(alternatives);
+        let (term, first) = repeated.next()?;
+        let before = without(term, first)?;
+        if !repeated.all(|(term, alternative)| without(term, alternative).as_ref() == Some(&before))
+        {
+            return None;
+        }
+    }
+    let mut undo = AffinityUndo::default();
+    for place in places.into_iter().rev() {
+        let first = &alternatives.first()?.match_expressions;
+        for expression in first.iter().rev() {
+            let own = &mut terms.get_mut(place)?.match_expressions;
+            let at = own.iter().rposition(|one| one == expression)?;
+            own.remove(at);
+            undo.expressions.push((place, at));
+        }
+        let copies = place + 1..place + count;
+        undo.terms.extend(copies.clone().rev());
+        terms.drain(copies);
+    }
+    Some(undo)
+}
+
+/// A term without what an alternative added; `None` if it is not there.
+fn without(term: &NodeSelectorTerm, alternative: &NodeSelectorTerm) -> Option<NodeSelectorTerm> {
+    let mut rest = term.clone();
+    for expression in alternative.match_expressions.iter().rev() {
+        let own = &mut rest.match_expressions;
+        let at = own.iter().rposition(|one| one == expression)?;
+        own.remove(at);
+    }
+    Some(rest).filter(|rest| !rest.match_expressions.is_empty())
+}
+
+impl AffinityUndo {
+    /// Whether every addition was found.
+    pub fn is_complete(&self, added: &AffinityChange) -> bool {
+        let required = added.require.as_ref().is_none_or(|require| {
+            let alternatives = require.alternatives();
+            let first = alternatives.first();
+            let first = first.map_or(0, |first| first.match_expressions.len());
+            let (count, terms) = (alternatives.len(), require.terms.len());
+            if terms == 0 {
+                self.required || self.terms.len() == count
+            } else {
+                self.expressions.len() == terms * first && self.terms.len() == terms * (count - 1)
+            }
+        });
+        required && self.preferred.len() == added.preferred_terms().count()
+    }
+}

@@ -1,0 +1,165 @@
+//! What nodes hold of images whose platforms are not known (`status.images`): evidence of last resort. A node may hold an image that it
+//! cannot run, because a runtime pulls what it is told to; so such nodes are only preferred.
+
+use std::fmt;
+
+use archaware_platform::Architectures;
+
+use super::{
+    affinity::{HOSTNAME, WeightedTerm, on_architecture},
+    demand::{Demand, Source},
+    requirement::{Operator, Requirement},
+};
+
+/// Weight of the nodes that hold the images, the highest that the API allows.
+const HOST_WEIGHT: u8 = 100;
+/// Weight of other nodes of an architecture that is likely.
+const ARCHITECTURE_WEIGHT: u8 = 50;
+
+/// Maximum number of nodes that a pod's affinity names one by one, where no other label selects them.
+pub const MAX_HOSTS: usize = 64;
+
+/// What nodes hold of the images of a pod that are not known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageLocality {
+    /// The images.
+    pub images: Vec<String>,
+    /// The nodes that hold all of them.
+    pub nodes: HoldingNodes,
+    /// The architectures of the copies on archaware's own node, for which no registry vouches; `None`: there are none.
+    pub copies: Option<Architectures>,
+}
+
+/// The nodes that hold some images.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HoldingNodes {
+    /// How many there are.
+    pub count: usize,
+    /// Their host names, unless they are too many to be named one by one.
+    pub hosts: Vec<String>,
+    /// Their architectures.
+    pub architectures: Architectures,
+}
+
+impl ImageLocality {
+    /// The demand for nodes that hold the images; `None` if no node is known to hold them.
+    pub fn demand(&self) -> Option<Demand> {
+        let prefer = self.preferred();
+        (!prefer.is_empty()).then(|| Demand {
+            prefer,
+            note: Some(self.to_string()),
+            ..Demand::of(Source::ImageLocality)
+        })
+    }
+
+    /// The nodes to prefer: those that hold the images, and those on which the images are likely to run.
+    fn preferred(&self) -> Vec<WeightedTerm> {
+        let term = |weight, requirement| WeightedTerm {
+            weight,
+            expressions: vec![requirement],
+        };
+        let hosts = &self.nodes.hosts;
+        let hosts =
+            (!hosts.is_empty()).then(|| Requirement::new(HOSTNAME, Operator::In, hosts.clone()));
+        let likely = [Some(&self.nodes.architectures), self.copies.as_ref()];
+        let mut likely: Vec<_> = likely.into_iter().flatten().collect();
+        likely.retain(|set| !set.is_empty());
+        likely.dedup();
+        let likely = likely.into_iter().map(|set| on_architecture(set.names()));
+        let likely = likely.map(|one| term(ARCHITECTURE_WEIGHT, one));
+        let hosts = hosts.map(|one| term(HOST_WEIGHT, one));
+        hosts.into_iter().chain(likely).collect()
+    }
+}
+
+/// For example `3 nodes (arm64) hold app:1`.
+impl fmt::Display for ImageLocality {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let images = self.images.join(", ");
+        let nodes = &self.nodes;
+        let set = nodes.architectures.join(", ");
+        let hold = match nodes.count {
+            0 => None,
+            1 => Some(format!("one node ({set}) holds {images}")),
+            count => Some(format!("{count} nodes ({set}) hold {images}")),
+        };
+        let copies = self.copies.as_ref().filter(|set| !set.is_empty());
+        let copies = copies.map(|set| {
+            let set = set.join(", ");
+            format!("what archaware's own node holds of {images} is for {set}")
+        });
+        let all: Vec<_> = hold.into_iter().chain(copies).collect();
+        f.write_str(&all.join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_that_hold_an_image_come_first_and_likely_ones_after_them() {
+        let set = |names: &str| -> Architectures {
+            if names.is_empty() {
+                Architectures::default()
+            } else {
+                names.parse().unwrap()
+            }
+        };
+        for (hosts, count, architectures, copies, expected, said) in [
+            (&[][..], 0, "", None, "", ""),
+            (&[], 0, "", Some(""), "", ""),
+            (
+                &["a"],
+                1,
+                "arm64",
+                None,
+                "100 kubernetes.io/hostname in (a); 50 kubernetes.io/arch in (arm64)",
+                "one node (arm64) holds app:1",
+            ),
+            (
+                &["a", "b"],
+                2,
+                "amd64,arm64",
+                Some("amd64"),
+                "100 kubernetes.io/hostname in (a, b); 50 kubernetes.io/arch in (amd64, arm64); 50 kubernetes.io/arch in (amd64)",
+                "2 nodes (amd64, arm64) hold app:1; what archaware's own node holds of app:1 is for amd64",
+            ),
+            // Too many to be named, and the same twice.
+            (
+                &[],
+                65,
+                "arm64",
+                Some("arm64"),
+                "50 kubernetes.io/arch in (arm64)",
+                "65 nodes (arm64) hold app:1; what archaware's own node holds of app:1 is for arm64",
+            ),
+            (
+                &[],
+                0,
+                "",
+                Some("s390x"),
+                "50 kubernetes.io/arch in (s390x)",
+                "what archaware's own node holds of app:1 is for s390x",
+            ),
+        ] {
+            let locality = ImageLocality {
+                images: vec!["app:1".to_owned()],
+                nodes: HoldingNodes {
+                    count,
+                    hosts: hosts.iter().map(|one| (*one).to_owned()).collect(),
+                    architectures: set(architectures),
+                },
+                copies: copies.map(set),
+            };
+            let preferred = locality.preferred().into_iter().map(|one| {
+                let all: Vec<_> = one.expressions.iter().map(ToString::to_string).collect();
+                format!("{} {}", one.weight, all.join(" and "))
+            });
+            let preferred: Vec<_> = preferred.collect();
+            assert_eq!(preferred.join("; "), expected);
+            assert_eq!(locality.to_string(), said);
+            assert_eq!(locality.demand().is_none(), expected.is_empty());
+        }
+    }
+}

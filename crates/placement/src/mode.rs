@@ -1,0 +1,249 @@
+//! Which mode applies to a pod: the setting nearest to the pod wins.
+
+use std::{collections::BTreeMap, fmt};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use archaware_platform::Architectures;
+
+use super::annotation;
+
+/// How a pod is handled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Mode {
+    /// Decide by its images.
+    #[default]
+    Inspect,
+    /// Tolerate every architecture without reading images.
+    Any,
+    /// Do not change it.
+    Ignore,
+}
+
+/// What applies to one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// A mode.
+    Mode(Mode),
+    /// Architectures that the pod's author states.
+    Architectures(Architectures),
+}
+
+impl Rule {
+    /// The architectures that the author states, if they do.
+    pub fn stated(&self) -> Option<&Architectures> {
+        match self {
+            Self::Architectures(set) => Some(set),
+            Self::Mode(_) => None,
+        }
+    }
+}
+
+/// Where a rule is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RuleSource {
+    /// By an annotation of the pod or template.
+    Pod(&'static str),
+    /// By the annotation [`annotation::MODE`] of its namespace.
+    Namespace,
+    /// By the configuration.
+    Configuration,
+}
+
+/// An annotation with an invalid value; it is treated as absent.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InvalidAnnotation {
+    /// Name of the annotation.
+    pub name: &'static str,
+    /// Its value.
+    pub value: String,
+    /// Whether the annotation is on the namespace instead of the pod.
+    pub on_namespace: bool,
+}
+
+impl fmt::Display for InvalidAnnotation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, value) = (self.name, &self.value);
+        let wants = match name {
+            annotation::MODE => "inspect, any or ignore",
+            annotation::ARCHITECTURES => "architectures like amd64,arm64",
+            _ => "weights from 0 to 100 like arm64=80,amd64=20",
+        };
+        let of = if self.on_namespace {
+            " of the namespace"
+        } else {
+            ""
+        };
+        write!(
+            f,
+            "annotation {name}{of} is ignored: {value:?} is not {wants}"
+        )
+    }
+}
+
+type Annotations = BTreeMap<String, String>;
+
+impl Mode {
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "inspect" => Some(Self::Inspect),
+            "any" => Some(Self::Any),
+            "ignore" => Some(Self::Ignore),
+            _ => None,
+        }
+    }
+}
+
+/// Whether the pod's own annotations select a rule.
+pub fn has_own_rule(pod: &Annotations) -> bool {
+    let mode = pod.get(annotation::MODE);
+    let mode = mode.and_then(|text| Mode::parse(text.trim()));
+    let architectures = pod.get(annotation::ARCHITECTURES);
+    mode.is_some() || architectures.is_some_and(|text| parse_architectures(text).is_some())
+}
+
+/// The rule for a pod or template, from its annotations, those of its namespace, and the default mode; and where it is set.
+pub fn rule(
+    pod: &Annotations,
+    namespace: &Annotations,
+    default: Mode,
+) -> (Rule, RuleSource, Vec<InvalidAnnotation>) {
+    let mut invalid = Vec::new();
+    let pod_mode = read(pod, annotation::MODE, false, Mode::parse, &mut invalid);
+    let architectures = read(
+        pod,
+        annotation::ARCHITECTURES,
+        false,
+        parse_architectures,
+        &mut invalid,
+    );
+    let namespace_mode = read(namespace, annotation::MODE, true, Mode::parse, &mut invalid);
+    let (rule, source) = if let Some(mode) = pod_mode {
+        (Rule::Mode(mode), RuleSource::Pod(annotation::MODE))
+    } else if let Some(stated) = architectures {
+        let source = RuleSource::Pod(annotation::ARCHITECTURES);
+        (Rule::Architectures(stated), source)
+    } else if let Some(mode) = namespace_mode {
+        (Rule::Mode(mode), RuleSource::Namespace)
+    } else {
+        (Rule::Mode(default), RuleSource::Configuration)
+    };
+    (rule, source, invalid)
+}
+
+pub(super) fn read<T>(
+    annotations: &Annotations,
+    name: &'static str,
+    on_namespace: bool,
+    parse: impl Fn(&str) -> Option<T>,
+    invalid: &mut Vec<InvalidAnnotation>,
+) -> Option<T> {
+    let value = annotations.get(name)?;
+    let parsed = parse(value.trim());
+    if parsed.is_none() {
+        invalid.push(InvalidAnnotation {
+            name,
+            value: value.clone(),
+            on_namespace,
+        });
+    }
+    parsed
+}
+
+/// Parses `amd64,arm64` or `amd64/v3`. One unknown name invalidates the whole value.
+fn parse_architectures(text: &str) -> Option<Architectures> {
+    text.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn annotations(pairs: &[(&str, &str)]) -> Annotations {
+        pairs
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn the_nearest_wins() {
+        let (mode, architectures) = (annotation::MODE, annotation::ARCHITECTURES);
+        let set = |names: &[&str]| {
+            Rule::Architectures(names.iter().map(|n| n.parse().unwrap()).collect())
+        };
+        for (pod, default, namespace, expected, invalid) in [
+            (
+                &[][..],
+                Mode::Inspect,
+                &[][..],
+                Rule::Mode(Mode::Inspect),
+                0,
+            ),
+            (&[], Mode::Any, &[], Rule::Mode(Mode::Any), 0),
+            (
+                &[],
+                Mode::Any,
+                &[(mode, "ignore")],
+                Rule::Mode(Mode::Ignore),
+                0,
+            ),
+            (
+                &[(architectures, "amd64, arm64")],
+                Mode::Inspect,
+                &[(mode, "any")],
+                set(&["amd64", "arm64"]),
+                0,
+            ),
+            (
+                &[(architectures, "amd64"), (mode, "ignore")],
+                Mode::Inspect,
+                &[],
+                Rule::Mode(Mode::Ignore),
+                0,
+            ),
+            (
+                &[(mode, "inspect")],
+                Mode::Any,
+                &[],
+                Rule::Mode(Mode::Inspect),
+                0,
+            ),
+            (&[(mode, "never")], Mode::Any, &[], Rule::Mode(Mode::Any), 1),
+            (
+                &[(architectures, "amd64,,")],
+                Mode::Inspect,
+                &[(mode, "x")],
+                Rule::Mode(Mode::Inspect),
+                2,
+            ),
+            (
+                &[(architectures, "")],
+                Mode::Inspect,
+                &[],
+                Rule::Mode(Mode::Inspect),
+                1,
+            ),
+            (
+                &[(architectures, "x86_64")],
+                Mode::Inspect,
+                &[],
+                set(&["amd64"]),
+                0,
+            ),
+        ] {
+            let (rule, source, bad) = rule(&annotations(pod), &annotations(namespace), default);
+            let on_pod = matches!(source, RuleSource::Pod(_));
+            let valid = pod.len() + namespace.len() - bad.len();
+            assert_eq!(on_pod, !pod.is_empty() && valid > 0, "{pod:?}");
+            assert_eq!(source == RuleSource::Configuration, valid == 0, "{pod:?}");
+            assert_eq!(
+                (rule, bad.len()),
+                (expected, invalid),
+                "{pod:?} {namespace:?}"
+            );
+        }
+    }
+}

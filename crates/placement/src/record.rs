@@ -1,0 +1,305 @@
+//! Records of what archaware added to a pod or to the template of a DaemonSet: their format, their size, and how the additions of a pod
+//! come off again.
+//!
+//! archaware decides about a pod without these additions. The API server calls the webhook again after other webhooks changed the pod
+//! (`reinvocationPolicy: IfNeeded`), and with an injected sidecar it may run on fewer architectures. And people copy the YAML of pods.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use super::{
+    affinity::Affinity, affinity_change, annotation, change::PodChange, demand::ImageChange,
+};
+
+/// Version of the format. A record of another version records nothing: its fields may mean something else.
+const VERSION: u32 = 1;
+/// Maximum bytes of a record: a template of 256 containers with the longest names of images has less. A longer record is neither written
+/// nor parsed: everybody who may write a pod may write its annotations.
+pub const MAX_SIZE: usize = 128 * 1024;
+
+#[derive(Serialize, Deserialize)]
+struct Record<T> {
+    version: u32,
+    #[serde(flatten)]
+    content: T,
+}
+
+/// What an annotation records; `None` if it cannot be read.
+pub(super) fn parse<T: DeserializeOwned>(text: Option<&str>) -> Option<T> {
+    let text = text.filter(|text| text.len() <= MAX_SIZE)?;
+    let record: Record<T> = serde_json::from_str(text).ok()?;
+    (record.version == VERSION).then_some(record.content)
+}
+
+/// The value of an annotation that records something.
+pub(super) fn format<T: Serialize>(content: &T) -> Option<String> {
+    let record = Record {
+        version: VERSION,
+        content,
+    };
+    let text = serde_json::to_string(&record).ok();
+    text.filter(|text| text.len() <= MAX_SIZE)
+}
+
+/// What the annotation of a pod says that archaware added.
+pub fn read(annotations: &BTreeMap<String, String>) -> PodChange {
+    let text = annotations.get(annotation::ADDED).map(String::as_str);
+    parse(text).unwrap_or_default()
+}
+
+/// The value of the annotation of a pod that gets these additions; `None` if there are none.
+pub fn of_change(change: &PodChange) -> Option<String> {
+    (!change.is_empty()).then(|| format(change)).flatten()
+}
+
+/// A change that is too long for its record loses its preferences, and then alternatives: each of them suffices.
+#[must_use]
+pub fn fitting(mut change: PodChange) -> PodChange {
+    let is_too_long = |change: &PodChange| !change.is_empty() && of_change(change).is_none();
+    let required = change.affinity.require.as_ref();
+    let has_alternatives = required.is_some_and(|required| !required.alternatives.is_empty());
+    // Nothing else is that long.
+    let may_be_long = has_alternatives || !change.affinity.prefer_terms.is_empty();
+    if !may_be_long || !is_too_long(&change) {
+        return change;
+    }
+    change.affinity.prefer_terms.clear();
+    while is_too_long(&change)
+        && let Some(required) = &mut change.affinity.require
+        && required.alternatives.len() > 1
+    {
+        let half = required.alternatives.len() / 2;
+        required.alternatives.truncate(half);
+    }
+    change
+}
+
+/// Where the additions are in a pod. Each index applies after the removals before it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FoundAdditions {
+    /// Indexes of tolerations.
+    pub tolerations: Vec<usize>,
+    /// Places in the node affinity.
+    pub affinity: affinity_change::AffinityUndo,
+    /// Images that are as they were replaced.
+    pub images: Vec<ImageChange>,
+}
+
+/// Removes the additions that are still in the pod. Each toleration is removed once, because the author may have
+/// written the same one.
+pub fn undo(
+    added: &PodChange,
+    tolerations: Option<&mut Vec<Value>>,
+    affinity: Option<&mut Affinity>,
+) -> FoundAdditions {
+    let mut undo = FoundAdditions::default();
+    if let Some(tolerations) = tolerations {
+        let mut indexes: Vec<usize> = Vec::new();
+        for own in &added.tolerations {
+            let mut found = tolerations.iter().enumerate().rev();
+            let index = found.find(|(index, one)| *one == own && !indexes.contains(index));
+            indexes.extend(index.map(|(index, _)| index));
+        }
+        indexes.sort_unstable_by(|a, b| b.cmp(a));
+        for &index in &indexes {
+            tolerations.remove(index);
+        }
+        undo.tolerations = indexes;
+    }
+    if let Some(affinity) = affinity {
+        undo.affinity = affinity_change::undo(affinity, &added.affinity);
+    }
+    undo
+}
+
+/// The images that were replaced, as they are now: another webhook may have changed them after archaware. `containers`: names and
+/// images.
+pub fn undo_images<'a>(
+    added: &PodChange,
+    containers: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+) -> Vec<ImageChange> {
+    let now = |own: &ImageChange| {
+        let mut all = containers.clone();
+        let (_, image) = all.find(|(name, _)| *name == own.container)?;
+        (image != own.from || own.from == own.to).then(|| ImageChange {
+            to: image.to_owned(),
+            ..own.clone()
+        })
+    };
+    added.images.iter().filter_map(now).collect()
+}
+
+impl FoundAdditions {
+    /// Whether all additions were found.
+    pub fn is_complete(&self, added: &PodChange) -> bool {
+        self.tolerations.len() == added.tolerations.len()
+            && self.affinity.is_complete(&added.affinity)
+            && self.images == added.images
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::{
+        affinity,
+        requirement::{Operator, Requirement},
+    };
+
+    use super::*;
+
+    #[test]
+    fn each_toleration_comes_off_once() {
+        let (ours, other) = (json!({"key": "a"}), json!({"key": "b"}));
+        let added = PodChange {
+            tolerations: vec![ours.clone()],
+            ..PodChange::default()
+        };
+        let mut tolerations = vec![ours.clone(), other.clone(), ours.clone(), other.clone()];
+        let found = undo(&added, Some(&mut tolerations), None);
+        assert_eq!(found.tolerations, [2]);
+        assert!(found.is_complete(&added));
+        assert_eq!(tolerations, [ours, other.clone(), other.clone()]);
+        let mut foreign = vec![other];
+        let found = undo(&added, Some(&mut foreign), None);
+        assert!(found.tolerations.is_empty() && !found.is_complete(&added));
+    }
+
+    #[test]
+    fn nonsense_has_added_nothing() {
+        let annotated =
+            |text: &str| read(&[(annotation::ADDED.to_owned(), text.to_owned())].into());
+        assert!(annotated("nonsense").is_empty());
+        assert!(annotated("{}").is_empty());
+        assert!(annotated(r#"{"tolerations":[1]}"#).is_empty());
+        let change = PodChange {
+            tolerations: vec![json!(1)],
+            ..PodChange::default()
+        };
+        let text = of_change(&change).unwrap();
+        assert_eq!(text, r#"{"version":1,"tolerations":[1]}"#);
+        assert_eq!(annotated(&text), change);
+        assert!(annotated(&text.replace(":1,", ":4,")).is_empty());
+        assert_eq!(of_change(&PodChange::default()), None);
+    }
+
+    #[test]
+    fn a_change_fits_its_record() {
+        let hosts = |n: usize| -> Vec<String> {
+            (0..64)
+                .map(|host| format!("{n:03}-{host:03}-{}", "x".repeat(240)))
+                .collect()
+        };
+        let term = |n| vec![Requirement::new("host", Operator::In, hosts(n))];
+        let prefer = |n| affinity::WeightedTerm {
+            weight: 1,
+            expressions: term(n),
+        };
+        let change = |alternatives: usize, preferred: usize| PodChange {
+            affinity: affinity_change::AffinityChange {
+                require: Some(affinity_change::Require {
+                    alternatives: (0..alternatives).map(term).collect(),
+                    ..Default::default()
+                }),
+                prefer_terms: (0..preferred).map(prefer).collect(),
+                ..Default::default()
+            },
+            ..PodChange::default()
+        };
+        for (before, after) in [
+            (change(2, 2), change(2, 2)),
+            (change(4, 16), change(4, 0)),
+            (change(16, 16), change(8, 0)),
+        ] {
+            let found = fitting(before);
+            assert!(found == after);
+            assert!(of_change(&found).is_some());
+        }
+        assert!(of_change(&change(16, 0)).is_none());
+    }
+
+    #[test]
+    fn what_is_longer_than_a_record_is_neither_written_nor_read() {
+        let padded = |bytes: usize| PodChange {
+            runtime_class: Some("x".repeat(bytes)),
+            ..PodChange::default()
+        };
+        let overhead = of_change(&padded(1)).unwrap().len() - 1;
+        let longest = padded(MAX_SIZE - overhead);
+        let text = of_change(&longest).unwrap();
+        assert_eq!(text.len(), MAX_SIZE);
+        let annotated = |text: String| read(&[(annotation::ADDED.to_owned(), text)].into());
+        assert_eq!(annotated(text.clone()), longest);
+        assert!(annotated(text.replace("xx", "xxx")).is_empty());
+        assert_eq!(of_change(&padded(MAX_SIZE - overhead + 1)), None);
+    }
+
+    /// An image may name an architecture that the configuration refuses.
+    #[test]
+    fn every_name_is_read_again() {
+        let unusual = ["amd64", "loongarch64"].map(|name| name.parse().unwrap());
+        let require = affinity_change::Require {
+            architectures: unusual.clone().into(),
+            further: vec![unusual.clone().into()],
+            ..Default::default()
+        };
+        let [_, architecture] = unusual;
+        let affinity = affinity_change::AffinityChange {
+            require: Some(require),
+            prefer: vec![affinity_change::Preference {
+                architecture,
+                weight: 1,
+            }],
+            ..Default::default()
+        };
+        let change = PodChange {
+            affinity,
+            ..PodChange::default()
+        };
+        let text = of_change(&change).unwrap();
+        let found = read(&[(annotation::ADDED.to_owned(), text)].into());
+        assert_eq!(found.affinity, change.affinity);
+    }
+
+    #[test]
+    fn an_image_may_have_been_changed_again() {
+        let image = |container: &str, from: &str, to: &str| ImageChange {
+            container: container.to_owned(),
+            from: from.to_owned(),
+            to: to.to_owned(),
+        };
+        let change = |images: &[ImageChange]| PodChange {
+            images: images.to_vec(),
+            ..PodChange::default()
+        };
+        let recorded = change(&[
+            image("same", "a", "b"),
+            image("mirrored", "a", "b"),
+            image("reverted", "a", "b"),
+            image("gone", "a", "b"),
+            image("best", "a", "a"),
+        ]);
+        let now = [
+            ("same", "b"),
+            ("mirrored", "mirror/b"),
+            ("reverted", "a"),
+            ("best", "a"),
+        ];
+        let undone = undo_images(&recorded, now.into_iter());
+        let expected = [
+            image("same", "a", "b"),
+            image("mirrored", "a", "mirror/b"),
+            image("best", "a", "a"),
+        ];
+        assert_eq!(undone, expected);
+        // The same choice leaves the mirror's name; another one does not.
+        let chosen = |to: &str| change(&[image("mirrored", "a", to)]);
+        for (to, kept) in [("b", "mirror/b"), ("c", "c")] {
+            let kept_as = chosen(to).with_images_kept(&recorded, &undone);
+            assert_eq!(kept_as, chosen(kept));
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Additional tolerations (`tolerations` of the configuration), and which tolerations cover others.
+
+use serde_json::{Value, json};
+
+use archaware_base::names::is_label_value;
+use archaware_platform::{Architectures, Os};
+
+use super::{
+    taint::text,
+    toleration_rule::{ARCH, TolerationConfig, TolerationRule},
+};
+
+/// The additional tolerations of pods of `os` that run on these architectures, without duplicates.
+pub(super) fn by_rules(
+    rules: &[TolerationRule],
+    architectures: &Architectures,
+    os: &Os,
+) -> Vec<Value> {
+    let mut all = Vec::new();
+    for rule in rules {
+        for architecture in architectures.names() {
+            let mut named = rule.platforms.iter();
+            let applies = rule.platforms.is_empty()
+                || named.any(|one| one.os == *os && one.architecture == *architecture);
+            if !applies {
+                continue;
+            }
+            // An image may name an architecture of any length, and the API server rejects values over 63 characters.
+            let toleration = rule.toleration.toleration(architecture.as_str());
+            if is_label_value(text(&toleration, "value")) && !all.contains(&toleration) {
+                all.push(toleration);
+            }
+        }
+    }
+    all
+}
+
+impl TolerationConfig {
+    /// In the API's form, for an architecture.
+    pub(super) fn toleration(&self, architecture: &str) -> Value {
+        let value = self.value.replace(ARCH, architecture);
+        // The API server drops an empty value. Owned tolerations are recognised by equality, so it is dropped here too.
+        let value = Some(value).filter(|value| !value.is_empty());
+        let fields = [
+            ("key", Some(json!(self.key))),
+            ("operator", Some(json!(self.operator))),
+            ("value", value.map(Value::String)),
+            ("effect", self.effect.map(|effect| json!(effect))),
+        ];
+        let present = fields
+            .into_iter()
+            .filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        Value::Object(present.collect())
+    }
+}
+
+/// Whether `existing` tolerates every taint that `new` tolerates, by `Toleration.ToleratesTaint` of
+/// `k8s.io/api/core/v1`: an empty key or effect matches every one.
+pub fn covers(existing: &Value, new: &Value) -> bool {
+    let same = |field: &str| text(existing, field) == text(new, field);
+    let wider = |field: &str| text(existing, field).is_empty() || same(field);
+    let is_equal = |toleration: &Value| matches!(text(toleration, "operator"), "" | "Equal");
+    wider("key")
+        && wider("effect")
+        && match text(existing, "operator") {
+            "Exists" => true,
+            "" | "Equal" => is_equal(new) && same("value"),
+            // The numeric operators.
+            _ => existing == new,
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(text: &str) -> Vec<TolerationRule> {
+        crate::yaml(text)
+    }
+
+    #[test]
+    fn rules_are_for_their_platforms() {
+        let all: Architectures = "amd64,arm64".parse().unwrap();
+        let linux = Os::linux();
+        let fixed = rules(
+            "[{platforms: [linux/aarch64], toleration: {key: pool, operator: Equal, value: graviton, effect: NoSchedule}}]",
+        );
+        let one = json!({"key": "pool", "operator": "Equal", "value": "graviton", "effect": "NoSchedule"});
+        assert_eq!(by_rules(&fixed, &all, &linux), [one]);
+        assert_eq!(
+            by_rules(&fixed, &all, &"windows".parse().unwrap()),
+            Vec::<Value>::new()
+        );
+        assert_eq!(
+            by_rules(&fixed, &"amd64".parse().unwrap(), &linux),
+            Vec::<Value>::new()
+        );
+        let named = rules("[{toleration: {key: a/b, value: \"pool-{arch}\"}}]");
+        let of = |arch: &str| json!({"key": "a/b", "operator": "Equal", "value": format!("pool-{arch}")});
+        assert_eq!(by_rules(&named, &all, &linux), [of("amd64"), of("arm64")]);
+        let long: Architectures = format!("a{}", "b".repeat(60)).parse().unwrap();
+        assert_eq!(
+            by_rules(&named, &long, &linux),
+            Vec::<Value>::new(),
+            "no taint has such a value"
+        );
+        let bare = rules("[{toleration: {key: pool}}]");
+        assert_eq!(
+            by_rules(&bare, &all, &linux),
+            [json!({"key": "pool", "operator": "Equal"})]
+        );
+        let any = rules("[{toleration: {key: pool, operator: Exists}}]");
+        assert_eq!(
+            by_rules(&any, &all, &linux),
+            [json!({"key": "pool", "operator": "Exists"})]
+        );
+    }
+
+    #[test]
+    fn only_a_wider_toleration_covers() {
+        let any = json!({"operator": "Exists"});
+        let key = json!({"key": "k", "operator": "Exists"});
+        let key_effect = json!({"key": "k", "operator": "Exists", "effect": "NoSchedule"});
+        let value = json!({"key": "k", "value": "v"});
+        let value_effect =
+            json!({"key": "k", "operator": "Equal", "value": "v", "effect": "NoSchedule"});
+        let numeric = json!({"key": "k", "operator": "Gt", "value": "1"});
+        let all = [&any, &key, &key_effect, &value, &value_effect, &numeric];
+        let covered: [&[usize]; 6] = [
+            &[0, 1, 2, 3, 4, 5],
+            &[1, 2, 3, 4, 5],
+            &[2, 4],
+            &[3, 4],
+            &[4],
+            &[5],
+        ];
+        for (index, existing) in all.iter().enumerate() {
+            let found: Vec<usize> = (0..6).filter(|new| covers(existing, all[*new])).collect();
+            assert_eq!(found, covered[index], "{existing}");
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Nodes of a variant that suffices: what node labels say about the variant of a node's CPU, and which node affinity selects
+//! the variants that an image needs.
+
+mod proof;
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use archaware_platform::{Architecture, Architectures, Variants, known_variant};
+
+use super::{
+    affinity::{WeightedTerm, on_architecture},
+    node_view::NodeView,
+    requirement::{Operator, Requirement},
+};
+
+/// What happens to nodes of which no variant is known, if an image needs more than the architecture means without variant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum UnknownVariants {
+    /// Pods may run on them, and prefer nodes that are known to suffice.
+    #[default]
+    Prefer,
+    /// Pods run on nodes that are known to suffice.
+    Require,
+    /// The variants of images are not considered at all.
+    Ignore,
+}
+
+/// How variants are considered.
+#[derive(Clone, Debug)]
+pub struct VariantPolicy {
+    /// What happens to nodes without facts.
+    pub unknown: UnknownVariants,
+    /// The node label whose value is the variant. It counts more than the labels of Node Feature Discovery.
+    pub label: String,
+    /// Whether nodes of a known variant have it in their taint.
+    pub taints: bool,
+}
+
+impl Default for VariantPolicy {
+    fn default() -> Self {
+        Self {
+            unknown: UnknownVariants::default(),
+            label: crate::annotation::VARIANT.to_owned(),
+            taints: false,
+        }
+    }
+}
+
+/// What is known of a node's variant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NodeVariant {
+    /// By its own label.
+    Exactly(&'static str),
+    /// By its CPU features or model: it may be higher.
+    AtLeast(&'static str),
+}
+
+impl NodeVariant {
+    /// The variant.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exactly(name) | Self::AtLeast(name) => name,
+        }
+    }
+}
+
+/// Whether a node of this architecture and variant can run what a set stands for; `None` if it is not known.
+pub fn suffices(set: &Architectures, node: &str, variant: Option<NodeVariant>) -> Option<bool> {
+    let Some((name, variants)) = set.iter().find(|(name, _)| name.as_str() == node) else {
+        return Some(false);
+    };
+    match variant {
+        _ if variants.is_any() => Some(true),
+        Some(variant) if variants.contains(name, variant.name()) => Some(true),
+        Some(NodeVariant::Exactly(_)) => Some(false),
+        Some(NodeVariant::AtLeast(_)) => None,
+        None => variants.contains_presumed(name).then_some(true),
+    }
+}
+
+/// Weight of nodes that are known to suffice, the highest that the API allows: an image that does not run is worse than any other
+/// disadvantage of a node.
+const WEIGHT: u8 = 100;
+
+impl VariantPolicy {
+    /// What the labels of a node say about its variant.
+    fn of_node(
+        &self,
+        architecture: &Architecture,
+        labels: &BTreeMap<String, String>,
+    ) -> Option<NodeVariant> {
+        let own = labels.get(&self.label);
+        // A value that is no variant is none. Karpenter writes such values for keys that its pools do not define.
+        if let Some(name) = own.and_then(|value| known_variant(architecture, value)) {
+            return Some(NodeVariant::Exactly(name));
+        }
+        proof::proven(architecture, labels).map(NodeVariant::AtLeast)
+    }
+
+    /// The variant of a node, as far as it is known.
+    pub fn of_view(&self, node: &NodeView<'_>) -> Option<NodeVariant> {
+        let architecture = node.architecture.parse().ok()?;
+        self.of_node(&architecture, node.labels)
+    }
+
+    /// The value of a node's taint. What features prove counts with `require` only: otherwise pods may run on nodes of unknown
+    /// variant, and a node may be higher than its features prove.
+    pub(super) fn taint_value(
+        &self,
+        architecture: &Architecture,
+        labels: &BTreeMap<String, String>,
+    ) -> String {
+        if !self.taints {
+            return value(architecture, None);
+        }
+        let counts = |variant: &NodeVariant| {
+            matches!(variant, NodeVariant::Exactly(_)) || self.unknown == UnknownVariants::Require
+        };
+        let variant = self.of_node(architecture, labels).filter(counts);
+        let tainted = variant.and_then(|variant| tainted_variant(architecture, variant.name()));
+        value(architecture, tainted)
+    }
+
+    /// What of these variants is considered. Where a node of unknown variant suffices, nothing is limited without need: most images
+    /// have an entry `arm/v7`, and hardly any cluster has nodes below it.
+    pub(super) fn considered(&self, set: Architectures) -> Architectures {
+        let considers_presumed = self.taints || self.unknown == UnknownVariants::Require;
+        match self.unknown {
+            UnknownVariants::Ignore => set.without_variants(),
+            _ if considers_presumed => set,
+            _ => Architectures::of(set.iter().map(|(name, variants)| {
+                let is_open = variants.contains_presumed(name);
+                (name.clone(), if is_open { Variants::ANY } else { variants })
+            })),
+        }
+    }
+
+    /// The values of the taints of nodes that suffice, or of which it is not known.
+    pub(super) fn tolerated_values(
+        &self,
+        architecture: &Architecture,
+        variants: Variants,
+    ) -> Vec<String> {
+        if !self.taints {
+            return vec![value(architecture, None)];
+        }
+        let sufficient = variants.names(architecture);
+        let mut tainted: Vec<_> = sufficient
+            .map(|variant| tainted_variant(architecture, variant))
+            .collect();
+        if variants.is_any() || self.unknown != UnknownVariants::Require {
+            tainted.push(None);
+        }
+        // The variant that is presumed is not in the taint: it is the same as none.
+        tainted.sort_unstable();
+        tainted.dedup();
+        tainted
+            .into_iter()
+            .map(|variant| value(architecture, variant))
+            .collect()
+    }
+
+    /// What nodes have to be: one of these. Empty if the architectures say it all. `is_single`: only one list of requirements can be
+    /// added. It cannot tell nodes of unknown variant from those that suffice, so they stay possible.
+    pub(super) fn required(&self, set: &Architectures, is_single: bool) -> Vec<Vec<Requirement>> {
+        if set.iter().all(|(_, variants)| variants.is_any()) {
+            return Vec::new();
+        }
+        let known = self.known_to_suffice(set);
+        if self.unknown == UnknownVariants::Require && (known.len() == 1 || !is_single) {
+            return known;
+        }
+        vec![self.not_known_to_lack(set)]
+    }
+
+    /// The nodes to prefer.
+    pub(super) fn preferred(&self, set: &Architectures) -> Vec<WeightedTerm> {
+        let all_presumed = set
+            .iter()
+            .all(|(name, variants)| variants.contains_presumed(name));
+        if all_presumed || self.unknown != UnknownVariants::Prefer {
+            return Vec::new();
+        }
+        let known = self.known_to_suffice(set).into_iter();
+        known
+            .map(|expressions| WeightedTerm {
+                weight: WEIGHT,
+                expressions,
+            })
+            .collect()
+    }
+
+    /// Without the nodes whose own label says that they do not suffice.
+    fn not_known_to_lack(&self, set: &Architectures) -> Vec<Requirement> {
+        // `v8` is a variant of arm and of arm64.
+        let suffices_for_another = |value: &str| {
+            let is_known = |name| known_variant(name, value).is_some();
+            set.iter()
+                .any(|(name, variants)| is_known(name) && variants.contains(name, value))
+        };
+        let lacking = set
+            .iter()
+            .filter(|(_, variants)| !variants.is_any())
+            .flat_map(|(name, variants)| variants.insufficient(name))
+            .filter(|value| !suffices_for_another(value));
+        let lacking: Vec<String> = lacking.map(str::to_owned).collect();
+        let mut all = vec![on_architecture(set.names())];
+        if !lacking.is_empty() {
+            all.push(Requirement::new(&self.label, Operator::NotIn, lacking));
+        }
+        all
+    }
+
+    /// The nodes that suffice by what is known of them, or presumed without facts.
+    fn known_to_suffice(&self, set: &Architectures) -> Vec<Vec<Requirement>> {
+        let (presumed, others): (Vec<_>, Vec<_>) = set
+            .iter()
+            .partition(|(name, variants)| variants.contains_presumed(name));
+        let mut all = Vec::new();
+        if !presumed.is_empty() {
+            let presumed = presumed
+                .into_iter()
+                .map(|(name, variants)| (name.clone(), variants));
+            all.push(self.not_known_to_lack(&Architectures::of(presumed)));
+        }
+        for (name, variants) in others {
+            let of_architecture = on_architecture([name]);
+            let by_label = |operator, names: Vec<&str>| {
+                let names = names.into_iter().map(str::to_owned).collect();
+                Requirement::new(&self.label, operator, names)
+            };
+            let sufficient = variants.names(name).collect();
+            all.push(vec![
+                of_architecture.clone(),
+                by_label(Operator::In, sufficient),
+            ]);
+            // Also matches nodes without the label.
+            let no_label = by_label(Operator::NotIn, Variants::ANY.names(name).collect());
+            for proof in proof::of_one(name, variants) {
+                let own = [of_architecture.clone(), no_label.clone()];
+                all.push(own.into_iter().chain(proof).collect());
+            }
+        }
+        all
+    }
+}
+
+/// The variant in the taint of a node: the major version, if it is not the one that is presumed anyway.
+fn tainted_variant(architecture: &Architecture, variant: &'static str) -> Option<&'static str> {
+    let major = variant.split_once('.').map_or(variant, |(major, _)| major);
+    (!Variants::is_presumed(architecture, major)).then_some(major)
+}
+
+/// The value of a taint. A label value cannot contain a slash.
+fn value(architecture: &Architecture, variant: Option<&str>) -> String {
+    variant.map_or_else(
+        || architecture.to_string(),
+        |variant| format!("{architecture}-{variant}"),
+    )
+}
+
+/// The architecture in the value of a taint, if it is one that archaware makes. An architecture of Go has no hyphen.
+pub(super) fn architecture_of(value: &str) -> Option<Architecture> {
+    let Some((architecture, variant)) = value.split_once('-') else {
+        return value.parse().ok();
+    };
+    let architecture: Architecture = architecture.parse().ok()?;
+    known_variant(&architecture, variant).map(|_| architecture)
+}
+
+#[cfg(test)]
+mod tests;
