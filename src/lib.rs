@@ -28,12 +28,13 @@
 //! | `controller` | step 3: applies plans; watches, retries, leadership | HTTP servers |
 //! | `admission` | the webhook, its certificate and its registration | `controller` |
 //! | `content_proxy` | limits what archaware can do with a node's containerd | Kubernetes |
-//! | `connections`, `json`, `files`, `proxy`, … | small helpers | everything else |
+//! | `connections` | limits of the HTTP servers | everything else |
 //! | `metrics`, `telemetry` | metrics and logs | everything else |
 //! | `server` | `/metrics`, probes, log level | decisions |
 //! | `cli` | the commands; builds the parts and connects them | |
 //!
-//! A module uses only those above it in the list of `tests/shape/main.rs`.
+//! `platform`, `placement` and `image` are crates of their own, as are the small helpers in `archaware_base`: Cargo sees to it that they do
+//! not know the program. A module uses only those above it in the list of `tests/shape/main.rs`.
 
 pub mod admission;
 pub mod cli;
@@ -54,6 +55,7 @@ pub mod server;
 pub mod sources;
 pub mod telemetry;
 
+// Under the names of their folders, as if they were modules.
 pub use archaware_base::{backoff, error};
 pub use archaware_image as image;
 pub use archaware_placement as placement;

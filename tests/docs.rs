@@ -112,6 +112,9 @@ fn sources_that_the_documentation_names_exist() {
     ] {
         every_source(&root().join(folder), &mut all);
     }
+    // As docs/development.md writes them.
+    let short = |path: &PathBuf| path.iter().filter(|name| *name != "src").collect();
+    let all: Vec<PathBuf> = all.iter().map(short).collect();
     let mut named = 0;
     for (page, text) in pages() {
         let quoted = text.split('`').skip(1).step_by(2);

@@ -24,7 +24,7 @@ use crate::{
 
 use super::{
     review::{AdmissionResponse, Expected, InvalidReview, Review},
-    webhook::{Outcome, RequestLimits, Webhook},
+    webhook::{AdmissionOutcome, RequestLimits, Webhook},
 };
 
 /// Maximum bytes of a body. The API server accepts no larger request (`maxRequestBodyBytes` of `k8s.io/apiserver`).
@@ -157,7 +157,7 @@ impl Handler {
     async fn answer(
         &self,
         request: Request<Incoming>,
-    ) -> Result<(&'static str, Outcome, Vec<u8>), Refusal> {
+    ) -> Result<(&'static str, AdmissionOutcome, Vec<u8>), Refusal> {
         let path = WebhookPath::parse(request.uri().path()).ok_or(Refusal::Path)?;
         if request.method() != Method::POST {
             return Err(Refusal::Method);
@@ -201,12 +201,12 @@ impl Handler {
     /// Runs `answer`. If it panics, the object is admitted unchanged and the controller completes it.
     async fn catch_panic(
         &self,
-        answer: impl Future<Output = (AdmissionResponse, Outcome)>,
-    ) -> (AdmissionResponse, Outcome) {
+        answer: impl Future<Output = (AdmissionResponse, AdmissionOutcome)>,
+    ) -> (AdmissionResponse, AdmissionOutcome) {
         let caught = AssertUnwindSafe(answer).catch_unwind().await;
         caught.unwrap_or_else(|_| {
             self.panics.count("admission");
-            (AdmissionResponse::default(), Outcome::Panicked)
+            (AdmissionResponse::default(), AdmissionOutcome::Panicked)
         })
     }
 

@@ -33,7 +33,7 @@ pub(super) const ANSWER_TIME: Duration = Duration::from_millis(500);
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum AdmissionOutcome {
     /// archaware does not decide about the object.
     Skipped,
     /// The object is larger than any that can be stored.
@@ -58,7 +58,7 @@ pub(super) enum Outcome {
     Panicked,
 }
 
-impl Outcome {
+impl AdmissionOutcome {
     /// The label value in metrics.
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -128,12 +128,12 @@ impl Webhook {
         pod: Pod,
         namespace: String,
         limits: RequestLimits,
-    ) -> (AdmissionResponse, Outcome) {
+    ) -> (AdmissionResponse, AdmissionOutcome) {
         if pod.is_mirror() {
-            return (AdmissionResponse::default(), Outcome::Skipped);
+            return (AdmissionResponse::default(), AdmissionOutcome::Skipped);
         }
         if pod.spec.is_oversized() {
-            return (AdmissionResponse::default(), Outcome::Oversized);
+            return (AdmissionResponse::default(), AdmissionOutcome::Oversized);
         }
         let review = Arc::new(ReviewedPod::new(pod, namespace));
         if review.pod.is_bound() {
@@ -169,15 +169,15 @@ impl Webhook {
         if let Some(notice) = denying.first() {
             tracing::info!(namespace = review.namespace, why = %notice, "pod refused");
             answer.refused = Some(format!("archaware: {notice}"));
-            return (answer, Outcome::Denied);
+            return (answer, AdmissionOutcome::Denied);
         }
         let verdict = evaluation.as_ref().map(|evaluation| &evaluation.verdict);
         let outcome = match verdict {
-            None => Some(Outcome::Missed),
-            Some(Verdict::Unresolved { .. }) => Some(Outcome::Unresolved),
-            Some(Verdict::Skip) => Some(Outcome::Ignored),
+            None => Some(AdmissionOutcome::Missed),
+            Some(Verdict::Unresolved { .. }) => Some(AdmissionOutcome::Unresolved),
+            Some(Verdict::Skip) => Some(AdmissionOutcome::Ignored),
             Some(Verdict::Decided(Decision::NoCommonArchitecture)) => {
-                Some(Outcome::NoCommonArchitecture)
+                Some(AdmissionOutcome::NoCommonArchitecture)
             }
             // The patch determines it.
             Some(Verdict::Decided(_)) => None,
@@ -201,36 +201,38 @@ impl Webhook {
             None => self.class_by_rules(&review),
         };
         // What was selected before cannot be selected later, when the pod exists without gate.
-        let keeps = matches!(outcome, Some(Outcome::Missed | Outcome::Unresolved))
-            && !gate
+        let keeps = matches!(
+            outcome,
+            Some(AdmissionOutcome::Missed | AdmissionOutcome::Unresolved)
+        ) && !gate
             && !review.recorded.images.is_empty();
         if !keeps {
             answer.patch = review.patch(decided, class, gate);
         }
         let outcome = match outcome {
-            _ if gate => Outcome::Gated,
+            _ if gate => AdmissionOutcome::Gated,
             Some(outcome) => outcome,
-            None if answer.patch.is_some() => Outcome::Changed,
-            None => Outcome::Unchanged,
+            None if answer.patch.is_some() => AdmissionOutcome::Changed,
+            None => AdmissionOutcome::Unchanged,
         };
         (answer, outcome)
     }
 
     /// A pod that its author put on a node runs there, whatever its images are: no scheduler is asked, and it may have no gate.
-    async fn bound_pod(&self, review: &ReviewedPod) -> (AdmissionResponse, Outcome) {
+    async fn bound_pod(&self, review: &ReviewedPod) -> (AdmissionResponse, AdmissionOutcome) {
         if self.evaluator.config.taint.bound_pods == BoundPods::Leave {
-            return (AdmissionResponse::default(), Outcome::Skipped);
+            return (AdmissionResponse::default(), AdmissionOutcome::Skipped);
         }
         let namespace = find_namespace(&self.namespaces, &review.namespace).await;
         if self.evaluator.is_ignored(review.subject(), &namespace) {
-            return (AdmissionResponse::default(), Outcome::Ignored);
+            return (AdmissionResponse::default(), AdmissionOutcome::Ignored);
         }
         let change = review.tolerate_all(&self.evaluator.policy);
         let decided = Some((Decision::TolerateAll, change));
         let patch = review.patch(decided, None, false);
         let outcome = match patch {
-            Some(_) => Outcome::Changed,
-            None => Outcome::Unchanged,
+            Some(_) => AdmissionOutcome::Changed,
+            None => AdmissionOutcome::Unchanged,
         };
         let answer = AdmissionResponse {
             patch,
@@ -262,8 +264,8 @@ impl Webhook {
 
     /// Whether a pod waits behind the gate. Those of system-critical classes never wait for a controller, and no autoscaler
     /// makes nodes for those of DaemonSets.
-    fn gates(&self, pod: &Pod, outcome: Outcome) -> bool {
-        use Outcome::{Missed, NoCommonArchitecture, Unresolved};
+    fn gates(&self, pod: &Pod, outcome: AdmissionOutcome) -> bool {
+        use AdmissionOutcome::{Missed, NoCommonArchitecture, Unresolved};
         self.config().on_miss == OnMiss::Gate
             && matches!(outcome, Missed | Unresolved | NoCommonArchitecture)
             && !pod.spec.is_system_critical()
@@ -271,15 +273,15 @@ impl Webhook {
     }
 
     /// A node that registers gets its taint before any pod can be bound to it.
-    pub(super) fn node(&self, node: &Node) -> (AdmissionResponse, Outcome) {
+    pub(super) fn node(&self, node: &Node) -> (AdmissionResponse, AdmissionOutcome) {
         // The controller reports problems on the node itself.
         let (change, _) = node::decide(&self.nodes, &node.view(), &self.evaluator.keys.get());
         let patch = change.map(|change| patch::node(node, change).unguarded());
         let outcome = if patch.is_some() {
             tracing::info!(node = node.name_any(), "node tainted as it registers");
-            Outcome::Changed
+            AdmissionOutcome::Changed
         } else {
-            Outcome::Unchanged
+            AdmissionOutcome::Unchanged
         };
         (
             AdmissionResponse {
@@ -296,13 +298,13 @@ impl Webhook {
         mut set: DaemonSet,
         namespace: String,
         limits: RequestLimits,
-    ) -> (AdmissionResponse, Outcome) {
+    ) -> (AdmissionResponse, AdmissionOutcome) {
         let manage = self.evaluator.config.daemon_sets == DaemonSets::Manage;
         if !manage || set.metadata.deletion_timestamp.is_some() {
-            return (AdmissionResponse::default(), Outcome::Skipped);
+            return (AdmissionResponse::default(), AdmissionOutcome::Skipped);
         }
         if set.spec.template.spec.is_oversized() {
-            return (AdmissionResponse::default(), Outcome::Oversized);
+            return (AdmissionResponse::default(), AdmissionOutcome::Oversized);
         }
         set.metadata.namespace = Some(namespace.clone());
         let set = Arc::new(set);
@@ -314,7 +316,7 @@ impl Webhook {
             evaluator.evaluate(template.subject(), &namespace).await
         });
         match evaluation.await {
-            None => (AdmissionResponse::default(), Outcome::Missed),
+            None => (AdmissionResponse::default(), AdmissionOutcome::Missed),
             Some(evaluation) => self.complete(&self.evaluator.template(&set), &evaluation),
         }
     }
@@ -324,30 +326,32 @@ impl Webhook {
         &self,
         template: &Template<'_>,
         evaluation: &Evaluation,
-    ) -> (AdmissionResponse, Outcome) {
+    ) -> (AdmissionResponse, AdmissionOutcome) {
         let mut answer = AdmissionResponse::default();
         let (policy, by) = (&self.evaluator.policy, evaluation.decided_by());
         for notice in warnings(evaluation, policy) {
             answer.warn(&notice.to_string());
         }
         let decision = match &evaluation.verdict {
-            Verdict::Unresolved { .. } => return (answer, Outcome::Unresolved),
-            Verdict::Skip => return (answer, Outcome::Ignored),
+            Verdict::Unresolved { .. } => return (answer, AdmissionOutcome::Unresolved),
+            Verdict::Skip => return (answer, AdmissionOutcome::Ignored),
             Verdict::Decided(decision) => decision,
         };
         let mode = self.evaluator.config.daemon_sets;
         let change = plan::daemon_set::change(policy, template, decision, by);
         let outcome = match &change {
-            _ if *decision == Decision::NoCommonArchitecture => Outcome::NoCommonArchitecture,
-            Some(_) => Outcome::Changed,
-            None => Outcome::Unchanged,
+            _ if *decision == Decision::NoCommonArchitecture => {
+                AdmissionOutcome::NoCommonArchitecture
+            }
+            Some(_) => AdmissionOutcome::Changed,
+            None => AdmissionOutcome::Unchanged,
         };
         let Some(change) = change else {
             return (answer, outcome);
         };
         if let Some(why) = plan::daemon_set::report_only(template, &change, decision, mode) {
             answer.warn(&why);
-            return (answer, Outcome::Unchanged);
+            return (answer, AdmissionOutcome::Unchanged);
         }
         answer.patch = Some(patch::daemon_set(template.set, change).unguarded());
         (answer, outcome)

@@ -7,7 +7,7 @@ mod objects;
 mod tests;
 mod verify;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, num::NonZeroU16, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cluster::{NAME, api::ApiClient, name::NamespacedName, writer::Writer},
+    cluster::{NAME, api::ApiClient, evictor::Evictor, name::NamespacedName, writer::Writer},
     evaluate::KnownKeys,
     metrics::Metrics,
 };
@@ -53,6 +53,8 @@ pub(super) struct Installation {
     is_inside: bool,
     /// The keys of its configurations, as far as they are known.
     keys: KnownKeys,
+    /// The limit of evictions (`concurrency.evictionsPerMinute`).
+    evictions_per_minute: NonZeroU16,
 }
 
 /// One change, for the report.
@@ -64,6 +66,7 @@ struct CleanedObject {
 struct Session {
     api: ApiClient,
     writer: Writer,
+    evictor: Arc<Evictor>,
     namespace: String,
     keys: KnownKeys,
     dry_run: bool,
@@ -80,14 +83,14 @@ struct Session {
 
 /// What a run left.
 #[derive(Debug)]
-enum Outcome {
+enum CleanResult {
     /// Nothing was done: archaware runs.
     Refused,
     /// Everything was removed but this, or this came back.
     Cleaned { remaining: Vec<String> },
 }
 
-impl Outcome {
+impl CleanResult {
     fn status(&self) -> CommandStatus {
         match self {
             Self::Refused => CommandStatus::Refused,
@@ -106,6 +109,7 @@ impl CleanCommand {
             is_inside: global.is_in_own_pod(&api),
             namespace: global.namespace(),
             keys: KnownKeys::new(&config),
+            evictions_per_minute: config.concurrency.evictions_per_minute,
         };
         let outcome = self.run(api, installation, metrics).await?;
         Ok(outcome.status())
@@ -116,12 +120,20 @@ impl CleanCommand {
         api: ApiClient,
         installation: Installation,
         metrics: Metrics,
-    ) -> anyhow::Result<Outcome> {
+    ) -> anyhow::Result<CleanResult> {
         let Some(lease) = acquire(self, &api, &installation, &metrics).await? else {
-            return Ok(Outcome::Refused);
+            return Ok(CleanResult::Refused);
         };
         let stop = CancellationToken::new();
+        let evictor = Evictor::new(
+            api.clone(),
+            &lease.leadership,
+            installation.evictions_per_minute,
+            metrics.evictions.clone(),
+            None,
+        );
         let mut session = Session {
+            evictor: Arc::new(evictor),
             writer: Writer::new(api.clone(), CONCURRENCY, &lease.leadership, stop, metrics),
             api,
             namespace: installation.namespace,
@@ -202,7 +214,7 @@ impl Session {
         mut self,
         lease: CleanLease,
         mut cleaned: anyhow::Result<()>,
-    ) -> anyhow::Result<Outcome> {
+    ) -> anyhow::Result<CleanResult> {
         if cleaned.is_ok() {
             cleaned = self.look_again().await;
         }
@@ -236,7 +248,7 @@ impl Session {
         }
     }
 
-    fn summary(self) -> Outcome {
+    fn summary(self) -> CleanResult {
         self.progress.finish();
         let objects = if self.done == 1 { "object" } else { "objects" };
         output::print_line(
@@ -252,7 +264,7 @@ impl Session {
         for item in &self.remaining {
             output::print_line(&format!("  {item}"));
         }
-        Outcome::Cleaned {
+        CleanResult::Cleaned {
             remaining: self.remaining,
         }
     }

@@ -4,6 +4,7 @@
 pub mod access;
 pub mod api;
 pub mod events;
+pub(crate) mod evictor;
 pub mod field_managers;
 pub mod kinds;
 pub mod lease;

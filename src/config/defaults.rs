@@ -146,6 +146,7 @@ impl Default for ConcurrencyConfig {
             pods: NonZeroU16::MIN.saturating_add(4095),
             writes: NonZeroU16::MIN.saturating_add(31),
             per_registry: NonZeroU16::MIN.saturating_add(7),
+            evictions_per_minute: NonZeroU16::MIN.saturating_add(599),
         }
     }
 }

@@ -310,6 +310,8 @@ pub struct ConcurrencyConfig {
     pub writes: NonZeroU16,
     /// Concurrent requests to one registry.
     pub per_registry: NonZeroU16,
+    /// Evictions in a minute, for all reasons together; those of ten seconds may happen at once.
+    pub evictions_per_minute: NonZeroU16,
 }
 
 impl Config {

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cluster::{
         api::{ApiClient, ApiObject},
+        evictor::Evictor,
         lease::Leadership,
         objects::{DaemonSet, Node, Pod},
         watch::{Removed, Watched, watch_objects},
@@ -85,8 +86,10 @@ impl Components {
         // It ends by itself, which no other task may.
         let advice = advice.then(|()| std::future::pending());
         self.spawn_until_stop("the advice", advice);
-        self.recreation(pods.store.clone());
-        self.misplaced(nodes.clone(), pods.store.clone(), nodes_ready.clone());
+        let evictor = self.evictor();
+        self.recreation(evictor.clone(), pods.store.clone());
+        let stores = (nodes.clone(), pods.store.clone());
+        self.misplaced(evictor, stores, nodes_ready.clone());
         let lists = [namespaces_ready, pods_ready, daemon_sets_ready, nodes_ready];
         let startup = startup::Startup {
             pods,
@@ -108,17 +111,26 @@ impl Components {
         self.tasks.spawn(task.map(move |_| name));
     }
 
+    /// What evicts pods, for all reasons.
+    fn evictor(&self) -> Arc<Evictor> {
+        Arc::new(Evictor::new(
+            self.api.clone(),
+            &self.leadership,
+            self.config.concurrency.evictions_per_minute,
+            self.outputs.metrics.evictions.clone(),
+            Some(self.outputs.events.clone()),
+        ))
+    }
+
     /// Starts the eviction of pods without affinity, if that is configured.
-    fn recreation(&mut self, pods: Store<Pod>) {
+    fn recreation(&mut self, evictor: Arc<Evictor>, pods: Store<Pod>) {
         if !self.config.affinity.recreate_pods {
             return;
         }
         let recreation = recreate::Recreation {
-            api: self.api.clone(),
+            evictor,
             evaluator: self.evaluator.clone(),
             webhook: self.webhook_use(),
-            events: self.outputs.events.clone(),
-            metrics: self.outputs.metrics.clone(),
             pods,
         };
         let recreation = recreation.run(self.leadership.leading.clone());
@@ -137,8 +149,8 @@ impl Components {
     /// Starts the search for pods that cannot run on their node.
     fn misplaced(
         &mut self,
-        nodes: Store<Node>,
-        pods: Store<Pod>,
+        evictor: Arc<Evictor>,
+        (nodes, pods): (Store<Node>, Store<Pod>),
         nodes_ready: watch::Receiver<bool>,
     ) {
         let outputs = &self.outputs;
@@ -147,7 +159,7 @@ impl Components {
             self.evaluator.clone(),
             self.webhook_use(),
             (nodes, pods),
-            (outputs.events.clone(), outputs.durable.clone()),
+            (outputs.events.clone(), evictor, outputs.durable.clone()),
         );
         let search = misplaced.run(self.leadership.leading.clone(), nodes_ready);
         self.spawn_until_stop("the search for pods on the wrong architecture", search);

@@ -20,6 +20,7 @@ use crate::{
     cluster::{
         api::{ApiClient, ApiError},
         events::{EventReason, Events},
+        evictor::{EvictionReason, EvictionResult, Evictor},
         objects::{Event, Node, Pod, annotations},
         watch::stream_objects,
     },
@@ -30,7 +31,7 @@ use crate::{
     },
     placement::{Decision, NodeVariant, annotation, demand::Source, keeps_away, suffices},
     plan::{
-        misplaced::{Eviction, GIVEN_UP_WHY, MisplacedPod, NotElsewhere, Outcome},
+        misplaced::{Eviction, GIVEN_UP_WHY, MisplacedPod, MisplacedState, NotElsewhere},
         pod::subject,
     },
     platform::{Architecture, Architectures, ImageArchitectures, with_variant},
@@ -39,7 +40,6 @@ use crate::{
 use super::{
     age::age,
     durable::{Durable, EVICTIONS},
-    eviction::{EvictionReason, EvictionResult, evict},
     webhook_use::WebhookUse,
 };
 
@@ -67,6 +67,7 @@ pub(super) struct MisplacedPods {
     /// Pods without a node.
     pub(super) pods: Store<Pod>,
     pub(super) events: Events,
+    pub(super) evictor: Arc<Evictor>,
     pub(super) durable: Durable,
     tracker: Arc<Mutex<Tracker>>,
     looks: Semaphore,
@@ -120,7 +121,7 @@ impl MisplacedPods {
         evaluator: Evaluator,
         webhook: WebhookUse,
         (nodes, pods): (Store<Node>, Store<Pod>),
-        (events, durable): (Events, Durable),
+        (events, evictor, durable): (Events, Arc<Evictor>, Durable),
     ) -> Self {
         let tracker = Arc::new(Mutex::new(Tracker::default()));
         let tracked = tracker.clone();
@@ -139,6 +140,7 @@ impl MisplacedPods {
             nodes,
             pods,
             events,
+            evictor,
             durable,
             tracker,
             looks: Semaphore::new(CONCURRENT_LOOKS),
@@ -253,7 +255,7 @@ impl MisplacedPods {
             elsewhere: Err(NotElsewhere::MayRunThere),
         };
         let kept_away = self.kept_away(&pod, &node).await;
-        let outcome = if evicts {
+        let state = if evicts {
             misplaced.elsewhere = match &kept_away {
                 Some(set) if self.has_place(&pod, set).await => Ok(()),
                 Some(_) => Err(NotElsewhere::NoNode),
@@ -262,19 +264,16 @@ impl MisplacedPods {
             self.evict(&misplaced).await
         } else {
             misplaced.elsewhere = kept_away.map(drop).ok_or(NotElsewhere::MayRunThere);
-            Outcome::Reported
+            MisplacedState::Reported
         };
-        let note = misplaced.note(outcome);
+        let note = misplaced.note(state);
         tracing::info!(pod = %hint.name, note, "a pod cannot run on its node");
         self.events
             .publish(&pod, EventReason::WrongArchitecture, note);
-        if outcome == Outcome::Evicted {
-            let note = "evicted, so that it is created anew and placed by its images";
-            self.events
-                .publish(&pod, EventReason::Recreated, note.to_owned());
-            return Ok(Look::Evicted);
-        }
-        Ok(Look::Found)
+        Ok(match state {
+            MisplacedState::Evicted => Look::Evicted,
+            _ => Look::Found,
+        })
     }
 
     fn node_of(&self, pod: &Pod) -> Option<PodNode> {
@@ -408,7 +407,7 @@ impl MisplacedPods {
         self.pods.state().iter().any(|other| owner(other) == own)
     }
 
-    async fn evict(&self, misplaced: &MisplacedPod<'_>) -> Outcome {
+    async fn evict(&self, misplaced: &MisplacedPod<'_>) -> MisplacedState {
         let pod = misplaced.pod;
         let owner = pod.controller().map(|owner| owner.uid.as_str());
         let _one = self.evicting.lock().await;
@@ -416,32 +415,34 @@ impl MisplacedPods {
         let now = Instant::now().into_std();
         let written = match misplaced.eviction(last, now) {
             Eviction::Now(written) => written,
-            Eviction::Later(_) => return Outcome::NotYet,
+            Eviction::Later(_) => return MisplacedState::NotYet,
             Eviction::GivenUp(written) => {
                 self.durable.record(EVICTIONS, owner, written);
-                return Outcome::NotEvicted(GIVEN_UP_WHY);
+                return MisplacedState::NotEvicted(GIVEN_UP_WHY);
             }
-            Eviction::Never(why) => return Outcome::NotEvicted(why),
+            Eviction::Never(why) => return MisplacedState::NotEvicted(why),
         };
         if self.has_webhook(pod) && !self.webhook.is_asked_since(pod) {
-            return Outcome::NoWebhook;
+            return MisplacedState::NoWebhook;
         }
         if self.has_waiting_sibling(pod) {
-            return Outcome::NotYet;
+            return MisplacedState::NotYet;
         }
+        self.evictor.turn().await;
         // Recorded first: who leads next must know of it.
         self.durable.record(EVICTIONS, owner, written);
         let reason = EvictionReason::WrongArchitecture;
-        let result = evict(&self.api, &self.webhook.metrics, pod, reason).await;
+        let result = self.evictor.evict(pod, reason).await;
         // An eviction whose answer is lost counts.
-        if matches!(result, EvictionResult::Budget | EvictionResult::Gone) {
+        if !matches!(result, EvictionResult::Evicted | EvictionResult::Failed(_)) {
             self.durable.restore(EVICTIONS, owner, last);
         }
         match result {
-            EvictionResult::Evicted => Outcome::Evicted,
-            EvictionResult::Budget => Outcome::Budget,
-            EvictionResult::Gone => Outcome::NotEvicted("it is gone"),
-            EvictionResult::Failed => Outcome::NotEvicted("the API server did not do it"),
+            EvictionResult::Evicted => MisplacedState::Evicted,
+            EvictionResult::Budget => MisplacedState::Budget,
+            EvictionResult::Gone => MisplacedState::NotEvicted("it is gone"),
+            EvictionResult::NotLeading => MisplacedState::NotYet,
+            EvictionResult::Failed(_) => MisplacedState::NotEvicted("the API server did not do it"),
         }
     }
 }

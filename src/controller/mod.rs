@@ -8,7 +8,6 @@ mod bound_pods;
 mod components;
 mod daemon_sets;
 mod durable;
-mod eviction;
 mod initial;
 mod misplaced;
 mod nodes;

@@ -14,24 +14,18 @@ use tokio::sync::watch;
 use crate::{
     backoff::Backoff,
     cluster::{
-        api::ApiClient,
-        events::{EventReason, Events},
+        evictor::{EvictionReason, EvictionResult, Evictor},
         objects::Pod,
     },
     evaluate::Evaluator,
-    metrics::Metrics,
     plan,
 };
 
-use super::{
-    age::age,
-    eviction::{EvictionReason, EvictionResult, evict},
-    webhook_use::WebhookUse,
-};
+use super::{age::age, webhook_use::WebhookUse};
 
 /// How often the pods are looked at. A pod that is not bound after this time is one that an autoscaler looks at.
 const PERIOD: Duration = Duration::from_secs(10);
-/// Maximum number of evictions in a period: the webhook and the scheduler have to cope with the new pods.
+/// Maximum number of pods in a round, so that what is known of the webhook is not old when their turn comes.
 const MAX_EVICTIONS: usize = 100;
 /// If the new pods of a controller have no affinity either, something keeps the webhook from them.
 const PAUSES: Backoff = Backoff::seconds(60, 3600);
@@ -42,11 +36,9 @@ const MAX_OWNERS: usize = 10_000;
 
 /// What evicts pods while this process leads.
 pub(super) struct Recreation {
-    pub(super) api: ApiClient,
+    pub(super) evictor: Arc<Evictor>,
     pub(super) evaluator: Evaluator,
     pub(super) webhook: WebhookUse,
-    pub(super) events: Events,
-    pub(super) metrics: Metrics,
     pub(super) pods: Store<Pod>,
 }
 
@@ -72,10 +64,14 @@ impl Recreation {
         let (mut owners, mut trials) = (Owners::new(), Trials::default());
         while leadership.wait_for(|leading| *leading).await.is_ok() {
             for pod in self.due(&owners, &mut trials, Instant::now()) {
-                // Each eviction takes a while: the pod may be bound by now, and another process may lead.
+                // Each eviction takes a while: the pod may be bound by now.
+                self.evictor.turn().await;
                 let current = self.pods.get(&ObjectRef::from_obj(&*pod));
-                let is_still_late = current.is_some_and(|pod| self.is_late(&pod));
-                if *leadership.borrow() && is_still_late && self.evict(&pod).await {
+                if !current.is_some_and(|pod| self.is_late(&pod)) {
+                    continue;
+                }
+                let result = self.evictor.evict(&pod, EvictionReason::NoAffinity).await;
+                if result == EvictionResult::Evicted {
                     remember(&mut owners, &pod, Instant::now());
                 }
             }
@@ -101,19 +97,6 @@ impl Recreation {
             *trials = (trials.0 + 1, Some(now));
         }
         tried
-    }
-
-    /// Returns whether it was evicted.
-    async fn evict(&self, pod: &Pod) -> bool {
-        let reason = EvictionReason::NoAffinity;
-        let result = evict(&self.api, &self.metrics, pod, reason).await;
-        let is_evicted = result == EvictionResult::Evicted;
-        if is_evicted {
-            let note = "evicted, so that it is created anew with node affinity: the webhook was not asked when it was created";
-            self.events
-                .publish(pod, EventReason::Recreated, note.to_owned());
-        }
-        is_evicted
     }
 
     /// Whether this pod waits for a node without the affinity that it would get through the webhook.

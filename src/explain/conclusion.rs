@@ -11,7 +11,7 @@ use crate::{
     placement::GATE,
 };
 
-use super::{ExistingPod, Facts, NodeGroup, Outcome};
+use super::{Consequence, ExistingPod, Facts, NodeGroup};
 
 /// The conclusion.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ impl Conclusion {
 
 pub(super) fn conclude(
     facts: &Facts<'_>,
-    outcome: &Outcome,
+    consequence: &Consequence,
     groups: Option<&[NodeGroup]>,
 ) -> Conclusion {
     if let Some(pod) = facts.pod {
@@ -50,8 +50,10 @@ pub(super) fn conclude(
     }
     match &facts.evaluation.verdict {
         Verdict::Unresolved { failed, .. } => images::unresolved(facts, failed),
-        _ if outcome.verdict == "none" => images::none(facts, groups),
-        _ => foreign_gate(facts.pod).unwrap_or_else(|| unbound::conclude(facts, outcome, groups)),
+        _ if consequence.verdict == "none" => images::none(facts, groups),
+        _ => {
+            foreign_gate(facts.pod).unwrap_or_else(|| unbound::conclude(facts, consequence, groups))
+        }
     }
 }
 

@@ -190,7 +190,7 @@ impl Applies {
 }
 
 /// What the verdict means for placement.
-struct Outcome {
+struct Consequence {
     /// The name of the verdict.
     verdict: &'static str,
     /// The architectures on which its images, or its author's statement, let it run, whatever its mode is; `None`: all.
@@ -199,7 +199,7 @@ struct Outcome {
     change: PodChange,
 }
 
-impl Outcome {
+impl Consequence {
     fn of(facts: &Facts<'_>) -> Self {
         let evaluation = facts.evaluation;
         let change = |decision| facts.subject.change(facts.policy, decision, evaluation);
@@ -236,12 +236,12 @@ impl Outcome {
 
 /// Explains an object.
 pub fn explain(facts: &Facts<'_>) -> Explanation {
-    let outcome = Outcome::of(facts);
-    let nodes = nodes::groups(facts, &outcome);
-    let conclusion = conclusion::conclude(facts, &outcome, nodes.as_deref());
+    let consequence = Consequence::of(facts);
+    let nodes = nodes::groups(facts, &consequence);
+    let conclusion = conclusion::conclude(facts, &consequence, nodes.as_deref());
     let is_pending = facts.pod.is_none_or(ExistingPod::is_pending);
     let adds = is_pending && facts.is_installed != Some(false);
-    let mut change = outcome.change.clone();
+    let mut change = consequence.change.clone();
     if let Some(template) = facts.template {
         let owned = template.owned_tolerations();
         change.tolerations.retain(|one| !owned.contains(one));
@@ -266,8 +266,8 @@ pub fn explain(facts: &Facts<'_>) -> Explanation {
         applies: Applies::of(facts),
         images: images::explain_images(facts),
         selections: facts.evaluation.alternatives.clone(),
-        verdict: outcome.verdict,
-        architectures: outcome.runs_on.as_ref().map(Architectures::to_strings),
+        verdict: consequence.verdict,
+        architectures: consequence.runs_on.as_ref().map(Architectures::to_strings),
         added,
         pending: Additions::pending(&change).filter(|_| adds),
         nodes,

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-use super::{Facts, Outcome, images};
+use super::{Consequence, Facts, images};
 
 /// How many names of a group are shown.
 const MAX_EXAMPLES: usize = 3;
@@ -63,17 +63,17 @@ impl NodeGroup {
 }
 
 /// The nodes in groups: those that can take the pod first, then by number.
-pub(super) fn groups(facts: &Facts<'_>, outcome: &Outcome) -> Option<Vec<NodeGroup>> {
+pub(super) fn groups(facts: &Facts<'_>, consequence: &Consequence) -> Option<Vec<NodeGroup>> {
     type Key = (String, Option<&'static str>, Vec<String>, Landing);
-    let tolerations = tolerations(facts, outcome);
-    let added = outcome.change.affinity.require.as_ref();
+    let tolerations = tolerations(facts, consequence);
+    let added = consequence.change.affinity.require.as_ref();
     let added = added.filter(|_| facts.is_installed != Some(false));
     let added = added.map(Require::alternatives).unwrap_or_default();
     let pod = LandingPod {
         author: facts.subject.spec.author_selection(),
         tolerations: &tolerations,
         demands: &facts.evaluation.demands,
-        architectures: outcome.runs_on.as_ref(),
+        architectures: consequence.runs_on.as_ref(),
         added: &added,
     };
     let (variants, own) = (&facts.policy.variants, &facts.policy.taint);
@@ -147,11 +147,11 @@ fn taints(node: &Node) -> Vec<String> {
 }
 
 /// Its tolerations, with those that archaware and the DaemonSet controller add.
-fn tolerations(facts: &Facts<'_>, outcome: &Outcome) -> Vec<Value> {
+fn tolerations(facts: &Facts<'_>, consequence: &Consequence) -> Vec<Value> {
     let spec = facts.subject.spec;
     let mut all = spec.tolerations.clone().unwrap_or_default();
     if facts.is_installed != Some(false) {
-        all.extend(outcome.change.tolerations.iter().cloned());
+        all.extend(consequence.change.tolerations.iter().cloned());
     }
     if facts.subject.stage == Stage::Template {
         let own = DAEMON_TOLERATIONS.iter();

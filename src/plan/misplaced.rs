@@ -70,7 +70,7 @@ pub(crate) enum Eviction {
 
 /// What became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum MisplacedState {
     /// Pods are only reported (`misplaced: report`).
     Reported,
     /// It was evicted.
@@ -135,7 +135,7 @@ impl MisplacedPod<'_> {
     }
 
     /// What the event says: container, node, image, reason and what to do.
-    pub(crate) fn note(&self, outcome: Outcome) -> String {
+    pub(crate) fn note(&self, state: MisplacedState) -> String {
         let Some(first) = self.found.first() else {
             return String::new();
         };
@@ -167,7 +167,7 @@ impl MisplacedPod<'_> {
             }
             None => format!("{cause}; image {image}"),
         };
-        let advice = self.advice(first, outcome);
+        let advice = self.advice(first, state);
         format!(
             "container {container}{more} cannot run on node {node} ({platform}): {why}. {advice}"
         )
@@ -187,7 +187,7 @@ impl MisplacedPod<'_> {
             && !self.image_lacks
     }
 
-    fn advice(&self, first: &WrongArchitecture, outcome: Outcome) -> String {
+    fn advice(&self, first: &WrongArchitecture, state: MisplacedState) -> String {
         if self.is_lied_about(first) {
             return "Build the image again, or state where it runs with the annotation archaware.dev/architectures".to_owned();
         }
@@ -196,21 +196,25 @@ impl MisplacedPod<'_> {
         } else {
             format!("Build the image for {}", self.platform)
         };
-        match outcome {
-            Outcome::Evicted => {
+        match state {
+            MisplacedState::Evicted => {
                 "It is evicted, so that it is created anew and placed by its images".to_owned()
             }
-            Outcome::NotYet => "It is evicted after other pods of its controller".to_owned(),
-            Outcome::NoWebhook => {
+            MisplacedState::NotYet => "It is evicted after other pods of its controller".to_owned(),
+            MisplacedState::NoWebhook => {
                 "It is evicted when the API server asks the webhook, which places the new pod"
                     .to_owned()
             }
-            Outcome::Budget => "A disruption budget does not allow its eviction now".to_owned(),
-            Outcome::NotEvicted(why) => format!("{build}. It is not evicted: {why}"),
-            Outcome::Reported if self.is_replaced().is_ok() && self.elsewhere.is_ok() => format!(
-                "{build}, or delete the pod, so that it is created anew and placed by its images"
-            ),
-            Outcome::Reported => format!("{build}, or keep the pod away from such nodes"),
+            MisplacedState::Budget => {
+                "A disruption budget does not allow its eviction now".to_owned()
+            }
+            MisplacedState::NotEvicted(why) => format!("{build}. It is not evicted: {why}"),
+            MisplacedState::Reported if self.is_replaced().is_ok() && self.elsewhere.is_ok() => {
+                format!(
+                    "{build}, or delete the pod, so that it is created anew and placed by its images"
+                )
+            }
+            MisplacedState::Reported => format!("{build}, or keep the pod away from such nodes"),
         }
     }
 }
@@ -359,35 +363,35 @@ mod tests {
         let set = |name: &str| -> ImageArchitectures { name.parse().unwrap() };
         let (amd64, arm64) = (set("amd64"), set("arm64"));
         let pod = pod(&json!({}));
-        for (cause, set, outcome, expected) in [
+        for (cause, set, state, expected) in [
             (
                 Cause::ImageLacksArchitecture,
                 Some(&amd64),
-                Outcome::Reported,
+                MisplacedState::Reported,
                 "container c cannot run on node n (arm64): image app:1 is for amd64. Build the image for arm64, or delete the pod, so that it is created anew and placed by its images",
             ),
             // A new pod could get there again.
             (
                 Cause::ExecFormatError,
                 None,
-                Outcome::Reported,
+                MisplacedState::Reported,
                 "container c cannot run on node n (arm64): exec format error; image app:1. Build the image for arm64, or keep the pod away from such nodes",
             ),
             (
                 Cause::NoMatchingPlatform,
                 Some(&amd64),
-                Outcome::NotEvicted("it has ended"),
+                MisplacedState::NotEvicted("it has ended"),
                 "container c cannot run on node n (arm64): no match for the platform of the node, and image app:1 is for amd64. Build the image for arm64. It is not evicted: it has ended",
             ),
             (
                 Cause::ExecFormatError,
                 Some(&arm64),
-                Outcome::Reported,
+                MisplacedState::Reported,
                 "container c cannot run on node n (arm64): exec format error, although image app:1 says that it is for arm64. Build the image again, or state where it runs with the annotation archaware.dev/architectures",
             ),
         ] {
             let wrong = found(cause);
-            let note = misplaced(&pod, &wrong, set).note(outcome);
+            let note = misplaced(&pod, &wrong, set).note(state);
             assert_eq!(note, expected);
         }
     }
@@ -404,7 +408,7 @@ mod tests {
             ..misplaced(&pod, &wrong, Some(&both))
         };
         assert_eq!(
-            misplaced.note(Outcome::Reported),
+            misplaced.note(MisplacedState::Reported),
             "container c cannot run on node n (arm64): its author states that it runs on amd64. \
              Correct the annotation archaware.dev/architectures, or delete the pod, so that it is created anew and placed by its images"
         );

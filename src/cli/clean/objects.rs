@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::{
     cluster::{
         api::{ApiClient, ApiError, ApiObject},
+        evictor::{EvictionReason, EvictionResult},
         name::NamespacedName,
         objects::{DaemonSet, Node, Pod, annotations},
         patch::{self, JsonPatch},
@@ -150,13 +151,18 @@ impl Session {
             })
             .try_collect()
             .await?;
-        let api = self.api.clone();
+        let evictor = self.evictor.clone();
         let act = |pod: Pod| {
-            let api = api.clone();
+            let evictor = evictor.clone();
             async move {
-                match api.evict(&pod).await {
-                    Ok(()) | Err(ApiError::NotFound(_) | ApiError::Conflict(_)) => Ok(()),
-                    Err(error) => Err(error.to_string()),
+                evictor.turn().await;
+                match evictor.evict(&pod, EvictionReason::Clean).await {
+                    EvictionResult::Evicted | EvictionResult::Gone => Ok(()),
+                    EvictionResult::Budget => {
+                        Err("a disruption budget does not allow it now".to_owned())
+                    }
+                    EvictionResult::NotLeading => Err("the Lease is lost".to_owned()),
+                    EvictionResult::Failed(error) => Err(error.to_string()),
                 }
             }
         };

@@ -83,10 +83,10 @@ async fn clean(api: &ScriptedApi, clean: CleanCommand) -> anyhow::Result<Command
     outcome.map(|outcome| outcome.status())
 }
 
-fn remaining(outcome: Outcome) -> Vec<String> {
+fn remaining(outcome: CleanResult) -> Vec<String> {
     match outcome {
-        Outcome::Refused => panic!("refused"),
-        Outcome::Cleaned { remaining } => remaining,
+        CleanResult::Refused => panic!("refused"),
+        CleanResult::Cleaned { remaining } => remaining,
     }
 }
 
@@ -94,11 +94,12 @@ async fn clean_from(
     api: &ScriptedApi,
     clean: CleanCommand,
     is_inside: bool,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<CleanResult> {
     let installation = Installation {
         namespace: "archaware".to_owned(),
         is_inside,
         keys: KnownKeys::new(&Config::default()),
+        evictions_per_minute: Config::default().concurrency.evictions_per_minute,
     };
     let run = clean.run(api.client(), installation, Metrics::default());
     let ended = tokio::time::timeout(Duration::from_mins(10), run).await;

@@ -14,7 +14,7 @@ use crate::{
     placement::Effect,
 };
 
-use super::looks::{Look, Outcome, Phase};
+use super::looks::{Look, LookResult, Phase};
 
 /// How often progress is logged.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
@@ -136,9 +136,9 @@ impl Batch {
     }
 
     /// What became of a node. Logs what does not go on as it should.
-    pub(super) fn outcome(&self, look: &Look) -> Outcome {
+    pub(super) fn outcome(&self, look: &Look) -> LookResult {
         let Some(of_node) = self.results.get(&look.name) else {
-            return Outcome::Tolerated;
+            return LookResult::Tolerated;
         };
         let before = self.phase == Phase::BeforeTaint;
         let evicts = look.taint.kind.effect == Effect::NoExecute && before;
@@ -156,13 +156,13 @@ impl Batch {
                     "the pod gets no toleration for the taint of its node");
             }
             if !goes_on {
-                return Outcome::Failed;
+                return LookResult::Failed;
             }
         }
         if evicts && of_node.tolerated.load(Ordering::Relaxed) > 0 {
-            Outcome::Settling
+            LookResult::Settling
         } else {
-            Outcome::Tolerated
+            LookResult::Tolerated
         }
     }
 }
@@ -185,7 +185,7 @@ mod tests {
         let (schedule, execute) = ("a/b=arm64:NoSchedule", "a/b=arm64:NoExecute");
         let (before, after) = (Phase::BeforeTaint, Phase::AfterTaint);
         let denied = || Failure::Rejected(ApiError::Denied("no".to_owned()));
-        let (again, go_on) = (Outcome::Failed, Outcome::Tolerated);
+        let (again, go_on) = (LookResult::Failed, LookResult::Tolerated);
         for (taint, phase, failures, failure, expected) in [
             (schedule, before, 0, denied(), go_on),
             (schedule, before, 0, Failure::Changed, again),
@@ -218,18 +218,18 @@ mod tests {
         batch.failed("n", pod(), denied());
         batch.failed("n", pod(), Failure::Changed);
         batch.failed("n", pod(), denied());
-        assert_eq!(batch.outcome(&look), Outcome::Failed);
+        assert_eq!(batch.outcome(&look), LookResult::Failed);
     }
 
     #[test]
     fn whoever_evicts_has_to_see_tolerations_first() {
         for (taint, expected) in [
-            ("a/b=arm64:NoSchedule", Outcome::Tolerated),
-            ("a/b=arm64:NoExecute", Outcome::Settling),
+            ("a/b=arm64:NoSchedule", LookResult::Tolerated),
+            ("a/b=arm64:NoExecute", LookResult::Settling),
         ] {
             let look = look(taint, 0);
             let batch = Batch::new(Phase::BeforeTaint, vec![look.clone()]);
-            assert_eq!(batch.outcome(&look), Outcome::Tolerated);
+            assert_eq!(batch.outcome(&look), LookResult::Tolerated);
             batch.tolerated("n");
             assert_eq!(batch.outcome(&look), expected);
         }

@@ -60,7 +60,7 @@ pub(super) struct Look {
 
 /// The result of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum LookResult {
     /// All pods that have to tolerate the taint do.
     Tolerated,
     /// They do since now, and whoever carries out the taint has to see it first.
@@ -179,7 +179,7 @@ impl Looks {
         &mut self,
         look: &Look,
         phase: Phase,
-        outcome: Outcome,
+        outcome: LookResult,
         now: Instant,
     ) -> bool {
         let Some((known, state)) = self.0.get_mut(&look.uid) else {
@@ -189,20 +189,20 @@ impl Looks {
             return false;
         }
         let pause = match outcome {
-            Outcome::Tolerated if phase == Phase::BeforeTaint => {
+            LookResult::Tolerated if phase == Phase::BeforeTaint => {
                 *state = State::Ready;
                 return true;
             }
-            Outcome::Tolerated => {
+            LookResult::Tolerated => {
                 known.failures = 0;
                 LOOK_AGAIN
             }
-            Outcome::Settling => SETTLING,
-            Outcome::Failed => {
+            LookResult::Settling => SETTLING,
+            LookResult::Failed => {
                 known.failures = known.failures.saturating_add(1);
                 RETRY.delay(known.failures)
             }
-            Outcome::NotListed => LIST_RETRY,
+            LookResult::NotListed => LIST_RETRY,
         };
         *state = State::Waiting(phase, now + pause);
         false

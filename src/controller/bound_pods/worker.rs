@@ -36,7 +36,7 @@ use crate::{
 use super::{
     BoundPods, Shared,
     batch::{Batch, Failure},
-    looks::{Look, Outcome},
+    looks::{Look, LookResult},
 };
 
 /// All pods that are bound and not finished. `!=` with nothing selects those with a node.
@@ -158,7 +158,7 @@ impl Worker {
             if is_listed {
                 batch.outcome(look)
             } else {
-                Outcome::NotListed
+                LookResult::NotListed
             }
         };
         let ready = batch

@@ -9,7 +9,7 @@ use crate::{
 
 use super::{
     super::{
-        ExistingPod, Facts, NodeGroup, Outcome,
+        Consequence, ExistingPod, Facts, NodeGroup,
         images::{lacking, say_lacking},
         scheduler,
     },
@@ -18,11 +18,11 @@ use super::{
 
 pub(super) fn conclude(
     facts: &Facts<'_>,
-    outcome: &Outcome,
+    consequence: &Consequence,
     groups: Option<&[NodeGroup]>,
 ) -> Conclusion {
     let Some(groups) = groups else {
-        let sentence = match &outcome.runs_on {
+        let sentence = match &consequence.runs_on {
             Some(set) => format!(
                 "It can run on {}; whether there are such nodes is not known.",
                 set.join(", ")
@@ -38,7 +38,7 @@ pub(super) fn conclude(
     }
     let placement = Placement {
         facts,
-        outcome,
+        consequence,
         groups,
         fitting: groups.iter().filter(|group| group.can_take_it()).collect(),
         limiting: limiting(facts, groups),
@@ -71,7 +71,7 @@ fn limiting<'a>(facts: &Facts<'a>, groups: &[NodeGroup]) -> Vec<&'a EvaluatedIma
 /// What is known of the nodes for one pod.
 struct Placement<'a> {
     facts: &'a Facts<'a>,
-    outcome: &'a Outcome,
+    consequence: &'a Consequence,
     groups: &'a [NodeGroup],
     fitting: Vec<&'a NodeGroup>,
     /// The images that keep it away from other nodes.
@@ -119,7 +119,7 @@ impl Placement<'_> {
             Some(is_installed) => is_installed,
             None => pod.scheduler().is_none(),
         };
-        if !self.outcome.change.tolerations.is_empty() && is_expected {
+        if !self.consequence.change.tolerations.is_empty() && is_expected {
             let sentence = format!(
                 "It can run on {where_to} as soon as archaware has given it its tolerations."
             );
@@ -202,13 +202,13 @@ impl Placement<'_> {
 
     fn how_to_find_a_place(&self) -> Vec<String> {
         let runs = |group: &&NodeGroup| {
-            let set = self.outcome.runs_on.as_ref();
+            let set = self.consequence.runs_on.as_ref();
             set.is_none_or(|set| {
                 suffices(set, &group.architecture, group.node_variant) != Some(false)
             })
         };
         let Some(group) = self.groups.iter().find(runs) else {
-            let set = self.outcome.runs_on.as_ref();
+            let set = self.consequence.runs_on.as_ref();
             let names = set.map(|set| set.join(" or ")).unwrap_or_default();
             let most = self.groups.first().map(|group| group.architecture.as_str());
             let build = build_for(&self.limiting, most.unwrap_or_default());

@@ -33,7 +33,7 @@ fn a_node_is_looked_at_before_and_after() {
     assert_eq!((phase, due), (Phase::BeforeTaint, now + phase.quiet()));
     assert_eq!((looks.waiting(), looks.due(due)), (1, None));
     assert!(!looks.take_permission("1", "n", &arm(), due));
-    assert!(looks.record(&look, phase, Outcome::Tolerated, due) && looks.waiting() == 0);
+    assert!(looks.record(&look, phase, LookResult::Tolerated, due) && looks.waiting() == 0);
     assert!(looks.take_permission("1", "n", &arm(), due));
     // It has its taint.
     for _ in 0..2 {
@@ -41,7 +41,7 @@ fn a_node_is_looked_at_before_and_after() {
     }
     let (look, phase, then) = take(&mut looks, due);
     assert_eq!((phase, then), (Phase::AfterTaint, due + phase.quiet()));
-    assert!(!looks.record(&look, phase, Outcome::Tolerated, then));
+    assert!(!looks.record(&look, phase, LookResult::Tolerated, then));
     looks.look_after_taint("1", "n", &arm(), then);
     assert_eq!(looks.due(then).unwrap().1, then + LOOK_AGAIN);
     // Somebody removed the taint.
@@ -74,11 +74,11 @@ fn what_did_not_succeed_is_repeated_after_a_pause() {
     let (mut looks, now) = (Looks::default(), Instant::now());
     looks.take_permission("1", "n", &arm(), now);
     for (outcome, failures, pause) in [
-        (Outcome::Failed, 1, 1),
-        (Outcome::Failed, 2, 2),
-        (Outcome::NotListed, 2, 5),
-        (Outcome::Failed, 3, 4),
-        (Outcome::Settling, 3, 5),
+        (LookResult::Failed, 1, 1),
+        (LookResult::Failed, 2, 2),
+        (LookResult::NotListed, 2, 5),
+        (LookResult::Failed, 3, 4),
+        (LookResult::Settling, 3, 5),
     ] {
         let (look, phase, _) = take(&mut looks, now + 100 * SECOND);
         assert!(!looks.record(&look, phase, outcome, now));
@@ -120,7 +120,7 @@ fn what_changed_meanwhile_counts() {
         looks.take_permission(uid, "n", &arm(), now);
         let taken = looks.take(Phase::BeforeTaint, now);
         change(&mut looks);
-        for outcome in [Outcome::Tolerated, Outcome::Failed] {
+        for outcome in [LookResult::Tolerated, LookResult::Failed] {
             assert!(
                 !looks.record(&taken[0], Phase::BeforeTaint, outcome, now),
                 "{uid}"
