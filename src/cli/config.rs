@@ -9,7 +9,11 @@ pub(super) enum ConfigCommand {
     /// Check a file
     Check,
     /// Print what is in force: the file and the defaults of what it leaves out
-    Print,
+    Print {
+        /// Say beside each key what it is for
+        #[arg(long)]
+        comments: bool,
+    },
     /// Print the JSON schema, for editors and CI
     Schema,
 }
@@ -24,7 +28,12 @@ impl ConfigCommand {
                     None => output::print("no file given (--config): the defaults are valid\n")?,
                 }
             }
-            Self::Print => output::print(&output::yaml(&global.load_config()?)?)?,
+            Self::Print { comments: true } => {
+                output::print(&crate::config::commented(&global.load_config()?)?)?;
+            }
+            Self::Print { comments: false } => {
+                output::print(&output::yaml(&global.load_config()?)?)?;
+            }
             Self::Schema => output::print(&output::json(&crate::config::schema())?)?,
         }
         Ok(CommandStatus::Done)

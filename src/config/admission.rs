@@ -1,29 +1,42 @@
 //! `admission`: the webhook.
 
-use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    fmt,
+    net::{Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::duration;
+use super::{duration, mistakes::Mistakes};
+
+/// A certificate must be published before it is used, and loaded by every replica.
+const MIN_LIFETIME: Duration = Duration::from_mins(1);
+/// A shorter budget is no wait at all, which `onMiss: pass` expresses.
+const MIN_BUDGET: Duration = Duration::from_millis(10);
+/// The API server's own limit for a webhook is 30 s, too long for the creation of a pod.
+const MAX_BUDGET: Duration = Duration::from_secs(10);
 
 /// The admission webhook.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AdmissionConfig {
-    /// Whether the webhook is served.
+    /// Whether the webhook is served; true in the manifests.
     pub enabled: bool,
-    /// Address to listen on.
+    /// The address that it listens on.
     pub listen: ListenAddress,
-    /// URL where the API server reaches the webhook; empty: the Service `archaware` in archaware's own namespace.
+    /// Where the API server finds it; empty: the Service archaware in its own namespace.
     pub url: String,
     /// The webhook's certificate.
     pub certificates: CertificatesConfig,
-    /// Whether archaware puts back what its `MutatingWebhookConfiguration` needs; otherwise only the `caBundle`.
+    /// Whether archaware restores its `MutatingWebhookConfiguration`; if not, it writes only the `caBundle`.
     pub manage_configuration: bool,
-    /// What happens to pods whose images are not cached.
+    /// What happens to pods whose images are not known yet; gate in the manifests.
     pub on_miss: OnMiss,
-    /// How long a pod's creation may wait for its images.
+    /// How long the creation of a pod waits for its images at most.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub budget: Duration,
@@ -31,20 +44,67 @@ pub struct AdmissionConfig {
     pub on_no_common_architecture: OnNoCommonArchitecture,
 }
 
+impl Default for AdmissionConfig {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            listen: ListenAddress(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 8443))),
+            url: String::new(),
+            certificates: CertificatesConfig::default(),
+            manage_configuration: true,
+            on_miss: OnMiss::default(),
+            budget: Duration::from_secs(1),
+            on_no_common_architecture: OnNoCommonArchitecture::default(),
+        }
+    }
+}
+
 /// The webhook's certificate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CertificatesConfig {
-    /// File with the certificate chain, PEM, read again when it changes; empty: archaware issues its own.
+    /// Path of a PEM file with its chain, read again when it changes; empty: archaware issues its own.
     pub certificate: PathBuf,
-    /// File with the private key, PEM.
+    /// Path of a PEM file with its private key.
     pub key: PathBuf,
-    /// File with the certificate authority for the `caBundle`, PEM; empty: another tool maintains the `caBundle`.
+    /// Path of a PEM file with the authority that signed it, for the `caBundle`; empty: another tool maintains the `caBundle`.
     pub authority: PathBuf,
-    /// Validity of certificates that archaware issues. They are replaced after two thirds of it.
+    /// Validity of certificates that archaware issues; they are replaced after two thirds of it.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub lifetime: Duration,
+}
+
+impl Default for CertificatesConfig {
+    fn default() -> Self {
+        Self {
+            certificate: PathBuf::new(),
+            key: PathBuf::new(),
+            authority: PathBuf::new(),
+            lifetime: Duration::from_hours(30 * 24),
+        }
+    }
+}
+
+impl CertificatesConfig {
+    fn check(&self, mistakes: &mut Mistakes) {
+        let has = |path: &PathBuf| !path.as_os_str().is_empty();
+        mistakes.unless(
+            has(&self.certificate) == has(&self.key),
+            &["admission.certificates"],
+            "admission.certificates needs both certificate and key, or neither",
+        );
+        mistakes.unless(
+            has(&self.certificate) || has(&self.key) || !has(&self.authority),
+            &["admission.certificates.authority"],
+            "admission.certificates.authority is of no use without certificate and key",
+        );
+        mistakes.unless(
+            self.lifetime >= MIN_LIFETIME,
+            &["admission.certificates.lifetime"],
+            "admission.certificates.lifetime is shorter than a minute",
+        );
+    }
 }
 
 /// Timeout of `onMiss: pass`. Cached images resolve without waiting. A private image needs its pull secret first, which
@@ -52,6 +112,25 @@ pub struct CertificatesConfig {
 pub const CACHED_ONLY_TIMEOUT: Duration = Duration::from_millis(25);
 
 impl AdmissionConfig {
+    pub(super) fn check(&self, mistakes: &mut Mistakes) {
+        self.certificates.check(mistakes);
+        mistakes.unless(
+            self.budget >= MIN_BUDGET,
+            &["admission.budget"],
+            "admission.budget is shorter than 10ms: no image could ever be looked up",
+        );
+        mistakes.unless(
+            self.budget <= MAX_BUDGET,
+            &["admission.budget"],
+            "admission.budget is longer than 10s, the most that a pod may wait",
+        );
+        mistakes.unless(
+            self.url.is_empty() || is_webhook_url(&self.url),
+            &["admission.url"],
+            "admission.url has to be an https URL without user, query or fragment",
+        );
+    }
+
     /// How long the creation of a pod waits at most.
     pub fn patience(&self) -> Duration {
         match self.on_miss {
@@ -129,7 +208,7 @@ impl From<ListenAddress> for String {
 
 /// Whether the API server accepts `url` for a webhook: https, a host, optionally a port and a path
 /// (`validateWebhookURL` of `k8s.io/apiserver`).
-pub(super) fn is_webhook_url(url: &str) -> bool {
+fn is_webhook_url(url: &str) -> bool {
     url.parse::<http::Uri>().is_ok_and(|uri| {
         uri.scheme_str() == Some("https")
             && uri.host().is_some_and(|host| !host.is_empty())

@@ -3,20 +3,62 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{placement::Weight, platform::Architecture};
+use std::collections::BTreeSet;
+
+use crate::{
+    placement::{Weight, preference::Preferences},
+    platform::Architecture,
+};
+
+use super::{Config, mistakes::Mistakes};
 
 /// Node affinity to add to pods: what autoscalers and topology spread go by. Kubernetes allows it to be set when a pod is
 /// created and while it has a scheduling gate, so this needs the webhook.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AffinityConfig {
-    /// Whether the architectures of the images are required.
+    /// Whether node affinity requires the architectures of the images.
     pub required: bool,
-    /// Architectures that are preferred if the images have them.
+    /// Architectures that are preferred if the images have them, like `{architecture: arm64, weight: 80}`, with weights from 1 to 100.
     pub preferred: Vec<PreferenceConfig>,
-    /// Whether pods of `ReplicaSet`s and `StatefulSet`s that were created while the webhook did not answer, and that wait for a node, are
-    /// evicted, so that they are created anew with node affinity.
+    /// Whether pods are evicted that were created while the webhook did not answer: see autoscaling.md.
+    ///
+    /// Those of `ReplicaSet`s and `StatefulSet`s that wait for a node, so that they are created anew with node affinity.
     pub recreate_pods: bool,
+}
+
+impl Default for AffinityConfig {
+    fn default() -> Self {
+        Self {
+            required: true,
+            preferred: Vec::new(),
+            recreate_pods: false,
+        }
+    }
+}
+
+impl AffinityConfig {
+    /// Weights by architecture.
+    pub fn preferences(&self) -> Preferences {
+        let weights = self.preferred.iter();
+        weights
+            .map(|one| (one.architecture.clone(), one.weight.get()))
+            .collect()
+    }
+
+    pub(super) fn check(&self, config: &Config, mistakes: &mut Mistakes) {
+        let names: BTreeSet<_> = self.preferred.iter().map(|one| &one.architecture).collect();
+        mistakes.unless(
+            names.len() == self.preferred.len(),
+            &["affinity.preferred"],
+            "affinity.preferred names an architecture twice",
+        );
+        mistakes.unless(
+            !self.recreate_pods || self.required && config.admission.enabled,
+            &["affinity.recreatePods"],
+            "affinity.recreatePods needs affinity.required and admission.enabled: otherwise new pods get no affinity either",
+        );
+    }
 }
 
 /// A preferred architecture.

@@ -6,8 +6,8 @@ use crate::files::{self, FileError};
 
 use super::{
     Config,
-    contradiction::{Contradiction, contradiction},
     location::locate,
+    mistakes::{Mistake, mistakes},
 };
 
 /// Why the configuration cannot be used.
@@ -60,7 +60,7 @@ pub fn parse(path: &str, text: &str) -> Result<Config, ConfigError> {
             problem: strip_location(&message).to_owned(),
         }
     })?;
-    if let Some(Contradiction { keys, problem }) = contradiction(&config) {
+    if let Some(Mistake { keys, problem }) = mistakes(&config).into_iter().next() {
         let place = locate(text, keys);
         return Err(ConfigError::Malformed {
             path: path.to_owned(),
@@ -100,29 +100,6 @@ mod tests {
         assert_eq!(config.resolution.cache.images.get(), 20_000);
         let printed = serde_saphyr::to_string(&config).unwrap();
         assert_eq!(parse("printed", &printed).unwrap(), config, "{printed}");
-    }
-
-    /// The reference page lists all defaults, with their real values.
-    #[test]
-    fn the_documented_defaults_are_the_defaults() {
-        let page = include_str!("../../docs/configuration.md");
-        let text = page
-            .split("```yaml\n")
-            .nth(1)
-            .unwrap()
-            .split("```")
-            .next()
-            .unwrap();
-        assert_eq!(
-            parse("docs/configuration.md", text).unwrap(),
-            Config::default()
-        );
-        let keys = |text: &str| -> std::collections::BTreeSet<String> {
-            let key = |line: &str| line.trim().split_once(':').map(|(key, _)| key.to_owned());
-            text.lines().filter_map(key).collect()
-        };
-        let printed = serde_saphyr::to_string(&Config::default()).unwrap();
-        assert_eq!(keys(text), keys(&printed));
     }
 
     #[test]

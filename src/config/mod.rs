@@ -3,41 +3,57 @@
 
 mod admission;
 mod affinity;
-mod contradiction;
-mod defaults;
+mod containerd;
 mod duration;
 mod file;
+mod limits;
 mod location;
+mod mistakes;
+mod pods;
 mod policy;
+mod reference;
+mod registries;
+mod resolution;
 mod selection;
+mod taint;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    num::{NonZeroU16, NonZeroUsize},
-    path::PathBuf,
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    image::{Rewrite, registry::TokenEndpoint},
-    names::QualifiedName,
+    names::{QualifiedName, is_dns_subdomain},
     placement::{
-        Effect, LabelSelector, Mode, PodRule, RuntimeClasses, TaintKind, TolerationRule,
-        UnknownVariants, emulation::Emulator, failure::FailureAction,
+        PlacementPolicy, PodRule, RuntimeClasses, TaintKind, TolerationRule, UnknownVariants,
+        annotation, emulation::Emulator, runtime_class::RuntimeClass,
     },
     platform::Architecture,
 };
+
+use mistakes::Mistakes;
 
 pub use admission::{
     AdmissionConfig, CACHED_ONLY_TIMEOUT, CertificatesConfig, ListenAddress, OnMiss,
     OnNoCommonArchitecture,
 };
 pub use affinity::{AffinityConfig, PreferenceConfig};
+pub use containerd::ContainerdConfig;
 pub use file::{ConfigError, load, parse, schema};
+pub use limits::{ConcurrencyConfig, StartupConfig};
+pub use pods::{DaemonSets, Misplaced, PodsConfig};
+pub use reference::commented;
+pub use registries::{CredentialProvidersConfig, RegistriesConfig};
+pub use resolution::{CacheConfig, FailureConfig, ResolutionConfig};
 pub use selection::{AttachedDocuments, LabelPattern, OnNoMatch, PredictorConfig, SelectionConfig};
+pub use taint::{BoundPods, TaintConfig};
+
+/// Maximum number of rules: each is compared with each new pod.
+const MAX_RULES: usize = 64;
+/// Maximum number of emulators: each becomes a term of its pods, which have 16 at most.
+const MAX_EMULATORS: usize = 8;
+/// Maximum number of selectors for nodes of a rule: each becomes a term of its pods.
+const MAX_NODES: usize = 16;
 
 /// `apiVersion` of the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -67,44 +83,44 @@ pub struct Config {
     /// The taint of nodes.
     #[serde(default)]
     pub taint: TaintConfig,
-    /// How pods are handled unless their annotations say otherwise.
+    /// How pods are handled, unless their annotations say otherwise.
     #[serde(default)]
     pub pods: PodsConfig,
-    /// How DaemonSets are handled whose template tolerates too little or too much.
+    /// What happens to DaemonSets whose template tolerates too little or too much.
     #[serde(default)]
     pub daemon_sets: DaemonSets,
-    /// What happens to pods that cannot run where they are, because an image is for another architecture.
+    /// What happens to pods that cannot run on their node: see wrong-architecture.md.
     #[serde(default)]
     pub misplaced: Misplaced,
-    /// For each node architecture, the further architectures whose images it can run.
-    #[serde(default = "defaults::compatibility")]
+    /// For each architecture of nodes, the further architectures whose images they run.
+    #[serde(default = "compatibility")]
     pub compatibility: BTreeMap<Architecture, Vec<Architecture>>,
     /// The only architectures that are considered; empty means all.
     #[serde(default)]
     pub schedulable_architectures: Vec<Architecture>,
-    /// Nodes that run images of further architectures by emulation, by their labels.
+    /// Nodes that run images of further architectures by emulation, by their labels: see runtime-classes.md.
     #[serde(default)]
     pub emulation: Vec<Emulator>,
-    /// Additional tolerations for pods of some platforms.
+    /// Further tolerations for pods of some platforms: see below.
     #[serde(default)]
     pub tolerations: Vec<TolerationRule>,
-    /// Rules from pods to nodes.
+    /// Rules from pods to nodes: see rules.md.
     #[serde(default)]
     pub rules: Vec<PodRule>,
-    /// The platforms that runtime classes run.
+    /// The platforms that runtime classes run, like `{wasmtime: {platforms: [wasi/wasm]}}`: see runtime-classes.md.
     #[serde(default)]
     pub runtime_classes: RuntimeClasses,
     /// Whether new pods without a runtime class get one of these if their images share no architecture.
     #[serde(default)]
     pub assign_runtime_class: bool,
-    /// Node affinity to add to pods.
+    /// Node affinity that the webhook adds to pods: see admission.md.
     #[serde(default)]
     pub affinity: AffinityConfig,
-    /// What happens to nodes of unknown variant if an image needs more than the lowest one, e.g. `linux/amd64/v3`.
+    /// What nodes of unknown CPU level mean to images that need one, like `linux/amd64/v3`: see variants.md.
     #[serde(default)]
     pub variants: UnknownVariants,
-    /// The node label whose value is the variant of the node's CPU.
-    #[serde(default = "defaults::variant_label")]
+    /// The node label whose value is the CPU level.
+    #[serde(default = "variant_label")]
     pub variant_label: QualifiedName,
     /// Behaviour at start.
     #[serde(default)]
@@ -112,10 +128,10 @@ pub struct Config {
     /// How images are resolved.
     #[serde(default)]
     pub resolution: ResolutionConfig,
-    /// The selection of images by compatibility documents.
+    /// Images that are chosen by compatibility documents: see image-selection.md.
     #[serde(default)]
     pub selection: SelectionConfig,
-    /// Access to registries.
+    /// Access to registries: see images.md.
     #[serde(default)]
     pub registries: RegistriesConfig,
     /// The kubelet's credential provider plugins.
@@ -127,191 +143,51 @@ pub struct Config {
     /// Limits of concurrency.
     #[serde(default)]
     pub concurrency: ConcurrencyConfig,
-    /// The admission webhook.
+    /// The webhook: see admission.md.
     #[serde(default)]
     pub admission: AdmissionConfig,
 }
 
-/// The taint of nodes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct TaintConfig {
-    /// Whether nodes are tainted. If not, taints that archaware owns are removed.
-    pub manage: bool,
-    /// Key of the taint. Its value is the node's architecture.
-    pub key: QualifiedName,
-    /// `NoSchedule` or `NoExecute`.
-    pub effect: Effect,
-    /// Only nodes of these architectures are tainted; empty means all.
-    pub architectures: Vec<Architecture>,
-    /// Only nodes that this label selector matches are tainted; empty means all.
-    pub node_selector: LabelSelector,
-    /// What happens to the pods that run on a node before it is tainted.
-    pub bound_pods: BoundPods,
-    /// Whether the value of the taint contains the variant of the node's CPU, where that is known: `amd64-v3`.
-    pub variants: bool,
+/// The default of `variantLabel`.
+fn variant_label() -> QualifiedName {
+    QualifiedName::constant(annotation::VARIANT)
 }
 
-/// What happens to the pods that run on a node before it is tainted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum BoundPods {
-    /// They get a toleration for the taint. With the effect `NoExecute` only those whose images can run there.
-    #[default]
-    Tolerate,
-    /// They are not changed.
-    Leave,
+/// The default of `compatibility`.
+fn compatibility() -> BTreeMap<Architecture, Vec<Architecture>> {
+    PlacementPolicy::default().compatibility
 }
 
-/// How pods are handled unless their annotations say otherwise.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct PodsConfig {
-    /// The mode of pods.
-    pub mode: Mode,
-    /// Namespaces whose pods tolerate every architecture without reading their images.
-    pub exempt_namespaces: BTreeSet<String>,
-}
-
-/// How DaemonSets are handled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum DaemonSets {
-    /// Their templates get the tolerations that their images allow, which causes a rollout.
-    #[default]
-    Manage,
-    /// They are not changed; a Warning event reports what is missing.
-    Report,
-}
-
-/// What happens to pods that cannot run where they are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum Misplaced {
-    /// A Warning event reports them.
-    #[default]
-    Report,
-    /// Those that controllers make anew elsewhere are evicted, one after the other for each controller.
-    Evict,
-}
-
-/// Behaviour at start.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct StartupConfig {
-    /// How long nodes stay untainted while existing pods and DaemonSets are decided first.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
-    pub timeout: Duration,
-}
-
-/// How images are resolved.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct ResolutionConfig {
-    /// Timeout of one registry request.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
-    pub timeout: Duration,
-    /// Timeout of one attempt to resolve all images of a pod.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
-    pub budget: Duration,
-    /// In-memory caches.
-    pub cache: CacheConfig,
-    /// What happens to pods whose images cannot be resolved.
-    pub failure: FailureConfig,
-}
-
-/// In-memory caches.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct CacheConfig {
-    /// Maximum number of images.
-    pub images: NonZeroUsize,
-    /// How long a tag is used without asking again.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
-    pub tag_ttl: Duration,
-    /// The same for `latest` and for pull policy `Always`.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
-    pub latest_ttl: Duration,
-    /// Whether pods share answers only with pods of the same credentials. containerd is not used then, as it does not
-    /// know credentials.
-    pub per_credential: bool,
-}
-
-/// What happens to pods whose images cannot be resolved.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct FailureConfig {
-    /// Time from the first failure until the action applies.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
-    pub after: Duration,
-    /// The action after that.
-    pub action: FailureAction,
-    /// Architectures for `action: tolerate`.
-    pub architectures: Vec<Architecture>,
-}
-
-/// Access to registries.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct RegistriesConfig {
-    /// File with registry credentials in the format of docker's `config.json`.
-    pub docker_config: PathBuf,
-    /// File with certificate authorities to trust in addition to the system's, PEM.
-    pub ca_bundle: PathBuf,
-    /// Registries (`host[:port]`) that use plain HTTP; loopback does by default.
-    pub plain_http: Vec<String>,
-    /// Directories with containerd's `hosts.toml` files. The first one that contains a registry is used.
-    pub hosts_directories: Vec<PathBuf>,
-    /// Whether mirrors get the credentials of the registry that they mirror.
-    pub mirror_credentials: bool,
-    /// Rules to resolve images under other names, applied in order.
-    pub rewrites: Vec<Rewrite>,
-    /// Token servers on another domain than their registry, which get its credentials.
-    pub token_endpoints: Vec<TokenEndpoint>,
-    /// Hosts, without port, whose names may resolve to loopback and link-local addresses and to those of metadata services.
-    pub allow_local_addresses: Vec<String>,
-}
-
-/// The kubelet's credential provider plugins.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct CredentialProvidersConfig {
-    /// A `CredentialProviderConfig` file, or a folder of them.
-    pub config: PathBuf,
-    /// Folder of the plugins.
-    pub bin_directory: PathBuf,
-}
-
-/// The node's containerd.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct ContainerdConfig {
-    /// Path of its socket; empty: containerd is not used.
-    pub socket: PathBuf,
-    /// Namespaces whose image records and content are read, in this order.
-    pub read_namespaces: Vec<String>,
-    /// archaware's own namespace, where fetched documents are persisted; empty: they are not.
-    pub cache_namespace: String,
-}
-
-/// Limits of concurrency.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct ConcurrencyConfig {
-    /// Pods, and as many DaemonSets, that are resolved and decided concurrently.
-    pub pods: NonZeroU16,
-    /// Concurrent patches of pods, DaemonSets and nodes.
-    pub writes: NonZeroU16,
-    /// Concurrent requests to one registry.
-    pub per_registry: NonZeroU16,
-    /// Evictions in a minute, for all reasons together; those of ten seconds may happen at once.
-    pub evictions_per_minute: NonZeroU16,
+impl Default for Config {
+    /// The configuration of an empty file.
+    fn default() -> Self {
+        Self {
+            api_version: ApiVersion::default(),
+            kind: Kind::default(),
+            taint: TaintConfig::default(),
+            pods: PodsConfig::default(),
+            daemon_sets: DaemonSets::default(),
+            misplaced: Misplaced::default(),
+            compatibility: compatibility(),
+            schedulable_architectures: Vec::new(),
+            tolerations: Vec::new(),
+            rules: Vec::new(),
+            emulation: Vec::new(),
+            runtime_classes: BTreeMap::new(),
+            assign_runtime_class: false,
+            affinity: AffinityConfig::default(),
+            variants: UnknownVariants::default(),
+            variant_label: variant_label(),
+            startup: StartupConfig::default(),
+            resolution: ResolutionConfig::default(),
+            selection: SelectionConfig::default(),
+            registries: RegistriesConfig::default(),
+            credential_providers: CredentialProvidersConfig::default(),
+            containerd: ContainerdConfig::default(),
+            concurrency: ConcurrencyConfig::default(),
+            admission: AdmissionConfig::default(),
+        }
+    }
 }
 
 impl Config {
@@ -326,5 +202,87 @@ impl Config {
             key: self.taint.key.clone().into(),
             effect: self.taint.effect,
         }
+    }
+
+    /// Checks the keys that have no section of their own.
+    fn check(&self, mistakes: &mut Mistakes) {
+        mistakes.unless(
+            self.variants != UnknownVariants::Require
+                || self.affinity.required
+                || self.taint.variants,
+            &["variants"],
+            "variants: require needs affinity.required or taint.variants",
+        );
+        let is_class = |(name, class): (&String, &RuntimeClass)| {
+            is_dns_subdomain(name) && !class.platforms.is_empty()
+        };
+        mistakes.unless(
+            self.runtime_classes.iter().all(is_class),
+            &["runtimeClasses"],
+            "runtimeClasses takes names of RuntimeClass objects, each with platforms like wasi/wasm",
+        );
+        let emulates = |one: &Emulator| {
+            !one.has_empty_selector()
+                && !one.runs.is_empty()
+                && !one.runs.contains(&one.architecture)
+        };
+        mistakes.unless(
+            self.emulation.len() <= MAX_EMULATORS && self.emulation.iter().all(emulates),
+            &["emulation"],
+            "emulation takes at most 8 of {nodes: SELECTOR, architecture, runs}, with a selector that is not empty and other architectures in runs",
+        );
+        let may_assign = !self.runtime_classes.is_empty() && self.admission.enabled;
+        mistakes.unless(
+            !self.assign_runtime_class || may_assign,
+            &["assignRuntimeClass"],
+            "assignRuntimeClass needs runtimeClasses, and admission.enabled: a class can be set only when a pod is created",
+        );
+        self.check_rules(mistakes);
+    }
+
+    fn check_rules(&self, mistakes: &mut Mistakes) {
+        const KEYS: &[&str] = &["rules"];
+        let rules = &self.rules;
+        let names: BTreeSet<&str> = rules.iter().map(|rule| rule.name.as_str()).collect();
+        mistakes.unless(
+            names.len() == rules.len() && names.iter().all(|name| is_dns_subdomain(name)),
+            KEYS,
+            "each of rules needs a name of its own, like gpu-nodes",
+        );
+        mistakes.unless(
+            rules.len() <= MAX_RULES && rules.iter().all(|rule| rule.nodes.len() <= MAX_NODES),
+            KEYS,
+            "rules has more than 64 rules, or a rule with more than 16 nodes",
+        );
+        mistakes.unless(
+            !rules.iter().any(PodRule::is_empty),
+            KEYS,
+            "one of rules adds nothing: it needs nodes, matchNodeLabels, preferredNodes, tolerations or runtimeClass",
+        );
+        let classes: Vec<_> = rules
+            .iter()
+            .filter_map(|rule| rule.runtime_class.as_ref())
+            .collect();
+        mistakes.unless(
+            classes.iter().all(|name| is_dns_subdomain(name)),
+            KEYS,
+            "runtimeClass in rules takes the name of a RuntimeClass object",
+        );
+        mistakes.unless(
+            classes.is_empty() || self.admission.enabled,
+            KEYS,
+            "runtimeClass in rules needs admission.enabled: a class can be set only when a pod is created",
+        );
+        mistakes.unless(
+            !rules.iter().any(PodRule::has_empty_selector),
+            KEYS,
+            "a selector in nodes or preferredNodes of rules is empty: it would select every node",
+        );
+        let mut tolerations = rules.iter().flat_map(|rule| &rule.tolerations);
+        mistakes.unless(
+            !tolerations.any(|one| one.value.contains("{arch}")),
+            KEYS,
+            "{arch} in a toleration is for the key tolerations, not for rules",
+        );
     }
 }

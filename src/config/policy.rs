@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 
 use crate::placement::{
-    ConfiguredKeys, Mode, VariantPolicy,
+    ConfiguredKeys, VariantPolicy,
     failure::FailurePolicy,
     node,
     pod::{PlacementPolicy, Tainted},
-    preference::Preferences,
 };
 
-use super::{AffinityConfig, Config, FailureConfig, PodsConfig};
+use super::{Config, FailureConfig};
 
 impl From<&Config> for PlacementPolicy {
     fn from(config: &Config) -> Self {
@@ -104,27 +103,6 @@ impl Config {
             taken(&mut self.selection.predictor.ca_bundle),
         );
         found
-    }
-}
-
-impl PodsConfig {
-    /// The mode of pods in a namespace, unless annotations say otherwise.
-    pub fn mode_in(&self, namespace: &str) -> Mode {
-        if self.exempt_namespaces.contains(namespace) {
-            Mode::Any
-        } else {
-            self.mode
-        }
-    }
-}
-
-impl AffinityConfig {
-    /// Weights by architecture.
-    pub fn preferences(&self) -> Preferences {
-        let weights = self.preferred.iter();
-        weights
-            .map(|one| (one.architecture.clone(), one.weight.get()))
-            .collect()
     }
 }
 

@@ -7,13 +7,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::{is_dns_subdomain, is_qualified_name};
 
+use super::{duration, mistakes::Mistakes};
+
+/// As long as the creation of a pod may wait.
+const MAX_PREDICTION: Duration = Duration::from_secs(10);
+
 /// The selection of images. Pods ask for it by annotations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct SelectionConfig {
-    /// What happens to pods whose documents name no image that fits a node.
+    /// What happens if no image of a document fits a node: the container keeps its image, or the pod is denied.
     pub on_no_match: OnNoMatch,
-    /// Whether documents that are attached to images count for pods that do not ask for a selection.
+    /// Documents attached to the images of other pods: prefer makes preferred node affinity of their weights.
     pub attached: AttachedDocuments,
     /// The server that knows the models to which documents leave the choice.
     pub predictor: PredictorConfig,
@@ -25,14 +30,36 @@ pub struct SelectionConfig {
 pub struct PredictorConfig {
     /// Its URL; empty: there is none.
     pub url: String,
-    /// How long an answer may take.
-    #[serde(with = "super::duration")]
+    /// How long an answer may take, less than `admission.budget`; then the rules of the document decide.
+    #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub timeout: Duration,
-    /// Certificate authorities besides the system's, PEM.
+    /// Path of a PEM file with certificate authorities, besides the system's.
     pub ca_bundle: PathBuf,
-    /// Further labels of nodes that it is told.
+    /// Labels of nodes that it gets besides those of image-selection.md: keys, or prefixes like `nvidia.com/`.
     pub labels: Vec<LabelPattern>,
+}
+
+impl SelectionConfig {
+    pub(super) fn check(&self, mistakes: &mut Mistakes) {
+        let predictor = &self.predictor;
+        let is_url = |url: &str| {
+            let parsed = url.parse::<http::Uri>();
+            parsed.is_ok_and(|uri| {
+                matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some()
+            })
+        };
+        mistakes.unless(
+            predictor.url.is_empty() || is_url(&predictor.url),
+            &["selection.predictor.url"],
+            "selection.predictor.url has to be an http or https URL",
+        );
+        mistakes.unless(
+            predictor.timeout <= MAX_PREDICTION,
+            &["selection.predictor.timeout"],
+            "selection.predictor.timeout is longer than 10s, the most that a pod may wait",
+        );
+    }
 }
 
 /// The key of a label, or, with `/` at its end, the prefix of keys.

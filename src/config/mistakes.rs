@@ -1,0 +1,42 @@
+//! Values of a configuration that contradict each other, or that no type excludes.
+
+use super::Config;
+
+/// A mistake in the values of keys.
+pub(super) struct Mistake {
+    /// The keys that it is about; the first one that the file has is named.
+    pub(super) keys: &'static [&'static str],
+    pub(super) problem: &'static str,
+}
+
+/// Collects mistakes. Each section checks its own keys.
+#[derive(Default)]
+pub(super) struct Mistakes(Vec<Mistake>);
+
+impl Mistakes {
+    /// Adds a mistake unless the values are good.
+    pub(super) fn unless(
+        &mut self,
+        is_good: bool,
+        keys: &'static [&'static str],
+        problem: &'static str,
+    ) {
+        if !is_good {
+            self.0.push(Mistake { keys, problem });
+        }
+    }
+}
+
+/// The mistakes of a configuration.
+pub(super) fn mistakes(config: &Config) -> Vec<Mistake> {
+    let mut mistakes = Mistakes::default();
+    config.check(&mut mistakes);
+    config.resolution.check(&mut mistakes);
+    config.selection.check(&mut mistakes);
+    config.registries.check(&mut mistakes);
+    config.credential_providers.check(&mut mistakes);
+    config.containerd.check(&mut mistakes);
+    config.affinity.check(config, &mut mistakes);
+    config.admission.check(&mut mistakes);
+    mistakes.0
+}

@@ -1,0 +1,55 @@
+//! `taint`: the taint of nodes.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    names::QualifiedName,
+    placement::{Effect, LabelSelector, TAINT_KEY},
+    platform::Architecture,
+};
+
+/// The taint of nodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct TaintConfig {
+    /// Whether nodes are tainted. If not, taints that archaware owns are removed.
+    pub manage: bool,
+    /// Its key; the value is the node's architecture. For another key see install.md.
+    pub key: QualifiedName,
+    /// Its effect.
+    pub effect: Effect,
+    /// Only nodes of these architectures are tainted; empty means all.
+    pub architectures: Vec<Architecture>,
+    /// Only nodes that this label selector matches are tainted; empty means all.
+    pub node_selector: LabelSelector,
+    /// What pods get that are bound before their node is tainted.
+    pub bound_pods: BoundPods,
+    /// Whether the value names the CPU level, too, where it is known, like `amd64-v3`: see variants.md.
+    pub variants: bool,
+}
+
+impl Default for TaintConfig {
+    fn default() -> Self {
+        Self {
+            manage: true,
+            key: QualifiedName::constant(TAINT_KEY),
+            effect: Effect::NoSchedule,
+            architectures: Vec::new(),
+            node_selector: LabelSelector::default(),
+            bound_pods: BoundPods::default(),
+            variants: false,
+        }
+    }
+}
+
+/// What happens to the pods that run on a node before it is tainted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum BoundPods {
+    /// They get a toleration for the taint. With the effect `NoExecute` only those whose images can run there.
+    #[default]
+    Tolerate,
+    /// They are not changed.
+    Leave,
+}
