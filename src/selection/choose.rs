@@ -23,8 +23,8 @@ use crate::{
 use super::{
     COMPATIBILITY, Selecting,
     compatibility::{
-        Candidate, CandidateOutcome, Choice, Compatibility, CompatibilityDocument, DocumentFormat,
-        FeatureKeys, ImageFit, ImageSelection, LabelKeys, NoChoice, NodeGroup, PassedOver,
+        Candidate, CandidateOutcome, Choice, Compatibility, CompatibilityDocument, FeatureKeys,
+        ImageFit, ImageSelection, LabelKeys, NoChoice, NodeGroup, PassedOver, RuleKeys,
         SelectedNodes,
     },
     groups::{AlikeNodes, GroupBy},
@@ -414,9 +414,9 @@ impl CompatibilityDocument {
     /// The image of an entry: what it names, or the one that the document is about. `reference`: where the document was found.
     fn image(&self, entry: &Compatibility, reference: &str) -> String {
         match (self.format, &self.subject) {
-            (DocumentFormat::Labels, _) => entry.tag.clone(),
-            (DocumentFormat::Features, None) => reference.to_owned(),
-            (DocumentFormat::Features, Some(digest)) => Reference::parse(reference).map_or_else(
+            (RuleKeys::Labels, _) => entry.tag.clone(),
+            (RuleKeys::Features, None) => reference.to_owned(),
+            (RuleKeys::Features, Some(digest)) => Reference::parse(reference).map_or_else(
                 |_| reference.to_owned(),
                 |found| format!("{}@{digest}", found.name()),
             ),

@@ -11,25 +11,22 @@ use crate::image::{
 };
 
 use super::compatibility::{
-    CompatibilityDocument, DocumentFormat, InvalidDocument, MAX_EXPRESSIONS, MAX_SIZE, Model,
+    CompatibilityDocument, FeatureRules, InvalidDocument, LabelRules, MAX_EXPRESSIONS, MAX_SIZE,
+    Models, of_media_type,
 };
 
-/// Layers with rules on labels, as ocifit-k8s has them.
-const LABELS: &str = "application/vnd.oci.image.compatibilities.v1+json";
-/// Layers with rules on the features of Node Feature Discovery.
-const FEATURES: [&str; 2] = [
-    "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml",
-    "application/vnd.nfd.image-compatibility.spec.v1alpha1+json",
-];
-/// Layers that leave the choice to models.
-const MODELS: &str = "application/vnd.oci.image.model-compatibilities.v1+json";
+/// Layers with rules: one of them is read, and one with models.
+const RULES: [&str; 3] = {
+    let [yaml, json] = FeatureRules::MEDIA_TYPES;
+    [LabelRules::MEDIA_TYPE, yaml, json]
+};
 
 /// Artifacts with compatibility documents. NFD's are attached to images.
 pub static COMPATIBILITY: ArtifactKind = ArtifactKind {
     name: "compatibility document",
-    layers: &[&[LABELS, FEATURES[0], FEATURES[1]], &[MODELS]],
+    layers: &[&RULES, &[Models::MEDIA_TYPE]],
     attached_type: "application/vnd.nfd.image-compatibility.v1alpha1",
-    attached_layers: &[&FEATURES],
+    attached_layers: &[&FeatureRules::MEDIA_TYPES],
     max_size: MAX_SIZE,
 };
 
@@ -128,22 +125,11 @@ pub fn parse(content: &ArtifactContent) -> Result<CompatibilityDocument, ImageEr
 
 fn of_layers(content: &ArtifactContent) -> Result<CompatibilityDocument, ImageError> {
     let mut document = CompatibilityDocument::without_rules();
-    let (models, rules): (Vec<_>, Vec<_>) = content
-        .layers
-        .iter()
-        .partition(|layer| layer.media_type == MODELS);
-    if let Some(layer) = rules.first() {
-        let format = if layer.media_type == LABELS {
-            DocumentFormat::Labels
-        } else {
-            DocumentFormat::Features
-        };
-        document = CompatibilityDocument::parse(format, &layer.bytes)
-            .map_err(|error| unusable(name_of(layer), error))?;
-    }
-    if let Some(layer) = models.first() {
-        let models = Model::parse(&layer.bytes).map_err(|error| unusable(name_of(layer), error))?;
-        document = document.with_models(models);
+    for layer in &content.layers {
+        if let Some(format) = of_media_type(&layer.media_type) {
+            let read = format.read(&layer.bytes, &mut document);
+            read.map_err(|error| unusable(name_of(layer), error))?;
+        }
     }
     Ok(document)
 }
@@ -188,19 +174,19 @@ mod tests {
     fn each_artifact_has_its_own_document() {
         let documents = Documents::default();
         let platform = |name: &str| Platform::new("linux", name, "").unwrap();
-        let attached = Some(Arc::new(artifact(FEATURES[0], 3)));
+        let attached = Some(Arc::new(artifact(FeatureRules::MEDIA_TYPES[0], 3)));
         let index = |all: Vec<(Platform, Option<Arc<ArtifactContent>>)>| ArtifactContent {
             platforms: all,
             ..ArtifactContent::default()
         };
         let about = ArtifactContent {
             subject: Some("sha256:1".to_owned()),
-            ..artifact(FEATURES[0], 1)
+            ..artifact(FeatureRules::MEDIA_TYPES[0], 1)
         };
         let all = [
-            artifact(FEATURES[0], 1),
-            artifact(LABELS, 1),
-            artifact(FEATURES[0], 2),
+            artifact(FeatureRules::MEDIA_TYPES[0], 1),
+            artifact(LabelRules::MEDIA_TYPE, 1),
+            artifact(FeatureRules::MEDIA_TYPES[0], 2),
             about,
             index(vec![(platform("amd64"), attached.clone())]),
             index(vec![(platform("arm64"), attached.clone())]),
@@ -221,7 +207,7 @@ mod tests {
         let broken = ArtifactContent {
             layers: vec![ArtifactLayer {
                 bytes: Bytes::from_static(b"["),
-                ..artifact(LABELS, 9).layers.remove(0)
+                ..artifact(LabelRules::MEDIA_TYPE, 9).layers.remove(0)
             }],
             ..ArtifactContent::default()
         };

@@ -235,7 +235,7 @@ mod tests {
         config::Config,
         placement::PlacementPolicy,
         selection::{
-            compatibility::{CompatibilityDocument, DocumentFormat},
+            compatibility::{CompatibilityDocument, RuleKeys},
             groups::{AlikeNodes, GroupBy, GroupedNodes},
         },
     };
@@ -323,7 +323,7 @@ mod tests {
         let policy = PlacementPolicy::from(&Config::default());
         let sizes = |condition: &str| {
             let text = format!("compatibilities: [{{rules: [{{matchFeatures: [{condition}]}}]}}]");
-            let format = DocumentFormat::Features;
+            let format = RuleKeys::Features;
             let document = CompatibilityDocument::parse(format, text.as_bytes()).unwrap();
             let groups = cluster.groups(GroupBy {
                 labels: &document.labels,

@@ -6,7 +6,7 @@ use archaware::{
     image::Reason,
     selection::{
         COMPATIBILITY,
-        compatibility::{Compatibility, CompatibilityDocument, DocumentFormat},
+        compatibility::{Compatibility, CompatibilityDocument, RuleKeys},
         parse,
     },
 };
@@ -46,13 +46,13 @@ async fn both_formats_are_read_once() {
     let yaml = "compatibilities:\n- tag: fast\n  weight: 90\n  rules: []\n";
     let json = r#"{"compatibilities": [{"tag": "fast", "weight": 90, "rules": []}]}"#;
     for (name, media_type, text, format) in [
-        ("ocifit", OCIFIT, DOCUMENT, DocumentFormat::Labels),
-        ("nfd", NFD, yaml, DocumentFormat::Features),
+        ("ocifit", OCIFIT, DOCUMENT, RuleKeys::Labels),
+        ("nfd", NFD, yaml, RuleKeys::Features),
         (
             "nfd-json",
             &NFD.replace("yaml", "json"),
             json,
-            DocumentFormat::Features,
+            RuleKeys::Features,
         ),
     ] {
         let artifact = Image::artifact("application/vnd.test", media_type, text);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use archaware::selection::compatibility::{
-    CompatibilityDocument, DocumentFormat, Expression, NodeFacts, NodeFeatures, WrittenExpression,
+    CompatibilityDocument, Expression, NodeFacts, NodeFeatures, RuleKeys, WrittenExpression,
 };
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use serde_json::{Map, Value, json};
@@ -154,7 +154,7 @@ fn is_invalid(expression: &Map<String, Value>) -> bool {
         values: &values.map(str::to_owned).collect::<Vec<_>>(),
         value_type: text("type"),
     };
-    Expression::new(DocumentFormat::Features, written).is_err()
+    Expression::new(RuleKeys::Features, written).is_err()
 }
 
 /// What means nothing here means nothing to NFD: it ends with an error when it comes to it.
@@ -238,7 +238,7 @@ fn rules_mean_what_they_mean_to_nfd() {
     let labels = BTreeMap::new();
     let (mut compared, mut holding, mut differing) = (0, 0, Vec::new());
     for ((text, nodes), answers) in questions.iter().zip(answers) {
-        let document = CompatibilityDocument::parse(DocumentFormat::Features, text.as_bytes());
+        let document = CompatibilityDocument::parse(RuleKeys::Features, text.as_bytes());
         let document = document.unwrap_or_else(|error| panic!("{error}: {text}"));
         for (node, Evaluated { holds, error }) in nodes.iter().zip(answers) {
             // A value that cannot be compared ends NFD's evaluation of the document. Here it ends that of the rule.

@@ -2,7 +2,7 @@
 
 use crate::placement::NodeVariant;
 
-use super::{Compatibility, CompatibilityDocument, DocumentFormat, NodeFacts};
+use super::{Compatibility, CompatibilityDocument, NodeFacts, RuleKeys};
 
 /// Nodes that are alike for the rules of a document.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ pub struct Choice<'a> {
     pub best: Fit<'a>,
     /// The others that fit and have the same image, in order.
     pub further: Vec<Fit<'a>>,
-    pub(super) format: DocumentFormat,
+    pub(super) format: RuleKeys,
     /// The nodes that were considered.
     pub(super) considered: Vec<NodeGroup<'a>>,
 }
@@ -135,12 +135,12 @@ impl CompatibilityDocument {
     }
 
     fn lacks_image(&self, entry: &Compatibility) -> bool {
-        self.format == DocumentFormat::Labels && entry.tag.is_empty()
+        self.format == RuleKeys::Labels && entry.tag.is_empty()
     }
 
     /// Whether two entries are about the same image.
     fn same_image(&self, one: &Compatibility, other: &Compatibility) -> bool {
-        self.format == DocumentFormat::Features || one.tag == other.tag
+        self.format == RuleKeys::Features || one.tag == other.tag
     }
 
     /// What became of each entry, in the order of the document.

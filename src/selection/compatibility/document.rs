@@ -1,5 +1,4 @@
-//! Compatibility documents: the format of ocifit-k8s (`application/vnd.oci.image.compatibilities.v1+json`), and that of Node Feature
-//! Discovery (`application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml`), in YAML or JSON.
+//! Compatibility documents: rules in the formats of ocifit-k8s and of Node Feature Discovery.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +6,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::{
     DocumentFormat, Expression, FeatureKeys, FeatureMatch, InvalidDocument, InvalidExpression,
-    LabelKeys, MAX_SIZE, Model, Rule, WrittenExpression,
+    LabelKeys, MAX_SIZE, Model, Rule, RuleKeys, WrittenExpression,
     format::{COST_OF_PATTERN, MAX_ENTRIES, MAX_EXPRESSIONS, first_line},
     variables::Variables,
 };
@@ -16,7 +15,7 @@ use super::{
 #[derive(Clone, Debug)]
 pub struct CompatibilityDocument {
     /// What its rules are about.
-    pub format: DocumentFormat,
+    pub format: RuleKeys,
     /// Its entries, in the order in which they are written.
     pub entries: Vec<Compatibility>,
     /// The node labels that its rules read.
@@ -146,18 +145,68 @@ fn values<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::
     })
 }
 
+/// ocifit-k8s' documents: rules on node labels.
+#[derive(Clone, Copy, Debug)]
+pub struct LabelRules;
+
+impl LabelRules {
+    /// The media type of its layers.
+    pub const MEDIA_TYPE: &str = "application/vnd.oci.image.compatibilities.v1+json";
+}
+
+impl DocumentFormat for LabelRules {
+    fn media_types(&self) -> &'static [&'static str] {
+        &[Self::MEDIA_TYPE]
+    }
+
+    fn read(
+        &self,
+        layer: &[u8],
+        document: &mut CompatibilityDocument,
+    ) -> Result<(), InvalidDocument> {
+        document.add_rules(CompatibilityDocument::parse(RuleKeys::Labels, layer)?);
+        Ok(())
+    }
+}
+
+/// Documents of Node Feature Discovery: rules on features, in YAML or JSON.
+#[derive(Clone, Copy, Debug)]
+pub struct FeatureRules;
+
+impl FeatureRules {
+    /// The media types of its layers.
+    pub const MEDIA_TYPES: [&str; 2] = [
+        "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml",
+        "application/vnd.nfd.image-compatibility.spec.v1alpha1+json",
+    ];
+}
+
+impl DocumentFormat for FeatureRules {
+    fn media_types(&self) -> &'static [&'static str] {
+        &Self::MEDIA_TYPES
+    }
+
+    fn read(
+        &self,
+        layer: &[u8],
+        document: &mut CompatibilityDocument,
+    ) -> Result<(), InvalidDocument> {
+        document.add_rules(CompatibilityDocument::parse(RuleKeys::Features, layer)?);
+        Ok(())
+    }
+}
+
 impl CompatibilityDocument {
-    /// With models that choose before the rules do.
-    #[must_use]
-    pub fn with_models(mut self, models: Vec<Model>) -> Self {
-        self.models = models;
-        self
+    /// Takes the rules of a document; the models stay.
+    fn add_rules(&mut self, rules: Self) {
+        let models = std::mem::take(&mut self.models);
+        *self = Self { models, ..rules };
     }
 
     /// A document without rules.
     pub fn without_rules() -> Self {
         Self {
-            format: DocumentFormat::Labels,
+            format: RuleKeys::Labels,
             entries: Vec::new(),
             labels: LabelKeys::default(),
             features: FeatureKeys::default(),
@@ -172,7 +221,7 @@ impl CompatibilityDocument {
     /// # Errors
     ///
     /// When it is none of this format, or too large. An expression that means nothing is no error: its rule holds nowhere.
-    pub fn parse(format: DocumentFormat, bytes: &[u8]) -> Result<Self, InvalidDocument> {
+    pub fn parse(format: RuleKeys, bytes: &[u8]) -> Result<Self, InvalidDocument> {
         let size = bytes.len() as u64;
         if size > MAX_SIZE {
             return Err(InvalidDocument::TooLarge(size));
@@ -220,12 +269,7 @@ fn malformed(error: impl std::fmt::Display) -> InvalidDocument {
     InvalidDocument::Malformed(first_line(&error.to_string()))
 }
 
-fn rule(
-    format: DocumentFormat,
-    raw: RawRule,
-    variables: &mut Variables,
-    count: &mut usize,
-) -> Rule {
+fn rule(format: RuleKeys, raw: RawRule, variables: &mut Variables, count: &mut usize) -> Rule {
     let mut invalid = None;
     let mut compile = |raw: &RawExpression| {
         let values = raw.value.len();
@@ -270,7 +314,7 @@ fn rule(
 }
 
 fn condition(
-    format: DocumentFormat,
+    format: RuleKeys,
     raw: RawMatch,
     compile: &mut impl FnMut(&RawExpression) -> Option<Expression>,
 ) -> FeatureMatch {
@@ -288,8 +332,8 @@ fn condition(
         compiled.collect::<Vec<_>>()
     });
     match format {
-        DocumentFormat::Labels => FeatureMatch::Labels(expressions.unwrap_or_default()),
-        DocumentFormat::Features => FeatureMatch::Feature {
+        RuleKeys::Labels => FeatureMatch::Labels(expressions.unwrap_or_default()),
+        RuleKeys::Features => FeatureMatch::Feature {
             feature: raw.feature.to_lowercase(),
             elements: expressions,
             name: raw.match_name.as_ref().and_then(compile),

@@ -16,7 +16,7 @@ use crate::{
     placement::requirement::{Operator, Requirement},
 };
 
-use super::{DocumentFormat, Fact, version::Version};
+use super::{Fact, RuleKeys, version::Version};
 
 /// Maximum size of a compiled pattern in bytes, because anybody who may push images can write a document.
 const MAX_PATTERN: usize = 64 * 1024;
@@ -86,13 +86,13 @@ impl Expression {
     ///
     /// When it means nothing in this format.
     pub fn new(
-        format: DocumentFormat,
+        format: RuleKeys,
         written: WrittenExpression<'_>,
     ) -> Result<Self, InvalidExpression> {
         let WrittenExpression {
             operator, values, ..
         } = written;
-        let is_nfd = format == DocumentFormat::Features;
+        let is_nfd = format == RuleKeys::Features;
         let some = |name| {
             let needed = is_nfd && values.is_empty();
             if needed {
@@ -227,11 +227,11 @@ impl WrittenExpression<'_> {
     /// ocifit-k8s ignores values that an operator does not need.
     fn expect_values(
         self,
-        format: DocumentFormat,
+        format: RuleKeys,
         name: &'static str,
         count: usize,
     ) -> Result<(), InvalidExpression> {
-        let is_nfd = format == DocumentFormat::Features;
+        let is_nfd = format == RuleKeys::Features;
         match self.values.len() {
             found if found == count || (!is_nfd && found > count) => Ok(()),
             found => Err(InvalidExpression::Values(name, found)),
@@ -241,7 +241,7 @@ impl WrittenExpression<'_> {
     /// An operator that compares with a value for each bound that it has.
     fn compare(
         self,
-        format: DocumentFormat,
+        format: RuleKeys,
         name: &'static str,
         (from, to): (Bound<()>, Bound<()>),
     ) -> Result<Test, InvalidExpression> {
@@ -252,12 +252,12 @@ impl WrittenExpression<'_> {
         let from = from.map(|()| values.next().unwrap_or_default());
         let to = to.map(|()| values.next().unwrap_or_default());
         match (format, self.value_type) {
-            (DocumentFormat::Labels, _) | (DocumentFormat::Features, "") => integers(from, to),
-            (DocumentFormat::Features, "version") => Ok(Test::Versions(
+            (RuleKeys::Labels, _) | (RuleKeys::Features, "") => integers(from, to),
+            (RuleKeys::Features, "version") => Ok(Test::Versions(
                 parsed(from, InvalidExpression::NoVersion)?,
                 parsed(to, InvalidExpression::NoVersion)?,
             )),
-            (DocumentFormat::Features, other) => Err(InvalidExpression::Type(other.to_owned())),
+            (RuleKeys::Features, other) => Err(InvalidExpression::Type(other.to_owned())),
         }
     }
 }

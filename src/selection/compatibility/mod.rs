@@ -18,13 +18,13 @@ mod version;
 pub use choice::{
     Candidate, CandidateOutcome, Choice, Fit, ImageFit, NoChoice, NodeGroup, PassedOver, Runs,
 };
-pub use document::{Compatibility, CompatibilityDocument};
+pub use document::{Compatibility, CompatibilityDocument, FeatureRules, LabelRules};
 pub use expression::{Expression, InvalidExpression, WrittenExpression};
 pub use facts::{Fact, NodeFacts, NodeFeatures};
 pub(super) use format::MAX_EXPRESSIONS;
-pub use format::{DocumentFormat, InvalidDocument, MAX_SIZE};
+pub use format::{DocumentFormat, InvalidDocument, MAX_SIZE, RuleKeys, of_media_type};
 pub use keys::{FeatureKeys, LabelKeys};
-pub use model::Model;
+pub use model::{Model, Models};
 pub use nodes::SelectedNodes;
 pub use opt_in::{ImageSelection, InvalidSelection, is_requested, requested};
 pub use rule::{FeatureMatch, Rule};

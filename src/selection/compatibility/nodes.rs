@@ -13,7 +13,7 @@ use crate::{
 };
 
 use super::{
-    Choice, Compatibility, DocumentFormat, FeatureMatch, NodeGroup, Rule, choice::Fit,
+    Choice, Compatibility, FeatureMatch, NodeGroup, Rule, RuleKeys, choice::Fit,
     facts::feature_label,
 };
 
@@ -152,9 +152,9 @@ impl<'a> Choice<'a> {
         // Some node satisfies the rules, so that they are not impossible.
         let by_labels = fit.by_labels().filter(|set| !set.is_none());
         match self.format {
-            DocumentFormat::Labels => by_labels,
+            RuleKeys::Labels => by_labels,
             // NFD makes no labels for most of what it knows.
-            DocumentFormat::Features => by_labels
+            RuleKeys::Features => by_labels
                 .filter(|all| self.selects_what_fits(fit.entry, all))
                 .or_else(|| fit.by_hosts()),
         }

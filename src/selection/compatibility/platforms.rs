@@ -3,8 +3,8 @@
 use crate::{placement::affinity::LABEL as ARCHITECTURE, platform::Platform};
 
 use super::{
-    Compatibility, CompatibilityDocument, DocumentFormat, Expression, FeatureMatch,
-    InvalidDocument, LabelKeys, Rule, WrittenExpression,
+    Compatibility, CompatibilityDocument, Expression, FeatureMatch, InvalidDocument, LabelKeys,
+    Rule, RuleKeys, WrittenExpression,
     format::{MAX_ENTRIES, MAX_EXPRESSIONS},
 };
 
@@ -21,7 +21,7 @@ impl CompatibilityDocument {
         all: impl IntoIterator<Item = (&'a Platform, Option<&'a Self>)>,
     ) -> Result<Self, InvalidDocument> {
         let mut whole = Self::without_rules();
-        whole.format = DocumentFormat::Features;
+        whole.format = RuleKeys::Features;
         let all: Vec<_> = all.into_iter().collect();
         // Which of several variants a node takes is its runtime's decision: the variants with a document limit the others, too.
         let is_same = |one: &Platform, other: &Platform| {
@@ -76,7 +76,7 @@ fn on_platform(platform: &Platform) -> Result<Rule, InvalidDocument> {
             values: &[value.to_owned()],
             value_type: "",
         };
-        Expression::new(DocumentFormat::Labels, written)
+        Expression::new(RuleKeys::Labels, written)
             .map_err(|error| InvalidDocument::Malformed(error.to_string()))
     };
     let architecture = is(platform.architecture().as_str())?;
@@ -107,7 +107,7 @@ mod tests {
     }
 
     fn document(text: &str) -> CompatibilityDocument {
-        CompatibilityDocument::parse(DocumentFormat::Features, text.as_bytes()).unwrap()
+        CompatibilityDocument::parse(RuleKeys::Features, text.as_bytes()).unwrap()
     }
 
     #[test]

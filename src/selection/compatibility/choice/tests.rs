@@ -16,7 +16,7 @@ pub(in super::super) fn document(
         serde_json::json!({"tag": tag, "weight": weight, "rules": [rule]})
     });
     let text = serde_json::json!({"compatibilities": entries.collect::<Vec<_>>()}).to_string();
-    CompatibilityDocument::parse(DocumentFormat::Labels, text.as_bytes()).unwrap()
+    CompatibilityDocument::parse(RuleKeys::Labels, text.as_bytes()).unwrap()
 }
 
 pub(in super::super) fn labels(text: &str) -> Labels {

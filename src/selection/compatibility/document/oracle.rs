@@ -161,7 +161,7 @@ proptest! {
             json!({ "tag": "t", "rules": rules })
         };
         let text = json!({ "compatibilities": entries.iter().map(entry).collect::<Vec<_>>() });
-        let document = CompatibilityDocument::parse(DocumentFormat::Features, text.to_string().as_bytes()).unwrap();
+        let document = CompatibilityDocument::parse(RuleKeys::Features, text.to_string().as_bytes()).unwrap();
         let labels = BTreeMap::new();
         for node in &nodes {
             let features = json!({ "attributes": { FEATURE: { "elements": node } } });

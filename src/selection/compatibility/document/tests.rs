@@ -21,7 +21,7 @@ fn fits(document: &CompatibilityDocument, node: NodeFacts<'_>) -> Vec<bool> {
 #[test]
 fn the_format_of_ocifit() {
     let document = CompatibilityDocument::parse(
-        DocumentFormat::Labels,
+        RuleKeys::Labels,
         r#"{"version": "v1alpha1", "compatibilities": [
             {"tag": "reg/app:fast", "description": "with AVX-512", "weight": 10, "rules": [
                 {"matchFeatures": [{"matchExpressions": [
@@ -106,7 +106,7 @@ fn features(yaml: &str) -> NodeFeatures {
 
 #[test]
 fn the_format_of_node_feature_discovery() {
-    let document = CompatibilityDocument::parse(DocumentFormat::Features, NFD.as_bytes()).unwrap();
+    let document = CompatibilityDocument::parse(RuleKeys::Features, NFD.as_bytes()).unwrap();
     let (tag, weight) = (&*document.entries[0].tag, document.entries[0].weight);
     assert_eq!(
         (tag, weight, &*document.entries[0].rules[0].name),
@@ -173,7 +173,7 @@ fn the_format_of_node_feature_discovery() {
 
 #[test]
 fn what_is_no_document() {
-    let parse = |text: &str| CompatibilityDocument::parse(DocumentFormat::Labels, text.as_bytes());
+    let parse = |text: &str| CompatibilityDocument::parse(RuleKeys::Labels, text.as_bytes());
     for text in [
         "",
         "[]",
@@ -203,12 +203,12 @@ fn what_is_no_document() {
         InvalidDocument::TooManyEntries
     );
     let large = vec![b' '; 256 * 1024 + 1];
-    let large = CompatibilityDocument::parse(DocumentFormat::Labels, &large);
+    let large = CompatibilityDocument::parse(RuleKeys::Labels, &large);
     assert_eq!(
         large.unwrap_err(),
         InvalidDocument::TooLarge(256 * 1024 + 1)
     );
-    let binary = CompatibilityDocument::parse(DocumentFormat::Labels, &[0xff, 0xfe]);
+    let binary = CompatibilityDocument::parse(RuleKeys::Labels, &[0xff, 0xfe]);
     assert!(matches!(binary, Err(InvalidDocument::Malformed(_))));
 }
 
@@ -225,7 +225,7 @@ proptest! {
             }).collect();
             format!(r#"{{"compatibilities": [{{"tag": "a", "rules": [{}]}}]}}"#, rules.join(","))
         };
-        let parse = |text: String| CompatibilityDocument::parse(DocumentFormat::Labels, text.as_bytes()).unwrap();
+        let parse = |text: String| CompatibilityDocument::parse(RuleKeys::Labels, text.as_bytes()).unwrap();
         let node = NodeFacts { labels: &own, features: None };
         let forward = fits(&parse(entry(rules.iter().collect())), node);
         let backward = fits(&parse(entry(rules.iter().rev().collect())), node);
@@ -237,7 +237,7 @@ proptest! {
     /// Any text is parsed or refused. None causes a panic.
     #[test]
     fn any_text_is_a_document_or_an_error(text in "\\PC{0,200}") {
-        for format in [DocumentFormat::Labels, DocumentFormat::Features] {
+        for format in [RuleKeys::Labels, RuleKeys::Features] {
             let _ = CompatibilityDocument::parse(format, text.as_bytes());
         }
     }
@@ -251,7 +251,7 @@ fn values_and_patterns_are_limited() {
         let text = format!(
             r#"{{"compatibilities": [{{"rules": [{{"matchFeatures": [{{"matchExpressions": [{{"key": "k", "op": "{op}", "value": [{values}]}}]}}]}}]}}]}}"#
         );
-        CompatibilityDocument::parse(DocumentFormat::Labels, text.as_bytes()).map(|_| ())
+        CompatibilityDocument::parse(RuleKeys::Labels, text.as_bytes()).map(|_| ())
     };
     assert_eq!(of("In", 4000), Ok(()));
     assert_eq!(of("In", 5000), Err(InvalidDocument::TooManyEntries));
@@ -264,8 +264,7 @@ fn values_and_patterns_are_limited() {
 fn variables_are_known_where_a_rule_counts() {
     let holds = |rules: &str| {
         let text = format!("compatibilities: {rules}");
-        let document =
-            CompatibilityDocument::parse(DocumentFormat::Features, text.as_bytes()).unwrap();
+        let document = CompatibilityDocument::parse(RuleKeys::Features, text.as_bytes()).unwrap();
         assert!(document.features.is_empty(), "{rules}");
         fits(
             &document,

@@ -2,11 +2,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-use DocumentFormat::{Features, Labels};
 use Fact::{Flag, Missing, Value};
+use RuleKeys::{Features, Labels};
 
 /// An operator, `:` and a type if it has one, and values.
-fn expression(format: DocumentFormat, text: &str) -> Result<Expression, InvalidExpression> {
+fn expression(format: RuleKeys, text: &str) -> Result<Expression, InvalidExpression> {
     let mut words = text.split(' ');
     let operator = words.next().unwrap();
     let (operator, value_type) = operator.split_once(':').unwrap_or((operator, ""));

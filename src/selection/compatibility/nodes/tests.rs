@@ -197,7 +197,7 @@ fn names_select_the_groups_that_have_them() {
 }
 
 fn features(text: &str) -> CompatibilityDocument {
-    CompatibilityDocument::parse(DocumentFormat::Features, text.as_bytes()).unwrap()
+    CompatibilityDocument::parse(RuleKeys::Features, text.as_bytes()).unwrap()
 }
 
 /// Labels of NFD say it, or the nodes are named.
@@ -339,7 +339,7 @@ proptest! {
             serde_json::json!({"tag": "t", "weight": weight, "rules": [{"matchFeatures": [{"matchExpressions": expressions.collect::<Vec<_>>()}]}]})
         }).collect();
         let text = serde_json::json!({"compatibilities": entries}).to_string();
-        let document = CompatibilityDocument::parse(DocumentFormat::Labels, text.as_bytes()).unwrap();
+        let document = CompatibilityDocument::parse(RuleKeys::Labels, text.as_bytes()).unwrap();
         let forward = groups(&nodes);
         let fits = |entry: &crate::selection::compatibility::Compatibility| forward.iter().any(|group| entry.fits(group.facts));
         let best = document.entries.iter().filter(|entry| fits(entry)).map(|entry| entry.weight).max();
