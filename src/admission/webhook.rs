@@ -32,7 +32,8 @@ const MAX_BACKGROUND_EVALUATIONS: usize = 512;
 pub(super) const ANSWER_TIME: Duration = Duration::from_millis(500);
 
 /// The outcome of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(super) enum AdmissionOutcome {
     /// archaware does not decide about the object.
     Skipped,
@@ -45,6 +46,7 @@ pub(super) enum AdmissionOutcome {
     /// Its mode is `ignore`, or it tolerates every architecture already.
     Ignored,
     /// The images share no architecture.
+    #[strum(serialize = "none")]
     NoCommonArchitecture,
     /// The images share no architecture, and the pod is rejected.
     Denied,
@@ -61,19 +63,7 @@ pub(super) enum AdmissionOutcome {
 impl AdmissionOutcome {
     /// The label value in metrics.
     pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Skipped => "skipped",
-            Self::Oversized => "oversized",
-            Self::Missed => "missed",
-            Self::Unresolved => "unresolved",
-            Self::Ignored => "ignored",
-            Self::NoCommonArchitecture => "none",
-            Self::Denied => "denied",
-            Self::Gated => "gated",
-            Self::Changed => "changed",
-            Self::Unchanged => "unchanged",
-            Self::Panicked => "panicked",
-        }
+        self.into()
     }
 }
 
@@ -150,7 +140,7 @@ impl Webhook {
                 let own = review.annotations();
                 let is_unknown = || namespaces.get(&review.namespace).is_none();
                 let no_rules = evaluator.config.rules.is_empty();
-                let namespace = if mode::has_own_rule(own) && no_rules && is_unknown() {
+                let namespace = if mode::has_own_handling(own) && no_rules && is_unknown() {
                     Arc::default()
                 } else {
                     find_namespace(&namespaces, &review.namespace).await

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use crate::content_proxy::{self, Rules};
+use crate::content_proxy::{self, Forwarding};
 
 use super::{CommandStatus, Global, run::stop_on_signal};
 
@@ -23,13 +23,13 @@ impl ContentProxyCommand {
     /// The namespaces come from the configuration, so that both processes use the same ones.
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<CommandStatus> {
         let containerd = global.load_config()?.containerd;
-        let rules = Rules {
+        let forwarding = Forwarding {
             read: containerd.read_namespaces,
             own: Some(containerd.cache_namespace).filter(|name| !name.is_empty()),
         };
         let stop = CancellationToken::new();
         let _signals = AbortOnDropHandle::new(tokio::spawn(stop_on_signal(stop.clone())?));
-        content_proxy::run(&self.from.to_string_lossy(), &self.listen, rules, stop).await?;
+        content_proxy::run(&self.from.to_string_lossy(), &self.listen, forwarding, stop).await?;
         Ok(CommandStatus::Done)
     }
 }

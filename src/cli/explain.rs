@@ -204,7 +204,7 @@ async fn explain_target(
             evaluation.alternatives = anew;
         }
     }
-    let (rule, rule_source, _) = evaluator.rule(subject, &namespace);
+    let (handling, handling_source, _) = evaluator.handling(subject, &namespace);
     let seen = all_images(evaluator, subject, &mut evaluation).await;
     if evaluation
         .unusable
@@ -228,7 +228,7 @@ async fn explain_target(
         pods: &counted,
         subject,
         template: template.as_ref(),
-        rule: (&rule, rule_source),
+        handling: (&handling, handling_source),
         evaluation: &evaluation,
         images: &seen.images,
         failed: &seen.failed,

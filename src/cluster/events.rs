@@ -41,7 +41,7 @@ const QUEUE_LENGTH: usize = 1024;
 const MAX_NOTE: usize = 1024;
 
 /// Reasons of events: a fixed set that users can filter by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::VariantNames)]
 pub enum EventReason {
     /// On a node: a taint with the same key and effect, which archaware does not own, has another value.
     TaintConflict,
@@ -84,26 +84,7 @@ pub enum EventReason {
 impl EventReason {
     /// The reason in the event.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::TaintConflict => "TaintConflict",
-            Self::TaintReverted => "TaintReverted",
-            Self::UnknownArchitecture => "UnknownArchitecture",
-            Self::NoCommonArchitecture => "NoCommonArchitecture",
-            Self::ArchitectureExcluded => "ArchitectureExcluded",
-            Self::InvalidAnnotation => "InvalidAnnotation",
-            Self::ImageNotResolved => "ImageNotResolved",
-            Self::ImageNotSelected => "ImageNotSelected",
-            Self::PullSecretUnusable => "PullSecretUnusable",
-            Self::SteppedAside => "SteppedAside",
-            Self::ToleratedByPolicy => "ToleratedByPolicy",
-            Self::TolerationsChanged => "TolerationsChanged",
-            Self::TolerationsReverted => "TolerationsReverted",
-            Self::TolerationsMissing => "TolerationsMissing",
-            Self::ChangeRefused => "ChangeRefused",
-            Self::WrongArchitecture => "WrongArchitecture",
-            Self::Recreated => "Recreated",
-            Self::RuleLeftOut => "RuleLeftOut",
-        }
+        self.into()
     }
 
     fn severity(self) -> &'static str {

@@ -20,7 +20,8 @@ use super::{
 const BURST: Duration = Duration::from_secs(10);
 
 /// Why a pod is evicted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum EvictionReason {
     /// It was created without node affinity (`affinity.recreatePods`).
     NoAffinity,
@@ -46,12 +47,9 @@ pub(crate) enum EvictionResult {
 }
 
 impl EvictionReason {
+    /// The label value in metrics.
     fn as_str(self) -> &'static str {
-        match self {
-            Self::NoAffinity => "no_affinity",
-            Self::WrongArchitecture => "wrong_architecture",
-            Self::Clean => "clean",
-        }
+        self.into()
     }
 
     /// The note of the event `Recreated`.

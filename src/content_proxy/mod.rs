@@ -2,8 +2,8 @@
 //! process that talks to registries only gets this proxy's socket. The proxy talks to nothing but containerd and
 //! forwards only what resolving images needs.
 
+mod forwarding;
 mod message;
-mod rules;
 
 use std::{
     io,
@@ -39,8 +39,8 @@ use crate::{
     image::containerd::{SocketError, connect, in_namespace},
 };
 
-pub use rules::Rules;
-use rules::Size;
+pub use forwarding::Forwarding;
+use forwarding::Size;
 
 /// archaware uses one connection; a few more exist while it restarts.
 const MAX_CONNECTIONS: usize = 8;
@@ -80,7 +80,7 @@ pub enum ProxyError {
 }
 
 struct Proxy {
-    rules: Rules,
+    forwarding: Forwarding,
     containerd: Channel,
     large: Semaphore,
     /// Unix time, in seconds, of the last logged refusal.
@@ -97,16 +97,16 @@ struct Proxy {
 pub async fn run(
     from: &str,
     listen: &Path,
-    rules: Rules,
+    forwarding: Forwarding,
     stop: CancellationToken,
 ) -> Result<(), ProxyError> {
     let containerd = connect(from, ANSWER_TIMEOUT)?;
     let listener = bind(listen).await?;
     tracing::info!(from, listen = %listen.display(), "forwarding calls to containerd");
-    let making = make_namespace(containerd.clone(), rules.own.clone());
+    let making = make_namespace(containerd.clone(), forwarding.own.clone());
     let _namespace = AbortOnDropHandle::new(tokio::spawn(making));
     let proxy = Arc::new(Proxy {
-        rules,
+        forwarding,
         containerd,
         large: Semaphore::new(MAX_LARGE),
         last_logged: AtomicU64::new(0),
@@ -226,7 +226,10 @@ impl Proxy {
     }
 
     async fn pass(&self, parts: &request::Parts, body: Incoming) -> Result<Response<Body>, Status> {
-        let passing = self.rules.check(parts).map_err(Status::permission_denied)?;
+        let passing = self
+            .forwarding
+            .check(parts)
+            .map_err(Status::permission_denied)?;
         // Receives the whole request first: truncated and oversized requests never reach containerd.
         let _place = match passing.size {
             Size::Small => None,

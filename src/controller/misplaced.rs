@@ -300,10 +300,10 @@ impl MisplacedPods {
         }
         let sets = self.running_images(pod).await;
         let namespace = self.webhook.namespaces.find(subject(pod).namespace).await;
-        let (rule, ..) = self.evaluator.rule(subject(pod), &namespace);
+        let (handling, ..) = self.evaluator.handling(subject(pod), &namespace);
         let policy = &self.evaluator.policy;
         let platform = policy.node_platform(&node.node.view());
-        let stated = rule.stated();
+        let stated = handling.stated();
         // A container whose image is not known may fail for another reason, for example because the image does not exist.
         let lacks = |stated, container: &str| {
             let image = sets.get(container);

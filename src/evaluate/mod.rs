@@ -25,7 +25,7 @@ use crate::{
     image::Resolver,
     placement::{
         Mode, PlacementPolicy,
-        mode::{self, InvalidAnnotation, Rule, RuleSource},
+        mode::{self, Handling, HandlingSource, InvalidAnnotation},
         preference,
     },
 };
@@ -73,18 +73,18 @@ impl Evaluator {
 
     /// Whether archaware leaves it alone.
     pub fn is_ignored(&self, subject: Subject<'_>, namespace: &Namespace) -> bool {
-        let (rule, ..) = self.rule(subject, namespace);
-        rule == Rule::Mode(Mode::Ignore)
+        let (handling, ..) = self.handling(subject, namespace);
+        handling == Handling::Mode(Mode::Ignore)
     }
 
     /// The rule that applies, where it is set, and annotations with invalid values.
-    pub fn rule(
+    pub fn handling(
         &self,
         subject: Subject<'_>,
         namespace: &Namespace,
-    ) -> (Rule, RuleSource, Vec<InvalidAnnotation>) {
+    ) -> (Handling, HandlingSource, Vec<InvalidAnnotation>) {
         let default = self.config.pods.mode_in(subject.namespace);
-        mode::rule(
+        mode::handling(
             subject.annotations,
             annotations(&namespace.metadata),
             default,
@@ -94,7 +94,7 @@ impl Evaluator {
     /// Evaluates a spec, within `resolution.budget`.
     pub async fn evaluate(&self, subject: Subject<'_>, namespace: &Namespace) -> Evaluation {
         let deadline = tokio::time::Instant::now() + self.config.resolution.budget;
-        let (rule, _, mut invalid) = self.rule(subject, namespace);
+        let (handling, _, mut invalid) = self.handling(subject, namespace);
         let default = self.config.affinity.preferences();
         let of_namespace = annotations(&namespace.metadata);
         let preferences =
@@ -104,7 +104,7 @@ impl Evaluator {
             raised: invalid.into_iter().map(Notice::InvalidAnnotation).collect(),
             ..Evaluation::new(Verdict::Skip)
         };
-        let mut pod = Evaluating::new(subject, namespace, rule, deadline, evaluation);
+        let mut pod = Evaluating::new(subject, namespace, handling, deadline, evaluation);
         for source in self.sources.iter() {
             if let Some(rest) = source.ask(self, &mut pod) {
                 rest.await;
@@ -128,8 +128,8 @@ impl Evaluator {
 
     /// The runtime class that rules give to a pod.
     pub fn class_by_rules(&self, subject: Subject<'_>, namespace: &Namespace) -> Option<String> {
-        let (rule, ..) = self.rule(subject, namespace);
-        let applied = source::applied_rules(self, subject, &rule, namespace);
+        let (handling, ..) = self.handling(subject, namespace);
+        let applied = source::applied_rules(self, subject, &handling, namespace);
         applied.demands.class().map(str::to_owned)
     }
 }

@@ -18,7 +18,7 @@ use crate::{
         objects::{Namespace, PodSpec},
     },
     image::ImageError,
-    placement::{Decision, emulation::Emulation, mode::Rule},
+    placement::{Decision, emulation::Emulation, mode::Handling},
 };
 
 use super::{Conflict, Evaluation, Evaluator, Subject, Verdict, pull_secrets::PodCredentials};
@@ -85,7 +85,7 @@ pub struct Evaluating<'a> {
     /// The spec with the runtime class and the images of demands; `None` if no demand has changed it.
     spec: Option<PodSpec>,
     pub(crate) namespace: &'a Namespace,
-    pub(crate) rule: Rule,
+    pub(crate) handling: Handling,
     pub(crate) deadline: Instant,
     /// The evaluation, which sources complete.
     pub(crate) evaluation: Evaluation,
@@ -107,7 +107,7 @@ impl<'a> Evaluating<'a> {
     pub(crate) fn new(
         given: Subject<'a>,
         namespace: &'a Namespace,
-        rule: Rule,
+        handling: Handling,
         deadline: Instant,
         evaluation: Evaluation,
     ) -> Self {
@@ -115,7 +115,7 @@ impl<'a> Evaluating<'a> {
             given,
             spec: None,
             namespace,
-            rule,
+            handling,
             deadline,
             evaluation,
             unread: Vec::new(),

@@ -4,7 +4,7 @@
 mod additions;
 mod conclusion;
 mod images;
-mod nodes;
+mod node_groups;
 mod pod_state;
 mod scheduler;
 
@@ -25,14 +25,14 @@ use crate::{
         Decision, Mode, PlacementPolicy,
         change::PodChange,
         demand::Source,
-        mode::{Rule, RuleSource},
+        mode::{Handling, HandlingSource},
     },
     platform::Architectures,
 };
 
 pub use additions::Additions;
 pub use images::ExplainedImage;
-pub use nodes::NodeGroup;
+pub use node_groups::NodeGroup;
 pub use pod_state::{ExistingPod, PodCount, PodState};
 
 /// What is known about an object.
@@ -51,7 +51,7 @@ pub struct Facts<'a> {
     /// The template of a DaemonSet.
     pub template: Option<&'a Template<'a>>,
     /// The rule that applies, and where it is set.
-    pub rule: (&'a Rule, RuleSource),
+    pub handling: (&'a Handling, HandlingSource),
     /// What its images allow.
     pub evaluation: &'a Evaluation,
     /// The images that are resolved, whether they count or not.
@@ -83,16 +83,16 @@ impl<'a> Facts<'a> {
     /// its nodes in a way that is not known.
     fn counting_images(&self) -> &'a [EvaluatedImage] {
         let platforms = self.images.iter().map(|image| &image.resolved.platforms);
-        match self.rule.0 {
-            Rule::Architectures(_) => &[],
-            Rule::Mode(_) if are_for_other_nodes(self.subject.spec, platforms) => &[],
-            Rule::Mode(_) => self.images,
+        match self.handling.0 {
+            Handling::Architectures(_) => &[],
+            Handling::Mode(_) if are_for_other_nodes(self.subject.spec, platforms) => &[],
+            Handling::Mode(_) => self.images,
         }
     }
 
     /// Whether a pod that was decided to run anywhere was so by the failure policy: its images say otherwise, or cannot be read.
     fn is_decided_by_policy(&self) -> bool {
-        let is_inspected = *self.rule.0 == Rule::Mode(Mode::Inspect);
+        let is_inspected = *self.handling.0 == Handling::Mode(Mode::Inspect);
         let mut images = self.counting_images().iter();
         is_inspected
             && (!self.failed.is_empty() || images.any(|image| image.architectures.is_some()))
@@ -162,21 +162,23 @@ pub struct Applies {
 
 impl Applies {
     fn of(facts: &Facts<'_>) -> Self {
-        let (rule, source) = facts.rule;
-        let rule = match rule {
-            Rule::Mode(Mode::Inspect) => "inspect".to_owned(),
-            Rule::Mode(Mode::Any) => "any".to_owned(),
-            Rule::Mode(Mode::Ignore) => "ignore".to_owned(),
-            Rule::Architectures(set) => format!("architectures {}", set.join(", ")),
+        let (handling, source) = facts.handling;
+        let rule = match handling {
+            Handling::Mode(Mode::Inspect) => "inspect".to_owned(),
+            Handling::Mode(Mode::Any) => "any".to_owned(),
+            Handling::Mode(Mode::Ignore) => "ignore".to_owned(),
+            Handling::Architectures(set) => format!("architectures {}", set.join(", ")),
         };
         let exempt = &facts.config.pods.exempt_namespaces;
         let source = match source {
-            RuleSource::Pod(annotation) => format!("annotation {annotation}"),
-            RuleSource::Namespace => "annotation archaware.dev/mode of its namespace".to_owned(),
-            RuleSource::Configuration if exempt.contains(facts.subject.namespace) => {
+            HandlingSource::Pod(annotation) => format!("annotation {annotation}"),
+            HandlingSource::Namespace => {
+                "annotation archaware.dev/mode of its namespace".to_owned()
+            }
+            HandlingSource::Configuration if exempt.contains(facts.subject.namespace) => {
                 "pods.exemptNamespaces in the configuration".to_owned()
             }
-            RuleSource::Configuration => "pods.mode in the configuration".to_owned(),
+            HandlingSource::Configuration => "pods.mode in the configuration".to_owned(),
         };
         let names = facts.evaluation.demands.rules().map(str::to_owned);
         let left_out = facts.evaluation.left_out_rules();
@@ -205,7 +207,7 @@ impl Consequence {
         let change = |decision| facts.subject.change(facts.policy, decision, evaluation);
         let (verdict, runs_on, change) = match &evaluation.verdict {
             Verdict::Skip => {
-                let ignored = *facts.rule.0 == Rule::Mode(Mode::Ignore);
+                let ignored = *facts.handling.0 == Handling::Mode(Mode::Ignore);
                 let verdict = if ignored { "ignored" } else { "any" };
                 (verdict, facts.shared_by_images(), PodChange::default())
             }
@@ -237,7 +239,7 @@ impl Consequence {
 /// Explains an object.
 pub fn explain(facts: &Facts<'_>) -> Explanation {
     let consequence = Consequence::of(facts);
-    let nodes = nodes::groups(facts, &consequence);
+    let nodes = node_groups::groups(facts, &consequence);
     let conclusion = conclusion::conclude(facts, &consequence, nodes.as_deref());
     let is_pending = facts.pod.is_none_or(ExistingPod::is_pending);
     let adds = is_pending && facts.is_installed != Some(false);

@@ -59,7 +59,7 @@ struct Case {
     verdict: Verdict,
     conflict: Option<Conflict>,
     overruled: Option<Architectures>,
-    rule: Rule,
+    handling: Handling,
     nodes: Option<Vec<Node>>,
     is_installed: Option<bool>,
 }
@@ -84,7 +84,7 @@ impl Case {
             verdict: Verdict::Decided(decision),
             conflict: None,
             overruled: None,
-            rule: Rule::Mode(Mode::Inspect),
+            handling: Handling::Mode(Mode::Inspect),
             nodes: Some(nodes()),
             is_installed: Some(true),
         }
@@ -130,7 +130,7 @@ impl Case {
                 ..subject
             },
             template: None,
-            rule: (&self.rule, RuleSource::Configuration),
+            handling: (&self.handling, HandlingSource::Configuration),
             evaluation: &evaluation,
             images: &self.images,
             failed: &self.failed,
@@ -281,7 +281,7 @@ fn pods_that_no_node_can_take() {
             Case {
                 spec: json!({}),
                 verdict: Verdict::Skip,
-                rule: Rule::Mode(Mode::Ignore),
+                handling: Handling::Mode(Mode::Ignore),
                 ..Case::on("amd64")
             },
             "No node can take it: 2 amd64 nodes (does not tolerate the taint kubernetes.io/arch=amd64:NoSchedule); 1 arm64 node (app:1 is for amd64 only).",
@@ -389,7 +389,7 @@ fn what_is_stated_and_what_is_not_known() {
             "stated by its author",
             Case {
                 images: vec![image("app:1", "amd64")],
-                rule: Rule::Architectures(set("arm64")),
+                handling: Handling::Architectures(set("arm64")),
                 ..Case::on("arm64")
             },
             "It can run on 1 arm64 node; the scheduler has not placed it yet.",
@@ -469,7 +469,7 @@ fn what_the_architecture_has_nothing_to_do_with() {
             Case {
                 spec: json!({"nodeName": "c"}),
                 images: vec![image("app:1", "amd64")],
-                rule: Rule::Architectures(set("arm64")),
+                handling: Handling::Architectures(set("arm64")),
                 ..Case::on("arm64")
             },
             "It is bound to node c (arm64), an architecture that its author states.",
@@ -480,7 +480,7 @@ fn what_the_architecture_has_nothing_to_do_with() {
             Case {
                 spec: json!({"nodeName": "c"}),
                 images: vec![image("app:1", "amd64,arm64")],
-                rule: Rule::Architectures(set("amd64")),
+                handling: Handling::Architectures(set("amd64")),
                 ..Case::on("amd64")
             },
             "It is bound to node c (arm64), but its author states that it runs on amd64.",

@@ -51,7 +51,8 @@ pub(crate) fn is_repelled(
 }
 
 /// What happens to a pod that does not tolerate the taint of its node. `NoExecute` evicts those that get no toleration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum Fate {
     /// It gets a toleration.
     Tolerated,
@@ -64,11 +65,7 @@ pub(crate) enum Fate {
 impl Fate {
     /// The result in the metrics.
     pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Tolerated => "tolerated",
-            Self::Ignored => "ignored",
-            Self::Misplaced => "misplaced",
-        }
+        self.into()
     }
 }
 

@@ -146,8 +146,11 @@ pub struct Answer {
 }
 
 /// Whether something can run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema, strum::IntoStaticStr,
+)]
 #[serde(rename_all = "camelCase")]
+#[strum(serialize_all = "lowercase")]
 pub enum CanRun {
     /// It can.
     Yes,
@@ -160,11 +163,7 @@ pub enum CanRun {
 impl CanRun {
     /// The word for it.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Yes => "yes",
-            Self::No => "no",
-            Self::Unknown => "unknown",
-        }
+        self.into()
     }
 }
 

@@ -4,22 +4,21 @@ use crate::evaluate::ImageAlternative;
 
 use super::compatibility::{Candidate, CandidateOutcome};
 
-impl Candidate {
-    pub(super) fn alternative(&self) -> ImageAlternative {
-        ImageAlternative {
-            tag: self.tag.clone(),
-            weight: match self.outcome {
-                CandidateOutcome::ChosenByModel { .. } | CandidateOutcome::NotByModel => None,
-                _ => Some(self.weight),
-            },
-            chosen: matches!(
-                self.outcome,
-                CandidateOutcome::Chosen
-                    | CandidateOutcome::ChosenByModel { .. }
-                    | CandidateOutcome::Preferred
-            ),
-            outcome: outcome(self),
-        }
+/// A candidate in words.
+pub(super) fn alternative(candidate: &Candidate) -> ImageAlternative {
+    ImageAlternative {
+        tag: candidate.tag.clone(),
+        weight: match candidate.outcome {
+            CandidateOutcome::ChosenByModel { .. } | CandidateOutcome::NotByModel => None,
+            _ => Some(candidate.weight),
+        },
+        chosen: matches!(
+            candidate.outcome,
+            CandidateOutcome::Chosen
+                | CandidateOutcome::ChosenByModel { .. }
+                | CandidateOutcome::Preferred
+        ),
+        outcome: outcome(candidate),
     }
 }
 

@@ -24,6 +24,7 @@ use crate::{
 
 use super::{
     COMPATIBILITY, Selecting, Selector,
+    alternatives::alternative,
     choose::{Pod, count},
     compatibility::{
         Candidate, CandidateOutcome, Choice, CompatibilityDocument, ImageFit, NodeGroup,
@@ -180,7 +181,7 @@ impl Selecting<'_> {
             let mut candidates = document.candidates_of(choice.as_ref(), groups, &runs);
             for (candidate, entry) in candidates.iter_mut().zip(&document.entries) {
                 let mut all = terms.iter();
-                candidate.select_nothing(all.any(|(one, _)| std::ptr::eq(*one, entry)));
+                select_nothing(candidate, all.any(|(one, _)| std::ptr::eq(*one, entry)));
             }
             let containers = pod.subject.spec.selectable();
             let containers = containers.filter(|(_, one)| one.image.as_deref() == Some(image));
@@ -189,25 +190,23 @@ impl Selecting<'_> {
                 document: image.to_owned(),
                 selects_image: false,
                 nodes: count(groups),
-                candidates: candidates.iter().map(Candidate::alternative).collect(),
+                candidates: candidates.iter().map(alternative).collect(),
             }));
         }
         terms.into_iter().map(|(_, term)| term).collect()
     }
 }
 
-impl Candidate {
-    /// What becomes of it if the image of its container stays.
-    fn select_nothing(&mut self, is_preferred: bool) {
-        if matches!(
-            self.outcome,
-            CandidateOutcome::Chosen | CandidateOutcome::SameImage
-        ) {
-            self.outcome = if is_preferred {
-                CandidateOutcome::Preferred
-            } else {
-                CandidateOutcome::NotPreferred
-            };
-        }
+/// What becomes of a candidate if the image of its container stays.
+fn select_nothing(candidate: &mut Candidate, is_preferred: bool) {
+    if matches!(
+        candidate.outcome,
+        CandidateOutcome::Chosen | CandidateOutcome::SameImage
+    ) {
+        candidate.outcome = if is_preferred {
+            CandidateOutcome::Preferred
+        } else {
+            CandidateOutcome::NotPreferred
+        };
     }
 }

@@ -22,6 +22,7 @@ use crate::{
 
 use super::{
     COMPATIBILITY, Selecting,
+    alternatives::alternative,
     compatibility::{
         Candidate, CandidateOutcome, Choice, Compatibility, CompatibilityDocument, FeatureKeys,
         ImageFit, ImageSelection, LabelKeys, NoChoice, NodeGroup, PassedOver, RuleKeys,
@@ -82,7 +83,7 @@ impl Selecting<'_> {
                             document: one.document.clone(),
                             selects_image: true,
                             nodes: count(groups),
-                            candidates: candidates.iter().map(Candidate::alternative).collect(),
+                            candidates: candidates.iter().map(alternative).collect(),
                         });
                     }
                     return Ok(chosen);
@@ -103,7 +104,7 @@ impl Selecting<'_> {
                 document: one.document.clone(),
                 selects_image: true,
                 nodes,
-                candidates: candidates.iter().map(Candidate::alternative).collect(),
+                candidates: candidates.iter().map(alternative).collect(),
             });
         }
         let choice = choice.map_err(|passed_over| {
@@ -114,7 +115,7 @@ impl Selecting<'_> {
                 passed_over,
             }))
         })?;
-        let image = document.image(choice.best.entry, &one.document);
+        let image = image_of(document, choice.best.entry, &one.document);
         let nodes = choice.nodes().ok_or_else(|| {
             Unselected::Because(SelectionProblem::NotSelectable {
                 container: one.container.clone(),
@@ -334,7 +335,7 @@ impl Selecting<'_> {
         let author = pod.subject.spec.author_selection();
         loop {
             let runs = |entry: &Compatibility, group: &NodeGroup<'_>| {
-                let Some(image) = known.get(&document.image(entry, reference)) else {
+                let Some(image) = known.get(&image_of(document, entry, reference)) else {
                     return ImageFit::Unknown;
                 };
                 let can_run = |group| self.can_run(pod, image.as_ref(), group);
@@ -354,7 +355,7 @@ impl Selecting<'_> {
                 Ok(choice) => Ok(choice),
                 Err(NoChoice::Nothing(passed_over)) => Err(passed_over),
                 Err(NoChoice::Unknown(entry)) => {
-                    let image = document.image(entry, reference);
+                    let image = image_of(document, entry, reference);
                     let set = self.runs_on(pod, &image).await?;
                     known.insert(image, set);
                     continue;
@@ -410,16 +411,14 @@ impl Pod<'_> {
     }
 }
 
-impl CompatibilityDocument {
-    /// The image of an entry: what it names, or the one that the document is about. `reference`: where the document was found.
-    fn image(&self, entry: &Compatibility, reference: &str) -> String {
-        match (self.format, &self.subject) {
-            (RuleKeys::Labels, _) => entry.tag.clone(),
-            (RuleKeys::Features, None) => reference.to_owned(),
-            (RuleKeys::Features, Some(digest)) => Reference::parse(reference).map_or_else(
-                |_| reference.to_owned(),
-                |found| format!("{}@{digest}", found.name()),
-            ),
-        }
+/// The image of an entry: what it names, or the one that the document is about. `reference`: where the document was found.
+fn image_of(document: &CompatibilityDocument, entry: &Compatibility, reference: &str) -> String {
+    match (document.format, &document.subject) {
+        (RuleKeys::Labels, _) => entry.tag.clone(),
+        (RuleKeys::Features, None) => reference.to_owned(),
+        (RuleKeys::Features, Some(digest)) => Reference::parse(reference).map_or_else(
+            |_| reference.to_owned(),
+            |found| format!("{}@{digest}", found.name()),
+        ),
     }
 }

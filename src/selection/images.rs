@@ -13,7 +13,7 @@ use crate::{
         Decision, Mode,
         change::AffinityAccess,
         demand::{Demand, ImageChange, Source},
-        mode::Rule,
+        mode::Handling,
         record,
     },
 };
@@ -52,7 +52,7 @@ impl DemandSource for Selection {
         pod: &'a mut Evaluating<'_>,
     ) -> Option<BoxFuture<'a, ()>> {
         let subject = pod.subject();
-        let is_requested = pod.rule != Rule::Mode(Mode::Ignore)
+        let is_requested = pod.handling != Handling::Mode(Mode::Ignore)
             && compatibility::is_requested(subject.annotations, subject.labels);
         let ask = async move {
             let selecting = Selecting {
@@ -115,10 +115,10 @@ impl Selecting<'_> {
         }
         let secrets = &self.evaluator.pull_secrets;
         let credentials = secrets.for_pod(subject.namespace, subject.spec, false);
-        let limit = match &evaluating.rule {
-            Rule::Mode(Mode::Any | Mode::Ignore) => None,
-            Rule::Architectures(set) => Some(set.clone()),
-            Rule::Mode(Mode::Inspect) => {
+        let limit = match &evaluating.handling {
+            Handling::Mode(Mode::Any | Mode::Ignore) => None,
+            Handling::Architectures(set) => Some(set.clone()),
+            Handling::Mode(Mode::Inspect) => {
                 let each =
                     self.evaluator
                         .resolve_images(&spec, subject.namespace, &credentials, deadline);

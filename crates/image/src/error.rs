@@ -8,7 +8,7 @@ use archaware_platform::DocumentError;
 use super::{digest::DigestError, reference::ReferenceError};
 
 /// The fixed set of reasons, used in metric labels, events and `error.reason` of `archaware inspect`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
 pub enum Reason {
     /// The reference does not follow the grammar.
     InvalidReference,
@@ -31,20 +31,9 @@ pub enum Reason {
 impl Reason {
     /// The name in metrics and events.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::InvalidReference => "InvalidReference",
-            Self::NotFound => "NotFound",
-            Self::Denied => "Denied",
-            Self::RateLimited => "RateLimited",
-            Self::Unavailable => "Unavailable",
-            Self::TooLarge => "TooLarge",
-            Self::Corrupt => "Corrupt",
-            Self::Unsupported => "Unsupported",
-        }
+        self.into()
     }
-}
 
-impl Reason {
     /// Delays between retries; `None` when a retry of the same request cannot help or the registry sets the delay.
     pub fn backoff(self) -> Option<Backoff> {
         match self {

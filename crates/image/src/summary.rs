@@ -23,7 +23,8 @@ const MAX_TOTAL: usize = 16 * 1024 * 1024;
 const MAX_PERSISTED: usize = 512 * 1024;
 
 /// Registries serve manifests and configs under different paths.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum DocumentKind {
     Manifest,
     Config,
@@ -31,12 +32,9 @@ pub(crate) enum DocumentKind {
 }
 
 impl DocumentKind {
+    /// The name in errors.
     pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Manifest => "manifest",
-            Self::Config => "config",
-            Self::Layer => "layer",
-        }
+        self.into()
     }
 }
 

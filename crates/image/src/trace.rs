@@ -8,9 +8,11 @@ use std::{fmt::Display, time::Instant};
 pub const TARGET: &str = "archaware::image::trace";
 
 /// Who is asked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum Peer {
     Registry,
+    #[strum(serialize = "token server")]
     TokenServer,
     /// A credential helper or a credential provider plugin.
     Program,
@@ -20,14 +22,9 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
+    /// The name in the log.
     fn as_str(self) -> &'static str {
-        match self {
-            Self::Registry => "registry",
-            Self::TokenServer => "token server",
-            Self::Program => "program",
-            Self::Containerd => "containerd",
-            Self::Memory => "memory",
-        }
+        self.into()
     }
 }
 

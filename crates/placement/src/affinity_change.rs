@@ -15,7 +15,7 @@ use archaware_platform::{Architecture, Architectures};
 
 use super::{
     affinity::{Affinity, LABELS, NodeSelectorTerm, PreferredTerm, WeightedTerm, on_architecture},
-    author_selection::AuthorSelection,
+    author_selection::{AuthorSelection, is_within},
     node_set::{MAX_TERMS, NodeSet},
     requirement::Requirement,
     variants::VariantPolicy,
@@ -298,7 +298,7 @@ impl RequiredArchitectures {
             alternatives.append(&mut self.unlimited);
             let is_within = |index: &usize| {
                 let term = terms.get(*index);
-                term.is_some_and(|term| term.is_within(&self.suffices))
+                term.is_some_and(|term| is_within(term, &self.suffices))
             };
             let mut open = open_terms(terms, &alternatives);
             open.retain(|index| !is_within(index));

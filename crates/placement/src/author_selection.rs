@@ -32,7 +32,7 @@ impl<'a> AuthorSelection<'a> {
         let terms = self.terms();
         let is_selected = |name: &str| {
             self.by_node_selector().all(|value| value == name)
-                && (terms.is_empty() || terms.iter().any(|term| term.allows(name)))
+                && (terms.is_empty() || terms.iter().any(|term| allows(term, name)))
         };
         let all = architectures.iter();
         let selected = all.filter(|(name, _)| is_selected(name.as_str()));
@@ -75,7 +75,7 @@ impl<'a> AuthorSelection<'a> {
         if let Some(name) = self.by_node_selector().next() {
             return admits(Some(name));
         }
-        let named: Option<Vec<_>> = self.terms().iter().map(NodeSelectorTerm::named).collect();
+        let named: Option<Vec<_>> = self.terms().iter().map(named).collect();
         match named {
             Some(names) => names.iter().flatten().all(|name| admits(Some(name))),
             None => admits(None),
@@ -94,7 +94,7 @@ impl<'a> AuthorSelection<'a> {
             .affinity
             .map(Affinity::preferred_terms)
             .unwrap_or_default();
-        let names = |term: &NodeSelectorTerm| term.on_architecture().next().is_some();
+        let names = |term: &NodeSelectorTerm| architectures_of(term).next().is_some();
         self.by_node_selector().next().is_none()
             && !own.iter().any(|term| names(&term.preference))
             && !self.names_nodes()
@@ -110,7 +110,7 @@ impl<'a> AuthorSelection<'a> {
     pub fn names_architecture(&self) -> bool {
         let mut terms = self.terms().iter();
         self.by_node_selector().next().is_some()
-            || terms.any(|term| term.on_architecture().next().is_some())
+            || terms.any(|term| architectures_of(term).next().is_some())
     }
 
     /// The nodes that the node selector and one of the terms select. Fields are left out, so that more nodes are in it.
@@ -148,39 +148,36 @@ pub fn is_on_architecture(requirement: &Requirement) -> bool {
     LABELS.contains(&requirement.key.as_str())
 }
 
-impl NodeSelectorTerm {
-    fn on_architecture(&self) -> impl Iterator<Item = &Requirement> {
-        let all = self.match_expressions.iter();
-        all.filter(|requirement| is_on_architecture(requirement))
-    }
+/// The requirements of a term on the architecture.
+fn architectures_of(term: &NodeSelectorTerm) -> impl Iterator<Item = &Requirement> {
+    let all = term.match_expressions.iter();
+    all.filter(|requirement| is_on_architecture(requirement))
+}
 
-    fn allows(&self, architecture: &str) -> bool {
-        self.on_architecture().all(|requirement| {
-            let named = requirement.values.iter().any(|value| value == architecture);
-            match requirement.operator {
-                Operator::In => named,
-                Operator::NotIn => !named,
-                Operator::DoesNotExist => false,
-                // No architecture is a number.
-                Operator::Exists | Operator::Gt | Operator::Lt | Operator::Unknown(_) => true,
-            }
-        })
-    }
+fn allows(term: &NodeSelectorTerm, architecture: &str) -> bool {
+    architectures_of(term).all(|requirement| {
+        let named = requirement.values.iter().any(|value| value == architecture);
+        match requirement.operator {
+            Operator::In => named,
+            Operator::NotIn => !named,
+            Operator::DoesNotExist => false,
+            // No architecture is a number.
+            Operator::Exists | Operator::Gt | Operator::Lt | Operator::Unknown(_) => true,
+        }
+    })
+}
 
-    /// The architectures that the term allows; `None` if it does not list them.
-    fn named(&self) -> Option<Vec<&str>> {
-        let listed = self
-            .on_architecture()
-            .find(|one| one.operator == Operator::In)?;
-        let values = listed.values.iter().map(String::as_str);
-        Some(values.filter(|value| self.allows(value)).collect())
-    }
+/// The architectures that a term allows; `None` if it does not list them.
+fn named(term: &NodeSelectorTerm) -> Option<Vec<&str>> {
+    let listed = architectures_of(term).find(|one| one.operator == Operator::In)?;
+    let values = listed.values.iter().map(String::as_str);
+    Some(values.filter(|value| allows(term, value)).collect())
+}
 
-    /// Whether the term allows no architecture but these.
-    pub(super) fn is_within(&self, architectures: &Architectures) -> bool {
-        let is_one = |value: &&str| architectures.contains(value);
-        self.named().is_some_and(|named| named.iter().all(is_one))
-    }
+/// Whether a term allows no architecture but these.
+pub(super) fn is_within(term: &NodeSelectorTerm, architectures: &Architectures) -> bool {
+    let is_one = |value: &&str| architectures.contains(value);
+    named(term).is_some_and(|named| named.iter().all(is_one))
 }
 
 #[cfg(test)]

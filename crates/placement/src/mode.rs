@@ -22,16 +22,16 @@ pub enum Mode {
     Ignore,
 }
 
-/// What applies to one pod.
+/// How one pod is handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rule {
+pub enum Handling {
     /// A mode.
     Mode(Mode),
     /// Architectures that the pod's author states.
     Architectures(Architectures),
 }
 
-impl Rule {
+impl Handling {
     /// The architectures that the author states, if they do.
     pub fn stated(&self) -> Option<&Architectures> {
         match self {
@@ -41,9 +41,9 @@ impl Rule {
     }
 }
 
-/// Where a rule is set.
+/// Where the handling is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RuleSource {
+pub enum HandlingSource {
     /// By an annotation of the pod or template.
     Pod(&'static str),
     /// By the annotation [`annotation::MODE`] of its namespace.
@@ -96,20 +96,20 @@ impl Mode {
     }
 }
 
-/// Whether the pod's own annotations select a rule.
-pub fn has_own_rule(pod: &Annotations) -> bool {
+/// Whether the annotations of the pod itself say how it is handled.
+pub fn has_own_handling(pod: &Annotations) -> bool {
     let mode = pod.get(annotation::MODE);
     let mode = mode.and_then(|text| Mode::parse(text.trim()));
     let architectures = pod.get(annotation::ARCHITECTURES);
     mode.is_some() || architectures.is_some_and(|text| parse_architectures(text).is_some())
 }
 
-/// The rule for a pod or template, from its annotations, those of its namespace, and the default mode; and where it is set.
-pub fn rule(
+/// How a pod or template is handled, by its annotations, those of its namespace, and the default mode; and where that is set.
+pub fn handling(
     pod: &Annotations,
     namespace: &Annotations,
     default: Mode,
-) -> (Rule, RuleSource, Vec<InvalidAnnotation>) {
+) -> (Handling, HandlingSource, Vec<InvalidAnnotation>) {
     let mut invalid = Vec::new();
     let pod_mode = read(pod, annotation::MODE, false, Mode::parse, &mut invalid);
     let architectures = read(
@@ -120,17 +120,17 @@ pub fn rule(
         &mut invalid,
     );
     let namespace_mode = read(namespace, annotation::MODE, true, Mode::parse, &mut invalid);
-    let (rule, source) = if let Some(mode) = pod_mode {
-        (Rule::Mode(mode), RuleSource::Pod(annotation::MODE))
+    let (handling, source) = if let Some(mode) = pod_mode {
+        (Handling::Mode(mode), HandlingSource::Pod(annotation::MODE))
     } else if let Some(stated) = architectures {
-        let source = RuleSource::Pod(annotation::ARCHITECTURES);
-        (Rule::Architectures(stated), source)
+        let source = HandlingSource::Pod(annotation::ARCHITECTURES);
+        (Handling::Architectures(stated), source)
     } else if let Some(mode) = namespace_mode {
-        (Rule::Mode(mode), RuleSource::Namespace)
+        (Handling::Mode(mode), HandlingSource::Namespace)
     } else {
-        (Rule::Mode(default), RuleSource::Configuration)
+        (Handling::Mode(default), HandlingSource::Configuration)
     };
-    (rule, source, invalid)
+    (handling, source, invalid)
 }
 
 pub(super) fn read<T>(
@@ -172,22 +172,22 @@ mod tests {
     fn the_nearest_wins() {
         let (mode, architectures) = (annotation::MODE, annotation::ARCHITECTURES);
         let set = |names: &[&str]| {
-            Rule::Architectures(names.iter().map(|n| n.parse().unwrap()).collect())
+            Handling::Architectures(names.iter().map(|n| n.parse().unwrap()).collect())
         };
         for (pod, default, namespace, expected, invalid) in [
             (
                 &[][..],
                 Mode::Inspect,
                 &[][..],
-                Rule::Mode(Mode::Inspect),
+                Handling::Mode(Mode::Inspect),
                 0,
             ),
-            (&[], Mode::Any, &[], Rule::Mode(Mode::Any), 0),
+            (&[], Mode::Any, &[], Handling::Mode(Mode::Any), 0),
             (
                 &[],
                 Mode::Any,
                 &[(mode, "ignore")],
-                Rule::Mode(Mode::Ignore),
+                Handling::Mode(Mode::Ignore),
                 0,
             ),
             (
@@ -201,29 +201,35 @@ mod tests {
                 &[(architectures, "amd64"), (mode, "ignore")],
                 Mode::Inspect,
                 &[],
-                Rule::Mode(Mode::Ignore),
+                Handling::Mode(Mode::Ignore),
                 0,
             ),
             (
                 &[(mode, "inspect")],
                 Mode::Any,
                 &[],
-                Rule::Mode(Mode::Inspect),
+                Handling::Mode(Mode::Inspect),
                 0,
             ),
-            (&[(mode, "never")], Mode::Any, &[], Rule::Mode(Mode::Any), 1),
+            (
+                &[(mode, "never")],
+                Mode::Any,
+                &[],
+                Handling::Mode(Mode::Any),
+                1,
+            ),
             (
                 &[(architectures, "amd64,,")],
                 Mode::Inspect,
                 &[(mode, "x")],
-                Rule::Mode(Mode::Inspect),
+                Handling::Mode(Mode::Inspect),
                 2,
             ),
             (
                 &[(architectures, "")],
                 Mode::Inspect,
                 &[],
-                Rule::Mode(Mode::Inspect),
+                Handling::Mode(Mode::Inspect),
                 1,
             ),
             (
@@ -234,13 +240,18 @@ mod tests {
                 0,
             ),
         ] {
-            let (rule, source, bad) = rule(&annotations(pod), &annotations(namespace), default);
-            let on_pod = matches!(source, RuleSource::Pod(_));
+            let (found, source, bad) =
+                handling(&annotations(pod), &annotations(namespace), default);
+            let on_pod = matches!(source, HandlingSource::Pod(_));
             let valid = pod.len() + namespace.len() - bad.len();
             assert_eq!(on_pod, !pod.is_empty() && valid > 0, "{pod:?}");
-            assert_eq!(source == RuleSource::Configuration, valid == 0, "{pod:?}");
             assert_eq!(
-                (rule, bad.len()),
+                source == HandlingSource::Configuration,
+                valid == 0,
+                "{pod:?}"
+            );
+            assert_eq!(
+                (found, bad.len()),
                 (expected, invalid),
                 "{pod:?} {namespace:?}"
             );

@@ -7,12 +7,30 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// Effect of archaware's taint. `PreferNoSchedule` is not offered because it keeps no pod away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::IntoStaticStr,
+)]
 pub enum Effect {
     /// Pods that do not tolerate the taint are not scheduled to the node.
     NoSchedule,
     /// Pods that do not tolerate the taint are also evicted from the node.
     NoExecute,
+}
+
+impl Effect {
+    /// The spelling of the API.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
 }
 
 /// The key of the taint unless the configuration has another one. Managed clusters use it on their Arm nodes, so existing manifests
@@ -50,16 +68,6 @@ pub struct Taint {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a taint like key=value:NoSchedule")]
 pub struct MalformedTaint(String);
-
-impl Effect {
-    /// The spelling of the API.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NoSchedule => "NoSchedule",
-            Self::NoExecute => "NoExecute",
-        }
-    }
-}
 
 impl TaintKind {
     /// The taint of this value.

@@ -1,14 +1,11 @@
 //! Additional tolerations (`tolerations` of the configuration), and which tolerations cover others.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use archaware_base::names::is_label_value;
 use archaware_platform::{Architectures, Os};
 
-use super::{
-    taint::text,
-    toleration_rule::{ARCH, TolerationConfig, TolerationRule},
-};
+use super::{taint::text, toleration_rule::TolerationRule};
 
 /// The additional tolerations of pods of `os` that run on these architectures, without duplicates.
 pub(super) fn by_rules(
@@ -35,25 +32,6 @@ pub(super) fn by_rules(
     all
 }
 
-impl TolerationConfig {
-    /// In the API's form, for an architecture.
-    pub(super) fn toleration(&self, architecture: &str) -> Value {
-        let value = self.value.replace(ARCH, architecture);
-        // The API server drops an empty value. Owned tolerations are recognised by equality, so it is dropped here too.
-        let value = Some(value).filter(|value| !value.is_empty());
-        let fields = [
-            ("key", Some(json!(self.key))),
-            ("operator", Some(json!(self.operator))),
-            ("value", value.map(Value::String)),
-            ("effect", self.effect.map(|effect| json!(effect))),
-        ];
-        let present = fields
-            .into_iter()
-            .filter_map(|(name, value)| Some((name.to_owned(), value?)));
-        Value::Object(present.collect())
-    }
-}
-
 /// Whether `existing` tolerates every taint that `new` tolerates, by `Toleration.ToleratesTaint` of
 /// `k8s.io/api/core/v1`: an empty key or effect matches every one.
 pub fn covers(existing: &Value, new: &Value) -> bool {
@@ -72,6 +50,8 @@ pub fn covers(existing: &Value, new: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn rules(text: &str) -> Vec<TolerationRule> {

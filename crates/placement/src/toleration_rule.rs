@@ -3,6 +3,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use archaware_base::names::{QualifiedName, is_label_value};
 use archaware_platform::{Architecture, Os};
@@ -106,6 +107,25 @@ impl TryFrom<String> for RulePlatform {
 impl From<RulePlatform> for String {
     fn from(platform: RulePlatform) -> Self {
         format!("{}/{}", platform.os, platform.architecture)
+    }
+}
+
+impl TolerationConfig {
+    /// In the API's form, for an architecture.
+    pub(super) fn toleration(&self, architecture: &str) -> Value {
+        let value = self.value.replace(ARCH, architecture);
+        // The API server drops an empty value. Owned tolerations are recognised by equality, so it is dropped here too.
+        let value = Some(value).filter(|value| !value.is_empty());
+        let fields = [
+            ("key", Some(json!(self.key))),
+            ("operator", Some(json!(self.operator))),
+            ("value", value.map(Value::String)),
+            ("effect", self.effect.map(|effect| json!(effect))),
+        ];
+        let present = fields
+            .into_iter()
+            .filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        Value::Object(present.collect())
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{ImageArchitectures, Os, Platform, Variants};
 
 /// Why an image names no platform. Such an image does not limit where its pod may run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
 pub enum NoPlatformReason {
     /// The manifest's config is not an image config: a Helm chart, an SBOM, a WebAssembly module, …
     NotAnImage,
@@ -14,10 +14,7 @@ pub enum NoPlatformReason {
 impl NoPlatformReason {
     /// The name used in `inspect -o json`.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NotAnImage => "NotAnImage",
-            Self::NoArchitecture => "NoArchitecture",
-        }
+        self.into()
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     cluster::objects::Pod,
     config::BoundPods,
     evaluate::{Evaluator, Verdict},
-    placement::{Effect, Mode, NodeVariant, mode::Rule},
+    placement::{Effect, Mode, NodeVariant, mode::Handling},
     plan::{
         self,
         bound_pod::{self, Fate},
@@ -76,15 +76,15 @@ async fn of_pod(
     let policy = &evaluator.policy;
     let namespace = namespace_of(pod, namespaces);
     let mut evaluation = evaluator.evaluate(subject, namespace).await;
-    let (rule, ..) = evaluator.rule(subject, namespace);
-    if rule == Rule::Mode(Mode::Inspect) && matches!(evaluation.verdict, Verdict::Skip) {
+    let (handling, ..) = evaluator.handling(subject, namespace);
+    if handling == Handling::Mode(Mode::Inspect) && matches!(evaluation.verdict, Verdict::Skip) {
         // It tolerates every architecture, so that nothing kept it away from a node where its images do not run.
         evaluation.images = evaluator.resolve_all(subject).await.images;
     }
     let platform = policy.node_platform(&view);
-    let is_misplaced = bound_pod::is_misplaced(&evaluation, policy, platform, rule.stated());
+    let is_misplaced = bound_pod::is_misplaced(&evaluation, policy, platform, handling.stated());
     let images = || {
-        let why = match rule.stated() {
+        let why = match handling.stated() {
             Some(stated) => format!("its author states {}", stated.join(", ")),
             None => format!("its images: {}", evaluation.list_images()),
         };

@@ -127,6 +127,6 @@ pub(super) fn stated_architectures(
     annotations: &BTreeMap<String, String>,
 ) -> Option<Architectures> {
     let none = BTreeMap::new();
-    let (rule, ..) = mode::rule(annotations, &none, Mode::Inspect);
-    rule.stated().cloned()
+    let (handling, ..) = mode::handling(annotations, &none, Mode::Inspect);
+    handling.stated().cloned()
 }

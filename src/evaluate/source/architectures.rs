@@ -4,7 +4,7 @@ use futures::{FutureExt, future::BoxFuture};
 
 use crate::{
     evaluate::{Conflict, Evaluator, Stage, Verdict},
-    placement::{Decision, Mode, annotation, change::AffinityAccess, mode::Rule},
+    placement::{Decision, Mode, annotation, change::AffinityAccess, mode::Handling},
 };
 
 use super::{DemandSource, Evaluating, ReadImages};
@@ -18,17 +18,17 @@ impl DemandSource for Architectures {
         evaluator: &'a Evaluator,
         pod: &'a mut Evaluating<'_>,
     ) -> Option<BoxFuture<'a, ()>> {
-        let inspects = pod.rule == Rule::Mode(Mode::Inspect);
+        let inspects = pod.handling == Handling::Mode(Mode::Inspect);
         if inspects && let Some(standing) = pod.subject().decided_by_policy.cloned() {
             pod.evaluation.by_policy = true;
             pod.decide(Verdict::Decided(standing));
             return None;
         }
-        let verdict = match &pod.rule {
+        let verdict = match &pod.handling {
             _ if nothing_to_add(evaluator, pod) => Verdict::Skip,
-            Rule::Mode(Mode::Ignore) => Verdict::Skip,
-            Rule::Mode(Mode::Any) => Verdict::Decided(Decision::TolerateAll),
-            Rule::Architectures(set) => {
+            Handling::Mode(Mode::Ignore) => Verdict::Skip,
+            Handling::Mode(Mode::Any) => Verdict::Decided(Decision::TolerateAll),
+            Handling::Architectures(set) => {
                 let policy = &evaluator.policy;
                 let decision = policy.limit(set.clone());
                 if decision == Decision::NoCommonArchitecture {
@@ -38,7 +38,7 @@ impl DemandSource for Architectures {
                 }
                 Verdict::Decided(decision)
             }
-            Rule::Mode(Mode::Inspect) => return Some(by_images(evaluator, pod).boxed()),
+            Handling::Mode(Mode::Inspect) => return Some(by_images(evaluator, pod).boxed()),
         };
         pod.decide(verdict);
         None

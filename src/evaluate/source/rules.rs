@@ -7,7 +7,7 @@ use crate::{
     evaluate::{Evaluator, Notice, Stage, Subject},
     placement::{
         Mode,
-        mode::Rule,
+        mode::Handling,
         rule::{self, AppliedRules, RuledPod},
     },
 };
@@ -23,7 +23,7 @@ impl DemandSource for Rules {
         evaluator: &'a Evaluator,
         pod: &'a mut Evaluating<'_>,
     ) -> Option<BoxFuture<'a, ()>> {
-        let applied = applied_rules(evaluator, pod.subject(), &pod.rule, pod.namespace);
+        let applied = applied_rules(evaluator, pod.subject(), &pod.handling, pod.namespace);
         if let Some(class) = applied.demands.class() {
             pod.spec_mut().runtime_class_name = Some(class.to_owned());
         }
@@ -38,11 +38,11 @@ impl DemandSource for Rules {
 pub(in crate::evaluate) fn applied_rules(
     evaluator: &Evaluator,
     subject: Subject<'_>,
-    rule: &Rule,
+    handling: &Handling,
     namespace: &Namespace,
 ) -> AppliedRules {
     let rules = evaluator.config.rules.as_slice();
-    let is_left_alone = *rule == Rule::Mode(Mode::Ignore);
+    let is_left_alone = *handling == Handling::Mode(Mode::Ignore);
     if rules.is_empty() || is_left_alone || subject.stage == Stage::Template {
         return AppliedRules::default();
     }

@@ -56,7 +56,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
         let sentence = format!("{is} {node}, but {lacking}; {problem}.");
         return Conclusion::of(sentence, advice.into_iter().flatten());
     }
-    let stated = facts.rule.0.stated();
+    let stated = facts.handling.0.stated();
     let overruled =
         stated.filter(|set| facts.policy.runs(platform, Some(set), None) == Some(false));
     if let Some(stated) = overruled {

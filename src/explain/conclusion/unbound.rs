@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BTreeMap};
 
 use crate::{
     evaluate::{EvaluatedImage, Stage},
-    placement::{GATE, Mode, landing::Obstacle, mode::Rule, suffices},
+    placement::{GATE, Mode, landing::Obstacle, mode::Handling, suffices},
 };
 
 use super::{
@@ -236,7 +236,7 @@ impl Placement<'_> {
         );
         let mut advice = vec![where_to.trim_end().to_owned()];
         let own = format!("{}=", self.facts.policy.taint.key);
-        let ignored = matches!(self.facts.rule.0, Rule::Mode(Mode::Ignore));
+        let ignored = matches!(self.facts.handling.0, Handling::Mode(Mode::Ignore));
         if ignored && group.taints.iter().any(|taint| taint.starts_with(&own)) {
             advice.push("archaware leaves it alone (mode ignore), so it has to tolerate archaware's taint itself.".to_owned());
         }

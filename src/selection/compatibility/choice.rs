@@ -1,6 +1,10 @@
 //! The choice among the entries of a compatibility document.
 
+mod selected_nodes;
+
 use crate::placement::NodeVariant;
+
+pub use selected_nodes::SelectedNodes;
 
 use super::{Compatibility, CompatibilityDocument, NodeFacts, RuleKeys};
 

@@ -1,13 +1,15 @@
 //! Compatibility documents: rules in the formats of ocifit-k8s and of Node Feature Discovery.
 
+mod platforms;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
 
 use super::{
-    DocumentFormat, Expression, FeatureKeys, FeatureMatch, InvalidDocument, InvalidExpression,
-    LabelKeys, MAX_SIZE, Model, Rule, RuleKeys, WrittenExpression,
-    format::{COST_OF_PATTERN, MAX_ENTRIES, MAX_EXPRESSIONS, first_line},
+    Expression, FeatureKeys, FeatureMatch, InvalidDocument, InvalidExpression, LabelKeys, MAX_SIZE,
+    Model, Rule, RuleKeys, WrittenExpression,
+    limits::{COST_OF_PATTERN, MAX_ENTRIES, MAX_EXPRESSIONS, first_line},
     variables::Variables,
 };
 
@@ -145,60 +147,9 @@ fn values<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::
     })
 }
 
-/// ocifit-k8s' documents: rules on node labels.
-#[derive(Clone, Copy, Debug)]
-pub struct LabelRules;
-
-impl LabelRules {
-    /// The media type of its layers.
-    pub const MEDIA_TYPE: &str = "application/vnd.oci.image.compatibilities.v1+json";
-}
-
-impl DocumentFormat for LabelRules {
-    fn media_types(&self) -> &'static [&'static str] {
-        &[Self::MEDIA_TYPE]
-    }
-
-    fn read(
-        &self,
-        layer: &[u8],
-        document: &mut CompatibilityDocument,
-    ) -> Result<(), InvalidDocument> {
-        document.add_rules(CompatibilityDocument::parse(RuleKeys::Labels, layer)?);
-        Ok(())
-    }
-}
-
-/// Documents of Node Feature Discovery: rules on features, in YAML or JSON.
-#[derive(Clone, Copy, Debug)]
-pub struct FeatureRules;
-
-impl FeatureRules {
-    /// The media types of its layers.
-    pub const MEDIA_TYPES: [&str; 2] = [
-        "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml",
-        "application/vnd.nfd.image-compatibility.spec.v1alpha1+json",
-    ];
-}
-
-impl DocumentFormat for FeatureRules {
-    fn media_types(&self) -> &'static [&'static str] {
-        &Self::MEDIA_TYPES
-    }
-
-    fn read(
-        &self,
-        layer: &[u8],
-        document: &mut CompatibilityDocument,
-    ) -> Result<(), InvalidDocument> {
-        document.add_rules(CompatibilityDocument::parse(RuleKeys::Features, layer)?);
-        Ok(())
-    }
-}
-
 impl CompatibilityDocument {
     /// Takes the rules of a document; the models stay.
-    fn add_rules(&mut self, rules: Self) {
+    pub(super) fn add_rules(&mut self, rules: Self) {
         let models = std::mem::take(&mut self.models);
         *self = Self { models, ..rules };
     }

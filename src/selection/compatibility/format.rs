@@ -1,17 +1,9 @@
-//! The formats of compatibility documents, their limits, and errors.
+//! The formats of compatibility documents, and the media types of their layers.
 
-use super::{CompatibilityDocument, FeatureRules, LabelRules, Models};
+use super::{CompatibilityDocument, InvalidDocument, Model, RuleKeys};
 
-/// Maximum size of a document in bytes, many times that of real ones: it is parsed and kept.
-pub const MAX_SIZE: u64 = 256 * 1024;
-/// Maximum number of entries of a document, and of expressions and values in it: real ones have some dozens.
-pub(super) const MAX_ENTRIES: usize = 256;
-pub(crate) const MAX_EXPRESSIONS: usize = 4096;
-/// A pattern counts as much as this many values: compiled, it may have 64 KiB.
-pub(super) const COST_OF_PATTERN: usize = 16;
-
-/// A format of compatibility documents: a layer of one of its media types, and how it is read. A new format is a file with an
-/// implementation, a line in [`FORMATS`], and its media types among the layers of the artifact kind.
+/// A format of compatibility documents: a layer of one of its media types, and how it is read. A new format is an implementation,
+/// a line in [`FORMATS`], and its media types among the layers of the artifact kind.
 pub trait DocumentFormat: Sync {
     /// The media types of its layers.
     fn media_types(&self) -> &'static [&'static str];
@@ -37,32 +29,77 @@ pub fn of_media_type(media_type: &str) -> Option<&'static dyn DocumentFormat> {
     all.find(|format| format.media_types().contains(&media_type))
 }
 
-/// What the keys of expressions are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RuleKeys {
-    /// Node labels: ocifit-k8s.
-    Labels,
-    /// Elements of features: Node Feature Discovery.
-    Features,
+/// ocifit-k8s' documents: rules on node labels.
+#[derive(Clone, Copy, Debug)]
+pub struct LabelRules;
+
+impl LabelRules {
+    /// The media type of its layers.
+    pub const MEDIA_TYPE: &str = "application/vnd.oci.image.compatibilities.v1+json";
 }
 
-/// Text that is no compatibility document.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidDocument {
-    /// Not YAML or JSON of this structure.
-    #[error("no compatibility document: {0}")]
-    Malformed(String),
-    /// More entries or expressions than any real document has.
-    #[error(
-        "more than {MAX_ENTRIES} entries or {MAX_EXPRESSIONS} expressions and values (a pattern counts as {COST_OF_PATTERN})"
-    )]
-    TooManyEntries,
-    /// Larger than [`MAX_SIZE`].
-    #[error("{0} bytes are more than the limit of 256 KiB")]
-    TooLarge(u64),
+impl DocumentFormat for LabelRules {
+    fn media_types(&self) -> &'static [&'static str] {
+        &[Self::MEDIA_TYPE]
+    }
+
+    fn read(
+        &self,
+        layer: &[u8],
+        document: &mut CompatibilityDocument,
+    ) -> Result<(), InvalidDocument> {
+        document.add_rules(CompatibilityDocument::parse(RuleKeys::Labels, layer)?);
+        Ok(())
+    }
 }
 
-/// The parser's messages go on with a part of the document.
-pub(super) fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().to_owned()
+/// Documents of Node Feature Discovery: rules on features, in YAML or JSON.
+#[derive(Clone, Copy, Debug)]
+pub struct FeatureRules;
+
+impl FeatureRules {
+    /// The media types of its layers.
+    pub const MEDIA_TYPES: [&str; 2] = [
+        "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml",
+        "application/vnd.nfd.image-compatibility.spec.v1alpha1+json",
+    ];
+}
+
+impl DocumentFormat for FeatureRules {
+    fn media_types(&self) -> &'static [&'static str] {
+        &Self::MEDIA_TYPES
+    }
+
+    fn read(
+        &self,
+        layer: &[u8],
+        document: &mut CompatibilityDocument,
+    ) -> Result<(), InvalidDocument> {
+        document.add_rules(CompatibilityDocument::parse(RuleKeys::Features, layer)?);
+        Ok(())
+    }
+}
+
+/// ocifit-k8s' documents with models.
+#[derive(Clone, Copy, Debug)]
+pub struct Models;
+
+impl Models {
+    /// The media type of its layers.
+    pub const MEDIA_TYPE: &str = "application/vnd.oci.image.model-compatibilities.v1+json";
+}
+
+impl DocumentFormat for Models {
+    fn media_types(&self) -> &'static [&'static str] {
+        &[Self::MEDIA_TYPE]
+    }
+
+    fn read(
+        &self,
+        layer: &[u8],
+        document: &mut CompatibilityDocument,
+    ) -> Result<(), InvalidDocument> {
+        document.models = Model::parse(layer)?;
+        Ok(())
+    }
 }

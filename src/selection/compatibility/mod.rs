@@ -7,24 +7,24 @@ mod expression;
 mod facts;
 mod format;
 mod keys;
+mod limits;
 mod model;
-mod nodes;
 mod opt_in;
-mod platforms;
 mod rule;
 mod variables;
 mod version;
 
 pub use choice::{
     Candidate, CandidateOutcome, Choice, Fit, ImageFit, NoChoice, NodeGroup, PassedOver, Runs,
+    SelectedNodes,
 };
-pub use document::{Compatibility, CompatibilityDocument, FeatureRules, LabelRules};
+pub use document::{Compatibility, CompatibilityDocument};
 pub use expression::{Expression, InvalidExpression, WrittenExpression};
 pub use facts::{Fact, NodeFacts, NodeFeatures};
-pub(super) use format::MAX_EXPRESSIONS;
-pub use format::{DocumentFormat, InvalidDocument, MAX_SIZE, RuleKeys, of_media_type};
+pub use format::{DocumentFormat, FeatureRules, LabelRules, Models, of_media_type};
 pub use keys::{FeatureKeys, LabelKeys};
-pub use model::{Model, Models};
-pub use nodes::SelectedNodes;
+pub(super) use limits::MAX_EXPRESSIONS;
+pub use limits::{InvalidDocument, MAX_SIZE, RuleKeys};
+pub use model::Model;
 pub use opt_in::{ImageSelection, InvalidSelection, is_requested, requested};
 pub use rule::{FeatureMatch, Rule};

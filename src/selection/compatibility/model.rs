@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use super::{
-    CompatibilityDocument, DocumentFormat, InvalidDocument, LabelKeys, MAX_SIZE, format::first_line,
-};
+use super::{InvalidDocument, LabelKeys, MAX_SIZE, limits::first_line};
 
 /// Maximum number of models of a document, and of images of a model.
 const MAX_MODELS: usize = 64;
@@ -65,30 +63,6 @@ struct RawModel {
     direction: String,
     #[serde(default)]
     platforms: BTreeMap<String, String>,
-}
-
-/// ocifit-k8s' documents with models.
-#[derive(Clone, Copy, Debug)]
-pub struct Models;
-
-impl Models {
-    /// The media type of its layers.
-    pub const MEDIA_TYPE: &str = "application/vnd.oci.image.model-compatibilities.v1+json";
-}
-
-impl DocumentFormat for Models {
-    fn media_types(&self) -> &'static [&'static str] {
-        &[Self::MEDIA_TYPE]
-    }
-
-    fn read(
-        &self,
-        layer: &[u8],
-        document: &mut CompatibilityDocument,
-    ) -> Result<(), InvalidDocument> {
-        document.models = Model::parse(layer)?;
-        Ok(())
-    }
 }
 
 impl Model {

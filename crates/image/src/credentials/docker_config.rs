@@ -15,7 +15,7 @@ use archaware_base::{
     json::{self, Object},
 };
 
-use super::{Credential, Keyring};
+use super::{super::Reference, Credential, Keyring};
 
 /// Why a `config.json` cannot be used. No message contains its content.
 #[derive(Debug, thiserror::Error)]
@@ -192,6 +192,15 @@ pub(super) struct DockerConfig {
 }
 
 impl DockerConfig {
+    /// The credential helper for the registry of an image, if one is named.
+    pub(super) fn helper(&self, reference: &Reference) -> Option<String> {
+        let named = [server(reference), reference.registry()]
+            .into_iter()
+            .find_map(|name| self.helpers.get(name));
+        let store = Some(&self.default_helper).filter(|store| !store.is_empty());
+        named.or(store).cloned()
+    }
+
     pub(super) fn load(path: &Path) -> Result<Self, DockerConfigError> {
         let name = path.display().to_string();
         Self::parse(&name, &files::read("the docker configuration ", path)?)
@@ -260,6 +269,14 @@ fn decode(auth: &str) -> Result<(String, SecretString), ()> {
     let (username, password) = text.split_once(':').ok_or(())?;
     // Some versions of Docker pad the password with NULs.
     Ok((username.to_owned(), password.trim_end_matches('\0').into()))
+}
+
+/// Docker's name for a registry; Docker Hub's is historical.
+pub(super) fn server(reference: &Reference) -> &str {
+    match reference.registry() {
+        "docker.io" => "https://index.docker.io/v1/",
+        registry => registry,
+    }
 }
 
 #[cfg(test)]

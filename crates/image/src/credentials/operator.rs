@@ -22,7 +22,7 @@ use archaware_base::{
 use super::{
     Credential, CredentialSource,
     command::{self, CommandError, MAX_CONCURRENT_RUNS, Programs},
-    docker_config::{DockerConfig, DockerConfigError},
+    docker_config::{DockerConfig, DockerConfigError, server},
     provider::Providers,
 };
 
@@ -150,24 +150,6 @@ impl ReloadedFile {
         // Fails only during shutdown of the runtime.
         let _ = tokio::task::spawn_blocking(read).await;
         self.content.lock().config.clone()
-    }
-}
-
-/// Docker's name for a registry; Docker Hub's is historical.
-fn server(reference: &Reference) -> &str {
-    match reference.registry() {
-        "docker.io" => "https://index.docker.io/v1/",
-        registry => registry,
-    }
-}
-
-impl DockerConfig {
-    fn helper(&self, reference: &Reference) -> Option<String> {
-        let named = [server(reference), reference.registry()]
-            .into_iter()
-            .find_map(|name| self.helpers.get(name));
-        let store = Some(&self.default_helper).filter(|store| !store.is_empty());
-        named.or(store).cloned()
     }
 }
 

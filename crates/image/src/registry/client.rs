@@ -1,5 +1,7 @@
 //! The registry client. Requests are bounded in time, size and number.
 
+mod referrers;
+
 use std::{
     sync::{
         Arc,

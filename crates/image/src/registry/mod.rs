@@ -11,7 +11,6 @@ mod exchange;
 mod exchange_error;
 mod host_limiter;
 mod hosts;
-mod referrers;
 mod request;
 mod settings;
 mod token_endpoint;

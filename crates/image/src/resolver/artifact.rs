@@ -102,7 +102,7 @@ impl Resolver {
         if let Some(digest) = &digest
             && let Some(known) = inner.cached_artifact(&context, digest, sought)
         {
-            return known.content(sought, digest);
+            return sought.content(known, digest);
         }
         match sought.place {
             Place::Named => {
@@ -176,15 +176,6 @@ fn failure_subject(context: &RequestContext, digest: &Digest, sought: Sought) ->
     format!("{} {}@{digest}", sought.key(), context.reference.name())
 }
 
-impl Attached {
-    fn content(self, sought: Sought, image: &Digest) -> Result<Arc<ArtifactContent>, ImageError> {
-        match self {
-            Self::Content(content) => Ok(content),
-            Self::Nothing => Err(sought.nothing_attached(image)),
-        }
-    }
-}
-
 impl Sought {
     /// A part of keys.
     fn key(self) -> String {
@@ -193,6 +184,14 @@ impl Sought {
             Place::Attached => "attached to",
         };
         format!("{} {place}", self.kind.name)
+    }
+
+    /// The content that is attached to an image, as it is remembered.
+    fn content(self, known: Attached, image: &Digest) -> Result<Arc<ArtifactContent>, ImageError> {
+        match known {
+            Attached::Content(content) => Ok(content),
+            Attached::Nothing => Err(self.nothing_attached(image)),
+        }
     }
 
     fn nothing_attached(self, image: &Digest) -> ImageError {
@@ -285,7 +284,7 @@ impl ResolverInner {
     ) -> Result<Arc<ArtifactContent>, ImageError> {
         let digest = &found.digest;
         if let Some(known) = self.cached_artifact(context, digest, sought) {
-            return known.content(sought, digest);
+            return sought.content(known, digest);
         }
         let fingerprints = context.fingerprints();
         let subject = failure_subject(context, digest, sought);

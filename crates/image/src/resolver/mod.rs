@@ -84,7 +84,8 @@ pub struct ResolveRequest<'a> {
 }
 
 /// Where an answer came from.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum ResolutionSource {
     /// This process's caches.
     Memory,
@@ -92,6 +93,13 @@ pub enum ResolutionSource {
     Containerd,
     /// A registry.
     Registry,
+}
+
+impl ResolutionSource {
+    /// The name in `archaware inspect` and in metrics.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
 }
 
 /// A resolved image.
@@ -138,17 +146,6 @@ impl Origin {
 }
 
 const MEMORY: Origin = Origin::of(ResolutionSource::Memory);
-
-impl ResolutionSource {
-    /// The name in `archaware inspect` and in metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Containerd => "containerd",
-            Self::Registry => "registry",
-        }
-    }
-}
 
 /// Resolves images. Cheap to clone; clones share caches, connections and lookups in progress.
 #[derive(Clone)]

@@ -212,7 +212,7 @@ async fn run(
     index: usize,
     shared: &Shared,
 ) -> Answer {
-    match plugin.run(program, &image.name()).await {
+    match protocol::run(plugin, program, &image.name()).await {
         Ok((applies_to, life, keyring)) => {
             let answer = Answer {
                 keyring: Arc::new(keyring),

@@ -61,41 +61,39 @@ pub(super) enum AnswerError {
     Duration,
 }
 
-impl Provider {
-    /// Runs the plugin for an image.
-    pub(super) async fn run(
-        &self,
-        program: &Path,
-        image: &str,
-    ) -> Result<(CacheKey, Duration, Keyring), AnswerError> {
-        let request = CredentialProviderRequest {
-            api_version: &self.api_version,
-            kind: "CredentialProviderRequest",
-            image,
-        };
-        let question = serde_json::to_vec(&request).map_err(|_| AnswerError::Malformed)?;
-        let mut command = Command::new(program);
-        command.args(self.args.iter().flatten());
-        let environment = self.env.iter().flatten();
-        command.envs(environment.map(|variable| (&variable.name, &variable.value)));
-        let answer = command::run(command, image, &question).await?;
-        let answer: CredentialProviderResponse =
-            json::object(&answer).map_err(|_| AnswerError::Malformed)?;
-        if answer.api_version != self.api_version || answer.kind != "CredentialProviderResponse" {
-            return Err(AnswerError::Version);
-        }
-        let life = match answer.cache_duration {
-            // A negative duration means that the answer is not cached.
-            Some(text) if text.starts_with('-') => Duration::ZERO,
-            Some(text) => archaware_base::duration::parse(&text).ok_or(AnswerError::Duration)?,
-            None => self.life,
-        };
-        let entries = answer.auth.into_iter().flatten();
-        let source = CredentialSource::Provider(self.name.as_str().into());
-        let credential = |entry: AuthConfig| {
-            Credential::password(entry.username, entry.password).from_source(source.clone())
-        };
-        let entries = entries.map(|(key, Object(entry))| (key, credential(entry)));
-        Ok((answer.cache_key_type, life, Keyring::new(entries)))
+/// Runs a plugin for an image.
+pub(super) async fn run(
+    provider: &Provider,
+    program: &Path,
+    image: &str,
+) -> Result<(CacheKey, Duration, Keyring), AnswerError> {
+    let request = CredentialProviderRequest {
+        api_version: &provider.api_version,
+        kind: "CredentialProviderRequest",
+        image,
+    };
+    let question = serde_json::to_vec(&request).map_err(|_| AnswerError::Malformed)?;
+    let mut command = Command::new(program);
+    command.args(provider.args.iter().flatten());
+    let environment = provider.env.iter().flatten();
+    command.envs(environment.map(|variable| (&variable.name, &variable.value)));
+    let answer = command::run(command, image, &question).await?;
+    let answer: CredentialProviderResponse =
+        json::object(&answer).map_err(|_| AnswerError::Malformed)?;
+    if answer.api_version != provider.api_version || answer.kind != "CredentialProviderResponse" {
+        return Err(AnswerError::Version);
     }
+    let life = match answer.cache_duration {
+        // A negative duration means that the answer is not cached.
+        Some(text) if text.starts_with('-') => Duration::ZERO,
+        Some(text) => archaware_base::duration::parse(&text).ok_or(AnswerError::Duration)?,
+        None => provider.life,
+    };
+    let entries = answer.auth.into_iter().flatten();
+    let source = CredentialSource::Provider(provider.name.as_str().into());
+    let credential = |entry: AuthConfig| {
+        Credential::password(entry.username, entry.password).from_source(source.clone())
+    };
+    let entries = entries.map(|(key, Object(entry))| (key, credential(entry)));
+    Ok((answer.cache_key_type, life, Keyring::new(entries)))
 }

@@ -13,8 +13,8 @@ use crate::{
 };
 
 use super::{
-    Choice, Compatibility, FeatureMatch, NodeGroup, Rule, RuleKeys, choice::Fit,
-    facts::feature_label,
+    super::{FeatureMatch, Rule, facts::feature_label},
+    Choice, Compatibility, Fit, NodeGroup, RuleKeys,
 };
 
 /// Maximum number of requirements in all alternatives.

@@ -40,7 +40,7 @@ const OWN: &[&str] = &[
 
 /// The namespaces that clients may use.
 #[derive(Clone, Debug)]
-pub struct Rules {
+pub struct Forwarding {
     /// Namespaces that may be read.
     pub read: Vec<String>,
     /// archaware's own namespace, which may also be written.
@@ -74,7 +74,7 @@ impl Size {
     }
 }
 
-impl Rules {
+impl Forwarding {
     /// The call to forward, or why it is refused.
     pub(super) fn check(&self, request: &request::Parts) -> Result<AllowedCall, &'static str> {
         if request.method != Method::POST || request.uri.query().is_some() {
@@ -145,8 +145,8 @@ mod tests {
 
     const READ_CONTENT: &str = "/containerd.services.content.v1.Content/Read";
 
-    fn rules() -> Rules {
-        Rules {
+    fn forwarding() -> Forwarding {
+        Forwarding {
             read: vec!["k8s.io".into(), "other".into()],
             own: Some("archaware".into()),
         }
@@ -161,7 +161,7 @@ mod tests {
     }
 
     fn passes(path: &str, headers: &[(&str, &str)]) -> bool {
-        rules().check(&call(path, headers)).is_ok()
+        forwarding().check(&call(path, headers)).is_ok()
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
             ("containerd-namespace-ttrpc", "moby"),
             ("authorization", "x"),
         ];
-        let passed = rules()
+        let passed = forwarding()
             .check(&call(READ_CONTENT, &headers))
             .unwrap()
             .headers;
@@ -233,7 +233,7 @@ mod tests {
             ("containerd-namespace", "archaware"),
             ("containerd-lease", "mine"),
         ];
-        let passed = rules().check(&call(WRITE, &own)).unwrap();
+        let passed = forwarding().check(&call(WRITE, &own)).unwrap();
         assert_eq!(
             (&passed.headers[LEASE], passed.size),
             (&"mine".parse::<HeaderValue>().unwrap(), Size::Large)
@@ -248,15 +248,15 @@ mod tests {
         assert!(!passes(&READ_CONTENT.to_lowercase(), &[own]));
         let mut get = call(READ_CONTENT, &[own]);
         get.method = Method::GET;
-        assert!(rules().check(&get).is_err());
+        assert!(forwarding().check(&get).is_err());
         let mut plain = call(READ_CONTENT, &[own]);
         plain
             .headers
             .insert(CONTENT_TYPE, "text/plain".parse().unwrap());
-        assert!(rules().check(&plain).is_err());
-        let closed = Rules {
+        assert!(forwarding().check(&plain).is_err());
+        let closed = Forwarding {
             own: None,
-            ..rules()
+            ..forwarding()
         };
         assert!(closed.check(&call(WRITE, &[own])).is_err());
     }

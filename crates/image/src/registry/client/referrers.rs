@@ -6,9 +6,11 @@ use crate::{credentials::Credential, digest::Digest, error::ImageError, referenc
 use archaware_platform::Referrers;
 
 use super::{
-    client::{Failed, Registry},
-    hosts::{Host, Role},
-    request::RegistryRequest,
+    super::{
+        hosts::{Host, Role},
+        request::RegistryRequest,
+    },
+    Failed, Registry,
 };
 
 /// Maximum number of pages: an image has few artifacts of one type.

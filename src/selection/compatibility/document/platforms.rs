@@ -2,10 +2,10 @@
 
 use crate::{placement::affinity::LABEL as ARCHITECTURE, platform::Platform};
 
-use super::{
+use super::super::{
     Compatibility, CompatibilityDocument, Expression, FeatureMatch, InvalidDocument, LabelKeys,
     Rule, RuleKeys, WrittenExpression,
-    format::{MAX_ENTRIES, MAX_EXPRESSIONS},
+    limits::{MAX_ENTRIES, MAX_EXPRESSIONS},
 };
 
 /// The label of nodes that says their OS.
