@@ -1,16 +1,11 @@
 //! `AdmissionReview` of `admission.k8s.io/v1`. Only the fields that are read are parsed, and the object directly into
 //! its slim type.
 
-use std::{fmt, marker::PhantomData};
-
 use base64::{Engine, engine::general_purpose::STANDARD};
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{MapAccess, Visitor, value::MapAccessDeserializer},
-};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::cluster::patch::JsonPatch;
+use crate::{cluster::patch::JsonPatch, json::Object};
 
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
@@ -44,31 +39,7 @@ pub(super) struct AdmissionRequest<K> {
     #[serde(default)]
     pub(super) namespace: String,
     #[serde(default = "Option::default")]
-    object: Option<JsonObject<K>>,
-}
-
-/// A JSON object: serde would also accept an array as a struct.
-#[derive(Debug)]
-struct JsonObject<K>(K);
-
-impl<'de, K: Deserialize<'de>> Deserialize<'de> for JsonObject<K> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OnlyMaps<K>(PhantomData<K>);
-
-        impl<'de, K: Deserialize<'de>> Visitor<'de> for OnlyMaps<K> {
-            type Value = JsonObject<K>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<JsonObject<K>, A::Error> {
-                K::deserialize(MapAccessDeserializer::new(map)).map(JsonObject)
-            }
-        }
-
-        deserializer.deserialize_map(OnlyMaps(PhantomData))
-    }
+    object: Option<Object<K>>,
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
@@ -142,7 +113,7 @@ impl<K> Review<K> {
             let what = format!("{operation} of {group}/{version} {plural}/{sub}");
             return Err(InvalidReview::Unexpected(short(what)));
         }
-        let JsonObject(object) = request.object.take().ok_or(InvalidReview::NoObject)?;
+        let Object(object) = request.object.take().ok_or(InvalidReview::NoObject)?;
         Ok((request, object))
     }
 }

@@ -10,7 +10,7 @@ pub(super) enum ConfigCommand {
     Check,
     /// Print what is in force: the file and the defaults of what it leaves out
     Print {
-        /// Say beside each key what it is for
+        /// Print the meaning of each key beside it
         #[arg(long)]
         comments: bool,
     },

@@ -1,4 +1,4 @@
-//! Evicts pods, so that their controllers make them anew: the only place that does, with one limit for all reasons. It asks the
+//! Evicts pods, so that their controllers create new ones. All evictions are made here, with one rate for all reasons, through the
 //! Eviction API, which respects disruption budgets, and only while this process holds the Lease.
 
 use std::{num::NonZeroU16, time::Duration};
@@ -27,11 +27,11 @@ pub(crate) enum EvictionReason {
     NoAffinity,
     /// It cannot run on its node (`misplaced: evict`).
     WrongArchitecture,
-    /// It has archaware's additions, which nobody can take off a pod that exists (`clean --recreate-pods`).
+    /// It has tolerations of archaware, and Kubernetes lets no toleration of a pod be removed (`clean --recreate-pods`).
     Clean,
 }
 
-/// What became of an eviction.
+/// The result of an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EvictionResult {
     /// The pod was evicted.
@@ -93,7 +93,7 @@ impl Evictor {
         }
     }
 
-    /// Waits until the rate allows another eviction. What was known of the pod before may have changed then.
+    /// Waits until the rate allows another eviction. The pod may have changed after that.
     pub(crate) async fn turn(&self) {
         self.rate.turn().await;
     }
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
     use crate::scripted_api::ScriptedApi;
 
-    /// A process that was stopped for a while may not know yet that another one leads.
+    /// A process that was stopped for a while may not know yet that another process leads.
     #[tokio::test(start_paused = true)]
     async fn nothing_is_sent_after_the_lease_has_expired() {
         let api = ScriptedApi::default();

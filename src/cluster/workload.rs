@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::Selector;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -145,44 +147,16 @@ pub fn objects(mut manifest: Value) -> Vec<Value> {
     }
 }
 
-/// A label selector as text.
+/// A label selector as text; `None` if it selects everything or is none.
 fn selector(selector: Option<&Value>) -> Option<String> {
-    #[derive(Deserialize, Default)]
-    #[serde(rename_all = "camelCase", default)]
-    struct Selector {
-        match_labels: BTreeMap<String, String>,
-        match_expressions: Vec<Expression>,
-    }
-    #[derive(Deserialize, Default)]
-    #[serde(default)]
-    struct Expression {
-        key: String,
-        operator: String,
-        values: Vec<String>,
-    }
     let selector = selector?;
-    let equal = |labels: BTreeMap<String, String>| {
-        let all = labels.into_iter();
-        all.map(|(key, value)| format!("{key}={value}")).collect()
-    };
     // A ReplicationController has plain labels.
-    let parts: Vec<String> = if let Ok(labels) = BTreeMap::deserialize(selector) {
-        equal(labels)
+    let selector = if let Ok(labels) = BTreeMap::<String, String>::deserialize(selector) {
+        labels.into_iter().collect()
     } else {
-        let selector = Selector::deserialize(selector).ok()?;
-        let expressions = selector.match_expressions.into_iter().map(|one| {
-            let (key, values) = (one.key, one.values.join(","));
-            match one.operator.as_str() {
-                "Exists" => key,
-                "DoesNotExist" => format!("!{key}"),
-                other => format!("{key} {} ({values})", other.to_ascii_lowercase()),
-            }
-        });
-        let mut parts: Vec<String> = equal(selector.match_labels);
-        parts.extend(expressions);
-        parts
+        Selector::try_from(LabelSelector::deserialize(selector).ok()?).ok()?
     };
-    (!parts.is_empty()).then(|| parts.join(","))
+    (!selector.selects_all()).then(|| selector.to_string())
 }
 
 #[cfg(test)]

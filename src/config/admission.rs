@@ -34,13 +34,13 @@ pub struct AdmissionConfig {
     pub certificates: CertificatesConfig,
     /// Whether archaware restores its `MutatingWebhookConfiguration`; if not, it writes only the `caBundle`.
     pub manage_configuration: bool,
-    /// What happens to pods whose images are not known yet; gate in the manifests.
+    /// Pods whose images are not known yet; gate in the manifests.
     pub on_miss: OnMiss,
     /// How long the creation of a pod waits for its images at most.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub budget: Duration,
-    /// What happens to pods whose images share no architecture.
+    /// Pods whose images share no architecture.
     pub on_no_common_architecture: OnNoCommonArchitecture,
 }
 

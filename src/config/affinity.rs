@@ -23,7 +23,7 @@ pub struct AffinityConfig {
     pub preferred: Vec<PreferenceConfig>,
     /// Whether pods are evicted that were created while the webhook did not answer: see autoscaling.md.
     ///
-    /// Those of `ReplicaSet`s and `StatefulSet`s that wait for a node, so that they are created anew with node affinity.
+    /// Those of `ReplicaSet`s and `StatefulSet`s that wait for a node, so that their controllers create pods with node affinity instead.
     pub recreate_pods: bool,
 }
 

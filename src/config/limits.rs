@@ -1,4 +1,4 @@
-//! `startup` and `concurrency`: what happens at start, and how much at once.
+//! `startup` and `concurrency`: limits of time, of concurrency and of rates.
 
 use std::{num::NonZeroU16, time::Duration};
 

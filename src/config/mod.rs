@@ -86,10 +86,10 @@ pub struct Config {
     /// How pods are handled, unless their annotations say otherwise.
     #[serde(default)]
     pub pods: PodsConfig,
-    /// What happens to DaemonSets whose template tolerates too little or too much.
+    /// DaemonSets whose template tolerates too little or too much.
     #[serde(default)]
     pub daemon_sets: DaemonSets,
-    /// What happens to pods that cannot run on their node: see wrong-architecture.md.
+    /// Pods that cannot run on their node: see wrong-architecture.md.
     #[serde(default)]
     pub misplaced: Misplaced,
     /// For each architecture of nodes, the further architectures whose images they run.
@@ -116,7 +116,7 @@ pub struct Config {
     /// Node affinity that the webhook adds to pods: see admission.md.
     #[serde(default)]
     pub affinity: AffinityConfig,
-    /// What nodes of unknown CPU level mean to images that need one, like `linux/amd64/v3`: see variants.md.
+    /// Nodes of unknown CPU level, for images that need a level, like `linux/amd64/v3`: see variants.md.
     #[serde(default)]
     pub variants: UnknownVariants,
     /// The node label whose value is the CPU level.

@@ -35,7 +35,7 @@ pub enum DaemonSets {
     /// Their templates get the tolerations that their images allow, which causes a rollout.
     #[default]
     Manage,
-    /// They are not changed; a Warning event reports what is missing.
+    /// They are not changed; a Warning event reports the missing tolerations.
     Report,
 }
 

@@ -21,9 +21,9 @@ pub struct ResolutionConfig {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub budget: Duration,
-    /// What is remembered in memory.
+    /// In-memory caches.
     pub cache: CacheConfig,
-    /// What happens to pods whose images cannot be resolved: see decisions.md.
+    /// Pods whose images cannot be resolved: see decisions.md.
     pub failure: FailureConfig,
 }
 

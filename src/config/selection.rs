@@ -16,7 +16,7 @@ const MAX_PREDICTION: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct SelectionConfig {
-    /// What happens if no image of a document fits a node: the container keeps its image, or the pod is denied.
+    /// If no image of a document fits a node, the container keeps its image, or the pod is denied.
     pub on_no_match: OnNoMatch,
     /// Documents attached to the images of other pods: prefer makes preferred node affinity of their weights.
     pub attached: AttachedDocuments,

@@ -23,7 +23,7 @@ pub struct TaintConfig {
     pub architectures: Vec<Architecture>,
     /// Only nodes that this label selector matches are tainted; empty means all.
     pub node_selector: LabelSelector,
-    /// What pods get that are bound before their node is tainted.
+    /// Pods that are bound before their node is tainted get a toleration.
     pub bound_pods: BoundPods,
     /// Whether the value names the CPU level, too, where it is known, like `amd64-v3`: see variants.md.
     pub variants: bool,

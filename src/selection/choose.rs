@@ -411,7 +411,7 @@ impl Pod<'_> {
     }
 }
 
-/// The image of an entry: what it names, or the one that the document is about. `reference`: where the document was found.
+/// The image of an entry: the image that the entry names, or the subject of the document. `reference`: the name of the document.
 fn image_of(document: &CompatibilityDocument, entry: &Compatibility, reference: &str) -> String {
     match (document.format, &document.subject) {
         (RuleKeys::Labels, _) => entry.tag.clone(),
