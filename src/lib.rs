@@ -29,7 +29,7 @@
 //! | `admission` | the webhook, its certificate and its registration | `controller` |
 //! | `content_proxy` | limits what archaware can do with a node's containerd | Kubernetes |
 //! | `connections` | limits of the HTTP servers | everything else |
-//! | `metrics`, `telemetry` | metrics and logs | everything else |
+//! | `metrics`, `telemetry` | metrics and logs | everything else but `image` |
 //! | `server` | `/metrics`, probes, log level | decisions |
 //! | `cli` | the commands; builds the parts and connects them | |
 //!

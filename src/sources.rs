@@ -7,7 +7,7 @@ use crate::{
         Architectures, Author, DemandSource, EmulatingNodes, HoldingNodes, Rules, RuntimeClass,
         Sources,
     },
-    selection::{AttachedDocuments, PredictorError, Selection, Selector},
+    selection::{AttachedDocuments, ImageSelector, ImagesByDocuments, PredictorError},
 };
 
 /// All sources in their order: each sees the pod with the demands of the sources before it. A new feature is a source of its own, and a
@@ -17,10 +17,10 @@ use crate::{
 ///
 /// When `selection.predictor` cannot be used.
 pub fn sources(config: &SelectionConfig, nodes: &ClusterNodes) -> Result<Sources, PredictorError> {
-    let selector = Selector::new(config, nodes.clone())?;
+    let selector = ImageSelector::new(config, nodes.clone())?;
     Ok(Sources::new([
         Box::new(Rules) as Box<dyn DemandSource>,
-        Box::new(Selection(selector.clone())),
+        Box::new(ImagesByDocuments(selector.clone())),
         Box::new(Architectures),
         Box::new(EmulatingNodes),
         Box::new(RuntimeClass),

@@ -206,7 +206,7 @@ mod tests {
             "info",
             "INFO",
             "off",
-            "archaware::image=trace,warn",
+            "archaware_image=trace,warn",
             "archaware=debug",
         ] {
             assert!(filter(good).is_ok(), "{good}");
@@ -222,5 +222,15 @@ mod tests {
         }
         let directives = filter("Debug").unwrap().to_string();
         assert!(directives.ends_with("archaware=debug,warn"), "{directives}");
+    }
+
+    /// The names of archaware's libraries begin with the name of the program.
+    #[test]
+    fn the_level_counts_for_the_libraries_too() {
+        let subscriber = Registry::default().with(filter("debug").unwrap());
+        tracing::subscriber::with_default(subscriber, || {
+            assert!(tracing::enabled!(target: "archaware_image::registry", tracing::Level::DEBUG));
+            assert!(!tracing::enabled!(target: "kube_client", tracing::Level::DEBUG));
+        });
     }
 }

@@ -1,4 +1,4 @@
-//! Prints as the last line of `cargo test` which tests did not run, and how to run them. With
+//! Prints after the tests of the program which tests did not run, and how to run them. With
 //! `ARCHAWARE_TEST_TIERS=all`, which `hack/test.sh` sets when it runs everything, that is an error.
 
 use std::{env, process::ExitCode};

@@ -11,7 +11,7 @@ use crate::metrics::EvictionMetrics;
 use super::{
     api::{ApiClient, ApiError},
     events::{EventReason, Events},
-    lease::Leadership,
+    lease::{Leadership, is_held},
     name::NamespacedName,
     objects::Pod,
 };
@@ -37,7 +37,7 @@ pub(crate) enum EvictionResult {
     /// The pod was evicted.
     Evicted,
     /// A disruption budget does not allow it now.
-    Budget,
+    Budget(ApiError),
     /// The pod was deleted or replaced meanwhile.
     Gone,
     /// This process does not hold the Lease any more, so nothing was sent.
@@ -52,17 +52,17 @@ impl EvictionReason {
         self.into()
     }
 
-    /// The note of the event `Recreated`.
-    fn note(self) -> &'static str {
-        match self {
+    /// The note of the event `Recreated`, for evictions by the controller.
+    fn note(self) -> Option<&'static str> {
+        Some(match self {
             Self::NoAffinity => {
                 "evicted, so that it is created anew with node affinity: the webhook was not asked when it was created"
             }
             Self::WrongArchitecture => {
                 "evicted, so that it is created anew and placed by its images"
             }
-            Self::Clean => "evicted, so that it is created anew without additions of archaware",
-        }
+            Self::Clean => return None,
+        })
     }
 }
 
@@ -76,7 +76,8 @@ pub(crate) struct Evictor {
 }
 
 impl Evictor {
-    /// An evictor for `per_minute` evictions (`concurrency.evictionsPerMinute`). Without `events`, none are published.
+    /// An evictor for `per_minute` evictions (`concurrency.evictionsPerMinute`). Without `events`, as in commands, which print their
+    /// own results, nothing is published and logged.
     pub(crate) fn new(
         api: ApiClient,
         leadership: &Leadership,
@@ -93,40 +94,56 @@ impl Evictor {
         }
     }
 
-    /// Waits until the rate allows another eviction. The pod may have changed after that.
+    /// How many evictions may happen at once.
+    pub(crate) fn at_once(&self) -> usize {
+        self.rate.at_once()
+    }
+
+    /// Waits until the rate allows another eviction and the Lease is held. The pod may have changed after that.
     pub(crate) async fn turn(&self) {
-        self.rate.turn().await;
+        tokio::time::sleep(self.rate.take()).await;
+        let mut until = self.until.clone();
+        // Without a sender, the value is the last one.
+        drop(until.wait_for(|until| is_held(*until)).await);
+    }
+
+    /// Whether the rate allows another eviction now; it counts as one then.
+    pub(crate) fn may_evict_now(&self) -> bool {
+        self.rate.take_now()
     }
 
     /// Evicts a pod now.
     pub(crate) async fn evict(&self, pod: &Pod, reason: EvictionReason) -> EvictionResult {
-        let may_write = self
-            .until
-            .borrow()
-            .is_some_and(|until| Instant::now() < until);
-        if !may_write {
+        if !is_held(*self.until.borrow()) {
             return EvictionResult::NotLeading;
         }
+        let answer = self.api.evict(pod).await;
+        self.report(pod, reason, &answer);
+        let (result, label) = match answer {
+            Ok(()) => (EvictionResult::Evicted, "evicted"),
+            Err(ApiError::NotFound(_) | ApiError::Conflict(_)) => (EvictionResult::Gone, "gone"),
+            Err(error @ ApiError::DisruptionBudget(_)) => (EvictionResult::Budget(error), "budget"),
+            Err(error) => (EvictionResult::Failed(error), "failed"),
+        };
+        self.metrics.count(reason.as_str(), label);
+        result
+    }
+
+    fn report(&self, pod: &Pod, reason: EvictionReason, answer: &Result<(), ApiError>) {
+        let Some(events) = &self.events else {
+            return;
+        };
         let (name, why) = (NamespacedName::of_object(pod), reason.as_str());
-        let (result, label) = match self.api.evict(pod).await {
+        match answer {
             Ok(()) => {
                 tracing::info!(pod = %name, why, "pod evicted, so that it is created anew");
-                if let Some(events) = &self.events {
-                    events.publish(pod, EventReason::Recreated, reason.note().to_owned());
-                }
-                (EvictionResult::Evicted, "evicted")
-            }
-            Err(ApiError::NotFound(_) | ApiError::Conflict(_)) => (EvictionResult::Gone, "gone"),
-            Err(error) => {
-                tracing::warn!(pod = %name, why, %error, "cannot evict the pod");
-                match error {
-                    ApiError::DisruptionBudget(_) => (EvictionResult::Budget, "budget"),
-                    error => (EvictionResult::Failed(error), "failed"),
+                if let Some(note) = reason.note() {
+                    events.publish(pod, EventReason::Recreated, note.to_owned());
                 }
             }
-        };
-        self.metrics.count(why, label);
-        result
+            Err(ApiError::NotFound(_) | ApiError::Conflict(_)) => {}
+            Err(error) => tracing::warn!(pod = %name, why, %error, "cannot evict the pod"),
+        }
     }
 }
 
@@ -145,17 +162,34 @@ impl Rate {
         }
     }
 
-    async fn turn(&self) {
-        let wait = {
-            let (mut next, now) = (self.next.lock(), Instant::now());
-            let at = (*next).max(now);
-            *next = at + self.interval;
-            // The last turn of a burst is one interval before its end.
-            (*next)
-                .saturating_duration_since(now)
-                .saturating_sub(BURST.max(self.interval))
-        };
-        tokio::time::sleep(wait).await;
+    /// How many turns may be taken at once.
+    fn at_once(&self) -> usize {
+        let all = self.burst().as_nanos() / self.interval.as_nanos();
+        usize::try_from(all).unwrap_or(usize::MAX)
+    }
+
+    /// Takes the next turn, and returns the time until then.
+    fn take(&self) -> Duration {
+        let (mut next, now) = (self.next.lock(), Instant::now());
+        *next = (*next).max(now) + self.interval;
+        // The last turn of a burst is one interval before its end.
+        next.saturating_duration_since(now)
+            .saturating_sub(self.burst())
+    }
+
+    /// Takes a turn if there is one now.
+    fn take_now(&self) -> bool {
+        let (mut next, now) = (self.next.lock(), Instant::now());
+        let after = (*next).max(now) + self.interval;
+        let is_free = after.saturating_duration_since(now) <= self.burst();
+        if is_free {
+            *next = after;
+        }
+        is_free
+    }
+
+    fn burst(&self) -> Duration {
+        BURST.max(self.interval)
     }
 }
 
@@ -200,11 +234,13 @@ mod tests {
             let rate = Rate::new(NonZeroU16::new(per_minute).unwrap());
             let start = Instant::now();
             for _ in 0..at_once {
-                rate.turn().await;
+                tokio::time::sleep(rate.take()).await;
             }
             assert_eq!(start.elapsed(), Duration::ZERO, "{per_minute}");
+            assert_eq!(rate.at_once(), at_once, "{per_minute}");
+            assert!(!rate.take_now(), "{per_minute}");
             for turn in 1..4 {
-                rate.turn().await;
+                tokio::time::sleep(rate.take()).await;
                 // Timers are as exact as a millisecond.
                 let waited = start.elapsed().as_millis();
                 assert!(
@@ -213,11 +249,8 @@ mod tests {
                 );
             }
             tokio::time::sleep(Duration::from_mins(1)).await;
-            let start = Instant::now();
-            for _ in 0..at_once {
-                rate.turn().await;
-            }
-            assert_eq!(start.elapsed(), Duration::ZERO, "{per_minute}");
+            let taken = (0..=at_once).filter(|_| rate.take_now()).count();
+            assert_eq!(taken, at_once, "{per_minute}");
         }
     }
 }

@@ -48,6 +48,11 @@ pub struct Leadership {
     pub until: watch::Receiver<Option<Instant>>,
 }
 
+/// Whether this process may write now, by the value of [`Leadership::until`].
+pub(super) fn is_held(until: Option<Instant>) -> bool {
+    until.is_some_and(|until| Instant::now() < until)
+}
+
 impl Leadership {
     /// Leadership without competitors, for tests and single commands.
     pub fn always() -> Self {

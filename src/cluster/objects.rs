@@ -30,9 +30,7 @@ pub use node_pool::NodePool;
 pub use runtime_class::{RuntimeClass, Scheduling};
 pub use volume::{PersistentVolume, PersistentVolumeClaim};
 
-use crate::placement::{
-    GATE, affinity::Affinity, author_selection::AuthorSelection, node_view::NodeView,
-};
+use crate::placement::{GATE, affinity::Affinity, author_nodes::AuthorNodes, node_view::NodeView};
 
 use super::field_managers::FieldManagers;
 
@@ -378,8 +376,8 @@ impl PodSpec {
     }
 
     /// What selects its nodes.
-    pub fn author_selection(&self) -> AuthorSelection<'_> {
-        AuthorSelection {
+    pub fn author_nodes(&self) -> AuthorNodes<'_> {
+        AuthorNodes {
             node_selector: &self.node_selector,
             affinity: self.affinity.as_ref(),
         }

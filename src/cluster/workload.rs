@@ -147,7 +147,7 @@ pub fn objects(mut manifest: Value) -> Vec<Value> {
     }
 }
 
-/// A label selector as text; `None` if it selects everything or is none.
+/// A label selector as text; `None` if there is none, if it selects everything, or if it is malformed.
 fn selector(selector: Option<&Value>) -> Option<String> {
     let selector = selector?;
     // A ReplicationController has plain labels.
@@ -245,6 +245,10 @@ mod tests {
             ),
             (json!({}), None),
             (json!(7), None),
+            (
+                json!({"matchExpressions": [{"key": "k", "operator": "Like"}]}),
+                None,
+            ),
         ] {
             assert_eq!(selector(Some(&value)).as_deref(), expected, "{value}");
         }

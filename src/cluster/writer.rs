@@ -13,7 +13,7 @@ use crate::metrics::Metrics;
 
 use super::{
     api::{ApiClient, ApiError, ApiObject},
-    lease::Leadership,
+    lease::{Leadership, is_held},
     name::NamespacedName,
     patch::JsonPatch,
 };
@@ -80,10 +80,9 @@ impl Writer {
     /// Waits for a free slot and for leadership; `None` when the process is stopping.
     async fn slot(&self) -> Option<SemaphorePermit<'_>> {
         let mut until = self.until.clone();
-        let now_in = |until: &Option<Instant>| until.is_some_and(|until| Instant::now() < until);
         let slot = async {
             let slot = self.slots.acquire().await.ok()?;
-            until.wait_for(now_in).await.ok()?;
+            until.wait_for(|until| is_held(*until)).await.ok()?;
             Some(slot)
         };
         self.stop.run_until_cancelled(slot).await.flatten()

@@ -1,9 +1,9 @@
 //! `affinity`: node affinity of pods.
 
+use std::collections::BTreeSet;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use std::collections::BTreeSet;
 
 use crate::{
     placement::{Weight, preference::Preferences},

@@ -11,7 +11,7 @@ use super::duration;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct StartupConfig {
-    /// How long nodes stay untainted while existing pods and DaemonSets are decided first.
+    /// Maximum time that nodes stay untainted while existing pods and DaemonSets are decided first.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub timeout: Duration,

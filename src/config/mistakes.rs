@@ -30,11 +30,12 @@ impl Mistakes {
 /// The mistakes of a configuration.
 pub(super) fn mistakes(config: &Config) -> Vec<Mistake> {
     let mut mistakes = Mistakes::default();
-    config.check(&mut mistakes);
     config.resolution.check(&mut mistakes);
+    config.check(&mut mistakes);
     config.selection.check(&mut mistakes);
     config.registries.check(&mut mistakes);
     config.credential_providers.check(&mut mistakes);
+    config.check_rules(&mut mistakes);
     config.containerd.check(&mut mistakes);
     config.affinity.check(config, &mut mistakes);
     config.admission.check(&mut mistakes);

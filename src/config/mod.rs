@@ -101,7 +101,7 @@ pub struct Config {
     /// Nodes that run images of further architectures by emulation, by their labels: see runtime-classes.md.
     #[serde(default)]
     pub emulation: Vec<Emulator>,
-    /// Further tolerations for pods of some platforms: see below.
+    /// Further tolerations for pods of some platforms: see configuration.md.
     #[serde(default)]
     pub tolerations: Vec<TolerationRule>,
     /// Rules from pods to nodes: see rules.md.
@@ -237,7 +237,6 @@ impl Config {
             &["assignRuntimeClass"],
             "assignRuntimeClass needs runtimeClasses, and admission.enabled: a class can be set only when a pod is created",
         );
-        self.check_rules(mistakes);
     }
 
     fn check_rules(&self, mistakes: &mut Mistakes) {

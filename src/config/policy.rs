@@ -116,7 +116,7 @@ mod tests {
     use crate::{
         config::parse,
         placement::{
-            author_selection::AuthorSelection,
+            author_nodes::AuthorNodes,
             demand::Demands,
             rule::{self, RuledPod},
         },
@@ -129,7 +129,7 @@ mod tests {
             .iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
         let (labels, none) = (labels.collect(), BTreeMap::new());
-        let author = AuthorSelection {
+        let author = AuthorNodes {
             node_selector: &none,
             affinity: None,
         };

@@ -261,7 +261,11 @@ impl MisplacedPods {
                 Some(_) => Err(NotElsewhere::NoNode),
                 None => Err(NotElsewhere::MayRunThere),
             };
-            self.evict(&misplaced).await
+            match self.evict(&misplaced).await {
+                Some(state) => state,
+                // Another process leads, and looks at the pod.
+                None => return Ok(Look::Found),
+            }
         } else {
             misplaced.elsewhere = kept_away.map(drop).ok_or(NotElsewhere::MayRunThere);
             MisplacedState::Reported
@@ -407,7 +411,8 @@ impl MisplacedPods {
         self.pods.state().iter().any(|other| owner(other) == own)
     }
 
-    async fn evict(&self, misplaced: &MisplacedPod<'_>) -> MisplacedState {
+    /// Evicts the pod if everything allows that; `None` if this process does not lead.
+    async fn evict(&self, misplaced: &MisplacedPod<'_>) -> Option<MisplacedState> {
         let pod = misplaced.pod;
         let owner = pod.controller().map(|owner| owner.uid.as_str());
         let _one = self.evicting.lock().await;
@@ -415,20 +420,23 @@ impl MisplacedPods {
         let now = Instant::now().into_std();
         let written = match misplaced.eviction(last, now) {
             Eviction::Now(written) => written,
-            Eviction::Later(_) => return MisplacedState::NotYet,
+            Eviction::Later(_) => return Some(MisplacedState::NotYet),
             Eviction::GivenUp(written) => {
                 self.durable.record(EVICTIONS, owner, written);
-                return MisplacedState::NotEvicted(GIVEN_UP_WHY);
+                return Some(MisplacedState::NotEvicted(GIVEN_UP_WHY));
             }
-            Eviction::Never(why) => return MisplacedState::NotEvicted(why),
+            Eviction::Never(why) => return Some(MisplacedState::NotEvicted(why)),
         };
         if self.has_webhook(pod) && !self.webhook.is_asked_since(pod) {
-            return MisplacedState::NoWebhook;
+            return Some(MisplacedState::NoWebhook);
         }
         if self.has_waiting_sibling(pod) {
-            return MisplacedState::NotYet;
+            return Some(MisplacedState::NotYet);
         }
-        self.evictor.turn().await;
+        // Looks at other pods do not wait for the rate: this one is repeated.
+        if !self.evictor.may_evict_now() {
+            return Some(MisplacedState::TooMany);
+        }
         // Recorded first: who leads next must know of it.
         self.durable.record(EVICTIONS, owner, written);
         let reason = EvictionReason::WrongArchitecture;
@@ -437,12 +445,12 @@ impl MisplacedPods {
         if !matches!(result, EvictionResult::Evicted | EvictionResult::Failed(_)) {
             self.durable.restore(EVICTIONS, owner, last);
         }
-        match result {
+        Some(match result {
             EvictionResult::Evicted => MisplacedState::Evicted,
-            EvictionResult::Budget => MisplacedState::Budget,
+            EvictionResult::Budget(_) => MisplacedState::Budget,
             EvictionResult::Gone => MisplacedState::NotEvicted("it is gone"),
-            EvictionResult::NotLeading => MisplacedState::NotYet,
+            EvictionResult::NotLeading => return None,
             EvictionResult::Failed(_) => MisplacedState::NotEvicted("the API server did not do it"),
-        }
+        })
     }
 }

@@ -25,8 +25,6 @@ use super::{age::age, webhook_use::WebhookUse};
 
 /// How often the pods are looked at. A pod that is not bound after this time is one that an autoscaler looks at.
 const PERIOD: Duration = Duration::from_secs(10);
-/// Maximum number of pods in a round, so that what is known of the webhook is not old when their turn comes.
-const MAX_EVICTIONS: usize = 100;
 /// If the new pods of a controller have no affinity either, something keeps the webhook from them.
 const PAUSES: Backoff = Backoff::seconds(60, 3600);
 /// Pauses between single evictions while it is not known whether the API server asks the webhook.
@@ -64,10 +62,13 @@ impl Recreation {
         let (mut owners, mut trials) = (Owners::new(), Trials::default());
         while leadership.wait_for(|leading| *leading).await.is_ok() {
             for pod in self.due(&owners, &mut trials, Instant::now()) {
-                // Each eviction takes a while: the pod may be bound by now.
+                // A pod that is bound by now takes no turn.
+                if !self.is_still_due(&pod, &owners) {
+                    continue;
+                }
                 self.evictor.turn().await;
-                let current = self.pods.get(&ObjectRef::from_obj(&*pod));
-                if !current.is_some_and(|pod| self.is_late(&pod)) {
+                // The turn, and each eviction, takes a while.
+                if !*leadership.borrow() || !self.is_still_due(&pod, &owners) {
                     continue;
                 }
                 let result = self.evictor.evict(&pod, EvictionReason::NoAffinity).await;
@@ -79,7 +80,7 @@ impl Recreation {
         }
     }
 
-    /// The pods to evict now. While it is not known that the API server asks the webhook again, one pod is tried.
+    /// The pods to evict now: no more than may be evicted at once, so that their state, and that of the webhook, is not old then. While it is not known that the API server asks the webhook again, one pod is tried.
     fn due(&self, owners: &Owners, trials: &mut Trials, now: Instant) -> Vec<Arc<Pod>> {
         let pods = self.pods.state().into_iter();
         let late = pods.filter(|pod| self.is_late(pod) && may_evict(pod, owners, now));
@@ -87,7 +88,7 @@ impl Recreation {
             late.partition(|pod| self.webhook.is_asked_since(pod));
         if !known.is_empty() {
             *trials = Trials::default();
-            return known.into_iter().take(MAX_EVICTIONS).collect();
+            return known.into_iter().take(self.evictor.at_once()).collect();
         }
         let is_due = trials
             .1
@@ -97,6 +98,11 @@ impl Recreation {
             *trials = (trials.0 + 1, Some(now));
         }
         tried
+    }
+
+    fn is_still_due(&self, pod: &Pod, owners: &Owners) -> bool {
+        let current = self.pods.get(&ObjectRef::from_obj(pod));
+        current.is_some_and(|pod| self.is_late(&pod) && may_evict(&pod, owners, Instant::now()))
     }
 
     /// Whether this pod waits for a node without the affinity that it would get through the webhook.

@@ -1,4 +1,4 @@
-//! Step 1 of 3 (evaluate, plan, apply): finds the rule that applies to a pod or template,
+//! Step 1 of 3 (evaluate, plan, apply): finds how a pod or template is handled,
 //! reads its pull secrets and the platforms of its images, and decides by them. Changes nothing.
 
 mod alternatives;
@@ -77,7 +77,7 @@ impl Evaluator {
         handling == Handling::Mode(Mode::Ignore)
     }
 
-    /// The rule that applies, where it is set, and annotations with invalid values.
+    /// How a pod is handled, where that is set, and annotations with invalid values.
     pub fn handling(
         &self,
         subject: Subject<'_>,

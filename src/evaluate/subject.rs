@@ -81,7 +81,7 @@ impl Subject<'_> {
         let pod = PodView {
             os: &spec.os(),
             tolerations: spec.tolerations.as_deref().unwrap_or_default(),
-            author: spec.author_selection(),
+            author: spec.author_nodes(),
             affinity: self.affinity_access(),
         };
         let conflict = evaluation.conflict.as_ref();

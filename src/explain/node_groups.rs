@@ -70,7 +70,7 @@ pub(super) fn groups(facts: &Facts<'_>, consequence: &Consequence) -> Option<Vec
     let added = added.filter(|_| facts.is_installed != Some(false));
     let added = added.map(Require::alternatives).unwrap_or_default();
     let pod = LandingPod {
-        author: facts.subject.spec.author_selection(),
+        author: facts.subject.spec.author_nodes(),
         tolerations: &tolerations,
         demands: &facts.evaluation.demands,
         architectures: consequence.runs_on.as_ref(),

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::text,
     metrics::{
@@ -20,14 +21,13 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use crate::image::metrics::{ContentWrites, LATENCY_BUCKETS, Resolutions};
+
 pub use gauges::{Named, Samples};
 pub use requests::{AdmissionMetrics, ApiRequests, BoundPodMetrics, EvictionMetrics, Panics};
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
-use parking_lot::Mutex;
-
-use crate::image::metrics::{ContentWrites, LATENCY_BUCKETS, Resolutions};
 
 /// Seconds: from an immediate decision to one by the failure policy and later.
 const WAIT_BUCKETS: [f64; 11] = [

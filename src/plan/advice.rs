@@ -101,7 +101,7 @@ fn spread_pods<'a>(config: &Config, pods: impl IntoIterator<Item = &'a Pod>) -> 
         let mut constraints = spec.topology_spread_constraints.iter();
         constraints.any(|one| {
             one.when_unsatisfiable == "DoNotSchedule" && one.node_taints_policy != "Honor"
-        }) && !spec.author_selection().names_architecture()
+        }) && !spec.author_nodes().names_architecture()
     });
     let names: BTreeSet<String> = spread.map(full_name).collect();
     let what = some(&names).filter(|_| !requires_affinity(config))?;

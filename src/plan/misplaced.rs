@@ -81,6 +81,8 @@ pub(crate) enum MisplacedState {
     NoWebhook,
     /// A disruption budget does not allow it now.
     Budget,
+    /// The rate of evictions does not allow it now.
+    TooMany,
     /// It is not evicted, and why.
     NotEvicted(&'static str),
 }
@@ -204,6 +206,9 @@ impl MisplacedPod<'_> {
             MisplacedState::NoWebhook => {
                 "It is evicted when the API server asks the webhook, which places the new pod"
                     .to_owned()
+            }
+            MisplacedState::TooMany => {
+                "It is evicted when concurrency.evictionsPerMinute allows that".to_owned()
             }
             MisplacedState::Budget => {
                 "A disruption budget does not allow its eviction now".to_owned()

@@ -55,7 +55,7 @@ pub(crate) fn lacks_affinity(pod: &Pod, policy: &PlacementPolicy) -> bool {
     let Some(Decision::Architectures(set)) = decision.filter(|_| is_replaced && waits) else {
         return false;
     };
-    let author = pod.spec.author_selection();
+    let author = pod.spec.author_nodes();
     let added = record::read(annotations(&pod.metadata));
     if added.affinity.require.is_some() {
         // It has what could be set.

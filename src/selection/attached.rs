@@ -23,7 +23,7 @@ use crate::{
 };
 
 use super::{
-    COMPATIBILITY, Selecting, Selector,
+    COMPATIBILITY, ImageSelector, Selecting,
     alternatives::alternative,
     choose::{Pod, count},
     compatibility::{
@@ -32,7 +32,7 @@ use super::{
 };
 
 /// Documents that are attached to the images, for pods that do not ask for a selection.
-pub struct AttachedDocuments(pub Selector);
+pub struct AttachedDocuments(pub ImageSelector);
 
 impl DemandSource for AttachedDocuments {
     fn ask<'a>(
@@ -78,7 +78,7 @@ impl Selecting<'_> {
         };
         self.evaluator.config.selection.attached == config::AttachedDocuments::Prefer
             && is_decided_now
-            && !subject.spec.author_selection().names_nodes()
+            && !subject.spec.author_nodes().names_nodes()
     }
 
     /// Prefers nodes by what is attached to the images of a pod, whose architectures are known.

@@ -184,7 +184,7 @@ impl Selecting<'_> {
             let value = group.facts.labels.get(&answer.label);
             value == Some(&answer.value) && self.can_run(pod, set.as_ref(), group)
         };
-        let (all, names_fields) = (groups, pod.subject.spec.author_selection().names_fields());
+        let (all, names_fields) = (groups, pod.subject.spec.author_nodes().names_fields());
         let groups: Vec<_> = all.iter().filter(fits).copied().collect();
         // A term that names nodes gets no requirements.
         if names_fields && groups.len() < all.len() {
@@ -257,7 +257,7 @@ impl Selecting<'_> {
     }
 
     fn group(&self, pod: &Pod<'_>, documents: &[&CompatibilityDocument]) -> Arc<[AlikeNodes]> {
-        let author = pod.subject.spec.author_selection();
+        let author = pod.subject.spec.author_nodes();
         let mut keys = LabelKeys::default();
         // The architectures of images are required, too.
         keys.keys.insert(affinity::LABEL.to_owned());
@@ -332,7 +332,7 @@ impl Selecting<'_> {
         kept: Option<&mut Vec<Candidate>>,
     ) -> Result<Result<Choice<'a>, Vec<PassedOver>>, Unselected> {
         let mut known = KnownImages::new();
-        let author = pod.subject.spec.author_selection();
+        let author = pod.subject.spec.author_nodes();
         loop {
             let runs = |entry: &Compatibility, group: &NodeGroup<'_>| {
                 let Some(image) = known.get(&image_of(document, entry, reference)) else {
@@ -392,7 +392,7 @@ impl Pod<'_> {
     /// Whether its author, its tolerations and the demands before it allow these nodes.
     fn can_land_on(&self, nodes: &AlikeNodes) -> bool {
         let spec = self.subject.spec;
-        let author = spec.author_selection();
+        let author = spec.author_nodes();
         let own = spec.tolerations.as_deref().unwrap_or_default();
         let asked = || self.tolerations.iter().copied();
         let mut taints = nodes.taints.iter();
@@ -413,7 +413,7 @@ impl Pod<'_> {
 
 /// The image of an entry: the image that the entry names, or the subject of the document. `reference`: the name of the document.
 fn image_of(document: &CompatibilityDocument, entry: &Compatibility, reference: &str) -> String {
-    match (document.format, &document.subject) {
+    match (document.keys, &document.subject) {
         (RuleKeys::Labels, _) => entry.tag.clone(),
         (RuleKeys::Features, None) => reference.to_owned(),
         (RuleKeys::Features, Some(digest)) => Reference::parse(reference).map_or_else(

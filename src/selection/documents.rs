@@ -170,6 +170,18 @@ mod tests {
         }
     }
 
+    /// A layer that is read and understood by no format would be a document without rules.
+    #[test]
+    fn every_layer_that_is_read_has_a_format() {
+        let groups = COMPATIBILITY
+            .layers
+            .iter()
+            .chain(COMPATIBILITY.attached_layers);
+        for media_type in groups.copied().flatten() {
+            assert!(of_media_type(media_type).is_some(), "{media_type}");
+        }
+    }
+
     #[test]
     fn each_artifact_has_its_own_document() {
         let documents = Documents::default();

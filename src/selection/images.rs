@@ -19,7 +19,7 @@ use crate::{
 };
 
 use super::{
-    Selecting, Selector,
+    ImageSelector, Selecting,
     choose::{Pod, Unselected},
     compatibility::{self, ImageSelection, InvalidSelection, SelectedNodes},
     problem::SelectionProblem,
@@ -43,9 +43,9 @@ struct SelectedImages {
 }
 
 /// The selection of images by compatibility documents, for pods that ask for it.
-pub struct Selection(pub Selector);
+pub struct ImagesByDocuments(pub ImageSelector);
 
-impl DemandSource for Selection {
+impl DemandSource for ImagesByDocuments {
     fn ask<'a>(
         &'a self,
         evaluator: &'a Evaluator,
@@ -139,7 +139,7 @@ impl Selecting<'_> {
         };
         // A pod that exists gets one alternative only, if it has terms.
         let is_single = subject.affinity_access() == AffinityAccess::Narrowing
-            && subject.spec.author_selection().has_terms();
+            && subject.spec.author_nodes().has_terms();
         let earlier = &evaluating.evaluation.demands;
         let required = earlier.required();
         let pod = Pod {

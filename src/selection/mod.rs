@@ -1,5 +1,5 @@
 //! Image selection by compatibility documents, which name images and the features of nodes that they need: a container gets one of several
-//! images, or an image prefers some nodes. Two sources of demands, [`Selection`] and [`AttachedDocuments`]. Modules below this one know
+//! images, or an image prefers some nodes. Two sources of demands, [`ImagesByDocuments`] and [`AttachedDocuments`]. Modules below this one know
 //! nothing of them.
 
 mod alternatives;
@@ -24,12 +24,12 @@ use predictor::Predictor;
 
 pub use attached::AttachedDocuments;
 pub use documents::{COMPATIBILITY, parse};
-pub use images::Selection;
+pub use images::ImagesByDocuments;
 pub use predictor::PredictorError;
 
 /// What both sources share. Cheap to clone.
 #[derive(Clone)]
-pub struct Selector(Arc<Parts>);
+pub struct ImageSelector(Arc<Parts>);
 
 struct Parts {
     nodes: GroupedNodes,
@@ -38,7 +38,7 @@ struct Parts {
     predictor: Option<Predictor>,
 }
 
-impl Selector {
+impl ImageSelector {
     /// Selects images for these nodes.
     ///
     /// # Errors

@@ -16,9 +16,13 @@ use std::{
 };
 
 /// From modules without dependencies to the command line.
-const LAYERS: [&str; 17] = [
+const LAYERS: [&str; 20] = [
     "connections",
     "telemetry",
+    // Libraries.
+    "platform",
+    "placement",
+    "image",
     "metrics",
     "config",
     "cluster",

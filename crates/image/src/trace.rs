@@ -4,7 +4,7 @@
 
 use std::{fmt::Display, time::Instant};
 
-/// Target of the events.
+/// Target of the events: part of the interface (docs/metrics.md), so it does not follow the names of crates.
 pub const TARGET: &str = "archaware::image::trace";
 
 /// Who is asked.

@@ -15,7 +15,7 @@ use archaware_platform::{Architecture, Architectures};
 
 use super::{
     affinity::{Affinity, LABELS, NodeSelectorTerm, PreferredTerm, WeightedTerm, on_architecture},
-    author_selection::{AuthorSelection, is_within},
+    author_nodes::{AuthorNodes, is_within},
     node_set::{MAX_TERMS, NodeSet},
     requirement::Requirement,
     variants::VariantPolicy,
@@ -162,7 +162,7 @@ pub struct Wanted<'a> {
 pub fn decide(
     wanted: &Wanted<'_>,
     preferred: Vec<Preference>,
-    author: AuthorSelection<'_>,
+    author: AuthorNodes<'_>,
 ) -> AffinityChange {
     let suitable = wanted.suitable.map(|set| author.selected(set));
     let mut terms = suitable.map_or_else(Vec::new, |set| wanted.variants.preferred(&set));
@@ -181,7 +181,7 @@ pub fn decide(
 }
 
 /// Those that the pod does not have already, and, if its author prefers architectures, those that say more than an architecture.
-fn preferred_terms(terms: &[WeightedTerm], author: AuthorSelection<'_>) -> Vec<WeightedTerm> {
+fn preferred_terms(terms: &[WeightedTerm], author: AuthorNodes<'_>) -> Vec<WeightedTerm> {
     let own = author.affinity.map(Affinity::preferred_terms);
     let own = own.unwrap_or_default();
     let says_more = |term: &WeightedTerm| {
@@ -198,7 +198,7 @@ fn preferred_terms(terms: &[WeightedTerm], author: AuthorSelection<'_>) -> Vec<W
 pub fn requires_more(
     architectures: &Architectures,
     variants: &VariantPolicy,
-    author: AuthorSelection<'_>,
+    author: AuthorNodes<'_>,
 ) -> bool {
     let wanted = Wanted {
         required: std::slice::from_ref(architectures),
@@ -211,7 +211,7 @@ pub fn requires_more(
     required_change(&wanted, author).is_some()
 }
 
-fn required_change(wanted: &Wanted<'_>, author: AuthorSelection<'_>) -> Option<Require> {
+fn required_change(wanted: &Wanted<'_>, author: AuthorNodes<'_>) -> Option<Require> {
     let terms = author.affinity.and_then(Affinity::required_terms);
     let is_single = !wanted.terms_are_open && terms.is_some();
     let architectures = RequiredArchitectures::of(wanted, author, is_single);
@@ -262,7 +262,7 @@ struct RequiredArchitectures {
 
 impl RequiredArchitectures {
     /// `None` if nothing is required, or the author's node selector says it already.
-    fn of(wanted: &Wanted<'_>, author: AuthorSelection<'_>, is_single: bool) -> Option<Self> {
+    fn of(wanted: &Wanted<'_>, author: AuthorNodes<'_>, is_single: bool) -> Option<Self> {
         let (first, further) = wanted.required.split_first()?;
         let shared = further.iter().fold(first.clone(), |a, b| a.and(b));
         let names = |set: &Architectures| set.names().cloned().collect();

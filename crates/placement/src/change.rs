@@ -8,7 +8,7 @@ use archaware_platform::{Architectures, Os};
 use super::{
     PlacementPolicy,
     affinity_change::{self, AffinityChange, Preference, Wanted},
-    author_selection::AuthorSelection,
+    author_nodes::AuthorNodes,
     decision::Decision,
     demand::{Demands, ImageChange},
     preference::Preferences,
@@ -23,7 +23,7 @@ pub struct PodView<'a> {
     /// Tolerations in the API's form.
     pub tolerations: &'a [Value],
     /// What selects its nodes.
-    pub author: AuthorSelection<'a>,
+    pub author: AuthorNodes<'a>,
     /// What can be done to its affinity.
     pub affinity: AffinityAccess,
 }

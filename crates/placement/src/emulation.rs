@@ -8,7 +8,7 @@ use archaware_platform::{Architecture, Architectures, ImageArchitectures, Varian
 use super::{
     LabelSelector,
     affinity::{LABELS, on_architecture},
-    author_selection::AuthorSelection,
+    author_nodes::AuthorNodes,
     demand::{Demand, Source},
     node_set::NodeSet,
     requirement::{Operator, Requirement},
@@ -68,7 +68,7 @@ impl Emulation {
 
     /// Whether a pod selects nodes that emulate, and nothing but these and native ones, so that its tolerations need no affinity, which an
     /// existing pod cannot get.
-    pub fn covers(&self, author: AuthorSelection<'_>) -> bool {
+    pub fn covers(&self, author: AuthorNodes<'_>) -> bool {
         let is_native = |one: &Requirement| {
             let mut values = one.values.iter();
             LABELS.contains(&one.key.as_str())
@@ -213,7 +213,7 @@ mod tests {
         ] {
             let node_selector = serde_json::from_value(selector.clone()).unwrap();
             let own: Option<Affinity> = serde_json::from_value(affinity.clone()).unwrap();
-            let author = AuthorSelection {
+            let author = AuthorNodes {
                 node_selector: &node_selector,
                 affinity: own.as_ref(),
             };

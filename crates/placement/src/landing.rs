@@ -10,7 +10,7 @@ use archaware_platform::Architectures;
 use super::{
     NodeVariant, TaintKind,
     affinity::{Affinity, NodeSelectorTerm},
-    author_selection::AuthorSelection,
+    author_nodes::AuthorNodes,
     demand::{Demands, Source},
     suffices,
     taint::{keeps_away, text},
@@ -20,7 +20,7 @@ use super::{
 #[derive(Clone, Copy, Debug)]
 pub struct LandingPod<'a> {
     /// Node selector and affinity.
-    pub author: AuthorSelection<'a>,
+    pub author: AuthorNodes<'a>,
     /// Its tolerations, in the API's form.
     pub tolerations: &'a [Value],
     /// What features ask of its nodes.
@@ -139,7 +139,7 @@ fn missing_label(
 
 fn affinity_selects(affinity: Option<&Affinity>, node: &LandingNode<'_>) -> bool {
     static NONE: BTreeMap<String, String> = BTreeMap::new();
-    let terms_only = AuthorSelection {
+    let terms_only = AuthorNodes {
         node_selector: &NONE,
         affinity,
     };
@@ -193,7 +193,7 @@ mod tests {
         let tolerations: Vec<Value> =
             serde_json::from_value(spec["tolerations"].clone()).unwrap_or_default();
         let pod = LandingPod {
-            author: AuthorSelection {
+            author: AuthorNodes {
                 node_selector: &node_selector,
                 affinity: affinity.as_ref(),
             },

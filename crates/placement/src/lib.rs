@@ -3,7 +3,7 @@
 
 pub mod affinity;
 pub mod affinity_change;
-pub mod author_selection;
+pub mod author_nodes;
 pub mod change;
 mod configured_keys;
 pub mod daemon_set;

@@ -10,7 +10,7 @@ use archaware_platform::{
 
 use super::{
     TaintKind, VariantPolicy,
-    author_selection::AuthorSelection,
+    author_nodes::AuthorNodes,
     decision::Decision,
     emulation::{Emulation, Emulator},
     runtime_class::{PodRuntime, RunBy, RuntimeClasses, run_by},
@@ -268,7 +268,7 @@ impl PlacementPolicy {
     pub fn is_excluded(
         &self,
         architectures: &Architectures,
-        author: AuthorSelection<'_>,
+        author: AuthorNodes<'_>,
         tolerations: &[Value],
     ) -> bool {
         let admits = |name: Option<&str>| {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     LabelSelector, TolerationConfig, Weight,
     affinity::WeightedTerm,
-    author_selection::AuthorSelection,
+    author_nodes::AuthorNodes,
     demand::{Demand, Demands, Source},
     node_set::{Disjoint, NodeSet},
     requirement::{Operator, Requirement},
@@ -94,7 +94,7 @@ pub struct RuledPod<'a> {
     /// The labels of its namespace.
     pub namespace_labels: &'a BTreeMap<String, String>,
     /// What selects its nodes.
-    pub author: AuthorSelection<'a>,
+    pub author: AuthorNodes<'a>,
     /// Its runtime class.
     pub runtime_class: Option<&'a str>,
     /// Whether it is being created: its runtime class cannot be set later.

@@ -158,11 +158,10 @@ impl Session {
                 evictor.turn().await;
                 match evictor.evict(&pod, EvictionReason::Clean).await {
                     EvictionResult::Evicted | EvictionResult::Gone => Ok(()),
-                    EvictionResult::Budget => {
-                        Err("a disruption budget does not allow it now".to_owned())
-                    }
                     EvictionResult::NotLeading => Err("the Lease is lost".to_owned()),
-                    EvictionResult::Failed(error) => Err(error.to_string()),
+                    EvictionResult::Budget(error) | EvictionResult::Failed(error) => {
+                        Err(error.to_string())
+                    }
                 }
             }
         };

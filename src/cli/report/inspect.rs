@@ -106,7 +106,7 @@ impl Inspector {
         let namespace = found.namespace.clone().unwrap_or_default();
         for one in &found.specs {
             stated = stated.or_else(|| stated_architectures(&one.annotations));
-            let author = one.spec.author_selection();
+            let author = one.spec.author_nodes();
             let excludes = |architecture: &&Architecture| {
                 let alone: Architectures = [(*architecture).clone()].into_iter().collect();
                 author.excludes_all(&alone)

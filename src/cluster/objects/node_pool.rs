@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::placement::{
-    author_selection,
+    author_nodes,
     requirement::{Operator, Requirement},
 };
 
@@ -52,9 +52,8 @@ impl NodePool {
     /// The architecture of its nodes, if there can be only one.
     pub fn architecture(&self) -> Option<&str> {
         let requirements = self.spec.template.spec.requirements.iter().flatten();
-        let mut listed = requirements.filter(|one| {
-            author_selection::is_on_architecture(one) && one.operator == Operator::In
-        });
+        let mut listed = requirements
+            .filter(|one| author_nodes::is_on_architecture(one) && one.operator == Operator::In);
         listed.find_map(|one| match one.values.as_slice() {
             [single] => Some(single.as_str()),
             _ => None,

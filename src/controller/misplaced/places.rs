@@ -40,7 +40,7 @@ impl MisplacedPods {
         let added = policy.missing_tolerations(&decision, &pod.spec.os(), &tolerations);
         tolerations.extend(added);
         let wanted = LandingPod {
-            author: author.spec.author_selection(),
+            author: author.spec.author_nodes(),
             tolerations: &tolerations,
             demands: &Demands::default(),
             architectures: Some(architectures),

@@ -28,12 +28,12 @@ impl DemandSource for Author {
         else {
             return None;
         };
-        if !subject.spec.author_selection().excludes_all(set) {
+        if !subject.spec.author_nodes().excludes_all(set) {
             return None;
         }
         // What archaware added is for what the images were then.
         let own = AuthorPod::of(subject.spec, subject.annotations);
-        let author = own.spec.author_selection();
+        let author = own.spec.author_nodes();
         let tolerations = own.spec.tolerations.as_deref().unwrap_or_default();
         let conflict = if evaluator.policy.is_excluded(set, author, tolerations) {
             Conflict::Excluded(set.clone())

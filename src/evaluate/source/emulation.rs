@@ -40,14 +40,14 @@ fn emulation(evaluator: &Evaluator, pod: &Evaluating<'_>) -> Option<Emulation> {
     let emulation = evaluator
         .policy
         .emulation(sets, subject.spec.runtime(&os))?;
-    let author = subject.spec.author_selection();
+    let author = subject.spec.author_nodes();
     let helps = !author.excludes_all(&emulation.architectures());
     (helps && (can_be_limited(subject) || emulation.covers(author))).then_some(emulation)
 }
 
 /// Terms that name nodes get no requirements, and those of a pod that exists no alternatives.
 fn can_be_limited(subject: Subject<'_>) -> bool {
-    let author = subject.spec.author_selection();
+    let author = subject.spec.author_nodes();
     match subject.affinity_access() {
         AffinityAccess::Open => !author.names_fields(),
         AffinityAccess::Narrowing => !author.has_terms(),

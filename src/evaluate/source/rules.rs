@@ -49,7 +49,7 @@ pub(in crate::evaluate) fn applied_rules(
     let pod = RuledPod {
         labels: subject.labels,
         namespace_labels: labels(&namespace.metadata),
-        author: subject.spec.author_selection(),
+        author: subject.spec.author_nodes(),
         runtime_class: subject.spec.runtime_class_name.as_deref(),
         is_new: subject.stage == Stage::Creation,
     };

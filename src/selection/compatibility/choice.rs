@@ -55,7 +55,7 @@ pub struct Choice<'a> {
     pub best: Fit<'a>,
     /// The others that fit and have the same image, in order.
     pub further: Vec<Fit<'a>>,
-    pub(super) format: RuleKeys,
+    pub(super) keys: RuleKeys,
     /// The nodes that were considered.
     pub(super) considered: Vec<NodeGroup<'a>>,
 }
@@ -139,12 +139,12 @@ impl CompatibilityDocument {
     }
 
     fn lacks_image(&self, entry: &Compatibility) -> bool {
-        self.format == RuleKeys::Labels && entry.tag.is_empty()
+        self.keys == RuleKeys::Labels && entry.tag.is_empty()
     }
 
     /// Whether two entries are about the same image.
     fn same_image(&self, one: &Compatibility, other: &Compatibility) -> bool {
-        self.format == RuleKeys::Features || one.tag == other.tag
+        self.keys == RuleKeys::Features || one.tag == other.tag
     }
 
     /// What became of each entry, in the order of the document.
@@ -224,7 +224,7 @@ impl CompatibilityDocument {
         Ok(Choice {
             further: further?.into_iter().flatten().collect(),
             best,
-            format: self.format,
+            keys: self.keys,
             considered: groups.to_vec(),
         })
     }

@@ -17,7 +17,7 @@ use super::{
 #[derive(Clone, Debug)]
 pub struct CompatibilityDocument {
     /// What its rules are about.
-    pub format: RuleKeys,
+    pub keys: RuleKeys,
     /// Its entries, in the order in which they are written.
     pub entries: Vec<Compatibility>,
     /// The node labels that its rules read.
@@ -157,7 +157,7 @@ impl CompatibilityDocument {
     /// A document without rules.
     pub fn without_rules() -> Self {
         Self {
-            format: RuleKeys::Labels,
+            keys: RuleKeys::Labels,
             entries: Vec::new(),
             labels: LabelKeys::default(),
             features: FeatureKeys::default(),
@@ -172,7 +172,7 @@ impl CompatibilityDocument {
     /// # Errors
     ///
     /// When it is none of this format, or too large. An expression that means nothing is no error: its rule holds nowhere.
-    pub fn parse(format: RuleKeys, bytes: &[u8]) -> Result<Self, InvalidDocument> {
+    pub fn parse(keys: RuleKeys, bytes: &[u8]) -> Result<Self, InvalidDocument> {
         let size = bytes.len() as u64;
         if size > MAX_SIZE {
             return Err(InvalidDocument::TooLarge(size));
@@ -193,7 +193,7 @@ impl CompatibilityDocument {
                 rules: raw
                     .rules
                     .into_iter()
-                    .map(|raw| rule(format, raw, &mut variables, &mut count))
+                    .map(|raw| rule(keys, raw, &mut variables, &mut count))
                     .collect(),
             }
         });
@@ -205,7 +205,7 @@ impl CompatibilityDocument {
         let conditions =
             rules.flat_map(|rule| rule.features.iter().chain(rule.any.iter().flatten()));
         Ok(Self {
-            format,
+            keys,
             features: FeatureKeys::of(conditions.clone()),
             labels: LabelKeys::of(conditions),
             models: Vec::new(),
@@ -220,7 +220,7 @@ fn malformed(error: impl std::fmt::Display) -> InvalidDocument {
     InvalidDocument::Malformed(first_line(&error.to_string()))
 }
 
-fn rule(format: RuleKeys, raw: RawRule, variables: &mut Variables, count: &mut usize) -> Rule {
+fn rule(keys: RuleKeys, raw: RawRule, variables: &mut Variables, count: &mut usize) -> Rule {
     let mut invalid = None;
     let mut compile = |raw: &RawExpression| {
         let values = raw.value.len();
@@ -239,7 +239,7 @@ fn rule(format: RuleKeys, raw: RawRule, variables: &mut Variables, count: &mut u
             values: &raw.value,
             value_type: &raw.value_type,
         };
-        let compiled = Expression::new(format, written);
+        let compiled = Expression::new(keys, written);
         compiled
             .map_err(|error: InvalidExpression| invalid = Some(error))
             .ok()
@@ -247,7 +247,7 @@ fn rule(format: RuleKeys, raw: RawRule, variables: &mut Variables, count: &mut u
     let mut conditions = |raw: Vec<RawMatch>| -> Vec<FeatureMatch> {
         let compiled = raw
             .into_iter()
-            .map(|raw| condition(format, raw, &mut compile));
+            .map(|raw| condition(keys, raw, &mut compile));
         compiled
             .filter_map(|condition| variables.simplify(condition))
             .collect()
@@ -265,7 +265,7 @@ fn rule(format: RuleKeys, raw: RawRule, variables: &mut Variables, count: &mut u
 }
 
 fn condition(
-    format: RuleKeys,
+    keys: RuleKeys,
     raw: RawMatch,
     compile: &mut impl FnMut(&RawExpression) -> Option<Expression>,
 ) -> FeatureMatch {
@@ -282,7 +282,7 @@ fn condition(
             .filter_map(|(key, raw)| Some((key, compile(&raw)?)));
         compiled.collect::<Vec<_>>()
     });
-    match format {
+    match keys {
         RuleKeys::Labels => FeatureMatch::Labels(expressions.unwrap_or_default()),
         RuleKeys::Features => FeatureMatch::Feature {
             feature: raw.feature.to_lowercase(),

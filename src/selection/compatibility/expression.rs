@@ -84,15 +84,12 @@ impl Expression {
     ///
     /// # Errors
     ///
-    /// When it means nothing in this format.
-    pub fn new(
-        format: RuleKeys,
-        written: WrittenExpression<'_>,
-    ) -> Result<Self, InvalidExpression> {
+    /// When it means nothing for keys of this kind.
+    pub fn new(keys: RuleKeys, written: WrittenExpression<'_>) -> Result<Self, InvalidExpression> {
         let WrittenExpression {
             operator, values, ..
         } = written;
-        let is_nfd = format == RuleKeys::Features;
+        let is_nfd = keys == RuleKeys::Features;
         let some = |name| {
             let needed = is_nfd && values.is_empty();
             if needed {
@@ -101,7 +98,7 @@ impl Expression {
                 Ok(values.to_vec())
             }
         };
-        let none = |name, test| written.expect_values(format, name, 0).map(|()| test);
+        let none = |name, test| written.expect_values(keys, name, 0).map(|()| test);
         let exclusive = (Bound::Excluded(()), Bound::Excluded(()));
         let inclusive = (Bound::Included(()), Bound::Included(()));
         let below = |bounds: (Bound<()>, Bound<()>)| (Bound::Unbounded, bounds.1);
@@ -116,14 +113,14 @@ impl Expression {
                 missing: !is_nfd,
             },
             "InRegexp" => Test::InRegexp(patterns(&some("InRegexp")?, is_nfd)?),
-            "Gt" => written.compare(format, "Gt", above(exclusive))?,
-            "Lt" => written.compare(format, "Lt", below(exclusive))?,
-            "Ge" if is_nfd => written.compare(format, "Ge", above(inclusive))?,
-            "Le" if is_nfd => written.compare(format, "Le", below(inclusive))?,
-            "Gte" if !is_nfd => written.compare(format, "Gte", above(inclusive))?,
-            "Lte" if !is_nfd => written.compare(format, "Lte", below(inclusive))?,
-            "GtLt" if is_nfd => written.compare(format, "GtLt", exclusive)?,
-            "GeLe" if is_nfd => written.compare(format, "GeLe", inclusive)?,
+            "Gt" => written.compare(keys, "Gt", above(exclusive))?,
+            "Lt" => written.compare(keys, "Lt", below(exclusive))?,
+            "Ge" if is_nfd => written.compare(keys, "Ge", above(inclusive))?,
+            "Le" if is_nfd => written.compare(keys, "Le", below(inclusive))?,
+            "Gte" if !is_nfd => written.compare(keys, "Gte", above(inclusive))?,
+            "Lte" if !is_nfd => written.compare(keys, "Lte", below(inclusive))?,
+            "GtLt" if is_nfd => written.compare(keys, "GtLt", exclusive)?,
+            "GeLe" if is_nfd => written.compare(keys, "GeLe", inclusive)?,
             "IsTrue" if is_nfd => none("IsTrue", Test::Is("true"))?,
             "IsFalse" if is_nfd => none("IsFalse", Test::Is("false"))?,
             other => return Err(InvalidExpression::Operator(other.to_owned())),
@@ -227,11 +224,11 @@ impl WrittenExpression<'_> {
     /// ocifit-k8s ignores values that an operator does not need.
     fn expect_values(
         self,
-        format: RuleKeys,
+        keys: RuleKeys,
         name: &'static str,
         count: usize,
     ) -> Result<(), InvalidExpression> {
-        let is_nfd = format == RuleKeys::Features;
+        let is_nfd = keys == RuleKeys::Features;
         match self.values.len() {
             found if found == count || (!is_nfd && found > count) => Ok(()),
             found => Err(InvalidExpression::Values(name, found)),
@@ -241,17 +238,17 @@ impl WrittenExpression<'_> {
     /// An operator that compares with a value for each bound that it has.
     fn compare(
         self,
-        format: RuleKeys,
+        keys: RuleKeys,
         name: &'static str,
         (from, to): (Bound<()>, Bound<()>),
     ) -> Result<Test, InvalidExpression> {
         let is_bounded = |bound: &Bound<()>| *bound != Bound::Unbounded;
         let count = [from, to].iter().filter(|bound| is_bounded(bound)).count();
-        self.expect_values(format, name, count)?;
+        self.expect_values(keys, name, count)?;
         let mut values = self.values.iter().map(String::as_str);
         let from = from.map(|()| values.next().unwrap_or_default());
         let to = to.map(|()| values.next().unwrap_or_default());
-        match (format, self.value_type) {
+        match (keys, self.value_type) {
             (RuleKeys::Labels, _) | (RuleKeys::Features, "") => integers(from, to),
             (RuleKeys::Features, "version") => Ok(Test::Versions(
                 parsed(from, InvalidExpression::NoVersion)?,

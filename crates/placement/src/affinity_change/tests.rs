@@ -57,7 +57,7 @@ fn change(affinity: Option<&Affinity>, labels: &[(&str, &str)]) -> AffinityChang
         architecture: "arm64".parse().unwrap(),
         weight: 80,
     }];
-    let author = AuthorSelection {
+    let author = AuthorNodes {
         node_selector: &selector(labels),
         affinity,
     };
@@ -138,7 +138,7 @@ fn a_node_selector_says_enough_if_the_images_allow_it() {
 fn a_contradiction_is_required_of_every_term() {
     let sets = [set(&["amd64"]), set(&["arm64", "s390x"]), set(&[])];
     let run = |affinity: Option<&Affinity>| {
-        let author = AuthorSelection {
+        let author = AuthorNodes {
             node_selector: &BTreeMap::new(),
             affinity,
         };
@@ -315,7 +315,7 @@ fn a_forged_record_of_repeated_terms_removes_nothing() {
 /// A set of nodes without any node: nothing selects it, not even where no architecture is required.
 #[test]
 fn no_node_is_written_as_a_requirement_that_no_node_satisfies() {
-    let author = AuthorSelection {
+    let author = AuthorNodes {
         node_selector: &BTreeMap::new(),
         affinity: None,
     };

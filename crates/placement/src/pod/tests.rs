@@ -205,7 +205,7 @@ fn rules_and_affinity_come_on_top() {
     let view = PodView {
         os: &linux,
         tolerations: &[],
-        author: AuthorSelection {
+        author: AuthorNodes {
             node_selector: &selector,
             affinity: None,
         },

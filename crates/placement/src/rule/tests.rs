@@ -18,7 +18,7 @@ fn say(rules: &[PodRule], pod: &str, namespace: &str, spec: &Value) -> [String; 
     let node_selector: BTreeMap<String, String> =
         serde_json::from_value(spec["nodeSelector"].clone()).unwrap_or_default();
     let affinity: Option<Affinity> = serde_json::from_value(spec["affinity"].clone()).unwrap();
-    let author = AuthorSelection {
+    let author = AuthorNodes {
         node_selector: &node_selector,
         affinity: affinity.as_ref(),
     };
@@ -184,7 +184,7 @@ fn a_runtime_class_is_for_new_pods_that_have_none() {
         let pod = RuledPod {
             labels: &labels,
             namespace_labels: &BTreeMap::new(),
-            author: AuthorSelection {
+            author: AuthorNodes {
                 node_selector: &BTreeMap::new(),
                 affinity: None,
             },

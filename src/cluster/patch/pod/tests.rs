@@ -8,7 +8,7 @@ use crate::{
     config::Config,
     placement::{
         NodeVariant, PlacementPolicy, UnknownVariants, affinity, affinity_change,
-        author_selection::AuthorSelection,
+        author_nodes::AuthorNodes,
         demand::{Demand, Source},
         node_set::NodeSet,
         requirement::Requirement,
@@ -102,7 +102,7 @@ fn affinity_is_added_to_what_is_there() {
             architecture: arm64.clone(),
             weight: 5,
         }];
-        let author = AuthorSelection {
+        let author = AuthorNodes {
             node_selector: &BTreeMap::new(),
             affinity,
         };
@@ -218,7 +218,7 @@ fn labels(
 }
 
 fn selects(pod: &Pod, labels: &BTreeMap<String, String>) -> bool {
-    pod.spec.author_selection().selects(labels, "node")
+    pod.spec.author_nodes().selects(labels, "node")
 }
 
 fn patched(pod: &Value, patch: JsonPatch) -> Value {
@@ -308,7 +308,7 @@ proptest! {
         let change = |pod: &Pod, selected: Option<&Demand>, terms_are_open| {
             let every = NodeSet::every();
             let selector = BTreeMap::new();
-            let author = AuthorSelection { node_selector: &selector, affinity: pod.spec.affinity.as_ref() };
+            let author = AuthorNodes { node_selector: &selector, affinity: pod.spec.affinity.as_ref() };
             let wanted = affinity_change::Wanted {
                 required: slice::from_ref(&set),
                 suitable: Some(&set),
@@ -321,7 +321,7 @@ proptest! {
         };
         let pod = subject(before.clone());
         // Terms of another architecture than the images' are the author's mistake, which is told in another place.
-        let author = AuthorSelection { node_selector: &BTreeMap::new(), affinity: pod.spec.affinity.as_ref() };
+        let author = AuthorNodes { node_selector: &BTreeMap::new(), affinity: pod.spec.affinity.as_ref() };
         prop_assume!(!author.excludes_all(&set));
         let added = change(&pod, selected.as_ref(), true);
         let mut patch = JsonPatch::for_object(&ObjectMeta::default());

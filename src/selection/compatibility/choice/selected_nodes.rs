@@ -151,7 +151,7 @@ impl<'a> Choice<'a> {
     fn alternatives(&self, fit: &Fit<'_>) -> Option<NodeSet> {
         // Some node satisfies the rules, so that they are not impossible.
         let by_labels = fit.by_labels().filter(|set| !set.is_none());
-        match self.format {
+        match self.keys {
             RuleKeys::Labels => by_labels,
             // NFD makes no labels for most of what it knows.
             RuleKeys::Features => by_labels

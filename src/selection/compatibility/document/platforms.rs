@@ -21,7 +21,7 @@ impl CompatibilityDocument {
         all: impl IntoIterator<Item = (&'a Platform, Option<&'a Self>)>,
     ) -> Result<Self, InvalidDocument> {
         let mut whole = Self::without_rules();
-        whole.format = RuleKeys::Features;
+        whole.keys = RuleKeys::Features;
         let all: Vec<_> = all.into_iter().collect();
         // Which of several variants a node takes is its runtime's decision: the variants with a document limit the others, too.
         let is_same = |one: &Platform, other: &Platform| {

@@ -6,7 +6,7 @@ use Fact::{Flag, Missing, Value};
 use RuleKeys::{Features, Labels};
 
 /// An operator, `:` and a type if it has one, and values.
-fn expression(format: RuleKeys, text: &str) -> Result<Expression, InvalidExpression> {
+fn expression(keys: RuleKeys, text: &str) -> Result<Expression, InvalidExpression> {
     let mut words = text.split(' ');
     let operator = words.next().unwrap();
     let (operator, value_type) = operator.split_once(':').unwrap_or((operator, ""));
@@ -15,7 +15,7 @@ fn expression(format: RuleKeys, text: &str) -> Result<Expression, InvalidExpress
         values: &words.map(str::to_owned).collect::<Vec<_>>(),
         value_type,
     };
-    Expression::new(format, written)
+    Expression::new(keys, written)
 }
 
 /// With a value, without the key, and for a flag: what lists of images say, and NFD; `None`: it means nothing.

@@ -11,16 +11,16 @@ use super::{
     requirement::{Operator, Requirement},
 };
 
-/// What selects the nodes of a pod.
+/// The node selector and the node affinity that the author of a pod wrote.
 #[derive(Clone, Copy, Debug)]
-pub struct AuthorSelection<'a> {
+pub struct AuthorNodes<'a> {
     /// `spec.nodeSelector`.
     pub node_selector: &'a BTreeMap<String, String>,
     /// `spec.affinity`.
     pub affinity: Option<&'a Affinity>,
 }
 
-impl<'a> AuthorSelection<'a> {
+impl<'a> AuthorNodes<'a> {
     /// Whether none of `architectures` is selected, so that no node can run the pod.
     pub fn excludes_all(&self, architectures: &Architectures) -> bool {
         self.selected(architectures).is_empty()
@@ -241,7 +241,7 @@ mod tests {
                 serde_json::from_value(selector.clone()).unwrap();
             let parsed_affinity: Affinity = serde_json::from_value(affinity.clone()).unwrap();
             let architectures = "386,amd64".parse().unwrap();
-            let author = AuthorSelection {
+            let author = AuthorNodes {
                 node_selector: &parsed,
                 affinity: Some(&parsed_affinity),
             };
@@ -272,7 +272,7 @@ mod tests {
             let affinity: Affinity = serde_json::from_value(json!({"nodeAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}))
             .unwrap();
-            let author = AuthorSelection {
+            let author = AuthorNodes {
                 node_selector: &node_selector,
                 affinity: Some(&affinity),
             };
