@@ -1,4 +1,4 @@
-//! Evicts pods, so that their controllers create new ones. All evictions are made here, with one rate for all reasons, through the
+//! Evicts pods, so that their controllers create other pods. All evictions are made here, with one rate for all reasons, through the
 //! Eviction API, which respects disruption budgets, and only while this process holds the Lease.
 
 use std::{num::NonZeroU16, time::Duration};

@@ -39,13 +39,13 @@ pub enum DaemonSets {
     Report,
 }
 
-/// What happens to pods that cannot run where they are.
+/// The treatment of pods that cannot run on their node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Misplaced {
     /// A Warning event reports them.
     #[default]
     Report,
-    /// Those that controllers make anew elsewhere are evicted, one after the other for each controller.
+    /// Pods are evicted whose controller creates another pod that lands elsewhere, one after the other for each controller.
     Evict,
 }

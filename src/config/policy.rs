@@ -143,7 +143,7 @@ mod tests {
         rule::apply(&config.rules, pod).demands
     }
 
-    /// docs/coming-from.md translates the settings of other tools: the placement is what they would have made.
+    /// docs/coming-from.md translates the settings of other tools, and the placement stays the same.
     #[test]
     fn settings_of_other_tools_give_the_same_placement() {
         let page = include_str!("../../docs/coming-from.md");

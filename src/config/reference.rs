@@ -69,7 +69,7 @@ fn comment(property: &Value, definition: &Value) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// With `ARCHAWARE_UPDATE_GOLDEN=1` the page is written anew.
+    /// With `ARCHAWARE_UPDATE_GOLDEN=1` the test writes the page.
     #[test]
     fn the_page_of_the_configuration_is_made_from_the_types() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");

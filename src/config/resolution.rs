@@ -67,7 +67,7 @@ pub struct CacheConfig {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub tag_ttl: Duration,
-    /// The same for `latest`, and for pull policy `Always`.
+    /// How long the tag `latest`, and any tag with pull policy `Always`, is used without asking again.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub latest_ttl: Duration,

@@ -389,6 +389,12 @@ mod tests {
                 "container c cannot run on node n (arm64): no match for the platform of the node, and image app:1 is for amd64. Build the image for arm64. It is not evicted: it has ended",
             ),
             (
+                Cause::NoMatchingPlatform,
+                Some(&amd64),
+                MisplacedState::TooMany,
+                "container c cannot run on node n (arm64): no match for the platform of the node, and image app:1 is for amd64. It is evicted when concurrency.evictionsPerMinute allows that",
+            ),
+            (
                 Cause::ExecFormatError,
                 Some(&arm64),
                 MisplacedState::Reported,
