@@ -8,8 +8,8 @@ use tokio::sync::Semaphore;
 use crate::{
     cluster::objects::PodSpec,
     image::{ImageError, ResolveRequest},
-    placement::{Decision, PodRuntime, emulation::Emulation},
-    platform::{Os, PlatformSet},
+    placement::{Decision, NodePlatform, PlacementPolicy, emulation::Emulation},
+    platform::{ImageArchitectures, Os, PlatformSet},
 };
 
 use super::{
@@ -27,15 +27,8 @@ impl Evaluator {
     /// Decides by the images that are read, and by what demands have changed since.
     pub(super) fn decide_by_images(&self, pod: &mut Evaluating<'_>) {
         let Some(read) = &pod.read else { return };
-        let (images, failed) = (&pod.evaluation.images, &read.failed);
-        let spec = pod.subject().spec;
-        let os = spec.os();
-        let verdict = self.verdict(
-            spec,
-            spec.runtime(&os),
-            (images, failed),
-            pod.emulation.as_ref(),
-        );
+        let images = &pod.evaluation.images;
+        let verdict = self.verdict(images, &read.failed, pod.emulation.as_ref());
         pod.decide(verdict);
     }
 
@@ -76,19 +69,19 @@ impl Evaluator {
             (image.to_owned(), answer)
         }))
         .await;
-        let os = spec.os();
         let mut images: Vec<EvaluatedImage> = Vec::new();
         let mut failed = Vec::new();
         for (name, answer) in resolved {
             match answer {
                 Ok(resolved) => images.push(EvaluatedImage {
                     name,
-                    architectures: self.policy.of_image(&resolved.platforms, spec.runtime(&os)),
+                    architectures: None,
                     resolved,
                 }),
                 Err(error) => failed.push((name, error)),
             }
         }
+        limit(&self.policy, spec, &mut images);
         (images, failed)
     }
 
@@ -111,18 +104,16 @@ impl Evaluator {
     /// What the images that are known allow, and the nodes that emulate.
     pub(crate) fn verdict(
         &self,
-        spec: &PodSpec,
-        runtime: PodRuntime<'_>,
-        (images, failed): (&[EvaluatedImage], &[(String, ImageError)]),
+        images: &[EvaluatedImage],
+        failed: &[(String, ImageError)],
         emulation: Option<&Emulation>,
     ) -> Verdict {
-        let sets = images.iter().map(|image| &image.resolved.platforms);
-        let known = if are_for_other_nodes(spec, sets.clone()) {
-            None
-        } else if let Some(emulation) = emulation {
-            Some(emulation.architectures())
-        } else {
-            self.policy.shared_architectures(sets, runtime)
+        let sets = images
+            .iter()
+            .filter_map(|image| image.architectures.as_ref());
+        let known = match emulation {
+            Some(emulation) => Some(emulation.architectures()),
+            None => self.policy.shared(sets),
         };
         let decision = self.policy.decide(known.clone());
         // The images that are not known could only leave fewer architectures.
@@ -138,13 +129,40 @@ impl Evaluator {
     }
 }
 
-/// Whether images exist for Windows and not for linux, in a pod that does not state its OS: it may well select Windows nodes in
-/// another way (by a taint, by a label of its own), so they do not limit it.
-pub fn are_for_other_nodes<'a>(
+/// What each of the images of a pod is built for, in their order; `None` for an image that does not limit the pod.
+///
+/// Images for Windows limit no pod that does not state its OS: it may well select Windows nodes in another way (by a taint, by a label
+/// of its own).
+pub fn limiting<'a>(
+    policy: &PlacementPolicy,
     spec: &PodSpec,
     images: impl Iterator<Item = &'a PlatformSet> + Clone,
-) -> bool {
-    spec.stated_os().is_none() && are_for_windows(images)
+) -> Vec<Option<ImageArchitectures>> {
+    let os = spec.os();
+    let is_limited = spec.stated_os().is_some() || !are_for_windows(images.clone());
+    let sets = images.map(|image| policy.of_image(image, spec.runtime(&os)));
+    sets.map(|set| set.filter(|_| is_limited)).collect()
+}
+
+/// Sets the architectures of the images that limit a pod.
+pub(super) fn limit(policy: &PlacementPolicy, spec: &PodSpec, images: &mut [EvaluatedImage]) {
+    let platforms = images.iter().map(|image| &image.resolved.platforms);
+    let sets = limiting(policy, spec, platforms);
+    for (image, set) in images.iter_mut().zip(sets) {
+        image.architectures = set;
+    }
+}
+
+/// The images that a node is known not to run.
+pub fn lacking<'a>(
+    images: &'a [EvaluatedImage],
+    policy: &PlacementPolicy,
+    node: NodePlatform<'_>,
+) -> Vec<&'a EvaluatedImage> {
+    let lacks = |image: &&EvaluatedImage| {
+        policy.runs(node, None, image.architectures.as_ref()) == Some(false)
+    };
+    images.iter().filter(lacks).collect()
 }
 
 /// Whether images exist for Windows and not for linux.
@@ -154,4 +172,56 @@ fn are_for_windows<'a>(images: impl Iterator<Item = &'a PlatformSet> + Clone) ->
         named.map(|set| !set.is_empty()).collect::<BTreeSet<bool>>()
     };
     is_for(&Os::linux()) == [false].into() && is_for(&Os::windows()) == [true].into()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::platform::{NoPlatformReason, Platform};
+
+    use super::*;
+
+    #[test]
+    fn images_for_windows_limit_only_pods_for_windows() {
+        let image = |platforms: &[(&str, &str)]| {
+            let platforms = platforms
+                .iter()
+                .map(|(os, architecture)| Platform::new(os, architecture, "").unwrap());
+            PlatformSet::new(platforms.collect(), NoPlatformReason::NoArchitecture)
+        };
+        let linux = || image(&[("linux", "arm64")]);
+        let windows = || image(&[("windows", "amd64")]);
+        let both = || image(&[("linux", "arm64"), ("windows", "amd64")]);
+        let policy = PlacementPolicy::default();
+        for (os, images, expected) in [
+            (None, vec![windows()], vec![None]),
+            (None, vec![windows(), both()], vec![Some(""), Some("arm64")]),
+            (
+                None,
+                vec![windows(), linux()],
+                vec![Some(""), Some("arm64")],
+            ),
+            (
+                Some("windows"),
+                vec![windows(), both()],
+                vec![Some("amd64"); 2],
+            ),
+            (Some("windows"), vec![linux()], vec![Some("")]),
+            (Some("linux"), vec![windows()], vec![Some("")]),
+        ] {
+            let os = os.map(|name| json!({"name": name}));
+            let spec: PodSpec = serde_json::from_value(json!({"os": os})).unwrap();
+            let found = limiting(&policy, &spec, images.iter());
+            let found = found
+                .iter()
+                .map(|set| set.as_ref().map(|set| set.join(",")));
+            let found: Vec<Option<String>> = found.collect();
+            let expected: Vec<Option<String>> = expected
+                .into_iter()
+                .map(|set| set.map(str::to_owned))
+                .collect();
+            assert_eq!(found, expected, "{os:?} {images:?}");
+        }
+    }
 }

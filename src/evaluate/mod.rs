@@ -37,7 +37,7 @@ pub use alternatives::{ImageAlternative, ImageAlternatives};
 pub use author_pod::AuthorPod;
 pub use evaluation::{Conflict, EvaluatedImage, Evaluation, ResolvedImages, Verdict};
 pub(crate) use images::MAX_CONCURRENT_IMAGES;
-pub use images::are_for_other_nodes;
+pub use images::{lacking, limiting};
 pub use known_keys::KnownKeys;
 pub use notice::Notice;
 use source::{Evaluating, Sources};

@@ -8,7 +8,6 @@ use serde::Serialize;
 use crate::{
     evaluate::{EvaluatedImage, Verdict},
     image::{ImageError, credentials::CredentialSource},
-    placement::{NodePlatform, PlacementPolicy},
     platform::{ImageArchitectures, NoPlatformReason},
 };
 
@@ -163,18 +162,6 @@ fn next_try(error: &ImageError) -> String {
         ),
         None => "when the pod changes".to_owned(),
     }
-}
-
-/// The images that do not run on a node.
-pub(super) fn lacking<'a>(
-    images: &'a [EvaluatedImage],
-    policy: &PlacementPolicy,
-    node: NodePlatform<'_>,
-) -> Vec<&'a EvaluatedImage> {
-    let lacks = |image: &&EvaluatedImage| {
-        policy.runs(node, None, image.architectures.as_ref()) == Some(false)
-    };
-    images.iter().filter(lacks).collect()
 }
 
 /// For example `app:1.4 is for amd64 only`.

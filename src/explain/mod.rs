@@ -17,8 +17,7 @@ use crate::{
     cluster::{name::NamespacedName, objects::Node},
     config::Config,
     evaluate::{
-        EvaluatedImage, Evaluation, ImageAlternatives, Notice, Subject, Verdict,
-        are_for_other_nodes, template::Template,
+        EvaluatedImage, Evaluation, ImageAlternatives, Notice, Subject, Verdict, template::Template,
     },
     image::{ImageError, credentials::CredentialSource},
     placement::{
@@ -79,13 +78,10 @@ pub struct Facts<'a> {
 }
 
 impl<'a> Facts<'a> {
-    /// The images that limit where it runs: none if its author states its architectures, or if they are for Windows and it selects
-    /// its nodes in a way that is not known.
+    /// The images that count for where it runs: none if its author states its architectures.
     fn counting_images(&self) -> &'a [EvaluatedImage] {
-        let platforms = self.images.iter().map(|image| &image.resolved.platforms);
         match self.handling.0 {
             Handling::Architectures(_) => &[],
-            Handling::Mode(_) if are_for_other_nodes(self.subject.spec, platforms) => &[],
             Handling::Mode(_) => self.images,
         }
     }

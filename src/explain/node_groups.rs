@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cluster::objects::Node,
-    evaluate::Stage,
+    evaluate::{Stage, lacking},
     placement::{
         NodePlatform, NodeVariant,
         affinity_change::Require,
@@ -112,7 +112,7 @@ pub(super) fn groups(facts: &Facts<'_>, consequence: &Consequence) -> Option<Vec
             ),
             Landing::Blocked(obstacle) => {
                 let node = NodePlatform::of_all(&architecture, of_group);
-                let lacking = images::lacking(facts.counting_images(), facts.policy, node);
+                let lacking = lacking(facts.counting_images(), facts.policy, node);
                 let lacking = images::say_lacking(&lacking);
                 ("no", Some(reason(facts, obstacle, lacking)))
             }

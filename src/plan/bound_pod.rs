@@ -3,9 +3,9 @@
 
 use crate::{
     cluster::objects::Pod,
-    evaluate::{Evaluation, Verdict},
+    evaluate::{Evaluation, Verdict, lacking},
     placement::{Decision, NodePlatform, PlacementPolicy, Taint, tolerates},
-    platform::{Architectures, ImageArchitectures},
+    platform::Architectures,
 };
 
 /// Whether the pod runs on a node and does not tolerate this taint.
@@ -23,10 +23,10 @@ pub(crate) fn is_misplaced(
     node: NodePlatform<'_>,
     stated: Option<&Architectures>,
 ) -> bool {
-    let lacks =
-        |image: Option<&ImageArchitectures>| policy.runs(node, stated, image) == Some(false);
-    let mut images = evaluation.images.iter();
-    lacks(None) || images.any(|image| lacks(image.architectures.as_ref()))
+    match stated {
+        Some(set) => policy.runs(node, Some(set), None) == Some(false),
+        None => !lacking(&evaluation.images, policy, node).is_empty(),
+    }
 }
 
 /// Whether its images, or the architectures that its author states, would not let it tolerate the taint of its node.
@@ -58,8 +58,9 @@ pub(crate) enum Fate {
     Tolerated,
     /// It stays as it is, by its mode.
     Ignored,
-    /// It stays as it is: its images cannot run there.
-    Misplaced,
+    /// It stays as it is: its images would not let it tolerate the taint.
+    #[strum(serialize = "misplaced")]
+    Repelled,
 }
 
 impl Fate {
@@ -73,7 +74,7 @@ impl Fate {
 pub(crate) fn fate(is_ignored: bool, is_repelled: bool) -> Fate {
     match (is_ignored, is_repelled) {
         (true, _) => Fate::Ignored,
-        (false, true) => Fate::Misplaced,
+        (false, true) => Fate::Repelled,
         (false, false) => Fate::Tolerated,
     }
 }
@@ -84,7 +85,7 @@ mod tests {
 
     use serde_json::json;
 
-    use crate::evaluate::EvaluatedImage;
+    use crate::{evaluate::EvaluatedImage, platform::ImageArchitectures};
 
     use super::*;
 

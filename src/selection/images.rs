@@ -123,12 +123,7 @@ impl Selecting<'_> {
                     self.evaluator
                         .resolve_images(&spec, subject.namespace, &credentials, deadline);
                 let (images, failed) = each.await;
-                match self.evaluator.verdict(
-                    &spec,
-                    spec.runtime(&spec.os()),
-                    (&images, &failed),
-                    None,
-                ) {
+                match self.evaluator.verdict(&images, &failed, None) {
                     // No selection changes that.
                     Verdict::Decided(Decision::NoCommonArchitecture) => return selected,
                     Verdict::Decided(Decision::Architectures(set)) => Some(set),

@@ -401,7 +401,9 @@ async fn with_no_execute_bound_pods_are_placed_before_nodes_are_tainted() {
     cluster.create_node("amd64", "amd64").await;
     cluster.create_pod("right", &["amd64"]).await;
     cluster.create_pod("wrong", &["arm64"]).await;
-    for name in ["right", "wrong"] {
+    // It does not say its OS, so nothing is known of where it may run.
+    cluster.create_pod("windows", &["windows-only"]).await;
+    for name in ["right", "wrong", "windows"] {
         cluster.wait_until_bound(name).await;
     }
     let config = "taint: {effect: NoExecute}";
@@ -415,12 +417,12 @@ async fn with_no_execute_bound_pods_are_placed_before_nodes_are_tainted() {
         cluster.archaware(&["plan", "-o", "json", "--config", file.to_str().unwrap()]);
     assert_eq!(status, 0, "{error}");
     let plan: Vec<Value> = serde_json::from_str(&plan).unwrap();
-    let evicted: Vec<_> = plan
+    let of_pods: Vec<_> = plan
         .iter()
-        .filter(|step| step["action"] == "evict")
-        .map(|step| &step["name"])
+        .filter(|step| step["kind"] == "Pod")
+        .map(|step| (step["action"].as_str().unwrap(), &step["name"]))
         .collect();
-    assert_eq!(evicted, ["wrong"], "{plan:?}");
+    assert_eq!(of_pods, [("evict", &json!("wrong"))], "{plan:?}");
     let _archaware = Controller::start(&cluster, config);
     cluster.wait_until_tainted().await;
     eventually("the eviction of the wrong pod", DEADLINE, || async {
@@ -433,7 +435,9 @@ async fn with_no_execute_bound_pods_are_placed_before_nodes_are_tainted() {
         gone.then_some(())
     })
     .await;
-    let right = cluster.pods().get("right").await.unwrap();
-    assert!(right.metadata.deletion_timestamp.is_none());
-    assert_eq!(architectures_of(&right), set(&["amd64"]));
+    for name in ["right", "windows"] {
+        let pod = cluster.pods().get(name).await.unwrap();
+        assert!(pod.metadata.deletion_timestamp.is_none());
+        assert_eq!(architectures_of(&pod), set(&["amd64"]), "{name}");
+    }
 }

@@ -124,11 +124,20 @@ impl PlacementPolicy {
         images: impl IntoIterator<Item = &'a PlatformSet>,
         runtime: PodRuntime<'_>,
     ) -> Option<Architectures> {
-        images
-            .into_iter()
+        let images = images.into_iter();
+        let sets: Vec<_> = images
             .filter_map(|image| self.of_image(image, runtime))
-            .map(|own| self.widen(&own))
-            .reduce(|shared, own| shared.and(&own))
+            .collect();
+        self.shared(&sets)
+    }
+
+    /// The node architectures that can run all images that limit a pod; `None` if there is none of them.
+    pub fn shared<'a>(
+        &self,
+        images: impl IntoIterator<Item = &'a ImageArchitectures>,
+    ) -> Option<Architectures> {
+        let sets = images.into_iter().map(|own| self.widen(own));
+        sets.reduce(|shared, own| shared.and(&own))
     }
 
     /// Where these images run by emulation, besides the nodes that need none; `None`: nowhere.

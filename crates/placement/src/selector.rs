@@ -1,8 +1,7 @@
 //! Label selectors in text form: `a=b,c!=d,e in (f, g),h notin (i),j,!k`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use kube_core::{Expression, Selector, SelectorExt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +15,6 @@ use super::requirement::{Operator, Requirement};
 #[schemars(with = "String")]
 pub struct LabelSelector {
     text: String,
-    selector: Selector,
     requirements: Vec<Requirement>,
 }
 
@@ -31,7 +29,7 @@ pub struct SelectorError {
 impl LabelSelector {
     /// Whether all requirements match.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.selector.matches(labels)
+        self.requirements.iter().all(|one| one.selects(labels))
     }
 
     /// As it was written.
@@ -45,30 +43,12 @@ impl LabelSelector {
     }
 }
 
-fn requirement(expression: &Expression) -> Requirement {
-    let (key, operator, values) = match expression {
-        Expression::In(key, values) => (key, Operator::In, values.iter().cloned().collect()),
-        Expression::NotIn(key, values) => (key, Operator::NotIn, values.iter().cloned().collect()),
-        Expression::Equal(key, value) => (key, Operator::In, vec![value.clone()]),
-        Expression::NotEqual(key, value) => (key, Operator::NotIn, vec![value.clone()]),
-        Expression::Exists(key) => (key, Operator::Exists, Vec::new()),
-        Expression::DoesNotExist(key) => (key, Operator::DoesNotExist, Vec::new()),
-    };
-    Requirement::new(key, operator, values)
-}
-
 impl TryFrom<String> for LabelSelector {
     type Error = SelectorError;
 
     fn try_from(text: String) -> Result<Self, SelectorError> {
-        let expressions: Result<Vec<Expression>, &'static str> =
-            requirements(&text).into_iter().map(expression).collect();
-        match expressions {
-            Ok(expressions) => Ok(Self {
-                requirements: expressions.iter().map(requirement).collect(),
-                selector: expressions.into_iter().collect(),
-                text,
-            }),
+        match split(&text).into_iter().map(requirement).collect() {
+            Ok(requirements) => Ok(Self { text, requirements }),
             Err(problem) => Err(SelectorError { text, problem }),
         }
     }
@@ -81,7 +61,7 @@ impl From<LabelSelector> for String {
 }
 
 /// Splits at commas outside parentheses.
-fn requirements(text: &str) -> Vec<&str> {
+fn split(text: &str) -> Vec<&str> {
     let mut inside = false;
     if text.trim().is_empty() {
         return Vec::new();
@@ -97,19 +77,19 @@ fn requirements(text: &str) -> Vec<&str> {
     .collect()
 }
 
-fn expression(text: &str) -> Result<Expression, &'static str> {
+fn requirement(text: &str) -> Result<Requirement, &'static str> {
     let text = text.trim();
     if let Some((key, value)) = text.split_once("!=") {
-        return Ok(Expression::NotEqual(key_of(key)?, value_of(value)?));
+        return of_value(key, Operator::NotIn, value);
     }
     if let Some((key, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
-        return Ok(Expression::Equal(key_of(key)?, value_of(value)?));
+        return of_value(key, Operator::In, value);
     }
     if let Some(key) = text.strip_prefix('!') {
-        return Ok(Expression::DoesNotExist(key_of(key)?));
+        return of_key(key, Operator::DoesNotExist);
     }
     let Some((key, rest)) = text.split_once(char::is_whitespace) else {
-        return Ok(Expression::Exists(key_of(text)?));
+        return of_key(text, Operator::Exists);
     };
     let (operator, values) = rest
         .trim()
@@ -119,18 +99,32 @@ fn expression(text: &str) -> Result<Expression, &'static str> {
         .trim_end()
         .strip_suffix(')')
         .ok_or("a list without closing parenthesis")?;
-    let values = values.split(',').map(value_of).collect::<Result<_, _>>()?;
-    match operator.trim() {
-        "in" => Ok(Expression::In(key_of(key)?, values)),
-        "notin" => Ok(Expression::NotIn(key_of(key)?, values)),
-        _ => Err("an unknown operator"),
-    }
+    let operator = match operator.trim() {
+        "in" => Operator::In,
+        "notin" => Operator::NotIn,
+        _ => return Err("an unknown operator"),
+    };
+    let values: BTreeSet<String> = values.split(',').map(value_of).collect::<Result<_, _>>()?;
+    let values = values.into_iter().collect();
+    Ok(Requirement::new(key_of(key)?, operator, values))
 }
 
-fn key_of(text: &str) -> Result<String, &'static str> {
+fn of_key(key: &str, operator: Operator) -> Result<Requirement, &'static str> {
+    Ok(Requirement::new(key_of(key)?, operator, Vec::new()))
+}
+
+fn of_value(key: &str, operator: Operator, value: &str) -> Result<Requirement, &'static str> {
+    Ok(Requirement::new(
+        key_of(key)?,
+        operator,
+        vec![value_of(value)?],
+    ))
+}
+
+fn key_of(text: &str) -> Result<&str, &'static str> {
     let text = text.trim();
     is_qualified_name(text)
-        .then(|| text.to_owned())
+        .then_some(text)
         .ok_or("a malformed key")
 }
 

@@ -106,7 +106,7 @@ async fn of_pod(
     let is_repelled = evicts && bound_pod::is_repelled(&evaluation, policy, taint);
     let fate = bound_pod::fate(is_ignored || leaves, is_repelled);
     let row = match fate {
-        Fate::Misplaced => Some(("evict", format!("by {taint}: {}", images()))),
+        Fate::Repelled => Some(("evict", format!("by {taint}: {}", images()))),
         Fate::Ignored if evicts => Some(("evict", format!("does not tolerate {taint}"))),
         Fate::Tolerated | Fate::Ignored => misplaced(),
     };

@@ -13,7 +13,7 @@ use crate::{
     },
     config::Config,
     evaluate::{
-        are_for_other_nodes,
+        limiting,
         pull_secrets::{PullSecrets, UnusablePullSecret},
         wrong_architecture::WrongArchitectureCause,
     },
@@ -195,8 +195,7 @@ impl Inspector {
             .iter()
             .filter_map(|(_, answer)| answer.as_ref().ok());
         let platforms = platforms.map(|resolved| &resolved.platforms);
-        let is_limited = !are_for_other_nodes(&spec, platforms);
-        let os = spec.os();
+        let mut sets = limiting(&self.policy, &spec, platforms).into_iter();
         let known = resolved.into_iter().map(|(image, answer)| {
             let known = match answer {
                 Ok(resolved) => {
@@ -204,8 +203,7 @@ impl Inspector {
                         cache.keep(&self.resolver, &resolved);
                     }
                     let platforms = resolved.platforms.platforms().iter();
-                    let set = self.policy.of_image(&resolved.platforms, spec.runtime(&os));
-                    let set = set.filter(|_| is_limited);
+                    let set = sets.next().flatten();
                     KnownImage::Resolved {
                         platforms: platforms.map(ToString::to_string).collect(),
                         architectures: set.as_ref().map(|set| self.policy.widen(set)),

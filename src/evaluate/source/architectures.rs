@@ -52,7 +52,7 @@ async fn by_images(evaluator: &Evaluator, pod: &mut Evaluating<'_>) {
     let credentials = evaluator.pull_secrets.for_pod(namespace, spec, is_template);
     let each = evaluator.resolve_images(spec, namespace, &credentials, pod.deadline);
     let (images, failed) = each.await;
-    let verdict = evaluator.verdict(spec, spec.runtime(&spec.os()), (&images, &failed), None);
+    let verdict = evaluator.verdict(&images, &failed, None);
     pod.evaluation.images = images;
     pod.read = Some(ReadImages {
         credentials,

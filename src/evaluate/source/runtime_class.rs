@@ -3,7 +3,7 @@
 use futures::future::BoxFuture;
 
 use crate::{
-    evaluate::{Evaluator, Stage},
+    evaluate::{Evaluator, Stage, images::limit},
     placement::runtime_class,
 };
 
@@ -23,11 +23,7 @@ impl DemandSource for RuntimeClass {
         if let Some(class) = &assigned {
             pod.spec_mut().runtime_class_name = Some(class.clone());
             let spec = pod.subject().spec.clone();
-            let os = spec.os();
-            for image in &mut pod.evaluation.images {
-                let platforms = &image.resolved.platforms;
-                image.architectures = evaluator.policy.of_image(platforms, spec.runtime(&os));
-            }
+            limit(&evaluator.policy, &spec, &mut pod.evaluation.images);
             evaluator.decide_by_images(pod);
         }
         let spec = pod.subject().spec;

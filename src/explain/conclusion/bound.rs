@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    evaluate::wrong_architecture::{EXEC_FORMAT_ERROR, WrongArchitectureCause},
+    evaluate::{
+        lacking,
+        wrong_architecture::{EXEC_FORMAT_ERROR, WrongArchitectureCause},
+    },
     image::Reason,
     placement::{NodePlatform, NodeVariant},
     platform::{Architectures, ImageArchitectures, with_variant},
 };
 
 use super::{
-    super::{
-        ExistingPod, Facts,
-        images::{lacking, say_lacking},
-    },
+    super::{ExistingPod, Facts, images::say_lacking},
     Conclusion, build_for,
     images::for_reason,
 };

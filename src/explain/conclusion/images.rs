@@ -1,14 +1,14 @@
 //! Images that cannot be read, or that have no architecture in common.
 
 use crate::{
-    evaluate::{Conflict, EvaluatedImage},
+    evaluate::{Conflict, EvaluatedImage, lacking},
     image::{ImageError, Reason},
     placement::{NodePlatform, affinity::LABELS, failure::FailureAction},
     platform::Architectures,
 };
 
 use super::{
-    super::{ExistingPod, Facts, NodeGroup, images::lacking},
+    super::{ExistingPod, Facts, NodeGroup},
     Conclusion, build_for, counts,
 };
 

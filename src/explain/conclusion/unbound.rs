@@ -3,16 +3,12 @@
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use crate::{
-    evaluate::{EvaluatedImage, Stage},
+    evaluate::{EvaluatedImage, Stage, lacking},
     placement::{GATE, Mode, landing::Obstacle, mode::Handling, suffices},
 };
 
 use super::{
-    super::{
-        Consequence, ExistingPod, Facts, NodeGroup,
-        images::{lacking, say_lacking},
-        scheduler,
-    },
+    super::{Consequence, ExistingPod, Facts, NodeGroup, images::say_lacking, scheduler},
     Conclusion, build_for, counts, say_counts,
 };
 
