@@ -35,7 +35,6 @@ use crate::cluster::api::ApiClient;
 /// How long a test waits for a condition, in virtual time.
 const DEADLINE: Duration = Duration::from_hours(1);
 
-/// A recorded call.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordedCall {
     pub(crate) method: Method,

@@ -76,7 +76,6 @@ pub(super) enum InvalidReview {
     NoObject,
 }
 
-/// The response.
 #[derive(Debug, Default)]
 pub(super) struct AdmissionResponse {
     /// The reason for rejecting the object; `None`: it is admitted.
@@ -145,7 +144,6 @@ impl AdmissionResponse {
         self.warnings.push(text);
     }
 
-    /// The response body.
     pub(super) fn into_body(self, uid: &str) -> Vec<u8> {
         let patch = self.patch.map(JsonPatch::into_operations);
         let patch = patch.map(|operations| STANDARD.encode(to_bytes(&operations)));

@@ -9,14 +9,12 @@ use k8s_openapi::api::authorization::v1::{
 /// Concurrent reviews; there are about twenty in all.
 const CONCURRENCY: usize = 8;
 
-/// One permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permission {
     /// API group; empty for core.
     pub group: &'static str,
     /// Plural name, and a subresource after a slash.
     pub resource: &'static str,
-    /// Verb.
     pub verb: &'static str,
     /// Limited to this namespace; `None` means all namespaces, or a kind without namespaces.
     pub namespace: Option<String>,

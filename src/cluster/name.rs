@@ -9,7 +9,6 @@ use kube::{Resource, ResourceExt};
 pub struct NamespacedName {
     /// `None` for kinds without namespaces.
     pub namespace: Option<String>,
-    /// Its name.
     pub name: String,
 }
 

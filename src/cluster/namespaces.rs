@@ -23,13 +23,7 @@ type KnownAnnotations = Arc<Mutex<HashMap<String, BTreeMap<String, String>>>>;
 
 /// Forgets deleted namespaces: there may be thousands of short-lived ones, and one of the same name may come later.
 fn forget(known: KnownAnnotations) -> impl Fn(Removed<'_, Namespace>) + Send + 'static {
-    move |removed| match removed {
-        Removed::One(namespace) => {
-            let uid = namespace.metadata.uid.as_deref().unwrap_or_default();
-            known.lock().remove(uid);
-        }
-        Removed::Relisted(uids) => known.lock().retain(|uid, _| uids.contains(uid)),
-    }
+    move |removed| removed.forget_in(&mut known.lock())
 }
 
 /// How long to wait for a new namespace to arrive on the watch.

@@ -39,7 +39,6 @@ impl Default for ClusterNodes {
 }
 
 impl ClusterNodes {
-    /// These nodes.
     pub fn of(nodes: impl IntoIterator<Item = Node>) -> Self {
         let list = nodes.into_iter().map(Arc::new).collect();
         Self {

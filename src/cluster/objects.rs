@@ -8,6 +8,7 @@ mod container_status;
 mod event;
 mod node_images;
 mod node_pool;
+mod pod_images;
 mod runtime_class;
 pub(crate) mod stored;
 mod volume;
@@ -34,7 +35,6 @@ use crate::placement::{GATE, affinity::Affinity, author_nodes::AuthorNodes, node
 
 use super::field_managers::FieldManagers;
 
-/// A pod.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Pod {
@@ -53,11 +53,9 @@ pub struct Pod {
 pub struct PodSpec {
     /// Set when the pod is bound to a node.
     pub node_name: Option<String>,
-    /// Containers.
     pub containers: Vec<Container>,
     /// Init containers, including sidecars.
     pub init_containers: Vec<Container>,
-    /// Ephemeral containers.
     pub ephemeral_containers: Vec<Container>,
     /// Volumes; only images and claims are read.
     pub volumes: Vec<Volume>,
@@ -70,11 +68,8 @@ pub struct PodSpec {
     pub affinity: Option<Affinity>,
     /// Gates that keep the pod from being scheduled.
     pub scheduling_gates: Option<Vec<SchedulingGate>>,
-    /// OS of the pod.
     pub os: Option<PodOs>,
-    /// Its runtime class.
     pub runtime_class_name: Option<String>,
-    /// Priority class.
     pub priority_class_name: Option<String>,
     /// Secrets with registry credentials.
     pub image_pull_secrets: Vec<LocalObjectReference>,
@@ -108,13 +103,11 @@ pub struct PodOs {
 pub struct Container {
     /// Its name, unique in the pod.
     pub name: String,
-    /// Its image.
     pub image: Option<String>,
     /// `Always`, `IfNotPresent` or `Never`.
     pub image_pull_policy: Option<String>,
 }
 
-/// A volume.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Volume {
@@ -136,17 +129,14 @@ pub struct ClaimVolume {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ImageVolume {
-    /// The image.
     pub reference: Option<String>,
     /// `Always`, `IfNotPresent` or `Never`.
     pub pull_policy: Option<String>,
 }
 
-/// A scheduling gate.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct SchedulingGate {
-    /// Its name.
     pub name: String,
 }
 
@@ -158,7 +148,6 @@ pub struct PodStatus {
     pub phase: Option<String>,
     /// Init containers and sidecars.
     pub init_container_statuses: Vec<ContainerStatus>,
-    /// Containers.
     pub container_statuses: Vec<ContainerStatus>,
 }
 
@@ -171,7 +160,6 @@ impl PodStatus {
     }
 }
 
-/// A node.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(from = "stored::StoredNode")]
 pub struct Node {
@@ -229,18 +217,15 @@ pub struct DaemonSet {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct DaemonSetSpec {
-    /// Template of its pods.
     pub template: PodTemplate,
 }
 
-/// A pod template.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PodTemplate {
     /// The metadata that archaware reads.
     #[serde(deserialize_with = "stored::metadata")]
     pub metadata: ObjectMeta,
-    /// Spec of the pods.
     pub spec: PodSpec,
 }
 
@@ -279,7 +264,6 @@ pub struct MutatingWebhookConfiguration {
     /// The metadata that archaware reads.
     #[serde(deserialize_with = "stored::metadata")]
     pub metadata: ObjectMeta,
-    /// Its webhooks.
     pub webhooks: Option<Vec<Value>>,
 }
 

@@ -1,6 +1,9 @@
 //! Watches with as little memory as the API server allows.
 
-use std::{collections::HashSet, fmt::Debug};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::Debug,
+};
 
 use futures::{
     Stream, StreamExt,
@@ -116,6 +119,18 @@ pub enum Removed<'a, K> {
     One(&'a K),
     /// The list was read again: every object except those with these uids was deleted.
     Relisted(&'a HashSet<String>),
+}
+
+impl<K: ApiObject> Removed<'_, K> {
+    /// Removes what is kept about these objects, by their uid.
+    pub fn forget_in<V>(&self, kept: &mut HashMap<String, V>) {
+        match self {
+            Self::One(object) => {
+                kept.remove(object.meta().uid.as_deref().unwrap_or_default());
+            }
+            Self::Relisted(uids) => kept.retain(|uid, _| uids.contains(uid)),
+        }
+    }
 }
 
 /// Watches the objects of a kind. Changes for which `same` returns true are not passed on, so a node's heartbeat

@@ -35,7 +35,6 @@ pub struct Writer {
 /// The outcome of a patch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PatchOutcome {
-    /// The patch was applied.
     Applied,
     /// Something that the patch relies on changed, or leadership ended while it was sent.
     Stale,

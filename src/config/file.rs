@@ -25,7 +25,6 @@ pub enum ConfigError {
         line: u64,
         /// One-based; 0 when unknown.
         column: u64,
-        /// The problem.
         problem: String,
     },
 }

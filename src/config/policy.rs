@@ -6,7 +6,7 @@ use crate::placement::{
     ConfiguredKeys, VariantPolicy,
     failure::FailurePolicy,
     node,
-    pod::{PlacementPolicy, Tainted},
+    policy::{PlacementPolicy, Tainted},
 };
 
 use super::{Config, FailureConfig};

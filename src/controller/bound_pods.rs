@@ -60,11 +60,7 @@ impl BoundPods {
 
     /// Forgets deleted nodes.
     pub(super) fn removed(&self, removed: &Removed<'_, Node>) {
-        let mut looks = self.0.looks.lock();
-        match removed {
-            Removed::One(node) => looks.forget(uid(node)),
-            Removed::Relisted(uids) => looks.retain(uids),
-        }
+        self.0.looks.lock().removed(removed);
     }
 
     /// Registers the gauge of nodes whose taint waits.

@@ -92,7 +92,6 @@ struct Found {
 enum Look {
     /// It is one, and stays.
     Found,
-    /// It was one.
     Evicted,
     /// It is gone, or fails for another reason.
     Other,

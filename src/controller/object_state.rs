@@ -41,9 +41,7 @@ impl ObjectStates {
             return;
         };
         let mut states = self.0.lock();
-        let stored = store.get(&ObjectRef::from_obj(object));
-        let is_there = stored.is_some_and(|stored| stored.meta().uid.as_ref() == Some(uid));
-        match state.filter(|_| is_there) {
+        match state.filter(|_| is_stored(object, store)) {
             Some(state) => states.insert(uid.clone(), state),
             None => states.remove(uid),
         };
@@ -62,7 +60,7 @@ impl ObjectStates {
             .copied()
             .unwrap_or_default()
             .saturating_add(1);
-        if store.get(&ObjectRef::from_obj(object)).is_some() {
+        if is_stored(object, store) {
             refusals.insert(uid.to_owned(), count);
         }
         count
@@ -75,24 +73,16 @@ impl ObjectStates {
     }
 
     /// Removes the states of deleted objects.
-    pub(super) fn removed<K: Resource + Clone + 'static>(&self, removed: &Removed<'_, K>)
-    where
-        K::DynamicType: Eq + std::hash::Hash + Clone,
-    {
-        let (mut states, mut refusals) = (self.0.lock(), self.1.lock());
-        match removed {
-            Removed::One(object) => {
-                if let Some(uid) = &object.meta().uid {
-                    states.remove(uid);
-                    refusals.remove(uid);
-                }
-            }
-            Removed::Relisted(uids) => {
-                states.retain(|uid, _| uids.contains(uid));
-                refusals.retain(|uid, _| uids.contains(uid));
-            }
-        }
+    pub(super) fn removed<K: ApiObject>(&self, removed: &Removed<'_, K>) {
+        removed.forget_in(&mut self.0.lock());
+        removed.forget_in(&mut self.1.lock());
     }
+}
+
+/// Whether an object is in the store, and not another one of its name.
+fn is_stored<K: ApiObject + Clone + 'static>(object: &K, store: &Store<K>) -> bool {
+    let stored = store.get(&ObjectRef::from_obj(object));
+    stored.is_some_and(|stored| stored.meta().uid == object.meta().uid)
 }
 
 #[cfg(test)]

@@ -135,12 +135,14 @@ fn may_evict(pod: &Pod, owners: &Owners, now: Instant) -> bool {
 }
 
 fn remember(owners: &mut Owners, pod: &Pod, now: Instant) {
-    if owners.len() > MAX_OWNERS {
-        owners.clear();
-    }
     let Some(owner) = owner(pod) else {
         return;
     };
+    if owners.len() >= MAX_OWNERS && !owners.contains_key(&owner) {
+        let oldest = owners.iter().min_by_key(|(_, (_, last))| *last);
+        let oldest = oldest.map(|(owner, _)| owner.clone());
+        owners.remove(&oldest.unwrap_or_default());
+    }
     let entry = owners.entry(owner).or_insert((0, now));
     let in_vain = is_in_vain(pod, entry.1, now);
     *entry = (entry.0 + u32::from(in_vain), now);
@@ -179,5 +181,25 @@ mod tests {
             !may_evict(&Pod::default(), &owners, now),
             "nobody would make it anew"
         );
+    }
+
+    #[test]
+    fn the_oldest_owner_makes_room() {
+        let pod_of = |owner: usize| -> Pod {
+            serde_json::from_value(json!({"metadata": {"name": "p", "ownerReferences": [
+                {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": owner.to_string(), "controller": true}]}}))
+            .unwrap()
+        };
+        let (now, mut owners) = (Instant::now(), Owners::new());
+        for owner in 0..=MAX_OWNERS {
+            let seconds = u64::try_from(owner).unwrap();
+            remember(
+                &mut owners,
+                &pod_of(owner),
+                now + Duration::from_secs(seconds),
+            );
+        }
+        assert_eq!(owners.len(), MAX_OWNERS);
+        assert!(!owners.contains_key("0") && owners.contains_key("1"));
     }
 }

@@ -20,7 +20,6 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Settings of one controller.
 pub(super) struct ControllerSettings {
     /// Name in logs and metrics.
     pub(super) name: &'static str,

@@ -16,7 +16,6 @@ type Annotations = BTreeMap<String, String>;
 /// A pod without what archaware added to it, as far as that is recorded and still there.
 #[derive(Clone, Debug)]
 pub struct AuthorPod<'a> {
-    /// Its spec.
     pub spec: Cow<'a, PodSpec>,
     /// Its annotations, without those of a decision.
     pub annotations: Cow<'a, Annotations>,

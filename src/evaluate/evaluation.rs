@@ -18,11 +18,9 @@ use super::{ImageAlternatives, Notice, pull_secrets::UnusablePullSecret};
 pub enum Verdict {
     /// No change, because of its mode or because it tolerates every architecture already.
     Skip,
-    /// A decision.
     Decided(Decision),
     /// Some images could not be resolved; to be retried.
     Unresolved {
-        /// These images.
         failed: Vec<(String, ImageError)>,
         /// What the other images share; `None` if they do not limit the pod.
         known: Option<Architectures>,

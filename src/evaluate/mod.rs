@@ -9,7 +9,6 @@ mod known_keys;
 mod notice;
 pub mod pull_secrets;
 pub mod source;
-mod spec;
 mod subject;
 pub mod template;
 pub mod wrong_architecture;

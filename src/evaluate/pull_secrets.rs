@@ -2,12 +2,7 @@
 //! listed nor watched, so archaware holds
 //! a Secret only after a pod or template has named it.
 
-use std::{
-    collections::BTreeSet,
-    fmt,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use k8s_openapi::{
@@ -16,7 +11,6 @@ use k8s_openapi::{
 };
 use kube::Resource;
 use parking_lot::Mutex;
-use quick_cache::sync::Cache;
 use serde::de::DeserializeOwned;
 
 use crate::{
@@ -25,6 +19,7 @@ use crate::{
         name::NamespacedName,
         objects::PodSpec,
     },
+    expiring_cache::ExpiringCache,
     image::credentials::{
         CredentialSource, Keyring, LazyKeyring, MAX_ENTRIES, MAX_PATTERNS, docker_cfg,
         docker_config_json,
@@ -58,15 +53,15 @@ pub struct PullSecrets(Arc<PullSecretsInner>);
 
 struct PullSecretsInner {
     api: ApiClient,
-    secrets: TtlCache<Keyring>,
-    accounts: TtlCache<Vec<String>>,
+    secrets: ReadObjects<Keyring>,
+    accounts: ReadObjects<Vec<String>>,
 }
 
 /// The content, or why it cannot be used.
 type Read<T> = Result<Arc<T>, Arc<str>>;
 
-struct TtlCache<T> {
-    known: Cache<NamespacedName, (Read<T>, Instant)>,
+struct ReadObjects<T> {
+    known: ExpiringCache<NamespacedName, Read<T>>,
     flights: SingleFlight<NamespacedName, Read<T>>,
 }
 
@@ -112,8 +107,8 @@ impl PullSecrets {
     pub fn new(api: ApiClient) -> Self {
         Self(Arc::new(PullSecretsInner {
             api,
-            secrets: TtlCache::new(),
-            accounts: TtlCache::new(),
+            secrets: ReadObjects::new(),
+            accounts: ReadObjects::new(),
         }))
     }
 
@@ -239,10 +234,10 @@ impl PullSecretsInner {
     }
 }
 
-impl<T: Send + Sync + 'static> TtlCache<T> {
+impl<T: Send + Sync + 'static> ReadObjects<T> {
     fn new() -> Self {
         Self {
-            known: Cache::new(MAX_CACHED),
+            known: ExpiringCache::new(MAX_CACHED),
             flights: SingleFlight::default(),
         }
     }
@@ -252,29 +247,23 @@ impl<T: Send + Sync + 'static> TtlCache<T> {
     where
         F: Future<Output = Read<T>> + Send + 'static,
     {
-        if let Some((held, at)) = self.known.get(&name)
-            && is_fresh(&held, at)
-        {
+        if let Some(held) = self.known.get(&name) {
             return held;
         }
         // Expired entries are removed at each read, because they may contain secrets.
-        self.known.retain(|_, (held, at)| is_fresh(held, *at));
+        self.known.remove_expired();
         let answer = self
             .flights
             .run(name.clone(), || read(name.clone()).boxed());
         let answer = answer.await;
-        self.known.insert(name, (answer.clone(), Instant::now()));
-        answer
-    }
-}
-
-fn is_fresh<T>(held: &Read<T>, at: Instant) -> bool {
-    at.elapsed()
-        < if held.is_ok() {
+        let life = if answer.is_ok() {
             USABLE_TTL
         } else {
             UNUSABLE_TTL
-        }
+        };
+        self.known.insert(name, answer.clone(), life);
+        answer
+    }
 }
 
 /// Reads an object. The error is shown in events of the pods that name it.

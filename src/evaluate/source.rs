@@ -52,7 +52,6 @@ pub trait DemandSource: Send + Sync {
 pub struct Sources(Arc<[Box<dyn DemandSource>]>);
 
 impl Sources {
-    /// These sources.
     pub fn new(sources: impl IntoIterator<Item = Box<dyn DemandSource>>) -> Self {
         Self(sources.into_iter().collect())
     }

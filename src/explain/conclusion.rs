@@ -13,7 +13,6 @@ use crate::{
 
 use super::{Consequence, ExistingPod, Facts, NodeGroup};
 
-/// The conclusion.
 #[derive(Debug, Default)]
 pub(super) struct Conclusion {
     pub(super) sentence: String,

@@ -48,7 +48,6 @@ pub struct Metrics {
     pub admissions: AdmissionMetrics,
     /// Looks at running pods.
     pub bound_pods: BoundPodMetrics,
-    /// Evictions.
     pub evictions: EvictionMetrics,
     decisions: Counters<2>,
     decision_seconds: Histogram,

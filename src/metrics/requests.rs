@@ -33,7 +33,6 @@ impl BoundPodMetrics {
         }
     }
 
-    /// Counts a pod.
     pub fn count(&self, result: &'static str) {
         self.0.get_or_create(&[("result", result)]).inc();
     }
@@ -60,7 +59,6 @@ impl EvictionMetrics {
         }
     }
 
-    /// Counts an eviction.
     pub fn count(&self, reason: &'static str, result: &'static str) {
         let labels = [("reason", reason), ("result", result)];
         self.0.get_or_create(&labels).inc();

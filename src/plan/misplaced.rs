@@ -73,7 +73,6 @@ pub(crate) enum Eviction {
 pub(crate) enum MisplacedState {
     /// Pods are only reported (`misplaced: report`).
     Reported,
-    /// It was evicted.
     Evicted,
     /// Other pods of its controller were evicted first.
     NotYet,

@@ -63,7 +63,6 @@ pub(crate) struct Plan {
 /// A patch and what follows when it is applied.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PlannedPatch {
-    /// The patch.
     pub(crate) patch: JsonPatch,
     /// What it changes, for the log.
     pub(crate) change: PlannedChange,
@@ -100,7 +99,6 @@ pub(crate) enum PlannedChange {
     RecordChanged,
     /// A node gets its taint.
     NodeTainted {
-        /// The taint.
         taint: Taint,
         /// Whether another taint is removed.
         removed: bool,

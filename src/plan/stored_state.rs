@@ -29,7 +29,6 @@ pub(crate) struct StoredState {
 pub(crate) struct StoredRepair {
     /// Name of its controller.
     pub(crate) controller: String,
-    /// Its uid.
     pub(crate) uid: String,
     /// A hash of what archaware wants. Another build may compute another one, which costs one repair more.
     pub(crate) wanted: u64,
@@ -40,7 +39,6 @@ pub(crate) struct StoredRepair {
 }
 
 impl StoredState {
-    /// The state to store.
     pub(crate) fn new(keys: ConfiguredKeys, mut repairs: Vec<StoredRepair>) -> Self {
         repairs.sort_by(|a, b| (b.at, &b.uid).cmp(&(a.at, &a.uid)));
         repairs.truncate(MAX_REPAIRS);

@@ -9,7 +9,6 @@ use serde_json::Value;
 pub struct Requests {
     /// CPU, in thousandths of a core.
     pub cpu_millicores: u64,
-    /// Memory.
     pub memory_bytes: u64,
 }
 

@@ -175,10 +175,10 @@ impl Selecting<'_> {
                 ImageFit::OtherArchitecture
             }
         };
-        let choice = document.choose(groups, &runs).ok();
+        let choice = Choice::of(document, groups, &runs).ok();
         let terms = choice.as_ref().map(Choice::preferred).unwrap_or_default();
         if let Some(kept) = kept {
-            let mut candidates = document.candidates_of(choice.as_ref(), groups, &runs);
+            let mut candidates = Candidate::list(document, choice.as_ref(), groups, &runs);
             for (candidate, entry) in candidates.iter_mut().zip(&document.entries) {
                 let mut all = terms.iter();
                 select_nothing(candidate, all.any(|(one, _)| std::ptr::eq(*one, entry)));

@@ -351,7 +351,7 @@ impl Selecting<'_> {
                     ImageFit::Runs
                 }
             };
-            let chosen = match document.choose(groups, &runs) {
+            let chosen = match Choice::of(document, groups, &runs) {
                 Ok(choice) => Ok(choice),
                 Err(NoChoice::Nothing(passed_over)) => Err(passed_over),
                 Err(NoChoice::Unknown(entry)) => {
@@ -362,7 +362,7 @@ impl Selecting<'_> {
                 }
             };
             if let Some(kept) = kept {
-                *kept = document.candidates_of(chosen.as_ref().ok(), groups, &runs);
+                *kept = Candidate::list(document, chosen.as_ref().ok(), groups, &runs);
             }
             return Ok(chosen);
         }

@@ -30,7 +30,6 @@ const MAX_GROUPS: usize = 256;
 /// The nodes of the cluster, and what Node Feature Discovery found on them. Cheap to clone.
 #[derive(Clone, Default)]
 pub(super) struct GroupedNodes {
-    /// The nodes.
     pub nodes: ClusterNodes,
     /// What Node Feature Discovery found on them.
     pub features: NodeFeatureIndex,
@@ -79,7 +78,6 @@ impl AlikeNodes {
 /// How nodes are grouped.
 #[derive(Clone, Copy)]
 pub(super) struct GroupBy<'a> {
-    /// By these labels.
     pub labels: &'a LabelKeys,
     /// By what NFD found of these features, where there are objects that say it.
     pub features: &'a FeatureKeys,
@@ -90,7 +88,6 @@ pub(super) struct GroupBy<'a> {
 }
 
 impl GroupedNodes {
-    /// These nodes.
     pub(super) fn of(nodes: ClusterNodes) -> Self {
         Self {
             nodes,

@@ -4,16 +4,18 @@ use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures::FutureExt;
-use quick_cache::sync::Cache;
 use reqwest::Url;
 use serde::{Deserialize, Deserializer, Serialize};
 use tokio::sync::Semaphore;
 
-use crate::{config::PredictorConfig, error::chain, single_flight::SingleFlight};
+use crate::{
+    config::PredictorConfig, error::chain, expiring_cache::ExpiringCache,
+    single_flight::SingleFlight,
+};
 
 use super::compatibility::{LabelKeys, Model};
 
@@ -38,7 +40,7 @@ struct Inner {
     url: Url,
     labels: LabelKeys,
     http: reqwest::Client,
-    answers: Cache<Arc<str>, (Answer, Instant)>,
+    answers: ExpiringCache<Arc<str>, Answer>,
     flights: SingleFlight<Arc<str>, Answer>,
     slots: Semaphore,
 }
@@ -54,7 +56,6 @@ pub enum PredictorError {
     /// The file cannot be read.
     #[error("selection.predictor.caBundle: cannot read {}", file.display())]
     Unreadable {
-        /// The file.
         file: PathBuf,
         /// Why.
         source: std::io::Error,
@@ -136,7 +137,7 @@ impl Predictor {
             url,
             labels,
             http: builder.build().map_err(PredictorError::Tls)?,
-            answers: Cache::new(MAX_ANSWERS),
+            answers: ExpiringCache::new(MAX_ANSWERS),
             flights: SingleFlight::default(),
             slots: Semaphore::new(MAX_REQUESTS),
         }))))
@@ -170,11 +171,8 @@ impl Predictor {
             return Err("the labels of the nodes have more than 256 KiB".into());
         }
         let question: Arc<str> = question.into();
-        if let Some((answer, at)) = self.0.answers.get(&question) {
-            let ttl = if answer.is_ok() { TTL } else { FAILURE_TTL };
-            if at.elapsed() < ttl {
-                return answer;
-            }
+        if let Some(answer) = self.0.answers.get(&question) {
+            return answer;
         }
         let (inner, body) = (self.0.clone(), question.clone());
         let work = move || async move { inner.request(body).await }.boxed();
@@ -189,8 +187,8 @@ impl Inner {
             tracing::warn!(%error, "selection.predictor failed: the rules of the document decide");
             error.into()
         });
-        let kept = (answer.clone(), Instant::now());
-        self.answers.insert(question, kept);
+        let life = if answer.is_ok() { TTL } else { FAILURE_TTL };
+        self.answers.insert(question, answer.clone(), life);
         answer
     }
 

@@ -15,18 +15,15 @@ pub(super) enum SelectionProblem {
     NoMatch(NoMatch),
     /// The nodes that fit cannot be told from the others by labels.
     NotSelectable {
-        /// The container.
         container: String,
         /// The image that fits some nodes.
         image: String,
     },
     /// The choice is left to a model, which cannot choose.
     Model {
-        /// The container.
         container: String,
         /// The reference of the document.
         document: String,
-        /// Why.
         why: String,
     },
     /// The pod exists, and nothing was selected when it was created.
@@ -36,7 +33,6 @@ pub(super) enum SelectionProblem {
 /// No image fits a node that the pod can land on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct NoMatch {
-    /// The container.
     pub container: String,
     /// The reference of the document.
     pub document: String,

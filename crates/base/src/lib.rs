@@ -1,8 +1,11 @@
 //! What archaware's libraries share: small helpers that know neither platforms nor Kubernetes objects.
 
+#![warn(missing_docs)]
+
 pub mod backoff;
 pub mod duration;
 pub mod error;
+pub mod expiring_cache;
 pub mod files;
 pub mod json;
 pub mod names;

@@ -1,6 +1,8 @@
 //! Image reference → platforms: references, registries, containerd, credentials and caches. [`Resolver`] is the entry
 //! point. Nothing here knows Kubernetes.
 
+#![warn(missing_docs)]
+
 pub mod artifact;
 mod cache;
 pub mod containerd;

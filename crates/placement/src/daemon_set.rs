@@ -13,7 +13,7 @@ use archaware_platform::Os;
 
 use super::{
     decision::{DecidedBy, Decision},
-    pod::PlacementPolicy,
+    policy::PlacementPolicy,
     record,
 };
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use archaware_base::backoff::Backoff;
 use archaware_platform::{Architecture, Architectures};
 
-use super::{decision::Decision, pod::PlacementPolicy};
+use super::{decision::Decision, policy::PlacementPolicy};
 
 /// How long to wait for images, and what to do then.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,10 +1,11 @@
 //! Decides where pods may run and which taints nodes get. Pure functions on values: no client, no clock, no
 //! environment.
 
+#![warn(missing_docs)]
+
 pub mod affinity;
 pub mod affinity_change;
 pub mod author_nodes;
-pub mod change;
 mod configured_keys;
 pub mod daemon_set;
 pub mod decision;
@@ -17,12 +18,11 @@ pub mod mode;
 pub mod node;
 pub mod node_set;
 pub mod node_view;
-pub mod pod;
+pub mod policy;
 pub mod preference;
 pub mod record;
 pub mod requirement;
 pub mod rule;
-mod runs;
 pub mod runtime_class;
 mod selector;
 mod taint;
@@ -34,9 +34,8 @@ mod weight;
 pub use configured_keys::ConfiguredKeys;
 pub use decision::{DecidedBy, Decision};
 pub use mode::Mode;
-pub use pod::PlacementPolicy;
+pub use policy::{NodePlatform, PlacementPolicy, change};
 pub use rule::PodRule;
-pub use runs::NodePlatform;
 pub use runtime_class::{PodRuntime, RunBy, RuntimeClasses};
 pub use selector::{LabelSelector, SelectorError};
 pub use taint::{Effect, TAINT_KEY, Taint, TaintKind, is_hard, keeps_away, tolerates};

@@ -1,5 +1,7 @@
 //! Platforms as containerd names them, and the image documents that name platforms. Pure: no IO.
 
+#![warn(missing_docs)]
+
 mod architecture;
 mod architectures;
 mod document;

@@ -30,7 +30,6 @@ pub(super) struct Target {
     daemon_set: Option<DaemonSet>,
     /// The pod that is explained instead of its template.
     pub(super) pod: Option<ExistingPod>,
-    /// All of its pods.
     pods: Vec<ExistingPod>,
 }
 

@@ -13,7 +13,6 @@ use crate::{
     report::Requests,
 };
 
-/// A workload.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FoundWorkload {
     pub(super) kind: String,
@@ -50,7 +49,6 @@ pub(super) struct BoundPod {
 }
 
 impl FoundSpec {
-    /// A template.
     pub(super) fn of_template(workload: &Workload) -> Self {
         Self {
             spec: workload.template.spec.clone(),

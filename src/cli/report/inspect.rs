@@ -46,7 +46,6 @@ pub(super) struct Inspector {
     pull_secrets: Option<PullSecrets>,
     nodes: HashMap<String, KnownNode>,
     slots: Semaphore,
-    /// Permissions that are missing.
     missing: Mutex<MissingPermissions>,
 }
 

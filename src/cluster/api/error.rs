@@ -43,7 +43,6 @@ pub enum ApiError {
     /// 429: the API server is overloaded or limits the rate.
     #[error("the API server limits the rate of requests: {message}")]
     TooManyRequests {
-        /// The message.
         message: String,
         /// Delay that the server asked for.
         retry_after: Option<Duration>,
@@ -53,7 +52,6 @@ pub enum ApiError {
     Unavailable {
         /// The status code.
         code: u16,
-        /// The message.
         message: String,
         /// Delay that the server asked for.
         retry_after: Option<Duration>,

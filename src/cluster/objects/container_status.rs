@@ -7,7 +7,6 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerStatus {
-    /// Name of the container.
     pub name: String,
     /// The image that runs: a name with the digest that was pulled, or only the digest of its config.
     #[serde(rename = "imageID")]

@@ -35,11 +35,8 @@ impl Event {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Regarding {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Its uid.
     pub uid: String,
     /// The part of it: `spec.containers{app}`.
     pub field_path: String,

@@ -26,15 +26,12 @@ pub struct NodePool {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct NodePoolSpec {
-    /// Template of its nodes.
     pub template: NodeClaimTemplate,
 }
 
-/// The template of nodes.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct NodeClaimTemplate {
-    /// Spec of the nodes.
     pub spec: NodeClaimSpec,
 }
 

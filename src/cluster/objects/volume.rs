@@ -26,7 +26,6 @@ pub struct PersistentVolumeClaimSpec {
     pub volume_name: Option<String>,
 }
 
-/// A volume.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PersistentVolume {

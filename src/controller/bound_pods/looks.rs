@@ -1,13 +1,14 @@
 //! Which nodes' pods are to be looked at, and when. Pure: the time is given.
 
-use std::{
-    collections::{HashMap, HashSet},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::{backoff::Backoff, placement::Taint};
+use crate::{
+    backoff::Backoff,
+    cluster::{objects::Node, watch::Removed},
+    placement::Taint,
+};
 
 /// Pauses after a look with a pod that could not be patched.
 const RETRY: Backoff = Backoff::seconds(1, 600);
@@ -213,9 +214,9 @@ impl Looks {
         self.0.remove(uid);
     }
 
-    /// Only these nodes are left.
-    pub(super) fn retain(&mut self, uids: &HashSet<String>) {
-        self.0.retain(|uid, _| uids.contains(uid));
+    /// Forgets deleted nodes.
+    pub(super) fn removed(&mut self, removed: &Removed<'_, Node>) {
+        removed.forget_in(&mut self.0);
     }
 
     /// Another process may taint nodes from now on.

@@ -29,7 +29,6 @@ pub(super) struct Hint {
 }
 
 impl Hint {
-    /// A pod that failed.
     pub(super) fn of_failed(pod: Pod) -> Self {
         Self {
             name: NamespacedName::of_object(&pod),

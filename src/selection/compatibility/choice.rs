@@ -42,7 +42,6 @@ pub type Runs<'a> = &'a (dyn Fn(&Compatibility, &NodeGroup<'_>) -> ImageFit + Sy
 /// An entry, and the nodes that can run its image.
 #[derive(Clone, Debug)]
 pub struct Fit<'a> {
-    /// The entry.
     pub entry: &'a Compatibility,
     /// The groups that satisfy its rules; at least one.
     pub groups: Vec<NodeGroup<'a>>,
@@ -51,7 +50,6 @@ pub struct Fit<'a> {
 /// The entry that is chosen.
 #[derive(Clone, Debug)]
 pub struct Choice<'a> {
-    /// The best one.
     pub best: Fit<'a>,
     /// The others that fit and have the same image, in order.
     pub further: Vec<Fit<'a>>,
@@ -111,7 +109,6 @@ pub enum CandidateOutcome {
     ChosenByModel {
         /// Its key.
         label: String,
-        /// Its value.
         value: String,
     },
     /// A model selected another one.
@@ -125,31 +122,10 @@ impl NodeGroup<'_> {
     }
 }
 
-impl CompatibilityDocument {
-    /// The entries, the best first: by weight, then in the order in which they are written. Those with a negative weight are never
-    /// chosen, nor those that name no image.
-    fn candidates(&self) -> Vec<&Compatibility> {
-        let mut all: Vec<_> = self
-            .entries
-            .iter()
-            .filter(|entry| entry.weight >= 0 && !self.lacks_image(entry))
-            .collect();
-        all.sort_by_key(|entry| std::cmp::Reverse(entry.weight));
-        all
-    }
-
-    fn lacks_image(&self, entry: &Compatibility) -> bool {
-        self.keys == RuleKeys::Labels && entry.tag.is_empty()
-    }
-
-    /// Whether two entries are about the same image.
-    fn same_image(&self, one: &Compatibility, other: &Compatibility) -> bool {
-        self.keys == RuleKeys::Features || one.tag == other.tag
-    }
-
+impl Candidate {
     /// What became of each entry, in the order of the document.
-    pub fn candidates_of<'a>(
-        &'a self,
+    pub fn list<'a>(
+        document: &'a CompatibilityDocument,
         choice: Option<&Choice<'a>>,
         groups: &[NodeGroup<'a>],
         runs: Runs<'_>,
@@ -164,32 +140,34 @@ impl CompatibilityDocument {
                 CandidateOutcome::Chosen
             } else if choice.is_some_and(|choice| choice.further.iter().any(is_of)) {
                 CandidateOutcome::SameImage
-            } else if self.lacks_image(entry) {
+            } else if document.lacks_image(entry) {
                 CandidateOutcome::WithoutImage
             } else if choice.is_some() && entry.weight >= 0 && groups.iter().any(fits_one) {
                 CandidateOutcome::Later
             } else {
-                CandidateOutcome::PassedOver(entry.passed_over(groups, runs).failed)
+                CandidateOutcome::PassedOver(PassedOver::of(entry, groups, runs).failed)
             }
         };
-        let candidate = |entry: &Compatibility| Candidate {
+        let candidate = |entry: &Compatibility| Self {
             tag: entry.tag.clone(),
             weight: entry.weight,
             outcome: outcome(entry),
         };
-        self.entries.iter().map(candidate).collect()
+        document.entries.iter().map(candidate).collect()
     }
+}
 
+impl<'a> Choice<'a> {
     /// The best entry that some nodes satisfy. `runs`: whether nodes can run the image of an entry; `None` if it is not known.
     ///
     /// # Errors
     ///
     /// Why there is none.
-    pub fn choose<'a>(
-        &'a self,
+    pub fn of(
+        document: &'a CompatibilityDocument,
         groups: &[NodeGroup<'a>],
         runs: Runs<'_>,
-    ) -> Result<Choice<'a>, NoChoice<'a>> {
+    ) -> Result<Self, NoChoice<'a>> {
         let fit = |entry: &'a Compatibility| -> Result<Option<Fit<'a>>, NoChoice<'a>> {
             let mut fitting = Vec::new();
             for group in groups.iter().filter(|group| entry.fits(group.facts)) {
@@ -205,7 +183,7 @@ impl CompatibilityDocument {
             };
             Ok((!found.groups.is_empty()).then_some(found))
         };
-        let mut candidates = self.candidates().into_iter();
+        let mut candidates = document.candidates().into_iter();
         let mut best = None;
         for entry in candidates.by_ref() {
             best = fit(entry)?;
@@ -214,34 +192,29 @@ impl CompatibilityDocument {
             }
         }
         let Some(best) = best else {
-            let explain = |entry: &Compatibility| entry.passed_over(groups, runs);
+            let explain = |entry: &Compatibility| PassedOver::of(entry, groups, runs);
             return Err(NoChoice::Nothing(
-                self.entries.iter().map(explain).collect(),
+                document.entries.iter().map(explain).collect(),
             ));
         };
-        let same = candidates.filter(|entry| self.same_image(best.entry, entry));
+        let same = candidates.filter(|entry| document.same_image(best.entry, entry));
         let further: Result<Vec<_>, _> = same.map(fit).collect();
-        Ok(Choice {
+        Ok(Self {
             further: further?.into_iter().flatten().collect(),
             best,
-            keys: self.keys,
+            keys: document.keys,
             considered: groups.to_vec(),
         })
     }
 }
 
-impl Compatibility {
-    /// Whether a node satisfies its rules.
-    pub fn fits(&self, node: NodeFacts<'_>) -> bool {
-        self.rules.iter().all(|rule| rule.holds(node))
-    }
-
-    fn passed_over(&self, groups: &[NodeGroup<'_>], runs: Runs<'_>) -> PassedOver {
+impl PassedOver {
+    fn of(entry: &Compatibility, groups: &[NodeGroup<'_>], runs: Runs<'_>) -> Self {
         let count = |fails: &dyn Fn(&NodeGroup<'_>) -> bool| -> usize {
             let failing = groups.iter().filter(|group| fails(group));
             failing.map(|group| group.count).sum()
         };
-        let rules = self.rules.iter().filter(|_| self.weight >= 0).enumerate();
+        let rules = entry.rules.iter().filter(|_| entry.weight >= 0).enumerate();
         let mut failed: Vec<_> = rules
             .map(|(index, rule)| {
                 let name = Some(&rule.name).filter(|name| !name.is_empty());
@@ -252,8 +225,8 @@ impl Compatibility {
             })
             .collect();
         let excluded =
-            |why: ImageFit| count(&|group| self.fits(group.facts) && runs(self, group) == why);
-        if self.weight >= 0 {
+            |why: ImageFit| count(&|group| entry.fits(group.facts) && runs(entry, group) == why);
+        if entry.weight >= 0 {
             for (name, why) in [
                 ("the architecture of its image", ImageFit::OtherArchitecture),
                 (
@@ -265,8 +238,8 @@ impl Compatibility {
             }
         }
         failed.retain(|(_, count)| *count > 0);
-        PassedOver {
-            tag: self.tag.clone(),
+        Self {
+            tag: entry.tag.clone(),
             failed,
         }
     }

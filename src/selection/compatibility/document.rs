@@ -8,12 +8,11 @@ use serde::{Deserialize, Deserializer};
 
 use super::{
     Expression, FeatureKeys, FeatureMatch, InvalidDocument, InvalidExpression, LabelKeys, MAX_SIZE,
-    Model, Rule, RuleKeys, WrittenExpression,
+    Model, NodeFacts, Rule, RuleKeys, WrittenExpression,
     limits::{COST_OF_PATTERN, MAX_ENTRIES, MAX_EXPRESSIONS, first_line},
     variables::Variables,
 };
 
-/// A compatibility document.
 #[derive(Clone, Debug)]
 pub struct CompatibilityDocument {
     /// What its rules are about.
@@ -154,7 +153,6 @@ impl CompatibilityDocument {
         *self = Self { models, ..rules };
     }
 
-    /// A document without rules.
     pub fn without_rules() -> Self {
         Self {
             keys: RuleKeys::Labels,
@@ -289,6 +287,36 @@ fn condition(
             elements: expressions,
             name: raw.match_name.as_ref().and_then(compile),
         },
+    }
+}
+
+impl CompatibilityDocument {
+    /// The entries, the best first: by weight, then in the order in which they are written. Those with a negative weight are never
+    /// chosen, nor those that name no image.
+    pub(super) fn candidates(&self) -> Vec<&Compatibility> {
+        let mut all: Vec<_> = self
+            .entries
+            .iter()
+            .filter(|entry| entry.weight >= 0 && !self.lacks_image(entry))
+            .collect();
+        all.sort_by_key(|entry| std::cmp::Reverse(entry.weight));
+        all
+    }
+
+    pub(super) fn lacks_image(&self, entry: &Compatibility) -> bool {
+        self.keys == RuleKeys::Labels && entry.tag.is_empty()
+    }
+
+    /// Whether two entries are about the same image.
+    pub(super) fn same_image(&self, one: &Compatibility, other: &Compatibility) -> bool {
+        self.keys == RuleKeys::Features || one.tag == other.tag
+    }
+}
+
+impl Compatibility {
+    /// Whether a node satisfies its rules.
+    pub fn fits(&self, node: NodeFacts<'_>) -> bool {
+        self.rules.iter().all(|rule| rule.holds(node))
     }
 }
 

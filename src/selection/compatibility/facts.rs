@@ -11,14 +11,12 @@ pub enum Fact<'a> {
     Missing,
     /// It is there, and has no value.
     Flag,
-    /// Its value.
     Value(&'a str),
 }
 
 /// What is known of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeFacts<'a> {
-    /// Its labels.
     pub labels: &'a BTreeMap<String, String>,
     /// Its `NodeFeature` object, if NFD makes one.
     pub features: Option<&'a NodeFeatures>,
@@ -89,7 +87,6 @@ pub(super) enum Feature<'a> {
 }
 
 impl<'a> NodeFacts<'a> {
-    /// A label.
     pub(super) fn label(&self, key: &str) -> Fact<'a> {
         self.labels
             .get(key)
@@ -115,7 +112,6 @@ impl<'a> NodeFacts<'a> {
 }
 
 impl NodeFeatures {
-    /// These features only.
     #[must_use]
     pub fn only(&self, features: &BTreeSet<String>) -> Self {
         fn kept<T: Clone>(
@@ -238,7 +234,6 @@ impl Feature<'_> {
         Some(value.map_or(Fact::Missing, Fact::Value))
     }
 
-    /// Its instances.
     pub(super) fn instances(&self) -> &[Instance] {
         match self {
             Self::Found { instances, .. } => instances,
@@ -266,7 +261,6 @@ impl Feature<'_> {
 }
 
 impl Instance {
-    /// An attribute.
     pub(super) fn attribute(&self, name: &str) -> Fact<'_> {
         let value = self.attributes.get(name);
         value.map_or(Fact::Missing, |value| Fact::Value(value))

@@ -20,7 +20,6 @@ pub trait DocumentFormat: Sync {
     ) -> Result<(), InvalidDocument>;
 }
 
-/// All formats.
 const FORMATS: [&dyn DocumentFormat; 3] = [&LabelRules, &FeatureRules, &Models];
 
 /// The format of layers with this media type.

@@ -19,7 +19,6 @@ impl LabelKeys {
         self.keys.contains(key) || self.prefixes.iter().any(|prefix| key.starts_with(prefix))
     }
 
-    /// Adds others.
     pub fn add(&mut self, other: &Self) {
         self.keys.extend(other.keys.iter().cloned());
         self.prefixes.extend(other.prefixes.iter().cloned());
@@ -51,7 +50,6 @@ pub struct FeatureKeys(BTreeMap<String, Elements>);
 /// Elements of a feature.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Elements {
-    /// These.
     Named(BTreeSet<String>),
     /// A rule reads the names of all of them.
     All,
@@ -68,7 +66,6 @@ impl FeatureKeys {
         self.0.keys()
     }
 
-    /// Adds others.
     pub fn add(&mut self, other: &Self) {
         for (feature, elements) in &other.0 {
             self.add_elements(feature, elements.clone());

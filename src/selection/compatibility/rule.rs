@@ -55,41 +55,39 @@ impl FeatureMatch {
                 name,
             } => node
                 .feature(feature)
-                .is_some_and(|feature| feature.satisfies(elements.as_deref(), name.as_ref())),
+                .is_some_and(|feature| satisfies(feature, elements.as_deref(), name.as_ref())),
             Self::Never => false,
         }
     }
 }
 
-impl Feature<'_> {
-    /// Whether its elements, and the name of some element, are as they have to be.
-    pub(super) fn satisfies(
-        &self,
-        elements: Option<&[(String, Expression)]>,
-        name: Option<&Expression>,
-    ) -> bool {
-        let by_name =
-            name.is_none_or(|expression| self.has_name(|name| expression.holds(Fact::Value(name))));
-        by_name && elements.is_none_or(|all| self.has(all))
-    }
+/// Whether the elements of a feature, and the name of some element, are as they have to be.
+pub(super) fn satisfies(
+    feature: Feature<'_>,
+    elements: Option<&[(String, Expression)]>,
+    name: Option<&Expression>,
+) -> bool {
+    let by_name =
+        name.is_none_or(|expression| feature.has_name(|name| expression.holds(Fact::Value(name))));
+    by_name && elements.is_none_or(|all| has(feature, all))
+}
 
-    /// Flags and attributes are taken together; an instance has to satisfy all expressions by itself (`MatchMulti` of NFD).
-    fn has(&self, expressions: &[(String, Expression)]) -> bool {
-        let mut all = expressions.iter();
-        let by_names = self.has_names()
-            && all.all(|(key, expression)| {
-                let by_flag = self.flag(key).map(|fact| expression.holds(fact));
-                let by_attribute = self.attribute(key).map(|fact| expression.holds(fact));
-                if expression.is_absence() {
-                    by_flag != Some(false) && by_attribute != Some(false)
-                } else {
-                    by_flag == Some(true) || by_attribute == Some(true)
-                }
-            });
-        by_names
-            || self.instances().iter().any(|instance| {
-                let mut all = expressions.iter();
-                all.all(|(key, expression)| expression.holds(instance.attribute(key)))
-            })
-    }
+/// Flags and attributes are taken together; an instance has to satisfy all expressions by itself (`MatchMulti` of NFD).
+fn has(feature: Feature<'_>, expressions: &[(String, Expression)]) -> bool {
+    let mut all = expressions.iter();
+    let by_names = feature.has_names()
+        && all.all(|(key, expression)| {
+            let by_flag = feature.flag(key).map(|fact| expression.holds(fact));
+            let by_attribute = feature.attribute(key).map(|fact| expression.holds(fact));
+            if expression.is_absence() {
+                by_flag != Some(false) && by_attribute != Some(false)
+            } else {
+                by_flag == Some(true) || by_attribute == Some(true)
+            }
+        });
+    by_names
+        || feature.instances().iter().any(|instance| {
+            let mut all = expressions.iter();
+            all.all(|(key, expression)| expression.holds(instance.attribute(key)))
+        })
 }

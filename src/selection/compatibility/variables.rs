@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Expression, FeatureMatch, facts::Feature};
+use super::{Expression, FeatureMatch, facts::Feature, rule::satisfies};
 
 /// The feature by which variables are read.
 const FEATURE: &str = "rule.matched";
@@ -53,7 +53,7 @@ impl Variables {
             instances: &[],
         };
         let is_known = self.are_known(elements.as_deref().unwrap_or_default(), name.is_some());
-        let holds = is_known && variables.satisfies(elements.as_deref(), name.as_ref());
+        let holds = is_known && satisfies(variables, elements.as_deref(), name.as_ref());
         (!holds).then_some(FeatureMatch::Never)
     }
 

@@ -8,7 +8,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use quick_cache::sync::Cache;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use tokio::{process::Command, sync::Semaphore};
@@ -16,6 +15,7 @@ use tokio::{process::Command, sync::Semaphore};
 use crate::{reference::Reference, trace};
 use archaware_base::{
     error::{RepeatedError, chain},
+    expiring_cache::ExpiringCache,
     json,
 };
 
@@ -55,7 +55,7 @@ struct Content {
 }
 
 struct Helpers {
-    answers: Cache<String, (Vec<Credential>, Instant)>,
+    answers: ExpiringCache<String, Vec<Credential>>,
     slots: Arc<Semaphore>,
     programs: Programs<Vec<Credential>>,
 }
@@ -72,7 +72,7 @@ impl OperatorCredentials {
     ) -> Result<Self, DockerConfigError> {
         let file = path.map(ReloadedFile::open).transpose()?;
         let helpers = Helpers {
-            answers: Cache::new(MAX_ANSWERS),
+            answers: ExpiringCache::new(MAX_ANSWERS),
             slots: Arc::new(Semaphore::new(MAX_CONCURRENT_RUNS)),
             programs: Programs::default(),
         };
@@ -165,7 +165,7 @@ struct HelperResult {
 impl Helpers {
     async fn run_helper(self: &Arc<Self>, helper: &str, server: &str) -> Vec<Credential> {
         let key = format!("{helper} {server}");
-        if let Some(known) = self.known(&key) {
+        if let Some(known) = self.answers.get(&key) {
             let held = if known.is_empty() { "none" } else { "held" };
             trace::cached("credentials", &key, held);
             return known;
@@ -179,18 +179,12 @@ impl Helpers {
                 None
             });
             let answer: Vec<_> = answer.into_iter().collect();
-            this.answers.insert(kept, (answer.clone(), Instant::now()));
+            this.answers.insert(kept, answer.clone(), ANSWER_TTL);
             answer
         };
-        let known = || self.known(&key);
+        let known = || self.answers.get(&key);
         let ran = self.programs.run(&key, helper, &self.slots, known, work);
         ran.await.unwrap_or_default()
-    }
-
-    /// The answer that is cached under a key.
-    fn known(&self, key: &str) -> Option<Vec<Credential>> {
-        let (answer, at) = self.answers.get(key)?;
-        (at.elapsed() < ANSWER_TTL).then_some(answer)
     }
 }
 

@@ -1,15 +1,11 @@
 //! Answers a registry's challenge: Basic, or a Bearer token from its token endpoint (token authentication of the
 //! distribution specification).
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use futures::FutureExt;
 use http::{HeaderMap, HeaderValue, Method, header::AUTHORIZATION};
-use quick_cache::sync::Cache;
 use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
@@ -19,8 +15,7 @@ use crate::{
     error::ImageError,
     trace::{self, Peer},
 };
-use archaware_base::json;
-use archaware_base::single_flight::SingleFlight;
+use archaware_base::{expiring_cache::ExpiringCache, json, single_flight::SingleFlight};
 
 use super::{
     challenge::Challenge,
@@ -48,14 +43,8 @@ pub(super) struct TokenKey {
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Authorization(HeaderValue);
 
-#[derive(Clone)]
-struct CachedAuthorization {
-    authorization: Authorization,
-    expires: Instant,
-}
-
 pub(super) struct AuthorizationCache {
-    cached: Cache<TokenKey, CachedAuthorization>,
+    cached: ExpiringCache<TokenKey, Authorization>,
     in_flight: SingleFlight<(TokenKey, String), Result<Authorization, ImageError>>,
     token_endpoints: TokenEndpoints,
 }
@@ -96,7 +85,7 @@ impl Authorization {
 impl AuthorizationCache {
     pub(super) fn new(token_endpoints: TokenEndpoints) -> Self {
         Self {
-            cached: Cache::new(MAX_TOKENS),
+            cached: ExpiringCache::new(MAX_TOKENS),
             in_flight: SingleFlight::default(),
             token_endpoints,
         }
@@ -105,27 +94,18 @@ impl AuthorizationCache {
     /// An authorization that worked before and has not expired.
     pub(super) fn cached(&self, token_key: &TokenKey) -> Option<Authorization> {
         let kept = self.cached.get(token_key)?;
-        let valid = Instant::now() < kept.expires;
-        if valid {
-            let repository = &token_key.repository;
-            trace::cached(
-                "token",
-                format_args!("{}/{repository}", token_key.endpoint.host()),
-                "held",
-            );
-        }
-        valid.then_some(kept.authorization)
+        let repository = &token_key.repository;
+        trace::cached(
+            "token",
+            format_args!("{}/{repository}", token_key.endpoint.host()),
+            "held",
+        );
+        Some(kept)
     }
 
     /// Removes an authorization that the registry refused, unless it was replaced meanwhile.
     pub(super) fn forget(&self, token_key: &TokenKey, refused: &Authorization) {
-        if self
-            .cached
-            .get(token_key)
-            .is_some_and(|kept| kept.authorization == *refused)
-        {
-            self.cached.remove(token_key);
-        }
+        self.cached.remove(token_key, refused);
     }
 
     /// Answers the challenge of a host. Concurrent callers that need the same token share one request.
@@ -162,7 +142,8 @@ impl AuthorizationCache {
                 let unusable =
                     || denied("its user name or password cannot be sent in a header".to_owned());
                 let basic = basic.ok_or_else(unusable)?;
-                self.store(token_key, basic.clone(), Duration::from_hours(24));
+                let life = Duration::from_hours(24);
+                self.cached.insert(token_key, basic.clone(), life);
                 return Ok(basic);
             }
         };
@@ -206,22 +187,13 @@ impl AuthorizationCache {
         let fetched = move || {
             async move {
                 let (authorization, life) = request.send().await?;
-                this.store(token_key, authorization.clone(), life.mul_f32(0.9));
+                let life = life.mul_f32(0.9);
+                this.cached.insert(token_key, authorization.clone(), life);
                 Ok(authorization)
             }
             .boxed()
         };
         self.in_flight.run(key, fetched).await
-    }
-
-    fn store(&self, token_key: TokenKey, authorization: Authorization, life: Duration) {
-        self.cached.insert(
-            token_key,
-            CachedAuthorization {
-                authorization,
-                expires: Instant::now() + life,
-            },
-        );
     }
 }
 

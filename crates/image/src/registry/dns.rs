@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use archaware_base::expiring_cache::ExpiringCache;
 use futures::future::{Either, select};
 use hickory_resolver::{
     Hosts, TokioResolver,
@@ -100,7 +101,7 @@ struct DnsInner {
     /// Names with fewer dots are tried with the search domains first.
     ndots: usize,
     /// Answers by the name as given. They take no place in the line of their domain.
-    known: Cache<String, (Vec<IpAddr>, Instant)>,
+    known: ExpiringCache<String, Vec<IpAddr>>,
     domains: Cache<String, Arc<Semaphore>>,
     /// Hosts whose names may resolve to local addresses.
     allowed: Vec<String>,
@@ -153,7 +154,7 @@ impl Dns {
             hosts,
             search,
             ndots,
-            known: Cache::new(MAX_KNOWN),
+            known: ExpiringCache::new(MAX_KNOWN),
             domains: Cache::new(MAX_DOMAINS),
             allowed,
         }))
@@ -187,8 +188,7 @@ impl Dns {
         if !written.is_empty() {
             return Some(written);
         }
-        let (addresses, expires) = self.0.known.get(name)?;
-        (Instant::now() < expires).then_some(addresses)
+        self.0.known.get(name)
     }
 
     /// Asks the name server, within the line of the name's domain.
@@ -208,8 +208,10 @@ impl Dns {
             match lookup(resolver, candidate).await {
                 Ok((addresses, _)) if addresses.is_empty() => {}
                 Ok((addresses, expires)) => {
-                    let known = (addresses.clone(), expires);
-                    self.0.known.insert(name.to_owned(), known);
+                    let life = expires.saturating_duration_since(Instant::now());
+                    self.0
+                        .known
+                        .insert(name.to_owned(), addresses.clone(), life);
                     return Ok(addresses);
                 }
                 Err(error) if error.is_no_records_found() => {}

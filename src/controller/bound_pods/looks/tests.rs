@@ -1,3 +1,5 @@
+use std::collections::HashSet;
+
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -107,7 +109,7 @@ fn what_changed_meanwhile_counts() {
         ),
         (
             "3",
-            &mut |looks: &mut Looks| looks.retain(&HashSet::new()),
+            &mut |looks: &mut Looks| looks.removed(&Removed::Relisted(&HashSet::new())),
             0,
         ),
         ("4", &mut Looks::clear, 0),

@@ -6,14 +6,13 @@ mod protocol;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
-use quick_cache::sync::Cache;
 
 use crate::{reference::Reference, trace};
-use archaware_base::error::chain;
+use archaware_base::{error::chain, expiring_cache::ExpiringCache};
 
 use super::{Credential, Keyring, command::Programs};
 
@@ -39,17 +38,11 @@ pub struct Providers {
 }
 
 struct Shared {
-    answers: Cache<(usize, String), CachedCredentials>,
-    /// When a plugin that failed for an image may run for it again. Asked last, so that a failure hides no answer.
-    failures: Cache<(usize, String), Instant>,
+    answers: ExpiringCache<(usize, String), Arc<Keyring>>,
+    /// Images for which a plugin failed, until it may run for them again. Asked last, so that a failure hides no answer.
+    failures: ExpiringCache<(usize, String), ()>,
     /// What the last answer of each plugin applied to; `None` before the first one.
     applies_to: Vec<Mutex<Option<CacheKey>>>,
-}
-
-#[derive(Clone)]
-struct CachedCredentials {
-    keyring: Arc<Keyring>,
-    expires: Instant,
 }
 
 /// The result of one run.
@@ -84,13 +77,12 @@ impl Shared {
     /// The narrowest answer that is cached for an image.
     fn cached(&self, index: usize, image: &Reference) -> Option<Arc<Keyring>> {
         let keys = [CacheKey::Image, CacheKey::Registry, CacheKey::Global];
-        let known = keys.into_iter().find_map(|key| {
-            let known = self.answers.get(&(index, cache_key(key, image)))?;
-            (Instant::now() < known.expires).then_some(known.keyring)
-        });
+        let mut keys = keys.into_iter();
+        let known = keys.find_map(|key| self.answers.get(&(index, cache_key(key, image))));
         let failed = || {
-            let until = self.failures.get(&(index, image.name()))?;
-            (Instant::now() < until).then(Arc::default)
+            self.failures
+                .get(&(index, image.name()))
+                .map(|()| Arc::default())
         };
         known.or_else(failed)
     }
@@ -111,11 +103,8 @@ impl Shared {
         }
         if !life.is_zero() {
             let key = cache_key(answer.applies_to, &answer.image);
-            let known = CachedCredentials {
-                keyring: answer.keyring.clone(),
-                expires: Instant::now() + life,
-            };
-            self.answers.insert((index, key), known);
+            self.answers
+                .insert((index, key), answer.keyring.clone(), life);
         }
     }
 }
@@ -132,8 +121,8 @@ impl Providers {
         Ok(Self {
             folder: folder.to_owned(),
             shared: Arc::new(Shared {
-                answers: Cache::new(MAX_ANSWERS),
-                failures: Cache::new(MAX_ANSWERS),
+                answers: ExpiringCache::new(MAX_ANSWERS),
+                failures: ExpiringCache::new(MAX_ANSWERS),
                 applies_to: list.iter().map(|_| Mutex::default()).collect(),
             }),
             list,
@@ -230,8 +219,7 @@ async fn run(
                 error,
                 "no credentials from the plugin"
             );
-            let until = Instant::now() + FAILURE_TTL;
-            shared.failures.insert((index, name), until);
+            shared.failures.insert((index, name), (), FAILURE_TTL);
             Answer {
                 keyring: Arc::default(),
                 applies_to: CacheKey::Image,

@@ -1,4 +1,4 @@
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{fs, os::unix::fs::PermissionsExt, time::Instant};
 
 use secrecy::ExposeSecret;
 use tempfile::TempDir;

@@ -8,7 +8,7 @@ use crate::selection::compatibility::{
 
 fn required(document: &CompatibilityDocument, nodes: &[Labels]) -> String {
     let groups = groups(nodes);
-    let nodes = document.choose(&groups, &anywhere).unwrap().nodes();
+    let nodes = Choice::of(document, &groups, &anywhere).unwrap().nodes();
     serde_json::json!(nodes.unwrap().required.terms()).to_string()
 }
 
@@ -51,8 +51,7 @@ fn the_same_image_runs_on_further_nodes() {
         let [high, low] = weights;
         let all = [("same", high, &[faster][..]), ("same", low, &[fast])];
         let document = document(&all);
-        let nodes = document
-            .choose(&groups, &anywhere)
+        let nodes = Choice::of(&document, &groups, &anywhere)
             .unwrap()
             .nodes()
             .unwrap();
@@ -108,7 +107,9 @@ fn weights_are_preferences() {
             .map(|(weight, rules)| ("same", *weight, &rules[..]))
             .collect();
         let document = document(&all);
-        let terms = document.choose(&groups, &anywhere).unwrap().preferred();
+        let terms = Choice::of(&document, &groups, &anywhere)
+            .unwrap()
+            .preferred();
         let found: Vec<_> = terms
             .iter()
             .map(|(_, term)| (term.expressions[0].values[0].as_str(), term.weight))
@@ -118,7 +119,9 @@ fn weights_are_preferences() {
     let rules = [fast];
     let many: Vec<_> = (0..20).map(|n| ("same", 20 - n, &rules[..])).collect();
     let document = document(&many);
-    let terms = document.choose(&groups, &anywhere).unwrap().preferred();
+    let terms = Choice::of(&document, &groups, &anywhere)
+        .unwrap()
+        .preferred();
     assert_eq!((terms.len(), terms[0].1.weight), (16, 20), "the best ones");
 }
 
@@ -215,7 +218,7 @@ fn features_become_labels_or_names() {
         ))
     };
     let required = |document: &CompatibilityDocument, groups: &[NodeGroup<'_>]| {
-        let choice = document.choose(groups, &anywhere).unwrap();
+        let choice = Choice::of(document, groups, &anywhere).unwrap();
         choice
             .nodes()
             .map(|nodes| serde_json::json!(nodes.required.terms()).to_string())
@@ -280,7 +283,7 @@ fn impossible_alternatives_are_left_out() {
             any.join(", ")
         );
         let document = features(&text);
-        let choice = document.choose(&groups, &anywhere).unwrap();
+        let choice = Choice::of(&document, &groups, &anywhere).unwrap();
         let nodes = choice.nodes().unwrap().sorted_by(&groups);
         assert!(
             nodes.required.terms().iter().flatten().all(is_valid),
@@ -320,7 +323,7 @@ fn large_choices_are_refused() {
     let nodes: Vec<Labels> = many.iter().map(|text| labels(text)).collect();
     let all = document(&[("x", 0, &[("host", "InRegexp", &["^node"])])]);
     let groups = groups(&nodes);
-    assert_eq!(all.choose(&groups, &anywhere).unwrap().nodes(), None);
+    assert_eq!(Choice::of(&all, &groups, &anywhere).unwrap().nodes(), None);
 }
 
 proptest! {
@@ -343,10 +346,10 @@ proptest! {
         let forward = groups(&nodes);
         let fits = |entry: &crate::selection::compatibility::Compatibility| forward.iter().any(|group| entry.fits(group.facts));
         let best = document.entries.iter().filter(|entry| fits(entry)).map(|entry| entry.weight).max();
-        let choice = document.choose(&forward, &anywhere);
+        let choice = Choice::of(&document, &forward, &anywhere);
         prop_assert_eq!(choice.as_ref().ok().map(|choice| choice.best.entry.weight), best);
         let backward: Vec<_> = forward.iter().rev().copied().collect();
-        let again = document.choose(&backward, &anywhere);
+        let again = Choice::of(&document, &backward, &anywhere);
         prop_assert_eq!(choice.is_ok(), again.is_ok());
         if let (Ok(choice), Ok(again)) = (choice, again) {
             prop_assert!(std::ptr::eq(choice.best.entry, again.best.entry));

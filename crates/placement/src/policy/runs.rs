@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use archaware_platform::{Architectures, ImageArchitectures};
 
-use super::{NodeVariant, PlacementPolicy, node_view::NodeView, suffices};
+use super::PlacementPolicy;
+use crate::{NodeVariant, node_view::NodeView, suffices};
 
 /// A node, as far as it decides which images it runs.
 #[derive(Clone, Copy, Debug)]

@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use archaware_platform::{Architectures, Os};
 
-use super::{
-    PlacementPolicy,
+use super::PlacementPolicy;
+use crate::{
     affinity_change::{self, AffinityChange, Preference, Wanted},
     author_nodes::AuthorNodes,
     decision::Decision,

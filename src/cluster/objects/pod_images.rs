@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    cluster::objects::PodSpec,
     image::PullPolicy,
     placement::{PodRuntime, affinity::NodeSelectorTerm, requirement::Operator},
     platform::Os,
 };
+
+use super::PodSpec;
 
 const OS_LABELS: [&str; 2] = ["kubernetes.io/os", "beta.kubernetes.io/os"];
 

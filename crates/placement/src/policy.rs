@@ -1,5 +1,8 @@
 //! Decides from the platforms of its images where a pod may run.
 
+pub mod change;
+mod runs;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
@@ -7,6 +10,8 @@ use serde_json::Value;
 use archaware_platform::{
     Architecture, Architectures, ImageArchitectures, Os, PlatformSet, Variants,
 };
+
+pub use runs::NodePlatform;
 
 use super::{
     TaintKind, VariantPolicy,
