@@ -50,7 +50,7 @@ mod tests {
     #[test]
     fn a_value_lives_for_its_time() {
         let cache = ExpiringCache::new(8);
-        let hour = Duration::from_secs(3600);
+        let hour = Duration::from_hours(1);
         cache.insert("short", 1, Duration::ZERO);
         cache.insert("long", 2, hour);
         assert_eq!((cache.get("short"), cache.get("long")), (None, Some(2)));
