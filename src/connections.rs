@@ -16,15 +16,17 @@ use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-/// Idle timeout. Longer than the API server's own (90 s), so that the API server closes the connection first and
-/// never sends a request to a closed one. Also the limit for receiving the headers of a request.
+/// Idle timeout. Longer than the API server's own (90 s), so that the API server closes the
+/// connection first and never sends a request to a closed connection. Also the limit for receiving
+/// the headers of a request.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_mins(2);
-/// Timeout until the first request over TCP. Connections are limited, so unused ones are closed.
+/// Timeout until the first request over TCP. Connections are limited, so unused connections are
+/// closed.
 pub(crate) const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of a request's headers.
 pub(crate) const MAX_HEADERS: usize = 16 << 10;
 
-/// Which connections give their places to new ones when these get scarce.
+/// Which connections are closed for new connections when slots get scarce.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Evict {
     /// Those that have had no request.
@@ -33,8 +35,9 @@ pub(crate) enum Evict {
     Idle,
 }
 
-/// Bounds the connections of a server. When seven eighths of the places are taken, each new connection makes the oldest
-/// one close that may be evicted, so that half-open and idle connections do not keep out the others.
+/// Bounds the connections of a server. When seven eighths of the slots are taken, each new
+/// connection makes the oldest evictable connection close, so that half-open and idle connections
+/// do not keep clients out.
 pub(crate) struct ConnectionSlots {
     evict: Evict,
     total: usize,
@@ -154,8 +157,8 @@ impl ConnectionSlots {
         })
     }
 
-    /// Accepts connections for ever. One that gets no slot is closed at once: a refused connection fails immediately,
-    /// a hanging one after the client's timeout.
+    /// Accepts connections for ever. A connection without a slot is closed at once: a refused
+    /// connection fails immediately, a hanging connection after the client's timeout.
     pub(crate) async fn accept(
         &self,
         listener: &TcpListener,

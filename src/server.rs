@@ -44,9 +44,11 @@ const API_CHECK: Duration = Duration::from_millis(800);
 const API_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of connections. Prometheus, the kubelet and people have a few.
 const MAX_CONNECTIONS: usize = 512;
-/// Maximum number of connections from one address, so that somebody in the pod network does not take the kubelet's.
+/// Maximum number of connections from one address, so that a client in the pod network does not use
+/// up the kubelet's connections.
 const MAX_OF_PEER: usize = 64;
-/// How long a connection may be idle between requests; Prometheus connects anew.
+/// How long a connection may be idle between requests. Shorter than the scrape interval of
+/// Prometheus, which opens a new connection then.
 const IDLE: Duration = Duration::from_secs(15);
 /// After this a connection is closed, whether its client reads or not.
 const LIFETIME: Duration = Duration::from_mins(5);
@@ -85,7 +87,7 @@ impl ApiCheck {
     }
 
     async fn check(self: &Arc<Self>) -> Result<(), String> {
-        // A task of its own: whoever asks and goes away must not make the next one ask again.
+        // A task of its own: a client that goes away must not make the next client ask again.
         let this = self.clone();
         let check = tokio::spawn(async move { this.ask().await });
         let stopping = |_| Err("the check was cancelled".to_owned());
@@ -213,7 +215,8 @@ async fn ready(State(health): State<Health>) -> (StatusCode, String) {
         Ok(part) => format!("[+] {part} ok\n"),
         Err(why) => format!("[-] {why}\n"),
     });
-    // Not a condition of readiness: the API server keeps its connection to one replica and may never ask this one.
+    // Not a condition of readiness: the API server keeps its connection to one replica and may
+    // never call this replica.
     let asked = health.admission.iter().map(|_| {
         health.metrics.admissions.last_asked().map_or_else(
             || {
@@ -373,7 +376,7 @@ mod tests {
         let mut answer = [0; 15];
         first.read_exact(&mut answer).await.unwrap();
         assert_eq!(&answer, b"HTTP/1.1 200 OK");
-        // The others are closed after ten seconds, and new ones get their places.
+        // The other connections are closed after ten seconds, and new connections get their slots.
         for stream in &mut streams[1..] {
             assert!(is_closed(stream, Duration::from_secs(20)).await);
         }

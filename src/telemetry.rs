@@ -75,7 +75,8 @@ fn filter(level: &str) -> Result<EnvFilter, LevelError> {
         return Err(LevelError(level.to_owned()));
     }
     let directives = if LEVELS.contains(&lower.as_str()) {
-        // kube's client logs failed connections as errors; archaware reports them itself, with what it was doing.
+        // kube's client logs failed connections as errors. archaware reports them itself, with the
+        // operation that failed.
         format!(
             "{},kube_client::client::builder=off,archaware={lower}",
             if lower == "off" { "off" } else { "warn" }

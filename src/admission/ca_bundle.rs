@@ -5,7 +5,7 @@ use std::{sync::Arc, time::SystemTime};
 
 use x509_cert::Certificate;
 
-/// Authorities for the `caBundle`, PEM. `None`: the user maintains the `caBundle`.
+/// Authorities for the `caBundle`, PEM; `None` if the user maintains the `caBundle`.
 pub(super) type CaBundle = Option<Arc<str>>;
 
 /// The `caBundle` in the API server.
@@ -24,7 +24,7 @@ pub(super) enum Published {
 const MAX_AUTHORITIES: usize = 8;
 const END: &str = "-----END CERTIFICATE-----";
 
-/// The bundle with another authority and without expired ones.
+/// The bundle plus an authority, minus expired authorities.
 pub(in crate::admission) fn with_authority(authority: &str, bundle: &str) -> String {
     let mut all: Vec<&str> = pem_certificates(authority);
     for one in pem_certificates(bundle) {

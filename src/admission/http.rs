@@ -1,4 +1,4 @@
-//! Answers HTTP requests to the webhook. What is not a valid request of the API server gets a 4xx with the reason.
+//! Answers HTTP requests to the webhook. An invalid request gets a 4xx with the reason.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -32,7 +32,7 @@ use super::{
 const MAX_BODY: usize = 3 << 20;
 /// Maximum bytes of all concurrent bodies. Thousands of typical pods fit; beyond that the request fails open.
 const MAX_BODIES: usize = 64 << 20;
-/// Counted for each body in addition to its bytes, so that the number of small ones is bounded.
+/// Counted for each body in addition to its bytes, so that the number of small bodies is bounded.
 const OVERHEAD: usize = 8 << 10;
 /// A request up to this size is evaluated further in the background when its time is over.
 const MAX_BACKGROUND_BODY: usize = 64 << 10;

@@ -177,7 +177,7 @@ fn names(url: &str, namespace: &str) -> Vec<String> {
     let mut names = vec![format!("{NAME}.{namespace}.svc")];
     let uri = url.parse::<::http::Uri>().ok();
     let host = uri.as_ref().and_then(::http::Uri::host);
-    // An IPv6 address has several spellings; a certificate has a single one.
+    // An IPv6 address has several spellings; a certificate contains only one of them.
     let host = host.map(|host| host.trim_matches(['[', ']']));
     names.extend(host.map(|host| match host.parse::<std::net::IpAddr>() {
         Ok(address) => address.to_string(),

@@ -9,7 +9,8 @@ use crate::{cluster::patch::JsonPatch, json::Object};
 
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
-/// Maximum bytes of a warning; the API server truncates longer ones (`k8s.io/apiserver`, `warning`).
+/// Maximum bytes of a warning; the API server truncates longer warnings (`k8s.io/apiserver`,
+/// `warning`).
 const MAX_WARNING: usize = 256;
 
 /// A request as received.
@@ -78,11 +79,11 @@ pub(super) enum InvalidReview {
 
 #[derive(Debug, Default)]
 pub(super) struct AdmissionResponse {
-    /// The reason for rejecting the object; `None`: it is admitted.
+    /// The reason for rejecting the object; `None` if it is admitted.
     pub(super) refused: Option<String>,
     /// The patch of the object.
     pub(super) patch: Option<JsonPatch>,
-    /// Warnings for the user who made the request.
+    /// Warnings for the user who sent the request.
     pub(super) warnings: Vec<String>,
 }
 

@@ -93,7 +93,7 @@ impl ReviewedPod {
         let (decision, change) = decision.unzip();
         let mut change = change.unwrap_or_default();
         change.runtime_class = class.or_else(|| self.kept_class());
-        // Nothing is added for a pod that no architecture can run, but that it waits is said.
+        // A pod that no architecture can run gets no additions, but the warning that it waits.
         let decision =
             decision.filter(|own| !change.is_empty() || *own == Decision::NoCommonArchitecture);
         let annotations = annotations(&self.pod.metadata);

@@ -147,7 +147,7 @@ async fn connection(
     let stream = TokioIo::new(stream);
     let life = Lifetime {
         first_request: FIRST_REQUEST_TIMEOUT,
-        // Over HTTP/1.1 the last response says so.
+        // Over HTTP/1.1 the last response announces that the connection closes.
         until: is_http2.then_some(until),
     };
     if is_http2 {

@@ -83,7 +83,7 @@ pub(super) struct Webhook {
 /// The limits of one request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestLimits {
-    /// How long its sender waits, if it says so.
+    /// The timeout of the API server, if the request states it.
     pub(super) timeout: Option<Duration>,
     /// Whether images may be resolved further after the answer; the object is held in memory meanwhile.
     pub(super) may_continue_in_background: bool,
@@ -190,7 +190,8 @@ impl Webhook {
             Some(evaluation) => evaluation.demands.class().map(str::to_owned),
             None => self.class_by_rules(&review),
         };
-        // What was selected before cannot be selected later, when the pod exists without gate.
+        // An image that was selected on creation cannot be selected later, when the pod exists
+        // without gate.
         let keeps = matches!(
             outcome,
             Some(AdmissionOutcome::Missed | AdmissionOutcome::Unresolved)
@@ -233,7 +234,7 @@ impl Webhook {
 
     /// The runtime class that rules give to a pod whose images are not known in time.
     fn class_by_rules(&self, review: &ReviewedPod) -> Option<String> {
-        // Nothing is said of a pod whose namespace is not known.
+        // A pod whose namespace is not known gets no warning.
         let namespace = self.namespaces.get(&review.namespace)?;
         self.evaluator.class_by_rules(review.subject(), &namespace)
     }

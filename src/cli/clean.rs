@@ -179,7 +179,7 @@ impl CleanCommand {
 
 impl Session {
     async fn clean_objects(&mut self, recreate_pods: bool) -> anyhow::Result<()> {
-        // First, because the webhook would restore what is removed below.
+        // First, because the webhook would restore the objects that are removed below.
         self.remove_configuration().await;
         self.remove_gates().await.context("cannot list pods")?;
         self.untaint_nodes().await.context("cannot list nodes")?;

@@ -59,7 +59,8 @@ pub(super) async fn load(global: &Global, api: &ApiClient) -> anyhow::Result<Clu
     let source = format!("ConfigMap {name}");
     let mut config = match config::parse(&source, text) {
         Ok(config) => config,
-        // The cluster may run a newer version, with keys that this one does not know.
+        // The cluster may run a newer version of archaware, with configuration keys that this
+        // version does not know.
         Err(error) => {
             tracing::warn!(%error, "the defaults apply; name another configuration with --config");
             return Ok(Config::default().into());

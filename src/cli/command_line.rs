@@ -1,4 +1,4 @@
-//! The command line as clap knows it: under the name by which the program was called, with examples.
+//! The command line for clap: under the name by which the program was called, with examples.
 
 use std::path::Path;
 

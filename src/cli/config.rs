@@ -8,7 +8,7 @@ use super::{CommandStatus, Global, output};
 pub(super) enum ConfigCommand {
     /// Check a file
     Check,
-    /// Print what is in force: the file and the defaults of what it leaves out
+    /// Print the configuration in force: the file, and the defaults of all other keys
     Print {
         /// Print the meaning of each key beside it
         #[arg(long)]

@@ -20,7 +20,7 @@ pub(super) struct ContentProxyCommand {
 }
 
 impl ContentProxyCommand {
-    /// The namespaces come from the configuration, so that both processes use the same ones.
+    /// The namespaces come from the configuration, so that both processes use the same namespaces.
     pub(super) async fn execute(self, global: Global) -> anyhow::Result<CommandStatus> {
         let containerd = global.load_config()?.containerd;
         let forwarding = Forwarding {

@@ -70,7 +70,7 @@ enum ExplainOutput {
     Table,
     /// For programs; stable.
     Json,
-    /// The same as YAML.
+    /// YAML with the fields of `json`.
     Yaml,
 }
 
@@ -234,7 +234,7 @@ async fn explain_target(
         failed: &seen.failed,
         tried: &tried,
         nodes: cluster.nodes.as_deref(),
-        // What it left on the pod says more than a Lease that is not found.
+        // archaware's additions on the pod prove more than a missing Lease.
         is_installed: cluster
             .is_installed
             .filter(|installed| *installed || !target.has_traces()),

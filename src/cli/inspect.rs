@@ -84,7 +84,7 @@ impl InspectCommand {
                     image,
                     policy: PullPolicy::IfNotPresent,
                     keyring: keys,
-                    // A registry that hangs does not hold up the others.
+                    // A registry that hangs does not delay other registries.
                     tenant: image.split('/').next().unwrap_or_default(),
                 };
                 let answer = resolver.resolve_by(request, deadline).await;
@@ -163,7 +163,7 @@ impl InspectResult {
     }
 }
 
-/// One line per request, in the order in which they ended.
+/// One line per request, in the order in which the requests ended.
 fn trace_table(events: &[RecordedEvent]) -> String {
     let rows = events.iter().map(|event| {
         let field = |name| event.field(name).to_owned();

@@ -135,14 +135,14 @@ struct Global {
 enum Command {
     /// Run the controller
     Run(run::RunCommand),
-    /// Show what run would change now, without changing it
+    /// Show the changes that run would make now, without making them
     Plan(plan::PlanCommand),
     /// Remove archaware's webhook, gates, taints, tolerations and Lease from the cluster
     Clean(clean::CleanCommand),
     /// Explain why pods are pending, fail, or run where they do, and what to do
     #[command(alias = "why")]
     Explain(Box<explain::ExplainCommand>),
-    /// Report what workloads could run on, and what keeps them from it
+    /// Report which architectures workloads could run on, and which images prevent it
     Report(Box<report::ReportCommand>),
     /// Show the platforms of images
     Inspect(inspect::InspectCommand),
@@ -328,7 +328,7 @@ impl Global {
         Ok(api::connect(kubeconfig, context, metrics.api.clone()).await?)
     }
 
-    /// The same for commands that end at once if the API server does not answer.
+    /// Like `api`, for commands that fail at once if the API server does not answer.
     async fn reachable_api(&self, metrics: &Metrics) -> anyhow::Result<ApiClient> {
         let api = self.api(metrics).await?;
         match api.ping().await {

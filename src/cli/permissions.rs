@@ -1,4 +1,5 @@
-//! Permissions that the user lacks: a command that only reads names them, and says what it can without them.
+//! Missing permissions of the user: a read-only command lists them, and prints the rest of its
+//! result.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +17,7 @@ impl MissingPermissions {
         self.0.insert(permission);
     }
 
-    /// What was read, or `None` without the permission for it.
+    /// The value that was read, or `None` if the permission for it is missing.
     pub(super) fn check<T>(
         &mut self,
         permission: impl FnOnce() -> String,

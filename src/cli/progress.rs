@@ -27,7 +27,7 @@ impl Progress {
         }
     }
 
-    /// Reports that one object is done.
+    /// Counts a finished object, and prints its failure.
     pub(super) fn report(&self, what: &str, outcome: &Result<(), String>, dry_run: bool) {
         match (&self.0, outcome) {
             (Some(bar), _) if !dry_run => {
@@ -41,7 +41,7 @@ impl Progress {
         }
     }
 
-    /// Reports that one more is done, on a terminal only.
+    /// Counts a finished object, on a terminal only.
     pub(super) fn step(&self) {
         if let Some(bar) = &self.0 {
             bar.inc(1);

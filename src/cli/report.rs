@@ -1,4 +1,5 @@
-//! `archaware report`: what workloads could run on, and what keeps them from it. Reads only.
+//! `archaware report`: which architectures workloads could run on, and which images prevent it.
+//! Reads only.
 
 mod cache;
 mod cluster;
@@ -267,7 +268,8 @@ impl ReportCommand {
         let workloads = report.workloads.iter();
         let answers = workloads.flat_map(|workload| &workload.answers);
         let mut fails = answers.map(|answer| self.fails(answer));
-        // What could not be read is not known; and a check that has nothing to check must not pass.
+        // Objects that could not be read are not known, and a check without objects to check must
+        // not pass.
         let is_unread =
             !(report.missing_permissions.is_empty() && report.unread_objects.is_empty());
         let unread = self.fail_on.contains(&FailOn::Unknown) && is_unread;
@@ -295,8 +297,8 @@ fn architecture(text: &str) -> Result<Architecture, String> {
     known.ok_or_else(|| "it is no architecture, like arm64 or s390x".to_owned())
 }
 
-/// What is known of workloads, with a progress bar.
-/// A namespace without workloads may be one that does not exist. Who may not ask is not told.
+/// A namespace without workloads may be a namespace that does not exist. Skipped without permission
+/// to read namespaces.
 async fn require_namespace(api: &ApiClient, name: &str) -> anyhow::Result<()> {
     let name = NamespacedName::cluster(name);
     if let Ok(None) = api.find_metadata::<Namespace>(&name).await {
@@ -305,6 +307,7 @@ async fn require_namespace(api: &ApiClient, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Resolves the images of workloads, with a progress bar.
 async fn inspect(inspector: &Inspector, found: Vec<FoundWorkload>) -> Vec<KnownWorkload> {
     let progress = Progress::new();
     progress.expect(found.len());

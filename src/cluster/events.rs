@@ -75,7 +75,7 @@ pub enum EventReason {
     ChangeRefused,
     /// A container cannot run on its node, because its image is for another architecture.
     WrongArchitecture,
-    /// The pod was evicted, so that it is created anew and placed by its images.
+    /// The pod was evicted, so that its replacement is placed by its images.
     Recreated,
     /// A rule of the configuration selects the pod and is left out.
     RuleLeftOut,
@@ -146,8 +146,8 @@ pub fn channel(api: ApiClient, metrics: Metrics) -> (Events, EventWriter) {
 }
 
 impl Events {
-    /// Queues an event about an object. The same note about the same object is not repeated within
-    /// [`REPEAT_INTERVAL`].
+    /// Queues an event about an object. An event with the same note about the same object is not
+    /// repeated within [`REPEAT_INTERVAL`].
     pub fn publish<K: ApiObject>(&self, on: &K, reason: EventReason, mut note: String) {
         let regarding = on.object_ref(&());
         note.truncate(note.floor_char_boundary(MAX_NOTE));
@@ -205,7 +205,7 @@ impl EventWriter {
             let name = NamespacedName::new(&namespace, name);
             let patch = patch::event_series(&series);
             match self.api.patch::<Event>(&name, patch).await {
-                // It has expired, or somebody deleted it.
+                // It has expired, or a user deleted it.
                 Err(ApiError::NotFound(_)) => {}
                 result => return result,
             }

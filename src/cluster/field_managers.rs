@@ -24,7 +24,7 @@ pub struct FieldManagers {
 /// The latest write of a manager that wrote archaware's record of a template's tolerations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// When.
+    /// The time of its last write.
     pub time: Option<Time>,
     /// Whether it was archaware's controller. What the webhook adds belongs to the manager whose request it was.
     pub is_by_controller: bool,
@@ -45,7 +45,8 @@ impl FieldManagers {
         appliers.map(|one| one.name.as_str())
     }
 
-    /// Who wrote archaware's record of a template's tolerations, and when; `None`: it is not known.
+    /// Who wrote archaware's record of a template's tolerations, and when; `None` if no field
+    /// manager claims it.
     pub fn recorded(&self) -> Option<&Recorded> {
         self.recorded.as_ref()
     }
@@ -140,7 +141,8 @@ impl Entry {
 }
 
 impl<'de> Deserialize<'de> for FieldManagers {
-    /// What is no list has no managers: parsing never fails because of an unusual object.
+    /// A value that is not a list yields no managers: parsing never fails because of an unusual
+    /// object.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(Entries)
     }
@@ -198,7 +200,7 @@ mod tests {
                 json!([record("archaware", 3)]),
                 Some(("2026-01-01T00:03:00Z", true)),
             ),
-            // The webhook added it to somebody's request.
+            // The webhook added it to a user's request.
             (
                 json!([record("archaware", 3), record("kubectl-create", 4)]),
                 Some(("2026-01-01T00:04:00Z", false)),

@@ -1,5 +1,5 @@
-//! Kinds of objects by the names that people type: those that run pods from a table, all others from the discovery of the
-//! cluster.
+//! Kinds of objects by the names that people type: kinds with pods from a table, all other kinds
+//! from the discovery of the cluster.
 
 use kube::core::{
     GroupVersionKind,

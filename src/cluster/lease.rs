@@ -64,11 +64,11 @@ impl Leadership {
     }
 }
 
-/// What is stored with the Lease for the next holder.
+/// Data that is stored with the Lease for the next holder.
 pub trait LeaseMemory: Send + Sync {
-    /// Takes over what was stored.
+    /// Takes over the stored data.
     fn read(&self, text: &str);
-    /// What to store; `None` leaves what is there.
+    /// The data to store; `None` leaves the stored data unchanged.
     fn text(&self) -> Option<String>;
 }
 
@@ -95,7 +95,8 @@ pub struct Elector {
 }
 
 impl Elector {
-    /// An elector with name `identity` in `namespace`, and its result. Whoever leads has read `memory` before.
+    /// An elector with name `identity` in `namespace`, and its result. `memory` is loaded before
+    /// leadership is reported.
     pub fn new(
         api: &ApiClient,
         namespace: &str,
@@ -306,8 +307,8 @@ fn duration_of(record: &LeaseSpec) -> Duration {
     seconds.map_or(LEASE_DURATION, Duration::from_secs)
 }
 
-/// Makes `identity` the holder of the Lease for this long, whoever holds it. A former holder stops at its next renewal; it
-/// is certain that it writes no more after [`LEASE_DURATION`].
+/// Makes `identity` the holder of the Lease for this long, even if another process holds it. A
+/// former holder stops at its next renewal; after [`LEASE_DURATION`] it certainly writes no more.
 ///
 /// # Errors
 ///
@@ -339,7 +340,7 @@ pub async fn take(
     result
 }
 
-/// Reads what is stored with the Lease into `memory`, without taking part in the election.
+/// Reads the data that is stored with the Lease into `memory`, without taking part in the election.
 ///
 /// # Errors
 ///

@@ -21,7 +21,8 @@ use super::{
 /// archaware's annotations of the namespaces that have some, by uid.
 type KnownAnnotations = Arc<Mutex<HashMap<String, BTreeMap<String, String>>>>;
 
-/// Forgets deleted namespaces: there may be thousands of short-lived ones, and one of the same name may come later.
+/// Forgets deleted namespaces: there may be thousands of short-lived namespaces, and a new one may
+/// get the same name.
 fn forget(known: KnownAnnotations) -> impl Fn(Removed<'_, Namespace>) + Send + 'static {
     move |removed| removed.forget_in(&mut known.lock())
 }
@@ -151,8 +152,8 @@ mod tests {
     use super::*;
     use crate::scripted_api::ScriptedApi;
 
-    /// A namespace that is deleted and made anew with the same annotations: pods that were evaluated in between did not know
-    /// them, so this is a change.
+    /// A namespace that is deleted and created again with the same annotations counts as a change:
+    /// pods that were evaluated in between did not have the annotations.
     #[tokio::test(start_paused = true)]
     async fn deleted_namespaces_are_forgotten() {
         const PATH: &str = "/api/v1/namespaces/a";

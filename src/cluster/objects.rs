@@ -152,7 +152,7 @@ pub struct PodStatus {
 }
 
 impl PodStatus {
-    /// All containers, in the order in which they start.
+    /// The statuses of all containers: init containers, containers, ephemeral containers.
     pub fn containers(&self) -> impl Iterator<Item = &ContainerStatus> {
         self.init_container_statuses
             .iter()
@@ -296,7 +296,7 @@ impl Pod {
         annotations.is_some_and(|annotations| annotations.contains_key(MIRROR))
     }
 
-    /// What creates the pod anew when it is gone.
+    /// The controller that replaces the pod when it is gone.
     pub fn controller(&self) -> Option<&OwnerReference> {
         let owners = self.metadata.owner_references.as_deref();
         let mut owners = owners.unwrap_or_default().iter();

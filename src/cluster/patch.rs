@@ -1,9 +1,11 @@
-//! JSON patches, guarded: each is applied only if what it relies on is unchanged. Only [`replicas`], [`event_series`] and the webhook's patches have no guard.
+//! JSON patches, guarded: each is applied only if the fields on which it relies are unchanged. Only
+//! [`replicas`], [`event_series`] and the webhook's patches have no guard.
 //!
-//! Tolerations and taints are atomic lists without a merge key, so any other kind of patch would replace the whole
-//! list. Appends to a pod or template require an unchanged list; those to a node do not conflict with other appends. `test` operations prevent it from being applied
-//! twice, or to another object of the same name. Patches of nodes do not test `resourceVersion`, because it changes with every update
-//! of the status.
+//! Tolerations and taints are atomic lists without a merge key, so any other kind of patch would
+//! replace the whole list. Appends to a pod or template require an unchanged list; appends to a
+//! node do not conflict with other appends. `test` operations prevent that a patch is applied
+//! twice, or to another object of the same name. Patches of nodes do not test `resourceVersion`,
+//! because it changes with every update of the status.
 
 pub mod pod;
 
@@ -271,7 +273,7 @@ pub fn webhooks(found: &MutatingWebhookConfiguration, webhooks: Vec<Value>) -> J
     patch
 }
 
-/// Sets the `caBundle` (base64) of webhooks that have another one.
+/// Sets the `caBundle` (base64) of webhooks that have another `caBundle`.
 pub fn ca_bundle(found: &MutatingWebhookConfiguration, bundle: &str) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&found.metadata);
     for (index, webhook) in found.webhooks.iter().flatten().enumerate() {
@@ -292,8 +294,8 @@ pub fn ca_bundle(found: &MutatingWebhookConfiguration, bundle: &str) -> JsonPatc
     patch
 }
 
-/// Updates an unchanged Lease, and what is stored with it unless that is `None`. Only its holders write it, so
-/// `resourceVersion` is a good guard.
+/// Updates an unchanged Lease, and the data stored with it unless `memory` is `None`. Only holders
+/// write a Lease, so `resourceVersion` is a good guard.
 pub fn lease(seen: &Lease, record: &LeaseSpec, memory: Option<&str>) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&seen.metadata);
     let version = &seen.metadata.resource_version;

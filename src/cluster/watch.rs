@@ -122,7 +122,7 @@ pub enum Removed<'a, K> {
 }
 
 impl<K: ApiObject> Removed<'_, K> {
-    /// Removes what is kept about these objects, by their uid.
+    /// Removes the entries of these objects from a map by uid.
     pub fn forget_in<V>(&self, kept: &mut HashMap<String, V>) {
         match self {
             Self::One(object) => {

@@ -11,7 +11,7 @@ use crate::error::chain;
 
 use super::{name::NamespacedName, objects::PodTemplate};
 
-/// Where kinds have their pod template: `Deployment` and most others, `CronJob`.
+/// Where kinds have their pod template: `Deployment` and most other kinds, `CronJob`.
 const TEMPLATES: [&str; 2] = ["/spec/template", "/spec/jobTemplate/spec/template"];
 
 /// An object that runs pods.
@@ -23,9 +23,9 @@ pub struct Workload {
     pub kind: String,
     /// Its name; the namespace is `None` if a manifest does not say it.
     pub name: NamespacedName,
-    /// What its pods are made of; of a pod, the pod itself.
+    /// The template of its pods; of a pod, the pod itself.
     pub template: PodTemplate,
-    /// How many pods it wants; `None`: its kind does not say it.
+    /// The number of pods that it wants; `None` if its kind has no such field.
     pub replicas: Option<u64>,
     /// The label selector of its pods.
     pub selector: Option<String>,

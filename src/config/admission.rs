@@ -140,7 +140,7 @@ impl AdmissionConfig {
     }
 }
 
-/// What happens to pods whose images are not cached.
+/// How to treat pods whose images are not cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum OnMiss {
@@ -154,7 +154,7 @@ pub enum OnMiss {
     Gate,
 }
 
-/// What happens to pods whose images share no architecture.
+/// How to treat pods whose images share no architecture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum OnNoCommonArchitecture {

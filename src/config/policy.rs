@@ -75,7 +75,7 @@ impl From<&FailureConfig> for FailurePolicy {
 }
 
 impl Config {
-    /// Takes out the files that only the pods of the installation have. Returns the keys of those that are named.
+    /// Removes the files that exist only in the pods of the installation. Returns their keys.
     pub fn without_files(&mut self) -> Vec<&'static str> {
         let (registries, plugins) = (&mut self.registries, &mut self.credential_providers);
         let mut found = Vec::new();

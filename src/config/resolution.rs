@@ -86,7 +86,7 @@ impl Default for CacheConfig {
     }
 }
 
-/// What happens to pods whose images cannot be resolved.
+/// How to treat pods whose images cannot be resolved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct FailureConfig {

@@ -100,7 +100,7 @@ impl Default for PredictorConfig {
     }
 }
 
-/// What happens to pods whose documents name no image that fits a node.
+/// How to treat pods whose documents name no image that fits a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum OnNoMatch {

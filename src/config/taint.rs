@@ -17,7 +17,7 @@ pub struct TaintConfig {
     pub manage: bool,
     /// Its key; the value is the node's architecture. For another key see install.md.
     pub key: QualifiedName,
-    /// Its effect.
+    /// The effect of the taint.
     pub effect: Effect,
     /// Only nodes of these architectures are tainted; empty means all.
     pub architectures: Vec<Architecture>,
@@ -43,7 +43,7 @@ impl Default for TaintConfig {
     }
 }
 
-/// What happens to the pods that run on a node before it is tainted.
+/// How to treat the pods on a node before the node is tainted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum BoundPods {

@@ -50,7 +50,7 @@ pub struct Forwarding {
 /// A call that may be forwarded.
 #[derive(Debug)]
 pub(super) struct AllowedCall {
-    /// The forwarded headers; all others are dropped.
+    /// The forwarded headers; all other headers are dropped.
     pub(super) headers: HeaderMap,
     /// Size limit of the request.
     pub(super) size: Size,

@@ -13,7 +13,7 @@ use prost::Message;
 
 use crate::image::digest::Digest;
 
-/// Whether the single message of a call contains what its method requires.
+/// Whether the single message of a call contains the fields that its method requires.
 pub(super) fn is_well_formed(path: &str, body: &[u8]) -> bool {
     match path {
         // A whole document in one message, whose digest containerd verifies. archaware writes in no other way.

@@ -18,7 +18,7 @@ use crate::{
 
 use super::permissions;
 
-/// What is looked at.
+/// The parts of the cluster that are checked.
 pub(super) struct Advice {
     pub(super) api: ApiClient,
     pub(super) config: Arc<Config>,
@@ -29,7 +29,7 @@ pub(super) struct Advice {
 }
 
 impl Advice {
-    /// Waits until this process leads, so that one replica says it.
+    /// Waits until this process leads, so that only one replica logs the advice.
     pub(super) async fn log(self, mut leadership: watch::Receiver<bool>) {
         for mut list in self.lists {
             if list.wait_for(|ready| *ready).await.is_err() {
@@ -49,7 +49,7 @@ impl Advice {
     }
 }
 
-/// What it means if pull secrets cannot be read everywhere; `None` if they can.
+/// The consequence if pull secrets cannot be read everywhere; `None` if they can.
 pub(crate) async fn without_pull_secrets(
     api: &ApiClient,
 ) -> Result<Option<&'static str>, ApiError> {

@@ -1,4 +1,4 @@
-//! Builds the controllers from what they share, and starts their tasks.
+//! Builds the controllers from their shared parts, and starts their tasks.
 
 use std::{
     num::NonZeroU16,
@@ -265,7 +265,8 @@ impl Components {
         (may_taint, store, ready)
     }
 
-    /// Starts what gives bound pods their tolerations. Returns the nodes that may be tainted then.
+    /// Starts the worker that gives bound pods their tolerations. Returns the nodes that may be
+    /// tainted then.
     fn bound_pods(
         &mut self,
         requests: BoundPods,
@@ -300,7 +301,7 @@ impl Components {
         }
     }
 
-    /// Removes what is kept about deleted objects.
+    /// Removes the state of deleted objects.
     fn forget<K: Resource<DynamicType = ()> + Clone + 'static>(
         &self,
         controller: &'static str,

@@ -1,4 +1,5 @@
-//! What survives a restart: the keys of earlier configurations, and which objects others rewrite.
+//! Data that survives a restart: the keys of earlier configurations, and the objects that other
+//! controllers rewrite.
 
 use std::{
     collections::HashMap,
@@ -19,7 +20,7 @@ use crate::{
     },
 };
 
-/// What is stored with the Lease. Cheap to clone.
+/// The data that is stored with the Lease. Cheap to clone.
 #[derive(Clone)]
 pub struct Durable(Arc<Mutex<Inner>>);
 
@@ -46,7 +47,7 @@ impl Inner {
 /// The name of evictions of pods that cannot run on their nodes.
 pub(super) const EVICTIONS: &str = "evictions";
 
-/// What is stored, and for how long.
+/// The stored kinds of writes, and how long each is kept.
 const CONTROLLERS: [(&str, repairs::RepairPolicy); 3] = [
     ("nodes", repairs::OF_NODES),
     ("daemonsets", repairs::OF_TEMPLATES),
@@ -83,7 +84,7 @@ impl Durable {
         }
     }
 
-    /// Takes a write back that was not made. `last`: what was recorded before.
+    /// Takes back the record of a write that was not made. `last`: the previous record.
     pub(super) fn restore(
         &self,
         controller: &'static str,
@@ -115,7 +116,7 @@ impl Durable {
     }
 }
 
-/// Times are stored in whole seconds, and converted twice: what seems newer by less than this is what is known.
+/// Times are stored in whole seconds, and converted twice. Differences below this are rounding.
 const RESOLUTION: Duration = Duration::from_secs(2);
 
 impl LeaseMemory for Durable {
@@ -153,7 +154,8 @@ impl Durable {
                     at,
                 };
                 let known = inner.written.entry((controller, repair.uid));
-                // What this process did itself may be newer, and what it read earlier older.
+                // A write of this process may be newer than the stored record, and a record read
+                // earlier may be older.
                 let known = known.or_insert(written);
                 let is_newer = known.at + RESOLUTION < at;
                 let is_same_time = at + RESOLUTION >= known.at && !is_newer;
@@ -247,7 +249,7 @@ mod tests {
         assert_eq!(after.written("nodes", Some("u")), None);
     }
 
-    /// The leader reads what it wrote itself, every few seconds.
+    /// The leader reads its own record every few seconds.
     #[test]
     fn times_do_not_creep() {
         let (durable, start, wall) = (durable(), Instant::now(), 1_700_000_000.6);

@@ -1,6 +1,7 @@
-//! Finds pods that fail because their node has another architecture than their images, by what Kubernetes says of them: events about
-//! containers that fail, and pods that failed. Running pods are not watched. Each such pod is read, its images are resolved, and an
-//! event says what to do; with `misplaced: evict` it is evicted, so that its controller makes it anew elsewhere.
+//! Finds pods that fail because their node has another architecture than their images. The sources
+//! are events of Kubernetes about failing containers, and failed pods; running pods are not
+//! watched. archaware reads each such pod, resolves its images, and publishes an event with advice.
+//! With `misplaced: evict` it evicts the pod, so that its controller replaces it elsewhere.
 
 mod hint;
 mod places;
@@ -46,7 +47,8 @@ use super::{
 use hint::Hint;
 use tracker::Tracker;
 
-/// Warning events about pods. The most frequent ones, which do not matter here, are left out by the API server.
+/// Warning events about pods. The API server leaves out the most frequent reasons, which do not
+/// matter here.
 const WARNINGS: &str = "regarding.kind=Pod,type=Warning,reason!=FailedScheduling,reason!=Unhealthy,reason!=FailedMount";
 /// Pods whose containers are not started again (`restartPolicy`), like those of Jobs.
 const FAILED: &str = "status.phase=Failed,spec.nodeName!=";
@@ -58,7 +60,7 @@ const STATUS_PAUSES: [Duration; 2] = [Duration::from_secs(2), Duration::from_sec
 /// Pods that are looked at or wait to be looked at again. Further events wait in the watch.
 const MAX_LOOKS: usize = 256;
 
-/// What finds such pods while this process leads.
+/// Finds misplaced pods while this process leads.
 pub(super) struct MisplacedPods {
     pub(super) api: ApiClient,
     pub(super) evaluator: Evaluator,
@@ -71,7 +73,8 @@ pub(super) struct MisplacedPods {
     pub(super) durable: Durable,
     tracker: Arc<Mutex<Tracker>>,
     looks: Semaphore,
-    /// One eviction at a time: the next one has to see what is recorded for the controller of the pods.
+    /// One eviction at a time: the next eviction depends on the record of the previous one for the
+    /// same controller.
     evicting: tokio::sync::Mutex<()>,
 }
 
@@ -87,7 +90,7 @@ struct Found {
     stated: Option<Architectures>,
 }
 
-/// What a look at a pod found.
+/// The result of checking a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
     /// It is one, and stays.
@@ -95,7 +98,7 @@ enum Look {
     Evicted,
     /// It is gone, or fails for another reason.
     Other,
-    /// An event says that it fails, and its status does not yet.
+    /// An event reports the failure, but the status of the pod does not show it yet.
     Stale,
 }
 
@@ -114,7 +117,7 @@ impl PodNode {
 }
 
 impl MisplacedPods {
-    /// What finds them. `pods`: those without a node.
+    /// `pods`: pods without a node.
     pub(super) fn new(
         api: ApiClient,
         evaluator: Evaluator,
@@ -173,7 +176,8 @@ impl MisplacedPods {
         }
     }
 
-    /// Pods that may be such ones, each again after a while as long as something is said of it.
+    /// Pods that may be on a wrong node. A pod is yielded again while events about it keep
+    /// arriving.
     fn hints(&self) -> impl Stream<Item = Hint> + Send + use<> {
         let tracker = self.tracker.clone();
         let events = stream_objects::<Event>(&self.api, WARNINGS)
@@ -283,7 +287,7 @@ impl MisplacedPods {
         let name = pod.spec.node_name.as_deref()?;
         let node = self.nodes.get(&ObjectRef::new(name))?;
         let view = node.view();
-        // A node without a valid architecture says nothing about images.
+        // A node without a valid architecture cannot be compared with images.
         let architecture = view.architecture.parse().ok()?;
         let variant = self.evaluator.policy.variants.of_view(&view);
         Some(PodNode {
@@ -362,7 +366,7 @@ impl MisplacedPods {
         known.collect()
     }
 
-    /// The architectures that a new pod like this one gets, if that keeps it away from such nodes.
+    /// The architectures that a replacement of this pod gets, if they keep it away from such nodes.
     async fn kept_away(&self, pod: &Pod, node: &PodNode) -> Option<Architectures> {
         let old = subject(pod);
         let mut undecided = old.annotations.clone();
@@ -432,11 +436,11 @@ impl MisplacedPods {
         if self.has_waiting_sibling(pod) {
             return Some(MisplacedState::NotYet);
         }
-        // Looks at other pods do not wait for the rate: this one is repeated.
+        // Checks of other pods do not wait for the rate: this check is repeated.
         if !self.evictor.may_evict_now() {
             return Some(MisplacedState::TooMany);
         }
-        // Recorded first: who leads next must know of it.
+        // Recorded first, because the next leader must know of the eviction.
         self.durable.record(EVICTIONS, owner, written);
         let reason = EvictionReason::WrongArchitecture;
         let result = self.evictor.evict(pod, reason).await;

@@ -23,7 +23,8 @@ pub(super) struct NodeSteps {
     pub(super) bound_pods: Option<BoundPods>,
 }
 
-/// Compares what matters; a heartbeat changes none of it. The images in `status` count, because the store does not get what is the same.
+/// Compares the relevant fields; a heartbeat changes none of them. The images in `status` are
+/// relevant, because the store does not receive nodes that compare as equal.
 pub(super) fn same(old: &Node, new: &Node) -> bool {
     old.metadata.uid == new.metadata.uid
         && old.metadata.labels == new.metadata.labels

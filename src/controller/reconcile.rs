@@ -60,7 +60,8 @@ pub(super) trait ReconcileSteps: Send + Sync + 'static {
         now: Instant,
     ) -> Plan;
 
-    /// Asks whether the plan may be applied now. If not, what it waits for is begun, and the object is reconciled again then.
+    /// Whether the plan may be applied now. If not, the missing preparation is started, and the
+    /// object is reconciled again after it.
     fn may_apply(&self, _object: &Self::Object, _plan: &Plan) -> bool {
         true
     }

@@ -1,6 +1,7 @@
-//! Evicts pods that were created while the webhook did not answer (`affinity.recreatePods`), so that their controllers create them
-//! anew, through the webhook. Without node affinity an autoscaler may make nodes that such a pod does not tolerate, one after the
-//! other, and Kubernetes lets affinity be set only when a pod is created.
+//! Evicts pods that were created while the webhook did not answer (`affinity.recreatePods`), so
+//! that their controllers create replacements through the webhook. Without node affinity an
+//! autoscaler may keep making nodes that such a pod does not tolerate, and Kubernetes lets affinity
+//! be set only when a pod is created.
 
 use std::{
     collections::HashMap,
@@ -40,7 +41,8 @@ pub(super) struct Recreation {
     pub(super) pods: Store<Pod>,
 }
 
-/// What was evicted without knowing whether the webhook is asked: how often, and when last.
+/// Evictions without knowing whether the webhook is called: their number, and the time of the last
+/// one.
 type Trials = (u32, Option<Instant>);
 
 /// The controllers whose pods were evicted: how often in vain, and when last.
@@ -162,7 +164,8 @@ mod tests {
         .unwrap();
         let (now, mut owners) = (Instant::now(), Owners::new());
         let after = |seconds| now + Duration::from_secs(seconds);
-        // Created an hour ago, so it has not had its turn when others of its controller were evicted.
+        // Created an hour ago, before other pods of its controller were evicted, so it counts as
+        // the same round.
         let mut old = pod.clone();
         old.metadata.creation_timestamp =
             Some(Time(jiff::Timestamp::now() - Duration::from_hours(1)));

@@ -21,7 +21,7 @@ use crate::{
 
 use super::age::age;
 
-/// What is known of the webhook's use. Cheap to clone.
+/// Records when the API server calls the webhook. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct WebhookUse {
     pub(super) metrics: Metrics,
@@ -33,8 +33,8 @@ pub(super) struct WebhookUse {
 }
 
 impl WebhookUse {
-    /// Whether the API server has asked the webhook after this pod was created: this replica, or another one, which the result
-    /// shows.
+    /// Whether the API server called the webhook after this pod was created: this replica, or
+    /// another replica, as the pods it changed prove.
     pub(super) fn is_asked_since(&self, pod: &Pod) -> bool {
         let asked = self.metrics.admissions.last_asked();
         let created = pod.metadata.creation_timestamp.as_ref();

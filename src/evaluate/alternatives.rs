@@ -10,11 +10,11 @@ use serde::Serialize;
 pub struct ImageAlternatives {
     /// The container.
     pub container: String,
-    /// The reference of the compatibility document, or of the image to which it is attached.
+    /// The reference of the compatibility document, or of the image with the attached document.
     pub document: String,
     /// Whether an image is selected by it; otherwise its weights are preferences.
     pub selects_image: bool,
-    /// How many nodes there are on which the pod can land.
+    /// The number of nodes that can take the pod with this image.
     pub nodes: usize,
     /// The entries of the document in its order, or the images of its model.
     pub candidates: Vec<ImageAlternative>,
@@ -31,6 +31,6 @@ pub struct ImageAlternative {
     pub weight: Option<i64>,
     /// Whether its image is selected, or its nodes are preferred.
     pub chosen: bool,
-    /// What became of it.
+    /// Whether the entry was chosen, and why not.
     pub outcome: String,
 }

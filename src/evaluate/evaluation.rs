@@ -1,4 +1,4 @@
-//! The result of an evaluation, and how it is said.
+//! The result of an evaluation, and its messages.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ impl Verdict {
     /// The verdict if something more could not be read.
     pub(super) fn without(self, more: Vec<(String, ImageError)>) -> Self {
         let (mut failed, known) = match self {
-            // What is not known could only leave fewer architectures.
+            // Unknown images could only leave fewer architectures.
             Self::Decided(Decision::NoCommonArchitecture) => return self,
             Self::Decided(Decision::Architectures(set)) => (Vec::new(), Some(set)),
             Self::Decided(Decision::TolerateAll) | Self::Skip => (Vec::new(), None),
@@ -76,7 +76,7 @@ pub struct EvaluatedImage {
     pub name: String,
     /// The image's own architectures for the OS of the pod; `None` if the image does not limit its pod.
     pub architectures: Option<ImageArchitectures>,
-    /// What is known of it.
+    /// The resolved platforms and their source.
     pub resolved: Resolved,
 }
 
@@ -96,9 +96,11 @@ pub struct ResolvedImages {
 pub enum Conflict {
     /// These sets of architectures share nothing: what single images allow, and `schedulableArchitectures`.
     Disjoint(Vec<Architectures>),
-    /// The pod's author selects none of these, which its images allow, and does not tolerate the taints of those selected.
+    /// The pod's author selects no architecture of this set, which its images allow, and does not
+    /// tolerate the taints of the nodes that the author selects.
     Excluded(Architectures),
-    /// The images allow these, but archaware required others when the pod had other images.
+    /// The images allow these architectures, but archaware required other architectures when the
+    /// pod had other images.
     Outdated(Architectures),
 }
 
@@ -175,7 +177,8 @@ impl Evaluation {
         })
     }
 
-    /// The message for a pod whose author selects other architectures than these, from which no taint keeps it away.
+    /// The message for a pod whose author selects architectures outside of this set, and whose
+    /// nodes no taint closes to it.
     pub(crate) fn explain_overruled(&self, set: &Architectures) -> String {
         format!(
             "{}. No taint keeps it away from what it selects, so it is placed there; probably it cannot run there",

@@ -47,7 +47,7 @@ impl Evaluator {
         }
     }
 
-    /// The images that are resolved, and why the others are not.
+    /// The resolved images, and the errors of the failed images.
     async fn resolve_each(
         &self,
         spec: &PodSpec,

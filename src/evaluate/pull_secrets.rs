@@ -43,7 +43,7 @@ const MAX_OF_POD: usize = 32;
 /// Why a Secret is skipped that may not be read. Where access is granted per namespace, this is expected.
 const FORBIDDEN: &str =
     "archaware may not read it; bind the ClusterRole archaware-pull-secrets in its namespace";
-/// Why a Secret is skipped after others.
+/// Why a Secret beyond the limit is skipped.
 const TOO_MANY: &str =
     "with it the pod's pull secrets have more than 256 entries, or more than 32 with patterns";
 

@@ -1,4 +1,4 @@
-//! What is evaluated, and what a decision means for it.
+//! The pod or template that is evaluated, and the effect of a decision on it.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::{
 
 use super::{Conflict, Evaluation};
 
-/// What is evaluated.
+/// A pod or template to evaluate.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
     /// Spec of the pod or template.
@@ -24,13 +24,13 @@ pub struct Subject<'a> {
     pub labels: &'a BTreeMap<String, String>,
     /// Namespace of the pod or DaemonSet.
     pub namespace: &'a str,
-    /// What can still be changed.
+    /// Which fields can still be changed.
     pub stage: Stage,
     /// What the failure policy decided earlier for exactly these images, if that stands until they change.
     pub decided_by_policy: Option<&'a Decision>,
 }
 
-/// What is evaluated and can still be changed.
+/// The stage of the pod or template, which decides which fields can still be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// A template: pods created from it get additional fields.
@@ -60,7 +60,8 @@ impl Subject<'_> {
         self.change_with(policy, decision, evaluation, false)
     }
 
-    /// The same for a decision without its images: nodes that hold them are preferred.
+    /// The change for a decision of the failure policy: nodes that already hold the images are
+    /// preferred.
     pub fn change_by_policy(
         self,
         policy: &PlacementPolicy,

@@ -79,7 +79,7 @@ impl<'a> Template<'a> {
         recorded.any(|one| !keys.can_own_toleration(one) && self.tolerations().contains(one))
     }
 
-    /// Whether somebody removed tolerations that archaware had added.
+    /// Whether another writer removed tolerations that archaware had added.
     pub fn was_reverted(&self) -> bool {
         let existing = self.tolerations();
         let mut recorded = self.record.tolerations.iter();
@@ -92,7 +92,7 @@ impl<'a> Template<'a> {
         decision.filter(|_| self.record.is_for(&self.images))
     }
 
-    /// What the failure policy decides until these images are known, within what it decided before.
+    /// Never widens an earlier provisional decision, because a restart must not cause a rollout.
     pub fn narrow(&self, decision: Decision) -> Decision {
         if self.record.is_for(&self.images) {
             self.record.narrow(decision)
@@ -107,8 +107,8 @@ impl<'a> Template<'a> {
         (record.is_by_policy || record.is_until_known) && record.is_for(&self.images)
     }
 
-    /// What is evaluated. A decision of the failure policy for these images stands until they change, because each
-    /// change of the template causes a rollout.
+    /// The subject of the evaluation. A decision of the failure policy for these images stands
+    /// until the images change, because each change of the template causes a rollout.
     pub fn subject(&self) -> Subject<'_> {
         Subject {
             spec: &self.without_owned,

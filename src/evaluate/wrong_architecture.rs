@@ -58,11 +58,11 @@ impl WrongArchitectureCause {
 /// A container that cannot run on its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrongArchitecture {
-    /// Its name.
+    /// Name of the container.
     pub container: String,
     /// Its image, as the pod names it.
     pub image: String,
-    /// Why.
+    /// The cause, as the container's status shows it.
     pub cause: WrongArchitectureCause,
 }
 
@@ -127,9 +127,10 @@ fn of_status(status: &ContainerStatus) -> Option<WrongArchitectureCause> {
     messages.find_map(WrongArchitectureCause::of_message)
 }
 
-/// Runtimes report a program that the kernel does not execute as exit code 1 or 255 (runc, crun), 126 (a shell), 127 (no dynamic
-/// loader of that architecture), 128 (`StartError` of containerd), or as a signal (132: an instruction that the CPU does not
-/// have). What was killed (137) or told to end (143) has run.
+/// Runtimes report a program that the kernel does not execute as exit code 1 or 255 (runc, crun),
+/// 126 (a shell), 127 (no dynamic loader of that architecture), 128 (`StartError` of containerd),
+/// or as a signal (132: an instruction that the CPU does not have). A program that was killed (137)
+/// or terminated (143) has run.
 fn failed_at_once(ended: &StateDetail) -> bool {
     let is_stopped =
         matches!(ended.exit_code, Some(137 | 143)) || ended.reason.as_deref() == Some("OOMKilled");

@@ -49,7 +49,7 @@ pub struct Author {
 }
 
 impl Additions {
-    /// What a change adds; `None` for nothing.
+    /// The additions of a change; `None` if it adds nothing.
     pub(super) fn pending(change: &PodChange) -> Option<Self> {
         let images = change.images.iter().filter(|image| image.from != image.to);
         let images: Vec<_> = images
@@ -77,7 +77,7 @@ impl Additions {
         (own != Self::default()).then_some(own)
     }
 
-    /// What is recorded on a pod; `None` for nothing.
+    /// The additions that a pod's annotation records; `None` without a record.
     pub(super) fn recorded(pod: &ExistingPod) -> Option<Self> {
         let annotations = annotations(&pod.pod.metadata);
         let recorded = record::read(annotations);
@@ -111,7 +111,7 @@ impl Additions {
         })
     }
 
-    /// What archaware added to the template of a DaemonSet; `None` for nothing.
+    /// The additions to the template of a DaemonSet; `None` without additions.
     pub(super) fn of_template(template: &Template<'_>) -> Option<Self> {
         let owned = template.owned_tolerations();
         let own = Self {

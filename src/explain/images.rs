@@ -1,4 +1,4 @@
-//! What is known of the images of a pod.
+//! Facts about the images of a pod.
 
 use std::collections::BTreeMap;
 
@@ -45,9 +45,9 @@ pub struct ExplainedImage {
 pub struct ExplainedError {
     /// One of a fixed set: `NotFound`, `Denied`, `Unavailable`, …
     pub reason: &'static str,
-    /// What happened.
+    /// The error message.
     pub message: String,
-    /// Where credentials for it were found, in the order in which they were tried.
+    /// The places of credentials for the image, in the order in which archaware tried them.
     pub tried: Vec<String>,
     /// When archaware tries again; null if it does not: the pod has a node, or tolerates every architecture.
     pub next_try: Option<String>,

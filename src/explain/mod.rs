@@ -1,5 +1,5 @@
-//! Why a pod runs, or does not run, on the nodes where it is expected: what applies to it, what its images allow, what archaware added, which
-//! nodes can take it, and what to do. Pure: facts in, an explanation out.
+//! Explains why a pod runs, or does not run, on the expected nodes: its mode, its images,
+//! archaware's additions, suitable nodes, and advice. Pure: facts in, an explanation out.
 
 mod additions;
 mod conclusion;
@@ -34,24 +34,25 @@ pub use images::ExplainedImage;
 pub use node_groups::NodeGroup;
 pub use pod_state::{ExistingPod, PodCount, PodState};
 
-/// What is known about an object.
+/// Facts about an object.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
-    /// Its kind.
+    /// Kind of the object.
     pub kind: &'a str,
-    /// Its name.
+    /// Name of the object.
     pub name: &'a NamespacedName,
-    /// The pod that is explained: the object itself or one of its pods. `None`: none exists, so a pod of its template is.
+    /// The explained pod: the object itself, or one of its pods. `None` if the object has no pods:
+    /// then a pod of its template is explained.
     pub pod: Option<&'a ExistingPod>,
     /// Where its pods are, if it is no pod.
     pub pods: &'a [PodCount],
-    /// What was evaluated.
+    /// The evaluated pod or template.
     pub subject: Subject<'a>,
     /// The template of a DaemonSet.
     pub template: Option<&'a Template<'a>>,
     /// The rule that applies, and where it is set.
     pub handling: (&'a Handling, HandlingSource),
-    /// What its images allow.
+    /// The result of its evaluation.
     pub evaluation: &'a Evaluation,
     /// The images that are resolved, whether they count or not.
     pub images: &'a [EvaluatedImage],
@@ -59,17 +60,17 @@ pub struct Facts<'a> {
     pub failed: &'a [(String, ImageError)],
     /// Where credentials were found for images that could not be resolved.
     pub tried: &'a BTreeMap<String, Vec<CredentialSource>>,
-    /// All nodes; `None`: they could not be read.
+    /// All nodes; `None` if they could not be read.
     pub nodes: Option<&'a [Node]>,
-    /// Whether archaware is installed; `None`: it is not known.
+    /// Whether archaware is installed; `None` if its Lease cannot be read.
     pub is_installed: Option<bool>,
-    /// The namespace in which it was looked for.
+    /// The namespace of the Lease that was read.
     pub own_namespace: &'a str,
-    /// Why archaware only reports what its template should have.
+    /// Why archaware does not change the template itself.
     pub withheld: Option<&'a str>,
     /// Why Kubernetes rejects a new pod because of its runtime class.
     pub class_problem: Option<&'a str>,
-    /// What could not be read for lack of a permission.
+    /// Permissions that are missing.
     pub missing_permissions: &'a [String],
     /// Settings of placement.
     pub policy: &'a PlacementPolicy,
@@ -94,7 +95,7 @@ impl<'a> Facts<'a> {
             && (!self.failed.is_empty() || images.any(|image| image.architectures.is_some()))
     }
 
-    /// The nodes that run all of its images, as far as these are known; `None`: all.
+    /// The node architectures that run all known images; `None` if no image limits the pod.
     fn shared_by_images(&self) -> Option<Architectures> {
         let sets = self.counting_images().iter();
         let sets = sets.filter_map(|image| image.architectures.as_ref());
@@ -103,15 +104,15 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// One element of `archaware explain -o json`. What is not known is null.
+/// One element of `archaware explain -o json`. Unknown values are null.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
     /// Kind of the object.
     pub kind: String,
-    /// Its namespace.
+    /// Namespace of the object; null for cluster-scoped objects.
     pub namespace: Option<String>,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
     /// Where the pods of a workload are, by state and architecture of their node.
     pub pods: Vec<PodCount>,
@@ -119,11 +120,12 @@ pub struct Explanation {
     pub pod: Option<PodState>,
     /// What applies, and where it is set.
     pub applies: Applies,
-    /// Its images.
+    /// The images of the pod or template.
     pub images: Vec<ExplainedImage>,
-    /// Images that could be selected, for containers that ask for image selection; of a pod that exists, if it were created anew.
+    /// Candidates of containers that ask for image selection. For an existing pod: the candidates
+    /// as if the pod were recreated, because images of existing pods are not replaced.
     pub selections: Vec<ImageAlternatives>,
-    /// What its images allow: `architectures`, `any`, `none`, `ignored` or `unresolved`.
+    /// The verdict from its images: `architectures`, `any`, `none`, `ignored` or `unresolved`.
     pub verdict: &'static str,
     /// The architectures of the nodes that run all of its images, as far as these are known, or those that its author states. Null if none
     /// limits it.
@@ -152,7 +154,7 @@ pub struct Applies {
     pub rule: String,
     /// Where it is set.
     pub source: String,
-    /// The names of the rules of the configuration that apply, and why others are left out.
+    /// The names of the matching rules of the configuration, and why other rules are left out.
     pub rules: Vec<String>,
 }
 
@@ -191,7 +193,8 @@ impl Applies {
 struct Consequence {
     /// The name of the verdict.
     verdict: &'static str,
-    /// The architectures on which its images, or its author's statement, let it run, whatever its mode is; `None`: all.
+    /// The node architectures that its images, or its author's statement, allow, whatever its mode
+    /// is; `None` if nothing limits it.
     runs_on: Option<Architectures>,
     /// What archaware adds.
     change: PodChange,

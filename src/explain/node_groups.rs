@@ -37,11 +37,11 @@ pub struct NodeGroup {
     pub taints: Vec<String>,
     /// Whether the pod can land there: `yes`, `unknown` (the variant of the nodes is not known) or `no`. Free resources are not considered.
     pub fits: &'static str,
-    /// Why not: the first reason, and what its images lack.
+    /// The first reason against these nodes, and the images that do not run on them.
     pub reason: Option<String>,
     /// The first names.
     pub examples: Vec<String>,
-    /// What is known of their variant.
+    /// The variant of these nodes, if it is known.
     #[serde(skip)]
     pub(super) node_variant: Option<NodeVariant>,
     /// The first obstacle.

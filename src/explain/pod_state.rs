@@ -57,13 +57,13 @@ struct Condition {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodState {
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
     /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
     pub phase: String,
     /// When it was created, as RFC 3339.
     pub created: Option<String>,
-    /// The node to which it is bound.
+    /// The node of the pod; null while it has none.
     pub node: Option<String>,
     /// The architecture of that node.
     pub node_architecture: Option<String>,
@@ -91,7 +91,7 @@ pub struct SchedulerCondition {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerProblem {
-    /// Its name.
+    /// Name of the container.
     pub name: String,
     /// `ImagePullBackOff`, `CrashLoopBackOff`, `StartError`, …
     pub reason: String,
@@ -105,7 +105,7 @@ pub struct ContainerProblem {
 pub struct PodCount {
     /// How many.
     pub count: usize,
-    /// Their phase.
+    /// The phase of these pods.
     pub phase: String,
     /// The architecture of their nodes; null if they are not bound.
     pub architecture: Option<String>,
@@ -126,12 +126,12 @@ impl ExistingPod {
         })
     }
 
-    /// Its phase.
+    /// `status.phase` of the pod.
     pub fn phase(&self) -> &str {
         self.pod.status.phase.as_deref().unwrap_or("Pending")
     }
 
-    /// The node to which it is bound.
+    /// The name of the pod's node.
     pub fn node(&self) -> Option<&str> {
         let name = self.pod.spec.node_name.as_deref();
         name.filter(|name| !name.is_empty())
@@ -178,7 +178,7 @@ impl ExistingPod {
         }
     }
 
-    /// The node to which it is bound.
+    /// The pod's node, if it is among these.
     pub(super) fn find_node<'a>(&self, nodes: Option<&'a [Node]>) -> Option<&'a Node> {
         let name = self.node()?;
         let mut nodes = nodes?.iter();

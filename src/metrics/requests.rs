@@ -154,7 +154,8 @@ impl AdmissionMetrics {
         drop(self.total.get_or_create(&labels));
     }
 
-    /// Records whether the API server is told to ask the webhook; `None` if this process does not lead.
+    /// Records whether the webhook is registered at the API server; `None` if this process does not
+    /// lead.
     pub fn set_registered(&self, registered: Option<bool>) {
         match registered {
             Some(registered) => {
@@ -177,7 +178,7 @@ impl AdmissionMetrics {
             .get_or_create(&[("resource", resource), ("result", result)])
             .inc();
         self.seconds.observe(time.as_secs_f64());
-        // Anybody in the pod network can send what is refused.
+        // Any pod in the network can send requests that are refused.
         if result != "refused" {
             self.last_asked.set(jiff::Timestamp::now().as_second());
         }

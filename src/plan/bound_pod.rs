@@ -50,7 +50,8 @@ pub(crate) fn is_repelled(
     built_for.any(|image| repels(&policy.widen_with_emulation(image, None)))
 }
 
-/// What happens to a pod that does not tolerate the taint of its node. `NoExecute` evicts those that get no toleration.
+/// The plan for a pod that does not tolerate the taint of its node. `NoExecute` evicts pods without
+/// a toleration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum Fate {
@@ -70,7 +71,8 @@ impl Fate {
     }
 }
 
-/// What happens to such a pod. With `NoSchedule` its images do not matter: it runs there.
+/// The plan for such a pod. With `NoSchedule` its images do not matter: the taint does not evict
+/// it.
 pub(crate) fn fate(is_ignored: bool, is_repelled: bool) -> Fate {
     match (is_ignored, is_repelled) {
         (true, _) => Fate::Ignored,
@@ -165,7 +167,7 @@ mod tests {
                 "arm64",
                 true,
             ),
-            // An annotation says it, and no image is looked at.
+            // An annotation states the architectures, and no image is resolved.
             (stated(&["amd64"]), vec![], "arm64", true),
             (stated(&["arm64"]), vec![], "arm64", false),
             // Widened by `compatibility`.
@@ -181,7 +183,8 @@ mod tests {
                 "arm64",
                 true,
             ),
-            // Not allowed by `schedulableArchitectures`, or by its author's selection: it runs all the same.
+            // Excluded by `schedulableArchitectures` or by its author's selection, but its images
+            // run there.
             (
                 none(),
                 vec![Some(built_for(&["amd64", "arm64"]))],

@@ -94,7 +94,8 @@ pub(crate) fn plan(
     draft.finish()
 }
 
-/// The next look is not later than this. Images that cannot be resolved may ask for an earlier one.
+/// Reconciles again after at most this time. Images that cannot be resolved may ask for an earlier
+/// time.
 fn look_again(plan: &mut Plan, wait: Duration) {
     plan.requeue = plan.requeue.into_iter().chain([wait]).min();
 }

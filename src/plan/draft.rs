@@ -1,5 +1,5 @@
-//! The part of a plan that pods and templates share: the decision by annotations, images or the failure policy, and
-//! what is reported about it.
+//! The part of a plan that pods and templates share: the decision by annotations, images or the
+//! failure policy, and its events.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -26,7 +26,7 @@ pub(super) const RECHECK_INTERVAL: Duration = Duration::from_mins(10);
 /// The decision of this reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DraftDecision {
-    /// `None`: no decision.
+    /// The decision, if there is one.
     pub(super) decision: Option<Decision>,
     /// Who made it.
     pub(super) by: DecidedBy,
@@ -86,7 +86,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The decision about a pod or template. `recorded`: what its images decided earlier, as far as the object proves it.
+    /// The decision about a pod or template. `recorded`: the earlier decision of its images, as far
+    /// as the object proves it.
     pub(super) fn decide(
         &mut self,
         spec: &PodSpec,
@@ -211,7 +212,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Reports the one event of this reason.
+    /// Plans an event. A later event of the same reason replaces it.
     pub(super) fn report(&mut self, reason: EventReason, note: impl Into<String>) {
         self.report_about(reason, 0, note);
     }

@@ -1,4 +1,4 @@
-//! What follows from the outcome of a patch.
+//! The consequences of a patch that was not applied.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ const STALE_RETRY: Duration = Duration::from_secs(2);
 /// Delay before the removal of a scheduling gate is retried.
 const GATE_RETRY: Duration = Duration::from_secs(15);
 
-/// What follows from a patch that was not applied.
+/// The consequences of a patch that was not applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FollowUp {
-    /// When to reconcile again; `None`: when the object changes.
+    /// When to reconcile again; `None` to wait for a change of the object.
     pub(crate) requeue: Option<Duration>,
     /// Whether the attempt counts. A patch that did not reach the API server does not.
     pub(crate) is_complete: bool,
@@ -22,7 +22,7 @@ pub(crate) struct FollowUp {
     pub(crate) event: Option<EventDraft>,
 }
 
-/// What follows from a patch, the last of this many refusals in a row; `None` if it was applied.
+/// The consequences of a patch, the last of this many refusals in a row; `None` if it was applied.
 pub(crate) fn after_patch(written: &PatchOutcome, refusals: u32) -> Option<FollowUp> {
     let (requeue, is_complete, event) = match written {
         PatchOutcome::Applied => return None,
@@ -49,8 +49,9 @@ pub(crate) fn after_patch(written: &PatchOutcome, refusals: u32) -> Option<Follo
     })
 }
 
-/// The same for a patch that only removes archaware's scheduling gate. It is always retried, because the pod must not
-/// wait for its next change; after a denial with the same growing pauses as other patches.
+/// The consequences of a patch that only removes archaware's scheduling gate. The patch is always
+/// retried, because the pod must not wait for its next change; after a denial with the growing
+/// pauses of other patches.
 pub(crate) fn after_gate_removal(written: &PatchOutcome, refusals: u32) -> Option<FollowUp> {
     let mut follow = after_patch(written, refusals)?;
     follow.is_complete = true;

@@ -1,5 +1,5 @@
-//! Plans what happens to a pod that cannot run on its node: an event, and whether it is evicted, so that its controller makes it
-//! anew on a node of another architecture.
+//! Plans for a pod that cannot run on its node: an event, and its eviction, so that its controller
+//! creates a replacement on a node of another architecture.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,8 @@ use super::{
     repairs::{self, Written},
 };
 
-/// A controller that has this many evictions gets no more: a new pod failed like the one that it replaced.
+/// Marks a controller whose pods are not evicted again: a replacement failed like the pod before
+/// it.
 const GIVEN_UP: u32 = u32::MAX;
 
 /// A pod that cannot run on its node.
@@ -68,7 +69,7 @@ pub(crate) enum Eviction {
     Never(&'static str),
 }
 
-/// What became of it.
+/// The state of a misplaced pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MisplacedState {
     /// Pods are only reported (`misplaced: report`).
@@ -90,7 +91,7 @@ pub(crate) enum MisplacedState {
 pub(crate) const GIVEN_UP_WHY: &str = "a new pod of its controller failed in the same way";
 
 impl MisplacedPod<'_> {
-    /// Whether it may be evicted. `last`: what is recorded for its controller.
+    /// Whether the pod may be evicted. `last`: the recorded eviction for its controller.
     pub(crate) fn eviction(&self, last: Option<Written>, now: Instant) -> Eviction {
         let wanted = hash(&self.pod.spec.images().into_keys().collect::<Vec<_>>());
         if !self.pod.is_in_scope() {
@@ -122,7 +123,7 @@ impl MisplacedPod<'_> {
         }
     }
 
-    /// Whether its controller makes it anew, on any node; if not, why.
+    /// Whether its controller creates a replacement that may get another node; if not, why.
     fn is_replaced(&self) -> Result<(), &'static str> {
         let Some(owner) = self.pod.controller() else {
             return Err("nothing would make it anew");
@@ -174,7 +175,7 @@ impl MisplacedPod<'_> {
         )
     }
 
-    /// Whether the image says that it is for the node, and a program in it is not.
+    /// Whether the image claims to be for the node, but contains a program that is not.
     fn is_lied_about(&self, first: &WrongArchitecture) -> bool {
         first.cause == WrongArchitectureCause::ExecFormatError
             && self.architectures.is_some()

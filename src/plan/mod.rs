@@ -25,7 +25,7 @@ pub(crate) use follow_up::{FollowUp, after_gate_removal, after_patch};
 pub(crate) use repairs::Written;
 pub(crate) use state::ObjectState;
 
-/// What is kept about an object between reconciles.
+/// State of an object between reconciles.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Remembered {
     /// The state of its decision.
@@ -39,7 +39,7 @@ pub(crate) struct Remembered {
 pub(crate) struct Policies<'a> {
     /// Tolerations and affinity of a decision.
     pub(crate) placement: &'a PlacementPolicy,
-    /// What happens while images cannot be resolved.
+    /// The policy for images that cannot be resolved.
     pub(crate) failure: &'a FailurePolicy,
 }
 
@@ -50,21 +50,21 @@ pub(crate) struct Plan {
     pub(crate) events: Vec<EventDraft>,
     /// Results to count in the metric of decisions.
     pub(crate) counts: Vec<&'static str>,
-    /// The patch; `None`: the object needs no change.
+    /// The patch, if the object needs a change.
     pub(crate) patch: Option<PlannedPatch>,
     /// When to reconcile again if the object does not change.
     pub(crate) requeue: Option<Duration>,
     /// Whether nothing remains to be decided once the patch, if any, is applied.
     pub(crate) decides: bool,
-    /// The state to store; `None`: none.
+    /// The state to store; `None` removes the state.
     pub(crate) state: Option<ObjectState>,
 }
 
-/// A patch and what follows when it is applied.
+/// A patch and its consequences when it is applied.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PlannedPatch {
     pub(crate) patch: JsonPatch,
-    /// What it changes, for the log.
+    /// The kind of the change, for the log.
     pub(crate) change: PlannedChange,
     /// Events to publish when it is applied.
     pub(crate) events: Vec<EventDraft>,

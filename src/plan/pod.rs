@@ -43,8 +43,8 @@ fn recorded(pod: &Pod, evaluation: &Evaluation, policy: &PlacementPolicy) -> Opt
     (by_images && change.is_empty()).then_some(decision)
 }
 
-/// Whether a pod that was created without the webhook would get node affinity if it were created anew. Only pods of `ReplicaSet`s
-/// and `StatefulSet`s: a Job counts a pod that is deleted as failed.
+/// Whether a pod that was created without the webhook would get node affinity if it were recreated.
+/// Only pods of `ReplicaSet`s and `StatefulSet`s: a Job counts a deleted pod as failed.
 pub(crate) fn lacks_affinity(pod: &Pod, policy: &PlacementPolicy) -> bool {
     let is_replaced = pod.controller().is_some_and(|owner| {
         owner.api_version.starts_with("apps/")
@@ -58,7 +58,7 @@ pub(crate) fn lacks_affinity(pod: &Pod, policy: &PlacementPolicy) -> bool {
     let author = pod.spec.author_nodes();
     let added = record::read(annotations(&pod.metadata));
     if added.affinity.require.is_some() {
-        // It has what could be set.
+        // It has all additions that an existing pod can get.
         return false;
     }
     policy.requires_affinity
@@ -93,8 +93,8 @@ pub(crate) fn plan(
     // A pod that no node can run still waits.
     let is_none = decision == Decision::NoCommonArchitecture;
     plan.decides = !is_none;
-    // Behind its gate its affinity can still be set, when one of its images is pushed anew. The failure policy decides for
-    // the time being, so that its affinity is not set for good.
+    // Behind its gate the pod can still get affinity, when one of its images is pushed again. The
+    // failure policy decides meanwhile, so that the affinity is not fixed.
     let stays_gated = is_none && is_gated;
     let release = release().filter(|_| !stays_gated);
     let change = if stays_gated || (is_none && by_policy) {
@@ -119,7 +119,7 @@ pub(crate) fn plan(
         };
         let mut write =
             PlannedPatch::new(patch::pod::apply(pod, change, &decision, stays_gated), done);
-        // The change may be rejected, but the gate must be removed all the same.
+        // The change may be rejected, but the gate must still be removed.
         write.gate_removal = release;
         if by_policy && !is_none {
             let locality = evaluation.demands.of(&Source::ImageLocality);

@@ -1,5 +1,6 @@
-//! How archaware repairs what others revert: at once at first, then with pauses, because two tools that want different
-//! values would write for ever, and each write of a template causes a rollout.
+//! How archaware repairs values that other writers revert: at once at first, then with pauses,
+//! because two tools that want different values would write for ever, and each write of a template
+//! causes a rollout.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use crate::backoff::Backoff;
 pub(crate) struct RepairPolicy {
     /// Repairs that are made at once.
     immediate: u32,
-    /// Pauses before further ones.
+    /// Pauses before further repairs.
     backoff: Backoff,
     /// After this time without a repair, the next one is the first again.
     forget: Duration,
@@ -31,8 +32,8 @@ pub(crate) const OF_NODES: RepairPolicy = RepairPolicy {
     forget: Duration::from_hours(1),
 };
 
-/// Evictions of the pods of one controller that cannot run on their nodes: the first at once, the others when the new pod has had
-/// time to be scheduled. The same images are not tried again for a day.
+/// Evictions of the misplaced pods of one controller: the first at once, later evictions when the
+/// replacement has had time to be scheduled. The same images are not tried again for a day.
 pub(crate) const OF_EVICTIONS: RepairPolicy = RepairPolicy {
     immediate: 1,
     backoff: Backoff::seconds(60, 3600),
@@ -53,7 +54,7 @@ pub(crate) struct Written {
     pub(crate) wanted: u64,
     /// How often it wrote the same again.
     pub(crate) repairs: u32,
-    /// When.
+    /// The time of the write.
     pub(crate) at: Instant,
 }
 
@@ -103,7 +104,7 @@ impl RepairPolicy {
 }
 
 impl Written {
-    /// Whether somebody reverted an earlier write of the same.
+    /// Whether another writer reverted an earlier write of this value.
     pub(crate) fn is_repair(self) -> bool {
         self.repairs > 0
     }
@@ -113,7 +114,7 @@ impl Written {
 mod tests {
     use super::*;
 
-    /// The pauses before each write, when somebody reverts each one at once.
+    /// The pauses before each write, when another writer reverts each write at once.
     fn pauses(policy: RepairPolicy, recorded: bool, writes: usize) -> Vec<u64> {
         let (start, mut last) = (Instant::now(), None);
         let mut now = start;

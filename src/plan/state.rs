@@ -38,7 +38,7 @@ pub(crate) struct ObjectState {
 }
 
 impl ObjectState {
-    /// The stored state if it is for the same images, otherwise a new one.
+    /// The stored state if it belongs to these images, otherwise a new state.
     pub(crate) fn resume(remembered: Option<Self>, images: u64, now: Instant) -> Self {
         let images_changed = match remembered {
             Some(state) if state.images == images => return state,
@@ -86,8 +86,8 @@ impl ObjectState {
         self.by_images = Some(decision.clone());
     }
 
-    /// The decision that exactly these images made earlier, as far as this process knows. `recorded` is the one that the
-    /// object carries, which counts unless the images are known to have changed since.
+    /// The earlier decision for exactly these images, as far as this process knows it. `recorded`
+    /// is the decision on the object; it counts unless the images are known to have changed since.
     pub(super) fn earlier_decision(&self, recorded: Option<Decision>) -> Option<Decision> {
         let recorded = recorded.filter(|_| !self.images_changed);
         self.by_images.clone().or(recorded)

@@ -1,5 +1,5 @@
-//! What must survive a restart of archaware, as it is stored in an annotation of its Lease: only archaware and
-//! administrators can write that, unlike annotations of nodes and workloads.
+//! State that must survive a restart of archaware, as an annotation of its Lease: only archaware
+//! and administrators can write it, unlike annotations of nodes and workloads.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,8 +7,8 @@ use crate::placement::ConfiguredKeys;
 
 /// Version of the structure. One of another version is ignored.
 const VERSION: u32 = 1;
-/// Maximum number of stored repairs, about 100 bytes each; the latest ones are kept. Annotations of an object may have
-/// 256 KiB (`TotalAnnotationSizeLimitB` of `k8s.io/apimachinery`).
+/// Maximum number of stored repairs, about 100 bytes each; the latest repairs are kept. Annotations
+/// of an object may have 256 KiB (`TotalAnnotationSizeLimitB` of `k8s.io/apimachinery`).
 const MAX_REPAIRS: usize = 256;
 
 /// The content of the annotation.
@@ -18,7 +18,7 @@ pub(crate) struct StoredState {
     version: u32,
     /// The keys that archaware is or was configured with.
     pub(crate) keys: ConfiguredKeys,
-    /// Objects where others revert what archaware writes.
+    /// Objects whose values other writers revert.
     #[serde(default)]
     pub(crate) repairs: Vec<StoredRepair>,
 }
@@ -30,7 +30,8 @@ pub(crate) struct StoredRepair {
     /// Name of its controller.
     pub(crate) controller: String,
     pub(crate) uid: String,
-    /// A hash of what archaware wants. Another build may compute another one, which costs one repair more.
+    /// A hash of the value that archaware wants. Another build may compute another hash, which
+    /// costs one more repair.
     pub(crate) wanted: u64,
     /// Number of repairs.
     pub(crate) repairs: u32,

@@ -1,5 +1,5 @@
-//! What the workloads of a cluster, or of manifests, could run on, and what keeps them from it. Pure: what is known of
-//! workloads in, a report out.
+//! Which architectures the workloads of a cluster, or of manifests, could run on, and which images
+//! prevent it. Pure: facts about workloads in, a report out.
 
 mod quantity;
 mod summary;
@@ -14,24 +14,24 @@ use crate::platform::{Architecture, Architectures, ImageArchitectures};
 pub use quantity::{Requests, cores, requests_of};
 pub use summary::{Amount, Blocker, Summary};
 
-/// What is known of a workload.
+/// Facts about a workload.
 #[derive(Clone, Debug, Default)]
 pub struct KnownWorkload {
     /// Kind of its top owner.
     pub kind: String,
-    /// Its namespace.
+    /// Namespace of the workload.
     pub namespace: Option<String>,
-    /// Its name.
+    /// Name of the workload.
     pub name: String,
     /// How many pods it has, or wants if it is not in a cluster.
     pub pods: u64,
     /// What all of its pods request together.
     pub requests: Requests,
-    /// Its images.
+    /// The images of its pods.
     pub images: BTreeMap<String, KnownImage>,
     /// The architectures that its author states by annotation.
     pub stated: Option<Architectures>,
-    /// Those that its author's node selector or affinity excludes, of those that are asked about.
+    /// The requested architectures that its author's node selector or affinity excludes.
     pub excluded: BTreeSet<Architecture>,
     /// How many of its pods have a node of which architecture.
     pub runs_on: BTreeMap<String, u64>,
@@ -39,23 +39,23 @@ pub struct KnownWorkload {
     pub misplaced: Vec<MisplacedPod>,
 }
 
-/// What is known of an image.
+/// Facts about an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KnownImage {
-    /// Its platforms.
+    /// The image is resolved.
     Resolved {
         /// Its platforms, of every OS.
         platforms: Vec<String>,
         /// The image's own architectures; `None` if the image does not limit its pod.
         built_for: Option<ImageArchitectures>,
-        /// The architectures of the nodes that run it; `None`: it does not limit its pod.
+        /// The architectures of the nodes that run it; `None` if the image does not limit its pod.
         architectures: Option<Architectures>,
     },
     /// It could not be resolved.
     Failed {
         /// One of a fixed set: `NotFound`, `Denied`, …
         reason: &'static str,
-        /// What happened.
+        /// The error message.
         message: String,
     },
 }
@@ -64,15 +64,16 @@ pub enum KnownImage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MisplacedPod {
-    /// Its name.
+    /// Name of the pod.
     pub pod: String,
-    /// Its node.
+    /// The node of the pod.
     pub node: String,
     /// The architecture of that node, with the variant if it is known.
     pub architecture: String,
     /// The images that do not run there.
     pub images: Vec<String>,
-    /// How it fails for that reason, for example `exec format error`; null if Kubernetes says nothing of it.
+    /// The failure that proves it, for example `exec format error`; null if the pod does not fail
+    /// for that reason.
     pub failure: Option<String>,
 }
 
@@ -89,7 +90,8 @@ impl MisplacedPod {
 pub struct Report {
     /// Where the workloads were found.
     pub source: String,
-    /// For each architecture that is asked about: how much can run on it, and what keeps the rest from it.
+    /// For each requested architecture: the workloads that can run on it, and the images that keep
+    /// the rest from it.
     pub summaries: Vec<Summary>,
     /// The workloads, by namespace, kind and name.
     pub workloads: Vec<ReportedWorkload>,
@@ -109,7 +111,7 @@ pub struct ReportedWorkload {
     pub kind: String,
     /// Its namespace; null if a manifest does not say it.
     pub namespace: Option<String>,
-    /// Its name.
+    /// Name of the workload.
     pub name: String,
     /// How many pods it has; of a manifest, how many it wants.
     pub pods: u64,
@@ -117,7 +119,7 @@ pub struct ReportedWorkload {
     pub cpu_millicores: u64,
     /// Memory that its pods request together.
     pub memory_bytes: u64,
-    /// Its images.
+    /// The images of its pods.
     pub images: Vec<String>,
     /// The architectures on which all of its images run. Null if none limits it, or if one is not known.
     pub architectures: Option<Vec<String>>,
@@ -139,7 +141,7 @@ pub struct Answer {
     pub can_run: CanRun,
     /// The images that do not exist for it.
     pub blocked_by: Vec<String>,
-    /// The images of which nothing is known.
+    /// The images that could not be resolved.
     pub unknown: Vec<String>,
     /// Whether its node selector or node affinity excludes it, or the annotation that states its architectures.
     pub excluded: bool,
@@ -189,7 +191,7 @@ pub struct ReportedImage {
 pub struct ReportedError {
     /// One of a fixed set: `NotFound`, `Denied`, …
     pub reason: &'static str,
-    /// What happened.
+    /// The error message.
     pub message: String,
 }
 

@@ -102,7 +102,8 @@ fn of_list(list: &Value) -> Requests {
     }
 }
 
-/// A quantity (`k8s.io/apimachinery/pkg/api/resource`) in thousandths, rounded up. What is none counts as nothing.
+/// A quantity (`k8s.io/apimachinery/pkg/api/resource`) in thousandths, rounded up. Text that is not
+/// a quantity counts as 0.
 fn thousandths(value: &Value) -> u64 {
     let text = match value {
         Value::String(text) => text.clone(),

@@ -9,7 +9,7 @@ use crate::platform::{Architecture, Architectures};
 
 use super::{CanRun, KnownImage, KnownWorkload};
 
-/// Workloads, and what they request.
+/// Workloads, and the sum of their requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Amount {
@@ -23,7 +23,7 @@ pub struct Amount {
     pub memory_bytes: u64,
 }
 
-/// What can run on an architecture.
+/// The workloads that can run on an architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
@@ -39,7 +39,7 @@ pub struct Summary {
     pub blocked_by_one_image: Amount,
     /// Those that several images keep from it, or their author's node selector, affinity or annotation.
     pub blocked_otherwise: Amount,
-    /// Those of which nothing is known, because of an image that could not be resolved.
+    /// Workloads with an image that could not be resolved.
     pub unknown: Amount,
     /// The images that keep workloads from it: those that block the most alone first.
     pub blockers: Vec<Blocker>,
@@ -120,7 +120,7 @@ impl Summary {
                 all.cpu_millicores,
             )
         };
-        // Stable: equal ones stay in the order of their names.
+        // Stable: images with equal numbers stay in the order of their names.
         summary
             .blockers
             .sort_by_key(|blocker| std::cmp::Reverse(most(blocker)));

@@ -1,5 +1,6 @@
-//! Documents that are attached to the images of a pod which does not ask for a selection: their weights become preferred node affinity.
-//! Nothing is required by them, and what cannot be read in time does not count.
+//! Documents that are attached to the images of a pod which does not ask for a selection: their
+//! weights become preferred node affinity. They require nothing, and documents that cannot be read
+//! in time are ignored.
 
 use futures::{
     FutureExt,
@@ -81,7 +82,7 @@ impl Selecting<'_> {
             && !subject.spec.author_nodes().names_nodes()
     }
 
-    /// Prefers nodes by what is attached to the images of a pod, whose architectures are known.
+    /// Prefers nodes by the documents that are attached to the images of a pod.
     async fn prefer_by_attached(
         &self,
         evaluating: &Evaluating<'_>,
@@ -149,8 +150,8 @@ impl Selecting<'_> {
         (Some(demand), candidates)
     }
 
-    /// Three quarters of what the creation of a pod waits for its evaluation, so that it gets what is known of its architectures in
-    /// any case. `deadline`: of the evaluation.
+    /// Uses at most ¾ of the evaluation's time, so that architectures are applied even if documents
+    /// are slow. `deadline`: of the evaluation.
     fn latest(&self, stage: Stage, deadline: Instant) -> Instant {
         let started = deadline - self.evaluator.config.resolution.budget;
         let patience = self.evaluator.config.admission.patience();
@@ -197,7 +198,7 @@ impl Selecting<'_> {
     }
 }
 
-/// What becomes of a candidate if the image of its container stays.
+/// Turns the result for a candidate into the result for a container that keeps its image.
 fn select_nothing(candidate: &mut Candidate, is_preferred: bool) {
     if matches!(
         candidate.outcome,

@@ -32,7 +32,7 @@ use super::{
     problem::{NoMatch, SelectionProblem},
 };
 
-/// The architectures on which images run, by reference; `None`: on all.
+/// The node architectures that run images, by reference; `None` if an image does not limit its pod.
 type KnownImages = BTreeMap<String, Option<Architectures>>;
 
 /// An image that was chosen for one container.
@@ -51,7 +51,7 @@ pub(super) enum Unselected {
     Because(SelectionProblem),
 }
 
-/// What limits the choice for one pod.
+/// The limits of the choice for one pod.
 pub(super) struct Pod<'a> {
     pub(super) subject: Subject<'a>,
     pub(super) credentials: &'a PodCredentials,
@@ -134,7 +134,7 @@ impl Selecting<'_> {
         })
     }
 
-    /// The choice of a model, and what became of each of its images.
+    /// The choice of a model, and the result for each of its images.
     async fn predict<'a>(
         &self,
         pod: &Pod<'_>,
@@ -289,7 +289,7 @@ impl Selecting<'_> {
         self.own.nodes.groups(by)
     }
 
-    /// The architectures of the nodes that run an image; `None`: all.
+    /// The node architectures that run an image; `None` if the image does not limit its pod.
     async fn runs_on(
         &self,
         pod: &Pod<'_>,
@@ -383,7 +383,7 @@ impl Pod<'_> {
         }
     }
 
-    /// Those on which it can land.
+    /// The groups of nodes that can take the pod.
     pub(super) fn groups<'a>(&self, alike: &'a [AlikeNodes]) -> Vec<NodeGroup<'a>> {
         let nodes = alike.iter().filter(|nodes| self.can_land_on(nodes));
         nodes.map(AlikeNodes::group).collect()

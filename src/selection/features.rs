@@ -21,8 +21,8 @@ use super::{compatibility::NodeFeatures, node_feature::NodeFeature};
 
 /// Maximum number of features that are kept. NFD has about twenty.
 const MAX_FEATURES: usize = 64;
-/// After this time without use, a feature gives its place to another one. Each exchange reads all objects again: at most
-/// [`MAX_FEATURES`] times in this time.
+/// A feature that was not used for this time may be replaced by another feature. Each replacement
+/// reads all objects again: at most [`MAX_FEATURES`] times in this time.
 const IDLE: Duration = Duration::from_mins(10);
 /// After a failure, how long no further one is logged.
 const LOG_INTERVAL: Duration = Duration::from_mins(10);
@@ -104,7 +104,7 @@ impl NodeFeatureIndex {
         known.nodes.get(node).map(|node| node.merged.clone())
     }
 
-    /// Reads what is asked for, as long as it is polled.
+    /// Reads the requested features, as long as it is polled.
     pub(super) async fn follow(self, api: ApiClient) {
         let mut wanted = self.wanted.subscribe();
         let mut logged: Option<tokio::time::Instant> = None;

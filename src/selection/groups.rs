@@ -1,4 +1,5 @@
-//! The nodes of the cluster in groups of those that are alike: what is asked of thousands of nodes is then asked of a few groups.
+//! The nodes of the cluster in groups of equal nodes, so that a few groups are compared instead of
+//! thousands of nodes.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -49,7 +50,7 @@ struct Grouping {
 pub(super) struct AlikeNodes {
     /// The labels that were asked for.
     pub labels: BTreeMap<String, String>,
-    /// What keeps pods away, without archaware's own taint.
+    /// Taints that keep pods away, without archaware's own taint.
     pub taints: Vec<serde_json::Value>,
     /// `status.nodeInfo.architecture`.
     architecture: String,
@@ -60,7 +61,7 @@ pub(super) struct AlikeNodes {
 }
 
 impl AlikeNodes {
-    /// What rules of compatibility documents see.
+    /// The view of the group for rules of compatibility documents.
     pub(super) fn group(&self) -> NodeGroup<'_> {
         NodeGroup {
             facts: NodeFacts {
@@ -105,7 +106,7 @@ impl GroupedNodes {
                 return known.groups.clone();
             }
             if age < 2 * TTL {
-                // One renews it; the others use what is there.
+                // One caller renews the groups; other callers use the existing groups.
                 known.made = now;
             }
         }
@@ -138,10 +139,12 @@ impl GroupedNodes {
     }
 }
 
-/// What rules read of the features of nodes. Nodes may differ in much that no rule reads, like the modules of their kernels.
+/// Keeps only the features that rules read. Nodes may differ in many other features, like the
+/// modules of their kernels.
 struct ReadFeatures<'a> {
     keys: &'a FeatureKeys,
-    /// By the features of which it is a part. They are held, so that no others get their address.
+    /// Key: address of the full features. The value keeps them alive, so that the address is not
+    /// reused.
     parts: HashMap<*const NodeFeatures, (Arc<NodeFeatures>, Arc<NodeFeatures>)>,
     /// Equal parts are one allocation.
     interned: HashSet<Arc<NodeFeatures>>,

@@ -25,7 +25,7 @@ use super::{
     problem::SelectionProblem,
 };
 
-/// What was selected for a pod.
+/// The images that were selected for a pod.
 #[derive(Clone, Debug, Default)]
 struct SelectedImages {
     /// Images to replace. Those that stay as they are because they are the best are among them.
@@ -34,9 +34,9 @@ struct SelectedImages {
     nodes: SelectedNodes,
     /// Why something was not selected.
     problems: Vec<SelectionProblem>,
-    /// What could have been selected, with [`Evaluator::explains`].
+    /// All candidates, with [`Evaluator::explains`].
     candidates: Vec<ImageAlternatives>,
-    /// What could not be read in time.
+    /// Documents and images that could not be read in time.
     failed: Vec<(String, ImageError)>,
     /// The spec with these images.
     spec: Option<PodSpec>,
@@ -150,7 +150,7 @@ impl Selecting<'_> {
             tolerations: earlier.tolerations().collect(),
         };
         self.select(&pod, &requested, &mut selected).await;
-        // What stays as it is counts again.
+        // An image that is not replaced counts again.
         let stays = requested.iter().filter(|one| {
             let mut problems = selected.problems.iter();
             problems.any(|problem| problem.container() == Some(&one.container))

@@ -1,6 +1,7 @@
-//! Image selection by compatibility documents, which name images and the features of nodes that they need: a container gets one of several
-//! images, or an image prefers some nodes. Two sources of demands, [`ImagesByDocuments`] and [`AttachedDocuments`]. Modules below this one know
-//! nothing of them.
+//! Image selection by compatibility documents, which name images and the node features that the
+//! images need. A container gets one of several images, or an image prefers some nodes. Two sources
+//! of demands, [`ImagesByDocuments`] and [`AttachedDocuments`]. Modules below this one do not know
+//! it.
 
 mod alternatives;
 mod attached;

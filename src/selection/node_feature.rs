@@ -10,14 +10,14 @@ use crate::cluster::objects::stored;
 
 use super::compatibility::NodeFeatures;
 
-/// A `NodeFeature` of Node Feature Discovery (`nfd.k8s-sigs.io/v1alpha1`): what it found on a node.
+/// A `NodeFeature` of Node Feature Discovery (`nfd.k8s-sigs.io/v1alpha1`): the features of a node.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(super) struct NodeFeature {
     /// The metadata that archaware reads.
     #[serde(deserialize_with = "stored::metadata")]
     pub metadata: ObjectMeta,
-    /// What was found.
+    /// The features that NFD found.
     pub spec: NodeFeatureSpec,
 }
 

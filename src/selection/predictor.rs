@@ -57,7 +57,7 @@ pub enum PredictorError {
     #[error("selection.predictor.caBundle: cannot read {}", file.display())]
     Unreadable {
         file: PathBuf,
-        /// Why.
+        /// The error of the file system.
         source: std::io::Error,
     },
     /// The file has no certificate.
@@ -143,7 +143,7 @@ impl Predictor {
         }))))
     }
 
-    /// The labels of nodes that the server is told.
+    /// The labels of nodes that requests to the server contain.
     pub(super) fn labels(&self) -> &LabelKeys {
         &self.0.labels
     }

@@ -13,7 +13,7 @@ pub(super) enum SelectionProblem {
     Invalid(String),
     /// No image fits a node that the pod can land on.
     NoMatch(NoMatch),
-    /// The nodes that fit cannot be told from the others by labels.
+    /// No labels distinguish the nodes that fit from other nodes.
     NotSelectable {
         container: String,
         /// The image that fits some nodes.
@@ -36,7 +36,7 @@ pub(super) struct NoMatch {
     pub container: String,
     /// The reference of the document.
     pub document: String,
-    /// How many nodes there are on which the pod can land.
+    /// The number of nodes that can take the pod.
     pub nodes: usize,
     /// The entries, with the rules that failed.
     pub passed_over: Vec<PassedOver>,

@@ -28,7 +28,7 @@ impl<K: Hash + Eq, V: Clone> ExpiringCache<K, V> {
         self.0.insert(key, (value, Instant::now() + life));
     }
 
-    /// Removes a value, unless another one has taken its place.
+    /// Removes a value, unless another value has taken its place.
     pub fn remove<Q: Hash + Equivalent<K> + ?Sized>(&self, key: &Q, value: &V)
     where
         V: PartialEq,
@@ -36,7 +36,7 @@ impl<K: Hash + Eq, V: Clone> ExpiringCache<K, V> {
         self.0.remove_if(key, |(kept, _)| kept == value);
     }
 
-    /// Removes what has expired: values that are secrets do not stay in memory.
+    /// Removes expired entries, so that secrets do not stay in memory.
     pub fn remove_expired(&self) {
         let now = Instant::now();
         self.0.retain(|_, (_, expires)| now < *expires);

@@ -22,7 +22,7 @@ impl TryFrom<String> for QualifiedName {
 }
 
 impl QualifiedName {
-    /// Its text.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -4,7 +4,7 @@
 use http::Uri;
 use hyper_util::client::proxy::matcher::Matcher;
 
-/// The proxy for requests to a server; `None`: direct. Loopback is always direct.
+/// The proxy for requests to a server; `None` for direct requests. Loopback is always direct.
 pub fn for_server(server: &Uri) -> Option<Uri> {
     choose(server, variable)
 }

@@ -17,14 +17,15 @@ use super::{
 
 /// How long a cached tag is used when the registry does not answer.
 pub(crate) const STALE_IF_ERROR: Duration = Duration::from_hours(24);
-/// Maximum number of interned summaries. A cluster has some dozens; further ones are not deduplicated.
+/// Maximum number of interned summaries. A cluster has some dozens; more summaries are not
+/// deduplicated.
 const MAX_INTERNED: usize = 4096;
 
 /// Number of artifacts, for the size of their cache.
 const ESTIMATED_ARTIFACTS: usize = 512;
 /// Maximum bytes of all artifacts. Those of a usual size have a few KiB.
 const MAX_ARTIFACT_BYTES: u64 = 16 * 1024 * 1024;
-/// What an artifact counts beside its content: 16,384 images to which nothing is attached have room.
+/// Minimum cost of an artifact, so that 16,384 images without attached artifacts fit.
 const MIN_ARTIFACT_BYTES: u64 = 1024;
 
 /// Which pods may use a cached answer: all, or those with the credential that was needed to get it.
@@ -40,7 +41,7 @@ struct TagEntry {
     seen: Instant,
 }
 
-/// What is attached to an image, as far as it is known.
+/// The artifacts that are attached to an image, as far as they are known.
 #[derive(Clone)]
 pub(crate) enum Attached {
     Content(Arc<ArtifactContent>),
@@ -67,8 +68,8 @@ impl Weighter<Fingerprint, ArtifactEntry> for ArtifactBytes {
     }
 }
 
-/// What an artifact is attached to: a part of keys, the image, its repository (another one may have the same image), and the
-/// credentials.
+/// Key of attached artifacts: kind of key, image, repository (another repository may hold the same
+/// image with other artifacts), and credentials.
 type AttachedKey<'a> = (&'a str, &'a Digest, &'a str, &'a [Fingerprint]);
 
 #[derive(Clone)]
@@ -99,7 +100,7 @@ pub(crate) struct Caches {
     failures: Cache<Fingerprint, FailureEntry>,
     /// Summaries of images with missing children, each for one repository and its credentials.
     partial: Cache<Fingerprint, PartialEntry>,
-    /// By the digest of the artifact or of the image to which it is attached.
+    /// By the digest of the artifact, or of the image that it is attached to.
     artifacts: Cache<Fingerprint, ArtifactEntry, ArtifactBytes>,
     /// Most images have one of a few sets of platforms, so equal summaries share one allocation.
     interned: Mutex<HashSet<Arc<ImageSummary>>>,
@@ -155,14 +156,15 @@ impl Caches {
             .insert(artifact_key(kind, digest, scope), entry);
     }
 
-    /// What is attached to an image, if that is known.
+    /// The artifacts attached to an image, if they are known.
     pub(crate) fn attached(&self, key: AttachedKey<'_>) -> Option<Attached> {
         let entry = self.artifacts.get(&attached_key(key))?;
         let is_valid = entry.expires.is_none_or(|expires| Instant::now() < expires);
         is_valid.then_some(entry.content)
     }
 
-    /// Stores what is attached to an image for a time, because another artifact may be attached.
+    /// Stores the artifacts attached to an image for a time, because another artifact may be
+    /// attached.
     pub(crate) fn store_attached(&self, key: AttachedKey<'_>, content: Attached, ttl: Duration) {
         let expires = Some(Instant::now() + ttl);
         let entry = ArtifactEntry { content, expires };
@@ -331,7 +333,7 @@ fn attached_key((what, digest, name, fingerprints): AttachedKey<'_>) -> Fingerpr
     repository_key(what.as_bytes(), digest, name, fingerprints)
 }
 
-/// The key of what is true for one repository and these credentials.
+/// The key of answers that hold for one repository and these credentials.
 fn repository_key(
     kind: &[u8],
     digest: &Digest,
@@ -352,7 +354,7 @@ fn tag_key(reference: &str, scope: CacheScope) -> Fingerprint {
     Fingerprint::from_parts(&[b"tag", reference.as_bytes(), scope.bytes()])
 }
 
-/// A failure with some credentials does not apply to requests with others.
+/// A failure with some credentials does not apply to requests with other credentials.
 fn failure_key(subject: &str, fingerprints: &[Fingerprint]) -> Fingerprint {
     let fingerprints = Fingerprint::combine(fingerprints);
     Fingerprint::from_parts(&[b"failure", subject.as_bytes(), fingerprints.bytes()])

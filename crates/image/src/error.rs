@@ -92,7 +92,7 @@ pub enum ImageError {
     Unavailable {
         /// The requested document.
         what: String,
-        /// What happened.
+        /// The message of the transport.
         why: String,
         /// Whether the registry answered at all.
         answered: bool,
@@ -100,8 +100,9 @@ pub enum ImageError {
         #[source]
         source: Option<SharedError>,
     },
-    /// The host is overloaded (503 with `Retry-After`) or did not answer several times in a row: no request is sent for a while
-    /// (to an overloaded host for this principal, to a silent one for all).
+    /// The host is overloaded (503 with `Retry-After`) or did not answer several times in a row.
+    /// archaware sends no request for a while: to an overloaded host for this principal, to a
+    /// silent host for all principals.
     #[error("{host} is overloaded or does not answer; next request in {} s", retry_after.as_secs())]
     HostPaused {
         /// Host of the registry.
@@ -114,7 +115,7 @@ pub enum ImageError {
     Document {
         /// The document and its digest.
         what: String,
-        /// What is wrong with the document.
+        /// The problem in the document.
         #[source]
         source: DocumentError,
     },
@@ -123,7 +124,7 @@ pub enum ImageError {
     Artifact {
         /// The artifact or its layer, and its digest.
         what: String,
-        /// What is wrong.
+        /// The problem in the reference.
         #[source]
         source: ArtifactError,
     },
@@ -236,7 +237,7 @@ impl ImageError {
         archaware_base::error::chain(self)
     }
 
-    /// The same without times that change, for events: equal notes are one series.
+    /// The message without times that change, for events: equal notes are one series.
     pub fn note(&self) -> String {
         let text = self.chain();
         let (note, _) = text.split_once("; next request in ").unwrap_or((&text, ""));

@@ -1,5 +1,6 @@
-//! Bounds how many images are being fetched: for each tenant at each registry, so that a registry that hangs does not
-//! hold up the tenant's other images; for each tenant, so that none holds up the others; and in total.
+//! Bounds the number of images that are fetched at the same time: for each tenant at each registry,
+//! so that a hanging registry does not delay the tenant's other images; for each tenant, so that no
+//! tenant delays other tenants; and in total.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -12,7 +13,8 @@ const MAX_PER_TENANT: usize = 64;
 /// has one at a time. A request has a connection with buffers of up to 400 KiB, and an image holds documents of up to half
 /// a MiB between its requests.
 const MAX_TOTAL: usize = 128;
-/// Tenants, and pairs of tenant and registry, whose state is kept; that of the least used ones is made anew.
+/// Tenants, and pairs of tenant and registry, with state; the state of the least used pairs is
+/// dropped.
 const MAX_KEPT: usize = 4096;
 
 /// The slots of all tenants.

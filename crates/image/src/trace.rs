@@ -31,7 +31,7 @@ impl Peer {
 /// One request, to be reported when it ends.
 pub(crate) struct Call<'a> {
     pub(crate) peer: Peer,
-    /// HTTP method, gRPC method, or the kind of what is looked up.
+    /// HTTP method, gRPC method, or the kind of the lookup.
     pub(crate) method: &'a str,
     /// `host[:port]`, the name of a program, or the namespace in containerd.
     pub(crate) host: &'a str,

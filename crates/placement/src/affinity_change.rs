@@ -1,9 +1,9 @@
-//! What archaware adds to the node affinity of a pod. Autoscalers follow affinity,
-//! and it also applies to nodes without a taint.
+//! archaware's additions to the node affinity of a pod. Autoscalers follow affinity, and it also
+//! applies to nodes without a taint.
 //!
-//! Required terms are `ORed`, so the architectures must be added to each of them. A term that allows only architectures
-//! that can run the pod is not changed; one that allows more is narrowed, because an autoscaler would make nodes of these,
-//! too.
+//! Required terms are `ORed`, so the architectures must be added to each of them. A term that
+//! allows only architectures that can run the pod is not changed. A term that allows more is
+//! narrowed, because an autoscaler would also make nodes of the other architectures.
 
 mod undo;
 
@@ -48,17 +48,20 @@ pub struct Require {
     /// The architectures; empty: none, because an image has none for the OS of the pod.
     #[serde(deserialize_with = "recorded::set")]
     pub architectures: BTreeSet<Architecture>,
-    /// More such sets, that share nothing with the others: no node can run the pod, and autoscalers see it.
+    /// Further sets that share nothing with the required set: they make clear to autoscalers that
+    /// no node can run the pod.
     #[serde(
         default,
         skip_serializing_if = "Vec::is_empty",
         deserialize_with = "recorded::sets"
     )]
     pub further: Vec<BTreeSet<Architecture>>,
-    /// What nodes have to be: one of these, each a list of requirements. Empty: only the architectures are required.
+    /// Alternatives for nodes, each a list of requirements. Empty if only the architectures are
+    /// required.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub alternatives: Vec<Vec<Requirement>>,
-    /// Indexes of the terms that get the expressions. Empty when the pod has no terms and gets new ones.
+    /// Indexes of the terms that get the expressions. Empty if the pod has no terms and gets new
+    /// terms.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub terms: Vec<usize>,
 }
@@ -118,8 +121,8 @@ impl AffinityChange {
 }
 
 impl Require {
-    /// The terms to write, if the pod has none; otherwise each of its terms that get them gets one of these, and is repeated if
-    /// there are several.
+    /// Terms to add. If the pod already has terms, each affected term is combined with every one of
+    /// these.
     pub fn alternatives(&self) -> Vec<NodeSelectorTerm> {
         let sets = || std::iter::once(&self.architectures).chain(&self.further);
         let all = match self.alternatives.as_slice() {
@@ -251,7 +254,8 @@ fn required_change(wanted: &Wanted<'_>, author: AuthorNodes<'_>) -> Option<Requi
     Some(require)
 }
 
-/// What is required for the architectures of the images, before it is known which of the pod's terms have it already.
+/// The requirements for the architectures of the images, before they are compared with the pod's
+/// terms.
 struct RequiredArchitectures {
     require: Require,
     /// What selects only these needs no addition.
@@ -261,7 +265,7 @@ struct RequiredArchitectures {
 }
 
 impl RequiredArchitectures {
-    /// `None` if nothing is required, or the author's node selector says it already.
+    /// `None` if nothing is required, or the author's node selector requires it already.
     fn of(wanted: &Wanted<'_>, author: AuthorNodes<'_>, is_single: bool) -> Option<Self> {
         let (first, further) = wanted.required.split_first()?;
         let shared = further.iter().fold(first.clone(), |a, b| a.and(b));

@@ -1,8 +1,9 @@
 //! The keys by which archaware recognises its own taints and tolerations.
 //!
-//! Annotations record what archaware added, but others can write them: a kubelet may change the annotations of its node
-//! though not its taints (the admission plugin `NodeRestriction`). So a record is believed only for keys that archaware
-//! is or was configured with, and for values that are architectures.
+//! Annotations record archaware's additions, but other writers can forge them: a kubelet may change
+//! the annotations of its node though not its taints (the admission plugin `NodeRestriction`). So
+//! archaware trusts a record only for keys that it is or was configured with, and for values that
+//! are architectures.
 
 use std::collections::BTreeSet;
 
@@ -38,14 +39,14 @@ impl ConfiguredKeys {
     /// Whether a toleration, in the API's form, can be archaware's.
     pub fn can_own_toleration(&self, toleration: &Value) -> bool {
         let key = text(toleration, "key");
-        // An image may name any architecture, so this one need not be known.
+        // An image may name any architecture, so an unknown name is accepted.
         let names_architecture = text(toleration, "value").parse::<Architecture>().is_ok();
         let of_taint = names_architecture || text(toleration, "operator") == "Exists";
         (of_taint && self.taints.contains(key)) || self.tolerations.contains(key)
     }
 }
 
-/// Whether the value of a taint is an architecture: a known one, or that of its node.
+/// Whether the value of a taint is a known architecture, or the architecture of its node.
 pub(super) fn names_architecture(taint: &Taint, node: &str) -> bool {
     architecture_of(&taint.value).is_some_and(|named| {
         named.is_known() || node.parse::<Architecture>().is_ok_and(|node| node == named)

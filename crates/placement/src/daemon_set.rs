@@ -87,8 +87,9 @@ impl OwnedTolerations {
         decision.and_then(Decision::parse)
     }
 
-    /// What the failure policy decides until the images are known, within what it decided before: when less is known, after a restart,
-    /// that is no reason for a rollout. If the two share nothing, the images have proved the earlier one wrong.
+    /// Never widens an earlier provisional decision of the failure policy, because a restart must
+    /// not cause a rollout. If the two share nothing, the images have proved the earlier decision
+    /// wrong.
     pub fn narrow(&self, decision: Decision) -> Decision {
         let earlier = self.decision.as_deref().and_then(Decision::parse);
         let earlier = earlier.filter(|_| self.is_until_known);
@@ -113,8 +114,9 @@ impl OwnedTolerations {
         Decision::parse(self.decision.as_deref()?)
     }
 
-    /// Where the owned tolerations are in a template, in ascending order. `is_ours` tells what can be archaware's. Each is
-    /// found once: the author may have written an equal one.
+    /// The positions of the owned tolerations in a template, in ascending order. `is_ours`: whether
+    /// a toleration can be archaware's. Each owned toleration is found once: the author may have
+    /// written an equal toleration.
     pub fn find(&self, existing: &[Value], is_ours: impl Fn(&Value) -> bool) -> Vec<usize> {
         let mut found: Vec<usize> = Vec::new();
         for own in self.tolerations.iter().filter(|own| is_ours(own)) {
@@ -134,7 +136,7 @@ pub struct TemplateView<'a> {
     pub os: &'a Os,
     /// Tolerations of the template, in the API's form.
     pub tolerations: &'a [Value],
-    /// Indexes of those that archaware owns, in ascending order.
+    /// Indexes of the tolerations that archaware owns, in ascending order.
     pub owned: &'a [usize],
     /// Images of the template.
     pub images: &'a BTreeSet<String>,
@@ -163,7 +165,8 @@ pub fn decide_template(
         .partition(|(index, _)| is_owned(index));
     let foreign: Vec<Value> = foreign.into_iter().map(|(_, one)| one.clone()).collect();
     let required = policy.missing_tolerations(decision, os, &[]);
-    // What is required stays even where the author tolerates it too by now: its removal would be one more rollout.
+    // A required toleration stays even if the author tolerates the taint too by now: its removal
+    // would be one more rollout.
     let (kept, dropped): (Vec<_>, Vec<_>) =
         own.into_iter().partition(|(_, one)| required.contains(one));
     let remove: Vec<usize> = dropped.into_iter().map(|(index, _)| index).rev().collect();

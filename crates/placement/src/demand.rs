@@ -72,7 +72,7 @@ pub struct Demand {
 pub struct ImageChange {
     /// The name of the container.
     pub container: String,
-    /// What its author wrote.
+    /// The image that the author wrote.
     pub from: String,
     /// The image that was selected.
     pub to: String,

@@ -23,7 +23,7 @@ pub struct Emulator {
     pub nodes: LabelSelector,
     /// Their own architecture.
     pub architecture: Architecture,
-    /// What they emulate.
+    /// The architectures that these nodes emulate.
     pub runs: Vec<Architecture>,
 }
 
@@ -66,8 +66,8 @@ impl Emulation {
         Architectures::of(native.chain(emulating))
     }
 
-    /// Whether a pod selects nodes that emulate, and nothing but these and native ones, so that its tolerations need no affinity, which an
-    /// existing pod cannot get.
+    /// Whether a pod selects only nodes that emulate, or native nodes. Then its tolerations need no
+    /// affinity, which an existing pod cannot get.
     pub fn covers(&self, author: AuthorNodes<'_>) -> bool {
         let is_native = |one: &Requirement| {
             let mut values = one.values.iter();

@@ -1,5 +1,5 @@
-//! The failure policy: what happens to a pod whose images cannot be resolved. Resolution is retried; after a while
-//! the configured action is applied.
+//! The failure policy for pods whose images cannot be resolved: archaware retries, and after a
+//! while it applies the configured action.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -38,7 +38,8 @@ pub enum FailureAction {
 /// A failed resolution of one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageFailure {
-    /// Delays between retries; `None`: the registry sets the delay, or no retry can succeed until the pod changes.
+    /// Delays between retries; `None` if the registry sets the delay, or if only a change of the
+    /// pod can help.
     pub backoff: Option<Backoff>,
     /// The registry's `Retry-After`.
     pub retry_after: Option<Duration>,

@@ -1,5 +1,5 @@
-//! What nodes hold of images whose platforms are not known (`status.images`): evidence of last resort. A node may hold an image that it
-//! cannot run, because a runtime pulls what it is told to; so such nodes are only preferred.
+//! Nodes that hold images whose platforms are unknown (`status.images`): weak evidence, because a
+//! node may have pulled an image that it cannot run. So such nodes are only preferred.
 
 use std::fmt;
 
@@ -19,14 +19,15 @@ const ARCHITECTURE_WEIGHT: u8 = 50;
 /// Maximum number of nodes that a pod's affinity names one by one, where no other label selects them.
 pub const MAX_HOSTS: usize = 64;
 
-/// What nodes hold of the images of a pod that are not known.
+/// The nodes that hold the unresolved images of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageLocality {
     /// The images.
     pub images: Vec<String>,
     /// The nodes that hold all of them.
     pub nodes: HoldingNodes,
-    /// The architectures of the copies on archaware's own node, for which no registry vouches; `None`: there are none.
+    /// The architectures of the copies on archaware's own node, which no registry confirmed; `None`
+    /// without copies.
     pub copies: Option<Architectures>,
 }
 
@@ -37,7 +38,7 @@ pub struct HoldingNodes {
     pub count: usize,
     /// Their host names, unless they are too many to be named one by one.
     pub hosts: Vec<String>,
-    /// Their architectures.
+    /// The architectures of the nodes.
     pub architectures: Architectures,
 }
 
@@ -52,7 +53,8 @@ impl ImageLocality {
         })
     }
 
-    /// The nodes to prefer: those that hold the images, and those on which the images are likely to run.
+    /// The nodes to prefer: nodes that hold the images, and nodes on which the images are likely to
+    /// run.
     fn preferred(&self) -> Vec<WeightedTerm> {
         let term = |weight, requirement| WeightedTerm {
             weight,

@@ -1,5 +1,6 @@
-//! Whether a pod can land on a node, and the first reason why it cannot: taints of others, node selector, node affinity. At last, what
-//! follows from its images: archaware's own taint, and whether they run there. Free resources are not considered.
+//! Whether a pod can land on a node, and the first reason against it: foreign taints, node
+//! selector, node affinity. Finally, checks that follow from the images: archaware's own taint, and
+//! whether the images run there. Free resources are not considered.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +26,7 @@ pub struct LandingPod<'a> {
     pub tolerations: &'a [Value],
     /// What features ask of its nodes.
     pub demands: &'a Demands,
-    /// Those that its images share; `None`: all.
+    /// The architectures that its images share; `None` if no image limits it.
     pub architectures: Option<&'a Architectures>,
     /// What archaware adds to its required node affinity: one of these has to select the node. Empty: nothing.
     pub added: &'a [NodeSelectorTerm],
@@ -34,13 +35,13 @@ pub struct LandingPod<'a> {
 /// A node, as far as it matters.
 #[derive(Clone, Copy, Debug)]
 pub struct LandingNode<'a> {
-    /// Its name.
+    /// Name of the node.
     pub name: &'a str,
     /// `status.nodeInfo.architecture`.
     pub architecture: &'a str,
     /// Its variant, if it is known.
     pub variant: Option<NodeVariant>,
-    /// Its labels.
+    /// Labels of the node.
     pub labels: &'a BTreeMap<String, String>,
     /// Its taints, in the API's form.
     pub taints: &'a [Value],
@@ -51,7 +52,8 @@ pub struct LandingNode<'a> {
 pub enum Landing {
     /// It can, and its images run there.
     Fits,
-    /// It can, and nothing is known of the node's variant, of which its images need a high one.
+    /// The pod can land there, but the node's variant is unknown, and its images need a high
+    /// variant.
     UnknownVariant,
     /// It cannot.
     Blocked(Obstacle),

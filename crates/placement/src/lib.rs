@@ -65,7 +65,7 @@ pub mod annotation {
     pub const ADDED: &str = "archaware.dev/added";
     /// On DaemonSets: the tolerations of the template that archaware owns.
     pub const TOLERATIONS: &str = "archaware.dev/tolerations";
-    /// On the Lease: what must survive a restart.
+    /// On the Lease: state that must survive a restart.
     pub const STATE: &str = "archaware.dev/state";
     /// On nodes, as label: the variant of the CPU, e.g. `v3`.
     pub const VARIANT: &str = "archaware.dev/variant";

@@ -57,7 +57,7 @@ pub enum HandlingSource {
 pub struct InvalidAnnotation {
     /// Name of the annotation.
     pub name: &'static str,
-    /// Its value.
+    /// The value of the annotation.
     pub value: String,
     /// Whether the annotation is on the namespace instead of the pod.
     pub on_namespace: bool,

@@ -153,7 +153,7 @@ pub fn decide(
     keys: &ConfiguredKeys,
 ) -> (Option<NodeChange>, Option<TaintProblem>) {
     if let Some(taint) = of_unknown_key(node, keys) {
-        // Without the record nobody could tell any more that it may be archaware's.
+        // Without the record archaware could no longer recognise the taint as possibly its own.
         return (None, Some(TaintProblem::UnknownKey(taint)));
     }
     let wanted = policy

@@ -145,7 +145,8 @@ impl PlacementPolicy {
         sets.reduce(|shared, own| shared.and(&own))
     }
 
-    /// Where these images run by emulation, besides the nodes that need none; `None`: nowhere.
+    /// Where these images run by emulation, besides the nodes that need none; `None` if no node
+    /// emulates them.
     pub fn emulation<'a>(
         &self,
         images: impl IntoIterator<Item = &'a PlatformSet> + Clone,
@@ -172,8 +173,8 @@ impl PlacementPolicy {
         (!emulators.is_empty()).then_some(Emulation { native, emulators })
     }
 
-    /// The node architectures that run images of these architectures, natively or by emulation. `labels`: those of the node; `None`: of
-    /// any node.
+    /// The node architectures that run images of these architectures, natively or by emulation.
+    /// `labels`: the labels of the node, or `None` for any node.
     pub fn widen_with_emulation(
         &self,
         own: &ImageArchitectures,
@@ -208,7 +209,8 @@ impl PlacementPolicy {
         self.runtime_classes.keys().map(String::as_str).find(runs)
     }
 
-    /// The decision for what images share; every architecture is tolerated if none of them names a platform.
+    /// The decision for the shared architectures of all images; every architecture is tolerated if
+    /// no image names a platform.
     pub fn decide(&self, shared: Option<Architectures>) -> Decision {
         shared.map_or(Decision::TolerateAll, |shared| self.limit(shared))
     }
@@ -318,7 +320,7 @@ impl PlacementPolicy {
         let images = images.filter(|set| set.len() <= MAX_ARCHITECTURES);
         let mut shared: Option<Architectures> = None;
         let mut sets: Vec<_> = images.chain(schedulable).collect();
-        // A set that shrinks nothing says nothing.
+        // A set that excludes nothing does not explain the conflict.
         sets.retain(|set| {
             let next = shared
                 .as_ref()

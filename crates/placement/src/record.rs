@@ -295,7 +295,7 @@ mod tests {
             image("best", "a", "a"),
         ];
         assert_eq!(undone, expected);
-        // The same choice leaves the mirror's name; another one does not.
+        // An equal choice keeps the mirror's name; another choice does not.
         let chosen = |to: &str| change(&[image("mirrored", "a", to)]);
         for (to, kept) in [("b", "mirror/b"), ("c", "c")] {
             let kept_as = chosen(to).with_images_kept(&recorded, &undone);

@@ -16,7 +16,7 @@ use super::{
     requirement::{Operator, Requirement},
 };
 
-/// One rule: pods that it selects get what it says.
+/// One rule: the pods that it selects get its additions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PodRule {
@@ -28,10 +28,10 @@ pub struct PodRule {
     /// A label selector for namespaces; empty: all.
     #[serde(default)]
     pub namespaces: LabelSelector,
-    /// Label selectors for nodes, of which one has to hold. Empty: nothing is required.
+    /// Label selectors for nodes, of which at least one has to match. Empty: no requirement.
     #[serde(default)]
     pub nodes: Vec<LabelSelector>,
-    /// Labels of which the node has to have the same value as the pod, if the pod has the label.
+    /// Labels whose values must be equal on node and pod, if the pod has the label.
     #[serde(default)]
     pub match_node_labels: Vec<QualifiedName>,
     /// Nodes to prefer.
@@ -67,9 +67,9 @@ pub struct AppliedRules {
 /// A rule that is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeftOutRule {
-    /// Its name.
+    /// Name of the rule.
     pub name: String,
-    /// What it contradicts.
+    /// The part of the pod that the rule contradicts.
     pub contradicts: Contradicted,
 }
 
@@ -89,7 +89,7 @@ pub enum Contradicted {
 /// A pod, as far as rules look at it.
 #[derive(Clone, Copy, Debug)]
 pub struct RuledPod<'a> {
-    /// Its labels.
+    /// Labels of the pod.
     pub labels: &'a BTreeMap<String, String>,
     /// The labels of its namespace.
     pub namespace_labels: &'a BTreeMap<String, String>,
@@ -146,7 +146,7 @@ impl PodRule {
         self.pods.matches(pod.labels) && self.namespaces.matches(pod.namespace_labels)
     }
 
-    /// What it contradicts.
+    /// The part of the pod that the rule contradicts, if any.
     fn contradicts(
         &self,
         required: &NodeSet,
@@ -205,7 +205,7 @@ impl PodRule {
     }
 }
 
-/// What rules say of a pod.
+/// The additions of all matching rules for a pod, and the rules that are left out.
 pub fn apply(rules: &[PodRule], pod: RuledPod<'_>) -> AppliedRules {
     let mut applied = AppliedRules::default();
     for rule in rules.iter().filter(|rule| rule.selects(pod)) {

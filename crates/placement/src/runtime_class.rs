@@ -17,7 +17,7 @@ use super::{
 /// Weight of nodes that need no emulation, the highest that the API allows.
 const NATIVE_WEIGHT: u8 = 100;
 
-/// What is known of a runtime class.
+/// The platforms that the handler of a runtime class runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RuntimeClass {
@@ -28,7 +28,7 @@ pub struct RuntimeClass {
 /// Runtime classes by name.
 pub type RuntimeClasses = BTreeMap<String, RuntimeClass>;
 
-/// What runs the containers of a pod.
+/// OS and runtime class of a pod: they decide how its images are run.
 #[derive(Clone, Copy, Debug)]
 pub struct PodRuntime<'a> {
     /// The OS of the pod.
@@ -44,7 +44,7 @@ pub enum RunBy {
     Cpu(Option<ImageArchitectures>),
     /// The handler of the class runs it on every node. Nodes of these architectures need no emulation for it.
     Handler(ImageArchitectures),
-    /// It is a WebAssembly module, and what its class runs is not known.
+    /// The image is a WebAssembly module, and no class is configured that runs it.
     Unknown,
 }
 
@@ -161,7 +161,7 @@ mod tests {
             (&["wasi/wasm"], None, wasm, cpu("")),
             (&["wasip1/wasm"], Some("wasmtime"), wasm, cpu("")),
             (&["wasi/wasm"], Some("qemu"), qemu, cpu("")),
-            // What is not configured is not held against a pod.
+            // A missing configuration does not limit a pod.
             (&["wasi/wasm"], None, none, RunBy::Unknown),
             (&["wasi/wasm"], None, qemu, RunBy::Unknown),
             (&["wasi/wasm"], Some("spin"), wasm, RunBy::Unknown),
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    /// Those for which the CPU is enough, or which no class runs, get none.
+    /// Pods that the CPU can run, or that no class can run, get no class.
     #[test]
     fn a_class_is_found_for_images_that_no_cpu_runs() {
         let policy = |schedulable: &str| crate::PlacementPolicy {

@@ -33,7 +33,7 @@ impl Effect {
     }
 }
 
-/// The key of the taint unless the configuration has another one. Managed clusters use it on their Arm nodes, so existing manifests
+/// The default key of the taint. Managed clusters use it on their Arm nodes, so existing manifests
 /// keep working.
 pub const TAINT_KEY: &str = "kubernetes.io/arch";
 

@@ -1,4 +1,5 @@
-//! Additional tolerations (`tolerations` of the configuration), and which tolerations cover others.
+//! Additional tolerations (`tolerations` of the configuration), and which tolerations cover other
+//! tolerations.
 
 use serde_json::Value;
 

@@ -16,7 +16,7 @@ use super::{
     requirement::{Operator, Requirement},
 };
 
-/// What happens to nodes of which no variant is known, if an image needs more than the architecture means without variant.
+/// How to treat nodes of unknown variant when an image needs more than the baseline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum UnknownVariants {
@@ -32,7 +32,7 @@ pub enum UnknownVariants {
 /// How variants are considered.
 #[derive(Clone, Debug)]
 pub struct VariantPolicy {
-    /// What happens to nodes without facts.
+    /// How to treat nodes of unknown variant.
     pub unknown: UnknownVariants,
     /// The node label whose value is the variant. It counts more than the labels of Node Feature Discovery.
     pub label: String,
@@ -50,7 +50,7 @@ impl Default for VariantPolicy {
     }
 }
 
-/// What is known of a node's variant.
+/// A node's variant, as far as its labels prove it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NodeVariant {
     /// By its own label.
@@ -139,7 +139,7 @@ impl VariantPolicy {
         }
     }
 
-    /// The values of the taints of nodes that suffice, or of which it is not known.
+    /// Taint values of nodes whose variant is sufficient or unknown.
     pub(super) fn tolerated_values(
         &self,
         architecture: &Architecture,
@@ -164,8 +164,9 @@ impl VariantPolicy {
             .collect()
     }
 
-    /// What nodes have to be: one of these. Empty if the architectures say it all. `is_single`: only one list of requirements can be
-    /// added. It cannot tell nodes of unknown variant from those that suffice, so they stay possible.
+    /// Alternative requirements for nodes; empty if the architectures suffice. `is_single`: only
+    /// one list of requirements can be added. It cannot distinguish nodes of unknown variant from
+    /// sufficient nodes, so they stay possible.
     pub(super) fn required(&self, set: &Architectures, is_single: bool) -> Vec<Vec<Requirement>> {
         if set.iter().all(|(_, variants)| variants.is_any()) {
             return Vec::new();
@@ -215,7 +216,8 @@ impl VariantPolicy {
         all
     }
 
-    /// The nodes that suffice by what is known of them, or presumed without facts.
+    /// Requirements for nodes that are known, or presumed without labels, to have a sufficient
+    /// variant.
     fn known_to_suffice(&self, set: &Architectures) -> Vec<Vec<Requirement>> {
         let (presumed, others): (Vec<_>, Vec<_>) = set
             .iter()
@@ -249,7 +251,7 @@ impl VariantPolicy {
     }
 }
 
-/// The variant in the taint of a node: the major version, if it is not the one that is presumed anyway.
+/// The variant in the taint of a node: the major version, unless it is the presumed version.
 fn tainted_variant(architecture: &Architecture, variant: &'static str) -> Option<&'static str> {
     let major = variant.split_once('.').map_or(variant, |(major, _)| major);
     (!Variants::is_presumed(architecture, major)).then_some(major)

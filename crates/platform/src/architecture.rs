@@ -102,7 +102,7 @@ impl Platform {
         })
     }
 
-    /// The operating system; `None`: each.
+    /// The operating system; `None` for any.
     pub fn os(&self) -> Option<&Os> {
         self.os.as_ref()
     }
@@ -112,7 +112,7 @@ impl Platform {
         &self.architecture
     }
 
-    /// The variant, if it is not the one that the architecture means without variant.
+    /// The variant; empty for the baseline of the architecture.
     pub fn variant(&self) -> &str {
         self.variant.as_ref().map_or("", |variant| variant)
     }
@@ -189,8 +189,8 @@ impl fmt::Display for Platform {
     }
 }
 
-/// The architectures of Go's tools (`go/build`, `knownArch`). The kubelet and container runtimes are built with them, so
-/// no node and no image has another one.
+/// The architectures of Go's tools (`go/build`, `knownArch`). The kubelet and container runtimes
+/// are built with them, so no node and no image has another architecture.
 const KNOWN: [&str; 26] = [
     "386",
     "amd64",
@@ -220,7 +220,8 @@ const KNOWN: [&str; 26] = [
     "wasm64",
 ];
 
-/// From the configuration, where an unknown name is a spelling mistake. What images and nodes say is only parsed.
+/// From the configuration, where an unknown name is a spelling mistake. Names in images and nodes
+/// are only parsed.
 impl<'de> Deserialize<'de> for Architecture {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;

@@ -65,7 +65,7 @@ impl Architectures {
         Self(both.collect())
     }
 
-    /// The same architectures, each of every variant.
+    /// These architectures, each with all variants.
     #[must_use]
     pub fn without_variants(&self) -> Self {
         self.names().cloned().collect()
@@ -169,7 +169,7 @@ fn one(text: &str) -> Result<(Architecture, Variants), UnknownName> {
         Some("") => return Err(unknown()),
         Some(_) => {
             let normalised = platform.variant();
-            // The lowest one is normalised to none, and so is what cannot be a name.
+            // The lowest variant is normalised to none, and so is text that cannot be a name.
             let lowest = ["v1", "v8", "8", "v8.0", "8.0"];
             let is_lowest = normalised.is_empty()
                 && lowest.contains(&&*variant.unwrap_or_default().to_ascii_lowercase());

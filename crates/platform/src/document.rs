@@ -1,7 +1,7 @@
 //! Image indexes, manifests and configs of OCI and Docker, with or without `mediaType`.
 //!
-//! Every field is optional: registries hold documents that violate the specification, and one malformed entry must
-//! not hide the others.
+//! Every field is optional: registries hold documents that violate the specification, and one
+//! malformed entry must not hide the other entries.
 
 use std::collections::BTreeSet;
 
@@ -13,8 +13,9 @@ use super::{NoPlatformReason, Platform, PlatformSet};
 /// Maximum size of one document in bytes; containerd has the same limit for manifests.
 pub const MAX_DOCUMENT: u64 = 4 * 1024 * 1024;
 
-/// Maximum number of distinct platforms, and of entries without a platform, in one index. Repeated entries do not
-/// count, so an index of thousands of entries can be read while a hostile one cannot exhaust memory.
+/// Maximum number of distinct platforms, and of entries without a platform, in one index. Repeated
+/// entries do not count, so an index of thousands of entries can be read while a hostile index
+/// cannot exhaust memory.
 const MAX_ENTRIES: usize = 256;
 
 /// Media types of the OCI image specification and of Docker distribution.
@@ -113,22 +114,22 @@ pub struct Artifact {
     pub layers: Vec<Descriptor>,
     /// The images of an index that say their platform, by the digests of their manifests, which are not validated.
     pub images: Vec<(Platform, String)>,
-    /// The manifest to which it is attached.
+    /// The manifest that this document is attached to.
     pub subject: Option<Descriptor>,
 }
 
-/// What is attached to a manifest: an index, whose entries say their type.
+/// The artifacts attached to a manifest: an index, whose entries name their type.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Referrers(pub Vec<Referrer>);
 
 /// An artifact that is attached to a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Referrer {
-    /// Its manifest.
+    /// The manifest of the artifact.
     pub manifest: Descriptor,
-    /// Its type.
+    /// The `artifactType`.
     pub artifact_type: String,
-    /// When it was made (`org.opencontainers.image.created`, RFC 3339), if it says so.
+    /// The time of its creation, if it is annotated (`org.opencontainers.image.created`, RFC 3339).
     pub created: String,
 }
 
@@ -193,7 +194,8 @@ impl<'de> Deserialize<'de> for RawIndex {
 }
 
 impl RawIndex {
-    /// Skips what is not an image: attestations, unknown platforms, entries without a digest.
+    /// Skips entries that are not images: attestations, unknown platforms, entries without a
+    /// digest.
     fn add(&mut self, raw: RawDescriptor) {
         let platform = raw.platform.as_ref();
         if raw.is_attestation() || platform.is_some_and(RawPlatform::is_unknown) {

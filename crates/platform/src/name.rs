@@ -1,4 +1,4 @@
-//! A short name that needs no allocation when it is a common one.
+//! A short name that needs no allocation when it is common.
 
 use std::borrow::Cow;
 

@@ -13,7 +13,7 @@ struct Family {
     architecture: &'static str,
     /// From the lowest to the highest; a variant runs at most those before it.
     names: &'static [&'static str],
-    /// What a node has of which nothing is known: what the architecture means without variant.
+    /// The presumed variant of nodes without facts: the baseline of the architecture.
     presumed: &'static str,
 }
 
@@ -66,8 +66,8 @@ impl Family {
         self.names.iter().position(|one| *one == name)
     }
 
-    /// Whether a node of the variant at index `node` runs images of the one at `image`. Armv9.m includes Armv8.(5+m), and Armv8
-    /// ends with 8.9.
+    /// Whether a node of the variant at index `node` runs images of the variant at `image`. Armv9.m
+    /// includes Armv8.(5+m), and Armv8 ends with 8.9.
     fn runs(&self, node: usize, image: usize) -> bool {
         const V9: usize = 10;
         if self.architecture == "arm64" && node >= V9 && image < V9 {
@@ -130,13 +130,13 @@ impl Variants {
         index.map_or(self.is_any(), |index| self.0 & (1 << index) != 0)
     }
 
-    /// Whether a node suffices of which no variant is known.
+    /// Whether a node of unknown variant suffices.
     pub fn contains_presumed(self, architecture: &Architecture) -> bool {
         let presumed = Family::of(architecture).map(|family| family.presumed);
         presumed.is_none_or(|presumed| self.contains(architecture, presumed))
     }
 
-    /// Whether a node of which no variant is known is presumed to be of this one.
+    /// Whether a node of unknown variant is presumed to have this variant.
     pub fn is_presumed(architecture: &Architecture, variant: &str) -> bool {
         Family::of(architecture).is_some_and(|family| family.presumed == variant)
     }
@@ -150,7 +150,7 @@ impl Variants {
         })
     }
 
-    /// The names of those that do not.
+    /// The names of the insufficient variants.
     pub fn insufficient(self, architecture: &Architecture) -> impl Iterator<Item = &'static str> {
         Self(!self.0).names(architecture)
     }

@@ -59,7 +59,7 @@ pub(super) struct ConfigurationReconciler {
     pub(super) metrics: AdmissionMetrics,
 }
 
-/// What was said, and what was written.
+/// The last logged and the last written state, so that repetitions are silent.
 #[derive(Default)]
 struct Maintenance {
     failing: RepeatedError,
@@ -71,7 +71,7 @@ struct Maintenance {
     written: Option<Written>,
 }
 
-/// What was found, and what was done.
+/// The webhook configuration that was found, and the action that was taken.
 struct Reconciled {
     published: Published,
     /// Whether the configuration exists.
@@ -260,8 +260,8 @@ impl Maintenance {
     }
 }
 
-/// With an authority from a file: the published ones stay until they expire, because a replica may still serve what
-/// they signed.
+/// With an authority from a file, the published authorities stay until they expire, because a
+/// replica may still serve a certificate that they signed.
 fn merged(authority: &str, found: &MutatingWebhookConfiguration) -> Arc<str> {
     let webhook = found.webhooks.as_ref().and_then(|all| all.first());
     let published = webhook
@@ -296,7 +296,8 @@ pub async fn remove(api: &ApiClient, dry_run: bool) -> Result<bool, ApiError> {
     }
 }
 
-/// Warns if the webhook is disabled and registered all the same: the API server then calls what nobody serves.
+/// Warns if the webhook is disabled but still registered: the API server then calls a Service that
+/// nothing serves.
 pub async fn warn_if_registered(api: ApiClient) {
     match find(&api).await {
         Ok(None) => {}

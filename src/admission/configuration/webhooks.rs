@@ -135,10 +135,11 @@ pub(super) fn shortest_timeout(existing: &[Value]) -> Option<Duration> {
     seconds.map(Duration::from_secs).min()
 }
 
-/// The webhooks to write, if something that is needed is missing. What is not needed, but there, is kept right, too, because the API
-/// server calls it. Everything else stays: further webhooks, time limits,
-/// selectors and conditions of other writers (managed clusters exclude their own namespaces), and a `caBundle` that archaware
-/// does not maintain. Conditions and selectors of archaware's other versions and configurations do not.
+/// The webhooks to write, if a required webhook is missing or wrong. Optional webhooks that exist
+/// are kept correct, too, because the API server calls them. Everything else stays: webhooks of
+/// other names, time limits, selectors and conditions of other writers (managed clusters exclude
+/// their own namespaces), and a `caBundle` that archaware does not maintain. Conditions and
+/// selectors of archaware's other versions and configurations are removed.
 pub(super) fn correct(existing: &[Value], desired: Vec<Desired>) -> Option<Vec<Value>> {
     let mut all = existing.to_vec();
     for Desired {
@@ -157,7 +158,7 @@ pub(super) fn correct(existing: &[Value], desired: Vec<Desired>) -> Option<Vec<V
     (all != existing).then_some(all)
 }
 
-/// Changes a webhook so that it contains what is needed.
+/// Changes a webhook so that it contains all required fields.
 fn complete(webhook: &mut Value, needed: Value) {
     let Value::Object(needed) = needed else {
         return;
@@ -194,7 +195,8 @@ fn complete(webhook: &mut Value, needed: Value) {
     }
 }
 
-/// What is needed and what others added, without what other versions of archaware needed; `None` if that is what was found.
+/// The required items plus the items of other writers, without items that other versions of
+/// archaware required; `None` if that equals the found list.
 fn merged(
     found: &[Value],
     needed: &[Value],
@@ -246,7 +248,7 @@ mod tests {
         }
     }
 
-    /// The webhooks as the API server stores them, with what others may have added.
+    /// The webhooks as the API server stores them, with possible additions of other writers.
     fn stored(desired: Vec<Desired>) -> Vec<Value> {
         let mut webhooks: Vec<Value> = desired.into_iter().map(|one| one.webhook).collect();
         for webhook in &mut webhooks {
@@ -320,7 +322,7 @@ mod tests {
         assert_eq!(corrected[2]["timeoutSeconds"], TIMEOUT);
     }
 
-    /// Left by other versions of archaware: not what somebody else narrowed.
+    /// Left by other versions of archaware, and not narrowed by another writer.
     #[test]
     fn stale_conditions_of_archaware_are_removed() {
         let condition = |name: &str| json!({"name": name, "expression": "false"});
@@ -342,7 +344,7 @@ mod tests {
             .iter()
             .map(|one| text(one, "name"))
             .collect();
-        // The one named `unbound` has another expression: it is somebody else's.
+        // The condition named `unbound` has another expression, so it belongs to another writer.
         let expected = ["archaware.dev/no-mirror", "unbound", "other.example/mine"];
         assert_eq!(left, expected);
         assert!(!list(&corrected[0], "/namespaceSelector/matchExpressions").contains(&enabled));
@@ -359,7 +361,7 @@ mod tests {
         assert_eq!(made.len(), 1);
         let client = json!({"url": "https://a.b:9/x/pods", "caBundle": "Q0E="});
         assert_eq!(made[0]["clientConfig"], client);
-        // Those of the manifests are called all the same, so they are kept right.
+        // The API server calls the webhooks of the manifests in any case, so they are kept correct.
         let shipped = stored(desired_webhooks(&Config::default(), "ns", None));
         let corrected = correct(&shipped, desired()).unwrap();
         assert_eq!(corrected.len(), 3);

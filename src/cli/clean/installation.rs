@@ -55,8 +55,8 @@ impl Session {
         self.report(format!("Secret {name}"), removed);
     }
 
-    /// A Lease that was only created by this command is removed without a message. One that somebody holds by now stays, and
-    /// so does one that the next run needs.
+    /// Removes a Lease that this command created, without a message. A Lease that has a holder by
+    /// now stays, and so does a Lease that the next run needs.
     pub(super) async fn remove_lease(&mut self, was_there: bool) {
         if self.not_cleaned {
             return;

@@ -1,4 +1,4 @@
-//! Acquires the Lease for `archaware clean`, so that no controller restores what is removed.
+//! Acquires the Lease for `archaware clean`, so that no controller restores removed objects.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(90);
 /// How long to wait for a holder that does not renew; a Lease expires after 15 s.
 const EXPIRY_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Acquires the Lease. `None`: refused, because a running controller would restore everything.
+/// Acquires the Lease; `None` if a running controller holds it, which would restore everything.
 pub(super) async fn acquire(
     clean: CleanCommand,
     api: &ApiClient,

@@ -209,7 +209,7 @@ impl Session {
     }
 }
 
-/// If another writer changes the object at the same time, it is read again and the patch computed anew.
+/// Reads the object again and computes a new patch while other writers change the object.
 async fn patch_until_done<K: ApiObject + DeserializeOwned>(
     api: &ApiClient,
     writer: &Writer,

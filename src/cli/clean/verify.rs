@@ -1,4 +1,5 @@
-//! Looks again when everything is removed: what came back comes from an archaware that still runs, or runs again.
+//! Lists the objects again after the removal: an object that came back shows that an archaware
+//! still runs, or runs again.
 
 use futures::TryStreamExt;
 
@@ -28,7 +29,7 @@ async fn replicas(api: &ApiClient, name: &NamespacedName) -> Result<Option<i32>,
 }
 
 impl Session {
-    /// Lists what came back, or will.
+    /// Lists objects that came back, or will come back.
     pub(super) async fn verify(&mut self) -> anyhow::Result<()> {
         // A pod may have received a gate while it was being created when the configuration was removed.
         if self.unregistered.is_some() {
@@ -48,7 +49,8 @@ impl Session {
         Ok(())
     }
 
-    /// A Deployment that is meant to run restores everything as soon as it does, also if somebody scaled it up meanwhile.
+    /// A Deployment that has replicas restores everything as soon as they run, also if another user
+    /// scaled it up meanwhile.
     pub(super) async fn find_replicas(&mut self) -> anyhow::Result<()> {
         let name = NamespacedName::new(&self.namespace, NAME);
         let found = replicas(&self.api, &name).await?.unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Reads what an explanation needs. A lack of a permission is reported, and what can be said without it is said.
+//! Reads the objects that an explanation needs. A missing permission is reported, and the
+//! explanation goes on without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,21 +31,21 @@ use super::{
 /// Maximum number of objects of a kind that are kept to find the pods of one.
 const MAX_LISTED: usize = 5000;
 
-/// Reads objects, and remembers what it may not read.
+/// Reads objects, and collects the missing permissions.
 pub(super) struct Reader {
     api: ApiClient,
-    /// What it may not read.
+    /// Permissions that are missing.
     pub(super) missing: MissingPermissions,
     namespaces: BTreeMap<String, Namespace>,
 }
 
-/// What is known of the cluster.
+/// Facts about the cluster.
 pub(super) struct ClusterFacts {
-    /// All nodes; `None`: they may not be listed.
+    /// All nodes; `None` without the permission to list nodes.
     pub(super) nodes: Option<Vec<Node>>,
-    /// Whether archaware is installed; `None`: it is not known.
+    /// Whether archaware is installed; `None` if the Lease cannot be read.
     pub(super) is_installed: Option<bool>,
-    /// The namespace in which it was looked for.
+    /// The namespace of the Lease that was read.
     pub(super) own_namespace: String,
 }
 
@@ -113,7 +114,8 @@ impl Reader {
         }
     }
 
-    /// What has the name of an object that does not exist: people forget the kind.
+    /// Objects of other kinds with the name of an object that does not exist: people forget the
+    /// kind.
     async fn others_of_this_name(&self, kind: &str, name: &NamespacedName) -> String {
         let others = kinds::known_kinds().filter(|other| other.kind != kind);
         for other in others {
@@ -166,7 +168,7 @@ impl Reader {
             let own: Vec<String> = own.map(str::to_owned).collect();
             owners.extend(own);
         }
-        // A selector may match pods of others, too.
+        // A selector may also match pods of other workloads.
         let own = self.list_owned("Pod", namespace, selector, &owners).await?;
         own.into_iter()
             .map(|pod| Ok(ExistingPod::read(pod)?))

@@ -1,4 +1,4 @@
-//! What is explained: an object of the cluster, or of a manifest.
+//! The object that is explained, from the cluster or from a manifest.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -24,7 +24,7 @@ use super::{super::manifests, MAX_OBJECTS};
 pub(super) struct Target {
     pub(super) kind: String,
     pub(super) name: NamespacedName,
-    /// What its pods are made of.
+    /// The template of its pods.
     template: PodTemplate,
     /// The DaemonSet, if it is one.
     daemon_set: Option<DaemonSet>,
@@ -131,7 +131,7 @@ impl Target {
         }
     }
 
-    /// What is evaluated.
+    /// The pod or template to evaluate.
     pub(super) fn subject(&self) -> Subject<'_> {
         match &self.pod {
             Some(pod) => plan::pod::subject(&pod.pod),

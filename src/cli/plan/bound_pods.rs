@@ -19,7 +19,7 @@ use crate::{
 
 use super::{CONCURRENCY, NamespacesByName, PlanRow, namespace_of, nodes::PlannedNode};
 
-/// What happens to the pods that are bound.
+/// The planned changes of bound pods.
 #[derive(Default)]
 pub(super) struct PlannedPods {
     /// Pods that get a toleration, by node.
@@ -28,7 +28,7 @@ pub(super) struct PlannedPods {
     pub(super) rows: Vec<PlanRow>,
 }
 
-/// What happens to one of them.
+/// The planned change of one pod.
 struct PlannedPod {
     is_tolerated: bool,
     row: Option<PlanRow>,

@@ -11,7 +11,7 @@ use crate::{
 
 use super::PlanRow;
 
-/// A node, and what happens to its taint.
+/// A node, and the planned change of its taint.
 pub(super) struct PlannedNode<'a> {
     pub(super) node: &'a Node,
     change: Option<NodeChange>,
@@ -38,7 +38,7 @@ impl<'a> PlannedNode<'a> {
         }
     }
 
-    /// What happens to it. `tolerated`: how many pods that run there get a toleration.
+    /// The rows of the node. `tolerated`: number of its pods that get a toleration.
     pub(super) fn rows(&self, tolerated: usize) -> Vec<PlanRow> {
         let tolerate = match tolerated {
             0 => None,

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::image::{Resolved, Resolver, SavedImage};
 
-/// Maximum bytes of the file, for about 100,000 images. A larger one is begun anew.
+/// Maximum bytes of the file, for about 100,000 images. A larger file is replaced by an empty one.
 const MAX_SIZE: u64 = 32 << 20;
 
 /// A file with one image in each line.

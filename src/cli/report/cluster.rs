@@ -1,4 +1,4 @@
-//! Finds the workloads of a cluster: what runs pods, by its top owner, and where the pods are.
+//! Finds the workloads of a cluster by their top owners, and the nodes of their pods.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -36,7 +36,7 @@ const TEMPLATES: [&str; 7] = [
 /// How far owners are followed: a pod, its `ReplicaSet`, its Deployment, and an operator's object or two.
 const MAX_OWNERS: usize = 8;
 
-/// What was read of a cluster.
+/// The workloads of a cluster.
 pub(super) struct ClusterWorkloads {
     pub(super) found: Vec<FoundWorkload>,
     pub(super) nodes: Vec<Node>,
@@ -153,7 +153,7 @@ impl Reader<'_> {
             let Some(Some(mut object)) = self.missing.check(permission, next)? else {
                 return Ok(());
             };
-            // The items of a list do not say what they are.
+            // The items of a list have no `kind`.
             if let Some(fields) = object.as_object_mut() {
                 fields.insert("apiVersion".to_owned(), resource.api_version.clone().into());
                 fields.insert("kind".to_owned(), kind.into());
@@ -163,7 +163,7 @@ impl Reader<'_> {
     }
 }
 
-/// What runs no pods any more is left out: jobs that ended, and revisions that a rollout left behind.
+/// Leaves out workloads without pods: Jobs that ended, and revisions that a rollout left behind.
 fn keep_template(object: Value) -> Option<Value> {
     let text = |place: &str| object.pointer(place).and_then(Value::as_str);
     let kind = text("/kind").unwrap_or_default().to_owned();
@@ -239,7 +239,7 @@ impl Workloads {
         let head = Head::of(object);
         let (uid, namespace) = (head.metadata.uid.clone(), head.metadata.namespace.clone());
         let controller = head.controller();
-        // What another template makes says nothing new.
+        // Objects that another template creates add nothing.
         if controller
             .as_ref()
             .is_some_and(|owner| self.templates.contains(&owner.uid))

@@ -20,7 +20,7 @@ pub(super) struct FoundWorkload {
     pub(super) name: String,
     pub(super) pods: u64,
     pub(super) requests: Requests,
-    /// What its pods are made of, each once.
+    /// The distinct specs of its pods.
     pub(super) specs: Vec<FoundSpec>,
     /// Its pods that have a node.
     pub(super) bound: Vec<BoundPod>,
@@ -66,7 +66,7 @@ impl FoundSpec {
         }
     }
 
-    /// What tells it from others: what is resolved, and with what.
+    /// The images and pull secrets: specs with the same key have the same result.
     fn key(&self) -> (Vec<&str>, Vec<&str>) {
         let secrets = self.spec.image_pull_secrets.iter();
         (
@@ -112,7 +112,7 @@ impl FoundWorkload {
         }
     }
 
-    /// Adds what its pods are made of, unless it is known.
+    /// Adds a pod spec, unless it is known.
     pub(super) fn add(&mut self, spec: FoundSpec) {
         if !self.specs.iter().any(|known| known.key() == spec.key()) {
             self.specs.push(spec);

@@ -245,7 +245,7 @@ fn of_workload(workload: &ReportedWorkload) -> String {
     )
 }
 
-/// What keeps a workload from the architectures that are asked about, as a list.
+/// The images that keep a workload from the requested architectures, as a list.
 fn reasons(workload: &ReportedWorkload) -> String {
     let reasons = super::table::reasons(workload, |image| image);
     if reasons.is_empty() {

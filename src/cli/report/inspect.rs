@@ -49,7 +49,7 @@ pub(super) struct Inspector {
     missing: Mutex<MissingPermissions>,
 }
 
-/// What is known of a node.
+/// The platform of a node.
 struct KnownNode {
     architecture: String,
     variant: Option<NodeVariant>,
@@ -97,7 +97,7 @@ impl Inspector {
         self.nodes = nodes.collect();
     }
 
-    /// What is known of a workload.
+    /// Facts about a workload.
     pub(super) async fn inspect(&self, found: FoundWorkload) -> KnownWorkload {
         let mut images = BTreeMap::new();
         let mut stated = None;

@@ -4,8 +4,9 @@ use crate::report::{Answer, CanRun, Report};
 
 use super::{markup::escape, table::name};
 
-/// `fails`: whether the command ends with an error for an answer. Without `--fail-on`, what is missing is a failure all the same.
-/// `fails_unread`: whether it does if something could not be read.
+/// `fails`: whether the command ends with an error for an answer. Without `--fail-on`, a missing
+/// architecture is still a failure in the file. `fails_unread`: whether the command ends with an
+/// error for objects that could not be read.
 pub(super) fn print(
     report: &Report,
     fails: impl Fn(&Answer) -> bool,
@@ -40,7 +41,7 @@ pub(super) fn print(
     text + &unread(report, fails_unread) + "</testsuites>\n"
 }
 
-/// A suite of what could not be read, if there is something.
+/// A suite of the objects that could not be read, if there are such objects.
 fn unread(report: &Report, is_failure: bool) -> String {
     let permissions = report.missing_permissions.iter();
     let permissions = permissions.map(|one| format!("permission to {one}"));

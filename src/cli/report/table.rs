@@ -30,7 +30,7 @@ pub(super) fn print(report: &Report) -> String {
     text
 }
 
-/// What could not be read; empty if nothing.
+/// The objects that could not be read; empty if all were read.
 pub(super) fn incomplete(report: &Report) -> String {
     if report.missing_permissions.is_empty() {
         return String::new();
@@ -174,7 +174,7 @@ pub(super) fn name(workload: &ReportedWorkload) -> String {
     }
 }
 
-/// The architectures on which it can run.
+/// The architectures that can run the workload.
 pub(super) fn architectures(workload: &ReportedWorkload) -> String {
     match &workload.architectures {
         Some(set) if set.is_empty() => "none in common".to_owned(),
@@ -240,7 +240,7 @@ fn short(image: &str) -> &str {
     image.rsplit_once('/').map_or(image, |(_, name)| name)
 }
 
-/// What keeps a workload from the architectures that are asked about.
+/// The images that keep a workload from the requested architectures.
 pub(super) fn reasons(workload: &ReportedWorkload, name_of: impl Fn(&str) -> &str) -> Vec<String> {
     let mut reasons: Vec<String> = Vec::new();
     for answer in &workload.answers {

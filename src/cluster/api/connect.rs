@@ -52,11 +52,12 @@ fn first_line(error: &dyn std::error::Error) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// A client for the cluster of `kubeconfig` and `context`, or for the one that `kubectl` or a pod would use.
+/// Creates a client for the cluster of `kubeconfig` and `context`, or for the cluster that
+/// `kubectl` or a pod would use. Does not connect yet.
 ///
 /// # Errors
 ///
-/// When there is no usable configuration. Does not connect yet.
+/// When there is no usable configuration.
 pub async fn connect(
     kubeconfig: Option<&Path>,
     context: Option<&str>,

@@ -76,7 +76,8 @@ impl ApiClient {
         }
     }
 
-    /// The same client with the URL of its server, for messages, and whether it uses the service account of a pod.
+    /// This client with the URL of its server, for messages, and whether it uses the service
+    /// account of a pod.
     #[must_use]
     fn at(mut self, server: &str, is_in_cluster: bool) -> Self {
         self.server = server.trim_end_matches('/').into();
@@ -99,7 +100,7 @@ impl ApiClient {
         &self.server
     }
 
-    /// The same client with another timeout per call.
+    /// This client with another timeout per call.
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self {
@@ -167,7 +168,7 @@ impl ApiClient {
         self.pages(K::url_path(&(), None), parameters)
     }
 
-    /// Lists what is at a path of the API, with one page in memory at a time.
+    /// Lists the objects at a path of the API, with one page in memory at a time.
     fn pages<T>(
         &self,
         path: String,
@@ -273,7 +274,8 @@ impl ApiClient {
         self.call::<Deployment, IgnoredAny>(request).await.map(drop)
     }
 
-    /// Deletes an object; with `uid` only the one that was seen. Returns `false` if it does not exist.
+    /// Deletes an object; with `uid` only the object that has it. Returns `false` if the object
+    /// does not exist.
     ///
     /// # Errors
     ///

@@ -13,7 +13,7 @@ pub struct ContainerStatus {
     pub image_id: String,
     /// Whether it is ready.
     pub ready: bool,
-    /// What it does now.
+    /// Its current state.
     pub state: ContainerState,
     /// How it ended last.
     pub last_state: ContainerState,
@@ -52,7 +52,7 @@ pub struct StateDetail {
 }
 
 impl ContainerStatus {
-    /// What is known of its failure: why it waits, and how it ended, now and before.
+    /// The details of its failure: why it waits, and how it ended, now and before.
     pub fn details(&self) -> impl Iterator<Item = &StateDetail> {
         let states = [&self.state, &self.last_state].into_iter();
         states.flat_map(|state| state.waiting.iter().chain(&state.terminated))

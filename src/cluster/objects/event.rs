@@ -1,4 +1,4 @@
-//! Events that others publish about pods.
+//! Events that other programs publish about pods.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
@@ -12,11 +12,11 @@ pub struct Event {
     /// The metadata that archaware reads.
     #[serde(deserialize_with = "stored::metadata")]
     pub metadata: ObjectMeta,
-    /// What it is about.
+    /// The object of the event.
     pub regarding: Regarding,
-    /// What happened, in one word.
+    /// The reason in one word.
     pub reason: Option<String>,
-    /// What happened.
+    /// The message.
     pub note: Option<String>,
     /// When it happened last, if its source counts the times: the kubelet does.
     pub deprecated_last_timestamp: Option<Time>,

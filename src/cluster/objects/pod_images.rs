@@ -47,7 +47,7 @@ impl PodSpec {
         self.stated_os().unwrap_or_else(Os::linux)
     }
 
-    /// What runs its containers. `os`: the pod's.
+    /// OS and runtime class of the pod. `os`: the result of [`Self::os`].
     pub fn runtime<'a>(&'a self, os: &'a Os) -> PodRuntime<'a> {
         PodRuntime {
             os,

@@ -1,4 +1,4 @@
-//! Patches of pods: guarded ones of the controller, and unguarded ones of the webhook.
+//! Patches of pods: guarded patches of the controller, and unguarded patches of the webhook.
 
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ pub fn apply(pod: &Pod, change: PodChange, decision: &Decision, stays_gated: boo
     patch
 }
 
-/// Adds the toleration for the taint of the node on which the pod runs.
+/// Adds the toleration for the taint of the pod's node.
 pub fn tolerate(pod: &Pod, taint: &Taint) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&pod.metadata);
     let change = PodChange {
@@ -75,7 +75,7 @@ fn added(pod: &Pod, change: &PodChange) -> Option<String> {
 pub struct AdmissionPatch<'a> {
     /// Where the additions of an earlier call are.
     pub undo: record::FoundAdditions,
-    /// What is added now.
+    /// The change to apply.
     pub change: PodChange,
     /// The decision, if there is one.
     pub decision: Option<&'a Decision>,
@@ -137,7 +137,7 @@ impl JsonPatch {
         }
     }
 
-    /// Replaces the image of a container, if it has this one.
+    /// Replaces the image of a container, if it is still `from`.
     fn set_image(&mut self, spec: &PodSpec, container: &str, from: &str, to: &str) {
         let mut all = spec.selectable();
         let found = all.find(|(_, one)| one.name == container);

@@ -1,4 +1,4 @@
-//! Nodes whose pods are looked at together, and what becomes of these.
+//! Nodes whose pods are checked together, and the results.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,8 @@ use super::looks::{Look, LookResult, Phase};
 
 /// How often progress is logged.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
-/// After this many failures the taint comes all the same, if it evicts nobody. Later ones are not logged as warnings.
+/// After this many failures the node is tainted anyway, if the taint evicts no pod. Later failures
+/// are not logged as warnings.
 const MAX_FAILURES: u32 = 3;
 
 /// Nodes whose pods are looked at together.
@@ -30,7 +31,7 @@ pub(super) struct Batch {
     tolerated: AtomicUsize,
 }
 
-/// What became of the pods of a node.
+/// The result for the pods of a node.
 struct OfNode {
     look: Look,
     tolerated: AtomicUsize,
@@ -48,7 +49,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// Whether another attempt fails as well, until somebody changes a policy.
+    /// Whether further attempts fail as well, until an administrator changes a policy.
     fn is_refusal(&self) -> bool {
         matches!(self, Self::Rejected(error) if error.is_refusal())
     }
@@ -83,7 +84,7 @@ impl Batch {
         }
     }
 
-    /// What is looked for on a node.
+    /// The taint to check on a node.
     pub(super) fn look(&self, node: &str) -> Option<&Look> {
         Some(&self.results.get(node)?.look)
     }
@@ -135,7 +136,7 @@ impl Batch {
         }
     }
 
-    /// What became of a node. Logs what does not go on as it should.
+    /// The result for a node; logs failures.
     pub(super) fn outcome(&self, look: &Look) -> LookResult {
         let Some(of_node) = self.results.get(&look.name) else {
             return LookResult::Tolerated;

@@ -10,14 +10,16 @@ use crate::{
     placement::Taint,
 };
 
-/// Pauses after a look with a pod that could not be patched.
+/// Pauses after a pod could not be patched.
 const RETRY: Backoff = Backoff::seconds(1, 600);
 /// The pause after a list that failed.
 const LIST_RETRY: Duration = Duration::from_secs(5);
-/// How long the controllers of Kubernetes may take to see tolerations that were written: the one that carries out `NoExecute`
-/// would evict a pod whose toleration it has not seen (`tainteviction` of kube-controller-manager reads pods from its cache).
+/// How long the controllers of Kubernetes may take to see new tolerations: the taint eviction
+/// controller would evict a pod whose toleration is not in its cache (`tainteviction` of
+/// kube-controller-manager).
 const SETTLING: Duration = Duration::from_secs(5);
-/// Pods that nobody else saw, because they were created on a node while the webhook did not answer, are found after this time.
+/// Interval of repeated checks. They find pods that were created on a node while the webhook did
+/// not answer.
 const LOOK_AGAIN: Duration = Duration::from_hours(1);
 
 /// When a node is looked at.
@@ -39,7 +41,7 @@ impl Phase {
         }
     }
 
-    /// The longest that a request waits for others.
+    /// The longest time that a request waits for other requests, to share their list of pods.
     fn patience(self) -> Duration {
         match self {
             Self::BeforeTaint => Duration::from_secs(5),
@@ -59,12 +61,12 @@ pub(super) struct Look {
     pub(super) failures: u32,
 }
 
-/// The result of a look.
+/// The result of a check of a node's pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LookResult {
     /// All pods that have to tolerate the taint do.
     Tolerated,
-    /// They do since now, and whoever carries out the taint has to see it first.
+    /// Tolerations were just written; wait until the taint eviction controller has seen them.
     Settling,
     /// A pod could not be patched.
     Failed,
@@ -77,7 +79,7 @@ enum State {
     /// Requested for this time.
     Waiting(Phase, Instant),
     InProgress(Phase),
-    /// Its pods have what they need: it may be tainted, once.
+    /// Its pods have their tolerations: the node may be tainted, once.
     Ready,
 }
 
@@ -175,7 +177,7 @@ impl Looks {
         taken
     }
 
-    /// Records the result of a look. Returns whether the node may be tainted now.
+    /// Records the result of a check. Returns whether the node may be tainted now.
     pub(super) fn record(
         &mut self,
         look: &Look,

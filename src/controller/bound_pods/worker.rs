@@ -41,7 +41,7 @@ use super::{
 
 /// All pods that are bound and not finished. `!=` with nothing selects those with a node.
 const BOUND: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
-/// Batches at the same time: a node that joins does not wait until all others have been looked at.
+/// Concurrent batches: a node that joins does not wait until all other nodes are checked.
 const MAX_BATCHES: usize = 4;
 /// Lists of single nodes at the same time.
 const CONCURRENT_LISTS: usize = 4;
@@ -150,7 +150,7 @@ impl Worker {
         }
     }
 
-    /// Records what became of a batch. Returns the nodes that may be tainted.
+    /// Records the results of a batch. Returns the nodes that may be tainted.
     fn record(&self, batch: &Batch, is_listed: bool) -> Vec<ObjectRef<Node>> {
         let now = Instant::now();
         let mut looks = self.requests.0.looks.lock();
@@ -190,7 +190,7 @@ impl Worker {
         listed.unwrap_or(Ok(()))
     }
 
-    /// The pods of these nodes, and maybe of others.
+    /// The pods of these nodes, and possibly of other nodes.
     fn pods(self: Arc<Self>, batch: &Batch) -> BoxStream<'static, Result<Pod, ApiError>> {
         let nodes = batch.nodes();
         if nodes.len() > MAX_SINGLE && nodes.len() * SHARE_FOR_ALL >= self.nodes.len() {

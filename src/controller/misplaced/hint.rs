@@ -136,7 +136,7 @@ mod tests {
             (json!({"waiting": {"reason": "ImagePullBackOff"}}), false),
             (json!({"terminated": ended}), false),
         ] {
-            // How it ended the time before says nothing of now.
+            // The result of the previous run does not describe the current failure.
             let status = json!({"name": "c", "state": state, "lastState": {"terminated": ended}});
             assert_eq!(hint.is_ahead_of(&pod(json!([status]))), is_stale, "{state}");
         }

@@ -1,4 +1,5 @@
-//! Whether a node could take a new pod: evicted for nothing, a pod that partly works would only wait.
+//! Whether a node could take a replacement. Avoids evicting a partly working pod that could not be
+//! placed elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +34,7 @@ impl MisplacedPods {
             }
         };
         let policy = &self.evaluator.policy;
-        // What archaware added is added anew, for all of these architectures.
+        // archaware adds its tolerations and affinity again, for all of these architectures.
         let author = AuthorPod::of(&pod.spec, annotations(&pod.metadata));
         let mut tolerations = author.spec.tolerations.clone().unwrap_or_default();
         let decision = Decision::Architectures(architectures.clone());

@@ -11,17 +11,18 @@ use crate::backoff::Backoff;
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Intervals for pods that turned out to fail for another reason. An image may be resolved later.
 const OTHER_INTERVALS: Backoff = Backoff::seconds(5, 600);
-/// A pod of which nothing was said for this long counts no more: it was deleted, or runs. The alert waits longer.
+/// A pod without events for this long does not count as misplaced: it was deleted, or runs. The
+/// alert waits longer.
 const FORGET: Duration = Duration::from_mins(8);
-/// Maximum number of pods. Further ones are looked at when others are forgotten.
+/// Maximum number of pods. More pods are checked only when earlier pods are forgotten.
 const MAX_PODS: usize = 10_000;
 
-/// The pods of which something was said.
+/// The pods that events named.
 #[derive(Default)]
 pub(super) struct Tracker(HashMap<String, Tracked>);
 
 struct Tracked {
-    /// When it was looked at last.
+    /// The time of the last check.
     at: Instant,
     /// Whether it was found to be on the wrong architecture.
     found: bool,
@@ -63,7 +64,7 @@ impl Tracker {
         true
     }
 
-    /// Records the result of a look.
+    /// Records the result of a check.
     pub(super) fn record(&mut self, uid: &str, found: bool, now: Instant) {
         if let Some(tracked) = self.0.get_mut(uid) {
             let others = if found { 0 } else { tracked.others + 1 };

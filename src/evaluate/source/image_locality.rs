@@ -1,4 +1,4 @@
-//! What nodes hold of images that cannot be resolved.
+//! Prefers nodes that already hold images that archaware could not resolve.
 
 use futures::{
     FutureExt,
@@ -45,7 +45,7 @@ impl DemandSource for HoldingNodes {
 }
 
 impl Evaluator {
-    /// What nodes hold of the images of a pod that are not known. `None`: nothing.
+    /// The nodes that hold the unresolved images of a pod; `None` if all images are resolved.
     async fn image_locality(
         &self,
         spec: &PodSpec,
@@ -55,7 +55,8 @@ impl Evaluator {
         let unknown: Option<Vec<_>> = failed
             .iter()
             .filter(|(image, _)| own.contains_key(image.as_str()))
-            // What is no name is held by no node. Nodes name images as pods do, whatever is rewritten for archaware.
+            // A string that is not an image name cannot be in any node's image list. Nodes list
+            // images by the names in pods; `rewrites` do not apply.
             .map(|(image, error)| Some((image, Reference::parse(image).ok()?, error)))
             .collect();
         let unknown = unknown.filter(|all| !all.is_empty() && all.len() <= MAX_UNKNOWN)?;

@@ -130,7 +130,7 @@ fn excluded(facts: &Facts<'_>) -> String {
     build.trim_start().to_owned()
 }
 
-/// The architecture of nodes for which the fewest images have to be built.
+/// The advice for the architecture that needs the fewest image builds.
 fn fewest_builds(facts: &Facts<'_>, groups: &[NodeGroup]) -> Option<String> {
     let policy = facts.policy;
     let sets = facts.images.iter().map(|image| {

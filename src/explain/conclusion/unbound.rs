@@ -64,7 +64,7 @@ fn limiting<'a>(facts: &Facts<'a>, groups: &[NodeGroup]) -> Vec<&'a EvaluatedIma
     facts.counting_images().iter().filter(lacks).collect()
 }
 
-/// What is known of the nodes for one pod.
+/// The nodes from the view of one pod.
 struct Placement<'a> {
     facts: &'a Facts<'a>,
     consequence: &'a Consequence,

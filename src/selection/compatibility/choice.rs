@@ -11,9 +11,9 @@ use super::{Compatibility, CompatibilityDocument, NodeFacts, RuleKeys};
 /// Nodes that are alike for the rules of a document.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeGroup<'a> {
-    /// What is known of each of them.
+    /// Facts about each of the nodes.
     pub facts: NodeFacts<'a>,
-    /// Their architecture.
+    /// Architecture of the nodes.
     pub architecture: &'a str,
     /// Their variant, if it is known.
     pub variant: Option<NodeVariant>,
@@ -51,7 +51,7 @@ pub struct Fit<'a> {
 #[derive(Clone, Debug)]
 pub struct Choice<'a> {
     pub best: Fit<'a>,
-    /// The others that fit and have the same image, in order.
+    /// Other entries that fit and have the same image, in order.
     pub further: Vec<Fit<'a>>,
     pub(super) keys: RuleKeys,
     /// The nodes that were considered.
@@ -77,18 +77,18 @@ pub struct PassedOver {
     pub failed: Vec<(String, usize)>,
 }
 
-/// An entry of a document, and what became of it.
+/// An entry of a document, and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// Its image or group.
     pub tag: String,
-    /// Its weight; entries with a negative one are never chosen.
+    /// Its weight; entries with a negative weight are never chosen.
     pub weight: i64,
-    /// What became of it.
+    /// Whether the entry was chosen, and why not.
     pub outcome: CandidateOutcome,
 }
 
-/// What became of an entry.
+/// The result for an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CandidateOutcome {
     /// Its image is selected.
@@ -107,11 +107,11 @@ pub enum CandidateOutcome {
     PassedOver(Vec<(String, usize)>),
     /// A model selected it for the nodes with this label.
     ChosenByModel {
-        /// Its key.
+        /// Key of the label.
         label: String,
         value: String,
     },
-    /// A model selected another one.
+    /// A model selected another entry.
     NotByModel,
 }
 
@@ -123,7 +123,7 @@ impl NodeGroup<'_> {
 }
 
 impl Candidate {
-    /// What became of each entry, in the order of the document.
+    /// The result for each entry, in the order of the document.
     pub fn list<'a>(
         document: &'a CompatibilityDocument,
         choice: Option<&Choice<'a>>,

@@ -15,15 +15,15 @@ use super::{
 
 #[derive(Clone, Debug)]
 pub struct CompatibilityDocument {
-    /// What its rules are about.
+    /// The kind of keys in its rules.
     pub keys: RuleKeys,
-    /// Its entries, in the order in which they are written.
+    /// The entries, in their written order.
     pub entries: Vec<Compatibility>,
     /// The node labels that its rules read.
     pub labels: LabelKeys,
     /// The features of NFD that its rules read.
     pub features: FeatureKeys,
-    /// The models to which it leaves the choice; the rules decide if they cannot.
+    /// The models that choose; the rules decide if no model can.
     pub models: Vec<Model>,
     /// The digest of the image that it is about, if its artifact names one.
     pub subject: Option<String>,
@@ -31,7 +31,7 @@ pub struct CompatibilityDocument {
     pub(crate) cost: usize,
 }
 
-/// One entry: rules, and what they are for.
+/// One entry: its image or group, with rules for nodes.
 #[derive(Clone, Debug)]
 pub struct Compatibility {
     /// ocifit-k8s: the image. NFD: a name for a group of entries.
@@ -291,8 +291,8 @@ fn condition(
 }
 
 impl CompatibilityDocument {
-    /// The entries, the best first: by weight, then in the order in which they are written. Those with a negative weight are never
-    /// chosen, nor those that name no image.
+    /// The entries that can be chosen, the best first: by weight, then in their written order.
+    /// Entries with a negative weight are left out, and so are entries that name no image.
     pub(super) fn candidates(&self) -> Vec<&Compatibility> {
         let mut all: Vec<_> = self
             .entries

@@ -28,7 +28,7 @@ pub struct WrittenExpression<'a> {
     pub operator: &'a str,
     /// `value`.
     pub values: &'a [String],
-    /// `type` of NFD: what is compared. Empty: integers.
+    /// `type` of NFD: the kind of comparison; empty for integers.
     pub value_type: &'a str,
 }
 
@@ -127,14 +127,15 @@ impl Expression {
         }))
     }
 
-    /// The same as node affinity, all of these, for a label that some nodes satisfy; `None` if no node can. `seen`: the values of these
-    /// nodes, which stand for what node affinity has no operator for: regular expressions and versions.
+    /// Requirements of node affinity, `ANDed`, for a label that some nodes satisfy; `None` if no
+    /// node can satisfy them. `seen`: the values of these nodes, which replace conditions without
+    /// an operator in node affinity: regular expressions and versions.
     pub(super) fn requirements(
         &self,
         key: &str,
         seen: &BTreeSet<&str>,
     ) -> Option<Vec<Requirement>> {
-        // The API server takes keys and values of labels only. No node has others.
+        // The API server accepts only keys and values of labels, so no node has another key.
         if !is_qualified_name(key) {
             return self.holds(Fact::Missing).then(Vec::new);
         }

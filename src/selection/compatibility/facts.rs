@@ -1,10 +1,10 @@
-//! What is known of a node: its labels, and what Node Feature Discovery (NFD) found.
+//! Facts about a node: its labels, and the features that Node Feature Discovery (NFD) found.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer};
 
-/// What is known about one key.
+/// The fact about one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fact<'a> {
     /// There is no such key.
@@ -14,7 +14,7 @@ pub enum Fact<'a> {
     Value(&'a str),
 }
 
-/// What is known of a node.
+/// Facts about a node.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeFacts<'a> {
     pub labels: &'a BTreeMap<String, String>,
@@ -26,7 +26,7 @@ pub struct NodeFacts<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub struct NodeFeatures {
-    /// Names.
+    /// Features whose elements are names without values.
     flags: BTreeMap<String, Flags>,
     /// Names with values.
     attributes: BTreeMap<String, Attributes>,
@@ -74,7 +74,8 @@ pub(super) fn feature_label(feature: &str, element: &str) -> String {
     format!("{NFD_LABELS}{}.{element}", feature.replacen('.', "-", 1))
 }
 
-/// What is known of one feature of a node. A feature may have thousands of elements, so that they are looked up where they are.
+/// One feature of a node. A feature may have thousands of elements, so they are borrowed and not
+/// copied.
 pub(super) enum Feature<'a> {
     /// By a `NodeFeature`.
     Found {
@@ -164,7 +165,7 @@ impl NodeFeatures {
                 let each = found.elements.iter().map(|instance| Instance {
                     attributes: attributes_of(&instance.attributes, is_read),
                 });
-                // Equal ones say the same once, in any order.
+                // Equal instances count once, and their order does not matter.
                 let distinct: BTreeSet<Instance> = each.collect();
                 Instances {
                     elements: distinct.into_iter().collect(),
@@ -173,7 +174,8 @@ impl NodeFeatures {
         }
     }
 
-    /// Adds what another object says of the same node, as NFD does (`Features.MergeInto` of its API).
+    /// Adds the features of another object for the same node, as NFD does (`Features.MergeInto` of
+    /// its API).
     pub fn merge(&mut self, other: &Self) {
         for (name, found) in &other.flags {
             let own = self.flags.entry(name.clone()).or_default();

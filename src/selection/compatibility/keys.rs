@@ -103,7 +103,7 @@ impl FeatureKeys {
         }
     }
 
-    /// Whether an element of a feature is read; `None`: the feature is not.
+    /// Whether an element of a feature is read; `None` if the feature is not read.
     pub fn elements<'a>(&'a self, feature: &str) -> Option<impl Fn(&str) -> bool + use<'a>> {
         let elements = self.0.get(feature)?;
         Some(move |name: &str| match elements {

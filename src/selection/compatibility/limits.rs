@@ -1,8 +1,9 @@
 //! What the rules of a compatibility document are about, limits of documents, and errors.
 
-/// Maximum size of a document in bytes, many times that of real ones: it is parsed and kept.
+/// Maximum size of a document in bytes, many times that of real documents: it is parsed and kept.
 pub const MAX_SIZE: u64 = 256 * 1024;
-/// Maximum number of entries of a document, and of expressions and values in it: real ones have some dozens.
+/// Maximum number of entries of a document, and of expressions and values in it; real documents
+/// have some dozens.
 pub(super) const MAX_ENTRIES: usize = 256;
 pub(crate) const MAX_EXPRESSIONS: usize = 4096;
 /// A pattern counts as much as this many values: compiled, it may have 64 KiB.

@@ -1,5 +1,6 @@
-//! Image selection: which of several images a container gets, by what nodes offer. A compatibility document lists images with rules;
-//! the best one that some nodes satisfy is chosen, and the pod is limited to these nodes.
+//! Image selection: one of several images for a container, by the features of nodes. A
+//! compatibility document lists images with rules. The best image that some nodes satisfy is
+//! chosen, and the pod is limited to these nodes.
 
 mod choice;
 mod document;

@@ -9,7 +9,7 @@ use super::{InvalidDocument, LabelKeys, MAX_SIZE, limits::first_line};
 
 /// Maximum number of models of a document, and of images of a model.
 const MAX_MODELS: usize = 64;
-/// What the server is told of nodes: labels about hardware, and where it is.
+/// The server gets the labels of nodes about hardware, and about their location.
 const FEATURES: &str = "feature.node.kubernetes.io/";
 const HARDWARE: [&str; 4] = [
     "kubernetes.io/arch",
@@ -96,7 +96,7 @@ impl Model {
         Ok(models)
     }
 
-    /// The labels that the server is told in any case.
+    /// The labels that every request to the server contains.
     pub fn labels() -> LabelKeys {
         LabelKeys {
             keys: HARDWARE.map(str::to_owned).into(),

@@ -44,7 +44,7 @@ pub enum InvalidSelection {
     TooMany,
 }
 
-/// Whether a pod may ask for image selection: a cheap test before the others.
+/// Whether a pod may ask for image selection: a cheap test before the expensive ones.
 pub fn is_requested(
     annotations: &BTreeMap<String, String>,
     labels: &BTreeMap<String, String>,

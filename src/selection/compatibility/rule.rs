@@ -9,7 +9,7 @@ pub struct Rule {
     pub name: String,
     /// Conditions, `ANDed`.
     pub features: Vec<FeatureMatch>,
-    /// Lists of conditions, of which one has to hold; none if it is empty.
+    /// Lists of conditions, of which one list has to hold; ignored if there is no list.
     pub any: Vec<Vec<FeatureMatch>>,
     /// Why it holds nowhere, if one of its expressions means nothing.
     pub invalid: Option<InvalidExpression>,

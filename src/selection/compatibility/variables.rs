@@ -8,7 +8,7 @@ use super::{Expression, FeatureMatch, facts::Feature, rule::satisfies};
 /// The feature by which variables are read.
 const FEATURE: &str = "rule.matched";
 
-/// What is known of the variables when the next rule is read.
+/// The known variables when the next rule is read.
 #[derive(Debug, Default)]
 pub(super) struct Variables {
     /// Those of the rules before, in this entry.
@@ -34,7 +34,8 @@ impl Variables {
         self.known.extend(set);
     }
 
-    /// A condition without variables; `None`: it always holds. What depends on the node counts as not fulfilled.
+    /// The condition without variables; `None` if it always holds. A condition that depends on the
+    /// node counts as not fulfilled.
     pub(super) fn simplify(&self, condition: FeatureMatch) -> Option<FeatureMatch> {
         let FeatureMatch::Feature {
             feature,

@@ -182,8 +182,8 @@ impl ContentNamespace {
         }
     }
 
-    /// Runs `call` with today's lease, which is created if it does not exist. Without a lease, the garbage collector
-    /// would delete what is written.
+    /// Runs `call` with today's lease, which is created if it does not exist. Without a lease, the
+    /// garbage collector would delete the written content.
     async fn with_lease<T, F>(
         &self,
         method: &'static str,

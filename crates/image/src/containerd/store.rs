@@ -141,7 +141,7 @@ impl Store {
         }
     }
 
-    /// Writes what is queued and ends the workers, within [`FINISH_TIMEOUT`].
+    /// Writes all queued content and ends the workers, within [`FINISH_TIMEOUT`].
     pub(crate) async fn finish(&self) {
         self.queues.lock().clear();
         let workers = std::mem::take(&mut *self.workers.lock());

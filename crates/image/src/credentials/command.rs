@@ -46,8 +46,8 @@ pub(super) enum CommandError {
 /// How long a pod waits for a program that runs. A slower program runs on, and the next attempt uses its answer.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs programs, each once for a key at a time. A program that began runs on although nobody waits for it any more;
-/// dropping this ends them.
+/// Runs programs, each once for a key at a time. Started programs keep running without waiters;
+/// dropping `Programs` kills them.
 pub(super) struct Programs<T> {
     tasks: Mutex<JoinSet<()>>,
     running: Arc<Mutex<HashMap<String, Running<T>>>>,
@@ -160,7 +160,7 @@ impl<T: Clone + Send + Sync + 'static> Programs<T> {
             let answer = work.await;
             drop(entry);
             drop(slot);
-            // Everybody who asked may be gone.
+            // All callers may be gone.
             let _ = sender.send(answer);
         });
         program

@@ -87,7 +87,7 @@ impl std::fmt::Debug for Fingerprint {
 }
 
 impl Credential {
-    /// A user name and password; two empty ones mean anonymous access.
+    /// A user name and password; both are empty for anonymous access.
     pub fn password(username: String, password: SecretString) -> Self {
         if username.is_empty() && password.expose_secret().is_empty() {
             return Self::anonymous();
@@ -123,7 +123,7 @@ impl Credential {
         }
     }
 
-    /// The same credential, found elsewhere than in a docker `config.json`.
+    /// This credential, with another source than a docker `config.json`.
     #[must_use]
     pub fn from_source(self, source: CredentialSource) -> Self {
         Self { source, ..self }
@@ -143,7 +143,7 @@ impl Credential {
         &self.secret
     }
 
-    /// Its fingerprint.
+    /// A keyed hash of the credential, for cache keys.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }

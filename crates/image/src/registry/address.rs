@@ -89,8 +89,8 @@ pub(super) fn parent_domain(host: &str) -> Option<&str> {
     (!is_public_suffix(parent)).then_some(parent)
 }
 
-/// The name under which somebody registered a domain: `example.com` of `a.b.example.com`. The host itself if it has no
-/// such name.
+/// The registered domain of a name: `example.com` for `a.b.example.com`. The host itself if it has
+/// no registered domain.
 pub(super) fn registrable_domain(host: &str) -> &str {
     let mut domain = host;
     while let Some(parent) = parent_domain(domain) {

@@ -246,7 +246,7 @@ impl TokenRequest {
             .exchange(principal, &what, self.http_request(), limits);
         let answer = answer.await;
         let HttpResponse { status, body, .. } = answer.map_err(|error| match error {
-            // A token response that is too large says nothing about the image.
+            // A token response that is too large is no property of the image.
             ImageError::Document { .. } => {
                 ImageError::unavailable(&what, "its answer is too large")
             }

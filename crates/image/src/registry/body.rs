@@ -35,7 +35,7 @@ struct Part {
 }
 
 impl Part {
-    /// Gives back what is more than `size`.
+    /// Gives back the bytes above `size`.
     fn shrink(&mut self, size: usize) {
         for part in [&mut self.of_all, &mut self.of_host] {
             drop(part.split(part.num_permits().saturating_sub(size)));
@@ -133,7 +133,7 @@ mod tests {
 
     const CHUNK: usize = 64 << 10;
 
-    /// A response of `chunks` chunks, which counts what was read of it and then stalls.
+    /// A response of `chunks` chunks, which counts the chunks that were read and then stalls.
     fn stalling(chunks: usize, read: &Arc<AtomicUsize>) -> reqwest::Response {
         let read = read.clone();
         let body = stream::iter(0..chunks).map(move |_| {

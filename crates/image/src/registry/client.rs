@@ -165,7 +165,7 @@ impl Registry {
         Err(failed.into_error(reference))
     }
 
-    /// The hosts of a reference, in the order in which they are asked.
+    /// The hosts of a reference, in the order of their use.
     pub(super) async fn hosts_of(&self, reference: &Reference) -> Result<Arc<[Host]>, ImageError> {
         self.hosts.for_reference(reference).await
     }
@@ -264,7 +264,8 @@ impl Registry {
             principal: token_key.credential,
             sent: AtomicU32::new(0),
         };
-        // At most three attempts: the first may use an expired token, the second gets the challenge for a new one.
+        // At most three attempts: the first may use an expired token, the second gets the challenge
+        // for a new token.
         for attempt in 0..3 {
             let mut answer = sender.send(authorization.as_ref()).await?;
             if answer.status == StatusCode::UNAUTHORIZED && !host.endpoint.is_at(&answer.url) {

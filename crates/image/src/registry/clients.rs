@@ -27,7 +27,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 /// Maximum number of hosts whose idle connections are kept. Users choose the hosts; with the limit of each host this
 /// bounds the connections, of some 40 KiB each.
 const MAX_KEPT_HOSTS: usize = 32;
-/// Flow control windows of HTTP/2. A peer can fill them although nobody reads, and the defaults are 2 and 5 MiB.
+/// Flow control windows of HTTP/2. A peer can fill them while archaware reads nothing, and the
+/// defaults are 2 and 5 MiB.
 const STREAM_WINDOW: u32 = 128 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 /// Maximum bytes of a response's headers over HTTP/2.

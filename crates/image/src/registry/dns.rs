@@ -1,5 +1,5 @@
-//! Resolves the names of registries. Asynchronous, because names that never resolve would fill the threads on which the
-//! system's resolver blocks. Addresses are checked after the name is resolved.
+//! Resolves the names of registries. Asynchronous, because names that never resolve would fill the
+//! blocking threads of the system's resolver. Addresses are checked after the name is resolved.
 
 use std::{
     convert::Infallible,
@@ -28,8 +28,8 @@ use tokio::sync::Semaphore;
 
 use super::address::{bare, is_local, is_loopback, registrable_domain};
 
-/// Maximum number of names of one domain that are being resolved. Whoever owns a domain decides whether its names are
-/// ever answered.
+/// Maximum number of names of one domain that are resolved at the same time. The owner of a domain
+/// decides whether its names are ever answered.
 const MAX_PER_DOMAIN: usize = 8;
 /// Users choose the names, so the state of the least used domains is dropped.
 const MAX_DOMAINS: usize = 1024;
@@ -56,7 +56,7 @@ pub(super) enum DnsError {
          if that is a registry, add {name} to registries.allowLocalAddresses"
     )]
     LocalAddress { name: String, address: IpAddr },
-    /// The name server says so.
+    /// The name server answered that the host does not exist.
     #[error("no such host: {0}")]
     NoSuchHost(String),
     /// The name server gave no usable answer.

@@ -89,8 +89,8 @@ struct Hop {
 }
 
 impl HttpRequest {
-    /// The request to another host that this one was redirected to. Nothing secret goes along: no header of the
-    /// original host, and no client certificate.
+    /// The request to the host of a redirect. Secrets stay behind: headers of the original host,
+    /// and the client certificate.
     pub(super) fn redirected_to_host(self, url: Url) -> Self {
         Self {
             url,
@@ -277,7 +277,8 @@ impl Http {
     }
 }
 
-/// Tells the limiter of a host what it answered. The error of a host that asks for fewer requests.
+/// Reports the answer of a host to its limiter. Returns the error if the host asks for fewer
+/// requests.
 fn record(
     limiter: &HostLimiter,
     principal: Principal,

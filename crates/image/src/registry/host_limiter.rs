@@ -19,9 +19,9 @@ use archaware_base::backoff::Backoff;
 /// The part of the budget for large bodies that the bodies of one host may take, so that a host that stalls leaves most of it to other
 /// hosts.
 pub(super) const MAX_OF_HOST: usize = 16 << 20;
-/// Users choose the hosts, so the state of the least used ones is dropped.
+/// Users choose the hosts, so the state of the least used hosts is dropped.
 const MAX_HOSTS: usize = 1024;
-/// Maximum number of rate-limited principals per host; further ones are not recorded.
+/// Maximum number of rate-limited principals per host; more principals are not recorded.
 const MAX_PAUSED: usize = 256;
 /// Consecutive timeouts after which the host gets no requests.
 const MAX_TIMEOUTS: u32 = 3;
@@ -32,7 +32,8 @@ pub(super) const MAX_RETRY_AFTER: Duration = Duration::from_hours(1);
 /// Used when a registry limits the rate without `Retry-After`.
 pub(super) const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// The account of a request. Registries count anonymous clients by address and others by account.
+/// The account of a request. Registries count anonymous clients by address and other clients by
+/// account.
 pub(super) type Principal = Option<Fingerprint>;
 
 pub(super) struct HostLimiters {

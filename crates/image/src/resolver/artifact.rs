@@ -25,12 +25,13 @@ use super::{
 const MAX_IMAGES: usize = 32;
 /// How many of them are asked for at a time, as the layers of an image are pulled.
 const CONCURRENT_READS: usize = 4;
-/// Maximum number of reads of what is attached to the images of pods that do not ask for it.
+/// Maximum number of concurrent reads of attached documents for pods that do not ask for image
+/// selection.
 pub(super) const MAX_ATTACHED_READS: usize = 16;
 /// How long one of them goes on when no pod waits any more: three requests.
 const MAX_ATTACHED_READ: Duration = Duration::from_secs(15);
 
-/// What is looked for under the name of an image or artifact.
+/// How an image or artifact leads to its document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Sought {
     kind: &'static ArtifactKind,
@@ -40,9 +41,11 @@ pub(super) struct Sought {
 /// Where an artifact is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Place {
-    /// The artifact itself or, if it is an image, what is attached to it or to the images of its platforms.
+    /// The artifact itself or, if it is an image, the artifacts attached to it or to the images of
+    /// its platforms.
     Named,
-    /// What is attached to the image itself: what is attached to the images of its platforms would cost a request for each.
+    /// Only the artifacts attached to the image itself: those of its platforms would cost a request
+    /// for each platform.
     Attached,
 }
 
@@ -63,8 +66,8 @@ impl Resolver {
             .await
     }
 
-    /// The content of the artifact that is attached to an image, within a deadline. What does not come by then is there for the
-    /// next pod.
+    /// The content of the artifact attached to an image, within a deadline. Content that arrives
+    /// later is cached for the next pod.
     ///
     /// # Errors
     ///
@@ -303,7 +306,8 @@ impl ResolverInner {
                     return Ok((content, false));
                 }
             }
-            // It may be attached to an image. What is attached can change while the image does not.
+            // The document may be attached to an image. Attached artifacts can change while the
+            // image does not.
             let content = self.read_attached(context, &source, sought, digest, &artifact);
             Ok((content.await?, true))
         };
@@ -347,7 +351,7 @@ impl ResolverInner {
         }
     }
 
-    /// What is attached to an image or, if it is an index, to the images of its platforms.
+    /// The artifacts attached to an image or, if it is an index, to the images of its platforms.
     async fn read_attached(
         &self,
         context: &RequestContext,
@@ -407,7 +411,7 @@ impl ResolverInner {
         })
     }
 
-    /// The newest artifact of a kind that is attached to an image; `None`: there is none.
+    /// The newest artifact of a kind that is attached to an image, if there is one.
     async fn read_referrer(
         &self,
         context: &RequestContext,

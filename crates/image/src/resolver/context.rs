@@ -51,7 +51,8 @@ impl RequestContext {
             .collect()
     }
 
-    /// Scope of summaries. Content is addressed by digest, so all requests share it unless this one is isolated.
+    /// Scope of summaries. Content is addressed by digest, so all requests share it unless this
+    /// request is isolated.
     pub(super) fn summary_scope(&self) -> CacheScope {
         self.isolated
             .map_or(CacheScope::Public, CacheScope::Credential)

@@ -1,4 +1,5 @@
-//! From a digest to platforms: reads documents from containerd first and missing ones from the registry.
+//! From a digest to platforms: reads documents from containerd first, and missing documents from
+//! the registry.
 
 use std::sync::{
     Arc, OnceLock,
@@ -164,7 +165,7 @@ impl DocumentSource<'_> {
         let registry = &self.inner.registry;
         let answer = registry.get(reference, kind, digest, credentials).await?;
         if let Some(credential) = answer.credential {
-            // The same for all documents of an image.
+            // All documents of an image need the same credential.
             let _ = self.credential.set(credential);
         }
         let content_type = answer.content_type().map(str::to_owned);

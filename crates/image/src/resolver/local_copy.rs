@@ -6,9 +6,10 @@ use archaware_platform::PlatformSet;
 use super::{ImageError, PullPolicy, RequestContext, Resolver, tag::ResolvedDigest};
 
 impl Resolver {
-    /// The platforms of the node's own copy of an image, for which nothing vouches: it may have been imported with a single platform
-    /// under the name of an image that has several, or be an old one. No registry is asked, and nothing is cached. `None`: there is no
-    /// copy, or it cannot be read. `error`: why the image cannot be resolved.
+    /// The platforms of the node's own copy of an image. The copy is weak evidence: a single
+    /// platform may have been imported under the name of an image that has several, or the copy may
+    /// be old. Asks no registry, and caches nothing. `None` if there is no readable copy. `error`:
+    /// why the image cannot be resolved.
     pub async fn local_copy(
         &self,
         reference: &Reference,

@@ -54,7 +54,7 @@ pub struct ResolverSettings {
     pub images: usize,
     /// How long a cached tag is used without asking again.
     pub tag_ttl: Duration,
-    /// The same for `latest` and for pull policy `Always`.
+    /// Lifetime of cached tags for `latest` and for pull policy `Always`.
     pub latest_ttl: Duration,
     /// Whether requests share answers only with requests of the same credentials. containerd is not used then.
     pub per_credential: bool,
@@ -79,7 +79,7 @@ pub struct ResolveRequest<'a> {
     pub policy: PullPolicy,
     /// The pod's own credentials; those of the operator are tried after them.
     pub keyring: &'a LazyKeyring,
-    /// Who asks: the pod's namespace. The images of one tenant do not hold up those of others.
+    /// The pod's namespace. The images of one tenant do not delay the images of other tenants.
     pub tenant: &'a str,
 }
 
@@ -161,7 +161,7 @@ struct ResolverInner {
     tags: SingleFlight<TagKey, Result<ResolvedDigest, TagLookupError>>,
     summaries: SingleFlight<SummaryKey, Result<(Arc<ImageSummary>, Origin), ImageError>>,
     artifacts: SingleFlight<(SummaryKey, Sought), Result<Arc<ArtifactContent>, ImageError>>,
-    /// Permits for reads of what is attached to images. An image is not limited by them.
+    /// Permits for reads of attached artifacts. Reads of images do not need them.
     attached_reads: Arc<Semaphore>,
     metrics: Resolutions,
 }
@@ -263,7 +263,7 @@ impl Resolver {
         }
     }
 
-    /// Finishes what is being written to containerd, within two seconds. Later writes are dropped.
+    /// Finishes the started writes to containerd, within two seconds. Later writes are dropped.
     pub async fn finish_writes(&self) {
         if let Some(store) = self.0.store() {
             store.finish().await;
@@ -309,7 +309,8 @@ impl Resolver {
         if let Some((found, summary)) = inner.cached(&context) {
             return Ok(context.resolved(found, &summary, MEMORY));
         }
-        // Taken before any lookup that is shared with other tenants, so that nobody waits for this one's slot.
+        // Taken before any lookup that is shared with other tenants, so that they do not wait for
+        // this tenant's slot.
         let registry = context.reference.registry();
         let _slot = inner.fetch_slots.enter(request.tenant, registry).await;
         let found = self.resolve_digest(&context).await?;
@@ -326,7 +327,7 @@ impl Resolver {
         Ok(context.resolved(found, &summary, origin))
     }
 
-    /// Where the credentials for an image are found, in the order in which they are tried.
+    /// The sources of credentials for an image, in the order of their use.
     ///
     /// # Errors
     ///
@@ -488,7 +489,7 @@ impl ResolverInner {
             return Some(partial);
         };
         trace::cached("platforms", digest, "held");
-        // Persisted content expires unless it is touched on the days on which it is used.
+        // Persisted content expires unless each day of its use touches it.
         if let Some(store) = self.store()
             && known.last_touched != Store::today()
         {

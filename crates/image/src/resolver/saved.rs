@@ -31,8 +31,9 @@ pub struct SavedImage {
 }
 
 impl Resolver {
-    /// What of an answer may be used by a later process; `None` for nothing new. An answer that needed a credential says nothing
-    /// about its tag to others, and an image with missing children may be complete later.
+    /// The cacheable part of an answer; `None` if it adds nothing. The tag of an answer that needed
+    /// a credential is not cached for processes with other credentials, and an image with missing
+    /// children may be complete later.
     pub fn save(&self, resolved: &Resolved) -> Option<SavedImage> {
         let inner = &self.0;
         let is_complete = || {

@@ -10,7 +10,7 @@ use super::{AffinityChange, Require};
 pub struct AffinityUndo {
     /// Expressions, as (term, expression).
     pub expressions: Vec<(usize, usize)>,
-    /// The required terms that archaware added beside others, in descending order.
+    /// The required terms that archaware added beside the author's terms, in descending order.
     pub terms: Vec<usize>,
     /// Whether there are only archaware's required terms, so that all of `required` is removed.
     pub required: bool,
@@ -99,14 +99,14 @@ fn remove_expressions(
     found
 }
 
-/// Removes the repetitions of terms, and what was added to the first of each. They are where archaware put them, or nothing is
-/// removed: an author's term may say the same as an alternative.
+/// Removes the repetitions of terms, and the additions to the first of each. If they are not where
+/// archaware puts them, nothing is removed: an author's term may equal an alternative.
 fn remove_repeated(
     terms: &mut Vec<NodeSelectorTerm>,
     own: &Require,
     alternatives: &[NodeSelectorTerm],
 ) -> Option<AffinityUndo> {
-    // A record that others have written may name terms in any order, or twice.
+    // A record that another writer forged may name terms in any order, or twice.
     if !own.terms.is_sorted_by(|a, b| a < b) {
         return None;
     }

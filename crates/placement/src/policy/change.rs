@@ -24,11 +24,11 @@ pub struct PodView<'a> {
     pub tolerations: &'a [Value],
     /// What selects its nodes.
     pub author: AuthorNodes<'a>,
-    /// What can be done to its affinity.
+    /// How its affinity may be changed.
     pub affinity: AffinityAccess,
 }
 
-/// What can be done to the affinity of a pod.
+/// How the affinity of a pod may be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AffinityAccess {
     /// Nothing.
@@ -71,7 +71,7 @@ pub struct Asked<'a> {
 }
 
 impl PodChange {
-    /// The combination of this change and a later one.
+    /// This change followed by a later change.
     #[must_use]
     pub fn and(mut self, later: &Self) -> Self {
         self.tolerations.extend(later.tolerations.iter().cloned());

@@ -1,4 +1,4 @@
-//! What labels of Node Feature Discovery (NFD) prove about the variant of a node's CPU.
+//! Proofs of CPU variants by labels of Node Feature Discovery (NFD).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,8 @@ pub(super) const VENDOR: &str = "feature.node.kubernetes.io/cpu-model.vendor_id"
 /// The model of the CPU, a number. On arm64: bits 15 to 0 of `MIDR_EL1`, which are the part number and the revision.
 pub(super) const MODEL: &str = "feature.node.kubernetes.io/cpu-model.id";
 
-/// The level that NFD publishes of every amd64 CPU since version 0.19, together with the higher ones that it has.
+/// The level that NFD publishes for every amd64 CPU since version 0.19, together with the higher
+/// levels of the CPU.
 const LOWEST_LEVEL: &str = "X86_64_V1";
 
 /// What proves a variant: the level, all of the features, or one of the models.
@@ -26,7 +27,7 @@ pub(super) struct Proof {
     pub(super) and_of: &'static str,
     /// As NFD names them.
     pub(super) features: &'static [&'static str],
-    /// CPUs of which each has this variant.
+    /// CPU models that have this variant.
     pub(super) models: &'static [Models],
 }
 
@@ -152,7 +153,7 @@ pub(super) fn of_one(
         .iter()
         .map(|proof| proof.all_features().into_iter().collect())
         .collect();
-    // A proof with all features of a lower one, and more, selects no further node.
+    // A proof with all features of a lower proof, and more, selects no further node.
     let is_new = move |index: usize| {
         let (before, own) = features.split_at(index);
         let mut before = before.iter();

@@ -1,4 +1,5 @@
-//! What a choice means for the nodes of its pod, as node affinity: the image has to fit the node on which the pod lands.
+//! Turns a choice into node affinity: the selected image has to fit the node on which the pod
+//! lands.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +23,7 @@ const MAX_REQUIREMENTS: usize = 128;
 /// Bounds of the API for the weight of a preferred term.
 const MAX_WEIGHT: i64 = 100;
 
-/// What nodes have to be so that selected images fit them.
+/// Requirements on nodes, so that selected images fit them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SelectedNodes {
     /// Nodes that are possible.
@@ -32,7 +33,8 @@ pub struct SelectedNodes {
 }
 
 impl SelectedNodes {
-    /// Those of these architectures: the image has to run there, whatever the pod's annotations say. `None`: of all.
+    /// Limits the nodes to these architectures: the image has to run there, whatever the pod's
+    /// annotations say. `None` is no limit.
     #[must_use]
     pub fn on(mut self, architectures: Option<&Architectures>) -> Self {
         if let Some(set) = architectures {
@@ -70,7 +72,8 @@ impl SelectedNodes {
         }
     }
 
-    /// With the alternatives first that select one of these groups: where only some can be written, they are the first ones.
+    /// Moves the alternatives that select one of these groups to the front, because only the first
+    /// alternatives are written if there are too many.
     #[must_use]
     pub fn sorted_by(mut self, groups: &[NodeGroup<'_>]) -> Self {
         let required = self.required;
@@ -97,11 +100,12 @@ impl SelectedNodes {
 type Expressed<'a> = (&'a Compatibility, NodeSet);
 
 impl<'a> Choice<'a> {
-    /// What nodes have to be: the rules themselves, so that it holds for nodes that come later, too. Only a regular expression is
-    /// replaced by the values that the groups have. Rules that labels do not express name the nodes; `None` if these are too many.
+    /// Requirements on nodes: the rules themselves, so that they also select nodes that join later.
+    /// Only a regular expression is replaced by the values that the groups have. Rules that labels
+    /// do not express name the nodes; `None` if there are too many of these nodes.
     pub fn nodes(&self) -> Option<SelectedNodes> {
         let best = (self.best.entry, self.alternatives(&self.best)?);
-        // Where else the image fits need not be said.
+        // Further entries with the same image may be left out: they only widen the affinity.
         let further = self.further.iter().filter_map(|fit| self.expressed(fit));
         let fits: Vec<_> = std::iter::once(best).chain(further).collect();
         let lowest = self.fits().map(|fit| fit.entry.weight).min();
@@ -119,8 +123,8 @@ impl<'a> Choice<'a> {
         Some(nodes).filter(|nodes| !nodes.is_large())
     }
 
-    /// The weights as preferences, for a pod that does not ask for a selection: nothing is required. Entries without a weight say
-    /// nothing, and neither does what labels and names of nodes cannot express.
+    /// The weights as preferences, for a pod that does not ask for a selection. Entries without a
+    /// weight are left out, and so are rules that labels and names of nodes cannot express.
     pub fn preferred(&self) -> Vec<(&'a Compatibility, WeightedTerm)> {
         let fits: Vec<_> = self.fits().filter_map(|fit| self.expressed(fit)).collect();
         let terms: Vec<_> = preferred_terms(&fits, self.highest()).collect();
@@ -153,7 +157,7 @@ impl<'a> Choice<'a> {
         let by_labels = fit.by_labels().filter(|set| !set.is_none());
         match self.keys {
             RuleKeys::Labels => by_labels,
-            // NFD makes no labels for most of what it knows.
+            // NFD makes no labels for most features.
             RuleKeys::Features => by_labels
                 .filter(|all| self.selects_what_fits(fit.entry, all))
                 .or_else(|| fit.by_hosts()),

@@ -1,4 +1,5 @@
-//! Whole documents of Node Feature Discovery against another interpreter, which works on what they were made from.
+//! Compares whole documents of Node Feature Discovery with another interpreter, which works on the
+//! generated rules.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +29,7 @@ struct Rule {
     any: Vec<Vec<Condition>>,
 }
 
-/// What an operator says of a value; `None`: the key is missing.
+/// The result of an operator for a value; `found` is `None` if the key is missing.
 fn holds((op, values): &Written, found: Option<&str>) -> bool {
     let Some(found) = found else {
         return *op == "DoesNotExist";

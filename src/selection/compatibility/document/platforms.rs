@@ -23,7 +23,8 @@ impl CompatibilityDocument {
         let mut whole = Self::without_rules();
         whole.keys = RuleKeys::Features;
         let all: Vec<_> = all.into_iter().collect();
-        // Which of several variants a node takes is its runtime's decision: the variants with a document limit the others, too.
+        // The runtime decides which of several variants a node takes, so the variants with a
+        // document also limit the variants without one.
         let is_same = |one: &Platform, other: &Platform| {
             (one.os(), one.architecture()) == (other.os(), other.architecture())
         };
@@ -59,7 +60,7 @@ impl CompatibilityDocument {
                     if entry.tag.is_empty() {
                         entry.tag = platform.to_string();
                     }
-                    // The last, so that the others keep their numbers.
+                    // The last rule, so that the other rules keep their numbers.
                     entry.rules.push(rule.clone());
                     entry
                 }));
@@ -150,7 +151,7 @@ mod tests {
         assert_eq!(tags, ["linux/amd64", "linux/arm64"]);
     }
 
-    /// A node of v7 takes the image for v7, whose document the one for v6 does not have.
+    /// A node of v7 takes the image for v7. It has the document, and the image for v6 has none.
     #[test]
     fn variants_without_a_document_do_not_open_those_that_have_one() {
         let [v6, v7] = ["linux/arm/v6", "linux/arm/v7"].map(platform);

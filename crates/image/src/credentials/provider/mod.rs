@@ -1,4 +1,5 @@
-//! The kubelet's credential provider plugins (a provider is a plugin with its configuration): which ones run for an image, and how long their answers are used.
+//! The kubelet's credential provider plugins (a provider is a plugin with its configuration): which
+//! plugins run for an image, and how long their answers are used.
 
 mod config;
 mod protocol;
@@ -87,7 +88,7 @@ impl Shared {
         known.or_else(failed)
     }
 
-    /// The same as an answer for that image.
+    /// The cached answer, as an answer for that image.
     fn answer(&self, index: usize, image: &Reference) -> Option<Answer> {
         let keyring = self.cached(index, image)?;
         Some(Answer {

@@ -36,7 +36,7 @@ impl Registry {
             let asked = self.referrers_at(host, reference, digest, artifact_type, credentials);
             match asked.await {
                 Ok(mut found) => {
-                    // A mirror may know nothing of what is attached.
+                    // A mirror may lack attached artifacts.
                     is_answered |= host.role == Role::Origin;
                     // A registry may ignore the filter.
                     found.0.retain(|one| one.artifact_type == artifact_type);
@@ -119,7 +119,7 @@ impl Registry {
 /// The query of the next page (`Link: </v2/…?n=…&last=…>; rel="next"`). Only the query is taken: a registry cannot send the
 /// request, and its credential, elsewhere.
 fn next_query(header: &str) -> Option<String> {
-    // Several links are separated by commas; what is in <…> may have some, too.
+    // Several links are separated by commas; the text in <…> may contain commas, too.
     header.split('<').skip(1).find_map(|link| {
         let (target, parameters) = link.split_once('>')?;
         let is_next = |one: &str| {

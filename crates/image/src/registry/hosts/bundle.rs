@@ -42,7 +42,8 @@ impl Hash for Bundle {
 pub(super) struct Bundles(Cache<PathBuf, (u64, Option<SystemTime>, Arc<Bundle>)>);
 
 impl Bundle {
-    /// The certificates of a PEM file. Unusable ones are skipped, as in Go; `None` if there is no other.
+    /// The certificates of a PEM file. Unusable certificates are skipped, as in Go; `None` if no
+    /// certificate is usable.
     fn parse(pem: &[u8]) -> Option<Self> {
         let parsable =
             |der: &CertificateDer<'_>| RootCertStore::empty().add(der.clone().into_owned()).is_ok();

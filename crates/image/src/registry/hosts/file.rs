@@ -18,7 +18,7 @@ pub(super) struct HostEntry {
     pub(super) pulls: bool,
     pub(super) resolves: bool,
     pub(super) ca: Vec<PathBuf>,
-    /// Pairs of certificate and key; without a key one file holds both.
+    /// Pairs of certificate and key; without a key the file holds both.
     pub(super) clients: Vec<(PathBuf, Option<PathBuf>)>,
     pub(super) skip_verify: Option<bool>,
     pub(super) headers: HeaderMap,

@@ -25,7 +25,8 @@ use super::{RegistryClient, address::is_loopback, dns::AddressCheck};
 
 use bundle::{Bundle, Bundles};
 
-/// Users choose the registries, so the settings of the least used ones are dropped and read again.
+/// Users choose the registries, so the settings of the least used registries are dropped and read
+/// again.
 const MAX_REGISTRIES: usize = 1024;
 /// How long settings are used before the files are read again. containerd reads them at each pull.
 const REREAD_INTERVAL: Duration = Duration::from_secs(5);
@@ -82,7 +83,7 @@ pub(super) struct Transport {
 }
 
 impl Transport {
-    /// The same settings without a client certificate, for another host than the one that it is for.
+    /// These settings without the client certificate, for hosts other than its own.
     pub(super) fn without_identity(self: &Arc<Self>) -> Arc<Self> {
         match &self.identity {
             None => self.clone(),
@@ -132,7 +133,7 @@ impl Hosts {
         }
     }
 
-    /// The addresses of a reference's registry in the order in which they are tried.
+    /// The addresses of a reference's registry in the order of their use.
     pub(super) async fn for_reference(
         &self,
         reference: &Reference,
@@ -278,7 +279,7 @@ impl Endpoint {
         Url::parse(&self.base).is_ok_and(|own| own.origin() == url.origin())
     }
 
-    /// The same address with TLS; `None` if it has TLS already.
+    /// This address with TLS; `None` if it has TLS already.
     fn secured(&self) -> Option<Self> {
         let rest = self.base.strip_prefix("http://")?;
         let base = format!("https://{rest}");

@@ -15,7 +15,7 @@ use super::{
     file::{self, HostEntry},
 };
 
-/// Reads the settings of a registry. What cannot be used is skipped and reported.
+/// Reads the settings of a registry. Unusable settings are skipped and reported.
 pub(super) fn read(
     roots: &[PathBuf],
     bundle: Option<&Path>,
@@ -167,7 +167,7 @@ fn addresses(
         pulls: entry.pulls,
         resolves: entry.resolves,
         role,
-        // What nobody encrypts gets no secret.
+        // An unencrypted connection gets no secret.
         headers: match role {
             Role::Origin | Role::Mirror => entry.headers.clone(),
             Role::Fallback => HeaderMap::new(),
