@@ -32,7 +32,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-# What is there goes: only what this script has made.
+# Removes the previous output of this script, and nothing else.
 [ ! -e "$out" ] || [ -e "$out/oci-layout" ] || die "$out is there and holds no image"
 hack/install.sh rustup gcc protoc ensurepip jq ${push:+skopeo}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Types the commands of docs/tutorial.md and shows what they print. Ends everything that they start.
+# Types the commands of docs/tutorial.md and shows their output. Ends everything that they start.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 hack/install.sh
@@ -11,7 +11,7 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/archaware-demo.XXXXXX")
 typing=''
 finish() {
   trap - EXIT
-  # With what it started in the background.
+  # Including its background processes.
   [ -z "$typing" ] || kill -- "-$typing" 2> /dev/null || true
   hack/testbed/down.sh "$work"/*/
   rm -rf "$work"

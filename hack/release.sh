@@ -8,7 +8,7 @@
 # --program …      a program that was built elsewhere, for example darwin/arm64=target/aarch64-apple-darwin/release/archaware
 #
 # Programs for darwin need Apple's SDK: on a Mac, `cargo build --release --target aarch64-apple-darwin` (and x86_64-apple-darwin).
-# The same programs give the same archives.
+# Equal programs give equal archives.
 set -euo pipefail
 shopt -s inherit_errexit
 umask 022

@@ -5,7 +5,7 @@
 # IMAGE=yes                           builds archaware's image and tests it, as a run without arguments does
 # CLUSTERS=3                          control planes side by side: as many tests run at once
 # KUBEBUILDER_ASSETS=folder           these binaries of etcd and Kubernetes instead of building them
-# ARCHAWARE_TEST_EXISTING_CLUSTER=yes uses the cluster of KUBECONFIG. Tests DELETE ITS NODES AND PODS: throw-away ones only
+# ARCHAWARE_TEST_EXISTING_CLUSTER=yes uses the cluster of KUBECONFIG. Tests DELETE ITS NODES AND PODS: throw-away clusters only
 set -euo pipefail
 cd "$(dirname "$0")/.."
 hack/install.sh

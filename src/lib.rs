@@ -23,7 +23,7 @@
 //! | `evaluate` | step 1: reads, and decides by annotations or images | patches |
 //! | `selection`, `sources` | image selection; the list of all sources of demands | patches |
 //! | `explain` | why a pod runs, or does not run, where it is expected | IO, clocks |
-//! | `report` | what workloads could run on, and what keeps them from it | IO, clocks |
+//! | `report` | which architectures workloads could run on | IO, clocks |
 //! | `plan` | step 2: adds the failure policy and stored state; makes the patch and events, without IO | clients, stores |
 //! | `controller` | step 3: applies plans; watches, retries, leadership | HTTP servers |
 //! | `admission` | the webhook, its certificate and its registration | `controller` |

@@ -39,7 +39,7 @@ start() {
   echo $! > "$run/pid/$name"
 }
 
-# alive RUN NAME: whether the process that start recorded still runs (and is not another one with its pid).
+# alive RUN NAME: whether the process that start recorded still runs (and not another process with its pid).
 alive() {
   local pid
   pid=$(cat "$1/pid/$2" 2> /dev/null) || return 1

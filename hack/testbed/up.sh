@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A real control plane on loopback: etcd, kube-apiserver, kube-scheduler, kube-controller-manager. Prints the
-# KUBECONFIG to use, and the PATH with its kubectl; everything else goes to stderr. Running it again starts what has ended meanwhile.
+# KUBECONFIG to use, and the PATH with its kubectl; everything else goes to stderr. Running it again restarts processes that have ended.
 #
-#   hack/testbed/up.sh [FOLDER]      FOLDER holds data, certificates, logs, pids and ports; default: a new one
+#   hack/testbed/up.sh [FOLDER]      FOLDER holds data, certificates, logs, pids and ports; default: a new folder
 #   hack/testbed/down.sh FOLDER...   ends it and removes the folder
 #
 # OWNER=pid        ends and removes everything when that process ends, however it ends

@@ -242,7 +242,10 @@ fn planned(
                 _ if change.is_empty() && pod.spec.gate().is_none() => return None,
                 Decision::TolerateAll => {
                     let images = selected(&change);
-                    ("stepAside", format!("tolerates every architecture{images}"))
+                    (
+                        "tolerateAll",
+                        format!("tolerates every architecture{images}"),
+                    )
                 }
                 Decision::Architectures(set) => {
                     let nodes = variants.describe(set).unwrap_or_default();

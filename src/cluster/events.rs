@@ -62,7 +62,7 @@ pub enum EventReason {
     /// A pull secret was skipped.
     PullSecretUnusable,
     /// The failure policy made the pod tolerate every architecture.
-    SteppedAside,
+    ToleratesEveryArchitecture,
     /// The failure policy made the pod tolerate the configured architectures.
     ToleratedByPolicy,
     /// On a DaemonSet: its template was changed, which rolls it.

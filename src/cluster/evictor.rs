@@ -56,11 +56,9 @@ impl EvictionReason {
     fn note(self) -> Option<&'static str> {
         Some(match self {
             Self::NoAffinity => {
-                "evicted, so that it is created anew with node affinity: the webhook was not asked when it was created"
+                "evicted, so that its replacement gets node affinity: the API server did not call the webhook when the pod was created"
             }
-            Self::WrongArchitecture => {
-                "evicted, so that it is created anew and placed by its images"
-            }
+            Self::WrongArchitecture => "evicted, so that its replacement is placed by its images",
             Self::Clean => return None,
         })
     }
@@ -136,7 +134,7 @@ impl Evictor {
         let (name, why) = (NamespacedName::of_object(pod), reason.as_str());
         match answer {
             Ok(()) => {
-                tracing::info!(pod = %name, why, "pod evicted, so that it is created anew");
+                tracing::info!(pod = %name, why, "pod evicted, so that its controller replaces it");
                 if let Some(note) = reason.note() {
                     events.publish(pod, EventReason::Recreated, note.to_owned());
                 }

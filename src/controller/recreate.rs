@@ -182,7 +182,7 @@ mod tests {
         );
         assert!(
             !may_evict(&Pod::default(), &owners, now),
-            "nobody would make it anew"
+            "no controller would replace it"
         );
     }
 

@@ -181,7 +181,7 @@ impl Evaluation {
     /// nodes no taint closes to it.
     pub(crate) fn explain_overruled(&self, set: &Architectures) -> String {
         format!(
-            "{}. No taint keeps it away from what it selects, so it is placed there; probably it cannot run there",
+            "{}. No taint keeps it away from the nodes that it selects, so it is placed there; probably it cannot run there",
             self.explain_selection(set)
         )
     }
@@ -209,7 +209,7 @@ impl Evaluation {
             }
             Some(Conflict::Outdated(set)) => {
                 return format!(
-                    "its node affinity was set for other images and cannot be changed: delete the pod. What can run it now: {}{}",
+                    "its node affinity was set for other images and cannot be changed: delete the pod. Its images now allow: {}{}",
                     set.join(", "),
                     self.images_in_brackets()
                 );
@@ -229,7 +229,7 @@ impl Evaluation {
         if let Some(class) = &self.lacking_class {
             why = format!(
                 "{why}. Runtime class {class} runs them, and can be set only when a pod is created: write it into the template, or \
-                 delete the pod, so that it is created anew"
+                 delete the pod, so that its replacement gets the class"
             );
         }
         why

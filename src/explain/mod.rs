@@ -284,7 +284,7 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
     let mut notes = Vec::new();
     if facts.is_installed == Some(false) {
         notes.push(format!(
-            "archaware seems not to be installed: there is no Lease archaware in namespace {} (ARCHAWARE_NAMESPACE names another one)",
+            "archaware seems not to be installed: there is no Lease archaware in namespace {} (set ARCHAWARE_NAMESPACE if it runs in another namespace)",
             facts.own_namespace
         ));
     }

@@ -231,7 +231,7 @@ fn pods_that_can_run_somewhere_and_wait() {
             },
             "It can run on 2 amd64 nodes, and waits behind archaware's scheduling gate.",
             &[
-                "archaware removes the gate with its next look at the pod. If it stays, archaware does not run: start it, or remove the gate archaware.dev/inspect from the pod.",
+                "archaware removes the gate when it next reconciles the pod. If the gate stays, archaware does not run: start it, or remove the gate archaware.dev/inspect from the pod.",
             ],
         ),
     ]);
@@ -257,7 +257,7 @@ fn pods_that_no_node_can_take() {
             },
             "No node can take it: 2 amd64 nodes (node selector disk=ssd); 1 arm64 node (node selector disk=ssd; and app:1 is for amd64 only).",
             &[
-                "Its images run on the amd64 nodes; what keeps it away from there: node selector disk=ssd. Label one of them disk=ssd, or change the node selector.",
+                "Its images run on the amd64 nodes, but this keeps it away from them: node selector disk=ssd. Label one of them disk=ssd, or change the node selector.",
             ],
         ),
         (
@@ -286,7 +286,7 @@ fn pods_that_no_node_can_take() {
             },
             "No node can take it: 2 amd64 nodes (does not tolerate the taint kubernetes.io/arch=amd64:NoSchedule); 1 arm64 node (app:1 is for amd64 only).",
             &[
-                "Its images run on the amd64 nodes; what keeps it away from there: does not tolerate the taint kubernetes.io/arch=amd64:NoSchedule.",
+                "Its images run on the amd64 nodes, but this keeps it away from them: does not tolerate the taint kubernetes.io/arch=amd64:NoSchedule.",
                 "archaware leaves it alone (mode ignore), so it has to tolerate archaware's taint itself.",
             ],
         ),
@@ -334,7 +334,7 @@ fn pods_that_have_a_node() {
             "It is bound to node c (arm64), but app:1 is for amd64 only; container c does not run: CrashLoopBackOff: exec /app: exec format error.",
             &[
                 "Build app:1 for arm64.",
-                "Or delete the pod, so that it is created anew and placed by its images.",
+                "Or delete the pod, so that its replacement is placed by its images.",
             ],
         ),
         (
@@ -508,7 +508,7 @@ fn what_the_architecture_has_nothing_to_do_with() {
             "It failed on node c (arm64), but app:1 is for amd64 only; such containers die with \"exec format error\".",
             &[
                 "Build app:1 for arm64.",
-                "Or delete the pod, so that it is created anew and placed by its images.",
+                "Or delete the pod, so that its replacement is placed by its images.",
             ],
         ),
     ]);

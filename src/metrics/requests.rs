@@ -46,7 +46,7 @@ impl EvictionMetrics {
     pub(super) fn register(self, registry: &mut Registry) {
         registry.register(
             "evictions",
-            "Evictions of pods that are created anew, by reason and result",
+            "Evictions of pods, by reason and result",
             self.0,
         );
     }
@@ -138,7 +138,7 @@ impl AdmissionMetrics {
         );
         registry.register(
             "admission_registered",
-            "On the leader: whether the API server is told to ask the webhook",
+            "On the leader: whether the webhook is registered at the API server",
             self.registered,
         );
         registry.register(

@@ -126,13 +126,13 @@ impl MisplacedPod<'_> {
     /// Whether its controller creates a replacement that may get another node; if not, why.
     fn is_replaced(&self) -> Result<(), &'static str> {
         let Some(owner) = self.pod.controller() else {
-            return Err("nothing would make it anew");
+            return Err("no controller would replace it");
         };
         match (owner.api_version.as_str(), owner.kind.as_str()) {
             ("apps/v1", "ReplicaSet" | "StatefulSet") | ("v1", "ReplicationController") => Ok(()),
             ("batch/v1", "Job") => Err("its Job would count it as failed"),
-            (_, "DaemonSet") => Err("its DaemonSet would make it anew on the same node"),
-            _ => Err("whether its controller would make it anew is not known"),
+            (_, "DaemonSet") => Err("its DaemonSet would replace it on the same node"),
+            _ => Err("it is not known whether its controller would replace it"),
         }
     }
 
@@ -161,7 +161,7 @@ impl MisplacedPod<'_> {
             }
             Some(set) if self.is_lied_about(first) => {
                 let set = set.join(", ");
-                format!("{cause}, although image {image} says that it is for {set}")
+                format!("{cause}, although image {image} claims to be for {set}")
             }
             Some(set) => {
                 let set = set.join(", ");
@@ -200,7 +200,7 @@ impl MisplacedPod<'_> {
         };
         match state {
             MisplacedState::Evicted => {
-                "It is evicted, so that it is created anew and placed by its images".to_owned()
+                "It is evicted, so that its replacement is placed by its images".to_owned()
             }
             MisplacedState::NotYet => "It is evicted after other pods of its controller".to_owned(),
             MisplacedState::NoWebhook => {
@@ -216,7 +216,7 @@ impl MisplacedPod<'_> {
             MisplacedState::NotEvicted(why) => format!("{build}. It is not evicted: {why}"),
             MisplacedState::Reported if self.is_replaced().is_ok() && self.elsewhere.is_ok() => {
                 format!(
-                    "{build}, or delete the pod, so that it is created anew and placed by its images"
+                    "{build}, or delete the pod, so that its replacement is placed by its images"
                 )
             }
             MisplacedState::Reported => format!("{build}, or keep the pod away from such nodes"),
@@ -295,17 +295,17 @@ mod tests {
             (
                 owned_by("apps/v1", "DaemonSet"),
                 elsewhere,
-                "its DaemonSet would make it anew on the same node",
+                "its DaemonSet would replace it on the same node",
             ),
             (
                 owned_by("tekton.dev/v1", "TaskRun"),
                 elsewhere,
-                "whether its controller would make it anew is not known",
+                "it is not known whether its controller would replace it",
             ),
             (
                 json!({"metadata": {"ownerReferences": null}}),
                 elsewhere,
-                "nothing would make it anew",
+                "no controller would replace it",
             ),
             (
                 json!({"status": {"phase": "Failed"}}),
@@ -373,7 +373,7 @@ mod tests {
                 Cause::ImageLacksArchitecture,
                 Some(&amd64),
                 MisplacedState::Reported,
-                "container c cannot run on node n (arm64): image app:1 is for amd64. Build the image for arm64, or delete the pod, so that it is created anew and placed by its images",
+                "container c cannot run on node n (arm64): image app:1 is for amd64. Build the image for arm64, or delete the pod, so that its replacement is placed by its images",
             ),
             // A new pod could get there again.
             (
@@ -398,7 +398,7 @@ mod tests {
                 Cause::ExecFormatError,
                 Some(&arm64),
                 MisplacedState::Reported,
-                "container c cannot run on node n (arm64): exec format error, although image app:1 says that it is for arm64. Build the image again, or state where it runs with the annotation archaware.dev/architectures",
+                "container c cannot run on node n (arm64): exec format error, although image app:1 claims to be for arm64. Build the image again, or state where it runs with the annotation archaware.dev/architectures",
             ),
         ] {
             let wrong = found(cause);
@@ -421,7 +421,7 @@ mod tests {
         assert_eq!(
             misplaced.note(MisplacedState::Reported),
             "container c cannot run on node n (arm64): its author states that it runs on amd64. \
-             Correct the annotation archaware.dev/architectures, or delete the pod, so that it is created anew and placed by its images"
+             Correct the annotation archaware.dev/architectures, or delete the pod, so that its replacement is placed by its images"
         );
     }
 }

@@ -174,11 +174,14 @@ impl PlannedPatch {
     /// Adds the event and the count for a decision of the failure policy. `locality`: the nodes that hold the images, if these nodes are preferred.
     fn report_failure_policy(&mut self, decision: &Decision, locality: Option<&str>) {
         let (reason, where_to) = match decision {
-            Decision::TolerateAll => (EventReason::SteppedAside, "every architecture".to_owned()),
+            Decision::TolerateAll => (
+                EventReason::ToleratesEveryArchitecture,
+                "every architecture".to_owned(),
+            ),
             _ => (EventReason::ToleratedByPolicy, decision.annotation()),
         };
         let mut note = format!(
-            "some of its images could not be resolved; by the failure policy, within what the others allow, it tolerates {where_to}"
+            "some of its images could not be resolved; by the failure policy, within the architectures of its other images, it tolerates {where_to}"
         );
         if let Some(locality) = locality {
             note = format!("{note}. Such nodes are preferred: {locality}");

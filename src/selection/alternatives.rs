@@ -32,7 +32,7 @@ fn outcome(candidate: &Candidate) -> String {
         CandidateOutcome::ChosenByModel { label, value } => {
             format!("selected by selection.predictor, for nodes with {label}={value}")
         }
-        CandidateOutcome::NotByModel => "selection.predictor selected another one".to_owned(),
+        CandidateOutcome::NotByModel => "selection.predictor selected another image".to_owned(),
         CandidateOutcome::Preferred => "fits: its nodes are preferred by its weight".to_owned(),
         CandidateOutcome::NotPreferred if candidate.weight == 0 => {
             "fits: without a weight nothing is preferred".to_owned()

@@ -85,13 +85,13 @@ impl fmt::Display for NoMatch {
         if *nodes == 0 {
             return write!(
                 f,
-                "container {container}: there is no node on which the pod can land, so no image of {document} is selected"
+                "container {container}: no node can take the pod, so no image of {document} is selected"
             );
         }
         let are = if *nodes == 1 { "node" } else { "nodes" };
         write!(
             f,
-            "container {container}: no image of {document} fits the {nodes} {are} on which the pod can land"
+            "container {container}: no image of {document} fits the {nodes} {are} that can take the pod"
         )?;
         for (index, entry) in passed_over.iter().enumerate() {
             let between = if index == 0 { ": " } else { "; " };

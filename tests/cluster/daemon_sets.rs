@@ -181,7 +181,9 @@ async fn a_template_that_was_stepped_aside_for_is_not_rolled_twice() {
             json!({}),
         ))
         .await;
-    cluster.wait_for_event("blind", "SteppedAside").await;
+    cluster
+        .wait_for_event("blind", "ToleratesEveryArchitecture")
+        .await;
     lands_on(&cluster, "blind", &["amd64", "arm64", "s390x"]).await;
     assert_eq!(generation(&cluster, "blind").await, 2);
     // The image exists now, and archaware restarts.
@@ -229,7 +231,9 @@ async fn a_decision_stands_while_its_images_cannot_be_resolved() {
         ))
         .await;
     cluster.wait_for_event("agent", "ImageNotResolved").await;
-    cluster.wait_for_event("blind", "SteppedAside").await;
+    cluster
+        .wait_for_event("blind", "ToleratesEveryArchitecture")
+        .await;
     let asked = registry.seen().len();
     eventually("a further try", DEADLINE, || async {
         (registry.seen().len() > asked).then_some(())

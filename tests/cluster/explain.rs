@@ -238,7 +238,7 @@ async fn manifests_are_explained_before_they_are_applied() {
     assert_eq!(
         one["notes"],
         json!([
-            "archaware seems not to be installed: there is no Lease archaware in namespace archaware (ARCHAWARE_NAMESPACE names another one)"
+            "archaware seems not to be installed: there is no Lease archaware in namespace archaware (set ARCHAWARE_NAMESPACE if it runs in another namespace)"
         ])
     );
     assert_eq!(

@@ -46,7 +46,9 @@ async fn tolerate_all_steps_aside_after_its_time() {
         "not before its time"
     );
     tolerations(&cluster, "nowhere", &["any"]).await;
-    cluster.wait_for_event("nowhere", "SteppedAside").await;
+    cluster
+        .wait_for_event("nowhere", "ToleratesEveryArchitecture")
+        .await;
     cluster.wait_until_bound("nowhere").await;
     // The policy applies although no retry can succeed.
     create(
@@ -104,7 +106,9 @@ async fn nodes_that_hold_an_unknown_image_are_preferred() {
     })
     .await;
     assert_eq!(cluster.wait_until_bound("held").await, "arm64");
-    let note = cluster.wait_for_event("held", "SteppedAside").await;
+    let note = cluster
+        .wait_for_event("held", "ToleratesEveryArchitecture")
+        .await;
     assert!(note.ends_with(said), "{note}");
     let weights = |pod: Pod| {
         let affinity = pod.spec?.affinity?.node_affinity?;

@@ -69,7 +69,9 @@ async fn a_pod_with_its_secret_is_placed_and_one_without_steps_aside() {
     create(&cluster, "without", &registry.image("arm64"), &[]).await;
     let note = cluster.wait_for_event("without", "ImageNotResolved").await;
     assert!(note.starts_with("Denied: "), "{note}");
-    cluster.wait_for_event("without", "SteppedAside").await;
+    cluster
+        .wait_for_event("without", "ToleratesEveryArchitecture")
+        .await;
     let pod = cluster.pods().get("without").await.unwrap();
     assert_eq!(architectures_of(&pod), ["any".to_owned()].into());
     // The older format, and a Secret that two pods share.
@@ -245,7 +247,9 @@ async fn namespaces_can_decide_whether_their_secrets_are_read() {
         note.contains("regcred") && note.contains("may not read"),
         "{note}"
     );
-    cluster.wait_for_event("closed", "SteppedAside").await;
+    cluster
+        .wait_for_event("closed", "ToleratesEveryArchitecture")
+        .await;
     let binding = [
         "create",
         "rolebinding",

@@ -171,7 +171,9 @@ async fn nodes_for_an_imported_image_are_preferred() {
     cluster
         .create::<Pod>(pod("imported", spec, json!({})))
         .await;
-    let note = cluster.wait_for_event("imported", "SteppedAside").await;
+    let note = cluster
+        .wait_for_event("imported", "ToleratesEveryArchitecture")
+        .await;
     cluster.ctr(&["images", "rm", name]);
     let said = format!("what archaware's own node holds of {name} is for amd64");
     assert!(note.contains(&said), "{note}");

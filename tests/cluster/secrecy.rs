@@ -83,7 +83,9 @@ async fn no_secret_is_printed_even_at_trace_level() {
     for name in ["basic", "bearer", "node"] {
         assert_eq!(cluster.wait_until_bound(name).await, "arm64");
     }
-    cluster.wait_for_event("closed", "SteppedAside").await;
+    cluster
+        .wait_for_event("closed", "ToleratesEveryArchitecture")
+        .await;
     assert!(bearer.count("GET", "/token") > 0);
 
     // The ServiceAccount's token, the certificate's private key, and the registry's tokens.

@@ -545,7 +545,7 @@ async fn the_plan_counts_nodes_that_suffice() {
     };
     assert_eq!(
         detail("tolerate", "waiting").unwrap(),
-        "tolerates amd64/v3, arm64; nodes that suffice: 3, of unknown variant: 1, others: 1"
+        "tolerates amd64/v3, arm64; nodes that suffice: 3, of unknown variant: 1, insufficient: 1"
     );
     let misplaced = detail("misplaced", "bound").unwrap();
     let expected = format!(

@@ -309,7 +309,7 @@ async fn they_are_evicted_where_that_helps() {
     let archaware = Controller::start_with_webhook(&cluster, "misplaced: evict\n", "").await;
     ask_webhook_later(&cluster).await;
     let reasons = [
-        "its DaemonSet would make it anew on the same node",
+        "its DaemonSet would replace it on the same node",
         "no node that its images run on can take it",
     ];
     for (name, why) in unmoved.iter().zip(reasons) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node/down.sh FOLDER: ends the node of node/up.sh: the kubelet, every container, containerd; unmounts what they left.
+# node/down.sh FOLDER: ends the node of node/up.sh: the kubelet, every container, containerd; unmounts their mounts.
 set -uo pipefail
 # shellcheck source=hack/testbed/lib.sh
 . "$(dirname "$0")/../lib.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A real node beside the control plane of ../up.sh: the kubelet, Debian's containerd and runc, on loopback, as root.
 #   hack/testbed/node/up.sh FOLDER REGISTRY      REGISTRY (plain http) is reg.local for the node
-# Its pods have to use hostNetwork: the CNI has only a loopback. Running it again starts what has ended meanwhile.
+# Its pods have to use hostNetwork: the CNI has only a loopback. Running it again restarts processes that have ended.
 set -euo pipefail
 # shellcheck source=hack/testbed/lib.sh
 . "$(dirname "$0")/../lib.sh"

@@ -146,7 +146,7 @@ impl SelfSigned {
             self.write(&secret, &fresh).await?;
             tracing::warn!(
                 secret = NAME,
-                "the Secret had no usable certificate; issued a new one"
+                "the Secret had no usable certificate; issued a new certificate"
             );
             return Ok(true);
         };

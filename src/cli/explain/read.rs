@@ -79,9 +79,9 @@ impl Reader {
             format!("cannot read {} {name}{permission}", resource.kind)
         })?;
         let Some(object) = object else {
-            let others = self.others_of_this_name(&resource.kind, &name).await;
+            let same_name = self.others_of_this_name(&resource.kind, &name).await;
             bail!(
-                "there is no {} {:?} in namespace {namespace:?}{others}",
+                "there is no {} {:?} in namespace {namespace:?}{same_name}",
                 resource.kind,
                 name.name
             );
@@ -236,7 +236,7 @@ impl Reader {
         let permission = || "get runtimeclasses.node.k8s.io".to_owned();
         let found = self.missing.check(permission, found);
         let found = found.unwrap_or_else(|error| {
-            tracing::warn!(%error, class, "cannot read the RuntimeClass: what it says of nodes does not count");
+            tracing::warn!(%error, class, "cannot read the RuntimeClass: its node selector and tolerations are ignored");
             None
         });
         let Some(class_of_pod) = found? else {

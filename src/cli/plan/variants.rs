@@ -27,16 +27,16 @@ impl<'a> Variants<'a> {
         if set.iter().all(|(_, variants)| variants.is_any()) {
             return None;
         }
-        let (mut sufficient, mut unknown, mut others) = (0, 0, 0);
+        let (mut sufficient, mut unknown, mut insufficient) = (0, 0, 0);
         for ((architecture, variant), count) in &self.0 {
             match suffices(set, architecture, *variant) {
                 Some(true) => sufficient += count,
                 None => unknown += count,
-                Some(false) => others += count,
+                Some(false) => insufficient += count,
             }
         }
         Some(format!(
-            "; nodes that suffice: {sufficient}, of unknown variant: {unknown}, others: {others}"
+            "; nodes that suffice: {sufficient}, of unknown variant: {unknown}, insufficient: {insufficient}"
         ))
     }
 }

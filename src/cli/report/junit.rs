@@ -57,9 +57,9 @@ fn unread(report: &Report, is_failure: bool) -> String {
         "  <testsuite name=\"can be read\" tests=\"{count}\" failures=\"{failures}\" errors=\"0\" skipped=\"{skipped}\">\n"
     );
     let result = if is_failure {
-        "<failure type=\"unknown\" message=\"what it runs is not known\"/>"
+        "<failure type=\"unknown\" message=\"its images are not known\"/>"
     } else {
-        "<skipped message=\"what it runs is not known\"/>"
+        "<skipped message=\"its images are not known\"/>"
     };
     for name in all {
         text += &format!(

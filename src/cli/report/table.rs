@@ -120,7 +120,7 @@ fn of_summary(summary: &Summary) -> String {
             ),
         ]
     });
-    let mut text = format!("What can run on {}\n", summary.architecture);
+    let mut text = format!("Workloads that can run on {}\n", summary.architecture);
     text += &output::table(&["", "WORKLOADS", "PODS", "CPU", "MEMORY"], rows);
     if summary.pods_there > 0 {
         let pods = plural(summary.pods_there, "pod is", "pods are");
@@ -222,7 +222,7 @@ fn of_workloads(report: &Report) -> String {
     let what = if is_about_images {
         "Images".to_owned()
     } else {
-        format!("Workloads, and what keeps them from {names}")
+        format!("Workloads, and why they cannot run on {names}")
     };
     format!("{what}\n{}", output::table(&header, rows))
 }

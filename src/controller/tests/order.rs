@@ -206,7 +206,7 @@ async fn the_failure_policy_decides_when_it_is_due() {
     api.until("two events", || (events(&api).len() == 2).then_some(()))
         .await;
     let reasons: Vec<_> = events(&api).into_iter().map(|(reason, _)| reason).collect();
-    assert_eq!(reasons, ["ImageNotResolved", "SteppedAside"]);
+    assert_eq!(reasons, ["ImageNotResolved", "ToleratesEveryArchitecture"]);
     let line = "archaware_decisions_total{kind=\"Pod\",result=\"by_policy\"}";
     assert_eq!(controller.metric(line).as_deref(), Some("1"));
     controller.stop().await;

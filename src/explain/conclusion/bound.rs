@@ -48,10 +48,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
         let build = build_for(&images, platform.architecture);
         let advice = [
             build.map(|build| format!("{build}.")),
-            Some(
-                "Or delete the pod, so that it is created anew and placed by its images."
-                    .to_owned(),
-            ),
+            Some("Or delete the pod, so that its replacement is placed by its images.".to_owned()),
         ];
         let sentence = format!("{is} {node}, but {lacking}; {problem}.");
         return Conclusion::of(sentence, advice.into_iter().flatten());
@@ -110,7 +107,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
     if WrongArchitectureCause::of_message(&problem) == Some(WrongArchitectureCause::ExecFormatError)
     {
         let advice = if emulates {
-            "The emulator does not run there (binfmt_misc): repair it, or take the label off the node that says that it does."
+            "The emulator does not run there (binfmt_misc): repair it, or remove the label that declares it from the node."
         } else {
             "An image has programs for another architecture than it says: build it again, or state where it runs with the annotation archaware.dev/architectures."
         };

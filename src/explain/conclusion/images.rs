@@ -97,7 +97,7 @@ pub(super) fn none(facts: &Facts<'_>, groups: Option<&[NodeGroup]>) -> Conclusio
     let advice = match &evaluation.conflict {
         Some(Conflict::Excluded(_)) => excluded(facts),
         Some(Conflict::Outdated(_)) => {
-            "Delete the pod: it is created anew and decided again.".to_owned()
+            "Delete the pod: archaware decides about its replacement.".to_owned()
         }
         _ => fewest_builds(facts, groups.unwrap_or_default()).unwrap_or_else(|| {
             "Build its images for one architecture, or state where they run with the annotation archaware.dev/architectures.".to_owned()

@@ -106,7 +106,7 @@ impl Placement<'_> {
             let sentence =
                 format!("It can run on {where_to}, and waits behind archaware's scheduling gate.");
             let advice = format!(
-                "archaware removes the gate with its next look at the pod. If it stays, archaware does not run: start it, or remove the gate {GATE} from the pod."
+                "archaware removes the gate when it next reconciles the pod. If the gate stays, archaware does not run: start it, or remove the gate {GATE} from the pod."
             );
             return Conclusion::of(sentence, [advice]);
         }
@@ -227,7 +227,7 @@ impl Placement<'_> {
             _ => String::new(),
         };
         let where_to = format!(
-            "Its images run on the {} nodes; what keeps it away from there: {reason}. {what_to_do}",
+            "Its images run on the {} nodes, but this keeps it away from them: {reason}. {what_to_do}",
             group.architecture
         );
         let mut advice = vec![where_to.trim_end().to_owned()];

@@ -175,7 +175,10 @@ fn the_failure_policy_rolls_it_when_it_is_due() {
     let second = plan_of(&set, verdict(), DaemonSets::Manage, after(&first), late);
     let write = second.patch.unwrap();
     let reasons: Vec<_> = write.events.iter().map(|event| event.reason).collect();
-    let expected = [EventReason::TolerationsChanged, EventReason::SteppedAside];
+    let expected = [
+        EventReason::TolerationsChanged,
+        EventReason::ToleratesEveryArchitecture,
+    ];
     assert_eq!(reasons, expected);
     assert!(
         write

@@ -211,7 +211,7 @@ fn the_failure_policy_is_carried_out_when_it_is_due() {
         (
             "tolerateAll",
             Some(placed("any", true)),
-            EventReason::SteppedAside,
+            EventReason::ToleratesEveryArchitecture,
         ),
         (
             "tolerate",

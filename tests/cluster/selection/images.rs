@@ -202,7 +202,7 @@ async fn where_nothing_fits_it_is_told_or_refused() {
     };
     let (created, _, said) = apply("kept", &own, &annotations);
     assert!(created, "{said}");
-    let expected = "fits the 3 nodes on which the pod can land";
+    let expected = "fits the 3 nodes that can take the pod";
     assert!(said.contains(expected), "{said}");
     assert!(said.contains("rule 1 fails on 3"), "{said}");
     cluster.wait_until_bound("kept").await;
