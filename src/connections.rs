@@ -1,4 +1,5 @@
-//! What archaware's HTTP servers have in common: how many connections they accept, and when they close them.
+//! What archaware's HTTP servers have in common: how many connections they accept, and when they
+//! close them.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -204,8 +205,8 @@ pub(crate) struct Lifetime {
     pub(crate) until: Option<Instant>,
 }
 
-/// Serves until the client closes the connection, its lifetime ends, or `drain` is cancelled. Requests in progress may
-/// finish, within the idle timeout.
+/// Serves until the client closes the connection, its lifetime ends, or `drain` is cancelled.
+/// Requests in progress may finish, within the idle timeout.
 pub(crate) async fn serve_until_the_end<C: GracefulConnection>(
     serving: C,
     drain: CancellationToken,

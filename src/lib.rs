@@ -9,9 +9,12 @@
 //!                  image::Resolver ──▶ containerd / registry
 //! ```
 //!
-//! Pods, DaemonSets and nodes are reconciled in the same three steps. The webhook (`admission`) and `archaware plan`
-//! evaluate in the same way. They keep no state per object, so instead of the whole of `plan` they call
-//! `Subject::change` for pods, `placement::node` for nodes and `plan::daemon_set::change` for DaemonSets.
+//! Pods, DaemonSets and nodes are reconciled in the same three steps. The webhook (`admission`) and
+//! `archaware plan`
+//! evaluate in the same way. They keep no state per object, so instead of the whole of `plan` they
+//! call
+//! `Subject::change` for pods, `placement::node` for nodes and `plan::daemon_set::change` for
+//! DaemonSets.
 //!
 //! | module | purpose | does not know |
 //! |---|---|---|
@@ -33,7 +36,8 @@
 //! | `server` | `/metrics`, probes, log level | decisions |
 //! | `cli` | the commands; builds the parts and connects them | |
 //!
-//! `platform`, `placement` and `image` are crates of their own, as are the small helpers in `archaware_base`: Cargo sees to it that they do
+//! `platform`, `placement` and `image` are crates of their own, as are the small helpers in
+//! `archaware_base`: Cargo sees to it that they do
 //! not know the program. A module uses only those above it in the list of `tests/shape/main.rs`.
 
 pub mod admission;

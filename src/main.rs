@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-/// musl's own allocator serves one thread at a time. Builds for other C libraries use mimalloc too, so that they allocate like
-/// the image.
+/// musl's own allocator serves one thread at a time. Builds for other C libraries use mimalloc too,
+/// so that they allocate like the image.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,6 +1,6 @@
-//! An API server for tests, in process and without sockets, so that tests can use Tokio's paused clock. Stores
-//! objects, applies JSON patches, serves watches, and answers as scripted. Records every call except watches, with
-//! its virtual time.
+//! An API server for tests, in process and without sockets, so that tests can use Tokio's paused
+//! clock. Stores objects, applies JSON patches, serves watches, and answers as scripted. Records
+//! every call except watches, with its virtual time.
 
 #![allow(
     clippy::unwrap_used,
@@ -323,7 +323,8 @@ impl ScriptedApi {
             "metadata": { "resourceVersion": state.version.to_string() } }))
     }
 
-    /// The current objects, the end of the list, and later changes; `unbound`: of pods without a node.
+    /// The current objects, the end of the list, and later changes; `unbound`: of pods without a
+    /// node.
     fn watch(&self, path: &str, unbound: bool) -> Response<Body> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut state = self.0.lock();

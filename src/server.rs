@@ -1,5 +1,5 @@
-//! The HTTP server for `/metrics`, `/healthz`, `/readyz` and `/log-level`. `/log-level` is the only endpoint with
-//! input. It accepts loopback clients only, which includes `kubectl port-forward`.
+//! The HTTP server for `/metrics`, `/healthz`, `/readyz` and `/log-level`. `/log-level` is the only
+//! endpoint with input. It accepts loopback clients only, which includes `kubectl port-forward`.
 
 use std::{
     io::ErrorKind,

@@ -10,7 +10,8 @@ use crate::{
     selection::{AttachedDocuments, ImageSelector, ImagesByDocuments, PredictorError},
 };
 
-/// All sources in their order: each sees the pod with the demands of the sources before it. A new feature is a source of its own, and a
+/// All sources in their order: each sees the pod with the demands of the sources before it. A new
+/// feature is a source of its own, and a
 /// line here.
 ///
 /// # Errors

@@ -64,8 +64,9 @@ impl LogLevel {
     }
 }
 
-/// A bare level applies to archaware; libraries then log warnings and errors only. A filter applies to everything.
-/// kube opens an INFO span for every reconcile, which costs nothing while its level is disabled.
+/// A bare level applies to archaware; libraries then log warnings and errors only. A filter applies
+/// to everything. kube opens an INFO span for every reconcile, which costs nothing while its level
+/// is disabled.
 fn filter(level: &str) -> Result<EnvFilter, LevelError> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let lower = level.trim().to_ascii_lowercase();
@@ -87,7 +88,8 @@ fn filter(level: &str) -> Result<EnvFilter, LevelError> {
     EnvFilter::try_new(&directives).map_err(|_| LevelError(level.to_owned()))
 }
 
-/// Initialises logging. `level` is a level for archaware itself or a filter for everything. `recorder` gets its events
+/// Initialises logging. `level` is a level for archaware itself or a filter for everything.
+/// `recorder` gets its events
 /// whatever the level.
 ///
 /// # Errors

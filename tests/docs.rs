@@ -1,5 +1,6 @@
-//! The documentation is true as far as a program can tell: its links lead somewhere, sources that it names exist, outputs that it
-//! shows are printed, and its tables are complete. `tests/cluster/tutorial.rs` types the commands of the tutorial.
+//! The documentation is true as far as a program can tell: its links lead somewhere, sources that
+//! it names exist, outputs that it shows are printed, and its tables are complete.
+//! `tests/cluster/tutorial.rs` types the commands of the tutorial.
 
 #![allow(
     clippy::unwrap_used,
@@ -194,7 +195,8 @@ fn outputs_in_the_documentation_are_real() {
     }
 }
 
-/// The names in the first column of the tables of docs/annotations.md, or after the kind of object in the second.
+/// The names in the first column of the tables of docs/annotations.md, or after the kind of object
+/// in the second.
 fn documented(section: &str) -> BTreeSet<String> {
     let page = read("docs/annotations.md");
     let section = page

@@ -1,4 +1,5 @@
-//! What Karpenter does with the same pods, without archaware and with each way to install it: the table of docs/autoscaling.md.
+//! What Karpenter does with the same pods, without archaware and with each way to install it: the
+//! table of docs/autoscaling.md.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! The first start in a cluster of 5,000 nodes with 50,000 pods that run: they get their tolerations, then the nodes their taints.
+//! The first start in a cluster of 5,000 nodes with 50,000 pods that run: they get their
+//! tolerations, then the nodes their taints.
 
 use std::{
     path::Path,
@@ -107,7 +108,8 @@ async fn requests(archaware: &Controller, prefix: &str) {
     }
 }
 
-/// Patches per second of a client that knows its pods, and the latencies of another client meanwhile.
+/// Patches per second of a client that knows its pods, and the latencies of another client
+/// meanwhile.
 async fn floor(cluster: &TestCluster, other: &Api<Node>) -> (f64, Vec<f64>) {
     let name = "bare";
     cluster.create_namespace(name, json!({})).await;
@@ -130,7 +132,8 @@ async fn floor(cluster: &TestCluster, other: &Api<Node>) -> (f64, Vec<f64>) {
     (floor, beside.await.unwrap())
 }
 
-/// A client that shares the priority level of the API server (`workload-low`) with archaware, as every `ServiceAccount` does.
+/// A client that shares the priority level of the API server (`workload-low`) with archaware, as
+/// every `ServiceAccount` does.
 async fn somebody_else(cluster: &TestCluster) -> Api<Node> {
     cluster.kubectl(&["-n", "archaware", "create", "serviceaccount", "other"]);
     cluster.kubectl(&[

@@ -1,5 +1,5 @@
-//! The figures behind the README's performance claims, each beside its floor: what a minimal client achieves on the
-//! same machine in the same run. Run with `hack/bench.sh`.
+//! The figures behind the README's performance claims, each beside its floor: what a minimal client
+//! achieves on the same machine in the same run. Run with `hack/bench.sh`.
 //!
 //! The machine is shared and noisy, so compare ratios.
 #![allow(

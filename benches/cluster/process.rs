@@ -96,7 +96,8 @@ pub(crate) async fn large_cluster(cluster: &TestCluster) {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// A thousand heartbeats per second, or as many as the API server accepts; CPU is scaled to a thousand.
+/// A thousand heartbeats per second, or as many as the API server accepts; CPU is scaled to a
+/// thousand.
 pub(crate) async fn heartbeats(cluster: &TestCluster, archaware: &Controller, among: usize) {
     let requests = "archaware_writes_total{kind=\"Node\",result=\"applied\"}";
     let (before, patches) = (cpu(archaware), archaware.metric(requests).await);

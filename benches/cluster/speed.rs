@@ -34,7 +34,8 @@ fn is_tolerating(pod: &SlimPod) -> bool {
         .any(|toleration| toleration["key"] == "kubernetes.io/arch")
 }
 
-/// Creates pods one after the other: milliseconds from the API server's response to the toleration on a watch.
+/// Creates pods one after the other: milliseconds from the API server's response to the toleration
+/// on a watch.
 async fn latencies(cluster: &TestCluster, namespace: &str, turn: usize) -> Vec<f64> {
     let api: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
     let slim: Api<SlimPod> = Api::namespaced(cluster.client.clone(), namespace);

@@ -1,4 +1,5 @@
-//! The cost of one evaluation, as the webhook makes it, with and without image selection, on 5,000 nodes in 20 groups.
+//! The cost of one evaluation, as the webhook makes it, with and without image selection, on 5,000
+//! nodes in 20 groups.
 
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 

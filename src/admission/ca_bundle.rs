@@ -1,5 +1,5 @@
-//! The webhook's `caBundle`: certificate authorities as PEM, the newest first. An old one stays until it expires,
-//! because a replica may still serve a certificate that it signed.
+//! The webhook's `caBundle`: certificate authorities as PEM, the newest first. An old one stays
+//! until it expires, because a replica may still serve a certificate that it signed.
 
 use std::{sync::Arc, time::SystemTime};
 

@@ -27,10 +27,12 @@ use super::{
     webhook::{AdmissionOutcome, RequestLimits, Webhook},
 };
 
-/// Maximum bytes of a body. The API server accepts no larger request (`maxRequestBodyBytes` of `k8s.io/apiserver`).
-/// An update contains the old object too, and etcd stores at most half of this.
+/// Maximum bytes of a body. The API server accepts no larger request (`maxRequestBodyBytes` of
+/// `k8s.io/apiserver`). An update contains the old object too, and etcd stores at most half of
+/// this.
 const MAX_BODY: usize = 3 << 20;
-/// Maximum bytes of all concurrent bodies. Thousands of typical pods fit; beyond that the request fails open.
+/// Maximum bytes of all concurrent bodies. Thousands of typical pods fit; beyond that the request
+/// fails open.
 const MAX_BODIES: usize = 64 << 20;
 /// Counted for each body in addition to its bytes, so that the number of small bodies is bounded.
 const OVERHEAD: usize = 8 << 10;
@@ -198,7 +200,8 @@ impl Handler {
         Ok((expected.resource, outcome, answer.into_body(&uid)))
     }
 
-    /// Runs `answer`. If it panics, the object is admitted unchanged and the controller completes it.
+    /// Runs `answer`. If it panics, the object is admitted unchanged and the controller completes
+    /// it.
     async fn catch_panic(
         &self,
         answer: impl Future<Output = (AdmissionResponse, AdmissionOutcome)>,
@@ -253,8 +256,8 @@ async fn read(body: Incoming) -> Result<Bytes, Refusal> {
     }
 }
 
-/// A client that is still sending does not read the answer, so a body that is slightly too large is received and
-/// discarded.
+/// A client that is still sending does not read the answer, so a body that is slightly too large is
+/// received and discarded.
 async fn discard(mut body: Incoming) {
     let mut left = 4 * MAX_BODY;
     let all = async {

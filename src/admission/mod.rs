@@ -1,6 +1,7 @@
-//! The admission webhook: completes pods, nodes and DaemonSets before they are stored. Uses the resolver and the
-//! decisions of the controllers. Every failure admits the object unchanged, and the controllers complete it. With `onMiss: gate`
-//! pods whose images are not known in time get a gate.
+//! The admission webhook: completes pods, nodes and DaemonSets before they are stored. Uses the
+//! resolver and the decisions of the controllers. Every failure admits the object unchanged, and
+//! the controllers complete it. With `onMiss: gate` pods whose images are not known in time get a
+//! gate.
 
 mod ca_bundle;
 mod certificate;
@@ -66,8 +67,8 @@ fn labels() -> BTreeMap<String, String> {
 }
 
 impl AdmissionParts {
-    /// Returns the readiness check, and a future that serves until `stop` and shortly after. The future yields the
-    /// name of the part that ended.
+    /// Returns the readiness check, and a future that serves until `stop` and shortly after. The
+    /// future yields the name of the part that ended.
     pub fn run(
         self,
         stop: CancellationToken,
@@ -171,8 +172,8 @@ impl AdmissionParts {
     }
 }
 
-/// The names under which the API server reaches the webhook, the current one last. The certificate must be valid for
-/// all of them.
+/// The names under which the API server reaches the webhook, the current one last. The certificate
+/// must be valid for all of them.
 fn names(url: &str, namespace: &str) -> Vec<String> {
     let mut names = vec![format!("{NAME}.{namespace}.svc")];
     let uri = url.parse::<::http::Uri>().ok();

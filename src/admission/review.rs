@@ -1,5 +1,5 @@
-//! `AdmissionReview` of `admission.k8s.io/v1`. Only the fields that are read are parsed, and the object directly into
-//! its slim type.
+//! `AdmissionReview` of `admission.k8s.io/v1`. Only the fields that are read are parsed, and the
+//! object directly into its slim type.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};
@@ -190,7 +190,8 @@ struct Answer<'a> {
     warnings: Vec<String>,
 }
 
-/// Keys that are texts never fail. `Display` would take twice the time (`serde_json` checks each part for UTF-8 there).
+/// Keys that are texts never fail. `Display` would take twice the time (`serde_json` checks each
+/// part for UTF-8 there).
 fn to_bytes(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }

@@ -47,8 +47,8 @@ impl ReviewedPod {
         self.spec.as_ref().unwrap_or(&self.pod.spec)
     }
 
-    /// The annotations without the record of an earlier decision, which an earlier call made, or which the author copied from the YAML of
-    /// another pod.
+    /// The annotations without the record of an earlier decision, which an earlier call made, or
+    /// which the author copied from the YAML of another pod.
     pub(super) fn annotations(&self) -> &BTreeMap<String, String> {
         let given = || annotations(&self.pod.metadata);
         self.annotations.as_ref().unwrap_or_else(given)

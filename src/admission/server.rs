@@ -29,20 +29,21 @@ use crate::{
 
 use super::{certificate::CertResolver, http::Handler};
 
-/// Maximum number of connections. API servers use HTTP/1.1 for Services and remote hosts (`k8s.io/apiserver`,
-/// `util/webhook`), so each concurrent request has a connection of some tens of KiB. Further connections are closed
-/// at once, and their requests fail open.
+/// Maximum number of connections. API servers use HTTP/1.1 for Services and remote hosts
+/// (`k8s.io/apiserver`, `util/webhook`), so each concurrent request has a connection of some tens
+/// of KiB. Further connections are closed at once, and their requests fail open.
 const MAX_CONNECTIONS: usize = 2048;
 /// Timeout of a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// After between one and two times this, a connection is closed gracefully, so that the next one may reach another
-/// replica.
+/// After between one and two times this, a connection is closed gracefully, so that the next one
+/// may reach another replica.
 const LIFETIME: Duration = Duration::from_mins(5);
 /// Receive buffer per connection: one TLS record.
 const READ_BUFFER: usize = 16 << 10;
 /// Concurrent requests on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 1000;
-/// How long connections are accepted after SIGTERM, until all API servers know that this replica is going away.
+/// How long connections are accepted after SIGTERM, until all API servers know that this replica is
+/// going away.
 const ACCEPT_AFTER_SIGTERM: Duration = Duration::from_secs(3);
 /// How long requests in progress may take after that, in addition to `admission.budget`.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -136,7 +137,8 @@ async fn connection(
         async move {
             let mut answer = handler.handle(request).await;
             drop(answering);
-            // The connection is closed with the last response, because the next request may already be on its way.
+            // The connection is closed with the last response, because the next request may already
+            // be on its way.
             if !is_http2 && Instant::now() > until {
                 let close = HeaderValue::from_static("close");
                 answer.headers_mut().insert(CONNECTION, close);

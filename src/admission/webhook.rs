@@ -25,7 +25,8 @@ use crate::{
 
 use super::{review::AdmissionResponse, reviewed_pod::ReviewedPod};
 
-/// Maximum number of background evaluations. The controller handles further pods, so more would only use memory.
+/// Maximum number of background evaluations. The controller handles further pods, so more would
+/// only use memory.
 const MAX_BACKGROUND_EVALUATIONS: usize = 512;
 
 /// What an answer needs to arrive before its receiver gives up.
@@ -72,8 +73,8 @@ pub(super) struct Webhook {
     evaluator: Evaluator,
     namespaces: Namespaces,
     nodes: node::TaintPolicy,
-    /// Permits for evaluations that continue after their request was answered, so that the next pod of a rollout
-    /// finds the result. Each holds a parsed pod.
+    /// Permits for evaluations that continue after their request was answered, so that the next pod
+    /// of a rollout finds the result. Each holds a parsed pod.
     background: Arc<Semaphore>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -85,7 +86,8 @@ pub(super) struct Webhook {
 pub(super) struct RequestLimits {
     /// The timeout of the API server, if the request states it.
     pub(super) timeout: Option<Duration>,
-    /// Whether images may be resolved further after the answer; the object is held in memory meanwhile.
+    /// Whether images may be resolved further after the answer; the object is held in memory
+    /// meanwhile.
     pub(super) may_continue_in_background: bool,
 }
 
@@ -136,7 +138,8 @@ impl Webhook {
                 self.namespaces.clone(),
             );
             self.within_budget(limits, async move {
-                // With a mode of its own, the pod does not depend on its namespace, which may not be known yet.
+                // With a mode of its own, the pod does not depend on its namespace, which may not
+                // be known yet.
                 let own = review.annotations();
                 let is_unknown = || namespaces.get(&review.namespace).is_none();
                 let no_rules = evaluator.config.rules.is_empty();
@@ -209,7 +212,8 @@ impl Webhook {
         (answer, outcome)
     }
 
-    /// A pod that its author put on a node runs there, whatever its images are: no scheduler is asked, and it may have no gate.
+    /// A pod that its author put on a node runs there, whatever its images are: no scheduler is
+    /// asked, and it may have no gate.
     async fn bound_pod(&self, review: &ReviewedPod) -> (AdmissionResponse, AdmissionOutcome) {
         if self.evaluator.config.taint.bound_pods == BoundPods::Leave {
             return (AdmissionResponse::default(), AdmissionOutcome::Skipped);
@@ -253,8 +257,8 @@ impl Webhook {
         }
     }
 
-    /// Whether a pod waits behind the gate. Those of system-critical classes never wait for a controller, and no autoscaler
-    /// makes nodes for those of DaemonSets.
+    /// Whether a pod waits behind the gate. Those of system-critical classes never wait for a
+    /// controller, and no autoscaler makes nodes for those of DaemonSets.
     fn gates(&self, pod: &Pod, outcome: AdmissionOutcome) -> bool {
         use AdmissionOutcome::{Missed, NoCommonArchitecture, Unresolved};
         self.config().on_miss == OnMiss::Gate
@@ -283,7 +287,8 @@ impl Webhook {
         )
     }
 
-    /// A DaemonSet that is created or updated gets its tolerations at once, so that there is only one rollout.
+    /// A DaemonSet that is created or updated gets its tolerations at once, so that there is only
+    /// one rollout.
     pub(super) async fn daemon_set(
         &self,
         mut set: DaemonSet,
@@ -348,8 +353,9 @@ impl Webhook {
         (answer, outcome)
     }
 
-    /// The result of `work` if it is there within the budget. Otherwise the work continues in the background, within
-    /// the budget of an attempt. Concurrent lookups of the same image share one request.
+    /// The result of `work` if it is there within the budget. Otherwise the work continues in the
+    /// background, within the budget of an attempt. Concurrent lookups of the same image share one
+    /// request.
     async fn within_budget<T: Send + 'static>(
         &self,
         limits: RequestLimits,
@@ -379,7 +385,8 @@ impl Webhook {
     }
 }
 
-/// Messages for the author of an object. Missing permissions are not among them: authors cannot grant them.
+/// Messages for the author of an object. Missing permissions are not among them: authors cannot
+/// grant them.
 fn warnings(evaluation: &Evaluation, policy: &PlacementPolicy) -> impl Iterator<Item = Notice> {
     let all = evaluation.notices(policy).into_iter();
     all.filter(|notice| !notice.is_for_administrators())

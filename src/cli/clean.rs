@@ -26,7 +26,8 @@ use super::{CommandStatus, Global, output, progress::Progress};
 
 /// Concurrent patches.
 const CONCURRENCY: usize = 16;
-/// How long the creation of a pod may take, and how long an API server may use a configuration that was deleted.
+/// How long the creation of a pod may take, and how long an API server may use a configuration that
+/// was deleted.
 const IN_FLIGHT: Duration = Duration::from_secs(5);
 /// How long to wait for another archaware before looking again.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -36,7 +37,8 @@ pub(super) struct CleanCommand {
     /// Print what would be removed, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Stop archaware's controllers first: scale their Deployment to 0. In a pod of archaware's namespace this is always done, at the end
+    /// Stop archaware's controllers first: scale their Deployment to 0. In a pod of archaware's
+    /// namespace this is always done, at the end
     #[arg(long)]
     stop_controller: bool,
     /// Evict the pods that carry a decision of archaware and have a controller that recreates them
@@ -208,8 +210,8 @@ impl Session {
         self.verify().await.context("cannot verify the result")
     }
 
-    /// Stops the Deployment that this process is part of. The Lease is not released: it keeps the other replicas from
-    /// restoring everything until they have ended too.
+    /// Stops the Deployment that this process is part of. The Lease is not released: it keeps the
+    /// other replicas from restoring everything until they have ended too.
     async fn end_with_own_pod(
         mut self,
         lease: CleanLease,

@@ -31,8 +31,8 @@ impl From<Config> for ClusterConfig {
     }
 }
 
-/// The configuration: that of the file that is named, else that of the installation, else the defaults. Files that the pods of the
-/// installation have are left out, and that is logged.
+/// The configuration: that of the file that is named, else that of the installation, else the
+/// defaults. Files that the pods of the installation have are left out, and that is logged.
 pub(super) async fn load(global: &Global, api: &ApiClient) -> anyhow::Result<ClusterConfig> {
     if global.config.is_some() {
         return Ok(global.load_config()?.into());

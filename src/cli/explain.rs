@@ -1,4 +1,5 @@
-//! `archaware explain`: why a pod runs, or does not run, on the nodes where it is expected. Reads only.
+//! `archaware explain`: why a pod runs, or does not run, on the nodes where it is expected. Reads
+//! only.
 
 mod read;
 mod target;
@@ -34,13 +35,14 @@ use target::Target;
 
 use super::{CommandStatus, Global, Persist, cluster_config, output, resolver};
 
-/// Maximum number of objects of a manifest that are explained; each is a page of text. `archaware report` is for more.
+/// Maximum number of objects of a manifest that are explained; each is a page of text. `archaware
+/// report` is for more.
 const MAX_OBJECTS: usize = 50;
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainCommand {
-    /// What to explain: pod/NAME, deployment/NAME or any other kind that runs pods; a name alone is a pod's. Without any: the pods of
-    /// the namespace that wait or fail
+    /// What to explain: pod/NAME, deployment/NAME or any other kind that runs pods; a name alone is
+    /// a pod's. Without any: the pods of the namespace that wait or fail
     #[arg(value_name = "KIND/NAME", conflicts_with = "filename")]
     objects: Vec<String>,
     /// Namespace of the objects; otherwise the one of the kubeconfig's context
@@ -275,7 +277,8 @@ async fn all_images(
         failed,
         unusable: evaluation.unusable.clone(),
     };
-    // Images that are not known could only leave fewer architectures, so they were not looked at further.
+    // Images that are not known could only leave fewer architectures, so they were not looked at
+    // further.
     let is_cut_short = matches!(
         evaluation.verdict,
         Verdict::Decided(Decision::NoCommonArchitecture)

@@ -182,7 +182,8 @@ impl Command {
         }
     }
 
-    /// The format of its log lines, where none is named: those of a service are collected, those of other commands are read.
+    /// The format of its log lines, where none is named: those of a service are collected, those of
+    /// other commands are read.
     fn log_format(&self, named: LogFormat) -> LogFormat {
         let is_service = matches!(self, Self::Run(_) | Self::ContentProxy(_));
         if named == LogFormat::Auto && !is_service {
@@ -216,7 +217,8 @@ impl From<CommandStatus> for ExitCode {
 /// Exit status for wrong usage or configuration.
 const USAGE: u8 = 2;
 
-/// Runs the command line and returns the exit status: 0 done, 1 failed, 2 wrong usage or configuration, 3 refused.
+/// Runs the command line and returns the exit status: 0 done, 1 failed, 2 wrong usage or
+/// configuration, 3 refused.
 pub fn main() -> ExitCode {
     let cli = Cli::from_command_line();
     let recorder = cli.command.recorder();
@@ -234,8 +236,8 @@ pub fn main() -> ExitCode {
         }
     };
     telemetry::log_panics();
-    // Two worker threads suffice because most tasks wait, and each thread costs an allocator arena. Blocking threads
-    // are started on demand, for name resolution and files.
+    // Two worker threads suffice because most tasks wait, and each thread costs an allocator arena.
+    // Blocking threads are started on demand, for name resolution and files.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(64)
@@ -271,8 +273,8 @@ impl Cli {
         cli
     }
 
-    /// `--namespace` names archaware's own namespace. For commands about other objects it is theirs, as for `kubectl`; archaware's
-    /// own can still be named by `ARCHAWARE_NAMESPACE`.
+    /// `--namespace` names archaware's own namespace. For commands about other objects it is
+    /// theirs, as for `kubectl`; archaware's own can still be named by `ARCHAWARE_NAMESPACE`.
     fn assign_namespace(&mut self, matches: &ArgMatches) {
         let given = matches.value_source("namespace") == Some(ValueSource::CommandLine);
         let is_about_objects = matches!(self.command, Command::Explain(_) | Command::Report(_));

@@ -52,8 +52,8 @@ pub(super) fn print_line(line: &str) {
     let _ = print(&format!("{line}\n"));
 }
 
-/// Names and messages come from users and registries: what a terminal would take for a command, or what turns the order of letters
-/// around (Unicode's bidirectional controls), is replaced.
+/// Names and messages come from users and registries: what a terminal would take for a command, or
+/// what turns the order of letters around (Unicode's bidirectional controls), is replaced.
 pub(super) fn printable(text: &str) -> String {
     let is_printable = |c: char| {
         let turns = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -103,7 +103,8 @@ pub(super) fn fields(fields: &[(&str, String)]) -> String {
     table
 }
 
-/// Whether results on stdout are coloured: on a terminal, unless `NO_COLOR` is set; with `CLICOLOR_FORCE` always.
+/// Whether results on stdout are coloured: on a terminal, unless `NO_COLOR` is set; with
+/// `CLICOLOR_FORCE` always.
 pub(super) fn is_coloured() -> bool {
     console::colors_enabled() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

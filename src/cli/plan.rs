@@ -140,7 +140,8 @@ async fn steps(
         .map_ok(|namespace: Namespace| (namespace.name_any(), namespace))
         .try_collect()
         .await?;
-    // Every list is read completely first, because the token of a page would expire while registries are asked.
+    // Every list is read completely first, because the token of a page would expire while
+    // registries are asked.
     let sets: Vec<DaemonSet> = api.list(None).try_collect().await?;
     let (bound, unbound): (Vec<Pod>, Vec<Pod>) = pods.into_iter().partition(Pod::is_bound);
     let policy = node::TaintPolicy::from(config);

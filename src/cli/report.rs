@@ -68,11 +68,12 @@ pub(super) struct ReportCommand {
     /// How to print
     #[arg(short, long, value_enum, default_value_t)]
     output: ReportOutput,
-    /// End with status 1 if a workload cannot run on one of the architectures (missing), if that could not be found out (unknown), or in
-    /// either case (unknown,missing)
+    /// End with status 1 if a workload cannot run on one of the architectures (missing), if that
+    /// could not be found out (unknown), or in either case (unknown,missing)
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
     fail_on: Vec<FailOn>,
-    /// File with what earlier reports found out about images [default: ~/.cache/archaware/images.jsonl]
+    /// File with what earlier reports found out about images [default:
+    /// ~/.cache/archaware/images.jsonl]
     #[arg(long, value_name = "FILE")]
     cache: Option<PathBuf>,
     /// Ask registries for every image
@@ -197,7 +198,8 @@ impl ReportCommand {
         names.collect::<Vec<_>>().join(", ")
     }
 
-    /// The workloads of the manifests. `unread`: gets the objects whose containers are at an unknown place.
+    /// The workloads of the manifests. `unread`: gets the objects whose containers are at an
+    /// unknown place.
     fn read_manifests(&self, unread: &mut Vec<String>) -> anyhow::Result<Vec<FoundWorkload>> {
         let mut found = Vec::new();
         for path in &self.filename {

@@ -62,7 +62,8 @@ impl RunCommand {
         let address = listener.local_addr()?;
         tracing::info!(version = env!("CARGO_PKG_VERSION"), %address, "archaware started");
 
-        // A signal's request to stop, and the cancellation of all tasks for any reason, are separate tokens.
+        // A signal's request to stop, and the cancellation of all tasks for any reason, are
+        // separate tokens.
         let asked = CancellationToken::new();
         let stop = asked.child_token();
         side_tasks.spawn(stop.clone().run_until_cancelled_owned(probe));
@@ -109,7 +110,8 @@ impl RunCommand {
         let mut server = tokio::spawn(server::serve(listener, health, stop.clone()));
         let running = controller::run(run, stop.clone());
         tokio::pin!(running);
-        // Without probes and metrics the process would be unobservable, so it ends and is restarted.
+        // Without probes and metrics the process would be unobservable, so it ends and is
+        // restarted.
         let ended = tokio::select! {
             result = &mut running => ExitReason::Controller(result),
             _ = &mut server => ExitReason::Other("the HTTP server"),
@@ -143,8 +145,9 @@ impl RunCommand {
     }
 }
 
-/// Starts the webhook if it is enabled. Returns its readiness check and its task. It serves a little longer than the
-/// rest, because API servers must learn first that this replica is going away.
+/// Starts the webhook if it is enabled. Returns its readiness check and its task. It serves a
+/// little longer than the rest, because API servers must learn first that this replica is going
+/// away.
 async fn webhook(
     run: &controller::ControllerParts,
     stop: &CancellationToken,

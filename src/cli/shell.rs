@@ -1,4 +1,5 @@
-//! What shells and manuals know of the program: completion scripts, candidates for kubectl, and man pages.
+//! What shells and manuals know of the program: completion scripts, candidates for kubectl, and man
+//! pages.
 
 use std::{ffi::OsString, path::Path};
 
@@ -11,7 +12,8 @@ use super::{
     output,
 };
 
-/// `ShellCompDirectiveNoFileComp` of cobra, in whose protocol kubectl asks its plugins: nothing is added to the candidates.
+/// `ShellCompDirectiveNoFileComp` of cobra, in whose protocol kubectl asks its plugins: nothing is
+/// added to the candidates.
 const NO_MORE: u8 = 4;
 /// `ShellCompDirectiveNoSpace`: a folder is not the end of a path.
 const NO_SPACE: u8 = 2;
@@ -25,8 +27,8 @@ pub(super) fn print_completions(shell: clap_complete::Shell) -> anyhow::Result<C
     Ok(CommandStatus::Done)
 }
 
-/// Prints what the last of these words can become, for the file `kubectl_complete-archaware` of the plugin: a candidate in each
-/// line, with its description after a tab, and a directive.
+/// Prints what the last of these words can become, for the file `kubectl_complete-archaware` of the
+/// plugin: a candidate in each line, with its description after a tab, and a directive.
 pub(super) fn print_candidates(words: Vec<OsString>) -> anyhow::Result<CommandStatus> {
     let mut command = command_line::command(ProgramName::Plugin);
     let mut all = vec![OsString::from(NAME)];

@@ -1,8 +1,8 @@
-//! Publishes Kubernetes events. Events never delay a decision: they are queued, and dropped and counted when the queue is full. An
-//! event that cannot be written is dropped too.
+//! Publishes Kubernetes events. Events never delay a decision: they are queued, and dropped and
+//! counted when the queue is full. An event that cannot be written is dropped too.
 //!
-//! A repeated event continues the series of the first one, which keeps it from expiring: the API server keeps events for an
-//! hour after their last change (`--event-ttl`).
+//! A repeated event continues the series of the first one, which keeps it from expiring: the API
+//! server keeps events for an hour after their last change (`--event-ttl`).
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -31,11 +31,13 @@ use super::{
     patch,
 };
 
-/// How long the same event about the same object is not repeated: well below the hour after which the API server removes it.
+/// How long the same event about the same object is not repeated: well below the hour after which
+/// the API server removes it.
 pub const REPEAT_INTERVAL: Duration = Duration::from_mins(20);
 /// Maximum number of remembered events, about a hundred bytes each.
 const MAX_RECENT: usize = 8192;
-/// Maximum number of queued events. While a registry is down there are a few events for each of its pods.
+/// Maximum number of queued events. While a registry is down there are a few events for each of its
+/// pods.
 const QUEUE_LENGTH: usize = 1024;
 /// The API server's limit for a note, in bytes.
 const MAX_NOTE: usize = 1024;
@@ -43,7 +45,8 @@ const MAX_NOTE: usize = 1024;
 /// Reasons of events: a fixed set that users can filter by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::VariantNames)]
 pub enum EventReason {
-    /// On a node: a taint with the same key and effect, which archaware does not own, has another value.
+    /// On a node: a taint with the same key and effect, which archaware does not own, has another
+    /// value.
     TaintConflict,
     /// On a node: another tool reverts archaware's changes of its taints.
     TaintReverted,
@@ -181,8 +184,8 @@ impl Events {
 }
 
 impl EventWriter {
-    /// Writes events until the queue is closed. kube's `Recorder` is not used: it aggregates events with the same
-    /// reason and keeps only the first note.
+    /// Writes events until the queue is closed. kube's `Recorder` is not used: it aggregates events
+    /// with the same reason and keeps only the first note.
     pub async fn run(mut self) {
         while let Some(queued) = self.queue.recv().await {
             let reason = queued.reason.as_str();

@@ -1,5 +1,6 @@
-//! Evicts pods, so that their controllers create other pods. All evictions are made here, with one rate for all reasons, through the
-//! Eviction API, which respects disruption budgets, and only while this process holds the Lease.
+//! Evicts pods, so that their controllers create other pods. All evictions are made here, with one
+//! rate for all reasons, through the Eviction API, which respects disruption budgets, and only
+//! while this process holds the Lease.
 
 use std::{num::NonZeroU16, time::Duration};
 
@@ -16,7 +17,8 @@ use super::{
     objects::Pod,
 };
 
-/// Evictions of this time may happen at once: the webhook and the scheduler have to cope with the new pods.
+/// Evictions of this time may happen at once: the webhook and the scheduler have to cope with the
+/// new pods.
 const BURST: Duration = Duration::from_secs(10);
 
 /// Why a pod is evicted.
@@ -27,7 +29,8 @@ pub(crate) enum EvictionReason {
     NoAffinity,
     /// It cannot run on its node (`misplaced: evict`).
     WrongArchitecture,
-    /// It has tolerations of archaware, and Kubernetes lets no toleration of a pod be removed (`clean --recreate-pods`).
+    /// It has tolerations of archaware, and Kubernetes lets no toleration of a pod be removed
+    /// (`clean --recreate-pods`).
     Clean,
 }
 
@@ -74,8 +77,8 @@ pub(crate) struct Evictor {
 }
 
 impl Evictor {
-    /// An evictor for `per_minute` evictions (`concurrency.evictionsPerMinute`). Without `events`, as in commands, which print their
-    /// own results, nothing is published and logged.
+    /// An evictor for `per_minute` evictions (`concurrency.evictionsPerMinute`). Without `events`,
+    /// as in commands, which print their own results, nothing is published and logged.
     pub(crate) fn new(
         api: ApiClient,
         leadership: &Leadership,
@@ -97,7 +100,8 @@ impl Evictor {
         self.rate.at_once()
     }
 
-    /// Waits until the rate allows another eviction and the Lease is held. The pod may have changed after that.
+    /// Waits until the rate allows another eviction and the Lease is held. The pod may have changed
+    /// after that.
     pub(crate) async fn turn(&self) {
         tokio::time::sleep(self.rate.take()).await;
         let mut until = self.until.clone();
@@ -145,7 +149,8 @@ impl Evictor {
     }
 }
 
-/// At most this many turns in a minute, and those of [`BURST`] at once (the generic cell rate algorithm).
+/// At most this many turns in a minute, and those of [`BURST`] at once (the generic cell rate
+/// algorithm).
 struct Rate {
     interval: Duration,
     /// When the next turn would be if all turns had the same distance.

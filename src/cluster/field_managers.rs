@@ -1,6 +1,6 @@
-//! Who manages the field that archaware changes: `spec.taints` of nodes, the tolerations of a DaemonSet's template. Both are
-//! atomic lists, so each has one value that its managers share ([server-side
-//! apply](https://kubernetes.io/docs/reference/using-api/server-side-apply/)).
+//! Who manages the field that archaware changes: `spec.taints` of nodes, the tolerations of a
+//! DaemonSet's template. Both are atomic lists, so each has one value that its managers share
+//! ([server-side apply](https://kubernetes.io/docs/reference/using-api/server-side-apply/)).
 
 use std::fmt;
 
@@ -26,14 +26,16 @@ pub struct FieldManagers {
 pub struct Recorded {
     /// The time of its last write.
     pub time: Option<Time>,
-    /// Whether it was archaware's controller. What the webhook adds belongs to the manager whose request it was.
+    /// Whether it was archaware's controller. What the webhook adds belongs to the manager whose
+    /// request it was.
     pub is_by_controller: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct FieldManager {
     name: String,
-    /// Whether it uses server-side apply. Such a field cannot be changed without a conflict at its next apply.
+    /// Whether it uses server-side apply. Such a field cannot be changed without a conflict at its
+    /// next apply.
     applies: bool,
     time: Option<Time>,
 }
@@ -51,8 +53,8 @@ impl FieldManagers {
         self.recorded.as_ref()
     }
 
-    /// The manager that set the field last, for messages: quoted, or `another tool`. Who only removes a field does not manage
-    /// it.
+    /// The manager that set the field last, for messages: quoted, or `another tool`. Who only
+    /// removes a field does not manage it.
     pub fn last_writer(&self) -> String {
         let last = self.others.iter().max_by_key(|one| &one.time);
         last.map_or("another tool".to_owned(), |one| format!("{:?}", one.name))

@@ -1,8 +1,9 @@
-//! Leader election by a Lease: only the holder patches nodes, pods and DaemonSets, and maintains the webhook configuration.
+//! Leader election by a Lease: only the holder patches nodes, pods and DaemonSets, and maintains
+//! the webhook configuration.
 //!
-//! Every patch is guarded, so two holders for a moment do no harm. A Lease counts as expired when it has not changed
-//! for its duration as observed here; the elector never compares the holder's clock with the local one (client-go's rule,
-//! `k8s.io/client-go/tools/leaderelection`).
+//! Every patch is guarded, so two holders for a moment do no harm. A Lease counts as expired when
+//! it has not changed for its duration as observed here; the elector never compares the holder's
+//! clock with the local one (client-go's rule, `k8s.io/client-go/tools/leaderelection`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,7 +29,8 @@ use super::{
 pub const LEASE_DURATION: Duration = Duration::from_secs(15);
 /// Interval of renewals: twice within [`LEASE_DURATION`], and retries every second in between.
 const RENEW_INTERVAL: Duration = Duration::from_secs(5);
-/// Interval of attempts to acquire the Lease. After a release the next holder leads within this time.
+/// Interval of attempts to acquire the Lease. After a release the next holder leads within this
+/// time.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout of one call, short enough for several attempts before the Lease expires.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -43,8 +45,8 @@ const SAFETY_MARGIN: Duration = Duration::from_secs(1);
 pub struct Leadership {
     /// Whether this process holds the Lease.
     pub leading: watch::Receiver<bool>,
-    /// Until when this process may write, extended by each renewal. After a pause of the process `leading` may still
-    /// be true for a moment; this is then in the past.
+    /// Until when this process may write, extended by each renewal. After a pause of the process
+    /// `leading` may still be true for a moment; this is then in the past.
     pub until: watch::Receiver<Option<Instant>>,
 }
 
@@ -170,8 +172,8 @@ impl Elector {
         }
         self.until.send_replace(None);
         self.set(false);
-        // Releases whatever the last known state is: a cancelled renewal may have arrived, and may still arrive
-        // between the two calls of the release.
+        // Releases whatever the last known state is: a cancelled renewal may have arrived, and may
+        // still arrive between the two calls of the release.
         let mut result = Ok(false);
         for _ in 0..2 {
             result = in_time(self.release()).await;
@@ -362,8 +364,9 @@ pub async fn read_memory(
     Ok(())
 }
 
-/// The holder, if its renewal time is recent by the local clock; `archaware clean` then refuses at once. A holder with
-/// another clock may look expired and be alive, so `clean` still waits for the Lease.
+/// The holder, if its renewal time is recent by the local clock; `archaware clean` then refuses at
+/// once. A holder with another clock may look expired and be alive, so `clean` still waits for the
+/// Lease.
 pub fn fresh_holder(lease: &Lease) -> Option<String> {
     let record = lease.spec.clone().unwrap_or_default();
     let fresh = record.renew_time.as_ref().is_some_and(|time| {
@@ -374,8 +377,8 @@ pub fn fresh_holder(lease: &Lease) -> Option<String> {
         .filter(|holder| fresh && !holder.is_empty())
 }
 
-/// The name of a candidate: the pod's or machine's name and a random part, because two processes on one machine are
-/// two candidates.
+/// The name of a candidate: the pod's or machine's name and a random part, because two processes on
+/// one machine are two candidates.
 pub fn identity(fallback: &str) -> String {
     let host = std::env::var("HOSTNAME")
         .ok()

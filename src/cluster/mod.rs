@@ -1,5 +1,6 @@
-//! Kubernetes: the API client, types with only the fields that are read, watches, guarded JSON patches, events and
-//! the Lease. Knows nothing of images; decisions come from `placement` as values.
+//! Kubernetes: the API client, types with only the fields that are read, watches, guarded JSON
+//! patches, events and the Lease. Knows nothing of images; decisions come from `placement` as
+//! values.
 
 pub mod access;
 pub mod api;

@@ -1,8 +1,8 @@
-//! Kubernetes types with only the fields that archaware reads. Other fields are not parsed, so that a watched pod
-//! needs about one kilobyte instead of seventy.
+//! Kubernetes types with only the fields that archaware reads. Other fields are not parsed, so that
+//! a watched pod needs about one kilobyte instead of seventy.
 //!
-//! The types cannot be serialised, so a truncated object can never be written back. Every field has a default, so
-//! parsing never fails because of an unusual object.
+//! The types cannot be serialised, so a truncated object can never be written back. Every field has
+//! a default, so parsing never fails because of an unusual object.
 
 mod container_status;
 mod event;
@@ -59,8 +59,8 @@ pub struct PodSpec {
     pub ephemeral_containers: Vec<Container>,
     /// Volumes; only images and claims are read.
     pub volumes: Vec<Volume>,
-    /// In the API's form: a typed round trip would drop unknown fields, and the guard of a patch would then never
-    /// match.
+    /// In the API's form: a typed round trip would drop unknown fields, and the guard of a patch
+    /// would then never match.
     pub tolerations: Option<Vec<Value>>,
     /// Required node labels.
     pub node_selector: BTreeMap<String, String>,
@@ -229,7 +229,8 @@ pub struct PodTemplate {
     pub spec: PodSpec,
 }
 
-/// A Deployment; only its number of replicas is read. `k8s-openapi`'s type would add half a MiB to the program.
+/// A Deployment; only its number of replicas is read. `k8s-openapi`'s type would add half a MiB to
+/// the program.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Deployment {
@@ -257,7 +258,8 @@ pub struct Namespace {
     pub metadata: ObjectMeta,
 }
 
-/// A webhook configuration. Its webhooks are in the API's form, because a typed round trip would drop unknown fields.
+/// A webhook configuration. Its webhooks are in the API's form, because a typed round trip would
+/// drop unknown fields.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct MutatingWebhookConfiguration {
@@ -283,8 +285,8 @@ pub fn labels(metadata: &ObjectMeta) -> &BTreeMap<String, String> {
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
 impl Pod {
-    /// Whether archaware decides about the pod. Pods that are being deleted, have finished, or mirror a static pod
-    /// are not scheduled.
+    /// Whether archaware decides about the pod. Pods that are being deleted, have finished, or
+    /// mirror a static pod are not scheduled.
     pub fn is_in_scope(&self) -> bool {
         let finished = matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"));
         self.metadata.deletion_timestamp.is_none() && !finished && !self.is_mirror()
@@ -318,12 +320,13 @@ impl Pod {
     }
 }
 
-/// Maximum length of lists in pods that the webhook handles: large lists are cheap to send but expensive to hold.
+/// Maximum length of lists in pods that the webhook handles: large lists are cheap to send but
+/// expensive to hold.
 const MAX_LIST: usize = 1024;
 
 impl PodSpec {
-    /// Whether a list in the spec is longer than 1,024 entries. Kubernetes does not limit these lists, but etcd accepts
-    /// objects up to 1.5 MiB only.
+    /// Whether a list in the spec is longer than 1,024 entries. Kubernetes does not limit these
+    /// lists, but etcd accepts objects up to 1.5 MiB only.
     pub fn is_oversized(&self) -> bool {
         let lists = [
             self.containers.len(),

@@ -64,9 +64,9 @@ impl JsonPatch {
             .push(json!({ "op": op, "path": path, "value": value }));
     }
 
-    /// Adds a `test`. The API server compares JSON texts (`evanphx/json-patch`), and Go escapes `&`, `<` and `>` in
-    /// them, so a test of a value with these characters never succeeds. Such a test is left out; the other tests
-    /// remain.
+    /// Adds a `test`. The API server compares JSON texts (`evanphx/json-patch`), and Go escapes
+    /// `&`, `<` and `>` in them, so a test of a value with these characters never succeeds. Such a
+    /// test is left out; the other tests remain.
     fn test(&mut self, path: &str, value: impl Serialize) {
         if !self.is_guarded {
             return;
@@ -135,8 +135,8 @@ impl JsonPatch {
         }
     }
 
-    /// Removes the tests, for the webhook: it patches exactly the object that it received, and a failing test would
-    /// reject the object whatever the `failurePolicy`.
+    /// Removes the tests, for the webhook: it patches exactly the object that it received, and a
+    /// failing test would reject the object whatever the `failurePolicy`.
     #[must_use]
     pub fn unguarded(mut self) -> Self {
         self.operations.retain(|operation| !is_test(operation));
@@ -208,7 +208,8 @@ pub fn node(node: &Node, change: node::NodeChange) -> JsonPatch {
         patch.remove(&format!("{TAINTS}/{index}"));
     }
     if let Some(taint) = change.add {
-        // The API server rejects a second taint with the same key and effect, so the list needs no guard.
+        // The API server rejects a second taint with the same key and effect, so the list needs no
+        // guard.
         if !exists {
             patch.test(TAINTS, Value::Null);
         }

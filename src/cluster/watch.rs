@@ -23,8 +23,8 @@ use super::api::{ApiClient, ApiObject, PAGE};
 /// Duration of one watch request. kube detects a dead connection five seconds later.
 const WATCH_SECONDS: u32 = 240;
 
-/// All events of a kind. The watch is restarted with back-off. The initial list is streamed (WatchList: constant
-/// memory) if the API server supports it, otherwise read in pages.
+/// All events of a kind. The watch is restarted with back-off. The initial list is streamed
+/// (WatchList: constant memory) if the API server supports it, otherwise read in pages.
 pub(crate) fn watch_events<K>(
     api: Api<K>,
     fields: Option<&str>,
@@ -39,8 +39,8 @@ where
     let streamed = paged.clone().streaming_lists();
     let fallback = watcher(api.clone(), paged).boxed();
     let first = watcher(api, streamed).boxed();
-    // Switches to pages for good: the API server does not gain the feature while it runs, and pages cost little
-    // memory.
+    // Switches to pages for good: the API server does not gain the feature while it runs, and pages
+    // cost little memory.
     stream::unfold(
         (first, Some(fallback)),
         |(mut current, fallback)| async move {
@@ -108,8 +108,8 @@ where
     pub store: Store<K>,
     /// Objects with relevant changes. The store is updated only while this stream is polled.
     pub changes: BoxStream<'static, watcher::Result<K>>,
-    /// Whether the initial list is complete. kube's `wait_until_ready` is not used, because it wakes only the last of
-    /// several waiting tasks.
+    /// Whether the initial list is complete. kube's `wait_until_ready` is not used, because it
+    /// wakes only the last of several waiting tasks.
     pub ready: watch::Receiver<bool>,
 }
 
@@ -133,8 +133,8 @@ impl<K: ApiObject> Removed<'_, K> {
     }
 }
 
-/// Watches the objects of a kind. Changes for which `same` returns true are not passed on, so a node's heartbeat
-/// costs no more than parsing it.
+/// Watches the objects of a kind. Changes for which `same` returns true are not passed on, so a
+/// node's heartbeat costs no more than parsing it.
 pub fn watch_objects<K>(
     api: &ApiClient,
     fields: Option<&str>,
@@ -171,8 +171,8 @@ where
             }
             _ => {}
         })
-        // The store applies a new list when it is complete. Changes are reported after that: a consumer that looks an
-        // object up earlier would find the old one or none.
+        // The store applies a new list when it is complete. Changes are reported after that: a
+        // consumer that looks an object up earlier would find the old one or none.
         .flat_map(move |event| match event {
             Ok(Event::Apply(object)) => stream::iter(Some(Ok(object))).left_stream(),
             Err(error) => stream::iter(Some(Err(error))).left_stream(),

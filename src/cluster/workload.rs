@@ -1,4 +1,5 @@
-//! Objects that run pods: a pod, or any kind with a pod template, in the form of the API server or of a manifest.
+//! Objects that run pods: a pod, or any kind with a pod template, in the form of the API server or
+//! of a manifest.
 
 use std::collections::BTreeMap;
 
@@ -78,7 +79,8 @@ impl Workload {
     }
 }
 
-/// The pod template of an object in the API's form; of a pod, the pod itself. `None` if it runs no pods.
+/// The pod template of an object in the API's form; of a pod, the pod itself. `None` if it runs no
+/// pods.
 pub fn template_of(object: &Value) -> Option<&Value> {
     let text = |field: &str| object.get(field).and_then(Value::as_str);
     if text("kind") == Some("Pod") && text("apiVersion") == Some("v1") {
@@ -118,7 +120,8 @@ fn has_containers(object: &Value) -> bool {
     }
 }
 
-/// A copy without the fields that are null: the API server takes them for fields that are not there, and charts write many.
+/// A copy without the fields that are null: the API server takes them for fields that are not
+/// there, and charts write many.
 fn without_nulls(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -147,7 +150,8 @@ pub fn objects(mut manifest: Value) -> Vec<Value> {
     }
 }
 
-/// A label selector as text; `None` if there is none, if it selects everything, or if it is malformed.
+/// A label selector as text; `None` if there is none, if it selects everything, or if it is
+/// malformed.
 fn selector(selector: Option<&Value>) -> Option<String> {
     let selector = selector?;
     // A ReplicationController has plain labels.

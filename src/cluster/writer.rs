@@ -1,5 +1,5 @@
-//! Patches nodes, pods and DaemonSets with bounded concurrency, and only while this process holds the Lease. Everything
-//! else is written through [`ApiClient`] directly.
+//! Patches nodes, pods and DaemonSets with bounded concurrency, and only while this process holds
+//! the Lease. Everything else is written through [`ApiClient`] directly.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,8 +18,8 @@ use super::{
     patch::JsonPatch,
 };
 
-/// How long a patch in progress may take during shutdown. Shorter than the kubelet's grace period together with what
-/// follows.
+/// How long a patch in progress may take during shutdown. Shorter than the kubelet's grace period
+/// together with what follows.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Sends patches. Cheap to clone.
@@ -59,7 +59,8 @@ impl PatchOutcome {
 }
 
 impl Writer {
-    /// A writer with this many concurrent requests. It waits while the Lease is not held, until `stop`.
+    /// A writer with this many concurrent requests. It waits while the Lease is not held, until
+    /// `stop`.
     pub fn new(
         api: ApiClient,
         writes: usize,
@@ -109,7 +110,8 @@ impl Writer {
                 Err(error) => PatchOutcome::Failed(error),
             },
             () = finish => PatchOutcome::Stopping,
-            // Another process may write from now on. Whether this patch arrived will be seen in the object.
+            // Another process may write from now on. Whether this patch arrived will be seen in the
+            // object.
             Ok(_) = until.wait_for(Option::is_none) => PatchOutcome::Stale,
         };
         self.metrics.patch_finished(kind::<K>(), written.result());

@@ -32,7 +32,8 @@ pub struct AdmissionConfig {
     pub url: String,
     /// The webhook's certificate.
     pub certificates: CertificatesConfig,
-    /// Whether archaware restores its `MutatingWebhookConfiguration`; if not, it writes only the `caBundle`.
+    /// Whether archaware restores its `MutatingWebhookConfiguration`; if not, it writes only the
+    /// `caBundle`.
     pub manage_configuration: bool,
     /// Pods whose images are not known yet; gate in the manifests.
     pub on_miss: OnMiss,
@@ -63,11 +64,13 @@ impl Default for AdmissionConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CertificatesConfig {
-    /// Path of a PEM file with its chain, read again when it changes; empty: archaware issues its own.
+    /// Path of a PEM file with its chain, read again when it changes; empty: archaware issues its
+    /// own.
     pub certificate: PathBuf,
     /// Path of a PEM file with its private key.
     pub key: PathBuf,
-    /// Path of a PEM file with the authority that signed it, for the `caBundle`; empty: another tool maintains the `caBundle`.
+    /// Path of a PEM file with the authority that signed it, for the `caBundle`; empty: another
+    /// tool maintains the `caBundle`.
     pub authority: PathBuf,
     /// Validity of certificates that archaware issues; they are replaced after two thirds of it.
     #[serde(with = "duration")]
@@ -107,8 +110,8 @@ impl CertificatesConfig {
     }
 }
 
-/// Timeout of `onMiss: pass`. Cached images resolve without waiting. A private image needs its pull secret first, which
-/// takes one API call.
+/// Timeout of `onMiss: pass`. Cached images resolve without waiting. A private image needs its pull
+/// secret first, which takes one API call.
 pub const CACHED_ONLY_TIMEOUT: Duration = Duration::from_millis(25);
 
 impl AdmissionConfig {
@@ -144,13 +147,14 @@ impl AdmissionConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum OnMiss {
-    /// Wait for the images within the budget, then admit the pod unchanged; the controller completes it.
+    /// Wait for the images within the budget, then admit the pod unchanged; the controller
+    /// completes it.
     #[default]
     Wait,
     /// Admit the pod unchanged at once; the controller completes it.
     Pass,
-    /// Wait for the images within the budget, then add a scheduling gate, which the controller removes. Pods whose images
-    /// share no architecture stay behind it.
+    /// Wait for the images within the budget, then add a scheduling gate, which the controller
+    /// removes. Pods whose images share no architecture stay behind it.
     Gate,
 }
 

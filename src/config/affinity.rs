@@ -12,18 +12,21 @@ use crate::{
 
 use super::{Config, mistakes::Mistakes};
 
-/// Node affinity to add to pods: what autoscalers and topology spread go by. Kubernetes allows it to be set when a pod is
-/// created and while it has a scheduling gate, so this needs the webhook.
+/// Node affinity to add to pods: what autoscalers and topology spread go by. Kubernetes allows it
+/// to be set when a pod is created and while it has a scheduling gate, so this needs the webhook.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AffinityConfig {
     /// Whether node affinity requires the architectures of the images.
     pub required: bool,
-    /// Architectures that are preferred if the images have them, like `{architecture: arm64, weight: 80}`, with weights from 1 to 100.
+    /// Architectures that are preferred if the images have them, like `{architecture: arm64,
+    /// weight: 80}`, with weights from 1 to 100.
     pub preferred: Vec<PreferenceConfig>,
-    /// Whether pods are evicted that were created while the webhook did not answer: see autoscaling.md.
+    /// Whether pods are evicted that were created while the webhook did not answer: see
+    /// autoscaling.md.
     ///
-    /// Those of `ReplicaSet`s and `StatefulSet`s that wait for a node, so that their controllers create pods with node affinity instead.
+    /// Those of `ReplicaSet`s and `StatefulSet`s that wait for a node, so that their controllers
+    /// create pods with node affinity instead.
     pub recreate_pods: bool,
 }
 

@@ -29,13 +29,15 @@ impl Default for StartupConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ConcurrencyConfig {
-    /// Pods, and as many DaemonSets, that are decided at once, those that wait for a registry included.
+    /// Pods, and as many DaemonSets, that are decided at once, those that wait for a registry
+    /// included.
     pub pods: NonZeroU16,
     /// Patches of pods, DaemonSets and nodes at once.
     pub writes: NonZeroU16,
     /// Requests to one registry at once.
     pub per_registry: NonZeroU16,
-    /// Evictions in a minute (affinity.recreatePods, misplaced: evict, and clean --recreate-pods); those of 10 s may happen at once.
+    /// Evictions in a minute (affinity.recreatePods, misplaced: evict, and clean --recreate-pods);
+    /// those of 10 s may happen at once.
     pub evictions_per_minute: NonZeroU16,
 }
 

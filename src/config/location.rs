@@ -1,4 +1,5 @@
-//! Where a key is in the text of a configuration, for errors about values that contradict each other.
+//! Where a key is in the text of a configuration, for errors about values that contradict each
+//! other.
 
 use serde::{
     Deserialize,

@@ -1,5 +1,5 @@
-//! The configuration file: one YAML document, read at start. Unknown keys, wrong types and impossible values are
-//! errors with line and column.
+//! The configuration file: one YAML document, read at start. Unknown keys, wrong types and
+//! impossible values are errors with line and column.
 
 mod admission;
 mod affinity;
@@ -98,7 +98,8 @@ pub struct Config {
     /// The only architectures that are considered; empty means all.
     #[serde(default)]
     pub schedulable_architectures: Vec<Architecture>,
-    /// Nodes that run images of further architectures by emulation, by their labels: see runtime-classes.md.
+    /// Nodes that run images of further architectures by emulation, by their labels: see
+    /// runtime-classes.md.
     #[serde(default)]
     pub emulation: Vec<Emulator>,
     /// Further tolerations for pods of some platforms: see configuration.md.
@@ -107,16 +108,19 @@ pub struct Config {
     /// Rules from pods to nodes: see rules.md.
     #[serde(default)]
     pub rules: Vec<PodRule>,
-    /// The platforms that runtime classes run, like `{wasmtime: {platforms: [wasi/wasm]}}`: see runtime-classes.md.
+    /// The platforms that runtime classes run, like `{wasmtime: {platforms: [wasi/wasm]}}`: see
+    /// runtime-classes.md.
     #[serde(default)]
     pub runtime_classes: RuntimeClasses,
-    /// Whether new pods without a runtime class get one of these if their images share no architecture.
+    /// Whether new pods without a runtime class get one of these if their images share no
+    /// architecture.
     #[serde(default)]
     pub assign_runtime_class: bool,
     /// Node affinity that the webhook adds to pods: see admission.md.
     #[serde(default)]
     pub affinity: AffinityConfig,
-    /// Nodes of unknown CPU level, for images that need a level, like `linux/amd64/v3`: see variants.md.
+    /// Nodes of unknown CPU level, for images that need a level, like `linux/amd64/v3`: see
+    /// variants.md.
     #[serde(default)]
     pub variants: UnknownVariants,
     /// The node label whose value is the CPU level.
@@ -191,7 +195,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Whether DaemonSets are left to the webhook: without a taint, their pods need no toleration, so the controller changes no template.
+    /// Whether DaemonSets are left to the webhook: without a taint, their pods need no toleration,
+    /// so the controller changes no template.
     pub fn webhook_handles_daemon_sets(&self) -> bool {
         !self.taint.manage && self.tolerations.is_empty() && self.admission.enabled
     }

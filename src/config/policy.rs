@@ -143,7 +143,8 @@ mod tests {
         rule::apply(&config.rules, pod).demands
     }
 
-    /// docs/coming-from.md translates the settings of other tools, and the placement stays the same.
+    /// docs/coming-from.md translates the settings of other tools, and the placement stays the
+    /// same.
     #[test]
     fn settings_of_other_tools_give_the_same_placement() {
         let page = include_str!("../../docs/coming-from.md");
@@ -162,7 +163,8 @@ mod tests {
         };
         let equal = |key: &str, value: &str| json!({"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"});
 
-        // noe: the architectures that are schedulable, a label that pod and node share, the preferred architecture.
+        // noe: the architectures that are schedulable, a label that pod and node share, the
+        // preferred architecture.
         let policy = PlacementPolicy::from(noe);
         let decision = policy.limit("amd64,arm64,s390x".parse().unwrap());
         assert_eq!(decision.annotation(), "amd64,arm64");

@@ -1,4 +1,5 @@
-//! A configuration with the meaning of each key beside it, made from the types: docs/configuration.md shows the defaults in this form.
+//! A configuration with the meaning of each key beside it, made from the types:
+//! docs/configuration.md shows the defaults in this form.
 
 use serde_json::Value;
 

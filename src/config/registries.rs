@@ -19,13 +19,16 @@ pub struct RegistriesConfig {
     pub ca_bundle: PathBuf,
     /// Registries (`host[:port]`) that speak plain HTTP, besides loopback.
     pub plain_http: Vec<String>,
-    /// Folders with containerd's `hosts.toml` files; the first one that contains a registry is used.
+    /// Folders with containerd's `hosts.toml` files; the first one that contains a registry is
+    /// used.
     pub hosts_directories: Vec<PathBuf>,
     /// Whether mirrors get the credentials of the registry that they mirror.
     pub mirror_credentials: bool,
-    /// Other names for images, like `{prefix: docker.io, replacement: mirror.local/hub}`, applied in order.
+    /// Other names for images, like `{prefix: docker.io, replacement: mirror.local/hub}`, applied
+    /// in order.
     pub rewrites: Vec<Rewrite>,
-    /// Token servers on another domain, like `{registry: reg.example.com, host: sso.example.org}`: they get credentials of the registry.
+    /// Token servers on another domain, like `{registry: reg.example.com, host: sso.example.org}`:
+    /// they get credentials of the registry.
     pub token_endpoints: Vec<TokenEndpoint>,
     /// Hosts, without port, whose names may resolve to loopback, link-local and metadata addresses.
     pub allow_local_addresses: Vec<String>,

@@ -67,11 +67,13 @@ pub struct CacheConfig {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub tag_ttl: Duration,
-    /// How long the tag `latest`, and any tag with pull policy `Always`, is used without asking again.
+    /// How long the tag `latest`, and any tag with pull policy `Always`, is used without asking
+    /// again.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub latest_ttl: Duration,
-    /// Whether pods share answers only with pods of the same credentials. containerd is not used then: it does not know credentials.
+    /// Whether pods share answers only with pods of the same credentials. containerd is not used
+    /// then: it does not know credentials.
     pub per_credential: bool,
 }
 

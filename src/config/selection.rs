@@ -18,7 +18,8 @@ const MAX_PREDICTION: Duration = Duration::from_secs(10);
 pub struct SelectionConfig {
     /// If no image of a document fits a node, the container keeps its image, or the pod is denied.
     pub on_no_match: OnNoMatch,
-    /// Documents attached to the images of other pods: prefer makes preferred node affinity of their weights.
+    /// Documents attached to the images of other pods: prefer makes preferred node affinity of
+    /// their weights.
     pub attached: AttachedDocuments,
     /// The server that knows the models to which documents leave the choice.
     pub predictor: PredictorConfig,
@@ -30,13 +31,15 @@ pub struct SelectionConfig {
 pub struct PredictorConfig {
     /// Its URL; empty: there is none.
     pub url: String,
-    /// How long an answer may take, less than `admission.budget`; then the rules of the document decide.
+    /// How long an answer may take, less than `admission.budget`; then the rules of the document
+    /// decide.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub timeout: Duration,
     /// Path of a PEM file with certificate authorities, besides the system's.
     pub ca_bundle: PathBuf,
-    /// Labels of nodes that it gets besides those of image-selection.md: keys, or prefixes like `nvidia.com/`.
+    /// Labels of nodes that it gets besides those of image-selection.md: keys, or prefixes like
+    /// `nvidia.com/`.
     pub labels: Vec<LabelPattern>,
 }
 

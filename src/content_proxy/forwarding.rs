@@ -1,5 +1,6 @@
-//! Decides which calls are forwarded. A gRPC call is an HTTP/2 request whose path names the method, and a header
-//! names the namespace, so most decisions need no message (gRPC over HTTP/2, containerd's `namespaces/grpc.go`).
+//! Decides which calls are forwarded. A gRPC call is an HTTP/2 request whose path names the method,
+//! and a header names the namespace, so most decisions need no message (gRPC over HTTP/2,
+//! containerd's `namespaces/grpc.go`).
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header::CONTENT_TYPE, request};
 
@@ -124,7 +125,8 @@ impl Forwarding {
     }
 }
 
-/// The only value of a header. containerd uses the first of several, so the checked value must be the only one.
+/// The only value of a header. containerd uses the first of several, so the checked value must be
+/// the only one.
 fn only<'a>(
     headers: &'a HeaderMap,
     name: &HeaderName,

@@ -1,9 +1,10 @@
 //! Checks the few messages that could harm containerd, which trusts its clients.
 //!
-//! containerd dereferences nested messages without checking that they are present, and the expected digest of a write
-//! without checking that it is valid: each crashes the daemon (1.6 to 2.x), and with it every pull on the node. And a
-//! write without content attaches content of any other namespace (`content_sharing_policy = "shared"`), which would
-//! open namespaces that must not be read.
+//! containerd dereferences nested messages without checking that they are present, and the expected
+//! digest of a write without checking that it is valid: each crashes the daemon (1.6 to 2.x), and
+//! with it every pull on the node. And a write without content attaches content of any other
+//! namespace (`content_sharing_policy = "shared"`), which would open namespaces that must not be
+//! read.
 
 use containerd_client::services::v1::{
     AddResourceRequest, CreateImageRequest, DeleteResourceRequest, UpdateImageRequest,
@@ -16,7 +17,8 @@ use crate::image::digest::Digest;
 /// Whether the single message of a call contains the fields that its method requires.
 pub(super) fn is_well_formed(path: &str, body: &[u8]) -> bool {
     match path {
-        // A whole document in one message, whose digest containerd verifies. archaware writes in no other way.
+        // A whole document in one message, whose digest containerd verifies. archaware writes in no
+        // other way.
         "/containerd.services.content.v1.Content/Write" => {
             decode(body).is_some_and(|write: WriteContentRequest| {
                 write.action() == WriteAction::Commit
@@ -46,7 +48,8 @@ pub(super) fn is_well_formed(path: &str, body: &[u8]) -> bool {
     }
 }
 
-/// Decodes one uncompressed message: a zero, its length, its bytes (gRPC over HTTP/2, `Length-Prefixed-Message`).
+/// Decodes one uncompressed message: a zero, its length, its bytes (gRPC over HTTP/2,
+/// `Length-Prefixed-Message`).
 fn decode<M: Message + Default>(body: &[u8]) -> Option<M> {
     let (head, message) = body.split_at_checked(5)?;
     let (compressed, length) = head.split_first()?;

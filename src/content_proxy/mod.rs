@@ -1,6 +1,6 @@
-//! A filtering proxy for a node's containerd. Access to containerd's socket is equivalent to root on the node. So the
-//! process that talks to registries only gets this proxy's socket. The proxy talks to nothing but containerd and
-//! forwards only what resolving images needs.
+//! A filtering proxy for a node's containerd. Access to containerd's socket is equivalent to root
+//! on the node. So the process that talks to registries only gets this proxy's socket. The proxy
+//! talks to nothing but containerd and forwards only what resolving images needs.
 
 mod forwarding;
 mod message;
@@ -230,7 +230,8 @@ impl Proxy {
             .forwarding
             .check(parts)
             .map_err(Status::permission_denied)?;
-        // Receives the whole request first: truncated and oversized requests never reach containerd.
+        // Receives the whole request first: truncated and oversized requests never reach
+        // containerd.
         let _place = match passing.size {
             Size::Small => None,
             Size::Large => self.large.acquire().await.ok(),

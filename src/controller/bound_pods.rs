@@ -1,6 +1,7 @@
-//! Before a node is tainted, the pods that run there get a toleration for its taint, so that nothing changes for them: `NoExecute`
-//! would evict them, and with `NoSchedule` the descheduler would, and an autoscaler would find no other node for them. They are
-//! not watched: they are listed before a node gets its taint, and once more afterwards.
+//! Before a node is tainted, the pods that run there get a toleration for its taint, so that
+//! nothing changes for them: `NoExecute` would evict them, and with `NoSchedule` the descheduler
+//! would, and an autoscaler would find no other node for them. They are not watched: they are
+//! listed before a node gets its taint, and once more afterwards.
 
 mod batch;
 mod looks;
@@ -33,7 +34,8 @@ struct Shared {
 }
 
 impl BoundPods {
-    /// Takes the permission to give the node this taint, if there is one. If not, the node is reconciled again when there is.
+    /// Takes the permission to give the node this taint, if there is one. If not, the node is
+    /// reconciled again when there is.
     pub(super) fn take_permission(&self, node: &Node, taint: &Taint) -> bool {
         let permitted = {
             let mut looks = self.0.looks.lock();

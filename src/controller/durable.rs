@@ -51,7 +51,8 @@ pub(super) const EVICTIONS: &str = "evictions";
 const CONTROLLERS: [(&str, repairs::RepairPolicy); 3] = [
     ("nodes", repairs::OF_NODES),
     ("daemonsets", repairs::OF_TEMPLATES),
-    // By the controllers of the pods. There is at most one entry for each whose pods were evicted within a day.
+    // By the controllers of the pods. There is at most one entry for each whose pods were evicted
+    // within a day.
     (EVICTIONS, repairs::OF_EVICTIONS),
 ];
 

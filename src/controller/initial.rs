@@ -1,4 +1,5 @@
-//! Tracks which of the objects that exist when this process begins to lead have been attempted once.
+//! Tracks which of the objects that exist when this process begins to lead have been attempted
+//! once.
 
 use std::{collections::HashSet, sync::Arc};
 

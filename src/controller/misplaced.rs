@@ -54,8 +54,9 @@ const WARNINGS: &str = "regarding.kind=Pod,type=Warning,reason!=FailedScheduling
 const FAILED: &str = "status.phase=Failed,spec.nodeName!=";
 /// Pods that are looked at concurrently.
 const CONCURRENT_LOOKS: usize = 4;
-/// When a pod is looked at again whose status lags behind the event: the kubelet publishes events while it decides what to do, and
-/// updates the status after that. There may be no other event for minutes.
+/// When a pod is looked at again whose status lags behind the event: the kubelet publishes events
+/// while it decides what to do, and updates the status after that. There may be no other event for
+/// minutes.
 const STATUS_PAUSES: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(10)];
 /// Pods that are looked at or wait to be looked at again. Further events wait in the watch.
 const MAX_LOOKS: usize = 256;
@@ -297,7 +298,8 @@ impl MisplacedPods {
         })
     }
 
-    /// The containers that cannot run on the node. Images are resolved only if they can be the reason.
+    /// The containers that cannot run on the node. Images are resolved only if they can be the
+    /// reason.
     async fn find(&self, pod: &Pod, node: &PodNode, hint: &Hint) -> Option<Found> {
         let told = hint.proven_cause();
         let is_proven = !wrong_architecture::find(pod, told, |_| false).is_empty();
@@ -311,7 +313,8 @@ impl MisplacedPods {
         let policy = &self.evaluator.policy;
         let platform = policy.node_platform(&node.node.view());
         let stated = handling.stated();
-        // A container whose image is not known may fail for another reason, for example because the image does not exist.
+        // A container whose image is not known may fail for another reason, for example because the
+        // image does not exist.
         let lacks = |stated, container: &str| {
             let image = sets.get(container);
             image.is_some() && policy.runs(platform, stated, image) == Some(false)
@@ -336,8 +339,8 @@ impl MisplacedPods {
         })
     }
 
-    /// The architectures of the image that each container runs, as far as they are known: by its digest, because its tag may be
-    /// another image by now.
+    /// The architectures of the image that each container runs, as far as they are known: by its
+    /// digest, because its tag may be another image by now.
     async fn running_images(&self, pod: &Pod) -> HashMap<String, ImageArchitectures> {
         let mut spec = pod.spec.clone();
         let statuses = pod.status.containers();

@@ -1,6 +1,6 @@
-//! The controllers of pods, DaemonSets and nodes. Pods and DaemonSets get the tolerations that their images allow,
-//! nodes get their taint. At start nodes come last, because a taint would make pods wait that have not been decided
-//! yet.
+//! The controllers of pods, DaemonSets and nodes. Pods and DaemonSets get the tolerations that
+//! their images allow, nodes get their taint. At start nodes come last, because a taint would make
+//! pods wait that have not been decided yet.
 
 mod advice;
 mod age;
@@ -101,7 +101,8 @@ fn list(permissions: &[Permission]) -> String {
         .join("\n")
 }
 
-/// Runs until `stop`, then shuts down: starts no new work, finishes patches in progress, releases the Lease.
+/// Runs until `stop`, then shuts down: starts no new work, finishes patches in progress, releases
+/// the Lease.
 ///
 /// # Errors
 ///

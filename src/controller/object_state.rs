@@ -31,8 +31,8 @@ impl ObjectStates {
         self.0.lock().get(uid).map(ObjectState::is_decided)
     }
 
-    /// Stores or removes the state of an object. The state of an object that left the store is not kept: `removed`
-    /// was already called for it.
+    /// Stores or removes the state of an object. The state of an object that left the store is not
+    /// kept: `removed` was already called for it.
     pub(super) fn set<K>(&self, object: &K, state: Option<ObjectState>, store: &Store<K>)
     where
         K: ApiObject + Clone + 'static,
@@ -47,8 +47,8 @@ impl ObjectStates {
         };
     }
 
-    /// Counts a refused patch, and returns how many were refused in a row. The count of an object that left the store is
-    /// not kept.
+    /// Counts a refused patch, and returns how many were refused in a row. The count of an object
+    /// that left the store is not kept.
     pub(super) fn refused<K>(&self, object: &K, store: &Store<K>) -> u32
     where
         K: ApiObject + Clone + 'static,

@@ -43,7 +43,8 @@ pub(super) fn needed(namespace: &str, config: &Config) -> Vec<Permission> {
             "events",
             &["create", "patch", "list", "watch"],
         ),
-        // A rule with `resourceNames` cannot allow `create`, because the authorizer does not know the name then.
+        // A rule with `resourceNames` cannot allow `create`, because the authorizer does not know
+        // the name then.
         vec![
             lease("create", None),
             lease("get", Some(NAME)),
@@ -99,8 +100,8 @@ fn admission(namespace: &str, config: &Config) -> Vec<Permission> {
     needed
 }
 
-/// Permissions to read every pod's pull secrets. Without them, pull secrets are read only in namespaces with a
-/// `RoleBinding`.
+/// Permissions to read every pod's pull secrets. Without them, pull secrets are read only in
+/// namespaces with a `RoleBinding`.
 pub(super) fn pull_secrets() -> Vec<Permission> {
     vec![Permission {
         group: "",

@@ -32,8 +32,8 @@ use crate::{
 
 use super::{durable::Durable, initial::InitialObjects, object_state::ObjectStates};
 
-/// Delay before an object is reconciled again after a panic. A repetition does not fix the bug, but the object may
-/// change meanwhile.
+/// Delay before an object is reconciled again after a panic. A repetition does not fix the bug, but
+/// the object may change meanwhile.
 const PANIC_RETRY: Duration = Duration::from_mins(1);
 
 /// The two steps that differ between kinds.
@@ -99,7 +99,8 @@ impl<R: ReconcileSteps> Reconciler<R> {
     ) -> Action {
         let started = Instant::now();
         let attempt = AssertUnwindSafe(self.attempt(&object, &stop)).catch_unwind();
-        // A panic ends only this reconcile and counts as an attempt. The panic hook has logged its location.
+        // A panic ends only this reconcile and counts as an attempt. The panic hook has logged its
+        // location.
         let follow = attempt.await.unwrap_or_else(|_| {
             self.outputs.metrics.panics.count(R::NAME);
             follow_up(Some(PANIC_RETRY), true)
@@ -152,7 +153,8 @@ impl<R: ReconcileSteps> Reconciler<R> {
         } = plan;
         self.publish(object, events);
         self.count(counts);
-        // Stored before the patch: events that were published must not be repeated, whatever the outcome.
+        // Stored before the patch: events that were published must not be repeated, whatever the
+        // outcome.
         self.states.set(object, state.clone(), &self.store);
         if let Some(patch) = patch
             && let Some(failed) = self.write(object, patch).await

@@ -24,7 +24,8 @@ use crate::{
 
 use super::{age::age, webhook_use::WebhookUse};
 
-/// How often the pods are looked at. A pod that is not bound after this time is one that an autoscaler looks at.
+/// How often the pods are looked at. A pod that is not bound after this time is one that an
+/// autoscaler looks at.
 const PERIOD: Duration = Duration::from_secs(10);
 /// If the new pods of a controller have no affinity either, something keeps the webhook from them.
 const PAUSES: Backoff = Backoff::seconds(60, 3600);
@@ -82,7 +83,9 @@ impl Recreation {
         }
     }
 
-    /// The pods to evict now: no more than may be evicted at once, so that their state, and that of the webhook, is not old then. While it is not known that the API server asks the webhook again, one pod is tried.
+    /// The pods to evict now: no more than may be evicted at once, so that their state, and that of
+    /// the webhook, is not old then. While it is not known that the API server asks the webhook
+    /// again, one pod is tried.
     fn due(&self, owners: &Owners, trials: &mut Trials, now: Instant) -> Vec<Arc<Pod>> {
         let pods = self.pods.state().into_iter();
         let late = pods.filter(|pod| self.is_late(pod) && may_evict(pod, owners, now));
@@ -107,7 +110,8 @@ impl Recreation {
         current.is_some_and(|pod| self.is_late(&pod) && may_evict(&pod, owners, Instant::now()))
     }
 
-    /// Whether this pod waits for a node without the affinity that it would get through the webhook.
+    /// Whether this pod waits for a node without the affinity that it would get through the
+    /// webhook.
     fn is_late(&self, pod: &Pod) -> bool {
         age(pod) > PERIOD
             && !self.webhook.is_excluded(pod)
@@ -120,8 +124,8 @@ fn owner(pod: &Pod) -> Option<String> {
     pod.controller().map(|owner| owner.uid.clone())
 }
 
-/// A pod that is older than the last eviction of its controller's pods has not had its turn. A newer one was created without affinity
-/// again.
+/// A pod that is older than the last eviction of its controller's pods has not had its turn. A
+/// newer one was created without affinity again.
 fn is_in_vain(pod: &Pod, last: Instant, now: Instant) -> bool {
     age(pod) < now.saturating_duration_since(last)
 }

@@ -70,7 +70,8 @@ pub(super) async fn run_controller<K, F, Fut>(
         let (reconcile, metrics) = (reconcile.clone(), metrics.clone());
         let is_active = *is_active.borrow() && *ready.borrow();
         async move {
-            // On activation every object in the store is reconciled, so nothing has to be queued now.
+            // On activation every object in the store is reconciled, so nothing has to be queued
+            // now.
             if !is_active {
                 return Ok(Action::await_change());
             }

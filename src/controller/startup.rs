@@ -1,5 +1,5 @@
-//! The startup sequence: nodes are tainted only after every existing pod and DaemonSet has been attempted once. An
-//! earlier taint would make all of them wait.
+//! The startup sequence: nodes are tainted only after every existing pod and DaemonSet has been
+//! attempted once. An earlier taint would make all of them wait.
 
 use std::time::Duration;
 

@@ -3,7 +3,8 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// The images that could have been selected for a container, or the nodes that are preferred for its own image.
+/// The images that could have been selected for a container, or the nodes that are preferred for
+/// its own image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(rename = "ExplainedSelection")]

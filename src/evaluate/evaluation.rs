@@ -74,7 +74,8 @@ pub struct Evaluation {
 pub struct EvaluatedImage {
     /// The image as written in the pod.
     pub name: String,
-    /// The image's own architectures for the OS of the pod; `None` if the image does not limit its pod.
+    /// The image's own architectures for the OS of the pod; `None` if the image does not limit its
+    /// pod.
     pub architectures: Option<ImageArchitectures>,
     /// The resolved platforms and their source.
     pub resolved: Resolved,
@@ -94,7 +95,8 @@ pub struct ResolvedImages {
 /// Why no node can run a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Conflict {
-    /// These sets of architectures share nothing: what single images allow, and `schedulableArchitectures`.
+    /// These sets of architectures share nothing: what single images allow, and
+    /// `schedulableArchitectures`.
     Disjoint(Vec<Architectures>),
     /// The pod's author selects no architecture of this set, which its images allow, and does not
     /// tolerate the taints of the nodes that the author selects.

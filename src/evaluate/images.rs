@@ -17,8 +17,8 @@ use super::{
     pull_secrets::PodCredentials, source::Evaluating,
 };
 
-/// Maximum number of images of a pod, many times that of the largest pods. Beyond it, every architecture is
-/// tolerated.
+/// Maximum number of images of a pod, many times that of the largest pods. Beyond it, every
+/// architecture is tolerated.
 const MAX_IMAGES: usize = 256;
 /// Maximum number of images of one pod that are being resolved.
 pub(crate) const MAX_CONCURRENT_IMAGES: usize = 16;
@@ -129,10 +129,11 @@ impl Evaluator {
     }
 }
 
-/// What each of the images of a pod is built for, in their order; `None` for an image that does not limit the pod.
+/// What each of the images of a pod is built for, in their order; `None` for an image that does not
+/// limit the pod.
 ///
-/// Images for Windows limit no pod that does not state its OS: it may well select Windows nodes in another way (by a taint, by a label
-/// of its own).
+/// Images for Windows limit no pod that does not state its OS: it may well select Windows nodes in
+/// another way (by a taint, by a label of its own).
 pub fn limiting<'a>(
     policy: &PlacementPolicy,
     spec: &PodSpec,

@@ -1,4 +1,5 @@
-//! The keys that archaware is or was configured with. Those of earlier configurations become known when the Lease is read.
+//! The keys that archaware is or was configured with. Those of earlier configurations become known
+//! when the Lease is read.
 
 use std::sync::Arc;
 

@@ -59,8 +59,8 @@ pub struct Evaluator {
     pub nodes: ClusterNodes,
     /// What asks something of them.
     pub sources: Sources,
-    /// Whether the evaluation is for `explain`. It then keeps which images a container could have got, and which nodes hold images that are
-    /// not known, for pods that cannot use it, too.
+    /// Whether the evaluation is for `explain`. It then keeps which images a container could have
+    /// got, and which nodes hold images that are not known, for pods that cannot use it, too.
     pub explains: bool,
 }
 

@@ -1,6 +1,6 @@
-//! Reads a pod's pull secrets by name when one of its images needs them, and caches them briefly. Secrets are neither
-//! listed nor watched, so archaware holds
-//! a Secret only after a pod or template has named it.
+//! Reads a pod's pull secrets by name when one of its images needs them, and caches them briefly.
+//! Secrets are neither listed nor watched, so archaware holds a Secret only after a pod or template
+//! has named it.
 
 use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
@@ -33,14 +33,15 @@ const USABLE_TTL: Duration = Duration::from_mins(1);
 const UNUSABLE_TTL: Duration = Duration::from_secs(10);
 /// Maximum number of cached Secrets.
 const MAX_CACHED: usize = 128;
-/// Maximum bytes of a Secret. The API allows 1 MiB, but users must not fill archaware's memory; the pull secret of a
-/// large cluster has some KiB.
+/// Maximum bytes of a Secret. The API allows 1 MiB, but users must not fill archaware's memory; the
+/// pull secret of a large cluster has some KiB.
 const MAX_CONTENT: usize = 128 * 1024;
-/// Maximum number of pull secrets per pod. The kubelet has no limit, but users must not make archaware read
-/// thousands.
+/// Maximum number of pull secrets per pod. The kubelet has no limit, but users must not make
+/// archaware read thousands.
 const MAX_OF_POD: usize = 32;
 
-/// Why a Secret is skipped that may not be read. Where access is granted per namespace, this is expected.
+/// Why a Secret is skipped that may not be read. Where access is granted per namespace, this is
+/// expected.
 const FORBIDDEN: &str =
     "archaware may not read it; bind the ClusterRole archaware-pull-secrets in its namespace";
 /// Why a Secret beyond the limit is skipped.
@@ -112,8 +113,9 @@ impl PullSecrets {
         }))
     }
 
-    /// Adds the pull secrets of its ServiceAccount to the spec of a pod that has none, as the admission plugin `ServiceAccount` does
-    /// when a pod is created. Returns whether the permission to read the ServiceAccount is missing.
+    /// Adds the pull secrets of its ServiceAccount to the spec of a pod that has none, as the
+    /// admission plugin `ServiceAccount` does when a pod is created. Returns whether the permission
+    /// to read the ServiceAccount is missing.
     pub async fn add_of_account(&self, namespace: &str, spec: &mut PodSpec) -> bool {
         if !names(&spec.image_pull_secrets).is_empty() {
             return false;
@@ -129,8 +131,9 @@ impl PullSecrets {
         }
     }
 
-    /// The credentials of a pod in `namespace`. The pods of a template without pull secrets get those of their
-    /// ServiceAccount; in a pod, the `ServiceAccount` admission plugin has added them already.
+    /// The credentials of a pod in `namespace`. The pods of a template without pull secrets get
+    /// those of their ServiceAccount; in a pod, the `ServiceAccount` admission plugin has added
+    /// them already.
     pub fn for_pod(&self, namespace: &str, spec: &PodSpec, is_template: bool) -> PodCredentials {
         let unusable: Arc<Mutex<BTreeSet<UnusablePullSecret>>> = Arc::default();
         let named = names(&spec.image_pull_secrets);

@@ -33,8 +33,8 @@ pub use runtime_class::RuntimeClass;
 
 /// A feature that asks something of the nodes of a pod.
 pub trait DemandSource: Send + Sync {
-    /// Adds demands and notices to the evaluation, by what the sources before it asked. Returns the rest of the work if something has
-    /// to be read for it.
+    /// Adds demands and notices to the evaluation, by what the sources before it asked. Returns the
+    /// rest of the work if something has to be read for it.
     fn ask<'a>(
         &'a self,
         evaluator: &'a Evaluator,
@@ -81,7 +81,8 @@ impl Sources {
 /// A pod or template whose sources of demands are being asked.
 pub struct Evaluating<'a> {
     given: Subject<'a>,
-    /// The spec with the runtime class and the images of demands; `None` if no demand has changed it.
+    /// The spec with the runtime class and the images of demands; `None` if no demand has changed
+    /// it.
     spec: Option<PodSpec>,
     pub(crate) namespace: &'a Namespace,
     pub(crate) handling: Handling,

@@ -26,7 +26,8 @@ pub struct Subject<'a> {
     pub namespace: &'a str,
     /// Which fields can still be changed.
     pub stage: Stage,
-    /// What the failure policy decided earlier for exactly these images, if that stands until they change.
+    /// What the failure policy decided earlier for exactly these images, if that stands until they
+    /// change.
     pub decided_by_policy: Option<&'a Decision>,
 }
 

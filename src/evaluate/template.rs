@@ -1,5 +1,5 @@
-//! A DaemonSet's template and the annotation that records which of its tolerations archaware owns, and for which
-//! images.
+//! A DaemonSet's template and the annotation that records which of its tolerations archaware owns,
+//! and for which images.
 
 use std::collections::BTreeSet;
 
@@ -32,8 +32,8 @@ pub struct Template<'a> {
     os: Os,
 }
 
-/// Whether a recorded toleration can still be archaware's: it has a key of archaware's configuration, and no author has
-/// taken it over, by `kubectl apply` or by server-side apply.
+/// Whether a recorded toleration can still be archaware's: it has a key of archaware's
+/// configuration, and no author has taken it over, by `kubectl apply` or by server-side apply.
 fn is_ours(set: &DaemonSet, keys: &ConfiguredKeys, toleration: &serde_json::Value) -> bool {
     let taken = set.applied_tolerations.contains(toleration);
     keys.can_own_toleration(toleration) && !taken && set.managers.appliers().next().is_none()
@@ -68,7 +68,8 @@ impl<'a> Template<'a> {
         }
     }
 
-    /// Whether a recorded toleration is there that only lacks a known key: an earlier configuration may have had it.
+    /// Whether a recorded toleration is there that only lacks a known key: an earlier configuration
+    /// may have had it.
     pub fn has_unknown_key(&self, keys: &ConfiguredKeys) -> bool {
         let names_architecture = |toleration: &&serde_json::Value| {
             let value = toleration.get("value").and_then(serde_json::Value::as_str);

@@ -1,15 +1,16 @@
-//! Containers that cannot run on their node because it has another architecture, by what Kubernetes says of them. Pure: no node is
-//! asked, and no log is read.
+//! Containers that cannot run on their node because it has another architecture, by what Kubernetes
+//! says of them. Pure: no node is asked, and no log is read.
 
 use jiff::SignedDuration;
 
 use crate::cluster::objects::{ContainerStatus, Pod, StateDetail};
 
-/// What the kernel says of a program for another architecture (`ENOEXEC`). runc, crun, youki, gVisor and Kata pass it on.
+/// What the kernel says of a program for another architecture (`ENOEXEC`). runc, crun, youki,
+/// gVisor and Kata pass it on.
 pub const EXEC_FORMAT_ERROR: &str = "exec format error";
 
-/// What runtimes say of an image index without a manifest for the node, in lower case: containerd, CRI-O and Podman
-/// (containers/image, two versions), Docker (`moby`, two cases).
+/// What runtimes say of an image index without a manifest for the node, in lower case: containerd,
+/// CRI-O and Podman (containers/image, two versions), Docker (`moby`, two cases).
 const NO_MATCHING_PLATFORM: [&str; 5] = [
     "no match for platform in manifest",
     "no image found in image index for architecture",
@@ -18,7 +19,8 @@ const NO_MATCHING_PLATFORM: [&str; 5] = [
     "does not match the specified platform",
 ];
 
-/// A program that ran for longer than this was executed: by emulation, or because its image says something wrong.
+/// A program that ran for longer than this was executed: by emulation, or because its image says
+/// something wrong.
 const AT_ONCE: SignedDuration = SignedDuration::from_secs(10);
 
 /// Why a container cannot run on its node.
@@ -66,8 +68,8 @@ pub struct WrongArchitecture {
     pub cause: WrongArchitectureCause,
 }
 
-/// The containers of a pod that cannot run on its node. `told`: what an event says of a container. `lacks`: whether the image of a
-/// container of this name is known not to run on the node.
+/// The containers of a pod that cannot run on its node. `told`: what an event says of a container.
+/// `lacks`: whether the image of a container of this name is known not to run on the node.
 pub fn find(
     pod: &Pod,
     told: Option<(&str, WrongArchitectureCause)>,
@@ -93,7 +95,8 @@ pub fn find(
     found.collect()
 }
 
-/// Whether a container fails in a way that another architecture can be the reason for, so that it is worth resolving its image.
+/// Whether a container fails in a way that another architecture can be the reason for, so that it
+/// is worth resolving its image.
 pub fn may_be_wrong_architecture(status: &ContainerStatus) -> bool {
     let is_pulled = |detail: &StateDetail| {
         let reason = detail.reason.as_deref();
@@ -104,7 +107,8 @@ pub fn may_be_wrong_architecture(status: &ContainerStatus) -> bool {
             || status.state.waiting.as_ref().is_some_and(is_pulled))
 }
 
-/// Whether a status says that a container waits after a failure, or has ended. One that has not started yet waits, too.
+/// Whether a status says that a container waits after a failure, or has ended. One that has not
+/// started yet waits, too.
 pub fn says_failure(status: &ContainerStatus) -> bool {
     let is_starting = |detail: &StateDetail| {
         let reason = detail.reason.as_deref();
@@ -157,7 +161,8 @@ fn image_of<'a>(pod: &'a Pod, container: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-/// The reference of the image that runs, by its digest, from `imageID`; `None` if the runtime knows only the digest of its config.
+/// The reference of the image that runs, by its digest, from `imageID`; `None` if the runtime knows
+/// only the digest of its config.
 pub fn running_reference(status: &ContainerStatus) -> Option<&str> {
     let id = status.image_id.as_str();
     let id = id.strip_prefix("docker-pullable://").unwrap_or(id);

@@ -20,7 +20,8 @@ pub struct Additions {
     pub decision: Option<String>,
     /// Tolerations, for example `kubernetes.io/arch=amd64:NoSchedule`.
     pub tolerations: Vec<String>,
-    /// Required node affinity, for example `kubernetes.io/arch in (amd64)`. Several: the node has to match one of them.
+    /// Required node affinity, for example `kubernetes.io/arch in (amd64)`. Several: the node has
+    /// to match one of them.
     pub required: Vec<String>,
     /// Preferred nodes, with their weights.
     pub preferred: Vec<String>,
@@ -30,8 +31,9 @@ pub struct Additions {
     pub runtime_class: Option<String>,
     /// Whether its scheduling gate is there.
     pub gate: bool,
-    /// Whether the failure policy decided (`resolution.failure`), because an image could not be read in time. Of a pod only the
-    /// decision `any` tells: its images name architectures, or cannot be read now.
+    /// Whether the failure policy decided (`resolution.failure`), because an image could not be
+    /// read in time. Of a pod only the decision `any` tells: its images name architectures, or
+    /// cannot be read now.
     pub by_failure_policy: bool,
     /// Who added it, and when.
     pub by: Vec<Author>,
@@ -41,8 +43,8 @@ pub struct Additions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Author {
-    /// `webhook`, when the pod was created or the DaemonSet was written, `controller`, or `archaware` if it is not known which of
-    /// them.
+    /// `webhook`, when the pod was created or the DaemonSet was written, `controller`, or
+    /// `archaware` if it is not known which of them.
     pub part: &'static str,
     /// When, as RFC 3339; null if it is not known.
     pub time: Option<String>,

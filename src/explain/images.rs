@@ -49,7 +49,8 @@ pub struct ExplainedError {
     pub message: String,
     /// The places of credentials for the image, in the order in which archaware tried them.
     pub tried: Vec<String>,
-    /// When archaware tries again; null if it does not: the pod has a node, or tolerates every architecture.
+    /// When archaware tries again; null if it does not: the pod has a node, or tolerates every
+    /// architecture.
     pub next_try: Option<String>,
 }
 

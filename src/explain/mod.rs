@@ -87,7 +87,8 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// Whether a pod that was decided to run anywhere was so by the failure policy: its images say otherwise, or cannot be read.
+    /// Whether a pod that was decided to run anywhere was so by the failure policy: its images say
+    /// otherwise, or cannot be read.
     fn is_decided_by_policy(&self) -> bool {
         let is_inspected = *self.handling.0 == Handling::Mode(Mode::Inspect);
         let mut images = self.counting_images().iter();
@@ -116,7 +117,8 @@ pub struct Explanation {
     pub name: String,
     /// Where the pods of a workload are, by state and architecture of their node.
     pub pods: Vec<PodCount>,
-    /// The pod that is explained: the object itself, or the pod of it that waits longest. Null if none exists.
+    /// The pod that is explained: the object itself, or the pod of it that waits longest. Null if
+    /// none exists.
     pub pod: Option<PodState>,
     /// What applies, and where it is set.
     pub applies: Applies,
@@ -127,14 +129,15 @@ pub struct Explanation {
     pub selections: Vec<ImageAlternatives>,
     /// The verdict from its images: `architectures`, `any`, `none`, `ignored` or `unresolved`.
     pub verdict: &'static str,
-    /// The architectures of the nodes that run all of its images, as far as these are known, or those that its author states. Null if none
-    /// limits it.
+    /// The architectures of the nodes that run all of its images, as far as these are known, or
+    /// those that its author states. Null if none limits it.
     pub architectures: Option<Vec<String>>,
     /// What archaware added to the pod.
     pub added: Option<Additions>,
     /// What archaware adds to it when it decides about it.
     pub pending: Option<Additions>,
-    /// The nodes, in groups of those with the same architecture, taints and answer. Null if they cannot be read.
+    /// The nodes, in groups of those with the same architecture, taints and answer. Null if they
+    /// cannot be read.
     pub nodes: Option<Vec<NodeGroup>>,
     /// What else should be known.
     pub notes: Vec<String>,
@@ -289,8 +292,8 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
         ));
     }
     let notices = evaluation.notices(facts.policy).into_iter();
-    // The conclusion says why no node can run it, the list of rules which of them are left out, and the missing permissions
-    // which secrets cannot be read.
+    // The conclusion says why no node can run it, the list of rules which of them are left out, and
+    // the missing permissions which secrets cannot be read.
     let notices = notices.filter(|notice| {
         let is_rule = matches!(notice, Notice::RuleLeftOut(_));
         !is_rule && !notice.is_conflict() && !notice.is_for_administrators()

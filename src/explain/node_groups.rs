@@ -35,7 +35,8 @@ pub struct NodeGroup {
     pub variant: Option<&'static str>,
     /// Taints that keep pods away, as `key=value:effect`.
     pub taints: Vec<String>,
-    /// Whether the pod can land there: `yes`, `unknown` (the variant of the nodes is not known) or `no`. Free resources are not considered.
+    /// Whether the pod can land there: `yes`, `unknown` (the variant of the nodes is not known) or
+    /// `no`. Free resources are not considered.
     pub fits: &'static str,
     /// The first reason against these nodes, and the images that do not run on them.
     pub reason: Option<String>,
@@ -164,7 +165,8 @@ fn tolerations(facts: &Facts<'_>, consequence: &Consequence) -> Vec<Value> {
     all
 }
 
-/// What the DaemonSet controller lets its pods tolerate (`AddOrUpdateDaemonPodTolerations` of k8s.io/kubernetes).
+/// What the DaemonSet controller lets its pods tolerate (`AddOrUpdateDaemonPodTolerations` of
+/// k8s.io/kubernetes).
 const DAEMON_TOLERATIONS: [&str; 6] = [
     "not-ready",
     "unreachable",

@@ -191,8 +191,8 @@ impl ExistingPod {
         times.filter_map(|time| Time::deserialize(time).ok()).max()
     }
 
-    /// Whether the controller wrote its decision, not the webhook: what the webhook adds belongs to the field manager that creates
-    /// the pod.
+    /// Whether the controller wrote its decision, not the webhook: what the webhook adds belongs to
+    /// the field manager that creates the pod.
     pub(super) fn is_decided_by_controller(&self) -> bool {
         let name = format!("f:{}", annotation::DECISION);
         let mut entries = self.own_fields();

@@ -15,8 +15,9 @@ const EXPLAINED: [&str; 4] = [
     "node(s) were unschedulable",
 ];
 
-/// The reasons in a message like `0/5 nodes are available: 2 node(s) had untolerated taint(s), 3 Insufficient cpu. preemption: …`
-/// (`FitError.Error` of k8s.io/kubernetes), without those that taints, selector and affinity of the pod explain. Empty for a message of another form.
+/// The reasons in a message like `0/5 nodes are available: 2 node(s) had untolerated taint(s), 3
+/// Insufficient cpu. preemption: …` (`FitError.Error` of k8s.io/kubernetes), without those that
+/// taints, selector and affinity of the pod explain. Empty for a message of another form.
 pub(super) fn further_reasons(message: &str) -> Vec<Reason> {
     let Some((_, rest)) = message.split_once(" nodes are available: ") else {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! Prometheus metrics. Values are in base units. Label values come from fixed sets, except `registry` (the first 32
-//! hosts, then `other`) and `architecture` (of nodes).
+//! Prometheus metrics. Values are in base units. Label values come from fixed sets, except
+//! `registry` (the first 32 hosts, then `other`) and `architecture` (of nodes).
 
 mod gauges;
 mod requests;
@@ -137,8 +137,8 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Creates the series that alerts query: Prometheus does not see an increase when a counter appears with its
-    /// first count.
+    /// Creates the series that alerts query: Prometheus does not see an increase when a counter
+    /// appears with its first count.
     fn begin_at_zero(&self) {
         for kind in ["Pod", "DaemonSet"] {
             for result in ["by_policy", "none"] {
@@ -194,8 +194,8 @@ impl Metrics {
         self.decision_seconds.observe(time.as_secs_f64());
     }
 
-    /// Records the time from a pod's creation to its decision. Pods older than this process's leadership may have
-    /// been decided by the previous leader and are not counted.
+    /// Records the time from a pod's creation to its decision. Pods older than this process's
+    /// leadership may have been decided by the previous leader and are not counted.
     pub fn pod_decided(&self, age: Duration) {
         let since = *self.leading_since.lock();
         // Object timestamps have a resolution of one second.

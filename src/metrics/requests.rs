@@ -83,8 +83,8 @@ pub struct Panics(Counters<1>);
 impl Default for Panics {
     fn default() -> Self {
         let counters = Counters::default();
-        // Every series exists from the start: Prometheus does not see an increase when a counter appears with its
-        // first count.
+        // Every series exists from the start: Prometheus does not see an increase when a counter
+        // appears with its first count.
         for place in ["pods", "daemonsets", "nodes", "misplaced", "admission"] {
             drop(counters.get_or_create(&[("where", place)]));
         }

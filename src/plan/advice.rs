@@ -1,5 +1,5 @@
-//! What an administrator should know about a cluster: settings under which pods stay pending, or an autoscaler makes nodes that
-//! they cannot use.
+//! What an administrator should know about a cluster: settings under which pods stay pending, or an
+//! autoscaler makes nodes that they cannot use.
 
 use std::collections::{BTreeMap, BTreeSet};
 

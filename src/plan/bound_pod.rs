@@ -1,5 +1,6 @@
-//! Plans the toleration of a pod that runs on a node, before the node is tainted. A taint takes a running pod its right to stay:
-//! one with `NoExecute` evicts it, and with `NoSchedule` the descheduler does, and autoscalers find no other node for it.
+//! Plans the toleration of a pod that runs on a node, before the node is tainted. A taint takes a
+//! running pod its right to stay: one with `NoExecute` evicts it, and with `NoSchedule` the
+//! descheduler does, and autoscalers find no other node for it.
 
 use crate::{
     cluster::objects::Pod,
@@ -15,8 +16,8 @@ pub(crate) fn lacks_toleration(pod: &Pod, taint: &Taint) -> bool {
     pod.is_in_scope() && pod.is_bound() && !tolerated
 }
 
-/// Whether the node of a pod is known not to run one of its images. `stated`: the architectures that its author states, whether they
-/// are schedulable or not: the pod runs there already.
+/// Whether the node of a pod is known not to run one of its images. `stated`: the architectures
+/// that its author states, whether they are schedulable or not: the pod runs there already.
 pub(crate) fn is_misplaced(
     evaluation: &Evaluation,
     policy: &PlacementPolicy,
@@ -29,7 +30,8 @@ pub(crate) fn is_misplaced(
     }
 }
 
-/// Whether its images, or the architectures that its author states, would not let it tolerate the taint of its node.
+/// Whether its images, or the architectures that its author states, would not let it tolerate the
+/// taint of its node.
 pub(crate) fn is_repelled(
     evaluation: &Evaluation,
     policy: &PlacementPolicy,

@@ -1,4 +1,5 @@
-//! Plans the change of a DaemonSet. The controller, the webhook and `archaware plan` share [`change`].
+//! Plans the change of a DaemonSet. The controller, the webhook and `archaware plan` share
+//! [`change`].
 
 use std::{
     collections::BTreeSet,

@@ -19,8 +19,9 @@ use crate::{
 
 use super::{EventDraft, ObjectState, Plan, Policies};
 
-/// How long nothing is done about an object that waits: one of its tags may have been pushed again, and the event that
-/// says why it waits must not expire (after an hour by default, `--event-ttl` of the API server).
+/// How long nothing is done about an object that waits: one of its tags may have been pushed again,
+/// and the event that says why it waits must not expire (after an hour by default, `--event-ttl` of
+/// the API server).
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_mins(10);
 
 /// The decision of this reconcile.
@@ -128,8 +129,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// A decision that the images made earlier stands, and is applied again where it is not; otherwise the failure policy
-    /// decides.
+    /// A decision that the images made earlier stands, and is applied again where it is not;
+    /// otherwise the failure policy decides.
     fn decide_without_images(
         &mut self,
         spec: &PodSpec,

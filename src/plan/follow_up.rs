@@ -31,7 +31,8 @@ pub(crate) fn after_patch(written: &PatchOutcome, refusals: u32) -> Option<Follo
         PatchOutcome::Stale => (Some(STALE_RETRY), false, None),
         PatchOutcome::Stopping => (None, false, None),
         PatchOutcome::Failed(error) => {
-            // RBAC, validation or an admission plugin rejected the change, which the object's owner should know.
+            // RBAC, validation or an admission plugin rejected the change, which the object's owner
+            // should know.
             let refused = error.is_refusal();
             let hint = match error {
                 ApiError::Forbidden(_) => "; apply the manifests of this version again",
@@ -66,8 +67,8 @@ pub(crate) fn after_gate_removal(written: &PatchOutcome, refusals: u32) -> Optio
 mod tests {
     use super::*;
 
-    /// For each outcome: when to retry (in whole seconds without jitter), whether the attempt counts, and whether
-    /// there is an event.
+    /// For each outcome: when to retry (in whole seconds without jitter), whether the attempt
+    /// counts, and whether there is an event.
     #[test]
     fn every_outcome_has_its_consequence() {
         let text = || "m".to_owned();

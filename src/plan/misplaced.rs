@@ -43,7 +43,8 @@ pub(crate) struct MisplacedPod<'a> {
 pub(crate) enum NotElsewhere {
     /// By its mode or its images it may run on such nodes.
     MayRunThere,
-    /// No node that its images run on can take it: its node selector, its node affinity, taints, or its volumes are against it.
+    /// No node that its images run on can take it: its node selector, its node affinity, taints, or
+    /// its volumes are against it.
     NoNode,
 }
 
@@ -105,7 +106,8 @@ impl MisplacedPod<'_> {
         }
         // Another image is another chance.
         if let Some(last) = last.filter(|last| last.wanted == wanted) {
-            // A pod that is older than the last eviction has not had its turn. Times of creation are in whole seconds.
+            // A pod that is older than the last eviction has not had its turn. Times of creation
+            // are in whole seconds.
             let since = now.saturating_duration_since(last.at);
             let is_replacement = self.age < since + Duration::from_secs(1);
             if last.repairs == GIVEN_UP || is_replacement {

@@ -1,5 +1,5 @@
-//! Step 2 of 3 (evaluate, plan, apply): from an object, its evaluation and its stored state to a patch and its
-//! consequences. Pure: no client, no clock, no store.
+//! Step 2 of 3 (evaluate, plan, apply): from an object, its evaluation and its stored state to a
+//! patch and its consequences. Pure: no client, no clock, no store.
 
 pub(crate) mod advice;
 pub(crate) mod bound_pod;
@@ -171,7 +171,8 @@ impl PlannedPatch {
         }
     }
 
-    /// Adds the event and the count for a decision of the failure policy. `locality`: the nodes that hold the images, if these nodes are preferred.
+    /// Adds the event and the count for a decision of the failure policy. `locality`: the nodes
+    /// that hold the images, if these nodes are preferred.
     fn report_failure_policy(&mut self, decision: &Decision, locality: Option<&str>) {
         let (reason, where_to) = match decision {
             Decision::TolerateAll => (

@@ -24,8 +24,8 @@ pub(crate) const OF_TEMPLATES: RepairPolicy = RepairPolicy {
     forget: Duration::from_hours(24),
 };
 
-/// Pods may be scheduled to a node without its taint, so the first repairs are made at once. Annotations of pods and
-/// DaemonSets, whose writes are cheap, are repaired in the same way.
+/// Pods may be scheduled to a node without its taint, so the first repairs are made at once.
+/// Annotations of pods and DaemonSets, whose writes are cheap, are repaired in the same way.
 pub(crate) const OF_NODES: RepairPolicy = RepairPolicy {
     immediate: 5,
     backoff: Backoff::seconds(15, 600),
@@ -40,7 +40,8 @@ pub(crate) const OF_EVICTIONS: RepairPolicy = RepairPolicy {
     forget: Duration::from_hours(24),
 };
 
-/// Without the registration pods are not completed before they are scheduled, so the pauses are short.
+/// Without the registration pods are not completed before they are scheduled, so the pauses are
+/// short.
 pub(crate) const OF_REGISTRATIONS: RepairPolicy = RepairPolicy {
     immediate: 5,
     backoff: Backoff::seconds(5, 60),
@@ -59,8 +60,8 @@ pub(crate) struct Written {
 }
 
 impl RepairPolicy {
-    /// The write of `wanted` that may be made now, or how long to wait. `recorded`: the object's annotation tells of an
-    /// earlier write.
+    /// The write of `wanted` that may be made now, or how long to wait. `recorded`: the object's
+    /// annotation tells of an earlier write.
     pub(crate) fn next(
         self,
         last: Option<Written>,

@@ -57,7 +57,8 @@ impl ObjectState {
         }
     }
 
-    /// Counts a write of an annotation alone, or says how long to wait for it: another tool may remove it each time.
+    /// Counts a write of an annotation alone, or says how long to wait for it: another tool may
+    /// remove it each time.
     pub(super) fn next_annotation_write(&mut self, now: Instant) -> Result<(), Duration> {
         let written = repairs::OF_NODES.next(self.annotated, false, 0, now)?;
         self.annotated = Some(written);
@@ -104,7 +105,8 @@ impl ObjectState {
         decided && !before
     }
 
-    /// Whether this event is to be published: it was not yet, or so long ago that people may not see it any more.
+    /// Whether this event is to be published: it was not yet, or so long ago that people may not
+    /// see it any more.
     pub(super) fn report_is_due(&mut self, reason: EventReason, about: u64, now: Instant) -> bool {
         let last = self.reported.get(&(reason, about));
         let due = last.is_none_or(|last| now.saturating_duration_since(*last) >= REPEAT_INTERVAL);

@@ -35,7 +35,8 @@ pub struct KnownWorkload {
     pub excluded: BTreeSet<Architecture>,
     /// How many of its pods have a node of which architecture.
     pub runs_on: BTreeMap<String, u64>,
-    /// Its pods on the wrong architecture: an image is not for their node, or a program of it is not.
+    /// Its pods on the wrong architecture: an image is not for their node, or a program of it is
+    /// not.
     pub misplaced: Vec<MisplacedPod>,
 }
 
@@ -121,7 +122,8 @@ pub struct ReportedWorkload {
     pub memory_bytes: u64,
     /// The images of its pods.
     pub images: Vec<String>,
-    /// The architectures on which all of its images run. Null if none limits it, or if one is not known.
+    /// The architectures on which all of its images run. Null if none limits it, or if one is not
+    /// known.
     pub architectures: Option<Vec<String>>,
     /// Whether it could run on each architecture that is asked about.
     pub answers: Vec<Answer>,
@@ -143,7 +145,8 @@ pub struct Answer {
     pub blocked_by: Vec<String>,
     /// The images that could not be resolved.
     pub unknown: Vec<String>,
-    /// Whether its node selector or node affinity excludes it, or the annotation that states its architectures.
+    /// Whether its node selector or node affinity excludes it, or the annotation that states its
+    /// architectures.
     pub excluded: bool,
 }
 
@@ -177,7 +180,8 @@ pub struct ReportedImage {
     pub image: String,
     /// Its platforms, of every OS.
     pub platforms: Vec<String>,
-    /// The architectures of the nodes that run it. Null if it does not limit its pods, or is not known.
+    /// The architectures of the nodes that run it. Null if it does not limit its pods, or is not
+    /// known.
     pub architectures: Option<Vec<String>>,
     /// How many workloads have it.
     pub workloads: u64,

@@ -41,9 +41,9 @@ impl Add for Requests {
     }
 }
 
-/// What a pod of this spec requests: its containers and sidecars together, or its largest init container with the sidecars before it if
-/// that is more; what the pod itself requests counts instead (KEP-2837). Its overhead comes on top (`PodRequests` of
-/// k8s.io/component-helpers).
+/// What a pod of this spec requests: its containers and sidecars together, or its largest init
+/// container with the sidecars before it if that is more; what the pod itself requests counts
+/// instead (KEP-2837). Its overhead comes on top (`PodRequests` of k8s.io/component-helpers).
 pub fn requests_of(spec: &Value) -> Requests {
     let list = |field: &str| spec.get(field).and_then(Value::as_array);
     let containers = list("containers").into_iter().flatten();
@@ -64,7 +64,8 @@ pub fn requests_of(spec: &Value) -> Requests {
     of_pod(spec, running.max(starting)) + overhead
 }
 
-/// What the pod itself requests, for each resource; its limits count where neither it nor a container requests any.
+/// What the pod itself requests, for each resource; its limits count where neither it nor a
+/// container requests any.
 fn of_pod(spec: &Value, containers: Requests) -> Requests {
     let of = |list: &str, name: &str| spec.pointer(&format!("/resources/{list}/{name}"));
     let amount = |name: &str, containers: u64, unit: u64| {
@@ -223,7 +224,8 @@ mod tests {
         let limited = json!({"containers": [{"resources": {"limits": {"memory": "1Mi"}}}], "overhead": {"cpu": "250m"}});
         let found = requests_of(&limited);
         assert_eq!((found.cpu_millicores, found.memory_bytes), (250, 1 << 20));
-        // What the pod requests counts for each resource, and its limit where no container requests any.
+        // What the pod requests counts for each resource, and its limit where no container requests
+        // any.
         let mut spec = json!({"containers": [container("1"), container("2")], "overhead": {"cpu": "250m"},
             "resources": {"requests": {"cpu": "4"}, "limits": {"cpu": "8", "memory": "2Mi"}}});
         let found = requests_of(&spec);

@@ -37,7 +37,8 @@ pub struct Summary {
     pub can_run: Amount,
     /// Those that one image keeps from it, and nothing else.
     pub blocked_by_one_image: Amount,
-    /// Those that several images keep from it, or their author's node selector, affinity or annotation.
+    /// Those that several images keep from it, or their author's node selector, affinity or
+    /// annotation.
     pub blocked_otherwise: Amount,
     /// Workloads with an image that could not be resolved.
     pub unknown: Amount,

@@ -69,7 +69,8 @@ impl DemandSource for AttachedDocuments {
 }
 
 impl Selecting<'_> {
-    /// Whether they are looked for: only if the pod can get a preference, and its scheduler a choice.
+    /// Whether they are looked for: only if the pod can get a preference, and its scheduler a
+    /// choice.
     fn reads_attached(&self, subject: Subject<'_>) -> bool {
         // A pod gets them once: the patch of one that exists removes the gate.
         let is_decided_now = match subject.stage {

@@ -65,7 +65,8 @@ pub(super) struct Pod<'a> {
 }
 
 impl Selecting<'_> {
-    /// The image of one container: by a model, if the document has one and its server answers, otherwise by rules.
+    /// The image of one container: by a model, if the document has one and its server answers,
+    /// otherwise by rules.
     pub(super) async fn choose_image<'a>(
         &self,
         pod: &Pod<'_>,
@@ -234,7 +235,8 @@ impl Selecting<'_> {
         self.own.documents.parse(&*content.await?)
     }
 
-    /// The nodes in groups, by what the documents and the pod's author say about their labels, once they are known.
+    /// The nodes in groups, by what the documents and the pod's author say about their labels, once
+    /// they are known.
     ///
     /// # Errors
     ///
@@ -310,7 +312,8 @@ impl Selecting<'_> {
         Ok(runs_on.map(|set| self.evaluator.policy.within_schedulable(set)))
     }
 
-    /// Whether nodes run an image for these architectures, and the pod's other images. Where it is not known, as the node affinity has it.
+    /// Whether nodes run an image for these architectures, and the pod's other images. Where it is
+    /// not known, as the node affinity has it.
     pub(super) fn can_run(
         &self,
         pod: &Pod<'_>,
@@ -411,7 +414,8 @@ impl Pod<'_> {
     }
 }
 
-/// The image of an entry: the image that the entry names, or the subject of the document. `reference`: the name of the document.
+/// The image of an entry: the image that the entry names, or the subject of the document.
+/// `reference`: the name of the document.
 fn image_of(document: &CompatibilityDocument, entry: &Compatibility, reference: &str) -> String {
     match (document.keys, &document.subject) {
         (RuleKeys::Labels, _) => entry.tag.clone(),

@@ -32,8 +32,9 @@ pub static COMPATIBILITY: ArtifactKind = ArtifactKind {
 
 /// Number of parsed documents, for the size of their cache.
 const ESTIMATED_DOCUMENTS: usize = 512;
-/// Maximum number of expressions and values in all of them: as many as 64 documents of the largest size have, which are a few megabytes
-/// each with compiled patterns. Documents of a usual size are thousands.
+/// Maximum number of expressions and values in all of them: as many as 64 documents of the largest
+/// size have, which are a few megabytes each with compiled patterns. Documents of a usual size are
+/// thousands.
 const MAX_COST: u64 = 64 * MAX_EXPRESSIONS as u64;
 /// What a document costs beside its expressions.
 const MIN_COST: usize = 16;

@@ -1,7 +1,8 @@
-//! What Node Feature Discovery (NFD) found on each node: its `NodeFeature` objects, if that API is there.
+//! What Node Feature Discovery (NFD) found on each node: its `NodeFeature` objects, if that API is
+//! there.
 //!
-//! An object has tens of kilobytes, and few documents ask for any of it. So nothing is read before a document does, and only the
-//! features are kept that documents mention.
+//! An object has tens of kilobytes, and few documents ask for any of it. So nothing is read before
+//! a document does, and only the features are kept that documents mention.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},

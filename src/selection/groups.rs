@@ -21,7 +21,8 @@ use super::{
     features::NodeFeatureIndex,
 };
 
-/// How long groups are used: the pods of a rollout are created at once, and a new node is used after this.
+/// How long groups are used: the pods of a rollout are created at once, and a new node is used
+/// after this.
 const TTL: Duration = Duration::from_secs(1);
 /// Maximum number of cached groupings: one for each set of labels that documents and pods name.
 const MAX_GROUPINGS: usize = 16;
@@ -45,7 +46,8 @@ struct Grouping {
     groups: Arc<[AlikeNodes]>,
 }
 
-/// Nodes that have the same labels, as far as these were asked for, the same taints, architecture and variant.
+/// Nodes that have the same labels, as far as these were asked for, the same taints, architecture
+/// and variant.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AlikeNodes {
     /// The labels that were asked for.

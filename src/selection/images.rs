@@ -1,4 +1,5 @@
-//! Image selection for one pod: reads the compatibility documents that it names, and chooses by the nodes that it can land on.
+//! Image selection for one pod: reads the compatibility documents that it names, and chooses by the
+//! nodes that it can land on.
 
 use futures::{FutureExt, future::BoxFuture};
 
@@ -167,7 +168,8 @@ impl Selecting<'_> {
         selected
     }
 
-    /// Chooses for one container after the other, each among the nodes that the images before it fit.
+    /// Chooses for one container after the other, each among the nodes that the images before it
+    /// fit.
     async fn select(
         &self,
         pod: &Pod<'_>,

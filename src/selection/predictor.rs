@@ -1,4 +1,5 @@
-//! The server that chooses among nodes by a model: ocifit-k8s' protocol. Whatever fails there, the rules of the document decide.
+//! The server that chooses among nodes by a model: ocifit-k8s' protocol. Whatever fails there, the
+//! rules of the document decide.
 
 use std::{
     collections::BTreeMap,

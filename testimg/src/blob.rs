@@ -180,7 +180,8 @@ impl Image {
         self
     }
 
-    /// The index of what is attached to a manifest, as registries answer it and clients push it under a tag.
+    /// The index of what is attached to a manifest, as registries answer it and clients push it
+    /// under a tag.
     pub fn referrers(attached: &[&Self]) -> Blob {
         let entry = |image: &&Self| {
             let manifest: Value = serde_json::from_slice(&image.root.bytes).unwrap_or_default();

@@ -35,7 +35,8 @@ pub fn find(name: &str) -> Image {
     )
 }
 
-/// One of any number of different images: an index of a few platforms with its number in an annotation.
+/// One of any number of different images: an index of a few platforms with its number in an
+/// annotation.
 #[allow(
     clippy::indexing_slicing,
     reason = "assigning to a key of a JSON object makes it"

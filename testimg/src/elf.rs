@@ -1,5 +1,5 @@
-//! The smallest programs that start and stay: hand-written static ELF files, so that digests do not depend on a
-//! compiler.
+//! The smallest programs that start and stay: hand-written static ELF files, so that digests do not
+//! depend on a compiler.
 
 /// `for (;;) pause();`
 const AMD64: &[u8] = &[
@@ -54,7 +54,8 @@ fn program(architecture: &str) -> Vec<u8> {
     file
 }
 
-/// An uncompressed tar with the program as `/app`: compression would depend on the library's version.
+/// An uncompressed tar with the program as `/app`: compression would depend on the library's
+/// version.
 pub(crate) fn layer(architecture: &str) -> Vec<u8> {
     let data = program(architecture);
     let mut header = [0_u8; 512];

@@ -1,5 +1,5 @@
-//! Deterministic test images of every kind, malformed ones included, and a registry that answers as scripted and
-//! counts requests.
+//! Deterministic test images of every kind, malformed ones included, and a registry that answers as
+//! scripted and counts requests.
 
 mod blob;
 mod catalogue;

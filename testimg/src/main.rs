@@ -1,4 +1,5 @@
-//! `testimg list` prints names and digests; `testimg push REGISTRY` pushes the images that a real registry accepts.
+//! `testimg list` prints names and digests; `testimg push REGISTRY` pushes the images that a real
+//! registry accepts.
 
 use std::process::ExitCode;
 
@@ -14,7 +15,8 @@ struct Cli {
 enum Command {
     /// Print the name and digest of every image
     List,
-    /// Push every image that a real registry accepts, as REGISTRY/PREFIX/NAME:latest, over plain http
+    /// Push every image that a real registry accepts, as REGISTRY/PREFIX/NAME:latest, over plain
+    /// http
     Push {
         /// host:port
         registry: String,

@@ -156,7 +156,8 @@ impl FakeRegistry {
         self.content().manifests.insert(key, document);
     }
 
-    /// Answers the referrers API: these artifacts are attached to this digest. `None`: it lacks the API.
+    /// Answers the referrers API: these artifacts are attached to this digest. `None`: it lacks the
+    /// API.
     pub fn set_referrers(&self, repository: &str, digest: &str, attached: Option<&[&Image]>) {
         let key = (repository.to_owned(), digest.to_owned());
         let index = attached.map(Image::referrers);

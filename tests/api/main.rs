@@ -46,7 +46,8 @@ async fn empty_cluster() -> std::net::SocketAddr {
     address
 }
 
-/// An HTTP proxy that connects every name to `target`. Returns its address and the requests for connections.
+/// An HTTP proxy that connects every name to `target`. Returns its address and the requests for
+/// connections.
 async fn proxy(target: std::net::SocketAddr) -> (std::net::SocketAddr, Arc<Mutex<Vec<String>>>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,5 +1,6 @@
-//! A real Karpenter beside archaware: a pending pod says by itself on which nodes it can run, so that Karpenter makes those and
-//! no others. docs/autoscaling.md has the same cases without archaware and with taints only.
+//! A real Karpenter beside archaware: a pending pod says by itself on which nodes it can run, so
+//! that Karpenter makes those and no others. docs/autoscaling.md has the same cases without
+//! archaware and with taints only.
 
 mod consolidation;
 
@@ -21,9 +22,9 @@ const GATE: &str = "onMiss: gate";
 
 /// A control plane of its own: Karpenter's objects have finalizers that nobody else removes.
 ///
-/// It has no taint eviction controller. That controller sometimes deletes pods here: it still sees the taint
-/// `karpenter.sh/unregistered:NoExecute` of a new node when Karpenter has removed it and the scheduler has bound a pod to the
-/// node. These pods have no owner that creates them again.
+/// It has no taint eviction controller. That controller sometimes deletes pods here: it still sees
+/// the taint `karpenter.sh/unregistered:NoExecute` of a new node when Karpenter has removed it and
+/// the scheduler has bound a pod to the node. These pods have no owner that creates them again.
 async fn own_cluster() -> TestCluster {
     TestCluster::start_with("KCM_ARGS", "--controllers=*,-taint-eviction-controller").await
 }
@@ -59,8 +60,8 @@ async fn wait_for_witness(cluster: &TestCluster) {
         .await;
 }
 
-/// Waits until Karpenter has looked at every pending pod once more: a pod that fills a node of its own is placed. Returns the
-/// state without that pod and its node.
+/// Waits until Karpenter has looked at every pending pod once more: a pod that fills a node of its
+/// own is placed. Returns the state without that pod and its node.
 async fn after_another_look(cluster: &TestCluster) -> Placement {
     let bound_before = Placement::of(cluster).await.bound;
     let witness = demand(cluster, "witness", "amd64", |spec| {
@@ -69,7 +70,8 @@ async fn after_another_look(cluster: &TestCluster) -> Placement {
     });
     cluster.create::<Pod>(witness).await;
     wait_for_witness(cluster).await;
-    // On a busy machine a DaemonSet may have been created without tolerations: then its pod is just being replaced.
+    // On a busy machine a DaemonSet may have been created without tolerations: then its pod is just
+    // being replaced.
     let mut placement = eventually("the pods of before are bound", DEADLINE, || async {
         let placement = Placement::of(cluster).await;
         (placement.bound > bound_before).then_some(placement)
@@ -142,7 +144,8 @@ async fn karpenter_makes_the_nodes_that_images_need() {
     );
 }
 
-/// One pool of each architecture, which declare archaware's taint themselves, and a taint that an agent removes.
+/// One pool of each architecture, which declare archaware's taint themselves, and a taint that an
+/// agent removes.
 #[tokio::test]
 async fn pools_may_declare_taints() {
     let cluster = own_cluster().await;
@@ -202,8 +205,9 @@ async fn preferences_make_no_wrong_node() {
         roll_out(&cluster, &["amd64", "multi"], 6).await;
         bound(&cluster, 12).await;
         let mut placement = after_another_look(&cluster).await;
-        // Where the node for amd64 registers first, the scheduler may bind every pod to it: a preference does not wait for the
-        // node that it prefers, which then stays empty until Karpenter consolidates.
+        // Where the node for amd64 registers first, the scheduler may bind every pod to it: a
+        // preference does not wait for the node that it prefers, which then stays empty until
+        // Karpenter consolidates.
         if policy == "Respect" {
             assert!(placement.empty <= 1, "{placement:?}");
             placement.empty = 0;
@@ -212,8 +216,8 @@ async fn preferences_make_no_wrong_node() {
     }
 }
 
-/// New images from a slow registry at the same time as new nodes: the pods wait behind the gate, where Karpenter does not see
-/// them.
+/// New images from a slow registry at the same time as new nodes: the pods wait behind the gate,
+/// where Karpenter does not see them.
 #[tokio::test]
 async fn a_slow_registry_makes_no_node_twice() {
     let cluster = own_cluster().await;
@@ -271,11 +275,13 @@ async fn a_large_rollout_costs_no_more_nodes_than_it_needs() {
             pods.iter().all(|pod| gates(pod).is_none()).then_some(())
         })
         .await;
-        // It computes the nodes once for all pods: how it divides them into batches depends on the speed of this machine.
+        // It computes the nodes once for all pods: how it divides them into batches depends on the
+        // speed of this machine.
         let karpenter = Karpenter::start(&cluster).await;
         asked_for.push(karpenter.first_computation().await);
-        // Which pods share a node is then the scheduler's decision. If pods that fit everywhere take the room of those that do
-        // not, Karpenter makes more nodes, and the one that it had made for them may stay empty, with and without archaware.
+        // Which pods share a node is then the scheduler's decision. If pods that fit everywhere
+        // take the room of those that do not, Karpenter makes more nodes, and the one that it had
+        // made for them may stay empty, with and without archaware.
         let placement = bound(&cluster, 3 * EACH).await;
         assert_eq!(placement.misplaced, [""; 0]);
         println!("501 pods, archaware: {with_archaware}: {placement:?}");
@@ -287,8 +293,9 @@ async fn a_large_rollout_costs_no_more_nodes_than_it_needs() {
     assert!(with <= alone + 1, "{asked_for:?}");
 }
 
-/// Karpenter reserves room on a new node for the DaemonSets that will run there. It takes their required affinity from the
-/// template, and their tolerations: only taints that the `NodePool` declares tell it that a DaemonSet stays off a node.
+/// Karpenter reserves room on a new node for the DaemonSets that will run there. It takes their
+/// required affinity from the template, and their tolerations: only taints that the `NodePool`
+/// declares tell it that a DaemonSet stays off a node.
 #[tokio::test]
 async fn daemons_of_one_architecture_take_no_room_on_nodes_of_another() {
     let taint = |architecture: &str| json!({"key": "kubernetes.io/arch", "value": architecture, "effect": "NoSchedule"});
@@ -314,14 +321,16 @@ async fn daemons_of_one_architecture_take_no_room_on_nodes_of_another() {
         roll_out(&cluster, &["amd64"], 15).await;
         let _karpenter = Karpenter::start_with(&cluster, &pools, &[]).await;
         let mut placement = bound(&cluster, 15).await;
-        // Without the DaemonSet's pod all of them fit on one node: on that which registers much earlier than the other.
+        // Without the DaemonSet's pod all of them fit on one node: on that which registers much
+        // earlier than the other.
         assert!(placement.empty < of, "{placement:?}");
         placement.empty = 0;
         assert_placed(&placement, &[("amd64", of)]);
     }
 }
 
-/// The replicas run on spot nodes: one after the other goes while pods keep coming, and each comes back elsewhere.
+/// The replicas run on spot nodes: one after the other goes while pods keep coming, and each comes
+/// back elsewhere.
 #[tokio::test]
 async fn replicas_that_go_one_after_the_other_cost_no_node() {
     let cluster = own_cluster().await;
@@ -359,8 +368,8 @@ async fn replicas_that_go_one_after_the_other_cost_no_node() {
     assert_placed(&placement, &[("amd64", 1), ("arm64", 1)]);
 }
 
-/// How many of 2,000 pending pods are bound to one of 200 nodes that register, before the node has its taint. The pods have no
-/// affinity, so that the taint alone keeps them off.
+/// How many of 2,000 pending pods are bound to one of 200 nodes that register, before the node has
+/// its taint. The pods have no affinity, so that the taint alone keeps them off.
 async fn slipped(cluster: &TestCluster, architecture: &str) -> usize {
     let image = cluster.image("amd64");
     let names: Vec<String> = (0..2000).map(|n| format!("pending-{n}")).collect();
@@ -377,7 +386,8 @@ async fn slipped(cluster: &TestCluster, architecture: &str) -> usize {
             .map(|name| cluster.create_node(name, architecture));
         futures::future::join_all(all).await;
     }
-    // Pods that are bound to a node get a toleration before the node gets its taint: up to 2,000 of them.
+    // Pods that are bound to a node get a toleration before the node gets its taint: up to 2,000 of
+    // them.
     cluster.wait_until_tainted_within(4 * DEADLINE).await;
     Placement::of(cluster).await.bound
 }
@@ -401,8 +411,8 @@ async fn no_pod_slips_onto_a_new_node() {
     }
 }
 
-/// A minute without the webhook under load. Karpenter makes wrong nodes for pods that are created then, until they are created
-/// anew.
+/// A minute without the webhook under load. Karpenter makes wrong nodes for pods that are created
+/// then, until they are created anew.
 #[tokio::test]
 async fn pods_of_a_minute_without_webhook_are_created_anew() {
     const EACH: usize = 20;
@@ -436,7 +446,8 @@ async fn pods_of_a_minute_without_webhook_are_created_anew() {
     service.set_reachable(false);
     let alone = demand(&cluster, "alone", "arm64", |_| {});
     cluster.create::<Pod>(alone).await;
-    // No pool has this label, so that this pod still waits when the webhook answers again, wherever the rest is by then.
+    // No pool has this label, so that this pod still waits when the webhook answers again, wherever
+    // the rest is by then.
     let waiting = demand(&cluster, "waiting", "arm64", |spec| {
         spec["nodeSelector"] = json!({"example.com/zone": "later"});
     });
@@ -467,10 +478,12 @@ async fn pods_of_a_minute_without_webhook_are_created_anew() {
     assert_eq!(down.nodes.get("amd64"), None, "{down:?}");
     service.set_reachable(true);
     cluster.wait_until_called().await;
-    // Before, the controller taints a node some milliseconds after it has registered, and pods may be faster.
+    // Before, the controller taints a node some milliseconds after it has registered, and pods may
+    // be faster.
     let placement = bound(&cluster, 1 + 2 * EACH).await;
     archaware.wait_for_log("pod evicted").await;
-    // A trial during the outage makes archaware wait for a minute before it evicts a pod of the same controller again.
+    // A trial during the outage makes archaware wait for a minute before it evicts a pod of the
+    // same controller again.
     let deadline = 3 * DEADLINE;
     eventually("a pod that was created anew", deadline, || async {
         let of_deployment = ListParams::default().labels("app=waiting");

@@ -84,7 +84,8 @@ async fn is_early(cluster: &TestCluster) -> bool {
 const AMD64: &str = "kubernetes.io/arch=amd64:NoSchedule";
 const ARM64: &str = "kubernetes.io/arch=arm64:NoSchedule";
 
-/// Installed beside pods that run; then the key and the effect change; then an earlier version without tolerations is replaced.
+/// Installed beside pods that run; then the key and the effect change; then an earlier version
+/// without tolerations is replaced.
 #[tokio::test]
 async fn running_pods_tolerate_the_taint_before_it_comes() {
     let cluster = TestCluster::take().await;
@@ -211,8 +212,9 @@ async fn a_taint_moves_when_running_pods_tolerate_it() {
     assert_eq!(tolerations(&cluster, "runs-1").await, [ARM64, OTHER]);
 }
 
-/// The webhook taints a node when it registers; pods may be bound to it already, for example when its kubelet made its Node anew.
-/// And the taint may be removed by somebody, and pods come meanwhile.
+/// The webhook taints a node when it registers; pods may be bound to it already, for example when
+/// its kubelet made its Node anew. And the taint may be removed by somebody, and pods come
+/// meanwhile.
 #[tokio::test]
 async fn nodes_that_come_with_pods_are_looked_at() {
     let cluster = TestCluster::take().await;
@@ -257,7 +259,8 @@ async fn nodes_that_come_with_pods_are_looked_at() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// Their author set `spec.nodeName`: they run there whatever their images are, and only the webhook sees them before.
+/// Their author set `spec.nodeName`: they run there whatever their images are, and only the webhook
+/// sees them before.
 #[tokio::test]
 async fn pods_that_are_created_on_a_node_come_with_their_toleration() {
     let cluster = TestCluster::take().await;
@@ -330,7 +333,8 @@ async fn what_was_begun_is_finished_by_the_next() {
     assert_eq!(tolerant().await, PODS);
 }
 
-/// A policy of the cluster forbids changes of pods. A taint that evicts nobody comes all the same; another one waits.
+/// A policy of the cluster forbids changes of pods. A taint that evicts nobody comes all the same;
+/// another one waits.
 #[tokio::test]
 async fn pods_that_cannot_be_changed() {
     for (effect, is_tainted) in [("NoSchedule", true), ("NoExecute", false)] {
@@ -425,8 +429,9 @@ async fn uids(cluster: &TestCluster) -> BTreeSet<String> {
         .collect()
 }
 
-/// The descheduler with the default policy of its chart evicts pods that do not tolerate a taint with `NoSchedule` of their node.
-/// With `NoExecute` it is Kubernetes itself that would. After an installation, an upgrade, another key and another effect.
+/// The descheduler with the default policy of its chart evicts pods that do not tolerate a taint
+/// with `NoSchedule` of their node. With `NoExecute` it is Kubernetes itself that would. After an
+/// installation, an upgrade, another key and another effect.
 #[tokio::test]
 async fn the_descheduler_evicts_no_running_pod() {
     const PODS: u16 = 500;
@@ -441,7 +446,8 @@ async fn the_descheduler_evicts_no_running_pod() {
             "taint: {key: example.com/a}\n",
             "taint: {key: example.com/b}\n",
         ][..],
-        // An installation by a version that left running pods as they were, its upgrade, and another effect.
+        // An installation by a version that left running pods as they were, its upgrade, and
+        // another effect.
         &[
             "taint: {key: example.com/c, boundPods: leave}\n",
             "taint: {key: example.com/c}\n",
@@ -458,7 +464,8 @@ async fn the_descheduler_evicts_no_running_pod() {
             if config.contains("leave") {
                 cluster.wait_until_tainted().await;
             } else {
-                // In an upgrade the taint is there; otherwise the pods are looked at again after it.
+                // In an upgrade the taint is there; otherwise the pods are looked at again after
+                // it.
                 let last = if was_left { "tolerated" } else { "unchanged" };
                 let looked_at = format!("archaware_bound_pods_total{{result=\"{last}\"}}");
                 eventually("looks at all pods", 2 * DEADLINE, || async {

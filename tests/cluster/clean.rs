@@ -192,7 +192,8 @@ async fn clean_stops_the_controller_when_asked() {
     assert_eq!(replicas, "0");
 }
 
-/// `kubectl exec deploy/archaware -- archaware clean`: with the shipped permissions, beside a running controller, which it stops.
+/// `kubectl exec deploy/archaware -- archaware clean`: with the shipped permissions, beside a
+/// running controller, which it stops.
 #[tokio::test]
 async fn clean_works_in_a_pod_of_archaware() {
     let cluster = TestCluster::take().await;
@@ -219,7 +220,8 @@ async fn clean_works_in_a_pod_of_archaware() {
         !left.contains("archaware.dev") && !left.contains("kubernetes.io/arch"),
         "{left}"
     );
-    // Nothing comes back while the controller, which a Deployment would have stopped by now, sees the Lease held.
+    // Nothing comes back while the controller, which a Deployment would have stopped by now, sees
+    // the Lease held.
     assert!(archaware.log().contains("not leading"));
     assert_eq!(archaware.stop().await, 0);
     // The Lease of the command that ended with its pod is waited out.
@@ -227,7 +229,8 @@ async fn clean_works_in_a_pod_of_archaware() {
     assert_eq!(status, 0, "{out}{error}");
 }
 
-/// On a pipe, only the result is on stdout, and nothing about the Lease is between its lines on stderr.
+/// On a pipe, only the result is on stdout, and nothing about the Lease is between its lines on
+/// stderr.
 #[tokio::test]
 async fn clean_prints_its_lines_only() {
     let cluster = TestCluster::take().await;

@@ -242,7 +242,8 @@ async fn a_decision_stands_while_its_images_cannot_be_resolved() {
     assert_eq!(generation(&cluster, "agent").await, 2, "no rollout");
 }
 
-/// A tool that removes the tolerations, and one that writes its whole object back, the annotation too.
+/// A tool that removes the tolerations, and one that writes its whole object back, the annotation
+/// too.
 #[tokio::test]
 async fn a_writer_that_reverts_tolerations_is_not_fought() {
     let cluster = TestCluster::take().await;
@@ -310,8 +311,8 @@ async fn a_writer_that_reverts_tolerations_is_not_fought() {
     }
 }
 
-/// `kubectl apply --server-side` of a DaemonSet, with or without tolerations of its own, works again and again beside
-/// archaware, with the webhook and without.
+/// `kubectl apply --server-side` of a DaemonSet, with or without tolerations of its own, works
+/// again and again beside archaware, with the webhook and without.
 #[tokio::test]
 async fn server_side_apply_meets_no_conflict() {
     let cluster = TestCluster::take().await;

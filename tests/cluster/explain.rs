@@ -91,7 +91,8 @@ fn outputs_are_as_expected(cluster: &TestCluster) {
     }
 }
 
-/// Of an image that cannot be read: what the failure policy decided, and when a new pod's would be asked for again.
+/// Of an image that cannot be read: what the failure policy decided, and when a new pod's would be
+/// asked for again.
 fn unreadable_images_are_explained(cluster: &TestCluster) {
     // The failure policy let it run anywhere.
     let gone = explained(cluster, &["sts/gone"]);
@@ -416,7 +417,8 @@ async fn few_permissions_suffice() {
     cluster.kubectl(&["-n", "archaware", "delete", "serviceaccount", "reader"]);
 }
 
-/// Without a name: those that wait or fail. Of the pods that have failed, those whose node cannot run their programs.
+/// Without a name: those that wait or fail. Of the pods that have failed, those whose node cannot
+/// run their programs.
 #[tokio::test]
 async fn pods_that_died_of_their_architecture_are_among_the_troubled() {
     let cluster = TestCluster::take().await;
@@ -445,7 +447,8 @@ async fn pods_that_died_of_their_architecture_are_among_the_troubled() {
     );
 }
 
-/// The configuration of the installation applies, and its files, which are on other machines, do not.
+/// The configuration of the installation applies, and its files, which are on other machines, do
+/// not.
 #[tokio::test]
 async fn the_configuration_of_the_cluster_applies() {
     let cluster = TestCluster::take().await;
@@ -492,8 +495,9 @@ async fn the_output_follows_its_schema() {
     assert!(errors.is_empty(), "{errors:?}");
 }
 
-/// 5,000 nodes: an answer within three seconds. On a busy machine, within six times what a bare client needs to list them: about
-/// three times on an idle one, with programs that are not optimised.
+/// 5,000 nodes: an answer within three seconds. On a busy machine, within six times what a bare
+/// client needs to list them: about three times on an idle one, with programs that are not
+/// optimised.
 #[tokio::test]
 async fn thousands_of_nodes_take_no_longer_than_a_few() {
     let cluster = TestCluster::take().await;
@@ -510,7 +514,8 @@ async fn thousands_of_nodes_take_no_longer_than_a_few() {
     let never = json!({"schedulerName": "none", "containers": [{"name": "app", "image": cluster.image("amd64")}]});
     let never = json!({"metadata": {"name": "p"}, "spec": never});
     cluster.create::<Pod>(never).await;
-    // The first one fills the API server's caches, and other tests run beside them: the fastest one says what it costs.
+    // The first one fills the API server's caches, and other tests run beside them: the fastest one
+    // says what it costs.
     let (mut took, mut floor) = (Vec::new(), Vec::new());
     for _ in 0..5 {
         let began = Instant::now();

@@ -6,8 +6,9 @@ use regex::Regex;
 
 use super::TestCluster;
 
-/// Compares an output with a file in `tests/cluster`, after replacing what differs between runs by something of the same width.
-/// With `ARCHAWARE_UPDATE_GOLDEN=1` it writes the file instead: look at the difference before it is committed.
+/// Compares an output with a file in `tests/cluster`, after replacing what differs between runs by
+/// something of the same width. With `ARCHAWARE_UPDATE_GOLDEN=1` it writes the file instead: look
+/// at the difference before it is committed.
 pub(crate) fn assert_golden(cluster: &TestCluster, file: &str, output: &str) {
     let text = normalised(cluster, output);
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -28,7 +28,8 @@ fn render(cluster: &TestCluster, values: &str) -> String {
     rendered
 }
 
-/// The objects of a stream of YAML, without what only Helm adds, and in an order that does not matter to Kubernetes.
+/// The objects of a stream of YAML, without what only Helm adds, and in an order that does not
+/// matter to Kubernetes.
 fn objects(text: &str) -> Objects {
     let documents = text.split("\n---\n");
     let documents = documents.map(|one| serde_saphyr::from_str::<Value>(one).unwrap_or_default());

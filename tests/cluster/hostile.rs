@@ -16,7 +16,8 @@ use super::*;
 
 /// Of the container in `manifests/`, in MiB.
 const MEMORY_LIMIT: f64 = 256.0;
-/// What archaware may use of a CPU during the attack: the other cluster shares the CPUs, so that its pods would not show it.
+/// What archaware may use of a CPU during the attack: the other cluster shares the CPUs, so that
+/// its pods would not show it.
 const CPU_LIMIT: f64 = 1.0;
 /// Pods of the other tenant in each measurement.
 const PODS: usize = 15;
@@ -147,7 +148,8 @@ async fn time_until_bound(cluster: &TestCluster, name: &str, image: String) -> D
     started.elapsed()
 }
 
-/// What other programs take from this machine slows down both clusters: one pod here and one there, in turn.
+/// What other programs take from this machine slows down both clusters: one pod here and one there,
+/// in turn.
 async fn placing(
     attacked: &TestCluster,
     quiet: &TestCluster,

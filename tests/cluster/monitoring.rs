@@ -1,5 +1,5 @@
-//! The documentation lists exactly the metrics that exist, alerts and dashboard use only those, and Prometheus
-//! accepts them.
+//! The documentation lists exactly the metrics that exist, alerts and dashboard use only those, and
+//! Prometheus accepts them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -262,7 +262,8 @@ async fn foreign_taints_and_tolerations_survive_concurrent_editors() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// Another controller writes its own list of taints whenever it sees another one, with archaware's annotation or without.
+/// Another controller writes its own list of taints whenever it sees another one, with archaware's
+/// annotation or without.
 #[tokio::test]
 async fn a_controller_that_rewrites_taints_is_not_fought() {
     let cluster = TestCluster::take().await;

@@ -140,7 +140,8 @@ fn against_the_restricted_standard(cluster: &TestCluster, folder: &str) -> Vec<S
     pod["apiVersion"] = json!("v1");
     pod["kind"] = json!("Pod");
     pod["metadata"]["name"] = json!("trial");
-    // Priority class and ServiceAccount belong to another namespace and do not matter to the standard.
+    // Priority class and ServiceAccount belong to another namespace and do not matter to the
+    // standard.
     pod["spec"]["priorityClassName"] = json!(null);
     pod["spec"]["serviceAccountName"] = json!("default");
     std::fs::write(&file, pod.to_string()).unwrap();
@@ -212,7 +213,8 @@ async fn every_way_to_deploy_is_valid_and_as_restricted_as_it_says() {
     }
 }
 
-/// The rules of a role with one verb on one resource removed, for each of them, and the name of that permission.
+/// The rules of a role with one verb on one resource removed, for each of them, and the name of
+/// that permission.
 fn less_by_one(rules: &Value) -> Vec<(String, Value)> {
     let mut less = Vec::new();
     let strings = |list: &Value| -> Vec<String> { serde_json::from_value(list.clone()).unwrap() };

@@ -104,7 +104,8 @@ async fn all_images_of_a_pod_count() {
     assert_eq!(cluster.wait_until_bound("two").await, "arm64");
 }
 
-/// An author who selects another architecture and tolerates its taint has decided so, and is told that the images cannot meet it.
+/// An author who selects another architecture and tolerates its taint has decided so, and is told
+/// that the images cannot meet it.
 #[tokio::test]
 async fn a_tolerated_selection_is_told() {
     let cluster = TestCluster::take().await;
@@ -116,7 +117,8 @@ async fn a_tolerated_selection_is_told() {
         spec["nodeSelector"] = json!({ "kubernetes.io/arch": "amd64" });
         spec
     };
-    // Gated: without webhook, the scheduler may bind an ungated pod before archaware sees it, and then there is no event.
+    // Gated: without webhook, the scheduler may bind an ungated pod before archaware sees it, and
+    // then there is no event.
     let gate = json!([{ "name": "example.com/wait" }]);
     let mut spec = selecting_amd64();
     spec["tolerations"] =

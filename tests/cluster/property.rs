@@ -1,5 +1,5 @@
-//! Random pods, images and nodes with a real scheduler: no pod is bound to a node that one of its images does not
-//! support, and every pod that fits on a node is bound.
+//! Random pods, images and nodes with a real scheduler: no pod is bound to a node that one of its
+//! images does not support, and every pod that fits on a node is bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 

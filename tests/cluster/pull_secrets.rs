@@ -1,4 +1,5 @@
-//! Private images: a pod with the credential is decided by its image, one without by the failure policy.
+//! Private images: a pod with the credential is decided by its image, one without by the failure
+//! policy.
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,

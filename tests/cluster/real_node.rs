@@ -84,7 +84,8 @@ async fn the_node_s_containerd_answers_without_a_registry() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// As in the shipped manifests: archaware has no access to containerd's socket, only to the proxy's.
+/// As in the shipped manifests: archaware has no access to containerd's socket, only to the
+/// proxy's.
 #[tokio::test]
 async fn the_node_s_containerd_answers_through_the_content_proxy() {
     let cluster = TestCluster::take_with_node().await;
@@ -265,7 +266,8 @@ async fn containerd_may_restart_hang_or_be_absent() {
 #[tokio::test]
 async fn content_that_is_corrupt_on_the_node_is_not_used() {
     let cluster = TestCluster::take_with_node().await;
-    // No other test has it on this node: what is corrupt stays on the disk as long as any namespace of containerd holds it.
+    // No other test has it on this node: what is corrupt stays on the disk as long as any namespace
+    // of containerd holds it.
     let (name, image) = ("amd64-arm64", "reg.local/testimg/amd64-arm64:latest");
     let hosts = cluster.node_dir("certs.d");
     cluster.ctr(&["images", "pull", "--hosts-dir", &hosts, image]);

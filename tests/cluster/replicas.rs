@@ -1,4 +1,5 @@
-//! Two replicas: one writes, the other takes over, and both write at most for the duration of one patch.
+//! Two replicas: one writes, the other takes over, and both write at most for the duration of one
+//! patch.
 
 use std::{
     collections::BTreeSet,
@@ -97,7 +98,8 @@ async fn a_leader_that_was_stopped_writes_nothing_when_it_wakes_up() {
     assert_eq!(second.stop().await, 0);
 }
 
-/// New replicas start before old ones stop: there is always a leader, and pods created meanwhile are decided.
+/// New replicas start before old ones stop: there is always a leader, and pods created meanwhile
+/// are decided.
 #[tokio::test]
 async fn a_rolling_update_has_no_gap() {
     let cluster = TestCluster::take().await;

@@ -92,7 +92,8 @@ async fn create_rollout(cluster: &TestCluster, name: &str, image: &str) {
     cluster.create::<ReplicaSet>(set).await;
 }
 
-/// The image of the pod `lost` is for amd64, and its node `arm64-1` is for arm64, until a label says that it emulates amd64.
+/// The image of the pod `lost` is for amd64, and its node `arm64-1` is for arm64, until a label
+/// says that it emulates amd64.
 fn where_a_node_emulates_it_it_runs(cluster: &TestCluster) {
     let config = "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\nemulation: [{nodes: example.com/runs=amd64, architecture: arm64, runs: [amd64]}]\n";
     let file = cluster.dir().join("emulation.yaml");

@@ -1,4 +1,5 @@
-//! Runtime classes and emulation (docs/runtime-classes.md), with the real admission plugin and the real scheduler.
+//! Runtime classes and emulation (docs/runtime-classes.md), with the real admission plugin and the
+//! real scheduler.
 
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Pod, node::v1::RuntimeClass};
 use kube::{Api, ResourceExt, api::DeleteParams};
@@ -89,7 +90,8 @@ async fn images_run_where_their_class_runs_them() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// The runtime class of a pod, after the real admission plugin has added its overhead, and whether archaware recorded it.
+/// The runtime class of a pod, after the real admission plugin has added its overhead, and whether
+/// archaware recorded it.
 fn class_of(pod: &Pod) -> (Option<&str>, bool, bool) {
     let spec = pod.spec.as_ref().unwrap();
     let recorded = pod.annotations().get("archaware.dev/added");
@@ -100,7 +102,8 @@ fn class_of(pod: &Pod) -> (Option<&str>, bool, bool) {
     )
 }
 
-/// A webhook that is called after archaware's (in the alphabetical order of names), and adds a container to pods with the label `inject`.
+/// A webhook that is called after archaware's (in the alphabetical order of names), and adds a
+/// container to pods with the label `inject`.
 async fn inject_sidecars(cluster: &TestCluster, image: String) -> RecordingWebhook {
     let created = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"], "scope": "Namespaced"});
     let sidecar = json!({"name": "sidecar", "image": image});
@@ -151,7 +154,8 @@ async fn a_class_is_assigned_when_a_pod_is_created() {
     let archaware = Controller::start_with_webhook(&cluster, &config, "onMiss: gate").await;
     let injector = inject_sidecars(&cluster, cluster.image("arm64")).await;
     cluster.wait_until_tainted().await;
-    // The API server runs its plugin again after the webhook: the class's overhead and nodes are merged.
+    // The API server runs its plugin again after the webhook: the class's overhead and nodes are
+    // merged.
     let module = create_pod(&cluster, "module", "wasi", None).await;
     assert_eq!(class_of(&module), (Some("wasmtime"), true, true));
     assert_eq!(cluster.wait_until_bound("module").await, "wasm-1");
@@ -180,7 +184,8 @@ async fn a_class_is_assigned_when_a_pod_is_created() {
     assert_eq!(class_of(&plain), (None, false, false));
     let chosen = create_pod(&cluster, "chosen", "wasi", Some("sandbox")).await;
     assert_eq!(class_of(&chosen), (Some("sandbox"), false, false));
-    // Another webhook adds a sidecar, so that archaware is asked again: the class stays, and the sidecar limits the pod.
+    // Another webhook adds a sidecar, so that archaware is asked again: the class stays, and the
+    // sidecar limits the pod.
     let mut meshed = pod("meshed", pod_spec(&[cluster.image("wasi")]), json!({}));
     meshed["metadata"]["labels"] = json!({"inject": "yes"});
     let meshed: Pod = cluster.create(meshed).await;
@@ -194,7 +199,8 @@ async fn a_class_is_assigned_when_a_pod_is_created() {
     copy["status"] = Value::Null;
     let copy: Pod = cluster.create(copy).await;
     assert_eq!(class_of(&copy), (Some("wasmtime"), true, true));
-    // A rule's class is set although the images are not known in time; one for the images cannot be set later.
+    // A rule's class is set although the images are not known in time; one for the images cannot be
+    // set later.
     for (name, trust) in [("ruled", "none"), ("late", "full")] {
         let spec = pod_spec(&[format!("{}:{name}", slow.image("app"))]);
         let mut late = pod(name, spec, json!({}));
@@ -253,7 +259,8 @@ async fn nodes_that_emulate_come_after_native_ones() {
     // No node emulates it.
     let other = create_pod(&cluster, "other", "s390x", None).await;
     assert_eq!(decision(&other).as_deref(), Some("s390x"));
-    // Its author selects nodes that do not emulate: the pod waits, and keeps waiting when the controller looks at it.
+    // Its author selects nodes that do not emulate: the pod waits, and keeps waiting when the
+    // controller looks at it.
     let mut spec = pod_spec(&[cluster.image("arm64")]);
     spec["nodeSelector"] = json!({"kubernetes.io/hostname": "plain"});
     let waiting: Pod = cluster.create(pod("waiting", spec, json!({}))).await;
@@ -269,7 +276,8 @@ async fn nodes_that_emulate_come_after_native_ones() {
     }
     let now = cluster.pods().get("waiting").await.unwrap();
     assert_eq!(now.annotations(), waiting.annotations());
-    // Behind a gate, an affinity with terms can only be narrowed to one alternative: the native nodes.
+    // Behind a gate, an affinity with terms can only be narrowed to one alternative: the native
+    // nodes.
     let mut spec = pod_spec(&[cluster.image("arm64")]);
     let os = json!({"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]});
     let terms = json!({"nodeSelectorTerms": [{"matchExpressions": [os]}]});

@@ -83,9 +83,8 @@ async fn no_secret_is_printed_even_at_trace_level() {
     for name in ["basic", "bearer", "node"] {
         assert_eq!(cluster.wait_until_bound(name).await, "arm64");
     }
-    cluster
-        .wait_for_event("closed", "ToleratesEveryArchitecture")
-        .await;
+    let event = "ToleratesEveryArchitecture";
+    cluster.wait_for_event("closed", event).await;
     assert!(bearer.count("GET", "/token") > 0);
 
     // The ServiceAccount's token, the certificate's private key, and the registry's tokens.
@@ -98,16 +97,9 @@ async fn no_secret_is_printed_even_at_trace_level() {
         .next()
         .unwrap()
         .to_owned();
-    let key = [
-        "-n",
-        "archaware",
-        "get",
-        "secret",
-        "archaware-admission",
-        "-o",
-        "json",
-    ];
-    let stored: Value = serde_json::from_str(&cluster.kubectl(&key)).unwrap();
+    let command = "-n archaware get secret archaware-admission -o json";
+    let command: Vec<&str> = command.split(' ').collect();
+    let stored: Value = serde_json::from_str(&cluster.kubectl(&command)).unwrap();
     let key = BASE64_STANDARD
         .decode(stored["data"]["tls.key"].as_str().unwrap())
         .unwrap();

@@ -36,7 +36,8 @@ async fn registry() -> FakeRegistry {
     registry
 }
 
-/// The nodes: `fast` and `slow` for amd64, `arm` that says it is fast, and `gpu` for pods that tolerate its taint.
+/// The nodes: `fast` and `slow` for amd64, `arm` that says it is fast, and `gpu` for pods that
+/// tolerate its taint.
 async fn nodes(cluster: &TestCluster) {
     for (name, architecture, labels) in [
         ("fast", "amd64", vec![format!("{KEY}=fast")]),

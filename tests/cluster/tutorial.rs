@@ -1,4 +1,5 @@
-//! docs/tutorial.md does what it says: its commands are typed into a shell, and print what the page shows.
+//! docs/tutorial.md does what it says: its commands are typed into a shell, and print what the page
+//! shows.
 
 use std::process::Stdio;
 
@@ -16,7 +17,8 @@ struct Step {
     output: Vec<String>,
 }
 
-/// Commands begin with `$` and continue with `>`; what follows, as far as it is indented, is their output.
+/// Commands begin with `$` and continue with `>`; what follows, as far as it is indented, is their
+/// output.
 fn steps(page: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let mut in_block = false;
@@ -48,7 +50,8 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// Whether a line is as the page shows it. Widths of columns depend on names, so spaces do not count.
+/// Whether a line is as the page shows it. Widths of columns depend on names, so spaces do not
+/// count.
 fn matches_line(shown: &str, printed: &str) -> bool {
     let printed = printed.split_whitespace().collect::<Vec<_>>().join(" ");
     let shown = shown.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -1,4 +1,5 @@
-//! Images that need more than the lowest variant of an architecture, on nodes of which the variant is known or not.
+//! Images that need more than the lowest variant of an architecture, on nodes of which the variant
+//! is known or not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +26,8 @@ async fn node(cluster: &TestCluster, name: &str, architecture: &str, labels: &[(
     cluster.kubectl(&["uncordon", name]);
 }
 
-/// Two amd64 nodes by their own label, one by CPU features, one of which nothing is known, and an arm64 node.
+/// Two amd64 nodes by their own label, one by CPU features, one of which nothing is known, and an
+/// arm64 node.
 async fn nodes(cluster: &TestCluster) {
     let features = ["AVX", "AVX2", "FMA3"].map(|name| (format!("{NFD}{name}"), "true"));
     let features: Vec<_> = features
@@ -350,7 +352,8 @@ const LEVELS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The labels of NFD before version 0.19 for the CPU of this machine, and its level by all flags, of which NFD hides most.
+/// The labels of NFD before version 0.19 for the CPU of this machine, and its level by all flags,
+/// of which NFD hides most.
 fn this_cpu() -> (BTreeMap<String, &'static str>, Option<&'static str>) {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap();
     let line = text.lines().find(|line| line.starts_with("flags")).unwrap();
@@ -365,7 +368,8 @@ fn this_cpu() -> (BTreeMap<String, &'static str>, Option<&'static str>) {
     (labels.collect(), levels.last().map(|(level, _)| *level))
 }
 
-/// NFD's labels say the level of a real CPU, and a real kubelet and containerd run what archaware sends there.
+/// NFD's labels say the level of a real CPU, and a real kubelet and containerd run what archaware
+/// sends there.
 #[tokio::test]
 async fn the_level_of_a_real_cpu() {
     let cluster = TestCluster::take_with_node().await;
@@ -423,7 +427,8 @@ async fn the_level_of_a_real_cpu() {
         .delete("older-nfd", &Default::default())
         .await
         .unwrap();
-    // The single image has no index, so containerd takes it on every node. The node knows its registry by another name.
+    // The single image has no index, so containerd takes it on every node. The node knows its
+    // registry by another name.
     for (name, image) in [("single", "amd64-v3"), ("index", "amd64-levels")] {
         let mut spec = pod_spec(&[format!("reg.local/testimg/{image}:latest")]);
         spec["hostNetwork"] = json!(true);

@@ -1,4 +1,5 @@
-//! Pods that cannot run on their node: found by what the kubelet says of them, and evicted where that helps.
+//! Pods that cannot run on their node: found by what the kubelet says of them, and evicted where
+//! that helps.
 
 use k8s_openapi::api::{
     apps::v1::{DaemonSet, Deployment, StatefulSet},
@@ -153,7 +154,8 @@ async fn they_are_found_and_told() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// The kubelet publishes its event while the status still says that the container runs, and no other event for minutes.
+/// The kubelet publishes its event while the status still says that the container runs, and no
+/// other event for minutes.
 #[tokio::test]
 async fn a_status_that_comes_after_its_event_is_read() {
     let cluster = TestCluster::take().await;
@@ -215,8 +217,8 @@ async fn crash(cluster: &TestCluster, name: &str) {
     publish(cluster, name, "BackOff", RESTARTS).await;
 }
 
-/// Has the API server ask the webhook some seconds after the last pod was created: whether it asks since then is told by times in
-/// whole seconds.
+/// Has the API server ask the webhook some seconds after the last pod was created: whether it asks
+/// since then is told by times in whole seconds.
 async fn ask_webhook_later(cluster: &TestCluster) {
     let all = cluster.pods().list(&Default::default()).await.unwrap();
     let created = all.iter().filter_map(ResourceExt::creation_timestamp);
@@ -394,7 +396,8 @@ async fn a_controller_s_pods_are_not_evicted_in_vain() {
         }
     };
     let first = current(None).await;
-    // The API server asks the webhook, and then no more: nothing keeps a pod away that tolerates everything.
+    // The API server asks the webhook, and then no more: nothing keeps a pod away that tolerates
+    // everything.
     let archaware = Controller::start_with_webhook(&cluster, "misplaced: evict\n", "").await;
     ask_webhook_later(&cluster).await;
     cluster.kubectl(&["delete", "mutatingwebhookconfiguration", "archaware"]);
@@ -475,7 +478,7 @@ async fn a_real_kubelet_says_enough() {
         ),
         (
             "mislabelled",
-            ["exec format error", "says that it is for amd64"],
+            ["exec format error", "claims to be for amd64"],
         ),
         (
             "once",

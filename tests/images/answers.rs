@@ -1,4 +1,5 @@
-//! Unusual answers of registries: each causes a typed error within the time limit, and nothing wrong is cached.
+//! Unusual answers of registries: each causes a typed error within the time limit, and nothing
+//! wrong is cached.
 
 use std::time::Duration;
 
@@ -235,7 +236,8 @@ async fn a_host_that_never_answers_fails_fast_after_three_timeouts() {
             .as_ref()
             .is_err_and(|e| e.reason() == Reason::Unavailable)
     }));
-    // Requests in progress when the host is paused, at most eight at once, and those admitted by then; not forty.
+    // Requests in progress when the host is paused, at most eight at once, and those admitted by
+    // then; not forty.
     let asked = registry.seen().len();
     assert!(asked <= 16, "{asked} requests to a host that never answers");
     let late = registry.image("late");

@@ -182,7 +182,8 @@ fn weights(document: &CompatibilityDocument) -> Vec<i64> {
     document.entries.iter().map(|entry| entry.weight).collect()
 }
 
-/// Node Feature Discovery attaches its documents to images: found by the referrers API, or by a tag where a registry lacks it.
+/// Node Feature Discovery attaches its documents to images: found by the referrers API, or by a tag
+/// where a registry lacks it.
 #[tokio::test]
 async fn what_is_attached_to_an_image_is_read() {
     let registry = registry().await;
@@ -219,7 +220,8 @@ async fn what_is_attached_to_an_image_is_read() {
     assert_eq!(document.subject.as_deref(), Some(&*image.root.digest));
 }
 
-/// An index may have a document for each of its platforms (`oras attach --platform`). One of the index itself counts more.
+/// An index may have a document for each of its platforms (`oras attach --platform`). One of the
+/// index itself counts more.
 #[tokio::test]
 async fn what_is_attached_to_single_platforms_is_read() {
     let registry = registry().await;
@@ -291,7 +293,8 @@ async fn of_very_many_images_nothing_is_read() {
     }
 }
 
-/// A registry may answer in pages; the next one is asked for in the same repository, wherever the link points.
+/// A registry may answer in pages; the next one is asked for in the same repository, wherever the
+/// link points.
 #[tokio::test]
 async fn what_is_attached_on_further_pages_is_found() {
     let registry = registry().await;
@@ -436,7 +439,8 @@ async fn nothing_or_nonsense_is_attached() {
     }
 }
 
-/// A document that is attached in one repository does not apply to the same image in another repository.
+/// A document that is attached in one repository does not apply to the same image in another
+/// repository.
 #[tokio::test]
 async fn what_is_attached_counts_in_its_repository_only() {
     let (registry, resolver) = (registry().await, resolver());
@@ -452,7 +456,8 @@ async fn what_is_attached_counts_in_its_repository_only() {
     }
 }
 
-/// What is attached to the image of a pod that does not ask for it costs a request for each image, not for each of its platforms.
+/// What is attached to the image of a pod that does not ask for it costs a request for each image,
+/// not for each of its platforms.
 #[tokio::test]
 async fn what_is_attached_to_the_image_itself_is_asked_for_once() {
     let (registry, resolver) = (registry().await, resolver());

@@ -80,7 +80,8 @@ async fn bearer_tokens_are_fetched_once_and_renewed() {
     assert_eq!(registry.count("GET", "/token"), 2);
 }
 
-/// A rollout of a repository with many tags: the lookups get challenges concurrently and share one token.
+/// A rollout of a repository with many tags: the lookups get challenges concurrently and share one
+/// token.
 #[tokio::test]
 async fn many_tags_of_a_repository_share_one_token() {
     let (registry, resolver) = (registry().await, resolver());

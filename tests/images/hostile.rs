@@ -46,7 +46,8 @@ async fn few_of_many_passwords_are_shown_to_a_registry() {
     assert_eq!(shown, 16);
 }
 
-/// A pod may have hundreds of images: few of them are asked for at once, so that others of its tenant get their turn.
+/// A pod may have hundreds of images: few of them are asked for at once, so that others of its
+/// tenant get their turn.
 #[tokio::test]
 async fn few_images_of_one_pod_are_asked_for_at_once() {
     let (hanging, healthy) = (registry().await, registry().await);
@@ -99,7 +100,8 @@ async fn few_images_of_one_pod_are_asked_for_at_once() {
     evaluating.abort();
 }
 
-/// The images of one tenant hang; those of others are resolved meanwhile, even at the same registry.
+/// The images of one tenant hang; those of others are resolved meanwhile, even at the same
+/// registry.
 #[tokio::test]
 async fn a_tenant_whose_images_hang_holds_up_nobody() {
     let (hanging, healthy) = (registry().await, registry().await);
@@ -196,8 +198,8 @@ async fn server(answer: &'static [u8]) -> (String, Arc<parking_lot::Mutex<Vec<St
     (address, plain)
 }
 
-/// containerd falls back to plain HTTP for a server that speaks no TLS. A certificate that does not fit, or an attacker
-/// who breaks the handshake, is no such server.
+/// containerd falls back to plain HTTP for a server that speaks no TLS. A certificate that does not
+/// fit, or an attacker who breaks the handshake, is no such server.
 #[tokio::test]
 async fn secrets_never_go_over_plain_http() {
     const ALERT: &[u8] = &[0x15, 3, 3, 0, 2, 2, 40];
@@ -229,7 +231,8 @@ async fn secrets_never_go_over_plain_http() {
     }
 }
 
-/// A registry that collects unused children, or hides them from some: the answer is true for nobody else.
+/// A registry that collects unused children, or hides them from some: the answer is true for nobody
+/// else.
 #[tokio::test]
 async fn an_index_with_missing_children_is_not_kept_for_others() {
     let (incomplete, complete) = (registry().await, registry().await);

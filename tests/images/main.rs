@@ -97,7 +97,8 @@ async fn registry() -> FakeRegistry {
     FakeRegistry::start().await.expect("a free port")
 }
 
-/// A folder of `hosts.toml` files, by which one registry is a mirror of the other that may not resolve tags.
+/// A folder of `hosts.toml` files, by which one registry is a mirror of the other that may not
+/// resolve tags.
 fn mirrored_by(mirror: &FakeRegistry, origin: &FakeRegistry) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let address = origin.address();

@@ -1,4 +1,5 @@
-//! A redirect's target is a host of its own: its challenge, its token, its limits. Nothing of the registry goes along.
+//! A redirect's target is a host of its own: its challenge, its token, its limits. Nothing of the
+//! registry goes along.
 
 use archaware::image::Reason;
 use testimg::{Auth, Script};
@@ -167,7 +168,8 @@ async fn a_redirect_into_this_machine_is_not_followed() {
     }
 }
 
-/// A registry that takes nearly all of the time and then redirects cannot make another host look dead.
+/// A registry that takes nearly all of the time and then redirects cannot make another host look
+/// dead.
 #[tokio::test]
 async fn a_host_that_got_no_time_is_not_to_blame() {
     let (front, other) = (registry().await, registry().await);

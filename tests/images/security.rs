@@ -183,7 +183,8 @@ async fn per_credential_shares_nothing() {
     let resolver = resolver_with(strict);
     let (image, digest) = (registry.image("app"), testimg::find("multi").root.digest);
     let by_digest = format!("{image}@{digest}");
-    // The registry is public, so each answer could be shared; with `perCredential` each credential asks itself.
+    // The registry is public, so each answer could be shared; with `perCredential` each credential
+    // asks itself.
     let askers = [
         Keyring::default(),
         credentials::keyring(&registry.address(), "a", "secret"),

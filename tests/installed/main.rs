@@ -1,4 +1,5 @@
-//! archaware as users install it: its own image, the shipped manifests, a real kubelet and containerd.
+//! archaware as users install it: its own image, the shipped manifests, a real kubelet and
+//! containerd.
 
 #![allow(
     clippy::unwrap_used,
@@ -72,7 +73,8 @@ async fn the_image_holds_what_it_needs_and_starts_on_every_platform() {
         let layer = manifest["layers"][0]["digest"].as_str().unwrap();
         let blob = layout.join("blobs").join(layer.replace(':', "/"));
         run("tar", &["-xzf", blob.to_str().unwrap(), "-C", root]);
-        // The image contains no other program, and its files do not belong to the user that runs it.
+        // The image contains no other program, and its files do not belong to the user that runs
+        // it.
         let programs = run(
             "find",
             &[root, "-type", "f", "-perm", "/111", "-printf", "%P\n"],
@@ -82,7 +84,8 @@ async fn the_image_holds_what_it_needs_and_starts_on_every_platform() {
         // `e_type` of its ELF header is `ET_DYN`: its addresses are random.
         let header = std::fs::read(format!("{root}/archaware")).unwrap();
         assert_eq!(header[16..18], [3, 0], "{architecture}");
-        // The program needs no library, uses HTTP and resolves an image: emulated if it is for another architecture.
+        // The program needs no library, uses HTTP and resolves an image: emulated if it is for
+        // another architecture.
         let program = |arguments: &[&str]| {
             if machine(architecture) == std::env::consts::ARCH {
                 return run("chroot", &[&[root, "/archaware"], arguments].concat());
@@ -117,8 +120,8 @@ fn machine(architecture: &str) -> &'static str {
     }
 }
 
-/// An overlay of the shipped manifests with other addresses: this node has no pod network, so pods share the
-/// machine's ports, and the API server is on loopback.
+/// An overlay of the shipped manifests with other addresses: this node has no pod network, so pods
+/// share the machine's ports, and the API server is on loopback.
 fn overlay(cluster: &TestCluster, digest: &str) -> PathBuf {
     let folder = cluster.dir().join("overlay");
     let _ = std::fs::remove_dir_all(&folder);
@@ -394,7 +397,8 @@ async fn helm_installs_and_uninstalls_it() {
         let names = cluster.kubectl(&["get", kind, "-o", "name"]);
         assert!(!names.contains("archaware"), "{names}");
     }
-    // The Lease ends by itself, so that a replica that is late does not begin anew. Its pods take a while to end.
+    // The Lease ends by itself, so that a replica that is late does not begin anew. Its pods take a
+    // while to end.
     let kinds = "all,configmaps,secrets,roles,rolebindings,resourcequotas";
     eventually("an empty namespace", DEADLINE, || async {
         let names = cluster.kubectl(&["-n", "archaware", "get", kinds, "-o", "name"]);

@@ -1,5 +1,5 @@
-//! Resolvers for tests and benches, with and without a real containerd. Not in testsupport: that crate does without archaware, so
-//! that a change of archaware compiles it once for its unit tests.
+//! Resolvers for tests and benches, with and without a real containerd. Not in testsupport: that
+//! crate does without archaware, so that a change of archaware compiles it once for its unit tests.
 
 use std::time::Duration;
 
@@ -88,7 +88,8 @@ pub(crate) trait WithContainerd {
 }
 
 impl WithContainerd for Containerd {
-    /// On a busy machine containerd needs longer than the usual limit, and then the registry would be asked.
+    /// On a busy machine containerd needs longer than the usual limit, and then the registry would
+    /// be asked.
     fn counting(&self, settings: ResolverSettings, metrics: &Metrics) -> Resolver {
         through(&self.socket(), settings, metrics, Duration::from_secs(10))
     }

@@ -1,5 +1,5 @@
-//! `archaware content-proxy` in front of a real containerd: what is forwarded, what is refused, and that each end
-//! survives restarts of the other.
+//! `archaware content-proxy` in front of a real containerd: what is forwarded, what is refused, and
+//! that each end survives restarts of the other.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
 
@@ -299,8 +299,8 @@ async fn malformed_and_excessive_requests_do_not_reach_containerd() {
             tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut end)).await;
         assert!(closed.is_ok(), "the connection is closed");
     }
-    // A client that opens more connections than it needs and sends nothing: they are closed after five seconds, and do
-    // not keep the few places.
+    // A client that opens more connections than it needs and sends nothing: they are closed after
+    // five seconds, and do not keep the few places.
     let mut silent = Vec::new();
     for _ in 0..100 {
         silent.push(tokio::net::UnixStream::connect(&door.socket).await.unwrap());

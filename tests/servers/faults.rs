@@ -138,8 +138,8 @@ async fn a_full_disk_only_stops_persisting() {
                 .is_ok()
         );
     }
-    // containerd itself may exit, because its database writes too. After a restart with free space, the persisted
-    // content is there.
+    // containerd itself may exit, because its database writes too. After a restart with free space,
+    // the persisted content is there.
     containerd.restart().await;
     let digest = format!(
         "{}@{}",

@@ -1,5 +1,5 @@
-//! Images on real servers: Debian's docker-registry with every authentication and TLS setting, and real containerds
-//! of every supported version, unprivileged.
+//! Images on real servers: Debian's docker-registry with every authentication and TLS setting, and
+//! real containerds of every supported version, unprivileged.
 
 #![allow(
     clippy::unwrap_used,

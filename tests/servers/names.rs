@@ -1,5 +1,5 @@
-//! Names of registries, as `/etc/resolv.conf` and `/etc/hosts` say. The program gets its own copies of these files in a
-//! mount namespace.
+//! Names of registries, as `/etc/resolv.conf` and `/etc/hosts` say. The program gets its own copies
+//! of these files in a mount namespace.
 
 use std::{
     fs,

@@ -1,4 +1,5 @@
-//! Rules of image compatibility documents mean what they mean to Node Feature Discovery (NFD) itself.
+//! Rules of image compatibility documents mean what they mean to Node Feature Discovery (NFD)
+//! itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -110,8 +111,8 @@ fn rules(names: &'static str) -> impl Strategy<Value = Vec<Value>> {
     prop::collection::vec(rule, 0..3)
 }
 
-/// Entries. Rules read the variables A to C, which only the last entry sets: those of other entries count as unknown here, and so
-/// does whether some variable has a name.
+/// Entries. Rules read the variables A to C, which only the last entry sets: those of other entries
+/// count as unknown here, and so does whether some variable has a name.
 fn document() -> impl Strategy<Value = String> {
     let before = prop::collection::vec(rules("[D-E]"), 0..2);
     (before, rules("[A-C]")).prop_map(|(mut before, last)| {
@@ -241,7 +242,8 @@ fn rules_mean_what_they_mean_to_nfd() {
         let document = CompatibilityDocument::parse(RuleKeys::Features, text.as_bytes());
         let document = document.unwrap_or_else(|error| panic!("{error}: {text}"));
         for (node, Evaluated { holds, error }) in nodes.iter().zip(answers) {
-            // A value that cannot be compared ends NFD's evaluation of the document. Here it ends that of the rule.
+            // A value that cannot be compared ends NFD's evaluation of the document. Here it ends
+            // that of the rule.
             let Some(mut expected) = holds.filter(|_| error.is_empty()) else {
                 continue;
             };

@@ -1,5 +1,5 @@
-//! The operator's credentials with a real registry that requires a password: `config.json`, its helpers, and the
-//! kubelet's plugins, run by the program.
+//! The operator's credentials with a real registry that requires a password: `config.json`, its
+//! helpers, and the kubelet's plugins, run by the program.
 
 use std::{
     fs,

@@ -1,4 +1,5 @@
-//! Compatibility documents that are attached to images, in registries with the referrers API and without it.
+//! Compatibility documents that are attached to images, in registries with the referrers API and
+//! without it.
 
 use std::time::Duration;
 

@@ -176,7 +176,8 @@ async fn certificates_on_an_http_address_mean_https_first() {
         let settings = tree(&roots.path().join(name), "reg.test", &text);
         let resolved = resolve(&resolver(settings), "reg.test/multi", &Keyring::default()).await;
         assert_eq!(platforms(&resolved.unwrap()), MULTI, "{name}");
-        // Docker's layout, for a registry on loopback that would otherwise be accessed by plain HTTP.
+        // Docker's layout, for a registry on loopback that would otherwise be accessed by plain
+        // HTTP.
         let port = address.rsplit(':').next().unwrap();
         let folder = roots.path().join(name).join(format!("127.0.0.1_{port}_"));
         fs::create_dir(&folder).unwrap();

@@ -1,4 +1,5 @@
-//! `archaware report` without a cluster: in a pipeline, for many workloads, and its page in a real browser.
+//! `archaware report` without a cluster: in a pipeline, for many workloads, and its page in a real
+//! browser.
 
 use std::{
     path::Path,
@@ -387,7 +388,8 @@ async fn an_interrupted_report_goes_on() {
         json["images"].clone()
     };
     let arguments = ["--images", "-", "-o", "json"];
-    // The first one is killed while four of them have no answer: fewer than may be asked for at once.
+    // The first one is killed while four of them have no answer: fewer than may be asked for at
+    // once.
     for n in 36..40 {
         registry.script(&format!("/app-{n}"), Script::Hang);
     }
@@ -481,7 +483,8 @@ async fn page(folder: &Path, manifests: &str) -> std::path::PathBuf {
     file
 }
 
-/// The page needs no network, can be filtered, sorted and searched with the keyboard alone, and shows names as text.
+/// The page needs no network, can be filtered, sorted and searched with the keyboard alone, and
+/// shows names as text.
 #[tokio::test]
 async fn the_page_in_a_browser() {
     let registry = registry(&["multi", "amd64", "s390x"]).await;

@@ -1,4 +1,5 @@
-//! Fetched documents are persisted in a real containerd, of each supported version, and nothing stays there forever.
+//! Fetched documents are persisted in a real containerd, of each supported version, and nothing
+//! stays there forever.
 
 use std::time::Duration;
 
@@ -336,7 +337,8 @@ async fn content_lives_as_long_as_its_lease_which_use_extends() {
         assert!(held() > 0, "its children are kept, too");
         // A new process uses one image on another day, whose lease is new.
         let name = lease.split_whitespace().next().unwrap();
-        // containerd may collect what no lease holds before the new one does: it is kept by a label meanwhile.
+        // containerd may collect what no lease holds before the new one does: it is kept by a label
+        // meanwhile.
         let label = |value: &str| {
             let root = unnamed.root.digest.as_str();
             let label = format!("containerd.io/gc.root={value}");
@@ -469,7 +471,8 @@ async fn isolated_requests_persist_nothing_and_read_nothing() {
         assert_eq!(resolved.source, ResolutionSource::Registry, "{name}");
     }
     assert!(registry.count("GET", "/v2/multi/manifests/sha256") > 0);
-    // A pod without any credential gets nothing of what the node holds: by its tag, and by its digest.
+    // A pod without any credential gets nothing of what the node holds: by its tag, and by its
+    // digest.
     for reference in [name.clone(), format!("{name}@{}", image.root.digest)] {
         let error = resolve(&resolver, &reference, &Keyring::default())
             .await

@@ -1,4 +1,5 @@
-//! `inspect --trace` and `--log-level debug` show each request and each answer from a cache, and no secret.
+//! `inspect --trace` and `--log-level debug` show each request and each answer from a cache, and no
+//! secret.
 
 use std::{path::Path, process::Command};
 
@@ -84,7 +85,8 @@ async fn requests_are_seen_and_secrets_are_not() {
     }
 }
 
-/// Peer, method, path, status, attempt and credential of each call for an image whose plugin answers.
+/// Peer, method, path, status, attempt and credential of each call for an image whose plugin
+/// answers.
 fn expected_calls(image: &str, registry: &str) -> Vec<[String; 6]> {
     let digest = testimg::find("multi").root.digest;
     let manifest = |version: &str| format!("/v2/app/manifests/{version}");

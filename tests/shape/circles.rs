@@ -1,5 +1,6 @@
-//! Within a layer, too, modules do not use each other in a circle. A module and the modules inside of it are one thing here: a child may
-//! use its parent, and the parent names its children. A path through an imported module counts as a use of that module only.
+//! Within a layer, too, modules do not use each other in a circle. A module and the modules inside
+//! of it are one thing here: a child may use its parent, and the parent names its children. A path
+//! through an imported module counts as a use of that module only.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,5 @@
-//! The modules of the program form layers: each uses only those above it in this list. For the libraries in `crates/`, Cargo sees to it.
+//! The modules of the program form layers: each uses only those above it in this list. For the
+//! libraries in `crates/`, Cargo sees to it.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! Shared by tests and benches: control planes that `hack/test.sh` started, and real registries and containerds per
-//! test.
+//! Shared by tests and benches: control planes that `hack/test.sh` started, and real registries and
+//! containerds per test.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,8 +19,8 @@ pub use port::free_port;
 
 use std::path::PathBuf;
 
-/// The program under test: the one that cargo built beside this test, or `ARCHAWARE_BIN` (a release build for
-/// benches).
+/// The program under test: the one that cargo built beside this test, or `ARCHAWARE_BIN` (a release
+/// build for benches).
 pub fn program() -> PathBuf {
     std::env::var_os("ARCHAWARE_BIN").map_or_else(
         || {

@@ -5,13 +5,13 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// Below the ports that the kernel gives to outgoing connections (32768 to 60999 by default), and above those of
-/// `hack/testbed/lib.sh`.
+/// Below the ports that the kernel gives to outgoing connections (32768 to 60999 by default), and
+/// above those of `hack/testbed/lib.sh`.
 const FIRST: u16 = 20_000;
 const COUNT: u32 = 12_000;
 
-/// A port of loopback that no server listens on. An outgoing connection cannot take it before the server listens, and this process
-/// gives it to no other test.
+/// A port of loopback that no server listens on. An outgoing connection cannot take it before the
+/// server listens, and this process gives it to no other test.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // Processes side by side begin at different ports.

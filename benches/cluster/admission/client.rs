@@ -76,7 +76,8 @@ impl Connection {
     }
 }
 
-/// A request about a pod of 8 KB: two containers with many environment variables, as the API server sends it.
+/// A request about a pod of 8 KB: two containers with many environment variables, as the API server
+/// sends it.
 pub(super) fn question(image: &str) -> Bytes {
     let environment = |n: usize| json!({"name": format!("SETTING_{n}"), "value": format!("https://service-{n}.example.svc:8443/path")});
     let environment: Vec<Value> = (0..41).map(environment).collect();

@@ -1,4 +1,5 @@
-//! Cost of the webhook: requests over TLS as the API server sends them, and requests through a real API server.
+//! Cost of the webhook: requests over TLS as the API server sends them, and requests through a real
+//! API server.
 //!
 //! The floor is a server with the same library that reads the request and answers "allowed".
 
@@ -51,8 +52,8 @@ async fn ask_all(target: &Target, connections: usize, question: &Bytes) -> (Vec<
     (times, rate)
 }
 
-/// A thousand requests per second for ten seconds. A request that is sent late because the previous one was answered
-/// late counts from the time at which it was due.
+/// A thousand requests per second for ten seconds. A request that is sent late because the previous
+/// one was answered late counts from the time at which it was due.
 async fn paced(target: &Target, question: &Bytes) -> Vec<f64> {
     let connections = join_all((0..CONNECTIONS).map(|_| target.connect())).await;
     let started = tokio::time::Instant::now();

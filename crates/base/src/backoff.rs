@@ -33,8 +33,8 @@ impl Backoff {
     }
 }
 
-/// A random duration between `time` and twice `time`, so that processes and objects that wait for the same event do
-/// not retry at the same moment.
+/// A random duration between `time` and twice `time`, so that processes and objects that wait for
+/// the same event do not retry at the same moment.
 pub fn jittered(time: Duration) -> Duration {
     time.mul_f64(1.0 + rand::random::<f64>())
 }

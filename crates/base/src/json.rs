@@ -7,8 +7,8 @@ use serde::{
     de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-/// A value that is a JSON object. serde's derived structs also accept a list with their fields in order, which no
-/// format that archaware reads means.
+/// A value that is a JSON object. serde's derived structs also accept a list with their fields in
+/// order, which no format that archaware reads means.
 #[derive(Debug, Default)]
 pub struct Object<T>(pub T);
 

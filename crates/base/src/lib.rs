@@ -1,4 +1,5 @@
-//! What archaware's libraries share: small helpers that know neither platforms nor Kubernetes objects.
+//! What archaware's libraries share: small helpers that know neither platforms nor Kubernetes
+//! objects.
 
 #![warn(missing_docs)]
 

@@ -50,7 +50,8 @@ pub fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// Whether `text` is `[prefix/]name`, the rule for keys of labels, annotations and taints (`IsQualifiedName`).
+/// Whether `text` is `[prefix/]name`, the rule for keys of labels, annotations and taints
+/// (`IsQualifiedName`).
 pub fn is_qualified_name(text: &str) -> bool {
     let (prefix, name) = match text.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
@@ -59,7 +60,8 @@ pub fn is_qualified_name(text: &str) -> bool {
     prefix.is_none_or(is_dns_subdomain) && !name.is_empty() && is_label_value(name)
 }
 
-/// Whether `text` is a valid label value, the rule for taint values too (`IsValidLabelValue`). Empty is valid.
+/// Whether `text` is a valid label value, the rule for taint values too (`IsValidLabelValue`).
+/// Empty is valid.
 pub fn is_label_value(text: &str) -> bool {
     let edge = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
     text.len() <= 63

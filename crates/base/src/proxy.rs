@@ -1,5 +1,6 @@
-//! The proxies of the environment: `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY`, in upper or lower case, as kubectl and
-//! containerd obey them (`golang.org/x/net/http/httpproxy`). The client for registries reads the same variables itself.
+//! The proxies of the environment: `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY`, in upper or lower
+//! case, as kubectl and containerd obey them (`golang.org/x/net/http/httpproxy`). The client for
+//! registries reads the same variables itself.
 
 use http::Uri;
 use hyper_util::client::proxy::matcher::Matcher;
@@ -9,7 +10,8 @@ pub fn for_server(server: &Uri) -> Option<Uri> {
     choose(server, variable)
 }
 
-/// The hosts of all proxies. Their names are resolved here, those of the servers behind them are not.
+/// The hosts of all proxies. Their names are resolved here, those of the servers behind them are
+/// not.
 pub fn hosts() -> Vec<String> {
     ["HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"]
         .into_iter()

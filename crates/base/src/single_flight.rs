@@ -15,8 +15,8 @@ use futures::{
 type SharedWork<V> = WeakShared<BoxFuture<'static, Option<V>>>;
 use parking_lot::Mutex;
 
-/// The executions in progress, by key. Holds no results. When the last waiting caller goes away, the work is
-/// cancelled. The number of entries is bounded by the number of waiting callers.
+/// The executions in progress, by key. Holds no results. When the last waiting caller goes away,
+/// the work is cancelled. The number of entries is bounded by the number of waiting callers.
 pub struct SingleFlight<K: Hash + Eq, V> {
     running: Mutex<HashMap<K, SharedWork<V>>>,
 }

@@ -1,4 +1,5 @@
-//! Artifacts whose layers are read. Only the feature that asks for an artifact understands its layers.
+//! Artifacts whose layers are read. Only the feature that asks for an artifact understands its
+//! layers.
 
 use std::sync::Arc;
 
@@ -24,7 +25,8 @@ pub struct ArtifactKind {
 /// The content of an artifact, or of the artifacts that are attached to the images of an index.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ArtifactContent {
-    /// The digest of the artifact, or of the index whose images have attached artifacts. Empty for an attached artifact.
+    /// The digest of the artifact, or of the index whose images have attached artifacts. Empty for
+    /// an attached artifact.
     pub digest: String,
     /// The digest of the image in `subject` of an artifact that is read by its own name.
     pub subject: Option<String>,

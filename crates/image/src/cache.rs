@@ -1,5 +1,6 @@
-//! In-memory caches of the resolver. `resolution.cache.images` bounds tags and summaries, an eighth of it failures and
-//! incomplete summaries; `quick_cache` evicts the entries that are least likely to be used again.
+//! In-memory caches of the resolver. `resolution.cache.images` bounds tags and summaries, an eighth
+//! of it failures and incomplete summaries; `quick_cache` evicts the entries that are least likely
+//! to be used again.
 
 use std::{
     collections::HashSet,
@@ -94,7 +95,8 @@ pub(crate) struct CachedSummary {
 
 /// Keys are hashes, because names are long and numerous.
 pub(crate) struct Caches {
-    /// Content-addressed and therefore never stale. Shared by all pods unless `perCredential` is set.
+    /// Content-addressed and therefore never stale. Shared by all pods unless `perCredential` is
+    /// set.
     summaries: Cache<Fingerprint, CachedSummary>,
     tags: Cache<Fingerprint, TagEntry>,
     failures: Cache<Fingerprint, FailureEntry>,

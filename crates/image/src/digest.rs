@@ -16,8 +16,8 @@ enum Repr {
     Other(Box<str>),
 }
 
-/// Why text is not a digest. The text is not quoted: in a document from a registry anything can be in its place, and the
-/// error gets into events.
+/// Why text is not a digest. The text is not quoted: in a document from a registry anything can be
+/// in its place, and the error gets into events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DigestError {
     /// Not `algorithm:hex`, or hex of the wrong length or case.

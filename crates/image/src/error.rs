@@ -7,7 +7,8 @@ use archaware_platform::DocumentError;
 
 use super::{digest::DigestError, reference::ReferenceError};
 
-/// The fixed set of reasons, used in metric labels, events and `error.reason` of `archaware inspect`.
+/// The fixed set of reasons, used in metric labels, events and `error.reason` of `archaware
+/// inspect`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
 pub enum Reason {
     /// The reference does not follow the grammar.
@@ -34,7 +35,8 @@ impl Reason {
         self.into()
     }
 
-    /// Delays between retries; `None` when a retry of the same request cannot help or the registry sets the delay.
+    /// Delays between retries; `None` when a retry of the same request cannot help or the registry
+    /// sets the delay.
     pub fn backoff(self) -> Option<Backoff> {
         match self {
             // The registry sets the delay. An invalid reference stays invalid.
@@ -50,7 +52,8 @@ impl Reason {
 /// A cause that is shared by all callers that waited for the same request.
 pub(crate) type SharedError = Arc<dyn std::error::Error + Send + Sync>;
 
-/// Why an image could not be resolved. Cheap to clone: all callers that waited for a request get the same error.
+/// Why an image could not be resolved. Cheap to clone: all callers that waited for a request get
+/// the same error.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ImageError {
     /// The text is not an image reference.

@@ -9,9 +9,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 /// Maximum number of images that are being fetched for one tenant.
 const MAX_PER_TENANT: usize = 64;
-/// Maximum number of images that are being fetched, and so of requests to registries and token servers, as each image
-/// has one at a time. A request has a connection with buffers of up to 400 KiB, and an image holds documents of up to half
-/// a MiB between its requests.
+/// Maximum number of images that are being fetched, and so of requests to registries and token
+/// servers, as each image has one at a time. A request has a connection with buffers of up to 400
+/// KiB, and an image holds documents of up to half a MiB between its requests.
 const MAX_TOTAL: usize = 128;
 /// Tenants, and pairs of tenant and registry, with state; the state of the least used pairs is
 /// dropped.
@@ -54,7 +54,8 @@ impl Lines {
 }
 
 impl FetchSlots {
-    /// `per_host` is the number of requests that a registry gets at once. Twice as many images keep it busy.
+    /// `per_host` is the number of requests that a registry gets at once. Twice as many images keep
+    /// it busy.
     pub(crate) fn new(per_host: usize) -> Self {
         Self {
             total: Semaphore::new(MAX_TOTAL),
@@ -63,8 +64,8 @@ impl FetchSlots {
         }
     }
 
-    /// Waits in the line of the tenant for this registry, in that of the tenant, and in that of all. The caller bounds
-    /// the time.
+    /// Waits in the line of the tenant for this registry, in that of the tenant, and in that of
+    /// all. The caller bounds the time.
     pub(crate) async fn enter(&self, tenant: &str, registry: &str) -> FetchSlot<'_> {
         // Neither a namespace nor a registry contains a space.
         let pair = format!("{tenant} {registry}");

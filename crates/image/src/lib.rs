@@ -1,5 +1,5 @@
-//! Image reference → platforms: references, registries, containerd, credentials and caches. [`Resolver`] is the entry
-//! point. Nothing here knows Kubernetes.
+//! Image reference → platforms: references, registries, containerd, credentials and caches.
+//! [`Resolver`] is the entry point. Nothing here knows Kubernetes.
 
 #![warn(missing_docs)]
 

@@ -76,8 +76,8 @@ impl Resolutions {
         name.to_owned()
     }
 
-    /// Records a resolution that began at `started`: its source, or the reason why it failed. `registry` is the
-    /// registry that was asked, if any.
+    /// Records a resolution that began at `started`: its source, or the reason why it failed.
+    /// `registry` is the registry that was asked, if any.
     pub fn observe(
         &self,
         started: Instant,

@@ -1,5 +1,5 @@
-//! Image references in the grammar of `github.com/distribution/reference` (v0.6), which the kubelet and containerd
-//! use. What Go rejects is rejected here.
+//! Image references in the grammar of `github.com/distribution/reference` (v0.6), which the kubelet
+//! and containerd use. What Go rejects is rejected here.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ const DOCKER_HUB: &str = "docker.io";
 /// Limit of the path without the registry, in bytes (`RepositoryNameTotalLengthMax`).
 const MAX_PATH: usize = 255;
 const MAX_TAG: usize = 128;
-/// Limit of a host with its port, in bytes. A name in the DNS has at most 253 (RFC 1035, 2.3.4). Go has no limit here,
-/// but no longer name can be resolved.
+/// Limit of a host with its port, in bytes. A name in the DNS has at most 253 (RFC 1035, 2.3.4). Go
+/// has no limit here, but no longer name can be resolved.
 const MAX_HOST: usize = 255;
 
 /// A normalised image reference: `registry/repository`, with a tag or a digest.
@@ -143,7 +143,8 @@ impl Reference {
     }
 }
 
-/// `docker.io/library/nginx:latest`, `reg/app@sha256:…`: also the name of containerd's image record.
+/// `docker.io/library/nginx:latest`, `reg/app@sha256:…`: also the name of containerd's image
+/// record.
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.version {

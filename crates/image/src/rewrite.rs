@@ -24,8 +24,8 @@ fn without_slash<'de, D: Deserializer<'de>>(text: D) -> Result<String, D::Error>
     Ok(text.trim_end_matches('/').to_owned())
 }
 
-/// Applies each rule once, in order, to the result of the previous rule. The result replaces the original name
-/// everywhere.
+/// Applies each rule once, in order, to the result of the previous rule. The result replaces the
+/// original name everywhere.
 pub(crate) fn rewrite(
     reference: Reference,
     rules: &[Rewrite],
@@ -40,7 +40,8 @@ pub(crate) fn rewrite(
         let Some(rest) = name.strip_prefix(prefix.as_str()) else {
             continue;
         };
-        // Whole components only: `docker.io` matches neither `docker.io.example.com` nor `docker.io:5000`.
+        // Whole components only: `docker.io` matches neither `docker.io.example.com` nor
+        // `docker.io:5000`.
         let tagged = prefix.contains('/') && rest.starts_with([':', '@']);
         if rest.starts_with('/') || tagged {
             name = Cow::Owned(format!("{replacement}{rest}"));

@@ -1,5 +1,5 @@
-//! Reads image documents from a root document to the image's platforms. Follows an index into entries that do not
-//! name their platform, and a manifest into its config.
+//! Reads image documents from a root document to the image's platforms. Follows an index into
+//! entries that do not name their platform, and a manifest into its config.
 
 use std::{collections::HashSet, future::Future};
 
@@ -14,12 +14,13 @@ use super::{digest::Digest, error::ImageError};
 
 /// Maximum depth of nested indexes, the root included. Build tools make two at most.
 const MAX_DEPTH: usize = 4;
-/// Maximum number of children that are read for one image. An index with more is hostile or not an image.
+/// Maximum number of children that are read for one image. An index with more is hostile or not an
+/// image.
 const MAX_CHILDREN: usize = 256;
 /// Maximum bytes of all documents of one image; 256 children of typical size have 2 KiB each.
 const MAX_TOTAL: usize = 16 * 1024 * 1024;
-/// Maximum bytes of all documents of an image that is persisted in containerd. Larger ones are rare. They are held until
-/// the image is read.
+/// Maximum bytes of all documents of an image that is persisted in containerd. Larger ones are
+/// rare. They are held until the image is read.
 const MAX_PERSISTED: usize = 512 * 1024;
 
 /// Registries serve manifests and configs under different paths.
@@ -71,7 +72,8 @@ pub(crate) struct ReadImage {
     pub(crate) summary: ImageSummary,
     /// The root first; empty if they are too large to be persisted.
     pub(crate) documents: Vec<FetchedDocument>,
-    /// Whether no child was missing. What is missing for one reader may be there for another, or later.
+    /// Whether no child was missing. What is missing for one reader may be there for another, or
+    /// later.
     pub(crate) is_complete: bool,
 }
 
@@ -176,7 +178,8 @@ impl<F: Fetch> DocumentReader<'_, F> {
                 images += 1;
                 match platforms_of {
                     Ok(set) => platforms.extend_from_slice(set.platforms()),
-                    // Some registries garbage-collect unused children. The remaining ones still count.
+                    // Some registries garbage-collect unused children. The remaining ones still
+                    // count.
                     Err(ImageError::NotFound { .. }) => self.gone += 1,
                     Err(error) => return Err(error),
                 }
@@ -278,7 +281,8 @@ fn parse(digest: &Digest, bytes: &[u8], hint: Option<&str>) -> Result<Document, 
     })
 }
 
-/// The document's own media type, else the one of its carrier, else the one that its structure implies.
+/// The document's own media type, else the one of its carrier, else the one that its structure
+/// implies.
 fn media_type_of(bytes: &[u8], content_type: Option<&str>, document: &Document) -> &'static str {
     use archaware_platform::media_type::{MANIFESTS, OCI_INDEX, OCI_MANIFEST};
     #[derive(serde::Deserialize)]

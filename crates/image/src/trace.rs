@@ -1,10 +1,12 @@
-//! Debug log events that show how an image is resolved: each request to a registry, a token server, a credential program
-//! and containerd, and each answer from a cache. `archaware inspect --trace` prints the same. They hold no secret: paths
-//! have no query, and of a credential only its kind is shown.
+//! Debug log events that show how an image is resolved: each request to a registry, a token server,
+//! a credential program and containerd, and each answer from a cache. `archaware inspect --trace`
+//! prints the same. They hold no secret: paths have no query, and of a credential only its kind is
+//! shown.
 
 use std::{fmt::Display, time::Instant};
 
-/// Target of the events: part of the interface (docs/metrics.md), so it does not follow the names of crates.
+/// Target of the events: part of the interface (docs/metrics.md), so it does not follow the names
+/// of crates.
 pub const TARGET: &str = "archaware::image::trace";
 
 /// Who is asked.

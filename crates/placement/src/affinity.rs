@@ -11,7 +11,8 @@ use super::requirement::{Operator, Requirement};
 /// The node label for the architecture, and its deprecated name.
 pub const LABEL: &str = "kubernetes.io/arch";
 pub(super) const OLD_LABEL: &str = "beta.kubernetes.io/arch";
-/// The node label for the name of the host, by which single nodes are named if no other label selects them.
+/// The node label for the name of the host, by which single nodes are named if no other label
+/// selects them.
 pub const HOSTNAME: &str = "kubernetes.io/hostname";
 /// [`LABEL`] and its deprecated name.
 pub const LABELS: [&str; 2] = [LABEL, OLD_LABEL];
@@ -93,7 +94,8 @@ impl WeightedTerm {
     }
 }
 
-/// Requires one of these architectures. The API server accepts no `In` without values; every node has the label, so that `DoesNotExist` matches none.
+/// Requires one of these architectures. The API server accepts no `In` without values; every node
+/// has the label, so that `DoesNotExist` matches none.
 pub fn on_architecture<'a>(
     architectures: impl IntoIterator<Item = &'a Architecture>,
 ) -> Requirement {

@@ -23,7 +23,8 @@ use super::{
 
 pub use undo::{AffinityUndo, undo};
 
-/// Maximum number of terms of a pod that are repeated for several alternatives. Real pods have a few.
+/// Maximum number of terms of a pod that are repeated for several alternatives. Real pods have a
+/// few.
 const MAX_REPEATED: usize = 16;
 
 /// What archaware adds to a pod's node affinity. Recorded on the pod, so that it can be removed.
@@ -156,8 +157,9 @@ pub struct Wanted<'a> {
     pub nodes: &'a NodeSet,
     /// The nodes that demands prefer.
     pub prefer: Vec<WeightedTerm>,
-    /// Whether required terms can be added and repeated. Those of an existing pod can only get more expressions
-    /// (`ValidatePodUpdate` of the API server: the affinity of a gated pod may be narrowed).
+    /// Whether required terms can be added and repeated. Those of an existing pod can only get more
+    /// expressions (`ValidatePodUpdate` of the API server: the affinity of a gated pod may be
+    /// narrowed).
     pub terms_are_open: bool,
 }
 
@@ -183,7 +185,8 @@ pub fn decide(
     }
 }
 
-/// Those that the pod does not have already, and, if its author prefers architectures, those that say more than an architecture.
+/// Those that the pod does not have already, and, if its author prefers architectures, those that
+/// say more than an architecture.
 fn preferred_terms(terms: &[WeightedTerm], author: AuthorNodes<'_>) -> Vec<WeightedTerm> {
     let own = author.affinity.map(Affinity::preferred_terms);
     let own = own.unwrap_or_default();
@@ -318,7 +321,8 @@ impl RequiredArchitectures {
 /// The terms that have none of these alternatives.
 fn open_terms(terms: &[NodeSelectorTerm], alternatives: &[NodeSelectorTerm]) -> Vec<usize> {
     // A term without expressions either matches no node (`nodeaffinity.isEmptyNodeSelectorTerm` of
-    // k8s.io/component-helpers) or names a single node, as in a DaemonSet's pods. Neither is changed.
+    // k8s.io/component-helpers) or names a single node, as in a DaemonSet's pods. Neither is
+    // changed.
     let needs_more = |term: &NodeSelectorTerm| {
         let own = &term.match_expressions;
         let has_one = alternatives.iter().any(|alternative| {

@@ -1,5 +1,5 @@
-//! The architectures that a pod's author selects, by node selector or required node affinity. archaware narrows that
-//! choice, never widens it, and tells when nothing is left.
+//! The architectures that a pod's author selects, by node selector or required node affinity.
+//! archaware narrows that choice, never widens it, and tells when nothing is left.
 
 use std::collections::BTreeMap;
 
@@ -68,8 +68,9 @@ impl<'a> AuthorNodes<'a> {
         terms.any(|term| !term.match_fields.is_empty())
     }
 
-    /// Whether the author's pod is admitted to every architecture that they select: then it is meant to run there, whatever its
-    /// images say. `None` stands for all architectures that are not named.
+    /// Whether the author's pod is admitted to every architecture that they select: then it is
+    /// meant to run there, whatever its images say. `None` stands for all architectures that are
+    /// not named.
     pub fn is_admitted(&self, admits: impl Fn(Option<&str>) -> bool) -> bool {
         // The node selector and the terms are `ANDed`, the terms `ORed`.
         if let Some(name) = self.by_node_selector().next() {
@@ -82,7 +83,8 @@ impl<'a> AuthorNodes<'a> {
         }
     }
 
-    /// Whether the node selector names one of `architectures`. It is `ANDed` with the affinity, so nothing more is needed.
+    /// Whether the node selector names one of `architectures`. It is `ANDed` with the affinity, so
+    /// nothing more is needed.
     pub(super) fn selects_within(&self, architectures: &Architectures) -> bool {
         let is_one = |value: &str| architectures.contains(value);
         self.by_node_selector().next().is_some() && self.by_node_selector().all(is_one)
@@ -100,7 +102,8 @@ impl<'a> AuthorNodes<'a> {
             && !self.names_nodes()
     }
 
-    /// Whether the terms name single nodes, as in a DaemonSet's pods: a preference has no effect then.
+    /// Whether the terms name single nodes, as in a DaemonSet's pods: a preference has no effect
+    /// then.
     pub fn names_nodes(&self) -> bool {
         let terms = self.terms();
         !terms.is_empty() && terms.iter().all(|term| term.match_expressions.is_empty())
@@ -113,7 +116,8 @@ impl<'a> AuthorNodes<'a> {
             || terms.any(|term| architectures_of(term).next().is_some())
     }
 
-    /// The nodes that the node selector and one of the terms select. Fields are left out, so that more nodes are in it.
+    /// The nodes that the node selector and one of the terms select. Fields are left out, so that
+    /// more nodes are in it.
     pub(super) fn nodes(&self) -> NodeSet {
         let selector = self.node_selector.iter();
         let selector =

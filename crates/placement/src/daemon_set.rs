@@ -1,8 +1,8 @@
 //! Decides the tolerations of a DaemonSet's template.
 //!
-//! The DaemonSet controller creates no pod for a node whose taint the template does not tolerate. There is then no
-//! pod to change, so the template must have the tolerations. Unlike a pod's tolerations, a template's can be removed
-//! again.
+//! The DaemonSet controller creates no pod for a node whose taint the template does not tolerate.
+//! There is then no pod to change, so the template must have the tolerations. Unlike a pod's
+//! tolerations, a template's can be removed again.
 
 use std::collections::BTreeSet;
 
@@ -17,15 +17,16 @@ use super::{
     record,
 };
 
-/// The value of `archaware.dev/tolerations`: which tolerations of the template archaware added, and for which images.
+/// The value of `archaware.dev/tolerations`: which tolerations of the template archaware added, and
+/// for which images.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OwnedTolerations {
     /// The tolerations that archaware added, in the API's form.
     pub tolerations: Vec<Value>,
-    /// The images of the decision. While they stay the same, the decision stands when they cannot be resolved, and one of
-    /// the failure policy in any case, because each change of the template causes a rollout. One until the images are known is
-    /// only narrowed.
+    /// The images of the decision. While they stay the same, the decision stands when they cannot
+    /// be resolved, and one of the failure policy in any case, because each change of the template
+    /// causes a rollout. One until the images are known is only narrowed.
     #[serde(default)]
     pub images: BTreeSet<String>,
     /// Whether the failure policy decided, and its decision stands until the images change.
@@ -195,8 +196,8 @@ pub fn decide_template(
     })
 }
 
-/// The change that `archaware clean` makes: removes owned tolerations (their indexes, in ascending order) and the
-/// annotation.
+/// The change that `archaware clean` makes: removes owned tolerations (their indexes, in ascending
+/// order) and the annotation.
 pub fn clean(owned: &[usize]) -> TemplateChange {
     TemplateChange {
         remove: owned.iter().rev().copied().collect(),

@@ -1,5 +1,5 @@
-//! Demands of features on the nodes of a pod. All features express themselves in this form, and only [`PlacementPolicy::change`] turns
-//! demands into tolerations and node affinity.
+//! Demands of features on the nodes of a pod. All features express themselves in this form, and
+//! only [`PlacementPolicy::change`] turns demands into tolerations and node affinity.
 //!
 //! [`PlacementPolicy::change`]: super::PlacementPolicy::change
 
@@ -127,15 +127,17 @@ impl Demands {
         })
     }
 
-    /// The nodes that all of them allow. Where only some combinations can be written, they are those of the first terms, so that
-    /// emulation comes after rules and image selection: all of its nodes stay then.
+    /// The nodes that all of them allow. Where only some combinations can be written, they are
+    /// those of the first terms, so that emulation comes after rules and image selection: all of
+    /// its nodes stay then.
     pub fn required(&self) -> NodeSet {
         let sets = self.iter().map(|demand| &demand.require);
         let sets = sets.filter(|set| !set.is_every());
         sets.fold(NodeSet::every(), |all, one| all.and(one))
     }
 
-    /// The nodes to prefer. `by_policy`: the failure policy decides, because not all images are known.
+    /// The nodes to prefer. `by_policy`: the failure policy decides, because not all images are
+    /// known.
     pub fn preferred(&self, by_policy: bool) -> Vec<WeightedTerm> {
         let counts = |demand: &&Demand| by_policy || demand.source != Source::ImageLocality;
         let demands = self.iter().filter(counts);

@@ -16,7 +16,8 @@ const HOST_WEIGHT: u8 = 100;
 /// Weight of other nodes of an architecture that is likely.
 const ARCHITECTURE_WEIGHT: u8 = 50;
 
-/// Maximum number of nodes that a pod's affinity names one by one, where no other label selects them.
+/// Maximum number of nodes that a pod's affinity names one by one, where no other label selects
+/// them.
 pub const MAX_HOSTS: usize = 64;
 
 /// The nodes that hold the unresolved images of a pod.

@@ -28,7 +28,8 @@ pub struct LandingPod<'a> {
     pub demands: &'a Demands,
     /// The architectures that its images share; `None` if no image limits it.
     pub architectures: Option<&'a Architectures>,
-    /// What archaware adds to its required node affinity: one of these has to select the node. Empty: nothing.
+    /// What archaware adds to its required node affinity: one of these has to select the node.
+    /// Empty: nothing.
     pub added: &'a [NodeSelectorTerm],
 }
 

@@ -1,5 +1,5 @@
-//! Decides where pods may run and which taints nodes get. Pure functions on values: no client, no clock, no
-//! environment.
+//! Decides where pods may run and which taints nodes get. Pure functions on values: no client, no
+//! clock, no environment.
 
 #![warn(missing_docs)]
 
@@ -60,8 +60,8 @@ pub mod annotation {
     pub const ARCHITECTURES: &str = "archaware.dev/architectures";
     /// On pods and namespaces: weights of preferred architectures.
     pub const PREFERRED_ARCHITECTURES: &str = "archaware.dev/preferred-architectures";
-    /// On pods: what archaware added, so that the webhook can decide again for a pod that another webhook changed, or
-    /// that was created from another pod's YAML.
+    /// On pods: what archaware added, so that the webhook can decide again for a pod that another
+    /// webhook changed, or that was created from another pod's YAML.
     pub const ADDED: &str = "archaware.dev/added";
     /// On DaemonSets: the tolerations of the template that archaware owns.
     pub const TOLERATIONS: &str = "archaware.dev/tolerations";
@@ -71,7 +71,8 @@ pub mod annotation {
     pub const VARIANT: &str = "archaware.dev/variant";
     /// On namespaces, as label: `"disabled"` excludes the namespace from the webhook.
     pub const ADMISSION: &str = "archaware.dev/admission";
-    /// Prefix of ocifit-k8s' label and annotations, by which a pod asks for the selection of an image.
+    /// Prefix of ocifit-k8s' label and annotations, by which a pod asks for the selection of an
+    /// image.
     pub const OCIFIT_PREFIX: &str = "oci.image.compatibilities.selection/";
     /// Common prefix of archaware's own.
     pub const PREFIX: &str = "archaware.dev/";

@@ -78,7 +78,8 @@ pub enum TaintProblem {
     },
     /// The node reports no valid architecture.
     UnknownArchitecture,
-    /// The recorded taint is there, but its key is not one that archaware is known to have been configured with.
+    /// The recorded taint is there, but its key is not one that archaware is known to have been
+    /// configured with.
     UnknownKey(Taint),
 }
 
@@ -174,7 +175,8 @@ pub fn decide(
     decide_taint(node, kind.taint(value), keys)
 }
 
-/// The change when no taint is wanted: removes an owned taint, by key and effect, and the annotation.
+/// The change when no taint is wanted: removes an owned taint, by key and effect, and the
+/// annotation.
 fn untaint(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<NodeChange> {
     node.annotations.get(annotation::TAINT)?;
     let own = owned(node, keys);
@@ -255,8 +257,8 @@ fn decide_taint(
     ((change != NodeChange::default()).then_some(change), problem)
 }
 
-/// The recorded taint, if it is there and only its key is not known to be archaware's: an earlier configuration may have had
-/// it.
+/// The recorded taint, if it is there and only its key is not known to be archaware's: an earlier
+/// configuration may have had it.
 pub fn of_unknown_key(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<Taint> {
     let recorded = recorded(node.annotations)?;
     if keys.taints.contains(&recorded.kind.key) {
@@ -267,7 +269,8 @@ pub fn of_unknown_key(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<Tain
     possible.then_some(recorded)
 }
 
-/// The change that `archaware clean` makes: removes a taint that equals the recorded one exactly, and the annotation.
+/// The change that `archaware clean` makes: removes a taint that equals the recorded one exactly,
+/// and the annotation.
 pub fn clean(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<NodeChange> {
     node.annotations.get(annotation::TAINT)?;
     let exact = owned(node, keys).and_then(|own| {

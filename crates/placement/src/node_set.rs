@@ -4,18 +4,20 @@ use std::{collections::BTreeMap, fmt};
 
 use super::requirement::Requirement;
 
-/// Maximum number of terms of a set: a pod gets a term for each, and each of its own terms is repeated for each.
+/// Maximum number of terms of a set: a pod gets a term for each, and each of its own terms is
+/// repeated for each.
 pub const MAX_TERMS: usize = 16;
 
-/// The nodes that satisfy at least one of its terms. A node satisfies a term if it satisfies all of its requirements, so that every node
-/// satisfies an empty term. A set without terms selects no node.
+/// The nodes that satisfy at least one of its terms. A node satisfies a term if it satisfies all of
+/// its requirements, so that every node satisfies an empty term. A set without terms selects no
+/// node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSet {
     terms: Vec<Vec<Requirement>>,
 }
 
-/// Why two sets share no node: two requirements on the same label, of which at most one can hold. They are of the first terms of both
-/// sets.
+/// Why two sets share no node: two requirements on the same label, of which at most one can hold.
+/// They are of the first terms of both sets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Disjoint {
     one: String,
@@ -71,7 +73,8 @@ impl NodeSet {
         self.terms.is_empty()
     }
 
-    /// Its terms, at least one of which has to hold. Each is a list of requirements, all of which have to hold.
+    /// Its terms, at least one of which has to hold. Each is a list of requirements, all of which
+    /// have to hold.
     pub fn terms(&self) -> &[Vec<Requirement>] {
         &self.terms
     }
@@ -91,7 +94,8 @@ impl NodeSet {
         Self::any_of(self.terms)
     }
 
-    /// The nodes of both sets. Only the first [`MAX_TERMS`] combinations of their terms: each of them suffices.
+    /// The nodes of both sets. Only the first [`MAX_TERMS`] combinations of their terms: each of
+    /// them suffices.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         Self::any_of(self.combinations(other).take(MAX_TERMS))
@@ -123,7 +127,8 @@ impl NodeSet {
         self
     }
 
-    /// Why no node can be in both sets; `None` if some node may be, or if a set selects no node anyway.
+    /// Why no node can be in both sets; `None` if some node may be, or if a set selects no node
+    /// anyway.
     pub fn disjoint(&self, other: &Self) -> Option<Disjoint> {
         let pairs = self
             .terms

@@ -24,8 +24,9 @@ use super::{
     toleration_rule::TolerationRule,
 };
 
-/// Go supports about twenty architectures. An image that names more than this is made up, and its tolerations would
-/// make the pod too large for the API server, so the pod tolerates every architecture.
+/// Go supports about twenty architectures. An image that names more than this is made up, and its
+/// tolerations would make the pod too large for the API server, so the pod tolerates every
+/// architecture.
 const MAX_ARCHITECTURES: usize = 64;
 
 /// Settings that apply to every pod.
@@ -105,8 +106,8 @@ impl PlacementPolicy {
         }
     }
 
-    /// The architectures whose nodes run all of these images without emulation; `None` if the pod's runtime class emulates none of
-    /// them.
+    /// The architectures whose nodes run all of these images without emulation; `None` if the pod's
+    /// runtime class emulates none of them.
     pub fn native_architectures<'a>(
         &self,
         images: impl IntoIterator<Item = &'a PlatformSet>,
@@ -122,8 +123,8 @@ impl PlacementPolicy {
         emulated.reduce(|shared, own| shared.and(&own))
     }
 
-    /// The node architectures that can run all of these images. Images that name no platform do not limit it; `None` if
-    /// no image names one.
+    /// The node architectures that can run all of these images. Images that name no platform do not
+    /// limit it; `None` if no image names one.
     pub fn shared_architectures<'a>(
         &self,
         images: impl IntoIterator<Item = &'a PlatformSet>,
@@ -136,7 +137,8 @@ impl PlacementPolicy {
         self.shared(&sets)
     }
 
-    /// The node architectures that can run all images that limit a pod; `None` if there is none of them.
+    /// The node architectures that can run all images that limit a pod; `None` if there is none of
+    /// them.
     pub fn shared<'a>(
         &self,
         images: impl IntoIterator<Item = &'a ImageArchitectures>,
@@ -237,8 +239,8 @@ impl PlacementPolicy {
         }
     }
 
-    /// The node architectures that can run images of these architectures. Not transitive: amd64 nodes run 386 images,
-    /// but a node that runs amd64 images need not run 386 images.
+    /// The node architectures that can run images of these architectures. Not transitive: amd64
+    /// nodes run 386 images, but a node that runs amd64 images need not run 386 images.
     pub fn widen(&self, own: &ImageArchitectures) -> Architectures {
         let runs_one =
             |runs: &&Vec<Architecture>| runs.iter().any(|image| own.contains(image.as_str()));
@@ -259,7 +261,8 @@ impl PlacementPolicy {
             .flat_map(|(name, sufficient)| variants.tolerated_values(name, sufficient))
     }
 
-    /// The tolerations that a decision requires and that `existing` does not cover by the API's matching rule.
+    /// The tolerations that a decision requires and that `existing` does not cover by the API's
+    /// matching rule.
     pub fn missing_tolerations(
         &self,
         decision: &Decision,
@@ -279,8 +282,9 @@ impl PlacementPolicy {
         wanted
     }
 
-    /// Whether the author of a pod selects none of these architectures, and the pod fits on no node that they select, because it does
-    /// not tolerate the taint: an autoscaler would make such nodes again and again.
+    /// Whether the author of a pod selects none of these architectures, and the pod fits on no node
+    /// that they select, because it does not tolerate the taint: an autoscaler would make such
+    /// nodes again and again.
     pub fn is_excluded(
         &self,
         architectures: &Architectures,
@@ -316,7 +320,8 @@ impl PlacementPolicy {
         let images = images
             .into_iter()
             .map(|own| self.widen(&own.without_variants()));
-        // Sets that are made up would make the pod too large. Without them the rest may share something.
+        // Sets that are made up would make the pod too large. Without them the rest may share
+        // something.
         let images = images.filter(|set| set.len() <= MAX_ARCHITECTURES);
         let mut shared: Option<Architectures> = None;
         let mut sets: Vec<_> = images.chain(schedulable).collect();

@@ -13,8 +13,8 @@ type Annotations = BTreeMap<String, String>;
 /// Weights by architecture, from 0 (no preference) to 100.
 pub type Preferences = BTreeMap<Architecture, u8>;
 
-/// The preferences from a pod's annotations, those of its namespace, and `default`. Invalid annotations are added to
-/// `invalid` and treated as absent.
+/// The preferences from a pod's annotations, those of its namespace, and `default`. Invalid
+/// annotations are added to `invalid` and treated as absent.
 pub fn nearest(
     pod: &Annotations,
     namespace: &Annotations,

@@ -1,8 +1,9 @@
-//! Records of what archaware added to a pod or to the template of a DaemonSet: their format, their size, and how the additions of a pod
-//! come off again.
+//! Records of what archaware added to a pod or to the template of a DaemonSet: their format, their
+//! size, and how the additions of a pod come off again.
 //!
-//! archaware decides about a pod without these additions. The API server calls the webhook again after other webhooks changed the pod
-//! (`reinvocationPolicy: IfNeeded`), and with an injected sidecar it may run on fewer architectures. And people copy the YAML of pods.
+//! archaware decides about a pod without these additions. The API server calls the webhook again
+//! after other webhooks changed the pod (`reinvocationPolicy: IfNeeded`), and with an injected
+//! sidecar it may run on fewer architectures. And people copy the YAML of pods.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +14,12 @@ use super::{
     affinity::Affinity, affinity_change, annotation, change::PodChange, demand::ImageChange,
 };
 
-/// Version of the format. A record of another version records nothing: its fields may mean something else.
+/// Version of the format. A record of another version records nothing: its fields may mean
+/// something else.
 const VERSION: u32 = 1;
-/// Maximum bytes of a record: a template of 256 containers with the longest names of images has less. A longer record is neither written
-/// nor parsed: everybody who may write a pod may write its annotations.
+/// Maximum bytes of a record: a template of 256 containers with the longest names of images has
+/// less. A longer record is neither written nor parsed: everybody who may write a pod may write its
+/// annotations.
 pub const MAX_SIZE: usize = 128 * 1024;
 
 #[derive(Serialize, Deserialize)]
@@ -54,7 +57,8 @@ pub fn of_change(change: &PodChange) -> Option<String> {
     (!change.is_empty()).then(|| format(change)).flatten()
 }
 
-/// A change that is too long for its record loses its preferences, and then alternatives: each of them suffices.
+/// A change that is too long for its record loses its preferences, and then alternatives: each of
+/// them suffices.
 #[must_use]
 pub fn fitting(mut change: PodChange) -> PodChange {
     let is_too_long = |change: &PodChange| !change.is_empty() && of_change(change).is_none();
@@ -87,8 +91,8 @@ pub struct FoundAdditions {
     pub images: Vec<ImageChange>,
 }
 
-/// Removes the additions that are still in the pod. Each toleration is removed once, because the author may have
-/// written the same one.
+/// Removes the additions that are still in the pod. Each toleration is removed once, because the
+/// author may have written the same one.
 pub fn undo(
     added: &PodChange,
     tolerations: Option<&mut Vec<Value>>,
@@ -114,8 +118,8 @@ pub fn undo(
     undo
 }
 
-/// The images that were replaced, as they are now: another webhook may have changed them after archaware. `containers`: names and
-/// images.
+/// The images that were replaced, as they are now: another webhook may have changed them after
+/// archaware. `containers`: names and images.
 pub fn undo_images<'a>(
     added: &PodChange,
     containers: impl Iterator<Item = (&'a str, &'a str)> + Clone,

@@ -1,5 +1,5 @@
-//! A requirement on a label of a node, with the semantics of the scheduler: `nodeaffinity` of k8s.io/component-helpers, and
-//! `Requirement.Matches` of k8s.io/apimachinery's `labels`.
+//! A requirement on a label of a node, with the semantics of the scheduler: `nodeaffinity` of
+//! k8s.io/component-helpers, and `Requirement.Matches` of k8s.io/apimachinery's `labels`.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -13,7 +13,8 @@ pub struct Requirement {
     pub key: String,
     /// The condition on the label.
     pub operator: Operator,
-    /// Values for [`Operator::In`] and [`Operator::NotIn`]; a single integer for [`Operator::Gt`] and [`Operator::Lt`].
+    /// Values for [`Operator::In`] and [`Operator::NotIn`]; a single integer for [`Operator::Gt`]
+    /// and [`Operator::Lt`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<String>,
 }
@@ -33,7 +34,8 @@ pub enum Operator {
     Gt,
     /// The label is an integer below the value.
     Lt,
-    /// Text that the API server refuses. A webhook sees it before the API server does, and changes no text of the author.
+    /// Text that the API server refuses. A webhook sees it before the API server does, and changes
+    /// no text of the author.
     #[serde(untagged)]
     Unknown(String),
 }
@@ -59,7 +61,8 @@ impl Requirement {
         self.holds(labels.get(&self.key).map(String::as_str))
     }
 
-    /// Whether it holds for the value of its key. One that the API server would refuse holds for none.
+    /// Whether it holds for the value of its key. One that the API server would refuse holds for
+    /// none.
     pub(super) fn holds(&self, value: Option<&str>) -> bool {
         let is_listed = |value: &str| self.values.iter().any(|one| one == value);
         let integer = |text: &str| text.parse::<i64>().ok();

@@ -1,5 +1,5 @@
-//! Rules from pods to nodes (`rules` of the configuration): pods that a rule selects get node affinity and tolerations, whatever their
-//! images are.
+//! Rules from pods to nodes (`rules` of the configuration): pods that a rule selects get node
+//! affinity and tolerations, whatever their images are.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +60,8 @@ pub struct PreferredNodes {
 pub struct AppliedRules {
     /// One demand of each rule that applies.
     pub demands: Demands,
-    /// Rules that select the pod and are left out, because no node could satisfy them and what the pod has already.
+    /// Rules that select the pod and are left out, because no node could satisfy them and what the
+    /// pod has already.
     pub left_out: Vec<LeftOutRule>,
 }
 

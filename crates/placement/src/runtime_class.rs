@@ -1,5 +1,5 @@
-//! Runtime classes (`spec.runtimeClassName`): their handlers run images that the CPU of a node does not, like WebAssembly modules, or
-//! programs for another architecture by emulation.
+//! Runtime classes (`spec.runtimeClassName`): their handlers run images that the CPU of a node does
+//! not, like WebAssembly modules, or programs for another architecture by emulation.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,8 @@ pub struct PodRuntime<'a> {
 pub enum RunBy {
     /// The CPU of the node runs it. `None` means that the image names no platform.
     Cpu(Option<ImageArchitectures>),
-    /// The handler of the class runs it on every node. Nodes of these architectures need no emulation for it.
+    /// The handler of the class runs it on every node. Nodes of these architectures need no
+    /// emulation for it.
     Handler(ImageArchitectures),
     /// The image is a WebAssembly module, and no class is configured that runs it.
     Unknown,
@@ -64,7 +65,8 @@ pub(super) fn run_by(
     };
     match class {
         Some(Some(class)) if class.platforms.iter().any(has) => RunBy::Handler(own),
-        // Without a word of the configuration, a pod is not kept from running on account of WebAssembly.
+        // Without a word of the configuration, a pod is not kept from running on account of
+        // WebAssembly.
         Some(None) if is_webassembly(image) => RunBy::Unknown,
         None if is_webassembly(image) && !runs_webassembly(classes) => RunBy::Unknown,
         _ => RunBy::Cpu(Some(own)),
@@ -79,8 +81,8 @@ pub(super) fn prefer_native(native: &Architectures) -> Option<WeightedTerm> {
     })
 }
 
-/// The demand for a pod of a class. `native`: the architectures of nodes that need no emulation, or `None` if the handler of the class
-/// runs none of the images.
+/// The demand for a pod of a class. `native`: the architectures of nodes that need no emulation, or
+/// `None` if the handler of the class runs none of the images.
 pub fn demand(class: &str, native: Option<&Architectures>) -> Demand {
     let note = |native: &Architectures| {
         let preferred = if native.is_empty() {

@@ -108,8 +108,8 @@ fn names(toleration: &Value, key: &str, effect: &str) -> bool {
     matches("key", key) && matches("effect", effect)
 }
 
-/// Whether a toleration, in the API's form, matches a taint: `Toleration.ToleratesTaint` of `k8s.io/api/core/v1`. Its
-/// numeric operators never match an architecture.
+/// Whether a toleration, in the API's form, matches a taint: `Toleration.ToleratesTaint` of
+/// `k8s.io/api/core/v1`. Its numeric operators never match an architecture.
 pub fn tolerates(toleration: &Value, taint: &Taint) -> bool {
     let Taint { kind, value } = taint;
     tolerates_parts(toleration, &kind.key, value, kind.effect.as_str())
@@ -124,8 +124,8 @@ fn tolerates_parts(toleration: &Value, key: &str, value: &str, effect: &str) -> 
         }
 }
 
-/// Whether a taint, in the API's form, keeps a pod with these tolerations from being scheduled to the node. Tolerations that compare
-/// numbers count as none.
+/// Whether a taint, in the API's form, keeps a pod with these tolerations from being scheduled to
+/// the node. Tolerations that compare numbers count as none.
 pub fn keeps_away<'a>(taint: &Value, tolerations: impl IntoIterator<Item = &'a Value>) -> bool {
     let [key, value, effect] = ["key", "value", "effect"].map(|field| text(taint, field));
     let mut all = tolerations.into_iter();

@@ -23,7 +23,8 @@ pub(super) fn by_rules(
             if !applies {
                 continue;
             }
-            // An image may name an architecture of any length, and the API server rejects values over 63 characters.
+            // An image may name an architecture of any length, and the API server rejects values
+            // over 63 characters.
             let toleration = rule.toleration.toleration(architecture.as_str());
             if is_label_value(text(&toleration, "value")) && !all.contains(&toleration) {
                 all.push(toleration);

@@ -1,5 +1,5 @@
-//! The settings of additional tolerations, for clusters whose nodes have other taints than archaware's.
-//! `toleration.rs` applies them.
+//! The settings of additional tolerations, for clusters whose nodes have other taints than
+//! archaware's. `toleration.rs` applies them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -114,7 +114,8 @@ impl TolerationConfig {
     /// In the API's form, for an architecture.
     pub(super) fn toleration(&self, architecture: &str) -> Value {
         let value = self.value.replace(ARCH, architecture);
-        // The API server drops an empty value. Owned tolerations are recognised by equality, so it is dropped here too.
+        // The API server drops an empty value. Owned tolerations are recognised by equality, so it
+        // is dropped here too.
         let value = Some(value).filter(|value| !value.is_empty());
         let fields = [
             ("key", Some(json!(self.key))),

@@ -1,5 +1,5 @@
-//! Nodes of a variant that suffices: what node labels say about the variant of a node's CPU, and which node affinity selects
-//! the variants that an image needs.
+//! Nodes of a variant that suffices: what node labels say about the variant of a node's CPU, and
+//! which node affinity selects the variants that an image needs.
 
 mod proof;
 
@@ -34,7 +34,8 @@ pub enum UnknownVariants {
 pub struct VariantPolicy {
     /// How to treat nodes of unknown variant.
     pub unknown: UnknownVariants,
-    /// The node label whose value is the variant. It counts more than the labels of Node Feature Discovery.
+    /// The node label whose value is the variant. It counts more than the labels of Node Feature
+    /// Discovery.
     pub label: String,
     /// Whether nodes of a known variant have it in their taint.
     pub taints: bool,
@@ -68,7 +69,8 @@ impl NodeVariant {
     }
 }
 
-/// Whether a node of this architecture and variant can run what a set stands for; `None` if it is not known.
+/// Whether a node of this architecture and variant can run what a set stands for; `None` if it is
+/// not known.
 pub fn suffices(set: &Architectures, node: &str, variant: Option<NodeVariant>) -> Option<bool> {
     let Some((name, variants)) = set.iter().find(|(name, _)| name.as_str() == node) else {
         return Some(false);
@@ -82,8 +84,8 @@ pub fn suffices(set: &Architectures, node: &str, variant: Option<NodeVariant>) -
     }
 }
 
-/// Weight of nodes that are known to suffice, the highest that the API allows: an image that does not run is worse than any other
-/// disadvantage of a node.
+/// Weight of nodes that are known to suffice, the highest that the API allows: an image that does
+/// not run is worse than any other disadvantage of a node.
 const WEIGHT: u8 = 100;
 
 impl VariantPolicy {
@@ -94,7 +96,8 @@ impl VariantPolicy {
         labels: &BTreeMap<String, String>,
     ) -> Option<NodeVariant> {
         let own = labels.get(&self.label);
-        // A value that is no variant is none. Karpenter writes such values for keys that its pools do not define.
+        // A value that is no variant is none. Karpenter writes such values for keys that its pools
+        // do not define.
         if let Some(name) = own.and_then(|value| known_variant(architecture, value)) {
             return Some(NodeVariant::Exactly(name));
         }
@@ -107,8 +110,8 @@ impl VariantPolicy {
         self.of_node(&architecture, node.labels)
     }
 
-    /// The value of a node's taint. What features prove counts with `require` only: otherwise pods may run on nodes of unknown
-    /// variant, and a node may be higher than its features prove.
+    /// The value of a node's taint. What features prove counts with `require` only: otherwise pods
+    /// may run on nodes of unknown variant, and a node may be higher than its features prove.
     pub(super) fn taint_value(
         &self,
         architecture: &Architecture,
@@ -125,8 +128,9 @@ impl VariantPolicy {
         value(architecture, tainted)
     }
 
-    /// What of these variants is considered. Where a node of unknown variant suffices, nothing is limited without need: most images
-    /// have an entry `arm/v7`, and hardly any cluster has nodes below it.
+    /// What of these variants is considered. Where a node of unknown variant suffices, nothing is
+    /// limited without need: most images have an entry `arm/v7`, and hardly any cluster has nodes
+    /// below it.
     pub(super) fn considered(&self, set: Architectures) -> Architectures {
         let considers_presumed = self.taints || self.unknown == UnknownVariants::Require;
         match self.unknown {
@@ -265,7 +269,8 @@ fn value(architecture: &Architecture, variant: Option<&str>) -> String {
     )
 }
 
-/// The architecture in the value of a taint, if it is one that archaware makes. An architecture of Go has no hyphen.
+/// The architecture in the value of a taint, if it is one that archaware makes. An architecture of
+/// Go has no hyphen.
 pub(super) fn architecture_of(value: &str) -> Option<Architecture> {
     let Some((architecture, variant)) = value.split_once('-') else {
         return value.parse().ok();

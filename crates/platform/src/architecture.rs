@@ -1,5 +1,5 @@
-//! Operating systems, architectures and platforms, normalised as containerd does (`normalizeOS` and `normalizeArch`
-//! of `github.com/containerd/platforms`).
+//! Operating systems, architectures and platforms, normalised as containerd does (`normalizeOS` and
+//! `normalizeArch` of `github.com/containerd/platforms`).
 
 use std::{fmt, str::FromStr};
 
@@ -84,8 +84,8 @@ impl FromStr for Os {
 }
 
 impl Platform {
-    /// Returns `None` when the architecture is empty or unknown, or when `os` is given and unknown. A platform
-    /// without OS applies to every OS.
+    /// Returns `None` when the architecture is empty or unknown, or when `os` is given and unknown.
+    /// A platform without OS applies to every OS.
     pub fn new(os: &str, architecture: &str, variant: &str) -> Option<Self> {
         let (architecture, variant) = normalise_architecture(architecture, variant);
         let architecture = Architecture(named(&architecture)?);
@@ -123,8 +123,9 @@ impl Platform {
     }
 }
 
-/// Accepts valid label values only (at most 63 of `[A-Za-z0-9_.-]`, alphanumeric at both ends), because names become
-/// label values. Rejects `unknown`, which BuildKit writes into attestation entries.
+/// Accepts valid label values only (at most 63 of `[A-Za-z0-9_.-]`, alphanumeric at both ends),
+/// because names become label values. Rejects `unknown`, which BuildKit writes into attestation
+/// entries.
 fn named(text: &str) -> Option<Name> {
     let is_usable = !text.is_empty() && is_label_value(text) && text != "unknown";
     is_usable.then(|| name(text))

@@ -13,7 +13,8 @@ use super::{Architecture, Platform, UnknownName, Variants, known_variant};
 pub struct Architectures(BTreeMap<Architecture, Variants>);
 
 impl Architectures {
-    /// The architectures with these variants; one that comes several times, with all of its variants.
+    /// The architectures with these variants; one that comes several times, with all of its
+    /// variants.
     pub fn of(all: impl IntoIterator<Item = (Architecture, Variants)>) -> Self {
         let mut set = BTreeMap::new();
         for (name, variants) in all {
@@ -79,8 +80,8 @@ impl Architectures {
     }
 }
 
-/// The architectures of an image, each with the variants that suffice. Nodes of other architectures may run the image, too:
-/// [`Architectures`] are those of the nodes.
+/// The architectures of an image, each with the variants that suffice. Nodes of other architectures
+/// may run the image, too: [`Architectures`] are those of the nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageArchitectures(Architectures);
 
@@ -153,7 +154,8 @@ impl FromStr for Architectures {
     }
 }
 
-/// A variant has to be known here. Without one, every one suffices, also for arm, which containerd takes for `arm/v7`.
+/// A variant has to be known here. Without one, every one suffices, also for arm, which containerd
+/// takes for `arm/v7`.
 fn one(text: &str) -> Result<(Architecture, Variants), UnknownName> {
     let text = text.trim();
     let unknown = || UnknownName(text.to_owned());

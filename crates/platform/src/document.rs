@@ -53,8 +53,8 @@ pub mod media_type {
         matches!(media_type, OCI_CONFIG | DOCKER_CONFIG)
     }
 
-    /// Early Docker clients pushed configs as `application/octet-stream`, and some tools omit the type. Those are
-    /// recognised by their content.
+    /// Early Docker clients pushed configs as `application/octet-stream`, and some tools omit the
+    /// type. Those are recognised by their content.
     pub(super) fn may_be_config(media_type: &str) -> bool {
         is_config(media_type) || matches!(media_type, "application/octet-stream" | "")
     }
@@ -112,7 +112,8 @@ pub struct Manifest {
 pub struct Artifact {
     /// Its layers. An index has none.
     pub layers: Vec<Descriptor>,
-    /// The images of an index that say their platform, by the digests of their manifests, which are not validated.
+    /// The images of an index that say their platform, by the digests of their manifests, which are
+    /// not validated.
     pub images: Vec<(Platform, String)>,
     /// The manifest that this document is attached to.
     pub subject: Option<Descriptor>,
@@ -157,8 +158,8 @@ struct RawDocument {
     artifact_type: Option<String>,
 }
 
-/// Index entries are classified while they are parsed. Entries that are not descriptors or have an unknown platform
-/// are skipped.
+/// Index entries are classified while they are parsed. Entries that are not descriptors or have an
+/// unknown platform are skipped.
 #[derive(Default)]
 struct RawIndex {
     index: Index,
@@ -248,7 +249,8 @@ struct RawAnnotations {
 }
 
 impl Document {
-    /// Parses an index or manifest. `content_type` is the registry's `Content-Type` or the media type in the parent's
+    /// Parses an index or manifest. `content_type` is the registry's `Content-Type` or the media
+    /// type in the parent's
     /// descriptor, if any.
     ///
     /// # Errors
@@ -452,7 +454,8 @@ fn check(bytes: &[u8]) -> Result<(), DocumentError> {
     Ok(())
 }
 
-/// `serde_json`'s messages quote the document, which may be megabytes, so only the position is kept.
+/// `serde_json`'s messages quote the document, which may be megabytes, so only the position is
+/// kept.
 fn malformed(error: serde_json::Error) -> DocumentError {
     let what = if error.is_data() {
         "JSON of another structure"

@@ -54,8 +54,9 @@ impl PlatformSet {
         }
     }
 
-    /// The architectures for pods of `os`, with the variants of nodes that run one of its entries; `None` when the image does
-    /// not limit its pod. An image that exists only for other operating systems yields the empty set.
+    /// The architectures for pods of `os`, with the variants of nodes that run one of its entries;
+    /// `None` when the image does not limit its pod. An image that exists only for other operating
+    /// systems yields the empty set.
     pub fn architectures(&self, os: &Os) -> Option<ImageArchitectures> {
         match self {
             Self::Platforms(platforms) => {

@@ -1,10 +1,11 @@
-//! Variants of an architecture: which CPUs run which. The order is that of containerd's `platforms` package
-//! (`platformVector`), and for riscv64, where it has none, that of the RISC-V profiles.
+//! Variants of an architecture: which CPUs run which. The order is that of containerd's `platforms`
+//! package (`platformVector`), and for riscv64, where it has none, that of the RISC-V profiles.
 
 use super::{Architecture, Platform};
 
-/// The variants of nodes that suffice for an image, e.g. `v3` and `v4` of amd64: one bit for each variant of the architecture's
-/// list. All bits: every variant suffices, also one that is not in the list.
+/// The variants of nodes that suffice for an image, e.g. `v3` and `v4` of amd64: one bit for each
+/// variant of the architecture's list. All bits: every variant suffices, also one that is not in
+/// the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Variants(u32);
 
@@ -90,7 +91,8 @@ impl Variants {
         Self::that_run(platform.architecture(), platform.variant())
     }
 
-    /// The variants of nodes that run images of this variant. Without variant, or with one that is in no list, every one does.
+    /// The variants of nodes that run images of this variant. Without variant, or with one that is
+    /// in no list, every one does.
     pub fn that_run(architecture: &Architecture, image: &str) -> Self {
         let Some(family) = Family::of(architecture) else {
             return Self::ANY;
@@ -124,7 +126,8 @@ impl Variants {
         Self(self.0 | other.0)
     }
 
-    /// Whether a node of this variant suffices. One that is in no list suffices if every variant does.
+    /// Whether a node of this variant suffices. One that is in no list suffices if every variant
+    /// does.
     pub fn contains(self, architecture: &Architecture, node: &str) -> bool {
         let index = Family::of(architecture).and_then(|family| family.index(node));
         index.map_or(self.is_any(), |index| self.0 & (1 << index) != 0)
@@ -169,7 +172,8 @@ impl Variants {
     }
 }
 
-/// The variant's name as in the list, if it is in it: the normalised form has none for the lowest one of amd64 and arm64.
+/// The variant's name as in the list, if it is in it: the normalised form has none for the lowest
+/// one of amd64 and arm64.
 pub fn known_variant(architecture: &Architecture, name: &str) -> Option<&'static str> {
     let family = Family::of(architecture)?;
     family.names.get(family.index(name)?).copied()

@@ -1,5 +1,5 @@
-//! Serves a certificate from files, which are read again when they change. The content is compared instead of using
-//! inotify, because mounted Secrets change by replacing a symbolic link.
+//! Serves a certificate from files, which are read again when they change. The content is compared
+//! instead of using inotify, because mounted Secrets change by replacing a symbolic link.
 
 use std::{
     path::Path,
@@ -20,8 +20,8 @@ use super::{
 /// How often the files are read. The kubelet updates mounted Secrets once a minute.
 const REREAD_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How much later the replica that maintains the configuration may see its files: kubelets update mounted Secrets
-/// once a minute.
+/// How much later the replica that maintains the configuration may see its files: kubelets update
+/// mounted Secrets once a minute.
 const PUBLISH_DELAY: Duration = Duration::from_mins(2);
 
 /// Reads certificate, key and optionally the authority from files.
@@ -36,7 +36,8 @@ pub(in crate::admission) struct FromFiles {
 }
 
 impl FromFiles {
-    /// Reads the files periodically until `stop`. While they are unusable, the previous certificate is served.
+    /// Reads the files periodically until `stop`. While they are unusable, the previous certificate
+    /// is served.
     pub(in crate::admission) async fn run(self, stop: CancellationToken) {
         let (mut active, mut since) = (None, Instant::now());
         let mut failing = RepeatedError::default();
@@ -83,8 +84,8 @@ impl FromFiles {
                 *old = Some(new.into());
                 changed
             });
-            // The authority must be published before a certificate signed by it is served. The replica that publishes
-            // it may see its files later.
+            // The authority must be published before a certificate signed by it is served. The
+            // replica that publishes it may see its files later.
             if changed {
                 *since = Instant::now();
             }

@@ -1,5 +1,5 @@
-//! Issues certificates. Each has its own authority whose key is discarded at once, so no further certificate that the
-//! API server would trust can be issued.
+//! Issues certificates. Each has its own authority whose key is discarded at once, so no further
+//! certificate that the API server would trust can be issued.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,7 +21,8 @@ pub(in crate::admission) struct Issued {
     pub(in crate::admission) pair: KeyPairPem,
 }
 
-/// Issues an authority and a certificate for these DNS names or addresses, valid for `lifetime` from `now`.
+/// Issues an authority and a certificate for these DNS names or addresses, valid for `lifetime`
+/// from `now`.
 pub(in crate::admission) fn issue(
     names: &[String],
     now: SystemTime,

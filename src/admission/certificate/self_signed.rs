@@ -1,8 +1,9 @@
 //! Serves a certificate that archaware issues, from a Secret that all replicas share.
 //!
-//! Each certificate has its own authority. A new one is issued after two thirds of the old one's lifetime. First its
-//! authority is stored in the Secret and published in the `caBundle`. When all API servers know it, the certificate
-//! replaces the old one. So the API server trusts whichever of the two a replica serves.
+//! Each certificate has its own authority. A new one is issued after two thirds of the old one's
+//! lifetime. First its authority is stored in the Secret and published in the `caBundle`. When all
+//! API servers know it, the certificate replaces the old one. So the API server trusts whichever of
+//! the two a replica serves.
 
 use std::{
     sync::Arc,
@@ -74,7 +75,8 @@ impl SelfSigned {
         (self.lifetime / 60).clamp(Duration::from_secs(1), Duration::from_secs(15))
     }
 
-    /// How long an authority is published before its certificate is served. API servers learn it much faster.
+    /// How long an authority is published before its certificate is served. API servers learn it
+    /// much faster.
     fn grace(&self) -> Duration {
         (self.lifetime / 20).clamp(Duration::from_secs(2), Duration::from_mins(1))
     }
@@ -125,7 +127,8 @@ impl SelfSigned {
         }
     }
 
-    /// Reads the Secret, serves its certificate and updates it if due. Returns whether it was updated.
+    /// Reads the Secret, serves its certificate and updates it if due. Returns whether it was
+    /// updated.
     async fn reconcile_once(&self, state: &mut RenewalState) -> Result<bool, SelfSignedError> {
         let Some(secret) = self.api.find::<Secret>(&self.name()).await? else {
             let secret = self.fresh(state.stored.as_ref())?.to_secret();

@@ -1,5 +1,6 @@
-//! Keeps the `MutatingWebhookConfiguration` of the manifests right: which requests the API server sends to the webhook, where
-//! to, and which authorities it trusts. archaware does not create it. Every webhook in it has `failurePolicy: Ignore`.
+//! Keeps the `MutatingWebhookConfiguration` of the manifests right: which requests the API server
+//! sends to the webhook, where to, and which authorities it trusts. archaware does not create it.
+//! Every webhook in it has `failurePolicy: Ignore`.
 
 mod webhooks;
 
@@ -42,7 +43,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// The pause after a failed attempt that no rule refused.
 const RETRY_INTERVAL: Duration = Duration::from_secs(3);
 
-/// The pause after a refusal by the schema, which only another version of archaware or of the object can end.
+/// The pause after a refusal by the schema, which only another version of archaware or of the
+/// object can end.
 const REFUSED_INTERVAL: Duration = Duration::from_mins(10);
 
 /// Maintains the configuration while this process leads.
@@ -167,7 +169,8 @@ impl ConfigurationReconciler {
                 wait: None,
             });
         };
-        // archaware's own authorities are stored in the Secret; those from files are only known here.
+        // archaware's own authorities are stored in the Secret; those from files are only known
+        // here.
         let from_files = !admission.certificates.certificate.as_os_str().is_empty();
         let authorities = match authorities {
             Some(new) if from_files => Some(merged(&new, &found)),
@@ -214,7 +217,8 @@ impl ConfigurationReconciler {
 }
 
 impl Maintenance {
-    /// The pause after a failed attempt. What a policy or a role refuses is tried again with growing pauses.
+    /// The pause after a failed attempt. What a policy or a role refuses is tried again with
+    /// growing pauses.
     fn pause_after(&mut self, error: &ApiError) -> Duration {
         if !error.is_refusal() {
             self.refusals = 0;

@@ -1,5 +1,5 @@
-//! The webhooks of the `MutatingWebhookConfiguration`. Pure. They are in the API's form, because a typed round trip would
-//! drop fields that archaware does not know.
+//! The webhooks of the `MutatingWebhookConfiguration`. Pure. They are in the API's form, because a
+//! typed round trip would drop fields that archaware does not know.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::{
     placement::annotation,
 };
 
-/// How long the API server waits for a webhook that archaware adds, in seconds. That of an existing one is its author's: a
-/// request says how long its sender waits.
+/// How long the API server waits for a webhook that archaware adds, in seconds. That of an existing
+/// one is its author's: a request says how long its sender waits.
 const TIMEOUT: u64 = 3;
 const EXPRESSIONS: &str = "/matchExpressions";
 

@@ -1,4 +1,5 @@
-//! Removes archaware's own objects: the webhook configuration, the Secret with its certificate, and the Lease.
+//! Removes archaware's own objects: the webhook configuration, the Secret with its certificate, and
+//! the Lease.
 
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
 use kube::Resource;

@@ -105,8 +105,8 @@ pub(super) async fn acquire(
     bail!("cannot acquire the Lease {name}; the warnings above say why")
 }
 
-/// Whether the Deployment that this process is part of can be stopped; an error if it may not be. Asked before anything is
-/// removed.
+/// Whether the Deployment that this process is part of can be stopped; an error if it may not be.
+/// Asked before anything is removed.
 async fn can_stop(api: &ApiClient, name: &NamespacedName) -> anyhow::Result<bool> {
     let allowed = match api.find::<Deployment>(name).await {
         Ok(None) => return Ok(false),
@@ -142,7 +142,8 @@ fn refuse(holder: &str, lease: &NamespacedName, is_inside: bool) {
 pub(super) struct CleanLease {
     pub(super) leadership: Leadership,
     held: Option<(AbortOnDropHandle<()>, CancellationToken)>,
-    /// Whether it existed before. A Lease that was only created by this command is removed without a message.
+    /// Whether it existed before. A Lease that was only created by this command is removed without
+    /// a message.
     pub(super) was_there: bool,
     /// Whether this process ends with the controllers.
     pub(super) stops_own_pod: bool,

@@ -31,7 +31,8 @@ pub(super) fn has_record<K: Resource>(object: &K, name: &str) -> bool {
 }
 
 impl Session {
-    /// Leaves an object alone whose record names a key that archaware is not known to have been configured with.
+    /// Leaves an object alone whose record names a key that archaware is not known to have been
+    /// configured with.
     fn unknown<K: Resource<DynamicType = ()>>(&mut self, object: &K, what: &str) {
         let (kind, name) = (K::kind(&()).to_string(), NamespacedName::of_object(object));
         self.remaining.push(format!(
@@ -100,7 +101,8 @@ impl Session {
         Ok(())
     }
 
-    /// Removes scheduling gates. Without archaware nothing else would remove them, and their pods would wait forever.
+    /// Removes scheduling gates. Without archaware nothing else would remove them, and their pods
+    /// would wait forever.
     pub(super) async fn remove_gates(&mut self) -> Result<(), ApiError> {
         let found: Vec<Pod> = self
             .api
@@ -121,8 +123,8 @@ impl Session {
         Ok(())
     }
 
-    /// Patches objects. `describe` returns a description and the patch, or `None` if nothing is left to do. Returns
-    /// the objects that could not be patched.
+    /// Patches objects. `describe` returns a description and the patch, or `None` if nothing is
+    /// left to do. Returns the objects that could not be patched.
     async fn patch<K>(
         &mut self,
         found: Vec<K>,
@@ -170,8 +172,8 @@ impl Session {
         Ok(())
     }
 
-    /// Applies an operation to objects, some concurrently, and reports the outcomes. Returns the objects where it
-    /// failed.
+    /// Applies an operation to objects, some concurrently, and reports the outcomes. Returns the
+    /// objects where it failed.
     async fn for_each_object<K, F>(
         &mut self,
         found: Vec<K>,

@@ -170,8 +170,8 @@ async fn a_dry_run_changes_nothing() {
     assert_eq!(changes(&api), Vec::<String>::new());
 }
 
-/// What follows from each answer to the first patch of a node: whether the node is clean at the end, and the exit
-/// status.
+/// What follows from each answer to the first patch of a node: whether the node is clean at the
+/// end, and the exit status.
 #[tokio::test(start_paused = true)]
 async fn every_answer_to_a_patch() {
     let status = |code, message| ScriptedResponse::Status(code, message, Value::Null);
@@ -214,7 +214,8 @@ async fn every_answer_to_a_patch() {
         let node = api.get(NODE).unwrap();
         let taint = node.pointer("/metadata/annotations/archaware.dev~1taint");
         assert_eq!(taint.is_none(), is_clean, "{name}");
-        // A failure with one object does not affect the others. The Lease is deleted unless the next run needs it.
+        // A failure with one object does not affect the others. The Lease is deleted unless the
+        // next run needs it.
         let done = expected == CommandStatus::Done;
         assert!(
             api.get(WEBHOOK).is_none() && api.get(LEASE).is_none() == done,
@@ -262,7 +263,8 @@ async fn a_running_controller_is_in_the_way() {
     assert_eq!(api.get(DEPLOYMENT).unwrap()["spec"]["replicas"], 0);
 }
 
-/// From one of archaware's own pods: the Lease is taken over, and the Deployment, and so this pod, stops at the end.
+/// From one of archaware's own pods: the Lease is taken over, and the Deployment, and so this pod,
+/// stops at the end.
 #[tokio::test(start_paused = true)]
 async fn it_stops_its_own_pod_last() {
     let api = cluster();
@@ -368,8 +370,8 @@ async fn what_comes_back_remains() {
     }
 }
 
-/// A registration that is made while clean works is said, also if there was none at first; one that could not be removed is said
-/// once.
+/// A registration that is made while clean works is said, also if there was none at first; one that
+/// could not be removed is said once.
 #[tokio::test(start_paused = true)]
 async fn the_registration_is_looked_for_again() {
     let registered = cluster().get(WEBHOOK).unwrap();
@@ -434,7 +436,8 @@ async fn a_lost_lease_ends_it() {
     taken.await.unwrap();
 }
 
-/// The Lease of an earlier configuration is gone: its records are kept, so that the next run can use them.
+/// The Lease of an earlier configuration is gone: its records are kept, so that the next run can
+/// use them.
 #[tokio::test(start_paused = true)]
 async fn what_may_be_of_an_earlier_configuration_remains() {
     let api = cluster();

@@ -31,7 +31,8 @@ async fn replicas(api: &ApiClient, name: &NamespacedName) -> Result<Option<i32>,
 impl Session {
     /// Lists objects that came back, or will come back.
     pub(super) async fn verify(&mut self) -> anyhow::Result<()> {
-        // A pod may have received a gate while it was being created when the configuration was removed.
+        // A pod may have received a gate while it was being created when the configuration was
+        // removed.
         if self.unregistered.is_some() {
             self.wait_until_not_asked().await;
             self.remove_gates().await?;

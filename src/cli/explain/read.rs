@@ -229,7 +229,8 @@ impl Reader {
         })
     }
 
-    /// Adds what Kubernetes adds to a new pod of a runtime class. Returns why it would reject the pod.
+    /// Adds what Kubernetes adds to a new pod of a runtime class. Returns why it would reject the
+    /// pod.
     pub(super) async fn add_class(&mut self, class: &str, spec: &mut PodSpec) -> Option<String> {
         let name = NamespacedName::cluster(class);
         let found = self.api.find::<RuntimeClass>(&name).await;

@@ -51,7 +51,8 @@ impl Target {
         daemon_set: Option<DaemonSet>,
         pods: Vec<ExistingPod>,
     ) -> Self {
-        // No pod of a DaemonSet waits: it makes none for a node whose taint its template does not tolerate.
+        // No pod of a DaemonSet waits: it makes none for a node whose taint its template does not
+        // tolerate.
         let pod = if daemon_set.is_some() {
             None
         } else {
@@ -79,7 +80,8 @@ impl Target {
         }
     }
 
-    /// One target for each controller of pods that wait or fail: the pod that waits longest, with the number of all of them.
+    /// One target for each controller of pods that wait or fail: the pod that waits longest, with
+    /// the number of all of them.
     pub(super) fn of_troubled(pods: Vec<ExistingPod>) -> Vec<Self> {
         let mut by_controller: BTreeMap<String, Vec<ExistingPod>> = BTreeMap::new();
         for pod in pods {
@@ -170,8 +172,8 @@ impl Target {
     }
 }
 
-/// Whether a pod waits, or one of its containers does not run. A pod that has failed counts only if its node cannot run its program:
-/// archaware knows nothing about other failures.
+/// Whether a pod waits, or one of its containers does not run. A pod that has failed counts only if
+/// its node cannot run its program: archaware knows nothing about other failures.
 pub(super) fn is_troubled(pod: &ExistingPod) -> bool {
     let died = || pod.phase() == "Failed" && !find(&pod.pod, None, |_| false).is_empty();
     pod.is_pending()
@@ -179,8 +181,8 @@ pub(super) fn is_troubled(pod: &ExistingPod) -> bool {
         || died()
 }
 
-/// The pod that waits longest, else one with a container that does not run, else the oldest; one that failed or has finished if there
-/// is no other.
+/// The pod that waits longest, else one with a container that does not run, else the oldest; one
+/// that failed or has finished if there is no other.
 fn most_interesting(pods: &[ExistingPod]) -> Option<&ExistingPod> {
     let rank = |pod: &&ExistingPod| match pod.phase() {
         _ if pod.is_pending() => 0,
@@ -194,8 +196,8 @@ fn most_interesting(pods: &[ExistingPod]) -> Option<&ExistingPod> {
     alive.min_by_key(|pod| (rank(pod), pod.pod.metadata.creation_timestamp.clone()))
 }
 
-/// The objects that are named as for `kubectl`: `pod/NAME`, the name of a pod, or a kind and names. `kind`: the first word, if it can
-/// be a kind.
+/// The objects that are named as for `kubectl`: `pod/NAME`, the name of a pod, or a kind and names.
+/// `kind`: the first word, if it can be a kind.
 pub(super) fn parse_objects(
     words: &[String],
     is_kind: impl Fn(&str) -> bool,

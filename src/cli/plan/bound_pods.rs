@@ -1,4 +1,5 @@
-//! The pods that run: how many get a toleration for the taint of their node, and which run where their images cannot.
+//! The pods that run: how many get a toleration for the taint of their node, and which run where
+//! their images cannot.
 
 use std::collections::HashMap;
 
@@ -78,7 +79,8 @@ async fn of_pod(
     let mut evaluation = evaluator.evaluate(subject, namespace).await;
     let (handling, ..) = evaluator.handling(subject, namespace);
     if handling == Handling::Mode(Mode::Inspect) && matches!(evaluation.verdict, Verdict::Skip) {
-        // It tolerates every architecture, so that nothing kept it away from a node where its images do not run.
+        // It tolerates every architecture, so that nothing kept it away from a node where its
+        // images do not run.
         evaluation.images = evaluator.resolve_all(subject).await.images;
     }
     let platform = policy.node_platform(&view);

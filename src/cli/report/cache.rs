@@ -1,4 +1,5 @@
-//! What earlier reports found out about images: a report that was interrupted, or is made again, asks registries for the rest only.
+//! What earlier reports found out about images: a report that was interrupted, or is made again,
+//! asks registries for the rest only.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -28,7 +29,8 @@ impl ReportCache {
         Some(folder?.join("archaware/images.jsonl"))
     }
 
-    /// Gives a resolver what the file has, and opens it for more. Lines that cannot be understood are left out.
+    /// Gives a resolver what the file has, and opens it for more. Lines that cannot be understood
+    /// are left out.
     pub(super) fn open(path: &Path, resolver: &Resolver) -> std::io::Result<Self> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;

@@ -33,7 +33,8 @@ const TEMPLATES: [&str; 7] = [
     "CronJob",
     "Job",
 ];
-/// How far owners are followed: a pod, its `ReplicaSet`, its Deployment, and an operator's object or two.
+/// How far owners are followed: a pod, its `ReplicaSet`, its Deployment, and an operator's object
+/// or two.
 const MAX_OWNERS: usize = 8;
 
 /// The workloads of a cluster.
@@ -323,7 +324,8 @@ mod tests {
         json!({"replicas": 1, "template": {"spec": {"containers": [{"image": image}]}}})
     }
 
-    /// Pods belong to their top owner, whatever its kind is; what a rollout left behind does not count.
+    /// Pods belong to their top owner, whatever its kind is; what a rollout left behind does not
+    /// count.
     #[test]
     fn pods_belong_to_their_top_owner() {
         let mut old = object(

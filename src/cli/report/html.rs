@@ -1,4 +1,5 @@
-//! A report as one HTML page that needs no network: complete without its script, which only filters, sorts and changes colours.
+//! A report as one HTML page that needs no network: complete without its script, which only
+//! filters, sorts and changes colours.
 
 use crate::report::{Amount, Blocker, Report, ReportedWorkload, Summary, cores};
 

@@ -32,7 +32,8 @@ use super::{
     found::{BoundPod, FoundSpec, FoundWorkload, stated_architectures},
 };
 
-/// Images that are resolved concurrently. Each has its time from when it begins, so those that wait for a registry's slots must be few.
+/// Images that are resolved concurrently. Each has its time from when it begins, so those that wait
+/// for a registry's slots must be few.
 const CONCURRENT_IMAGES: usize = 64;
 
 /// Resolves images, and knows the nodes.

@@ -1,4 +1,5 @@
-//! A report as `JUnit` XML, which CI systems show: one test case for each workload and architecture that is asked about.
+//! A report as `JUnit` XML, which CI systems show: one test case for each workload and architecture
+//! that is asked about.
 
 use crate::report::{Answer, CanRun, Report};
 

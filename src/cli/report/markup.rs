@@ -1,7 +1,7 @@
 //! Text in HTML and XML.
 
-/// Text in an element or an attribute (XML 1.0, section 2.4): names and messages come from users and registries. Control characters,
-/// most of which XML does not allow, become spaces.
+/// Text in an element or an attribute (XML 1.0, section 2.4): names and messages come from users
+/// and registries. Control characters, most of which XML does not allow, become spaces.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {

@@ -94,14 +94,15 @@ pub async fn connect(
             (file.ok(), config)
         }
     };
-    // kube takes `HTTPS_PROXY` for every server, and compares `NO_PROXY` with the proxy instead of the server. As in
-    // client-go, the kubeconfig's own `proxy-url` comes first, and `NO_PROXY` does not apply to it.
+    // kube takes `HTTPS_PROXY` for every server, and compares `NO_PROXY` with the proxy instead of
+    // the server. As in client-go, the kubeconfig's own `proxy-url` comes first, and `NO_PROXY`
+    // does not apply to it.
     let named = file.as_ref().and_then(|file| proxy_of(file, context));
     config.proxy_url = named
         .and_then(|proxy| proxy.parse().ok())
         .or_else(|| proxy::for_server(&config.cluster_url));
-    // kube's own retries go on for minutes and wait up to a thousand seconds. [`ApiClient`] bounds its retries
-    // instead.
+    // kube's own retries go on for minutes and wait up to a thousand seconds. [`ApiClient`] bounds
+    // its retries instead.
     config.default_retry = false;
     config.connect_timeout = Some(Duration::from_secs(5));
     let server = config.cluster_url.to_string();

@@ -13,7 +13,8 @@ use serde_json::Value;
 
 use super::{ApiClient, ApiError, MAX_OBJECT, NamespacedName, check, found};
 
-/// Maximum bytes of the discovery of a cluster with thousands of custom resources, about 2 KiB each.
+/// Maximum bytes of the discovery of a cluster with thousands of custom resources, about 2 KiB
+/// each.
 const MAX_DISCOVERY: usize = 16 << 20;
 
 impl ApiClient {
@@ -36,7 +37,8 @@ impl ApiClient {
         found(self.send(request, MAX_OBJECT).await)
     }
 
-    /// Lists objects of any kind, in all namespaces without `namespace`, with one page in memory at a time. `labels`: a label
+    /// Lists objects of any kind, in all namespaces without `namespace`, with one page in memory at
+    /// a time. `labels`: a label
     /// selector.
     ///
     /// # Errors
@@ -58,7 +60,8 @@ impl ApiClient {
         Ok(self.pages(DynamicObject::url_path(resource, namespace), parameters))
     }
 
-    /// The kinds that the cluster knows, by group: `/apis`, of Kubernetes 1.26 and later. Empty before that.
+    /// The kinds that the cluster knows, by group: `/apis`, of Kubernetes 1.26 and later. Empty
+    /// before that.
     ///
     /// # Errors
     ///

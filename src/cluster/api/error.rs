@@ -1,4 +1,5 @@
-//! Errors of calls to the API server. Every answer whose status is not 2xx is classified here, except those of watches.
+//! Errors of calls to the API server. Every answer whose status is not 2xx is classified here,
+//! except those of watches.
 
 use std::time::Duration;
 
@@ -8,10 +9,11 @@ use crate::backoff::{Backoff, jittered};
 
 /// Delay before the object is reconciled again, without jitter and `Retry-After`.
 const REQUEUE_DELAY: Duration = Duration::from_secs(2);
-/// Delays between attempts after a refusal by RBAC or an admission policy: either may be changed meanwhile.
+/// Delays between attempts after a refusal by RBAC or an admission policy: either may be changed
+/// meanwhile.
 const REFUSED_BACKOFF: Backoff = Backoff::seconds(30, 600);
-/// The longest `Retry-After` that is obeyed. The API server asks for seconds, but a load balancer may ask for an hour
-/// during a restart of ten seconds.
+/// The longest `Retry-After` that is obeyed. The API server asks for seconds, but a load balancer
+/// may ask for an hour during a restart of ten seconds.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(30);
 /// Bytes that are shown of an answer that is not a `Status`.
 const MAX_TEXT: usize = 256;
@@ -22,13 +24,15 @@ pub enum ApiError {
     /// 404: the object or its kind does not exist.
     #[error("it does not exist: {0}")]
     NotFound(String),
-    /// 409, or 422 because a `test` of a JSON patch failed: the object changed, or one of that name exists already.
+    /// 409, or 422 because a `test` of a JSON patch failed: the object changed, or one of that name
+    /// exists already.
     #[error("it has changed or exists already: {0}")]
     Conflict(String),
     /// 400, 413, 415 or 422: the API server rejects the change until the object changes.
     #[error("the API server rejects the change: {0}")]
     Invalid(String),
-    /// An admission webhook or a `ValidatingAdmissionPolicy` denied the change, with any status code.
+    /// An admission webhook or a `ValidatingAdmissionPolicy` denied the change, with any status
+    /// code.
     #[error("an admission plugin denied the change: {0}")]
     Denied(String),
     /// 401: the credentials are not accepted.
@@ -92,11 +96,13 @@ impl ApiError {
             let seconds = u64::try_from(details.retry_after_seconds?).ok()?;
             (seconds > 0).then(|| Duration::from_secs(seconds))
         });
-        // A webhook may deny with any status code, and only the message tells that it was a webhook (`ToStatusErr` of
-        // `k8s.io/apiserver/pkg/admission/plugin/webhook/errors`; the plugin of policies does the same).
+        // A webhook may deny with any status code, and only the message tells that it was a webhook
+        // (`ToStatusErr` of `k8s.io/apiserver/pkg/admission/plugin/webhook/errors`; the plugin of
+        // policies does the same).
         let denied = ["admission webhook \"", "ValidatingAdmissionPolicy '"];
-        // Plugins of Kubernetes itself (PodSecurity, ResourceQuota) deny as the authorizer does, which names the user
-        // (`NewForbidden` of `k8s.io/apiserver/pkg/admission`, `forbiddenMessage` of `handlers/responsewriters`).
+        // Plugins of Kubernetes itself (PodSecurity, ResourceQuota) deny as the authorizer does,
+        // which names the user (`NewForbidden` of `k8s.io/apiserver/pkg/admission`,
+        // `forbiddenMessage` of `handlers/responsewriters`).
         let is_by_plugin = code == 403
             && message.contains(" is forbidden: ")
             && !message.contains(" is forbidden: User \"");
@@ -106,7 +112,8 @@ impl ApiError {
         match code {
             404 => Self::NotFound(message),
             409 => Self::Conflict(message),
-            // A failed `test` and a rejection by validation are both 422. Only the rejection has details.
+            // A failed `test` and a rejection by validation are both 422. Only the rejection has
+            // details.
             422 if causes.is_empty() && details.kind.unwrap_or_default().is_empty() => {
                 Self::Conflict(message)
             }
@@ -155,8 +162,8 @@ impl ApiError {
         }
     }
 
-    /// Whether the API server understood and rejected the change. Retries fail until the object, a role or a policy
-    /// changes.
+    /// Whether the API server understood and rejected the change. Retries fail until the object, a
+    /// role or a policy changes.
     pub fn is_refusal(&self) -> bool {
         matches!(
             self,
@@ -168,8 +175,8 @@ impl ApiError {
         )
     }
 
-    /// When to retry after this many refusals in a row; `None` if only a change of the object can help, because its schema
-    /// does not allow the change.
+    /// When to retry after this many refusals in a row; `None` if only a change of the object can
+    /// help, because its schema does not allow the change.
     pub fn retry(&self, refusals: u32) -> Option<Duration> {
         match self {
             Self::NotFound(_) | Self::Invalid(_) | Self::Name(_) => None,

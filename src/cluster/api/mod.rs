@@ -1,6 +1,6 @@
-//! The only access to the API server. All reads and writes go through [`ApiClient`], which sets timeout and field
-//! manager, obeys `Retry-After`, bounds the size of answers and classifies errors. Only watches use kube-runtime
-//! directly.
+//! The only access to the API server. All reads and writes go through [`ApiClient`], which sets
+//! timeout and field manager, obeys `Retry-After`, bounds the size of answers and classifies
+//! errors. Only watches use kube-runtime directly.
 
 mod connect;
 mod dynamic;
@@ -40,14 +40,15 @@ use super::{
 pub use connect::{ConnectError, connect};
 pub use error::ApiError;
 
-/// Timeout of one call, including repetitions after `Retry-After`. The API server's own limit is a minute; a call
-/// that takes more than this is better repeated later.
+/// Timeout of one call, including repetitions after `Retry-After`. The API server's own limit is a
+/// minute; a call that takes more than this is better repeated later.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of one page of a list. A slow API server still serves page by page.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Objects per page of a list. A page of large pods has a few MiB.
 pub(super) const PAGE: u32 = 250;
-/// Maximum bytes of an answer about one object. etcd accepts requests up to 1.5 MiB (`--max-request-bytes`).
+/// Maximum bytes of an answer about one object. etcd accepts requests up to 1.5 MiB
+/// (`--max-request-bytes`).
 const MAX_OBJECT: usize = 4 << 20;
 /// Maximum bytes of a page; no object is larger than etcd allows.
 const MAX_PAGE: usize = PAGE as usize * (2 << 20);
@@ -196,7 +197,8 @@ impl ApiClient {
         pages.try_flatten()
     }
 
-    /// Lists the pods of a node at once. The API server answers from its cache, brought up to date first (`ConsistentListFromCache`),
+    /// Lists the pods of a node at once. The API server answers from its cache, brought up to date
+    /// first (`ConsistentListFromCache`),
     /// where it has an index of pods by their node.
     ///
     /// # Errors
@@ -249,7 +251,8 @@ impl ApiClient {
         self.call::<K, IgnoredAny>(request).await.map(drop)
     }
 
-    /// Sets the number of replicas of a Deployment, by its subresource: a permission for that allows no other change. A dry
+    /// Sets the number of replicas of a Deployment, by its subresource: a permission for that
+    /// allows no other change. A dry
     /// run only asks whether it is possible.
     ///
     /// # Errors
@@ -290,7 +293,8 @@ impl ApiClient {
         Ok(found(deleted)?.is_some())
     }
 
-    /// Evicts a pod through the Eviction API, which respects disruption budgets. The uid protects a new pod of the
+    /// Evicts a pod through the Eviction API, which respects disruption budgets. The uid protects a
+    /// new pod of the
     /// same name (of a `StatefulSet`) from being evicted instead.
     ///
     /// # Errors
@@ -310,7 +314,8 @@ impl ApiClient {
         self.call::<Pod, IgnoredAny>(request).await.map(drop)
     }
 
-    /// A call about one object of kind `K`. Messages about Secrets are removed, because they may repeat the content.
+    /// A call about one object of kind `K`. Messages about Secrets are removed, because they may
+    /// repeat the content.
     async fn call<K: ApiObject, T: DeserializeOwned>(
         &self,
         request: Result<http::Request<Vec<u8>>, request::Error>,
@@ -323,8 +328,9 @@ impl ApiClient {
         }
     }
 
-    /// Sends a request until it is answered or the timeout ends. When the API server asks for a retry, the request is
-    /// repeated after that delay, as client-go does (`k8s.io/client-go/rest`, `with_retry.go`).
+    /// Sends a request until it is answered or the timeout ends. When the API server asks for a
+    /// retry, the request is repeated after that delay, as client-go does (`k8s.io/client-go/rest`,
+    /// `with_retry.go`).
     async fn send<T: DeserializeOwned>(
         &self,
         request: Result<http::Request<Vec<u8>>, request::Error>,
@@ -385,7 +391,8 @@ fn collection<K: ApiObject>(name: &NamespacedName) -> Result<Request, ApiError> 
     Ok(Request::new(K::url_path(&(), name.namespace.as_deref())))
 }
 
-/// Checks a name that becomes part of a path. It may come from a pod that has not been validated yet.
+/// Checks a name that becomes part of a path. It may come from a pod that has not been validated
+/// yet.
 fn check(name: &str) -> Result<(), ApiError> {
     if is_dns_subdomain(name) {
         Ok(())

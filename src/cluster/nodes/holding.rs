@@ -11,8 +11,8 @@ use crate::placement::{
 
 use super::{super::objects::ImageKey, ClusterNodes};
 
-/// How long an answer is used. While a registry is down, many pods with the same images ask, and kubelets report their images once in
-/// minutes.
+/// How long an answer is used. While a registry is down, many pods with the same images ask, and
+/// kubelets report their images once in minutes.
 const TTL: Duration = Duration::from_secs(10);
 /// Maximum number of answers that are kept, about 4 KiB each.
 const MAX_ANSWERS: usize = 256;

@@ -8,7 +8,8 @@ use serde::Deserialize;
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerStatus {
     pub name: String,
-    /// The image that runs: a name with the digest that was pulled, or only the digest of its config.
+    /// The image that runs: a name with the digest that was pulled, or only the digest of its
+    /// config.
     #[serde(rename = "imageID")]
     pub image_id: String,
     /// Whether it is ready.

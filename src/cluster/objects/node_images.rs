@@ -1,4 +1,5 @@
-//! The images that a node holds, as its kubelet reports them: at most 50 by default (`nodeStatusMaxImages`), the largest first.
+//! The images that a node holds, as its kubelet reports them: at most 50 by default
+//! (`nodeStatusMaxImages`), the largest first.
 
 use std::{
     fmt,
@@ -7,7 +8,8 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de};
 
-/// Maximum number of names that are kept of a node, several times what a kubelet reports by default.
+/// Maximum number of names that are kept of a node, several times what a kubelet reports by
+/// default.
 const MAX_NAMES: usize = 1024;
 
 /// The name of an image, as a hash: thousands of nodes hold the same images under long names.
@@ -15,7 +17,8 @@ const MAX_NAMES: usize = 1024;
 pub struct ImageKey(u64);
 
 impl ImageKey {
-    /// `name`: normalised, like `docker.io/library/nginx:latest` or `registry.example/app@sha256:…`, as containerd names images.
+    /// `name`: normalised, like `docker.io/library/nginx:latest` or
+    /// `registry.example/app@sha256:…`, as containerd names images.
     pub fn of(name: &str) -> Self {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);

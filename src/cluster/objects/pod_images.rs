@@ -13,7 +13,8 @@ use super::PodSpec;
 const OS_LABELS: [&str; 2] = ["kubernetes.io/os", "beta.kubernetes.io/os"];
 
 impl PodSpec {
-    /// All images that must run on the pod's node, without duplicates, with the strictest pull policy.
+    /// All images that must run on the pod's node, without duplicates, with the strictest pull
+    /// policy.
     pub fn images(&self) -> BTreeMap<&str, PullPolicy> {
         let containers = [
             &self.containers,
@@ -30,7 +31,8 @@ impl PodSpec {
         let volumes = volumes.map(|volume| (&volume.reference, &volume.pull_policy));
         let mut images = BTreeMap::new();
         for (image, policy) in containers.chain(volumes) {
-            // A container without an image gets one from a higher-level controller later, or is rejected.
+            // A container without an image gets one from a higher-level controller later, or is
+            // rejected.
             let Some(image) = image.as_deref().filter(|image| !image.is_empty()) else {
                 continue;
             };
@@ -73,7 +75,8 @@ impl PodSpec {
             .and_then(|name| name.parse().ok())
     }
 
-    /// The one OS that every required term names. Terms are `ORed`, so a term without OS leaves it open.
+    /// The one OS that every required term names. Terms are `ORed`, so a term without OS leaves it
+    /// open.
     fn required_os(&self) -> Option<&str> {
         let affinity = self.affinity.as_ref()?.node_affinity.as_ref()?;
         let required = affinity.required.as_ref()?;

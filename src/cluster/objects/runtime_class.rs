@@ -36,7 +36,8 @@ impl PodSpec {
     ///
     /// # Errors
     ///
-    /// A label of the node selector for which pod and class name different values: Kubernetes rejects such a pod.
+    /// A label of the node selector for which pod and class name different values: Kubernetes
+    /// rejects such a pod.
     pub fn add_scheduling(&mut self, scheduling: &Scheduling) -> Result<(), String> {
         for (key, value) in &scheduling.node_selector {
             match self.node_selector.get(key) {

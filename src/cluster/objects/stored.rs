@@ -15,7 +15,8 @@ pub(crate) fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Obj
     Ok(stored.unwrap_or_default().into())
 }
 
-/// Metadata as the API server sends it, with the managers of fields only where archaware reads them.
+/// Metadata as the API server sends it, with the managers of fields only where archaware reads
+/// them.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct StoredMetadata<M: Default> {
@@ -32,8 +33,9 @@ struct StoredMetadata<M: Default> {
 }
 
 impl<M: Default> From<StoredMetadata<M>> for ObjectMeta {
-    /// `managedFields` is often the largest part, and foreign annotations may hold whole manifests. An empty map means that
-    /// there are only foreign annotations, `None` that there are none at all, which decides how a patch adds one.
+    /// `managedFields` is often the largest part, and foreign annotations may hold whole manifests.
+    /// An empty map means that there are only foreign annotations, `None` that there are none at
+    /// all, which decides how a patch adds one.
     fn from(mut stored: StoredMetadata<M>) -> Self {
         if let Some(annotations) = &mut stored.annotations {
             let is_read = |name: &str| {

@@ -22,7 +22,7 @@ pub struct PersistentVolumeClaim {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PersistentVolumeClaimSpec {
-    /// The bound PersistentVolume.
+    /// The bound `PersistentVolume`.
     pub volume_name: Option<String>,
 }
 

@@ -25,8 +25,9 @@ const NODE_AFFINITY: &str = "/spec/affinity/nodeAffinity";
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
-/// Adds the tolerations of a decision, records the decision, and removes archaware's scheduling gate unless the pod stays
-/// behind it. The API server does not allow tolerations of a pod to be removed again.
+/// Adds the tolerations of a decision, records the decision, and removes archaware's scheduling
+/// gate unless the pod stays behind it. The API server does not allow tolerations of a pod to be
+/// removed again.
 pub fn apply(pod: &Pod, change: PodChange, decision: &Decision, stays_gated: bool) -> JsonPatch {
     let mut patch = JsonPatch::for_object(&pod.metadata);
     let added = added(pod, &change);
@@ -63,8 +64,8 @@ pub fn remove_gate(pod: &Pod) -> JsonPatch {
     patch
 }
 
-/// The record of what archaware added to the pod, with this change: a pod created from this pod's YAML is decided without
-/// the additions.
+/// The record of what archaware added to the pod, with this change: a pod created from this pod's
+/// YAML is decided without the additions.
 fn added(pod: &Pod, change: &PodChange) -> Option<String> {
     let recorded = record::read(annotations(&pod.metadata));
     record::of_change(&recorded.and(change))
@@ -83,8 +84,8 @@ pub struct AdmissionPatch<'a> {
     pub gate: bool,
 }
 
-/// The webhook's patch of `pod`: removes the additions of an earlier call, then adds `change`, whose indexes refer to
-/// `without_owned`.
+/// The webhook's patch of `pod`: removes the additions of an earlier call, then adds `change`,
+/// whose indexes refer to `without_owned`.
 pub fn admit(pod: &Pod, without_owned: &PodSpec, admission: AdmissionPatch<'_>) -> JsonPatch {
     let AdmissionPatch {
         undo,
@@ -155,7 +156,8 @@ impl JsonPatch {
         }
     }
 
-    /// Appends to the affinity. Missing parts are created, guarded by a test that they are still missing.
+    /// Appends to the affinity. Missing parts are created, guarded by a test that they are still
+    /// missing.
     fn affinity(&mut self, affinity: Option<&Affinity>, change: &AffinityChange) {
         let required = change.require.as_ref().filter(|own| own.terms.is_empty());
         let required = required.map(|own| json!({ "nodeSelectorTerms": own.alternatives() }));
@@ -190,8 +192,8 @@ impl JsonPatch {
         }
     }
 
-    /// Adds the expressions to terms. If there are alternatives, each of these terms is repeated. From the last term to the first,
-    /// so that an index still says where the term is.
+    /// Adds the expressions to terms. If there are alternatives, each of these terms is repeated.
+    /// From the last term to the first, so that an index still says where the term is.
     fn extend_terms(&mut self, own: &Require) {
         let alternatives = own.alternatives();
         for index in own.terms.iter().rev() {

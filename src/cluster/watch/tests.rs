@@ -14,8 +14,8 @@ fn path(name: &str) -> String {
     format!("/api/v1/namespaces/ns/pods/{name}")
 }
 
-/// After 410 Gone the list is read again, and becomes the store's content only when it is complete. A consumer that
-/// is notified earlier would not find the object and would not be notified again.
+/// After 410 Gone the list is read again, and becomes the store's content only when it is complete.
+/// A consumer that is notified earlier would not find the object and would not be notified again.
 #[tokio::test(start_paused = true)]
 async fn after_a_relist_objects_have_changed_when_they_can_be_found() {
     let api = ScriptedApi::default();

@@ -27,13 +27,15 @@ const LOOK_AGAIN: Duration = Duration::from_hours(1);
 pub(super) enum Phase {
     /// Before it gets its taint, which waits for it.
     BeforeTaint,
-    /// After it has its taint: the scheduler may have bound a pod meanwhile that does not tolerate it.
+    /// After it has its taint: the scheduler may have bound a pod meanwhile that does not tolerate
+    /// it.
     AfterTaint,
 }
 
 impl Phase {
-    /// Requests that come within this time of each other are served together: one list of all pods costs less than thousands
-    /// of lists of single nodes. The scheduler of a busy cluster sees a taint after some seconds.
+    /// Requests that come within this time of each other are served together: one list of all pods
+    /// costs less than thousands of lists of single nodes. The scheduler of a busy cluster sees a
+    /// taint after some seconds.
     fn quiet(self) -> Duration {
         match self {
             Self::BeforeTaint => Duration::from_millis(250),
@@ -88,7 +90,8 @@ enum State {
 pub(super) struct Looks(HashMap<String, (Look, State)>);
 
 impl Looks {
-    /// Takes the permission to give the node this taint, if there is one. If not, its pods are looked at first.
+    /// Takes the permission to give the node this taint, if there is one. If not, its pods are
+    /// looked at first.
     pub(super) fn take_permission(
         &mut self,
         uid: &str,

@@ -63,8 +63,8 @@ pub(in super::super) struct Worker {
     pub(in super::super) writer: Writer,
     pub(in super::super) metrics: Metrics,
     pub(in super::super) nodes: Store<Node>,
-    /// For pods that lack their toleration. As many as the writer has, so that another patch waits for one of theirs at most: its slots
-    /// are given in the order of the requests.
+    /// For pods that lack their toleration. As many as the writer has, so that another patch waits
+    /// for one of theirs at most: its slots are given in the order of the requests.
     pub(in super::super) places: Semaphore,
     /// Nodes that may be tainted now.
     pub(in super::super) ready: mpsc::Sender<ObjectRef<Node>>,
@@ -72,7 +72,8 @@ pub(in super::super) struct Worker {
 }
 
 impl Worker {
-    /// Runs while nodes may be tainted, until `stop`. Then everything is forgotten, because another process may taint them.
+    /// Runs while nodes may be tainted, until `stop`. Then everything is forgotten, because another
+    /// process may taint them.
     pub(in super::super) async fn run(self: Arc<Self>, mut may_taint: watch::Receiver<bool>) {
         loop {
             let begin = may_taint.wait_for(|may| *may);
@@ -231,8 +232,8 @@ impl Worker {
         self.metrics.bound_pods.count(result);
     }
 
-    /// Gives the pod the toleration for the taint of its node, unless it has one or may not stay. Returns the result for the
-    /// metrics.
+    /// Gives the pod the toleration for the taint of its node, unless it has one or may not stay.
+    /// Returns the result for the metrics.
     async fn tolerate(
         &self,
         pod: &Pod,

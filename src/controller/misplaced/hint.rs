@@ -10,7 +10,8 @@ use crate::{
     evaluate::wrong_architecture::{self, WrongArchitectureCause},
 };
 
-/// The kubelet's events about containers that do not start, and about those that end again and again.
+/// The kubelet's events about containers that do not start, and about those that end again and
+/// again.
 const REASONS: [&str; 2] = ["Failed", "BackOff"];
 /// The kubelet updates the status of a pod within seconds.
 const FRESH: SignedDuration = SignedDuration::from_secs(30);
@@ -23,8 +24,8 @@ pub(super) struct Hint {
     container: Option<String>,
     /// What the event proves.
     cause: Option<WrongArchitectureCause>,
-    /// Whether the event is so new that the status may lag behind it. When a watch begins, the API server sends all events of the last
-    /// hour: the containers that they name may have recovered.
+    /// Whether the event is so new that the status may lag behind it. When a watch begins, the API
+    /// server sends all events of the last hour: the containers that they name may have recovered.
     is_fresh: bool,
 }
 

@@ -22,8 +22,8 @@ use crate::{
 use super::MisplacedPods;
 
 impl MisplacedPods {
-    /// Whether a node of these architectures could take the pod: by its author's node selector, affinity and tolerations, and by its
-    /// volumes. Free resources are not considered.
+    /// Whether a node of these architectures could take the pod: by its author's node selector,
+    /// affinity and tolerations, and by its volumes. Free resources are not considered.
     pub(super) async fn has_place(&self, pod: &Pod, architectures: &Architectures) -> bool {
         let volumes = match self.volume_terms(pod).await {
             Ok(volumes) => volumes,

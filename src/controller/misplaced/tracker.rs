@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use crate::backoff::Backoff;
 
-/// A pod is looked at again after this time, if something is still said of it: the kubelet publishes an event about a container that
-/// ends again and again at least every five minutes.
+/// A pod is looked at again after this time, if something is still said of it: the kubelet
+/// publishes an event about a container that ends again and again at least every five minutes.
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Intervals for pods that turned out to fail for another reason. An image may be resolved later.
 const OTHER_INTERVALS: Backoff = Backoff::seconds(5, 600);

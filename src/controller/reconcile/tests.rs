@@ -28,7 +28,8 @@ impl ReconcileSteps for Panicking {
     }
 }
 
-/// A panic ends one reconcile: it is counted, the object is retried, and the startup sequence does not wait for it.
+/// A panic ends one reconcile: it is counted, the object is retried, and the startup sequence does
+/// not wait for it.
 #[tokio::test]
 async fn a_panic_is_kept_to_its_reconcile() {
     let (api, metrics) = (ScriptedApi::default().client(), Metrics::default());

@@ -135,7 +135,8 @@ async fn a_denied_change_is_tried_again_with_growing_pauses() {
     }
 }
 
-/// The change is rejected. The pod must not wait behind archaware's gate, so the gate is removed alone.
+/// The change is rejected. The pod must not wait behind archaware's gate, so the gate is removed
+/// alone.
 #[tokio::test(start_paused = true)]
 async fn a_refused_pod_loses_its_gate() {
     let api = cluster();

@@ -12,14 +12,15 @@ fn held_by(holder: &str, transitions: u32) -> Value {
     })
 }
 
-/// Another process takes the Lease while a pod waits for its namespace. Its patch is not sent until this process
-/// leads again.
+/// Another process takes the Lease while a pod waits for its namespace. Its patch is not sent until
+/// this process leads again.
 #[tokio::test(start_paused = true)]
 async fn leadership_is_lost_between_read_and_write() {
     let api = cluster();
     let controller = Controller::start(&api, "");
     api.wait_for(&format!("PATCH {NODE}"), 1).await;
-    // The holder renews every five seconds plus jitter, and a pod waits one second for its namespace.
+    // The holder renews every five seconds plus jitter, and a pod waits one second for its
+    // namespace.
     let renewed = api.wait_for(&format!("PATCH {LEASE}"), 1).await[0].at;
     let elsewhere = POD.replace("/ns/", "/unknown/");
     let mut pod = pod();
@@ -64,7 +65,8 @@ async fn a_follower_writes_nothing_and_takes_over_after_a_release() {
     controller.stop().await;
 }
 
-/// Failed renewals are repeated each second. This process stops writing before another one may take the Lease.
+/// Failed renewals are repeated each second. This process stops writing before another one may take
+/// the Lease.
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_cannot_renew_stops_in_time() {
     for answer in [
@@ -94,7 +96,8 @@ async fn a_holder_that_cannot_renew_stops_in_time() {
     }
 }
 
-/// The read of a renewal is slow and its write hangs: together they are limited by the timeout of one call.
+/// The read of a renewal is slow and its write hangs: together they are limited by the timeout of
+/// one call.
 #[tokio::test(start_paused = true)]
 async fn a_slow_renewal_is_given_up_in_time() {
     let api = cluster();
@@ -114,7 +117,8 @@ async fn a_slow_renewal_is_given_up_in_time() {
     controller.stop().await;
 }
 
-/// A conflicting renewal is repeated: another process wrote, or this one's cancelled renewal arrived.
+/// A conflicting renewal is repeated: another process wrote, or this one's cancelled renewal
+/// arrived.
 #[tokio::test(start_paused = true)]
 async fn a_conflicting_renewal_costs_no_leadership() {
     let api = cluster();

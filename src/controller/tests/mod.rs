@@ -1,5 +1,5 @@
-//! The controllers against a scripted API server: which calls they make in which order, and what follows from each
-//! answer. The clock is virtual.
+//! The controllers against a scripted API server: which calls they make in which order, and what
+//! follows from each answer. The clock is virtual.
 
 mod faults;
 mod leadership;

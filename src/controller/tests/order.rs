@@ -131,7 +131,8 @@ async fn nodes_do_not_wait_for_a_pod_that_is_deleted() {
     controller.stop().await;
 }
 
-/// The patch is answered with 404 before the watch reports the deletion: no further call and no event follow.
+/// The patch is answered with 404 before the watch reports the deletion: no further call and no
+/// event follow.
 #[tokio::test(start_paused = true)]
 async fn a_pod_is_deleted_while_it_is_being_patched() {
     let api = cluster();
@@ -148,7 +149,8 @@ async fn a_pod_is_deleted_while_it_is_being_patched() {
     controller.stop().await;
 }
 
-/// The list is read again while the patch is in progress: the pod is reconciled again and needs no change.
+/// The list is read again while the patch is in progress: the pod is reconciled again and needs no
+/// change.
 #[tokio::test(start_paused = true)]
 async fn a_relist_in_the_middle_makes_no_second_patch() {
     let api = cluster();
@@ -163,8 +165,8 @@ async fn a_relist_in_the_middle_makes_no_second_patch() {
     controller.stop().await;
 }
 
-/// The watch lags behind, so the store's object is older than the one that is patched. The guard fails, nothing is
-/// added twice, and the pod is not patched again once the watch has caught up.
+/// The watch lags behind, so the store's object is older than the one that is patched. The guard
+/// fails, nothing is added twice, and the pod is not patched again once the watch has caught up.
 #[tokio::test(start_paused = true)]
 async fn a_stale_store_adds_nothing_twice() {
     let api = cluster();
@@ -212,7 +214,8 @@ async fn the_failure_policy_decides_when_it_is_due() {
     controller.stop().await;
 }
 
-/// A pod that no architecture can run: one write says so, and its event goes on as long as it waits.
+/// A pod that no architecture can run: one write says so, and its event goes on as long as it
+/// waits.
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_waits_is_said_to_wait() {
     let api = cluster();
@@ -246,7 +249,8 @@ async fn a_pod_that_waits_is_said_to_wait() {
     controller.stop().await;
 }
 
-/// Before a node gets its taint, the pod that runs there gets its toleration. The end of the process does not wait for the rest.
+/// Before a node gets its taint, the pod that runs there gets its toleration. The end of the
+/// process does not wait for the rest.
 #[tokio::test(start_paused = true)]
 async fn the_end_comes_while_bound_pods_are_looked_at() {
     let api = cluster();

@@ -9,7 +9,8 @@ use crate::{
 
 use super::{DemandSource, Evaluating, ReadImages};
 
-/// Decides for which architectures a pod is. The following sources see the decision; its demand is written with the decision.
+/// Decides for which architectures a pod is. The following sources see the decision; its demand is
+/// written with the decision.
 pub struct Architectures;
 
 impl DemandSource for Architectures {
@@ -61,8 +62,9 @@ async fn by_images(evaluator: &Evaluator, pod: &mut Evaluating<'_>) {
     pod.decide(verdict);
 }
 
-/// A pod that tolerates every architecture needs no further decision, and its registry is not asked, unless demands, affinity or
-/// additional tolerations can still be added. A pod that was decided to tolerate everything is complete.
+/// A pod that tolerates every architecture needs no further decision, and its registry is not
+/// asked, unless demands, affinity or additional tolerations can still be added. A pod that was
+/// decided to tolerate everything is complete.
 fn nothing_to_add(evaluator: &Evaluator, pod: &Evaluating<'_>) -> bool {
     let (policy, evaluation) = (&evaluator.policy, &pod.evaluation);
     let asks = evaluation.left_out_rules().next().is_some()

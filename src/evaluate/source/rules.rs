@@ -34,7 +34,8 @@ impl DemandSource for Rules {
     }
 }
 
-/// What the rules of the configuration say of a pod. Templates get nothing by them: each of their pods does.
+/// What the rules of the configuration say of a pod. Templates get nothing by them: each of their
+/// pods does.
 pub(in crate::evaluate) fn applied_rules(
     evaluator: &Evaluator,
     subject: Subject<'_>,

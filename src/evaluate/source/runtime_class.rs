@@ -9,7 +9,8 @@ use crate::{
 
 use super::{DemandSource, Evaluating};
 
-/// The runtime class of the pod, or the runtime class that it gets because no CPU runs all of its images.
+/// The runtime class of the pod, or the runtime class that it gets because no CPU runs all of its
+/// images.
 pub struct RuntimeClass;
 
 impl DemandSource for RuntimeClass {

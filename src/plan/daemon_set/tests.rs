@@ -125,8 +125,8 @@ fn templates_are_changed_once_and_tell_of_their_rollout() {
     assert_eq!(managed(&own, on(&["arm64"])).patch, None);
 }
 
-/// A decision by the images stands while they cannot be resolved, and one of the failure policy until they change,
-/// because each change causes a rollout.
+/// A decision by the images stands while they cannot be resolved, and one of the failure policy
+/// until they change, because each change causes a rollout.
 #[test]
 fn no_second_rollout() {
     let late = Instant::now() + Duration::from_mins(10);
@@ -189,7 +189,8 @@ fn the_failure_policy_rolls_it_when_it_is_due() {
     );
 }
 
-/// Each repair rolls the DaemonSet: there is one at once, then one an hour, whether the annotation goes too or not.
+/// Each repair rolls the DaemonSet: there is one at once, then one an hour, whether the annotation
+/// goes too or not.
 #[test]
 fn a_fight_about_a_template_slows_down() {
     let start = Instant::now();
@@ -255,7 +256,8 @@ fn tolerations_of_a_server_side_applier_are_reported() {
     assert_eq!(managed(&applied, on(&["amd64"])).patch, None);
 }
 
-/// The annotation says that archaware added the toleration; the author's manifest has it too by now.
+/// The annotation says that archaware added the toleration; the author's manifest has it too by
+/// now.
 #[test]
 fn an_author_takes_a_toleration_over() {
     let amd = [arch("amd64")];
@@ -273,7 +275,8 @@ fn an_author_takes_a_toleration_over() {
     assert!(removes.is_empty(), "{operations}");
 }
 
-/// After an upgrade, or when the author took a toleration over, only the annotation changes: that is no repair.
+/// After an upgrade, or when the author took a toleration over, only the annotation changes: that
+/// is no repair.
 #[test]
 fn a_record_alone_is_no_repair() {
     let (amd, now) = ([arch("amd64")], Instant::now());
@@ -324,7 +327,8 @@ fn a_recorded_decision_is_applied_again() {
     assert_eq!(write.change, changed);
 }
 
-/// What `tolerate` decides holds until the images are known. A restart, after which less is known, does not widen it.
+/// What `tolerate` decides holds until the images are known. A restart, after which less is known,
+/// does not widen it.
 #[test]
 fn what_tolerate_decides_is_only_narrowed() {
     let mut config = Config::default();

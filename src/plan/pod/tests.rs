@@ -240,7 +240,8 @@ fn the_failure_policy_is_carried_out_when_it_is_due() {
     assert_eq!((second.patch, second.decides), (None, false));
 }
 
-/// A decision by the images, of this process or an earlier one, stands while they cannot be resolved.
+/// A decision by the images, of this process or an earlier one, stands while they cannot be
+/// resolved.
 #[test]
 fn a_decision_of_the_images_is_better_than_one_without_them() {
     let start = Instant::now();
@@ -271,7 +272,8 @@ fn a_decision_of_the_images_is_better_than_one_without_them() {
     assert!(second.patch.is_some());
 }
 
-/// A decision counts when it is applied: the annotation may have been copied, and the configuration may have changed.
+/// A decision counts when it is applied: the annotation may have been copied, and the configuration
+/// may have changed.
 #[test]
 fn a_decision_that_is_not_applied_is_none() {
     let (start, failed) = (Instant::now(), Evaluation::new(unresolved()));
@@ -338,7 +340,8 @@ fn an_author_who_excludes_the_images_is_told() {
     assert_eq!(decision, "arm64");
 }
 
-/// No node can run the pod: behind its own gate its affinity stays open, behind another's it says so.
+/// No node can run the pod: behind its own gate its affinity stays open, behind another's it says
+/// so.
 #[test]
 fn a_contradiction_is_written_only_where_nothing_waits_for_archaware() {
     let mut none = Evaluation::new(Verdict::Decided(Decision::NoCommonArchitecture));

@@ -30,7 +30,8 @@ pub enum ImageFit {
     Runs,
     /// The image is for other architectures.
     OtherArchitecture,
-    /// The pod names its nodes, and some of them do not satisfy the rules: its affinity cannot follow the choice.
+    /// The pod names its nodes, and some of them do not satisfy the rules: its affinity cannot
+    /// follow the choice.
     NotOnAllNamed,
     /// The image has to be known first.
     Unknown,
@@ -72,8 +73,8 @@ pub enum NoChoice<'a> {
 pub struct PassedOver {
     /// Its image or group.
     pub tag: String,
-    /// Each of its rules (by name, or by its place from 1), with the number of nodes that do not satisfy it. Empty: its weight is
-    /// negative.
+    /// Each of its rules (by name, or by its place from 1), with the number of nodes that do not
+    /// satisfy it. Empty: its weight is negative.
     pub failed: Vec<(String, usize)>,
 }
 
@@ -101,9 +102,11 @@ pub enum CandidateOutcome {
     WithoutImage,
     /// Some nodes satisfy it, and are preferred by its weight.
     Preferred,
-    /// Some nodes satisfy it, and are not preferred: its weight is 0, its rules hold everywhere, or they cannot be written.
+    /// Some nodes satisfy it, and are not preferred: its weight is 0, its rules hold everywhere, or
+    /// they cannot be written.
     NotPreferred,
-    /// No node satisfies it: each of its rules, with the number of nodes that do not satisfy it. Empty: its weight is negative.
+    /// No node satisfies it: each of its rules, with the number of nodes that do not satisfy it.
+    /// Empty: its weight is negative.
     PassedOver(Vec<(String, usize)>),
     /// A model selected it for the nodes with this label.
     ChosenByModel {
@@ -158,7 +161,8 @@ impl Candidate {
 }
 
 impl<'a> Choice<'a> {
-    /// The best entry that some nodes satisfy. `runs`: whether nodes can run the image of an entry; `None` if it is not known.
+    /// The best entry that some nodes satisfy. `runs`: whether nodes can run the image of an entry;
+    /// `None` if it is not known.
     ///
     /// # Errors
     ///

@@ -169,7 +169,8 @@ impl CompatibilityDocument {
     ///
     /// # Errors
     ///
-    /// When it is none of this format, or too large. An expression that means nothing is no error: its rule holds nowhere.
+    /// When it is none of this format, or too large. An expression that means nothing is no error:
+    /// its rule holds nowhere.
     pub fn parse(keys: RuleKeys, bytes: &[u8]) -> Result<Self, InvalidDocument> {
         let size = bytes.len() as u64;
         if size > MAX_SIZE {
@@ -177,7 +178,8 @@ impl CompatibilityDocument {
         }
         let text = std::str::from_utf8(bytes);
         let text = text.map_err(|_| InvalidDocument::Malformed("not UTF-8".to_owned()))?;
-        // JSON is YAML. As a JSON value first: the YAML parser's code for each of these types would be large.
+        // JSON is YAML. As a JSON value first: the YAML parser's code for each of these types would
+        // be large.
         let value: serde_json::Value = serde_saphyr::from_str(text).map_err(malformed)?;
         let raw = RawDocument::deserialize(value).map_err(malformed)?;
         let mut count = 0;

@@ -1,7 +1,8 @@
 //! Expressions of compatibility rules: an operator and its values, compiled once.
 //!
-//! Two formats have them, with differences: ocifit-k8s' (`Labels` here), whose keys are node labels, and that of Node Feature Discovery
-//! (`Features`; `evaluateMatchExpression` in its package `nodefeaturerule`), whose keys are elements of a feature.
+//! Two formats have them, with differences: ocifit-k8s' (`Labels` here), whose keys are node
+//! labels, and that of Node Feature Discovery (`Features`; `evaluateMatchExpression` in its package
+//! `nodefeaturerule`), whose keys are elements of a feature.
 
 use std::{
     collections::BTreeSet,
@@ -18,7 +19,8 @@ use crate::{
 
 use super::{Fact, RuleKeys, version::Version};
 
-/// Maximum size of a compiled pattern in bytes, because anybody who may push images can write a document.
+/// Maximum size of a compiled pattern in bytes, because anybody who may push images can write a
+/// document.
 const MAX_PATTERN: usize = 64 * 1024;
 
 /// An expression as a document has it.
@@ -298,7 +300,8 @@ fn integers(from: Bound<&str>, to: Bound<&str>) -> Result<Test, InvalidExpressio
     ))
 }
 
-/// The patterns, unanchored. As in Go, `\d`, `\s` and `\w` stand for ASCII characters. One that is invalid matches nothing, and with NFD makes the expression invalid.
+/// The patterns, unanchored. As in Go, `\d`, `\s` and `\w` stand for ASCII characters. One that is
+/// invalid matches nothing, and with NFD makes the expression invalid.
 fn patterns(texts: &[String], is_nfd: bool) -> Result<Vec<Regex>, InvalidExpression> {
     let mut all = Vec::new();
     for text in texts {

@@ -22,7 +22,8 @@ pub struct NodeFacts<'a> {
     pub features: Option<&'a NodeFeatures>,
 }
 
-/// `spec.features` of a `NodeFeature` (`nfd.k8s-sigs.io/v1alpha1`), by feature name, e.g. `cpu.cpuid`.
+/// `spec.features` of a `NodeFeature` (`nfd.k8s-sigs.io/v1alpha1`), by feature name, e.g.
+/// `cpu.cpuid`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub struct NodeFeatures {
@@ -130,7 +131,8 @@ impl NodeFeatures {
         }
     }
 
-    /// The elements that rules read. `elements`: whether an element of a feature is read, or `None` if the feature is not.
+    /// The elements that rules read. `elements`: whether an element of a feature is read, or `None`
+    /// if the feature is not.
     #[must_use]
     pub fn read_by<F: Fn(&str) -> bool>(&self, elements: impl Fn(&str) -> Option<F>) -> Self {
         fn read<T, F: Fn(&str) -> bool>(

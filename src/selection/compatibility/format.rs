@@ -2,8 +2,9 @@
 
 use super::{CompatibilityDocument, InvalidDocument, Model, RuleKeys};
 
-/// A format of compatibility documents: a layer of one of its media types, and how it is read. A new format is an implementation,
-/// a line in `FORMATS`, and its media types among the layers of the artifact kind.
+/// A format of compatibility documents: a layer of one of its media types, and how it is read. A
+/// new format is an implementation, a line in `FORMATS`, and its media types among the layers of
+/// the artifact kind.
 pub trait DocumentFormat: Sync {
     /// The media types of its layers.
     fn media_types(&self) -> &'static [&'static str];

@@ -1,4 +1,5 @@
-//! What the rules of documents read of nodes. Nodes that are alike in this are decided about together.
+//! What the rules of documents read of nodes. Nodes that are alike in this are decided about
+//! together.
 
 use std::collections::{BTreeMap, BTreeSet};
 

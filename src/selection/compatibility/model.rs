@@ -1,5 +1,5 @@
-//! Documents that leave the choice to a model, in the format of ocifit-k8s. A server knows the model; it answers which of the nodes is
-//! best.
+//! Documents that leave the choice to a model, in the format of ocifit-k8s. A server knows the
+//! model; it answers which of the nodes is best.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// Maximum number of containers of a pod whose images are selected. Each has a document that is read.
+/// Maximum number of containers of a pod whose images are selected. Each has a document that is
+/// read.
 const MAX_SELECTIONS: usize = 16;
 /// `archaware.dev/select-image.<container>`: the reference of the document.
 const PREFIX: &str = "archaware.dev/select-image.";

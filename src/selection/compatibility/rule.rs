@@ -72,7 +72,8 @@ pub(super) fn satisfies(
     by_name && elements.is_none_or(|all| has(feature, all))
 }
 
-/// Flags and attributes are taken together; an instance has to satisfy all expressions by itself (`MatchMulti` of NFD).
+/// Flags and attributes are taken together; an instance has to satisfy all expressions by itself
+/// (`MatchMulti` of NFD).
 fn has(feature: Feature<'_>, expressions: &[(String, Expression)]) -> bool {
     let mut all = expressions.iter();
     let by_names = feature.has_names()

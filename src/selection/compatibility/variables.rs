@@ -1,5 +1,6 @@
-//! Variables of Node Feature Discovery's rules (`vars`). Later rules read them as the feature `rule.matched`. The rules of an entry are
-//! `ANDed`, so that where a rule counts, those before it hold and their variables are known: conditions on them are constant.
+//! Variables of Node Feature Discovery's rules (`vars`). Later rules read them as the feature
+//! `rule.matched`. The rules of an entry are `ANDed`, so that where a rule counts, those before it
+//! hold and their variables are known: conditions on them are constant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +14,8 @@ const FEATURE: &str = "rule.matched";
 pub(super) struct Variables {
     /// Those of the rules before, in this entry.
     known: BTreeMap<String, String>,
-    /// The names of those of other entries: whether they are set depends on the node, on which these rules hold or not.
+    /// The names of those of other entries: whether they are set depends on the node, on which
+    /// these rules hold or not.
     of_others: BTreeSet<String>,
     /// Whether a rule before has a template, which may set any.
     has_template: bool,

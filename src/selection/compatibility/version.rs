@@ -1,5 +1,6 @@
-//! Versions as Node Feature Discovery compares them (`type: version`): by `NewVersion` of `Masterminds/semver`, which takes `5.15`, too,
-//! without the pre-release, so that the kernel `6.1.0-18-amd64` is `6.1.0`.
+//! Versions as Node Feature Discovery compares them (`type: version`): by `NewVersion` of
+//! `Masterminds/semver`, which takes `5.15`, too, without the pre-release, so that the kernel
+//! `6.1.0-18-amd64` is `6.1.0`.
 
 use std::{num::ParseIntError, str::FromStr};
 

@@ -290,8 +290,8 @@ async fn no_pod_lands_where_its_author_or_its_images_forbid_it() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// With taints alone four of these pods stay pending for ever: the scheduler counts the nodes that they do not tolerate, which stay
-/// empty (`nodeTaintsPolicy` is `Ignore` by default).
+/// With taints alone four of these pods stay pending for ever: the scheduler counts the nodes that
+/// they do not tolerate, which stay empty (`nodeTaintsPolicy` is `Ignore` by default).
 #[tokio::test]
 async fn pods_that_must_be_spread_are_all_placed() {
     let cluster = TestCluster::take().await;

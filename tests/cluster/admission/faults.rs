@@ -44,7 +44,8 @@ async fn a_dead_or_hung_webhook_delays_no_pod() {
     cluster.wait_until_tainted().await;
 }
 
-/// Requests in progress are answered before the process ends, and later ones reach the other replica.
+/// Requests in progress are answered before the process ends, and later ones reach the other
+/// replica.
 #[tokio::test]
 async fn sigterm_drains() {
     let cluster = TestCluster::take().await;

@@ -166,7 +166,8 @@ async fn gates_open_although_the_registry_is_dead() {
     }
 }
 
-/// A controller was killed while pods had its gate; the next one starts with or without the webhook.
+/// A controller was killed while pods had its gate; the next one starts with or without the
+/// webhook.
 #[tokio::test]
 async fn gates_open_after_a_restart_with_or_without_the_webhook() {
     let cluster = TestCluster::take().await;
@@ -321,7 +322,8 @@ async fn another_replica_opens_the_gates_of_one_that_is_gone() {
     assert_eq!(second.stop().await, 0);
 }
 
-/// Behind the gate a pod waits for another image of the same tag, and gets its affinity then. Its event says so all the time.
+/// Behind the gate a pod waits for another image of the same tag, and gets its affinity then. Its
+/// event says so all the time.
 #[tokio::test]
 async fn a_pod_without_common_architecture_stays_behind_the_gate() {
     let cluster = TestCluster::take().await;
@@ -366,7 +368,8 @@ async fn a_pod_without_common_architecture_stays_behind_the_gate() {
         json!([{"matchExpressions": [on("amd64"), on("arm64")]}])
     );
     registry.add("amd64", &testimg::find("amd64-arm64"));
-    // The next look is ten minutes away; a change of the pod is another one. What is known of the tag is a second old by then.
+    // The next look is ten minutes away; a change of the pod is another one. What is known of the
+    // tag is a second old by then.
     let looks = std::cell::Cell::new(0);
     eventually("an open gate", DEADLINE, || async {
         if !is_gated(&cluster.pods().get("torn").await.ok()?) {

@@ -18,7 +18,8 @@ async fn nodes_are_tainted_as_they_register() {
     let node = cluster.create_node("arm", "arm64").await;
     assert_eq!(taints(&node), set(&[ARM]));
     assert_eq!(node.annotations()["archaware.dev/taint"], ARM);
-    // Like the reconciler: ignored ones stay free, foreign taints stay, what is unknown is not guessed.
+    // Like the reconciler: ignored ones stay free, foreign taints stay, what is unknown is not
+    // guessed.
     for (name, architecture, change, expected) in [
         (
             "ignored",
@@ -112,7 +113,8 @@ async fn daemon_sets_are_rolled_once() {
         set(&["arm64"]),
         "what is not allowed any more is gone"
     );
-    // GitOps tools write the whole list, again and again: the template stays as it is, and nothing rolls.
+    // GitOps tools write the whole list, again and again: the template stays as it is, and nothing
+    // rolls.
     let back = Patch::Merge(json!({"spec": {"template": {"spec": {"tolerations": null}}}}));
     let again = sets
         .patch("agent", &PatchParams::default(), &back)

@@ -261,7 +261,8 @@ async fn further_tolerations_follow_the_platforms() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// Another webhook adds a sidecar after archaware's: the API server calls again, and the first decision is revised.
+/// Another webhook adds a sidecar after archaware's: the API server calls again, and the first
+/// decision is revised.
 #[tokio::test]
 async fn a_sidecar_that_comes_later_counts() {
     let cluster = TestCluster::take().await;

@@ -1,4 +1,5 @@
-//! The registration of the webhook: from the manifests, in the hands of others, and from earlier versions.
+//! The registration of the webhook: from the manifests, in the hands of others, and from earlier
+//! versions.
 
 use std::time::{Duration, Instant};
 
@@ -54,7 +55,8 @@ async fn a_broken_configuration_is_repaired() {
     );
 }
 
-/// The user's own configuration is left as it is, but for the authorities that only archaware knows.
+/// The user's own configuration is left as it is, but for the authorities that only archaware
+/// knows.
 #[tokio::test]
 async fn a_configuration_of_the_users_own_gets_the_authorities() {
     let cluster = TestCluster::take().await;
@@ -124,7 +126,8 @@ async fn the_shipped_registration_is_what_archaware_needs() {
     assert_eq!(without_clients(&cluster), shipped);
 }
 
-/// A file with the registration of the manifests, for a webhook on this port of the host instead of a Service.
+/// A file with the registration of the manifests, for a webhook on this port of the host instead of
+/// a Service.
 fn with_url(cluster: &TestCluster, port: u16) -> String {
     let url = format!("https://127.0.0.1:{port}");
     let shipped = std::fs::read_to_string("manifests/archaware.yaml").unwrap();
@@ -142,7 +145,8 @@ fn with_url(cluster: &TestCluster, port: u16) -> String {
     file.to_str().unwrap().to_owned()
 }
 
-/// `kubectl apply` in both ways, as a person does it and as controllers do it: nothing is taken away, nothing conflicts.
+/// `kubectl apply` in both ways, as a person does it and as controllers do it: nothing is taken
+/// away, nothing conflicts.
 #[tokio::test]
 async fn applying_the_manifests_again_takes_nothing_away() {
     let cluster = TestCluster::take().await;
@@ -201,8 +205,8 @@ async fn a_removed_bundle_is_back_at_once() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// After `kubectl apply` and before the first replica is ready, and also when all are gone: the API server trusts nobody and finds
-/// nobody, which it knows at once.
+/// After `kubectl apply` and before the first replica is ready, and also when all are gone: the API
+/// server trusts nobody and finds nobody, which it knows at once.
 #[tokio::test]
 async fn without_a_replica_nothing_waits_and_nothing_fails() {
     let cluster = TestCluster::take().await;
@@ -229,7 +233,8 @@ async fn without_a_replica_nothing_waits_and_nothing_fails() {
     }
 }
 
-/// Without the registration nothing is created: the log says what to do, and pods are placed by the controller.
+/// Without the registration nothing is created: the log says what to do, and pods are placed by the
+/// controller.
 #[tokio::test]
 async fn a_missing_registration_is_said() {
     let cluster = TestCluster::take().await;
@@ -255,7 +260,8 @@ async fn a_missing_registration_is_said() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// What an earlier version created by itself: it is taken over by the manifests, used, and removed by `clean`.
+/// What an earlier version created by itself: it is taken over by the manifests, used, and removed
+/// by `clean`.
 #[tokio::test]
 async fn a_registration_of_an_earlier_version_is_taken_over() {
     let cluster = TestCluster::take().await;

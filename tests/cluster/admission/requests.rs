@@ -58,7 +58,8 @@ fn settled(review: &Value, cluster: &TestCluster) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// The fixtures equal what this version's API server sends. `ARCHAWARE_UPDATE_FIXTURES=yes` rewrites them.
+/// The fixtures equal what this version's API server sends. `ARCHAWARE_UPDATE_FIXTURES=yes`
+/// rewrites them.
 #[tokio::test]
 async fn the_fixtures_are_what_the_api_server_sends() {
     let cluster = TestCluster::take().await;

@@ -8,7 +8,8 @@ use super::*;
 
 const IMAGES: [&str; 2] = ["amd64", "arm64"];
 
-/// Deployments whose authors select the architecture themselves, so that Karpenter alone does right, too.
+/// Deployments whose authors select the architecture themselves, so that Karpenter alone does
+/// right, too.
 async fn deploy(cluster: &TestCluster, replicas: usize) {
     for image in IMAGES {
         let template = demand(cluster, image, image, |spec| {
@@ -48,7 +49,8 @@ async fn replaced(cluster: &TestCluster, old: &BTreeSet<String>, pods: usize) ->
     .await
 }
 
-/// Half of the pods of four nodes go; then all nodes drift, then they expire. Returns what was left after each.
+/// Half of the pods of four nodes go; then all nodes drift, then they expire. Returns what was left
+/// after each.
 async fn moved(with_archaware: bool) -> Vec<Placement> {
     // 19 of these pods fit on a node.
     const BEFORE: usize = 30;

@@ -141,7 +141,8 @@ async fn watch_history_compacted() {
     scene.ends_well().await;
 }
 
-/// Forwards connections to the API server; each of the first `cuts` is reset in the middle of a response.
+/// Forwards connections to the API server; each of the first `cuts` is reset in the middle of a
+/// response.
 async fn cutting_proxy(server: String, cuts: Arc<AtomicUsize>) -> String {
     const ENOUGH: usize = 40_000;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -42,7 +42,8 @@ async fn token_rotated() {
     std::fs::write(&file, second.trim()).unwrap();
     let cluster = &scene.cluster;
     cluster.kubectl(&["-n", "archaware", "delete", "secret", "token-one"]);
-    // The API server rejects the first token once its cache expires; archaware reads the file again within a minute.
+    // The API server rejects the first token once its cache expires; archaware reads the file again
+    // within a minute.
     let refused = "archaware_api_requests_total{verb=\"get\",result=\"4xx\"}";
     let file_again = std::time::Duration::from_secs(90);
     eventually("a request that is refused", file_again, || async {

@@ -1,5 +1,6 @@
-//! Faults of the environment. After each the same must hold: no pod is misplaced or left waiting, foreign objects are
-//! unchanged, archaware recovers by itself, and its memory is bounded. docs/reliability.md has the table.
+//! Faults of the environment. After each the same must hold: no pod is misplaced or left waiting,
+//! foreign objects are unchanged, archaware recovers by itself, and its memory is bounded.
+//! docs/reliability.md has the table.
 
 mod api_server;
 mod credentials;
@@ -58,7 +59,8 @@ impl Scene {
         scene
     }
 
-    /// With default configuration on a control plane that may be manipulated; `None` (and a message) otherwise.
+    /// With default configuration on a control plane that may be manipulated; `None` (and a
+    /// message) otherwise.
     async fn begin() -> Option<Self> {
         let cluster = TestCluster::take().await;
         if cluster.is_existing() {

@@ -6,8 +6,8 @@ use testimg::{FakeRegistry, Script};
 
 use super::*;
 
-/// Meanwhile pods of another registry are decided, and the pods of this one when it recovers; with failure policy
-/// `hold` nothing is guessed.
+/// Meanwhile pods of another registry are decided, and the pods of this one when it recovers; with
+/// failure policy `hold` nothing is guessed.
 #[tokio::test]
 async fn registry_dead_slow_or_lying() {
     let cluster = TestCluster::take().await;
@@ -46,8 +46,9 @@ async fn registry_dead_slow_or_lying() {
         registry.unscript();
     }
     for (name, _) in &registries {
-        // A denied image is retried after 5 s, 10 s, 20 s; a corrupt one after 1 min, 2 min. On a machine so slow that requests
-        // time out before that, these failures count, and the delay is as long as it gets: 10 min.
+        // A denied image is retried after 5 s, 10 s, 20 s; a corrupt one after 1 min, 2 min. On a
+        // machine so slow that requests time out before that, these failures count, and the delay
+        // is as long as it gets: 10 min.
         let bound = async || cluster.pods().get(name).await.ok()?.spec?.node_name;
         let node = eventually(&format!("pod {name} bound"), Duration::from_mins(12), bound).await;
         assert_eq!(node, "arm64", "{name}");

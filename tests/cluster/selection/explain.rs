@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Each image of a document, and why it is passed over: before the pod is created, and as if it were created anew.
+/// Each image of a document, and why it is passed over: before the pod is created, and as if it
+/// were created anew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn explain_shows_the_candidates() {
     let cluster = TestCluster::take().await;

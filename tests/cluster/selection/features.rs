@@ -53,7 +53,8 @@ fn node_feature(node: &str, flags: &[&str], modules: &[&str]) -> Value {
     })
 }
 
-/// Creates three pods that ask for the same, each for a node of its own. Returns the nodes of the first two.
+/// Creates three pods that ask for the same, each for a node of its own. Returns the nodes of the
+/// first two.
 async fn places_of_two(cluster: &TestCluster, own: &Value) -> [String; 2] {
     let one_each = json!({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
         {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "solver"}}}]}}});
@@ -80,7 +81,8 @@ async fn places_of_two(cluster: &TestCluster, own: &Value) -> [String; 2] {
     ]
 }
 
-/// A document of NFD that is attached to an image, and what `NodeFeature` objects say, of which there is no label.
+/// A document of NFD that is attached to an image, and what `NodeFeature` objects say, of which
+/// there is no label.
 #[tokio::test]
 async fn what_nfd_found_on_nodes_counts() {
     let cluster = TestCluster::take().await;
@@ -174,8 +176,9 @@ fn explained(cluster: &TestCluster, pod: &str, config: &str) -> String {
     text
 }
 
-/// Pods that ask for nothing, where it is configured: the weights of what is attached to their images are preferences, and nothing is
-/// required. A registry that cannot say what is attached keeps no pod from its decision.
+/// Pods that ask for nothing, where it is configured: the weights of what is attached to their
+/// images are preferences, and nothing is required. A registry that cannot say what is attached
+/// keeps no pod from its decision.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn weights_of_what_is_attached_are_preferences() {
     let cluster = TestCluster::take().await;
@@ -270,7 +273,8 @@ compatibilities:
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// Only one alternative can be added to the terms of a gated pod. It is one that some nodes satisfy.
+/// Only one alternative can be added to the terms of a gated pod. It is one that some nodes
+/// satisfy.
 #[tokio::test]
 async fn a_gated_pod_gets_an_alternative_that_nodes_satisfy() {
     let cluster = TestCluster::take().await;

@@ -157,7 +157,8 @@ async fn a_replica_that_is_created_anew_may_get_another_image() {
     })
     .await;
     assert_eq!(landed(&cluster, &second).await.0, "any");
-    // So does a pod that is created from the YAML of the first one: what archaware changed comes off.
+    // So does a pod that is created from the YAML of the first one: what archaware changed comes
+    // off.
     let metadata = &mut copy["metadata"];
     *metadata = json!({"name": "copy", "annotations": metadata["annotations"]});
     copy["spec"]["nodeName"].take();
@@ -224,7 +225,8 @@ async fn where_nothing_fits_it_is_told_or_refused() {
     assert_eq!(deny.stop().await, 0);
 }
 
-/// The document is read while the pod waits behind its gate, and a pod without gate is left as it is.
+/// The document is read while the pod waits behind its gate, and a pod without gate is left as it
+/// is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_gated_pod_gets_its_image_later() {
     let cluster = TestCluster::take().await;
@@ -334,7 +336,8 @@ async fn each_daemon_gets_the_image_for_its_node() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// Another webhook gives the selected image the name of a mirror: the API server asks again, and both have their way.
+/// Another webhook gives the selected image the name of a mirror: the API server asks again, and
+/// both have their way.
 #[tokio::test]
 async fn another_webhook_may_rename_the_selected_image() {
     let cluster = TestCluster::take().await;
@@ -383,8 +386,8 @@ async fn another_webhook_may_rename_the_selected_image() {
     assert_eq!(archaware.stop().await, 0);
 }
 
-/// The image has to run on each node that the pod can get: not on those of unknown variant with `require`, and on all that the pod
-/// names itself.
+/// The image has to run on each node that the pod can get: not on those of unknown variant with
+/// `require`, and on all that the pod names itself.
 #[tokio::test]
 async fn images_run_on_all_nodes_of_the_choice() {
     let cluster = TestCluster::take().await;

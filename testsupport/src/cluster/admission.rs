@@ -29,8 +29,8 @@ impl Controller {
 }
 
 impl TestCluster {
-    /// Creates the registration of the manifests, unless there is one. It has no `caBundle`, and names a Service that does not
-    /// exist here: archaware writes its URL into it.
+    /// Creates the registration of the manifests, unless there is one. It has no `caBundle`, and
+    /// names a Service that does not exist here: archaware writes its URL into it.
     pub fn register(&self) {
         let label = "app.kubernetes.io/component=admission";
         let created = self.try_kubectl(&["create", "-f", "manifests/archaware.yaml", "-l", label]);
@@ -38,8 +38,9 @@ impl TestCluster {
         assert!(is_new || error.contains("AlreadyExists"), "{error}");
     }
 
-    /// The same, and the API server waits as long as it can (30 s). Where a busy machine answers later than the registration of
-    /// the manifests allows, pods are created without their affinity, which a pod without a gate cannot get later.
+    /// The same, and the API server waits as long as it can (30 s). Where a busy machine answers
+    /// later than the registration of the manifests allows, pods are created without their
+    /// affinity, which a pod without a gate cannot get later.
     pub fn register_for_busy_machines(&self) {
         self.register();
         let path = |n: u8| format!("/webhooks/{n}/timeoutSeconds");

@@ -17,7 +17,8 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Starts with the shipped permissions and this configuration, without its `apiVersion` and `kind`.
+    /// Starts with the shipped permissions and this configuration, without its `apiVersion` and
+    /// `kind`.
     pub fn start(cluster: &TestCluster, config: &str) -> Self {
         Self::start_as(&cluster.service_account("archaware"), config)
     }

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use super::TestCluster;
 
 impl TestCluster {
-    /// Lets the descheduler look at the cluster once, with the default policy of its chart. Returns its log.
+    /// Lets the descheduler look at the cluster once, with the default policy of its chart. Returns
+    /// its log.
     pub fn deschedule(&self) -> String {
         let folder = std::env::var("ARCHAWARE_TEST_DESCHEDULER")
             .expect("run tests with hack/test.sh: it builds the descheduler");

@@ -125,7 +125,8 @@ impl TestCluster {
         }
     }
 
-    /// The node with the fewest pods. The first node of many that register beside thousands of pods is full before it has its taint.
+    /// The node with the fewest pods. The first node of many that register beside thousands of pods
+    /// is full before it has its taint.
     async fn emptiest(&self, names: impl Iterator<Item = String>) -> Option<String> {
         let pods = Api::<Pod>::all(self.client.clone());
         let pods = pods.list(&ListParams::default()).await.unwrap().items;
@@ -136,9 +137,10 @@ impl TestCluster {
         names.min_by_key(|name| bound.get(name).copied())
     }
 
-    /// Waits until the scheduler knows all that was written about nodes before. It watches nodes and pods apart from each other,
-    /// so that it may try a new pod while it does not know an older change of a node. It learns of changes of nodes in their
-    /// order, therefore it knows all of them when it uses a label that was written after them.
+    /// Waits until the scheduler knows all that was written about nodes before. It watches nodes
+    /// and pods apart from each other, so that it may try a new pod while it does not know an older
+    /// change of a node. It learns of changes of nodes in their order, therefore it knows all of
+    /// them when it uses a label that was written after them.
     async fn wait_for_scheduler(&self, node: &str) {
         const LABEL: &str = "test/scheduler-knows";
         let label = async |value: Option<&str>| {

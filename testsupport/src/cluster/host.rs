@@ -40,8 +40,8 @@ impl TestCluster {
             .to_owned()
     }
 
-    /// Sends a signal to a component of the control plane. Waits until a killed one is gone, because a large process
-    /// takes a while to release its memory and port.
+    /// Sends a signal to a component of the control plane. Waits until a killed one is gone,
+    /// because a large process takes a while to release its memory and port.
     pub fn signal_component(&self, signal: &str, name: &str) {
         let pid = self.pid(name);
         kill(signal, &pid);
@@ -106,8 +106,8 @@ impl TestCluster {
             .to_owned()
     }
 
-    /// A content proxy for the node's containerd, with the permissions of the shipped manifests. Its socket is in a
-    /// separate folder.
+    /// A content proxy for the node's containerd, with the permissions of the shipped manifests.
+    /// Its socket is in a separate folder.
     pub fn content_proxy(&self) -> (String, std::process::Child) {
         let folder = self.dir().join("door");
         let _ = std::fs::remove_dir_all(&folder);

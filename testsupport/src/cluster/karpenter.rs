@@ -1,4 +1,5 @@
-//! A real Karpenter with its kwok provider, and a stand-in for the kubelets of the nodes that it makes.
+//! A real Karpenter with its kwok provider, and a stand-in for the kubelets of the nodes that it
+//! makes.
 
 use std::{
     fs::File,
@@ -155,8 +156,9 @@ impl Karpenter {
     }
 }
 
-/// A kubelet creates its Node object with its architecture. Karpenter's provider makes the object itself, without, so this
-/// adds it before any other webhook sees the object: they are called in the order of their names.
+/// A kubelet creates its Node object with its architecture. Karpenter's provider makes the object
+/// itself, without, so this adds it before any other webhook sees the object: they are called in
+/// the order of their names.
 async fn registration(cluster: &TestCluster) -> RecordingWebhook {
     let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["nodes"]});
     RecordingWebhook::start(cluster, "a-kubelet", rule, |node| {

@@ -1,5 +1,5 @@
-//! A real control plane for one test at a time. It is taken from those that `hack/test.sh` started and emptied before
-//! use, so that a test that was killed does not affect the next one.
+//! A real control plane for one test at a time. It is taken from those that `hack/test.sh` started
+//! and emptied before use, so that a test that was killed does not affect the next one.
 
 mod admission;
 mod autoscaling;
@@ -400,8 +400,8 @@ impl TestCluster {
         ended(output)
     }
 
-    /// Runs archaware as in one of its own pods: with the files and variables of its ServiceAccount, and no kubeconfig.
-    /// Needs root, for a mount namespace.
+    /// Runs archaware as in one of its own pods: with the files and variables of its
+    /// ServiceAccount, and no kubeconfig. Needs root, for a mount namespace.
     pub fn archaware_in_pod(&self, arguments: &[&str]) -> (i32, String, String) {
         const SCRIPT: &str = "mount -t tmpfs none /var/run/secrets && \
             mkdir -p /var/run/secrets/kubernetes.io && \

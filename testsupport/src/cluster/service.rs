@@ -7,7 +7,8 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-/// Forwards each connection to the first of its ports that accepts one, beginning with another one each time. Stops on drop.
+/// Forwards each connection to the first of its ports that accepts one, beginning with another one
+/// each time. Stops on drop.
 pub struct Service {
     port: u16,
     reachable: watch::Sender<bool>,

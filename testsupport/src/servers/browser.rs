@@ -23,7 +23,8 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts one without network: every request but those for local files fails. `dark`: what the system prefers.
+    /// Starts one without network: every request but those for local files fails. `dark`: what the
+    /// system prefers.
     pub async fn start(dark: bool) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Real servers for one test each, in temporary folders. They end with the test and with its process.
+//! Real servers for one test each, in temporary folders. They end with the test and with its
+//! process.
 
 mod browser;
 mod containerd;

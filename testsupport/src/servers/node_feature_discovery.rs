@@ -42,8 +42,8 @@ pub fn labels_of_this_cpu() -> BTreeMap<String, String> {
     serde_json::from_str(&run("labels", String::new())).unwrap()
 }
 
-/// Evaluates image compatibility documents on nodes with these features, whose names begin with `test.`: a list for each document,
-/// with the result on each node.
+/// Evaluates image compatibility documents on nodes with these features, whose names begin with
+/// `test.`: a list for each document, with the result on each node.
 pub fn evaluate(questions: &[(String, Vec<Value>)]) -> Vec<Vec<Evaluated>> {
     let line = |(document, nodes): &(String, Vec<Value>)| {
         serde_json::json!({"document": document, "nodes": nodes}).to_string() + "\n"

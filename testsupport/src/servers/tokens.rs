@@ -1,5 +1,5 @@
-//! A token server for docker-registry: the distribution specification's token authentication, with tokens as
-//! the registry verifies them (JWT, RS256, certificate in `x5c`).
+//! A token server for docker-registry: the distribution specification's token authentication, with
+//! tokens as the registry verifies them (JWT, RS256, certificate in `x5c`).
 
 use std::{
     sync::{Arc, Mutex},

@@ -16,9 +16,11 @@ use crate::trace::{self, Call, Peer};
 
 use super::breaker::Breaker;
 
-/// The usual time limit of a lookup: containerd answers within a millisecond. Beyond this time a registry is faster.
+/// The usual time limit of a lookup: containerd answers within a millisecond. Beyond this time a
+/// registry is faster.
 pub const LOOKUP_TIMEOUT: Duration = Duration::from_millis(250);
-/// Maximum number of concurrent calls; containerd handles several thousand per second, one after the other.
+/// Maximum number of concurrent calls; containerd handles several thousand per second, one after
+/// the other.
 const MAX_CALLS: usize = 32;
 
 /// The configured path cannot be a socket path.
@@ -109,8 +111,8 @@ impl Connection {
         self.breaker.is_closed()
     }
 
-    /// One call through the breaker, within the caller's deadline. `None` when containerd answers that it does not
-    /// have the object.
+    /// One call through the breaker, within the caller's deadline. `None` when containerd answers
+    /// that it does not have the object.
     pub(super) async fn call<T>(
         &self,
         deadline: Deadline,
@@ -158,7 +160,8 @@ impl Connection {
         };
         rpc.ended(started, status.code());
         match status.code() {
-            // Answers of a working server: not found, a namespace that may not be read, a digest that it rejects.
+            // Answers of a working server: not found, a namespace that may not be read, a digest
+            // that it rejects.
             Code::NotFound
             | Code::PermissionDenied
             | Code::InvalidArgument

@@ -1,8 +1,8 @@
-//! Reads image records and manifests from the node's containerd through its gRPC API, and persists fetched documents
-//! there.
+//! Reads image records and manifests from the node's containerd through its gRPC API, and persists
+//! fetched documents there.
 //!
-//! Nothing here makes a resolution fail: if containerd does not have an image, is down, absent or forbidden, the
-//! registry is asked.
+//! Nothing here makes a resolution fail: if containerd does not have an image, is down, absent or
+//! forbidden, the registry is asked.
 
 mod breaker;
 mod connection;
@@ -55,9 +55,12 @@ pub(crate) struct ImageRecord {
 }
 
 impl Containerd {
-    /// A client for the socket at `path`. Image records and content are read from `namespaces` in this order, content
-    /// also from `own`. With `writes`, fetched documents are persisted in `own` in the background, which needs a
-    /// Tokio runtime. A lookup that takes longer than `lookup_timeout` is given up. Does not connect yet.
+    /// A client for the socket at `path`. Image records and content are read from `namespaces` in
+    /// this order, content
+    /// also from `own`. With `writes`, fetched documents are persisted in `own` in the background,
+    /// which needs a
+    /// Tokio runtime. A lookup that takes longer than `lookup_timeout` is given up. Does not
+    /// connect yet.
     ///
     /// # Errors
     ///
@@ -90,8 +93,9 @@ impl Containerd {
         self.store.as_ref()
     }
 
-    /// The record of a tag, if a pull from its own registry created it. Imported images have records too, often of a
-    /// single platform under the name of a multi-platform image; those are not used.
+    /// The record of a tag, if a pull from its own registry created it. Imported images have
+    /// records too, often of a single platform under the name of a multi-platform image; those are
+    /// not used.
     pub(crate) async fn record(
         &self,
         reference: &Reference,

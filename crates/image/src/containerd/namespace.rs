@@ -1,5 +1,5 @@
-//! archaware's own namespace in containerd. Content is held by leases that expire, so nothing stays forever if
-//! archaware is gone (containerd 1.6 and later).
+//! archaware's own namespace in containerd. Content is held by leases that expire, so nothing stays
+//! forever if archaware is gone (containerd 1.6 and later).
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const EXPIRE: &str = "containerd.io/gc.expire";
 /// Label of root documents that have tag labels, so that they can be listed.
 const TAGGED: &str = "archaware.dev/tagged";
-/// Prefix of the labels `….<hash of the name>: <unix time> <name>`: the tag pointed at this document at that time.
+/// Prefix of the labels `….<hash of the name>: <unix time> <name>`: the tag pointed at this
+/// document at that time.
 const TAG: &str = "archaware.dev/tag.";
 /// Maximum number of tags per root document, because every user who can push can create any number.
 const MAX_TAGS: usize = 64;
@@ -76,7 +77,8 @@ impl ContentNamespace {
         bytes: &Bytes,
         labels: HashMap<String, String>,
     ) -> Result<(), Status> {
-        // A unique ingest reference: concurrent writers with the same reference lock each other out.
+        // A unique ingest reference: concurrent writers with the same reference lock each other
+        // out.
         let number = self.writes.fetch_add(1, Ordering::Relaxed);
         let size = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
         let message = WriteContentRequest {
@@ -104,7 +106,8 @@ impl ContentNamespace {
         .await
     }
 
-    /// Extends the life of a document, and of the documents that it refers to, until today's lease expires.
+    /// Extends the life of a document, and of the documents that it refers to, until today's lease
+    /// expires.
     pub(super) async fn touch(&self, digest: &Digest) -> Result<(), Status> {
         self.with_lease("Leases/AddResource", digest, |lease| async {
             let request = AddResourceRequest {
@@ -133,7 +136,8 @@ impl ContentNamespace {
         let others = held
             .iter()
             .filter(|(label, _)| label.starts_with(TAG) && **label != key);
-        // Labels that are too old to be used are removed: containerd treats an empty value as removal.
+        // Labels that are too old to be used are removed: containerd treats an empty value as
+        // removal.
         let (fresh, old): (Vec<_>, Vec<_>) = others
             .partition(|(_, value)| seen_tag(value).is_some_and(|(_, age)| age < STALE_IF_ERROR));
         if fresh.len() >= MAX_TAGS {
@@ -229,7 +233,8 @@ impl ContentNamespace {
         }
     }
 
-    /// Limits the time of one call, and reports its end. `subject` is an image, a digest or a lease.
+    /// Limits the time of one call, and reports its end. `subject` is an image, a digest or a
+    /// lease.
     async fn call<T>(
         &self,
         method: &'static str,

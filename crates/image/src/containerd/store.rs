@@ -1,5 +1,5 @@
-//! Persists fetched documents in containerd, in the background and best effort. After a restart no registry request
-//! is needed for them.
+//! Persists fetched documents in containerd, in the background and best effort. After a restart no
+//! registry request is needed for them.
 
 use std::{
     hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
@@ -35,7 +35,8 @@ const QUEUE_LENGTH: usize = 2048;
 const MAX_WAITING: usize = 8 * 1024 * 1024;
 /// Maximum bytes written per day, so that users who push images cannot fill the node's disk.
 const MAX_PER_DAY: usize = 64 * 1024 * 1024;
-/// Each worker writes one job at a time and waits for the disk. More would compete with the node's own pulls.
+/// Each worker writes one job at a time and waits for the disk. More would compete with the node's
+/// own pulls.
 const WORKERS: u64 = 2;
 /// How long a resolution waits for persisted tags once containerd has begun to send them.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -46,8 +47,8 @@ const LOAD_RETRY: Duration = Duration::from_secs(30);
 
 /// Writes to archaware's namespace in the background; jobs beyond the limits are dropped.
 pub(crate) struct Store {
-    /// One queue per worker. Jobs of one root document share a queue, so its tags are written after its documents. None
-    /// after [`Self::finish`].
+    /// One queue per worker. Jobs of one root document share a queue, so its tags are written after
+    /// its documents. None after [`Self::finish`].
     queues: Mutex<Vec<mpsc::Sender<Job>>>,
     queued_bytes: Arc<Semaphore>,
     namespace: Arc<ContentNamespace>,
@@ -55,7 +56,8 @@ pub(crate) struct Store {
     writes: ContentWrites,
     started: Instant,
     load_state: watch::Sender<LoadState>,
-    /// Stopped when this is dropped. Each document is written by one message, so none is left half written.
+    /// Stopped when this is dropped. Each document is written by one message, so none is left half
+    /// written.
     workers: Mutex<Vec<AbortOnDropHandle<()>>>,
     loader: OnceLock<AbortOnDropHandle<()>>,
 }
@@ -108,7 +110,8 @@ impl Store {
         today()
     }
 
-    /// Persists the documents of an image, the root first. An empty list means that they were too large.
+    /// Persists the documents of an image, the root first. An empty list means that they were too
+    /// large.
     pub(crate) fn store_documents(&self, root: &Digest, documents: Vec<FetchedDocument>) {
         let size: usize = documents.iter().map(|document| document.bytes.len()).sum();
         let place = u32::try_from(size)
@@ -183,7 +186,8 @@ impl Store {
         self.loader.get_or_init(start);
     }
 
-    /// Waits until persisted tags are loaded: as long as a lookup may take for the first response, [`LOAD_TIMEOUT`] for the rest.
+    /// Waits until persisted tags are loaded: as long as a lookup may take for the first response,
+    /// [`LOAD_TIMEOUT`] for the rest.
     ///
     /// # Errors
     ///
@@ -240,7 +244,8 @@ impl Worker {
                     tracing::info!("image documents are persisted in containerd again");
                 }
             }
-            // The root is not in archaware's namespace, for example because only the kubelet's namespace has it.
+            // The root is not in archaware's namespace, for example because only the kubelet's
+            // namespace has it.
             Err(status) if status.code() == Code::NotFound => {
                 permit.succeeded();
                 self.writes.count("dropped");

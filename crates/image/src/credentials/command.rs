@@ -43,7 +43,8 @@ pub(super) enum CommandError {
     TooLarge,
 }
 
-/// How long a pod waits for a program that runs. A slower program runs on, and the next attempt uses its answer.
+/// How long a pod waits for a program that runs. A slower program runs on, and the next attempt
+/// uses its answer.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs programs, each once for a key at a time. Started programs keep running without waiters;
@@ -85,8 +86,10 @@ impl<T> Default for Programs<T> {
 }
 
 impl<T: Clone + Send + Sync + 'static> Programs<T> {
-    /// The answer of the program that runs under `key`, or of a new run of `work` when one of `slots` is free. Before
-    /// that, `known` is asked, as another run may have ended meanwhile. Waits [`ANSWER_TIMEOUT`] from the begin of the
+    /// The answer of the program that runs under `key`, or of a new run of `work` when one of
+    /// `slots` is free. Before
+    /// that, `known` is asked, as another run may have ended meanwhile. Waits [`ANSWER_TIMEOUT`]
+    /// from the begin of the
     /// run. Whoever goes away before the run begins leaves nothing behind.
     ///
     /// # Errors
@@ -167,8 +170,8 @@ impl<T: Clone + Send + Sync + 'static> Programs<T> {
     }
 }
 
-/// Runs a program to its end. It is killed after [`TIMEOUT`] or when the future is dropped. `subject` is the image or
-/// registry that the credential is for.
+/// Runs a program to its end. It is killed after [`TIMEOUT`] or when the future is dropped.
+/// `subject` is the image or registry that the credential is for.
 pub(super) async fn run(
     program: Command,
     subject: &str,

@@ -62,7 +62,8 @@ struct ConfigJson {
     creds_store: String,
 }
 
-/// The part of `.dockerconfigjson` that the kubelet reads. It ignores everything else, whatever its type.
+/// The part of `.dockerconfigjson` that the kubelet reads. It ignores everything else, whatever its
+/// type.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct SecretJson {
@@ -81,8 +82,8 @@ struct AuthEntry {
     identitytoken: Option<SecretString>,
 }
 
-/// Maximum number of entries in the pull secrets of a pod, many times those of a cluster with many registries. The
-/// kubelet has no limit, but users must not fill archaware's memory.
+/// Maximum number of entries in the pull secrets of a pod, many times those of a cluster with many
+/// registries. The kubelet has no limit, but users must not fill archaware's memory.
 pub const MAX_ENTRIES: usize = 256;
 /// Maximum number of them whose key is a pattern, which costs more to match.
 pub const MAX_PATTERNS: usize = 32;
@@ -115,10 +116,12 @@ pub enum SecretError {
 
 /// The key in Secrets of type `kubernetes.io/dockerconfigjson`.
 const DOCKER_CONFIG_JSON: &str = ".dockerconfigjson";
-/// The key in Secrets of type `kubernetes.io/dockercfg`, the older format: a map of entries without `auths`.
+/// The key in Secrets of type `kubernetes.io/dockercfg`, the older format: a map of entries without
+/// `auths`.
 const DOCKER_CFG: &str = ".dockercfg";
 
-/// Parses a pull secret of type `kubernetes.io/dockerconfigjson`. Helpers named in it are never run, because a user
+/// Parses a pull secret of type `kubernetes.io/dockerconfigjson`. Helpers named in it are never
+/// run, because a user
 /// who can write a Secret must not choose a program.
 ///
 /// # Errors
@@ -242,7 +245,8 @@ impl AuthEntry {
         }
     }
 
-    /// `auth` takes precedence over `username` and `password`. An empty entry means anonymous access.
+    /// `auth` takes precedence over `username` and `password`. An empty entry means anonymous
+    /// access.
     fn password(self) -> Result<Credential, ()> {
         let (username, password) = match self.auth.filter(|auth| !auth.is_empty()) {
             Some(auth) => decode(&auth)?,
@@ -255,8 +259,8 @@ impl AuthEntry {
     }
 }
 
-/// Decodes base64 of `user:password`, with or without padding and line breaks, as Go does. The password may contain
-/// colons.
+/// Decodes base64 of `user:password`, with or without padding and line breaks, as Go does. The
+/// password may contain colons.
 fn decode(auth: &str) -> Result<(String, SecretString), ()> {
     let lenient = GeneralPurposeConfig::new()
         .with_decode_padding_mode(DecodePaddingMode::Indifferent)
@@ -380,7 +384,8 @@ mod tests {
         }
     }
 
-    /// The kubelet's `DockerConfigEntry` has no identity token: what remains of such an entry is its `auth`.
+    /// The kubelet's `DockerConfigEntry` has no identity token: what remains of such an entry is
+    /// its `auth`.
     #[test]
     fn an_identity_token_in_a_secret_is_ignored() {
         let image = Reference::parse("a.io/x").unwrap();

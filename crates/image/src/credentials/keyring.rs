@@ -1,5 +1,5 @@
-//! Matches credentials to images by the kubelet's rules (`k8s.io/kubernetes/pkg/credentialprovider`,
-//! `BasicDockerKeyring`).
+//! Matches credentials to images by the kubelet's rules
+//! (`k8s.io/kubernetes/pkg/credentialprovider`, `BasicDockerKeyring`).
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -7,8 +7,8 @@ use crate::reference::{Reference, host_and_port};
 
 use super::{Credential, CredentialSource};
 
-/// Maximum number of credentials for one image. Each is shown to the registry until one works, so users must not make
-/// archaware guess thousands of passwords.
+/// Maximum number of credentials for one image. Each is shown to the registry until one works, so
+/// users must not make archaware guess thousands of passwords.
 pub(crate) const MAX_CREDENTIALS: usize = 16;
 
 /// Maximum bytes of a label in the DNS (RFC 1035, 2.3.4).
@@ -17,7 +17,8 @@ const MAX_LABEL: usize = 63;
 /// Credentials by registry or repository.
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
-    /// In reverse lexicographic order of keys, so that longer paths come first; equal keys keep their order.
+    /// In reverse lexicographic order of keys, so that longer paths come first; equal keys keep
+    /// their order.
     entries: Vec<(Key, Credential)>,
 }
 
@@ -68,8 +69,8 @@ impl Keyring {
         self.entries.is_empty()
     }
 
-    /// The credentials for an image, the best match first, each once and at most 16. If there is one, the kubelet
-    /// does not try anonymous access.
+    /// The credentials for an image, the best match first, each once and at most 16. If there is
+    /// one, the kubelet does not try anonymous access.
     pub fn lookup(&self, reference: &Reference) -> Vec<Credential> {
         let found = self.distinct(|key| key.matches(reference));
         // Docker's tools store the credentials of Docker Hub under its old name.
@@ -104,8 +105,8 @@ impl Key {
         // The kubelet parses a key as a URL and uses its host and path.
         let bare = bare.split(['?', '#']).next().unwrap_or(bare);
         let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
-        // In `https://index.docker.io/v1/` the API version is not part of the repository. Without the trailing slash
-        // the kubelet treats it as part of it, and so does this.
+        // In `https://index.docker.io/v1/` the API version is not part of the repository. Without
+        // the trailing slash the kubelet treats it as part of it, and so does this.
         let path = path
             .strip_prefix("v1/")
             .or_else(|| path.strip_prefix("v2/"))
@@ -121,7 +122,8 @@ impl Key {
         self.0.contains(['*', '['])
     }
 
-    /// Ports must be equal, each component of the host must match its glob, and the path is a plain prefix.
+    /// Ports must be equal, each component of the host must match its glob, and the path is a plain
+    /// prefix.
     pub(super) fn matches(&self, reference: &Reference) -> bool {
         let (registry, repository) = (reference.registry(), reference.repository());
         let (key_registry, key_path) = self.0.split_once('/').unwrap_or((&*self.0, ""));
@@ -146,11 +148,13 @@ fn split(registry: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Go's `filepath.Match` for one component of a host name: `*`, and classes like `[a-c]` or `[^a]`. A malformed
-/// pattern matches nothing. `?` does not occur, because the kubelet parses it as the start of a query.
+/// Go's `filepath.Match` for one component of a host name: `*`, and classes like `[a-c]` or `[^a]`.
+/// A malformed pattern matches nothing. `?` does not occur, because the kubelet parses it as the
+/// start of a query.
 ///
-/// Users write the pattern and the text. So it takes at most their product in steps: after a mismatch only the last
-/// `*` takes one character more, because a match that an earlier one could find is also found by the last one.
+/// Users write the pattern and the text. So it takes at most their product in steps: after a
+/// mismatch only the last `*` takes one character more, because a match that an earlier one could
+/// find is also found by the last one.
 fn glob_matches(pattern: &str, text: &str) -> bool {
     // No label in the DNS is longer.
     if pattern.len() > MAX_LABEL || text.len() > MAX_LABEL {
@@ -187,7 +191,8 @@ fn glob_matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Whether `c` is in the class that `pattern` (after its `[`) opens, and the pattern after the class.
+/// Whether `c` is in the class that `pattern` (after its `[`) opens, and the pattern after the
+/// class.
 fn class(pattern: &[char], c: char) -> Option<(bool, &[char])> {
     let (negated, pattern) = match pattern.split_first() {
         Some(('^', rest)) => (true, rest),
@@ -345,7 +350,8 @@ mod tests {
         }
     }
 
-    /// Backtracking into every `*` took 10^11 steps for the first one, and blocked a thread of the runtime for hours.
+    /// Backtracking into every `*` took 10^11 steps for the first one, and blocked a thread of the
+    /// runtime for hours.
     #[test]
     fn a_hostile_glob_takes_few_steps() {
         let text = "a".repeat(MAX_LABEL);

@@ -76,7 +76,8 @@ pub(crate) enum CredentialSecret {
     Anonymous,
 }
 
-/// Identifies a credential or name without holding it: a hash with a key of this process, meaningless elsewhere.
+/// Identifies a credential or name without holding it: a hash with a key of this process,
+/// meaningless elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; 16]);
 

@@ -1,5 +1,5 @@
-//! Credentials that the operator provides for every pod: a `config.json` with its helpers, and the kubelet's
-//! credential provider plugins.
+//! Credentials that the operator provides for every pod: a `config.json` with its helpers, and the
+//! kubelet's credential provider plugins.
 
 use std::{
     path::PathBuf,
@@ -188,7 +188,8 @@ impl Helpers {
     }
 }
 
-/// The output of a helper that has no credentials (`errCredentialsNotFound` of `docker-credential-helpers`).
+/// The output of a helper that has no credentials (`errCredentialsNotFound` of
+/// `docker-credential-helpers`).
 const NOTHING: &[u8] = b"credentials not found";
 
 /// Runs a helper with the protocol of `docker-credential-helpers`.

@@ -1,5 +1,5 @@
-//! The addresses that are archaware's own machine or a cloud's metadata service. Users choose the names of registries,
-//! and must not make archaware send requests there.
+//! The addresses that are archaware's own machine or a cloud's metadata service. Users choose the
+//! names of registries, and must not make archaware send requests there.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,8 @@ use reqwest::Url;
 
 use crate::reference::host_and_port;
 
-/// Metadata services outside the link-local ranges: Alibaba Cloud, Azure's wire server, Oracle Cloud (classic).
+/// Metadata services outside the link-local ranges: Alibaba Cloud, Azure's wire server, Oracle
+/// Cloud (classic).
 const METADATA_V4: [Ipv4Addr; 3] = [
     Ipv4Addr::new(100, 100, 100, 200),
     Ipv4Addr::new(168, 63, 129, 16),
@@ -26,7 +27,8 @@ pub(super) fn is_local(ip: IpAddr) -> bool {
     ip_is_loopback(ip) || is_link_local(ip)
 }
 
-/// Whether an address is link-local, unspecified, or a cloud's metadata service. No registry is there.
+/// Whether an address is link-local, unspecified, or a cloud's metadata service. No registry is
+/// there.
 pub(super) fn is_link_local(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_link_local() || ip.is_unspecified() || METADATA_V4.contains(&ip),
@@ -80,7 +82,8 @@ const PUBLIC: &[&str] = &[
     "ac", "co", "com", "edu", "go", "gov", "gob", "gub", "mil", "ne", "net", "nom", "or", "org",
 ];
 
-/// The domain that a host belongs to, unless that is a public suffix: a top-level domain, or one like `co.uk`.
+/// The domain that a host belongs to, unless that is a public suffix: a top-level domain, or one
+/// like `co.uk`.
 pub(super) fn parent_domain(host: &str) -> Option<&str> {
     if host.parse::<IpAddr>().is_ok() {
         return None;

@@ -1,5 +1,5 @@
-//! Answers a registry's challenge: Basic, or a Bearer token from its token endpoint (token authentication of the
-//! distribution specification).
+//! Answers a registry's challenge: Basic, or a Bearer token from its token endpoint (token
+//! authentication of the distribution specification).
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,7 +39,8 @@ pub(super) struct TokenKey {
     pub(super) credential: Option<Fingerprint>,
 }
 
-/// The value of the `Authorization` header: a token, or user and password. Its `Debug` output is redacted.
+/// The value of the `Authorization` header: a token, or user and password. Its `Debug` output is
+/// redacted.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Authorization(HeaderValue);
 
@@ -108,7 +109,8 @@ impl AuthorizationCache {
         self.cached.remove(token_key, refused);
     }
 
-    /// Answers the challenge of a host. Concurrent callers that need the same token share one request.
+    /// Answers the challenge of a host. Concurrent callers that need the same token share one
+    /// request.
     pub(super) async fn answer_challenge(
         self: &Arc<Self>,
         http: &Http,

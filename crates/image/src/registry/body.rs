@@ -12,11 +12,11 @@ use crate::error::ImageError;
 
 use super::exchange_error::ExchangeError;
 
-/// Bytes of a body that need no permission: nearly all documents are smaller. With the limit of images that are fetched
-/// at once they are 8 MiB at most.
+/// Bytes of a body that need no permission: nearly all documents are smaller. With the limit of
+/// images that are fetched at once they are 8 MiB at most.
 const SMALL: u64 = 64 << 10;
-/// Maximum bytes of all larger bodies in memory, while they are received and until they are dropped. Fourteen documents
-/// of the maximum size.
+/// Maximum bytes of all larger bodies in memory, while they are received and until they are
+/// dropped. Fourteen documents of the maximum size.
 const MAX_LARGE: usize = 56 << 20;
 /// The budget of all bodies. Cheap to clone.
 #[derive(Clone)]
@@ -54,8 +54,9 @@ impl Bodies {
         Self(Arc::new(Semaphore::new(MAX_LARGE)))
     }
 
-    /// Reads a decompressed body and stops at `limit`. What a large body needs is taken before it is received, so that
-    /// bodies which stall hold no more than was counted. Waits in line for that.
+    /// Reads a decompressed body and stops at `limit`. What a large body needs is taken before it
+    /// is received, so that bodies which stall hold no more than was counted. Waits in line for
+    /// that.
     pub(super) async fn read(
         &self,
         what: &str,

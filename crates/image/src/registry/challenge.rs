@@ -1,5 +1,5 @@
-//! Parses `WWW-Authenticate` challenges (RFC 9110, 11.6.1, and token authentication of the distribution
-//! specification).
+//! Parses `WWW-Authenticate` challenges (RFC 9110, 11.6.1, and token authentication of the
+//! distribution specification).
 
 use http::{HeaderMap, header::WWW_AUTHENTICATE};
 use reqwest::Url;

@@ -39,8 +39,8 @@ use super::{
     token_endpoint::TokenEndpoints,
 };
 
-/// Maximum number of challenges that are answered at hosts that a registry redirects to: one, and one because its token
-/// has expired.
+/// Maximum number of challenges that are answered at hosts that a registry redirects to: one, and
+/// one because its token has expired.
 const MAX_REDIRECTED_CHALLENGES: usize = 2;
 /// Retries of a request that the registry answered with 5xx.
 const SERVER_ERROR_RETRIES: usize = 2;
@@ -152,7 +152,8 @@ impl Registry {
             }
             let credentials = self.effective_credentials(host, credentials);
             match self.request(host, &request, credentials).await {
-                // A mirror that returns other content is treated as one that does not have the document.
+                // A mirror that returns other content is treated as one that does not have the
+                // document.
                 Ok(answer) if !digest.verify(&answer.body) => {
                     let what = format!("{} {digest}", kind.as_str());
                     let why = "its content has another digest".to_owned();
@@ -216,8 +217,8 @@ impl Registry {
         }
     }
 
-    /// Tries each credential until one works. Anonymous access is tried only if there is no credential, as the
-    /// kubelet does.
+    /// Tries each credential until one works. Anonymous access is tried only if there is no
+    /// credential, as the kubelet does.
     pub(super) async fn request(
         &self,
         host: &Host,
@@ -319,8 +320,9 @@ impl Registry {
             .await
     }
 
-    /// Answers the challenge of a host that the registry redirected to. It is that host's own challenge, so it is
-    /// answered anonymously, as the registry's credentials are not for that host.
+    /// Answers the challenge of a host that the registry redirected to. It is that host's own
+    /// challenge, so it is answered anonymously, as the registry's credentials are not for that
+    /// host.
     async fn answer_redirected(
         &self,
         sender: &Sender<'_>,
@@ -493,8 +495,8 @@ fn combine_errors(host: &Host, before: Option<ImageError>, error: ImageError) ->
     }
 }
 
-/// The error to report: the later one, because the registry itself is asked last. Rate limits are preferred because
-/// they are transient and a retry may succeed.
+/// The error to report: the later one, because the registry itself is asked last. Rate limits are
+/// preferred because they are transient and a retry may succeed.
 fn prefer_error(first: ImageError, second: ImageError) -> ImageError {
     if matches!(first, ImageError::RateLimited { .. }) {
         first

@@ -24,8 +24,8 @@ const USER_AGENT: &str = concat!("archaware/", env!("CARGO_PKG_VERSION"));
 const MAX_CLIENTS: usize = 64;
 /// How long an idle connection is kept.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
-/// Maximum number of hosts whose idle connections are kept. Users choose the hosts; with the limit of each host this
-/// bounds the connections, of some 40 KiB each.
+/// Maximum number of hosts whose idle connections are kept. Users choose the hosts; with the limit
+/// of each host this bounds the connections, of some 40 KiB each.
 const MAX_KEPT_HOSTS: usize = 32;
 /// Flow control windows of HTTP/2. A peer can fill them while archaware reads nothing, and the
 /// defaults are 2 and 5 MiB.
@@ -72,8 +72,8 @@ enum ConnectionKind {
 struct KeptHosts(Mutex<HashMap<String, Instant>>);
 
 impl KeptHosts {
-    /// Whether connections to a host are kept after use. A host that was not used for as long as its connections are
-    /// kept gives its place away.
+    /// Whether connections to a host are kept after use. A host that was not used for as long as
+    /// its connections are kept gives its place away.
     fn keep(&self, host: &str) -> bool {
         let now = Instant::now();
         let mut hosts = self.0.lock();

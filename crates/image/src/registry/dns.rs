@@ -35,8 +35,9 @@ const MAX_PER_DOMAIN: usize = 8;
 const MAX_DOMAINS: usize = 1024;
 /// Timeout of one query. Shorter than a request's, so that a lost packet is sent again.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(1500);
-/// How long the answer of one address family waits for the other's. Longer than RFC 8305's 50 ms, because a network may
-/// reach one of the families only, and a lost packet is sent again after a third of a second.
+/// How long the answer of one address family waits for the other's. Longer than RFC 8305's 50 ms,
+/// because a network may reach one of the families only, and a lost packet is sent again after a
+/// third of a second.
 const OTHER_FAMILY: Duration = Duration::from_secs(1);
 /// Maximum number of cached answers; each has some hundred bytes.
 const MAX_CACHED: u64 = 2048;
@@ -263,8 +264,8 @@ impl Dns {
     }
 }
 
-/// The addresses of both families, asked for at the same time, and when the answer expires. A name server that leaves one
-/// of the questions unanswered does not hold up the other's answer for long.
+/// The addresses of both families, asked for at the same time, and when the answer expires. A name
+/// server that leaves one of the questions unanswered does not hold up the other's answer for long.
 async fn lookup(resolver: &TokioResolver, name: Name) -> Result<(Vec<IpAddr>, Instant), NetError> {
     let v4 = pin!(resolver.lookup(name.clone(), RecordType::A));
     let v6 = pin!(resolver.lookup(name, RecordType::AAAA));
@@ -291,8 +292,8 @@ async fn lookup(resolver: &TokioResolver, name: Name) -> Result<(Vec<IpAddr>, In
     }
 }
 
-/// Who decides whether a name is ever answered: whoever registered its domain, or the namespace of a Service
-/// (`NAME.NAMESPACE.svc.…`), which may be an alias of any name.
+/// Who decides whether a name is ever answered: whoever registered its domain, or the namespace of
+/// a Service (`NAME.NAMESPACE.svc.…`), which may be an alias of any name.
 fn owner(name: &str) -> &str {
     match name.find(".svc.") {
         Some(svc) => name

@@ -42,7 +42,8 @@ struct HttpInner {
     bodies: Bodies,
 }
 
-/// A request. Redirects are followed here, because credentials must only be sent to the original address.
+/// A request. Redirects are followed here, because credentials must only be sent to the original
+/// address.
 #[derive(Clone)]
 pub(super) struct HttpRequest {
     pub(super) peer: Peer,
@@ -73,8 +74,8 @@ pub(super) struct HttpResponse {
 /// Limits of one exchange.
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
-    /// Timeout of the whole exchange with its redirects, without the wait for permission to send. A timeout per read
-    /// would not end a body that trickles.
+    /// Timeout of the whole exchange with its redirects, without the wait for permission to send. A
+    /// timeout per read would not end a body that trickles.
     pub(super) time: Duration,
     /// Maximum bytes of the decompressed body.
     pub(super) body: u64,
@@ -227,7 +228,8 @@ impl Http {
                     ExchangeError::Transport(error) => error.is_timeout(),
                     _ => false,
                 };
-                // A host that had less time, because an earlier one in the chain took it, is not to blame.
+                // A host that had less time, because an earlier one in the chain took it, is not to
+                // blame.
                 if timed_out && hop.has_full_time {
                     limiter.timed_out();
                 }

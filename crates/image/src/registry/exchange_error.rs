@@ -57,8 +57,8 @@ fn transport_error(what: &str, error: reqwest::Error) -> ImageError {
     ImageError::unanswered(what, why, source)
 }
 
-/// Whether a host answered the TLS handshake with something else, as a server without TLS does. A certificate that
-/// cannot be verified, or a host that does not answer, is no proof of that.
+/// Whether a host answered the TLS handshake with something else, as a server without TLS does. A
+/// certificate that cannot be verified, or a host that does not answer, is no proof of that.
 pub(super) fn speaks_no_tls(error: &ImageError) -> bool {
     let tls = error.source().and_then(find_cause::<rustls::Error>);
     matches!(tls, Some(rustls::Error::InvalidMessage(_)))

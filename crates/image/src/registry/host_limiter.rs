@@ -1,5 +1,5 @@
-//! Limits the requests to each registry host: how many run at once, and none while the host rate-limits their account
-//! or does not answer.
+//! Limits the requests to each registry host: how many run at once, and none while the host
+//! rate-limits their account or does not answer.
 
 use std::{
     collections::HashMap,
@@ -16,8 +16,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::{credentials::Fingerprint, error::ImageError};
 use archaware_base::backoff::Backoff;
 
-/// The part of the budget for large bodies that the bodies of one host may take, so that a host that stalls leaves most of it to other
-/// hosts.
+/// The part of the budget for large bodies that the bodies of one host may take, so that a host
+/// that stalls leaves most of it to other hosts.
 pub(super) const MAX_OF_HOST: usize = 16 << 20;
 /// Users choose the hosts, so the state of the least used hosts is dropped.
 const MAX_HOSTS: usize = 1024;
@@ -115,7 +115,8 @@ impl HostLimiters {
 }
 
 impl HostLimiter {
-    /// Waits for permission to send one request. Fails at once while the host gets no requests, also if that begins
+    /// Waits for permission to send one request. Fails at once while the host gets no requests,
+    /// also if that begins
     /// during the wait.
     ///
     /// # Errors
@@ -184,8 +185,8 @@ impl HostLimiter {
         }
     }
 
-    /// Records a timeout. The third consecutive one stops requests to the host, and each further one doubles the
-    /// pause.
+    /// Records a timeout. The third consecutive one stops requests to the host, and each further
+    /// one doubles the pause.
     pub(super) fn timed_out(&self) {
         let mut state = self.state.lock();
         state.timeouts += 1;
@@ -199,7 +200,8 @@ impl HostLimiter {
         }
     }
 
-    /// Stops requests of `principal`, because the host limits the rate or is overloaded. Returns the error to report.
+    /// Stops requests of `principal`, because the host limits the rate or is overloaded. Returns
+    /// the error to report.
     pub(super) fn pause(
         &self,
         principal: Principal,

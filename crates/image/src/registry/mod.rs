@@ -1,4 +1,5 @@
-//! A minimal registry client: gets the digest of a tag, and documents by digest. Never pulls layers.
+//! A minimal registry client: gets the digest of a tag, and documents by digest. Never pulls
+//! layers.
 
 mod address;
 mod auth;

@@ -63,7 +63,8 @@ impl RegistryRequest<'_> {
     }
 }
 
-/// The error that a status means. [`super::exchange`] has already reported 429, and 503 with `Retry-After`.
+/// The error that a status means. [`super::exchange`] has already reported 429, and 503 with
+/// `Retry-After`.
 pub(super) fn status_error(status: StatusCode, what: impl Into<String>) -> ImageError {
     let what = what.into();
     match status {

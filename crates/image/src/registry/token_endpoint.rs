@@ -8,8 +8,9 @@ use super::{
     settings::TokenEndpoint,
 };
 
-/// Token servers of well-known registries on another domain of the same company. A registry is named by its host or a
-/// domain that it is in; `{}` is the label in front of that domain. Sources: the realms that these registries send.
+/// Token servers of well-known registries on another domain of the same company. A registry is
+/// named by its host or a domain that it is in; `{}` is the label in front of that domain. Sources:
+/// the realms that these registries send.
 const WELL_KNOWN: &[(&str, &str)] = &[
     ("nvcr.io", "authn.nvidia.com"),
     ("registry.redhat.io", "sso.redhat.com"),
@@ -45,8 +46,10 @@ impl TokenEndpoints {
 
     /// Whether a registry's credential may be sent to a token endpoint.
     ///
-    /// Never over plain HTTP, unless the registry itself uses plain HTTP. To another host only if it is under the
-    /// registry's own domain (`auth.example.com` or `example.com` for `registry.example.com`, `auth.quay.io` for
+    /// Never over plain HTTP, unless the registry itself uses plain HTTP. To another host only if
+    /// it is under the
+    /// registry's own domain (`auth.example.com` or `example.com` for `registry.example.com`,
+    /// `auth.quay.io` for
     /// `quay.io`), well known, or configured.
     ///
     /// # Errors
@@ -101,7 +104,8 @@ fn label_before<'a>(host: &'a str, domain: &str) -> Option<&'a str> {
         .next()
 }
 
-/// Whether a token endpoint may be asked without a credential. Users choose the registry, and it must not make
+/// Whether a token endpoint may be asked without a credential. Users choose the registry, and it
+/// must not make
 /// archaware send requests to its own machine or to a cloud's metadata service.
 ///
 /// # Errors

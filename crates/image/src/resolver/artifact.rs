@@ -1,5 +1,5 @@
-//! Artifacts that are named by themselves or attached to an image. They are read as images are: with the same names, credentials,
-//! mirrors, slots and limits.
+//! Artifacts that are named by themselves or attached to an image. They are read as images are:
+//! with the same names, credentials, mirrors, slots and limits.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -21,7 +21,8 @@ use super::{
     tag::ResolvedDigest,
 };
 
-/// Maximum number of images of an index to which artifacts may be attached: each costs a request. Real indexes have up to twenty.
+/// Maximum number of images of an index to which artifacts may be attached: each costs a request.
+/// Real indexes have up to twenty.
 const MAX_IMAGES: usize = 32;
 /// How many of them are asked for at a time, as the layers of an image are pulled.
 const CONCURRENT_READS: usize = 4;
@@ -50,7 +51,8 @@ enum Place {
 }
 
 impl Resolver {
-    /// The content of an artifact of a kind, or of the artifacts that are attached to an image of this name, within a deadline.
+    /// The content of an artifact of a kind, or of the artifacts that are attached to an image of
+    /// this name, within a deadline.
     ///
     /// # Errors
     ///
@@ -251,7 +253,8 @@ impl Sought {
         Ok(ArtifactLayer {
             media_type: layer.media_type.clone(),
             digest: layer.digest.clone(),
-            // A copy, because large bodies of registries are counted against a budget as long as they are held.
+            // A copy, because large bodies of registries are counted against a budget as long as
+            // they are held.
             bytes: Bytes::copy_from_slice(&bytes),
         })
     }

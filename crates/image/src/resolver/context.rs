@@ -1,4 +1,5 @@
-//! The identity of a resolve request: which credentials it has, and which cached answers it may use.
+//! The identity of a resolve request: which credentials it has, and which cached answers it may
+//! use.
 
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ pub(super) struct RequestContext {
     pub(super) reference: Reference,
     pub(super) policy: PullPolicy,
     pub(super) credentials: Arc<[Credential]>,
-    /// With `perCredential`: the combined fingerprint of all credentials. Such a request shares no answers.
+    /// With `perCredential`: the combined fingerprint of all credentials. Such a request shares no
+    /// answers.
     pub(super) isolated: Option<Fingerprint>,
 }
 

@@ -116,8 +116,8 @@ pub(super) struct DocumentSource<'a> {
     context: &'a RequestContext,
     /// With the time by which all documents have to be read.
     containerd: Option<(&'a Containerd, Deadline)>,
-    /// A recent failure of the registry. containerd may have the document by now, but the registry is not asked
-    /// again.
+    /// A recent failure of the registry. containerd may have the document by now, but the registry
+    /// is not asked again.
     pub(super) failed: Option<ImageError>,
     /// After one timeout of containerd the remaining documents do not wait for it again.
     containerd_failed: AtomicBool,

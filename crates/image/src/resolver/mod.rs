@@ -1,5 +1,5 @@
-//! Resolves image references to platforms from memory, containerd or a registry, in this order. Concurrent requests
-//! for the same image share one lookup.
+//! Resolves image references to platforms from memory, containerd or a registry, in this order.
+//! Concurrent requests for the same image share one lookup.
 
 mod artifact;
 mod context;
@@ -56,7 +56,8 @@ pub struct ResolverSettings {
     pub tag_ttl: Duration,
     /// Lifetime of cached tags for `latest` and for pull policy `Always`.
     pub latest_ttl: Duration,
-    /// Whether requests share answers only with requests of the same credentials. containerd is not used then.
+    /// Whether requests share answers only with requests of the same credentials. containerd is not
+    /// used then.
     pub per_credential: bool,
 }
 
@@ -115,7 +116,8 @@ pub struct Resolved {
     pub media_type: &'static str,
     /// Where the answer came from.
     pub source: ResolutionSource,
-    /// Where the credential was found that the registry asked for; `None` if it was not asked, or answers everybody.
+    /// Where the credential was found that the registry asked for; `None` if it was not asked, or
+    /// answers everybody.
     pub credential: Option<CredentialSource>,
 }
 
@@ -174,8 +176,8 @@ struct TagKey {
     policy: PullPolicy,
 }
 
-/// Lookups of a document with the same result. Credentials are part of the key, because a document is fetched with
-/// the credentials of the request that started the lookup.
+/// Lookups of a document with the same result. Credentials are part of the key, because a document
+/// is fetched with the credentials of the request that started the lookup.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct SummaryKey {
     digest: Digest,
@@ -184,8 +186,8 @@ struct SummaryKey {
 }
 
 impl Resolver {
-    /// A resolver with empty caches. Tags that earlier processes persisted in containerd are loaded in the
-    /// background.
+    /// A resolver with empty caches. Tags that earlier processes persisted in containerd are loaded
+    /// in the background.
     pub fn new(
         settings: ResolverSettings,
         containerd: Option<Containerd>,
@@ -214,7 +216,8 @@ impl Resolver {
         }))
     }
 
-    /// Resolves an image. Each registry request has a timeout, but the sum has none; use [`Self::resolve_by`] to
+    /// Resolves an image. Each registry request has a timeout, but the sum has none; use
+    /// [`Self::resolve_by`] to
     /// bound it.
     ///
     /// # Errors
@@ -229,7 +232,8 @@ impl Resolver {
                 let registry = asked.then(|| resolved.reference.registry());
                 metrics.observe(started, registry, Ok(resolved.source.as_str()));
             }
-            // Errors are rare, so parsing again is cheaper than cloning the reference for every request.
+            // Errors are rare, so parsing again is cheaper than cloning the reference for every
+            // request.
             Err(error) => {
                 let reference = self.reference(request.image).ok();
                 let registry = reference.as_ref().map(Reference::registry);
@@ -392,7 +396,8 @@ impl Resolver {
         if !tag::allows_stale_tag(&error) {
             return Err(error);
         }
-        // The registry does not answer, which does not mean that the image is gone: the newest known digest is used.
+        // The registry does not answer, which does not mean that the image is gone: the newest
+        // known digest is used.
         let record = record.map(|record| (ResolvedDigest::recorded(record.digest), record.age));
         let newest = stale.into_iter().chain(record).min_by_key(|(_, age)| *age);
         let (found, _) = newest.ok_or(error)?;
@@ -438,8 +443,8 @@ impl ResolverInner {
         }
     }
 
-    /// A tag that points at an invalid document (a sign-in page, deleted content) may be fixed soon: the tag is
-    /// forgotten and looked up again when the cached failure expires.
+    /// A tag that points at an invalid document (a sign-in page, deleted content) may be fixed
+    /// soon: the tag is forgotten and looked up again when the cached failure expires.
     fn invalidate_tag(&self, context: &RequestContext, error: &ImageError) {
         if matches!(context.reference.version(), Version::Digest(_)) || tag::allows_stale_tag(error)
         {

@@ -18,7 +18,8 @@ use super::{ResolutionSource, Resolved, Resolver};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SavedImage {
-    /// The normalised name with its tag, if everybody may read it; otherwise only the content of the digest is saved.
+    /// The normalised name with its tag, if everybody may read it; otherwise only the content of
+    /// the digest is saved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     reference: Option<String>,
     digest: String,
@@ -62,8 +63,8 @@ impl Resolver {
         })
     }
 
-    /// Uses what an earlier process saved, by the same rules as if this process had found it then: a tag that is too old is looked
-    /// up again. What cannot be understood is left out.
+    /// Uses what an earlier process saved, by the same rules as if this process had found it then:
+    /// a tag that is too old is looked up again. What cannot be understood is left out.
     pub fn restore(&self, saved: &SavedImage) {
         let inner = &self.0;
         if inner.settings.per_credential {

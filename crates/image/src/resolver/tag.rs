@@ -1,5 +1,5 @@
-//! Resolves a tag to a digest: from the node's image record if that is as fresh as a cached tag has to be, otherwise from
-//! the registry.
+//! Resolves a tag to a digest: from the node's image record if that is as fresh as a cached tag has
+//! to be, otherwise from the registry.
 
 use std::{
     sync::{
@@ -31,8 +31,8 @@ pub(super) struct ResolvedDigest {
     pub(super) root: Option<Arc<RegistryResponse>>,
     /// containerd did not answer for this image and is not asked again.
     pub(super) without_containerd: bool,
-    /// Set if a registry just returned this publicly: persist it to containerd. Only one of the concurrent callers
-    /// does it.
+    /// Set if a registry just returned this publicly: persist it to containerd. Only one of the
+    /// concurrent callers does it.
     persist_once: Option<Arc<AtomicBool>>,
 }
 
@@ -103,7 +103,8 @@ impl ResolverInner {
         }
     }
 
-    /// Looks a tag up. An image record is not cached, because the next request may require a fresher answer.
+    /// Looks a tag up. An image record is not cached, because the next request may require a
+    /// fresher answer.
     pub(super) async fn look_up(
         &self,
         context: &RequestContext,
@@ -117,8 +118,8 @@ impl ResolverInner {
         };
         let without_containerd = asked.is_err();
         let record = match asked.unwrap_or_default() {
-            // An older one says what the tag was. With any policy but `Always` this node would run that, but the pod may
-            // land on another one.
+            // An older one says what the tag was. With any policy but `Always` this node would run
+            // that, but the pod may land on another one.
             Some(record) if record.age < ttl => {
                 return Ok(ResolvedDigest::recorded(record.digest));
             }

@@ -1,4 +1,5 @@
-//! Which nodes a node selector term selects, as the scheduler decides it: `nodeaffinity` of k8s.io/component-helpers.
+//! Which nodes a node selector term selects, as the scheduler decides it: `nodeaffinity` of
+//! k8s.io/component-helpers.
 
 use std::collections::BTreeMap;
 

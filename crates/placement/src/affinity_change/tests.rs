@@ -205,7 +205,8 @@ fn preferences_are_for_architectures_that_the_images_have() {
     }
 }
 
-/// Additions can be removed whatever else was added meanwhile, and an identical entry of the author stays.
+/// Additions can be removed whatever else was added meanwhile, and an identical entry of the author
+/// stays.
 #[test]
 fn what_was_added_can_be_taken_back() {
     let arch = json!({"key": LABEL, "operator": "In", "values": ["amd64", "arm64"]});

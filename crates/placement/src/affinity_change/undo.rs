@@ -4,8 +4,8 @@ use crate::affinity::{Affinity, NodeSelectorTerm};
 
 use super::{AffinityChange, Require};
 
-/// Where archaware's additions are in an affinity. Each index applies after the removals before it in the same list, and the
-/// expressions are removed before the terms.
+/// Where archaware's additions are in an affinity. Each index applies after the removals before it
+/// in the same list, and the expressions are removed before the terms.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AffinityUndo {
     /// Expressions, as (term, expression).
@@ -83,8 +83,8 @@ fn remove_expressions(
         let elsewhere = 0..terms.len();
         let place = std::iter::once(index).chain(elsewhere).find_map(|index| {
             let of_term = &terms.get(index)?.match_expressions;
-            // A single remaining expression was written by the author: without it the term would match no
-            // node.
+            // A single remaining expression was written by the author: without it the term would
+            // match no node.
             let is_one_of_several = of_term.len() > 1;
             let at = of_term.iter().rposition(|one| one == expression);
             Some((index, at.filter(|_| is_one_of_several)?))

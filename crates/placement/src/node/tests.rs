@@ -192,7 +192,8 @@ fn clean_takes_only_the_recorded_taint() {
     assert_eq!(Case::default().tainted(ARM).clean(), None);
 }
 
-/// A compromised kubelet can write its node's annotations, and would have archaware remove a taint that keeps it away.
+/// A compromised kubelet can write its node's annotations, and would have archaware remove a taint
+/// that keeps it away.
 #[test]
 fn a_forged_record_removes_no_taint_of_others() {
     for forged in [
@@ -215,7 +216,8 @@ fn a_forged_record_removes_no_taint_of_others() {
         let removed = case.decide().0.and_then(|change| change.remove);
         assert_eq!(removed, None, "{forged}");
     }
-    // An earlier configuration, which is not known any more, may have had this key; the others cannot be archaware's.
+    // An earlier configuration, which is not known any more, may have had this key; the others
+    // cannot be archaware's.
     let unknown = |text: &str| {
         let case = Case::default().owned(text).tainted(text);
         of_unknown_key(&case.node(), &keys()).is_some()

@@ -1,4 +1,5 @@
-//! The one writer: turns a decision and demands into the tolerations, node affinity, images and runtime class of a pod.
+//! The one writer: turns a decision and demands into the tolerations, node affinity, images and
+//! runtime class of a pod.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -52,7 +53,8 @@ pub struct PodChange {
     /// Images to replace.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<ImageChange>,
-    /// The runtime class to set. Once it is set it stays: Kubernetes has added the overhead and the scheduling of the class then.
+    /// The runtime class to set. Once it is set it stays: Kubernetes has added the overhead and the
+    /// scheduling of the class then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runtime_class: Option<String>,
 }
@@ -83,7 +85,8 @@ impl PodChange {
         self
     }
 
-    /// An image that is selected again stays as another webhook has changed it, e.g. to the name of a mirror.
+    /// An image that is selected again stays as another webhook has changed it, e.g. to the name of
+    /// a mirror.
     #[must_use]
     pub fn with_images_kept(mut self, recorded: &Self, undone: &[ImageChange]) -> Self {
         for image in &mut self.images {

@@ -1,4 +1,5 @@
-//! Whether a node runs the images of a pod: one answer for the controller, `plan`, `report` and `explain`.
+//! Whether a node runs the images of a pod: one answer for the controller, `plan`, `report` and
+//! `explain`.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +15,9 @@ pub struct NodePlatform<'a> {
     pub architecture: &'a str,
     /// Its variant, if it is known.
     pub variant: Option<NodeVariant>,
-    /// Its labels, which say whether it emulates another architecture. `None` stands for all nodes of the architecture: if some of them
-    /// emulate amd64, say, the answer is that nodes of this architecture run images for amd64.
+    /// Its labels, which say whether it emulates another architecture. `None` stands for all nodes
+    /// of the architecture: if some of them emulate amd64, say, the answer is that nodes of this
+    /// architecture run images for amd64.
     pub labels: Option<&'a BTreeMap<String, String>>,
 }
 
@@ -40,8 +42,9 @@ impl PlacementPolicy {
         }
     }
 
-    /// Whether a node runs an image, natively or by emulation; `None` if its variant is not known. `stated`: the architectures that the
-    /// author of the pod states, which count instead of its images. `image` is `None` if the image does not limit its pod.
+    /// Whether a node runs an image, natively or by emulation; `None` if its variant is not known.
+    /// `stated`: the architectures that the author of the pod states, which count instead of its
+    /// images. `image` is `None` if the image does not limit its pod.
     pub fn runs(
         &self,
         node: NodePlatform<'_>,

@@ -13,7 +13,8 @@ fn labels(text: &str) -> BTreeMap<String, String> {
     pairs.map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
 }
 
-/// What rules say of a pod, in words: required nodes, preferred nodes, tolerations, and rules that are left out.
+/// What rules say of a pod, in words: required nodes, preferred nodes, tolerations, and rules that
+/// are left out.
 fn say(rules: &[PodRule], pod: &str, namespace: &str, spec: &Value) -> [String; 4] {
     let node_selector: BTreeMap<String, String> =
         serde_json::from_value(spec["nodeSelector"].clone()).unwrap_or_default();

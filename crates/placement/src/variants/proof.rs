@@ -9,7 +9,8 @@ use archaware_platform::{Architecture, Variants};
 pub(super) const CPUID: &str = "feature.node.kubernetes.io/cpu-cpuid.";
 /// The vendor of the CPU, as NFD's library names it.
 pub(super) const VENDOR: &str = "feature.node.kubernetes.io/cpu-model.vendor_id";
-/// The model of the CPU, a number. On arm64: bits 15 to 0 of `MIDR_EL1`, which are the part number and the revision.
+/// The model of the CPU, a number. On arm64: bits 15 to 0 of `MIDR_EL1`, which are the part number
+/// and the revision.
 pub(super) const MODEL: &str = "feature.node.kubernetes.io/cpu-model.id";
 
 /// The level that NFD publishes for every amd64 CPU since version 0.19, together with the higher
@@ -20,8 +21,8 @@ const LOWEST_LEVEL: &str = "X86_64_V1";
 pub(super) struct Proof {
     pub(super) architecture: &'static str,
     pub(super) variant: &'static str,
-    /// The level, as NFD names it; empty: it has none. Where NFD publishes levels, the features do not count: a hypervisor may hide
-    /// one that no label tells of.
+    /// The level, as NFD names it; empty: it has none. Where NFD publishes levels, the features do
+    /// not count: a hypervisor may hide one that no label tells of.
     pub(super) level: &'static str,
     /// The variant whose features it also has; empty: none.
     pub(super) and_of: &'static str,
@@ -70,12 +71,14 @@ const fn level(
 
 /// From the lowest variant to the highest.
 ///
-/// amd64: the levels of the System V ABI. NFD publishes them since version 0.19. Before that it has no labels for most of their features
-/// (`attributeBlacklist`: SSE3 to SSE4.2, POPCNT, CX16, BMI1, BMI2, LZCNT, F16C), but no CPU has AVX without those of v2, or AVX2 and
-/// FMA3 without those of v3.
-/// A model proves nothing: Intel sold CPUs of one model with and without AVX2, and hypervisors hide features.
+/// amd64: the levels of the System V ABI. NFD publishes them since version 0.19. Before that it has
+/// no labels for most of their features (`attributeBlacklist`: SSE3 to SSE4.2, POPCNT, CX16, BMI1,
+/// BMI2, LZCNT, F16C), but no CPU has AVX without those of v2, or AVX2 and FMA3 without those of
+/// v3. A model proves nothing: Intel sold CPUs of one model with and without AVX2, and hypervisors
+/// hide features.
 ///
-/// arm64: features that the versions of the architecture make mandatory, and that Linux reports (HWCAP). Armv9.m is Armv8.(5+m) with SVE2.
+/// arm64: features that the versions of the architecture make mandatory, and that Linux reports
+/// (HWCAP). Armv9.m is Armv8.(5+m) with SVE2.
 pub(super) const PROOFS: &[Proof] = &[
     level("v2", "X86_64_V2", "", &["AVX"]),
     level("v3", "X86_64_V3", "v2", &["AVX2", "FMA3"]),
@@ -108,14 +111,16 @@ pub(super) const PROOFS: &[Proof] = &[
     proof("arm64", "v9.1", "v8.6", &["SVE2"]),
 ];
 
-/// CPUs with Armv8.2 or higher, by the part numbers in the Linux kernel's `arch/arm64/include/asm/cputype.h`. Models prove no more than
-/// that: from v8.3 on, pointer authentication is mandatory, and from v9 on SVE2, and hypervisors can switch off both (KVM:
+/// CPUs with Armv8.2 or higher, by the part numbers in the Linux kernel's
+/// `arch/arm64/include/asm/cputype.h`. Models prove no more than that: from v8.3 on, pointer
+/// authentication is mandatory, and from v9 on SVE2, and hypervisors can switch off both (KVM:
 /// `KVM_ARM_VCPU_PTRAUTH_ADDRESS`, `KVM_ARM_VCPU_SVE`).
 const ARMV8_2: &[Models] = &[
     // Cortex-A75 and A76, Neoverse N1 (Ampere Altra, AWS Graviton2), Cortex-A77 and A76AE.
     models("ARM", 0xd0a, 0xd0e),
-    // Neoverse V1 (AWS Graviton3), N2 and V2 (AWS Graviton4, Google Axion, NVIDIA Grace), Cortex-A78, X1 and later. Microsoft's
-    // Cobalt 100, an N2, has a vendor of its own, which NFD's library does not know.
+    // Neoverse V1 (AWS Graviton3), N2 and V2 (AWS Graviton4, Google Axion, NVIDIA Grace),
+    // Cortex-A78, X1 and later. Microsoft's Cobalt 100, an N2, has a vendor of its own, which NFD's
+    // library does not know.
     models("ARM", 0xd40, 0xd4f),
     // Neoverse V3 and N3, Cortex-A520, A720, X4 and later.
     models("ARM", 0xd80, 0xd8f),
@@ -225,7 +230,8 @@ impl Proof {
 }
 
 impl Models {
-    /// The model numbers before the first one and after the last one: the part number has 12 bits, the revision below it 4.
+    /// The model numbers before the first one and after the last one: the part number has 12 bits,
+    /// the revision below it 4.
     fn bounds(&self) -> (u32, u32) {
         let number = |part: u16| u32::from(part) << 4;
         (number(self.first) - 1, number(self.last) + 16)

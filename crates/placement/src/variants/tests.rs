@@ -89,7 +89,8 @@ fn labels_say_the_variant_of_a_node() {
     }
 }
 
-/// Each proof is for a known variant, contains those of the variants that it runs, and comes after them.
+/// Each proof is for a known variant, contains those of the variants that it runs, and comes after
+/// them.
 #[test]
 fn proofs_are_in_order() {
     for (index, proof) in PROOFS.iter().enumerate() {
@@ -167,7 +168,8 @@ fn models_prove_a_variant() {
         ("arm64", "ARM", "53488", None),
         // Cortex-A72: Armv8.0.
         ("arm64", "ARM", "53379", None),
-        // Another vendor has numbers of its own. Microsoft's Cobalt 100 has that of Neoverse N2, of an unknown vendor.
+        // Another vendor has numbers of its own. Microsoft's Cobalt 100 has that of Neoverse N2, of
+        // an unknown vendor.
         ("arm64", "VendorUnknown", "54416", None),
         ("arm64", "Ampere", "53441", None),
         ("arm64", "ARM", "", None),
@@ -386,11 +388,13 @@ fn the_affinity_of_variants() {
     for unknown in [prefer, require] {
         assert_eq!(both(unknown, "amd64,arm64", false), nothing);
         assert_eq!(both(unknown, "amd64/v1,arm64/v8", false), nothing);
-        // A node of architecture arm without facts is one of v7. (Considered with `taint.variants` or `require` only.)
+        // A node of architecture arm without facts is one of v7. (Considered with `taint.variants`
+        // or `require` only.)
         let v7 = json!([[on_arch(&["amd64", "arm"]), by_label("NotIn", &["v5", "v6"])]]);
         assert_eq!(both(unknown, "amd64,arm/v7", false), (v7, json!([])));
     }
-    // Nodes that are known not to suffice are excluded, those that are known to suffice are preferred.
+    // Nodes that are known not to suffice are excluded, those that are known to suffice are
+    // preferred.
     let v3 = json!([
         [on_arch(&["amd64"]), by_label("In", &["v3", "v4"])],
         [on_arch(&["amd64"]), no_label(), feature("X86_64_V3")],

@@ -276,8 +276,8 @@ fn nodes_of_an_image() -> impl Strategy<Value = Demand> {
 }
 
 proptest! {
-    /// What is added selects the nodes that the author selects and that suffice, nothing is added a second time, and it can be
-    /// removed again, whatever the author has written.
+    /// What is added selects the nodes that the author selects and that suffice, nothing is added a
+    /// second time, and it can be removed again, whatever the author has written.
     #[test]
     fn affinity_of_variants_is_added_once_and_comes_off(
         terms in prop::option::of(prop::collection::vec(
@@ -320,7 +320,8 @@ proptest! {
             affinity_change::decide(&wanted, Vec::new(), author)
         };
         let pod = subject(before.clone());
-        // Terms of another architecture than the images' are the author's mistake, which is told in another place.
+        // Terms of another architecture than the images' are the author's mistake, which is told in
+        // another place.
         let author = AuthorNodes { node_selector: &BTreeMap::new(), affinity: pod.spec.affinity.as_ref() };
         prop_assume!(!author.excludes_all(&set));
         let added = change(&pod, selected.as_ref(), true);

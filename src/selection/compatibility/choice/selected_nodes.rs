@@ -52,8 +52,8 @@ impl SelectedNodes {
         self
     }
 
-    /// What these groups have to be for the images of two containers: if only some of the pairs can be written, those that select a
-    /// group.
+    /// What these groups have to be for the images of two containers: if only some of the pairs can
+    /// be written, those that select a group.
     #[must_use]
     pub fn and_on(self, other: Self, groups: &[NodeGroup<'_>]) -> Self {
         if self.required.terms().len() * other.required.terms().len() <= MAX_TERMS {
@@ -87,7 +87,8 @@ impl SelectedNodes {
         terms.any(|all| selects(all, group))
     }
 
-    /// Whether it is more than a pod should carry: each of its terms may be repeated for each alternative.
+    /// Whether it is more than a pod should carry: each of its terms may be repeated for each
+    /// alternative.
     fn is_large(&self) -> bool {
         let preferred = self.preferred.iter().map(|term| &term.expressions);
         let all = || self.required.terms().iter().chain(preferred.clone());
@@ -177,7 +178,8 @@ fn selects_some(all: &[Requirement], groups: &[NodeGroup<'_>]) -> bool {
     groups.any(|group| selects(all, group))
 }
 
-/// Whether requirements select nodes of a group. It is asked for each of them and each group, so that nothing is copied.
+/// Whether requirements select nodes of a group. It is asked for each of them and each group, so
+/// that nothing is copied.
 fn selects(all: &[Requirement], group: &NodeGroup<'_>) -> bool {
     let labels = group.facts.labels;
     // Nodes of a group differ in their names.
@@ -191,7 +193,8 @@ fn selects(all: &[Requirement], group: &NodeGroup<'_>) -> bool {
         && (!all.iter().any(|one| is_by_host(&one)) || group.hosts.iter().any(named))
 }
 
-/// A term for each alternative of each entry with a weight. What holds everywhere is not preferred to anything.
+/// A term for each alternative of each entry with a weight. What holds everywhere is not preferred
+/// to anything.
 fn preferred_terms<'a>(
     fits: &[Expressed<'a>],
     highest: i64,

@@ -1,4 +1,5 @@
-//! Documents that are attached to the images of single platforms, as one document of the image that contains them.
+//! Documents that are attached to the images of single platforms, as one document of the image that
+//! contains them.
 
 use crate::{placement::affinity::LABEL as ARCHITECTURE, platform::Platform};
 
@@ -12,7 +13,8 @@ use super::super::{
 const OS: &str = "kubernetes.io/os";
 
 impl CompatibilityDocument {
-    /// The document of an image, from those of its platforms. Where one has none, the image needs nothing on nodes of this platform.
+    /// The document of an image, from those of its platforms. Where one has none, the image needs
+    /// nothing on nodes of this platform.
     ///
     /// # Errors
     ///
@@ -69,7 +71,8 @@ impl CompatibilityDocument {
     }
 }
 
-/// A rule for the nodes of a platform. Their variant is not in it: container runtimes choose the image of an index by it.
+/// A rule for the nodes of a platform. Their variant is not in it: container runtimes choose the
+/// image of an index by it.
 fn on_platform(platform: &Platform) -> Result<Rule, InvalidDocument> {
     let is = |value: &str| {
         let written = WrittenExpression {

@@ -18,7 +18,8 @@ fn expression(keys: RuleKeys, text: &str) -> Result<Expression, InvalidExpressio
     Expression::new(keys, written)
 }
 
-/// With a value, without the key, and for a flag: what lists of images say, and NFD; `None`: it means nothing.
+/// With a value, without the key, and for a flag: what lists of images say, and NFD; `None`: it
+/// means nothing.
 type Row = (&'static str, Fact<'static>, Option<bool>, Option<bool>);
 
 fn check(rows: &[Row]) {

@@ -172,8 +172,8 @@ fn read(path: &Path) -> Result<Vec<Provider>, ProviderError> {
         problem,
     };
     let options = serde_saphyr::options! { with_snippet: false };
-    // By way of a `Value`: the YAML parser's code for each type would make the program larger. Numbers are no texts then, as for
-    // the kubelet.
+    // By way of a `Value`: the YAML parser's code for each type would make the program larger.
+    // Numbers are no texts then, as for the kubelet.
     let value: serde_json::Value = serde_saphyr::from_str_with_options(&text, options)
         .map_err(|error| malformed(error.to_string()))?;
     let file: ProviderConfigFile =
@@ -197,7 +197,8 @@ fn read(path: &Path) -> Result<Vec<Provider>, ProviderError> {
             });
         }
         if provider.token_attributes.is_some() {
-            // Such plugins need tokens of the pods' ServiceAccounts, a permission that archaware should not have.
+            // Such plugins need tokens of the pods' ServiceAccounts, a permission that archaware
+            // should not have.
             tracing::warn!(
                 plugin = provider.name,
                 "tokenAttributes are not supported; the plugin is not run"

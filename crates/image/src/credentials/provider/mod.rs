@@ -21,11 +21,13 @@ use config::Provider;
 pub use config::ProviderError;
 use protocol::CacheKey;
 
-/// Maximum number of cached answers. Each plugin decides whether one applies to an image, a registry or everything.
+/// Maximum number of cached answers. Each plugin decides whether one applies to an image, a
+/// registry or everything.
 const MAX_ANSWERS: usize = 1024;
 /// How long a failed plugin is not run again for the same image.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
-/// Cache key of answers that apply to every image, and of the first run, which shows what answers apply to.
+/// Cache key of answers that apply to every image, and of the first run, which shows what answers
+/// apply to.
 const GLOBAL: &str = "global";
 /// How often a caller joins a run for another image in the hope that its answer applies.
 const MAX_JOINS: usize = 2;
@@ -40,7 +42,8 @@ pub struct Providers {
 
 struct Shared {
     answers: ExpiringCache<(usize, String), Arc<Keyring>>,
-    /// Images for which a plugin failed, until it may run for them again. Asked last, so that a failure hides no answer.
+    /// Images for which a plugin failed, until it may run for them again. Asked last, so that a
+    /// failure hides no answer.
     failures: ExpiringCache<(usize, String), ()>,
     /// What the last answer of each plugin applied to; `None` before the first one.
     applies_to: Vec<Mutex<Option<CacheKey>>>,
@@ -111,7 +114,8 @@ impl Shared {
 }
 
 impl Providers {
-    /// Loads the configuration: one file, or all files of a folder in the order of their names. Programs are looked
+    /// Loads the configuration: one file, or all files of a folder in the order of their names.
+    /// Programs are looked
     /// up in `folder`.
     ///
     /// # Errors
@@ -144,8 +148,9 @@ impl Providers {
         Keyring::union(answers.iter().map(|keyring| &**keyring)).lookup(reference)
     }
 
-    /// The answer of one plugin. However many images wait, it runs once for each cache key: which one that is, its
-    /// first answer shows. A run for another image that takes long or does not apply is not waited for again.
+    /// The answer of one plugin. However many images wait, it runs once for each cache key: which
+    /// one that is, its first answer shows. A run for another image that takes long or does not
+    /// apply is not waited for again.
     async fn request_credentials(
         &self,
         index: usize,
@@ -175,8 +180,8 @@ impl Providers {
         Arc::default()
     }
 
-    /// Runs a plugin for an image, or waits for the run under the same key. The error is the image of a run that takes
-    /// long.
+    /// Runs a plugin for an image, or waits for the run under the same key. The error is the image
+    /// of a run that takes long.
     async fn join_run(
         &self,
         index: usize,

@@ -212,8 +212,8 @@ async fn a_failure_hides_no_broader_answer() {
     assert_eq!(node.runs("plug"), 2);
 }
 
-/// Eight images of their own answers, four runs at once of three seconds each: the last four wait for three seconds
-/// before their run begins, longer than a run may take together with it.
+/// Eight images of their own answers, four runs at once of three seconds each: the last four wait
+/// for three seconds before their run begins, longer than a run may take together with it.
 #[tokio::test]
 async fn time_in_the_line_does_not_count() {
     let node = Node::new();
@@ -235,7 +235,8 @@ async fn time_in_the_line_does_not_count() {
     assert_eq!(node.runs("plug"), 9);
 }
 
-/// The first run shows what answers apply to. One that hangs must not take the credentials of all other images along.
+/// The first run shows what answers apply to. One that hangs must not take the credentials of all
+/// other images along.
 #[tokio::test]
 async fn a_run_that_hangs_for_one_image_leaves_the_others_their_credentials() {
     let node = Node::new();
@@ -393,7 +394,8 @@ fn configurations_are_checked_as_the_kubelet_does() {
         let error = node.load(&bad).err().unwrap_or_else(|| panic!("{bad}"));
         assert!(error.to_string().contains(problem), "{error}");
     }
-    // The plugin needs ServiceAccount tokens, which archaware does not request: it is skipped with a warning.
+    // The plugin needs ServiceAccount tokens, which archaware does not request: it is skipped with
+    // a warning.
     let with_tokens = fine.replace("apiVersion", "tokenAttributes: {serviceAccountTokenAudience: a, requireServiceAccount: true}, apiVersion");
     let both = config(&format!("{with_tokens}{}", provider("other", "[r.io]")));
     assert_eq!(node.load(&both).unwrap().list.len(), 1);

@@ -1,4 +1,5 @@
-//! Referrers: artifacts that are attached to an image (`subject`; OCI distribution specification 1.1).
+//! Referrers: artifacts that are attached to an image (`subject`; OCI distribution specification
+//! 1.1).
 
 use http::{Method, header::LINK};
 
@@ -17,7 +18,8 @@ use super::{
 const MAX_PAGES: usize = 8;
 
 impl Registry {
-    /// The artifacts of a type that are attached to a manifest, from the first host that knows some.
+    /// The artifacts of a type that are attached to a manifest, from the first host that knows
+    /// some.
     pub(crate) async fn referrers(
         &self,
         reference: &Reference,
@@ -62,7 +64,8 @@ impl Registry {
         credentials: &[Credential],
     ) -> Result<Referrers, ImageError> {
         let by_api = format!("referrers/{digest}?artifactType={artifact_type}");
-        // Where a registry lacks the API, clients maintain an index with this tag ("referrers tag schema").
+        // Where a registry lacks the API, clients maintain an index with this tag ("referrers tag
+        // schema").
         let by_tag = format!("manifests/{}", digest.to_string().replace(':', "-"));
         for path in [by_api, by_tag] {
             let first = self.referrers_page(host, reference, &path, credentials);
@@ -116,8 +119,8 @@ impl Registry {
     }
 }
 
-/// The query of the next page (`Link: </v2/…?n=…&last=…>; rel="next"`). Only the query is taken: a registry cannot send the
-/// request, and its credential, elsewhere.
+/// The query of the next page (`Link: </v2/…?n=…&last=…>; rel="next"`). Only the query is taken: a
+/// registry cannot send the request, and its credential, elsewhere.
 fn next_query(header: &str) -> Option<String> {
     // Several links are separated by commas; the text in <…> may contain commas, too.
     header.split('<').skip(1).find_map(|link| {

@@ -1,5 +1,5 @@
-//! Parses containerd's `hosts.toml`: the addresses of a registry (`core/remotes/docker/config/hosts.go` of
-//! containerd).
+//! Parses containerd's `hosts.toml`: the addresses of a registry
+//! (`core/remotes/docker/config/hosts.go` of containerd).
 
 use std::{
     path::{Path, PathBuf},
@@ -36,8 +36,8 @@ pub(super) enum HostsFileError {
     Invalid(String),
 }
 
-/// Parses the file of `folder`: mirrors in order, the registry itself last. A mirror with a malformed address is
-/// skipped with a warning.
+/// Parses the file of `folder`: mirrors in order, the registry itself last. A mirror with a
+/// malformed address is skipped with a warning.
 pub(super) fn parse(
     folder: &Path,
     text: &str,
@@ -146,7 +146,8 @@ fn address_of(text: &str, override_path: bool) -> Result<Url, HostsFileError> {
     }
     url.set_query(None);
     url.set_fragment(None);
-    // `Url` has resolved `.` and `..`. Go's `path.Clean` also removes duplicate and trailing slashes.
+    // `Url` has resolved `.` and `..`. Go's `path.Clean` also removes duplicate and trailing
+    // slashes.
     let parts = url.path().split('/').filter(|part| !part.is_empty());
     let mut path: String = parts.flat_map(|part| ["/", part]).collect();
     if !override_path && !path.ends_with("/v2") {

@@ -55,8 +55,8 @@ pub(super) enum Role {
     Origin,
     /// A mirror.
     Mirror,
-    /// The previous host over plain HTTP, asked only if it answered that it speaks no TLS. Gets no credential and no
-    /// header of `hosts.toml`.
+    /// The previous host over plain HTTP, asked only if it answered that it speaks no TLS. Gets no
+    /// credential and no header of `hosts.toml`.
     Fallback,
 }
 
@@ -71,7 +71,8 @@ pub(crate) struct Endpoint {
     namespace: Option<String>,
 }
 
-/// TLS settings. Holds the content of files instead of their names, so that a changed file changes the value.
+/// TLS settings. Holds the content of files instead of their names, so that a changed file changes
+/// the value.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Transport {
     /// Certificates in addition to the system's.
@@ -95,7 +96,8 @@ impl Transport {
     }
 }
 
-/// The addresses of all registries. Files are read when needed, and again when they may have changed.
+/// The addresses of all registries. Files are read when needed, and again when they may have
+/// changed.
 pub(super) struct Hosts {
     roots: Vec<PathBuf>,
     ca_bundle: Option<PathBuf>,
@@ -179,7 +181,8 @@ impl Hosts {
                 }
                 known
             }
-            // Earlier settings are better than none, and a disk that hangs is not read again at once.
+            // Earlier settings are better than none, and a disk that hangs is not read again at
+            // once.
             (None, Some(before)) => CachedHosts {
                 read: Instant::now(),
                 ..before
@@ -194,7 +197,8 @@ impl Hosts {
         Ok(known.hosts)
     }
 
-    /// The registry under its own name: HTTPS, except on loopback with a port other than 443 and hosts in `plainHttp`.
+    /// The registry under its own name: HTTPS, except on loopback with a port other than 443 and
+    /// hosts in `plainHttp`.
     fn origin_host(&self, reference: &Reference) -> Host {
         let host = reference.api_host().to_ascii_lowercase();
         let loopback = is_loopback(&host);
@@ -219,7 +223,8 @@ impl Hosts {
             resolves: true,
             role: Role::Origin,
             headers: HeaderMap::new(),
-            // containerd does not verify certificates of loopback addresses either, unless reported to.
+            // containerd does not verify certificates of loopback addresses either, unless reported
+            // to.
             transport: Arc::new(Transport {
                 skip_verify: loopback && !plain,
                 ..Transport::default()

@@ -1,4 +1,5 @@
-//! Reads the settings of one registry from the directories of `hosts.toml` and the files beside them.
+//! Reads the settings of one registry from the directories of `hosts.toml` and the files beside
+//! them.
 
 use std::{
     path::{Path, PathBuf},
@@ -58,8 +59,8 @@ pub(super) fn read(
         });
     }
     let last = entries.len() - 1;
-    // In a registry's own folder, `server` is the address of that registry. In `_default` it applies to every
-    // registry and is therefore a mirror.
+    // In a registry's own folder, `server` is the address of that registry. In `_default` it
+    // applies to every registry and is therefore a mirror.
     let own_folder = folder
         .as_deref()
         .is_none_or(|folder| !folder.ends_with(DEFAULT));
@@ -154,7 +155,8 @@ fn transport(
     }
 }
 
-/// The addresses of an entry. TLS settings on an http address mean that https is tried first, except on port 80.
+/// The addresses of an entry. TLS settings on an http address mean that https is tried first,
+/// except on port 80.
 fn addresses(
     entry: &HostEntry,
     registry: &str,
@@ -200,7 +202,8 @@ fn addresses(
     };
     let both = own_tls && url.port_or_known_default() != Some(80);
     match endpoint.secured() {
-        // Only the secure address gets credentials: a certificate that fails verification must not leak them.
+        // Only the secure address gets credentials: a certificate that fails verification must not
+        // leak them.
         Some(secure) if both => vec![host(secure, role), host(endpoint, Role::Fallback)],
         _ => vec![host(endpoint, role)],
     }

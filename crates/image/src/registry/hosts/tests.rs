@@ -131,7 +131,8 @@ async fn the_first_folder_that_exists_counts() {
             "pro https://{name}.example/v2/app/manifests/v1?ns=reg.io:5000"
         )]
     };
-    // A colon is not allowed in a host name. The file is rejected, and the registry is asked directly.
+    // A colon is not allowed in a host name. The file is rejected, and the registry is asked
+    // directly.
     assert_eq!(
         urls(&roots, "reg.io:5000/x").await,
         ["pro https://reg.io:5000/v2/app/manifests/v1"]

@@ -70,7 +70,8 @@ fn the_same_image_runs_on_further_nodes() {
     );
 }
 
-/// Without a selection, weights are preferences, also that of an only entry. Entries without a weight say nothing.
+/// Without a selection, weights are preferences, also that of an only entry. Entries without a
+/// weight say nothing.
 #[test]
 fn weights_are_preferences() {
     let (fast, faster, any): (Condition<'_>, Condition<'_>, Condition<'_>) = (
@@ -267,7 +268,8 @@ fn is_valid(requirement: &Requirement) -> bool {
     }
 }
 
-/// Alternatives that no node can satisfy are not written, and those that some nodes satisfy come first.
+/// Alternatives that no node can satisfy are not written, and those that some nodes satisfy come
+/// first.
 #[test]
 fn impossible_alternatives_are_left_out() {
     let label = "feature.node.kubernetes.io/cpu-model.family";
@@ -327,8 +329,9 @@ fn large_choices_are_refused() {
 }
 
 proptest! {
-    /// The chosen entry has the highest weight of those that fit, whatever the order of the nodes; its node affinity selects exactly
-    /// the nodes that satisfy its rules, or those of another entry of the same image.
+    /// The chosen entry has the highest weight of those that fit, whatever the order of the nodes;
+    /// its node affinity selects exactly the nodes that satisfy its rules, or those of another
+    /// entry of the same image.
     #[test]
     fn the_choice_and_its_affinity(
         entries in prop::collection::vec((
