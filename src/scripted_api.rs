@@ -317,7 +317,7 @@ impl ScriptedApi {
     /// All objects, or those on a node.
     fn list(&self, path: &str, node: Option<&str>) -> Response<Body> {
         let state = self.0.lock();
-        let mut items: Vec<&Value> = state.of(path);
+        let mut items: Vec<&Value> = state.objects(path);
         items.retain(|item| node.is_none_or(|node| item["spec"]["nodeName"] == node));
         json_body(&json!({ "kind": "List", "apiVersion": "v1", "items": items,
             "metadata": { "resourceVersion": state.version.to_string() } }))
@@ -328,7 +328,7 @@ impl ScriptedApi {
     fn watch(&self, path: &str, unbound: bool) -> Response<Body> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut state = self.0.lock();
-        for object in state.of(path) {
+        for object in state.objects(path) {
             let _ = sender.send(json!({ "type": "ADDED", "object": object }));
         }
         let _ = sender.send(json!({ "type": "BOOKMARK", "object": {
@@ -361,7 +361,7 @@ fn node_of(query: &str) -> Option<&str> {
 }
 
 impl State {
-    fn of(&self, path: &str) -> Vec<&Value> {
+    fn objects(&self, path: &str) -> Vec<&Value> {
         let own = self
             .objects
             .iter()

@@ -11,8 +11,7 @@ use crate::{
 };
 
 /// All sources in their order: each sees the pod with the demands of the sources before it. A new
-/// feature is a source of its own, and a
-/// line here.
+/// feature is a source of its own, and a line here.
 ///
 /// # Errors
 ///

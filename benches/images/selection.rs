@@ -104,7 +104,7 @@ pub(crate) async fn selection() {
     let config = Arc::new(Config::default());
     let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
     let api = ApiClient::new(kube::Client::try_from(nowhere).unwrap());
-    let nodes = ClusterNodes::of(nodes());
+    let nodes = ClusterNodes::from_nodes(nodes());
     let evaluator = Evaluator {
         resolver: resolver(settings()),
         pull_secrets: PullSecrets::new(api),

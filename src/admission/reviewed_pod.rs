@@ -30,7 +30,7 @@ impl ReviewedPod {
             annotations,
             recorded,
             found,
-        } = AuthorPod::of(&pod.spec, annotations(&pod.metadata));
+        } = AuthorPod::new(&pod.spec, annotations(&pod.metadata));
         let (spec, annotations) = (owned(spec), owned(annotations));
         Self {
             pod,
@@ -93,7 +93,8 @@ impl ReviewedPod {
         let (decision, change) = decision.unzip();
         let mut change = change.unwrap_or_default();
         change.runtime_class = class.or_else(|| self.kept_class());
-        // A pod that no architecture can run gets no additions, but the warning that it waits.
+        // A pod that no architecture can run gets no additions, but the annotation with the
+        // decision.
         let decision =
             decision.filter(|own| !change.is_empty() || *own == Decision::NoCommonArchitecture);
         let annotations = annotations(&self.pod.metadata);

@@ -238,7 +238,8 @@ impl Webhook {
 
     /// The runtime class that rules give to a pod whose images are not known in time.
     fn class_by_rules(&self, review: &ReviewedPod) -> Option<String> {
-        // A pod whose namespace is not known gets no warning.
+        // Rules may depend on the labels of the namespace, so a pod whose namespace is not known
+        // gets no runtime class by rules.
         let namespace = self.namespaces.get(&review.namespace)?;
         self.evaluator.class_by_rules(review.subject(), &namespace)
     }

@@ -166,7 +166,7 @@ impl CleanCommand {
                 // A replica that waits for the Lease asks for it every second.
                 tokio::time::sleep(SETTLE).await;
             }
-            cleaned = session.look_again().await;
+            cleaned = session.verify_again().await;
         }
         if cleaned.is_ok() {
             cleaned = session.find_replicas().await;
@@ -203,7 +203,7 @@ impl Session {
         }
     }
 
-    async fn look_again(&mut self) -> anyhow::Result<()> {
+    async fn verify_again(&mut self) -> anyhow::Result<()> {
         if self.dry_run {
             return Ok(());
         }
@@ -218,7 +218,7 @@ impl Session {
         mut cleaned: anyhow::Result<()>,
     ) -> anyhow::Result<CleanResult> {
         if cleaned.is_ok() {
-            cleaned = self.look_again().await;
+            cleaned = self.verify_again().await;
         }
         if cleaned.is_err() || !self.remaining.is_empty() {
             lease.release().await;

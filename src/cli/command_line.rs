@@ -127,7 +127,7 @@ pub(super) enum ProgramName {
 
 impl ProgramName {
     /// By the name of its file.
-    pub(super) fn of(program: Option<&Path>) -> Self {
+    pub(super) fn from_path(program: Option<&Path>) -> Self {
         let name = program.and_then(Path::file_stem);
         if name.is_some_and(|name| name == PLUGIN) {
             Self::Plugin
@@ -139,7 +139,7 @@ impl ProgramName {
     /// By the name of this process's file.
     pub(super) fn current() -> Self {
         let program = std::env::args_os().next();
-        Self::of(program.as_deref().map(Path::new))
+        Self::from_path(program.as_deref().map(Path::new))
     }
 
     fn as_str(self) -> &'static str {
@@ -196,7 +196,7 @@ mod tests {
             ("/home/me/.krew/bin/kubectl-archaware", ProgramName::Plugin),
             ("kubectl-archaware.exe", ProgramName::Plugin),
         ] {
-            assert_eq!(ProgramName::of(Some(Path::new(path))), expected);
+            assert_eq!(ProgramName::from_path(Some(Path::new(path))), expected);
         }
         let help = command(ProgramName::Plugin).try_get_matches_from(["x", "explain", "--help"]);
         let help = help.unwrap_err().to_string();

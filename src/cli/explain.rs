@@ -112,7 +112,7 @@ impl ExplainCommand {
         let keys = KnownKeys::new(&*config);
         let stored = Durable::new(keys.clone());
         let cluster = reader.cluster(&global.namespace(), &stored).await?;
-        let nodes = ClusterNodes::of(cluster.nodes.iter().flatten().cloned());
+        let nodes = ClusterNodes::from_nodes(cluster.nodes.iter().flatten().cloned());
         let evaluator = Evaluator {
             resolver: resolver(&global, &config, &metrics, Persist::No)?,
             pull_secrets: PullSecrets::new(api.clone()),
@@ -185,7 +185,7 @@ async fn explain_target(
         evaluation = evaluate(&target, evaluator, &namespace).await;
         evaluation.demands.push(Demand {
             class: Some(class),
-            ..Demand::of(Source::RuntimeClass)
+            ..Demand::from_source(Source::RuntimeClass)
         });
     }
     let template = target.daemon_set().map(|set| evaluator.template(set));

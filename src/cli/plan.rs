@@ -78,7 +78,7 @@ impl PlanCommand {
             tracing::warn!(%error, "cannot read archaware's Lease: what an earlier configuration added is not recognised");
         }
         let nodes: Vec<Node> = api.list(None).try_collect().await?;
-        let known = ClusterNodes::of(nodes.iter().cloned());
+        let known = ClusterNodes::from_nodes(nodes.iter().cloned());
         let evaluator = Evaluator {
             resolver,
             pull_secrets: PullSecrets::new(api.clone()),
@@ -146,7 +146,7 @@ async fn steps(
     let (bound, unbound): (Vec<Pod>, Vec<Pod>) = pods.into_iter().partition(Pod::is_bound);
     let policy = node::TaintPolicy::from(config);
     let keys = evaluator.keys.get();
-    let variants = Variants::of(nodes, &evaluator.policy);
+    let variants = Variants::count(nodes, &evaluator.policy);
     let nodes: Vec<PlannedNode<'_>> = nodes
         .iter()
         .filter(|node| node.metadata.deletion_timestamp.is_none())
@@ -312,10 +312,10 @@ impl PlanRow {
         };
         let notices = notices.iter().map(ToString::to_string);
         let all: Vec<String> = detail.into_iter().chain(notices).collect();
-        Some(Self::of(kind, object, action, all.join("; ")))
+        Some(Self::new(kind, object, action, all.join("; ")))
     }
 
-    fn of<K: ResourceExt>(
+    fn new<K: ResourceExt>(
         kind: &'static str,
         object: &K,
         action: &'static str,

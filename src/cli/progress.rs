@@ -27,7 +27,8 @@ impl Progress {
         }
     }
 
-    /// Counts a finished object, and prints its failure.
+    /// Counts a finished object on a terminal; otherwise, and in a dry run, prints the object, with
+    /// the reason if it failed.
     pub(super) fn report(&self, what: &str, outcome: &Result<(), String>, dry_run: bool) {
         match (&self.0, outcome) {
             (Some(bar), _) if !dry_run => {

@@ -39,7 +39,7 @@ impl Default for ClusterNodes {
 }
 
 impl ClusterNodes {
-    pub fn of(nodes: impl IntoIterator<Item = Node>) -> Self {
+    pub fn from_nodes(nodes: impl IntoIterator<Item = Node>) -> Self {
         let list = nodes.into_iter().map(Arc::new).collect();
         Self {
             source: watch::Sender::new(Source::List(list)),

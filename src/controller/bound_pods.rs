@@ -4,7 +4,7 @@
 //! listed before a node gets its taint, and once more afterwards.
 
 mod batch;
-mod looks;
+mod checks;
 mod worker;
 
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use crate::{
     placement::Taint,
 };
 
-use looks::Looks;
+use checks::NodeChecks;
 
 pub(super) use worker::Worker;
 
-/// Asks for looks at the pods of nodes, and knows their results. Cheap to clone.
+/// Asks for checks at the pods of nodes, and knows their results. Cheap to clone.
 #[derive(Clone, Default)]
 pub(super) struct BoundPods(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    looks: Mutex<Looks>,
+    checks: Mutex<NodeChecks>,
     /// Told of each request.
     changed: Notify,
 }
@@ -38,8 +38,8 @@ impl BoundPods {
     /// reconciled again when there is.
     pub(super) fn take_permission(&self, node: &Node, taint: &Taint) -> bool {
         let permitted = {
-            let mut looks = self.0.looks.lock();
-            looks.take_permission(uid(node), name(node), taint, Instant::now())
+            let mut checks = self.0.checks.lock();
+            checks.take_permission(uid(node), name(node), taint, Instant::now())
         };
         if !permitted {
             self.0.changed.notify_one();
@@ -48,21 +48,21 @@ impl BoundPods {
     }
 
     /// The node has this taint, and keeps it.
-    pub(super) fn look_after_taint(&self, node: &Node, taint: &Taint) {
-        let mut looks = self.0.looks.lock();
-        looks.look_after_taint(uid(node), name(node), taint, Instant::now());
-        drop(looks);
+    pub(super) fn recheck(&self, node: &Node, taint: &Taint) {
+        let mut checks = self.0.checks.lock();
+        checks.recheck(uid(node), name(node), taint, Instant::now());
+        drop(checks);
         self.0.changed.notify_one();
     }
 
     /// The node has none, and gets none.
     pub(super) fn forget(&self, node: &Node) {
-        self.0.looks.lock().forget(uid(node));
+        self.0.checks.lock().forget(uid(node));
     }
 
     /// Forgets deleted nodes.
     pub(super) fn removed(&self, removed: &Removed<'_, Node>) {
-        self.0.looks.lock().removed(removed);
+        self.0.checks.lock().removed(removed);
     }
 
     /// Registers the gauge of nodes whose taint waits.
@@ -71,7 +71,7 @@ impl BoundPods {
         let name = "nodes_waiting_for_bound_pods";
         let help = "Nodes that get their taint when the pods that run there tolerate it";
         metrics.register_gauges([(name, help)], move || {
-            let waiting = requests.0.looks.lock().waiting();
+            let waiting = requests.0.checks.lock().waiting();
             [vec![([], i64::try_from(waiting).unwrap_or(i64::MAX))]]
         });
     }

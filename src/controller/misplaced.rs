@@ -53,13 +53,13 @@ const WARNINGS: &str = "regarding.kind=Pod,type=Warning,reason!=FailedScheduling
 /// Pods whose containers are not started again (`restartPolicy`), like those of Jobs.
 const FAILED: &str = "status.phase=Failed,spec.nodeName!=";
 /// Pods that are looked at concurrently.
-const CONCURRENT_LOOKS: usize = 4;
+const CONCURRENT_CHECKS: usize = 4;
 /// When a pod is looked at again whose status lags behind the event: the kubelet publishes events
 /// while it decides what to do, and updates the status after that. There may be no other event for
 /// minutes.
 const STATUS_PAUSES: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(10)];
 /// Pods that are looked at or wait to be looked at again. Further events wait in the watch.
-const MAX_LOOKS: usize = 256;
+const MAX_CHECKS: usize = 256;
 
 /// Finds misplaced pods while this process leads.
 pub(super) struct MisplacedPods {
@@ -73,7 +73,7 @@ pub(super) struct MisplacedPods {
     pub(super) evictor: Arc<Evictor>,
     pub(super) durable: Durable,
     tracker: Arc<Mutex<Tracker>>,
-    looks: Semaphore,
+    checks: Semaphore,
     /// One eviction at a time: the next eviction depends on the record of the previous one for the
     /// same controller.
     evicting: tokio::sync::Mutex<()>,
@@ -93,7 +93,7 @@ struct Found {
 
 /// The result of checking a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Look {
+enum CheckResult {
     /// It is one, and stays.
     Found,
     Evicted,
@@ -146,7 +146,7 @@ impl MisplacedPods {
             evictor,
             durable,
             tracker,
-            looks: Semaphore::new(CONCURRENT_LOOKS),
+            checks: Semaphore::new(CONCURRENT_CHECKS),
             evicting: tokio::sync::Mutex::default(),
         }
     }
@@ -166,12 +166,12 @@ impl MisplacedPods {
             return;
         }
         while leadership.wait_for(|leading| *leading).await.is_ok() {
-            let looks = self
+            let checks = self
                 .hints()
-                .for_each_concurrent(MAX_LOOKS, |hint| self.look(hint));
+                .for_each_concurrent(MAX_CHECKS, |hint| self.check_hint(hint));
             tokio::select! {
                 _ = leadership.wait_for(|leading| !*leading) => {}
-                () = looks => return,
+                () = checks => return,
             }
             self.tracker.lock().clear();
         }
@@ -194,13 +194,13 @@ impl MisplacedPods {
         })
     }
 
-    /// A panic ends only this look. The panic hook has logged its location.
-    async fn look(&self, hint: Hint) {
-        let looked = AssertUnwindSafe(self.look_until_current(&hint)).catch_unwind();
-        match looked.await {
-            Ok(Ok(Look::Evicted)) => self.tracker.lock().remove(&hint.uid),
-            Ok(Ok(look)) => {
-                let found = look == Look::Found;
+    /// A panic ends only this result. The panic hook has logged its location.
+    async fn check_hint(&self, hint: Hint) {
+        let checked = AssertUnwindSafe(self.check_until_current(&hint)).catch_unwind();
+        match checked.await {
+            Ok(Ok(CheckResult::Evicted)) => self.tracker.lock().remove(&hint.uid),
+            Ok(Ok(result)) => {
+                let found = result == CheckResult::Found;
                 self.tracker.lock().record(&hint.uid, found, Instant::now());
             }
             Ok(Err(error)) => {
@@ -215,37 +215,41 @@ impl MisplacedPods {
     }
 
     /// Looks again while the status of the pod lags behind the event.
-    async fn look_until_current(&self, hint: &Hint) -> Result<Look, ApiError> {
+    async fn check_until_current(&self, hint: &Hint) -> Result<CheckResult, ApiError> {
         for pause in STATUS_PAUSES {
-            let look = self.look_in_turn(hint).await?;
-            if look != Look::Stale {
-                return Ok(look);
+            let result = self.check_in_turn(hint).await?;
+            if result != CheckResult::Stale {
+                return Ok(result);
             }
             tracing::debug!(pod = %hint.name, ?pause, "the status lags behind the event");
             tokio::time::sleep(pause).await;
         }
-        self.look_in_turn(hint).await
+        self.check_in_turn(hint).await
     }
 
-    async fn look_in_turn(&self, hint: &Hint) -> Result<Look, ApiError> {
-        let _turn = self.looks.acquire().await;
-        self.look_at(hint).await
+    async fn check_in_turn(&self, hint: &Hint) -> Result<CheckResult, ApiError> {
+        let _turn = self.checks.acquire().await;
+        self.check(hint).await
     }
 
-    async fn look_at(&self, hint: &Hint) -> Result<Look, ApiError> {
+    async fn check(&self, hint: &Hint) -> Result<CheckResult, ApiError> {
         let Some(pod) = self.api.find::<Pod>(&hint.name).await? else {
-            return Ok(Look::Other);
+            return Ok(CheckResult::Other);
         };
         if pod.metadata.uid.as_ref() != Some(&hint.uid) || pod.metadata.deletion_timestamp.is_some()
         {
-            return Ok(Look::Other);
+            return Ok(CheckResult::Other);
         }
         let Some(node) = self.node_of(&pod) else {
-            return Ok(Look::Other);
+            return Ok(CheckResult::Other);
         };
         let Some(found) = self.find(&pod, &node, hint).await else {
             let is_stale = hint.is_ahead_of(&pod);
-            return Ok(if is_stale { Look::Stale } else { Look::Other });
+            return Ok(if is_stale {
+                CheckResult::Stale
+            } else {
+                CheckResult::Other
+            });
         };
         let evicts = self.evaluator.config.misplaced == Misplaced::Evict;
         let mut misplaced = MisplacedPod {
@@ -267,8 +271,8 @@ impl MisplacedPods {
             };
             match self.evict(&misplaced).await {
                 Some(state) => state,
-                // Another process leads, and looks at the pod.
-                None => return Ok(Look::Found),
+                // Another process leads, and checks at the pod.
+                None => return Ok(CheckResult::Found),
             }
         } else {
             misplaced.elsewhere = kept_away.map(drop).ok_or(NotElsewhere::MayRunThere);
@@ -279,8 +283,8 @@ impl MisplacedPods {
         self.events
             .publish(&pod, EventReason::WrongArchitecture, note);
         Ok(match state {
-            MisplacedState::Evicted => Look::Evicted,
-            _ => Look::Found,
+            MisplacedState::Evicted => CheckResult::Evicted,
+            _ => CheckResult::Found,
         })
     }
 
@@ -386,7 +390,7 @@ impl MisplacedPods {
         };
         let is_kept_away = self.has_webhook(pod) || self.is_kept_away_by_taint(pod, node);
         let view = node.node.view();
-        let emulation = evaluation.demands.of(&Source::Emulation);
+        let emulation = evaluation.demands.find(&Source::Emulation);
         let runs = if emulation.is_none_or(|demand| demand.require.selects(view.labels)) {
             node.runs(&set)
         } else {
@@ -403,7 +407,7 @@ impl MisplacedPods {
 
     /// Whether the taint of the node keeps a new pod away, as far as its author decides.
     fn is_kept_away_by_taint(&self, pod: &Pod, node: &PodNode) -> bool {
-        let author = AuthorPod::of(&pod.spec, annotations(&pod.metadata));
+        let author = AuthorPod::new(&pod.spec, annotations(&pod.metadata));
         let tolerations = author.spec.tolerations.as_deref().unwrap_or_default();
         let mut taints = node.node.view().taints.iter();
         let kind = &self.evaluator.policy.taint;

@@ -55,7 +55,7 @@ impl ReconcileSteps for NodeSteps {
             return bound_pods.take_permission(node, taint);
         }
         match node::standing(&node.view(), &self.keys.get()) {
-            Some(taint) if !plan.removes_taint() => bound_pods.look_after_taint(node, &taint),
+            Some(taint) if !plan.removes_taint() => bound_pods.recheck(node, &taint),
             _ => bound_pods.forget(node),
         }
         true

@@ -27,7 +27,7 @@ pub struct AuthorPod<'a> {
 
 impl<'a> AuthorPod<'a> {
     /// Takes the additions off.
-    pub fn of(spec: &'a PodSpec, annotations: &'a Annotations) -> Self {
+    pub fn new(spec: &'a PodSpec, annotations: &'a Annotations) -> Self {
         let recorded = record::read(annotations);
         let (spec, found) = if recorded.is_empty() {
             (Cow::Borrowed(spec), FoundAdditions::default())
@@ -91,13 +91,13 @@ mod tests {
         let decision = (annotation::DECISION.to_owned(), "amd64".to_owned());
         let annotations = Annotations::from([record, decision, other.clone()]);
         let placed = spec("app:1-v3", &json!([foreign, own]));
-        let author = AuthorPod::of(&placed, &annotations);
+        let author = AuthorPod::new(&placed, &annotations);
         assert_eq!(*author.spec, spec("app:1", &json!([foreign])));
         assert_eq!(*author.annotations, Annotations::from([other.clone()]));
         assert!(author.found.is_complete(&author.recorded));
         // Without a record everything is the author's.
         let annotations = Annotations::from([other]);
-        let author = AuthorPod::of(&placed, &annotations);
+        let author = AuthorPod::new(&placed, &annotations);
         assert!(matches!(author.spec, Cow::Borrowed(_)));
         assert!(matches!(author.annotations, Cow::Borrowed(_)));
     }

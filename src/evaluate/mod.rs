@@ -114,7 +114,7 @@ impl Evaluator {
 
     /// Evaluates a pod as if it were created again.
     pub async fn evaluate_anew(&self, subject: Subject<'_>, namespace: &Namespace) -> Evaluation {
-        let author = AuthorPod::of(subject.spec, subject.annotations);
+        let author = AuthorPod::new(subject.spec, subject.annotations);
         let mut spec = author.spec.into_owned();
         spec.node_name = None;
         let anew = Subject {

@@ -20,7 +20,7 @@ pub(super) struct Conclusion {
 }
 
 impl Conclusion {
-    fn of(sentence: impl Into<String>, advice: impl IntoIterator<Item = String>) -> Self {
+    fn new(sentence: impl Into<String>, advice: impl IntoIterator<Item = String>) -> Self {
         Self {
             sentence: sentence.into(),
             advice: advice.into_iter().collect(),
@@ -35,16 +35,16 @@ pub(super) fn conclude(
 ) -> Conclusion {
     if let Some(pod) = facts.pod {
         if pod.pod.metadata.deletion_timestamp.is_some() {
-            return Conclusion::of("It is being deleted.", []);
+            return Conclusion::new("It is being deleted.", []);
         }
         if pod.phase() == "Succeeded" {
-            return Conclusion::of("It has finished (Succeeded).", []);
+            return Conclusion::new("It has finished (Succeeded).", []);
         }
         if pod.pod.is_bound() {
             return bound::conclude(facts, pod);
         }
         if !pod.is_pending() {
-            return Conclusion::of(format!("It has ended ({}).", pod.phase()), []);
+            return Conclusion::new(format!("It has ended ({}).", pod.phase()), []);
         }
     }
     match &facts.evaluation.verdict {
@@ -64,7 +64,7 @@ fn foreign_gate(pod: Option<&ExistingPod>) -> Option<Conclusion> {
         "It waits for its scheduling gate {}, which another tool set and has to remove.",
         gate.name
     );
-    Some(Conclusion::of(sentence, []))
+    Some(Conclusion::new(sentence, []))
 }
 
 /// For example `Build app:1 for arm64`; `None` without images.

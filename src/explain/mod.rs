@@ -62,9 +62,10 @@ pub struct Facts<'a> {
     pub tried: &'a BTreeMap<String, Vec<CredentialSource>>,
     /// All nodes; `None` if they could not be read.
     pub nodes: Option<&'a [Node]>,
-    /// Whether archaware is installed; `None` if its Lease cannot be read.
+    /// Whether archaware is installed: a node has its taint, or its Lease exists; `None` if the
+    /// Lease cannot be read.
     pub is_installed: Option<bool>,
-    /// The namespace of the Lease that was read.
+    /// The namespace in which the Lease was looked up.
     pub own_namespace: &'a str,
     /// Why archaware does not change the template itself.
     pub withheld: Option<&'a str>,
@@ -162,7 +163,7 @@ pub struct Applies {
 }
 
 impl Applies {
-    fn of(facts: &Facts<'_>) -> Self {
+    fn from_facts(facts: &Facts<'_>) -> Self {
         let (handling, source) = facts.handling;
         let rule = match handling {
             Handling::Mode(Mode::Inspect) => "inspect".to_owned(),
@@ -204,7 +205,7 @@ struct Consequence {
 }
 
 impl Consequence {
-    fn of(facts: &Facts<'_>) -> Self {
+    fn from_facts(facts: &Facts<'_>) -> Self {
         let evaluation = facts.evaluation;
         let change = |decision| facts.subject.change(facts.policy, decision, evaluation);
         let (verdict, runs_on, change) = match &evaluation.verdict {
@@ -240,7 +241,7 @@ impl Consequence {
 
 /// Explains an object.
 pub fn explain(facts: &Facts<'_>) -> Explanation {
-    let consequence = Consequence::of(facts);
+    let consequence = Consequence::from_facts(facts);
     let nodes = node_groups::groups(facts, &consequence);
     let conclusion = conclusion::conclude(facts, &consequence, nodes.as_deref());
     let is_pending = facts.pod.is_none_or(ExistingPod::is_pending);
@@ -267,7 +268,7 @@ pub fn explain(facts: &Facts<'_>) -> Explanation {
         name: facts.name.name.clone(),
         pods: facts.pods.to_vec(),
         pod: facts.pod.map(|pod| pod.state(facts.nodes)),
-        applies: Applies::of(facts),
+        applies: Applies::from_facts(facts),
         images: images::explain_images(facts),
         selections: facts.evaluation.alternatives.clone(),
         verdict: consequence.verdict,

@@ -56,7 +56,7 @@ pub(crate) fn is_repelled(
 /// a toleration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
-pub(crate) enum Fate {
+pub(crate) enum BoundPodPlan {
     /// It gets a toleration.
     Tolerated,
     /// It stays as it is, by its mode.
@@ -66,7 +66,7 @@ pub(crate) enum Fate {
     Repelled,
 }
 
-impl Fate {
+impl BoundPodPlan {
     /// The result in the metrics.
     pub(crate) fn as_str(self) -> &'static str {
         self.into()
@@ -75,11 +75,11 @@ impl Fate {
 
 /// The plan for such a pod. With `NoSchedule` its images do not matter: the taint does not evict
 /// it.
-pub(crate) fn fate(is_ignored: bool, is_repelled: bool) -> Fate {
+pub(crate) fn plan(is_ignored: bool, is_repelled: bool) -> BoundPodPlan {
     match (is_ignored, is_repelled) {
-        (true, _) => Fate::Ignored,
-        (false, true) => Fate::Repelled,
-        (false, false) => Fate::Tolerated,
+        (true, _) => BoundPodPlan::Ignored,
+        (false, true) => BoundPodPlan::Repelled,
+        (false, false) => BoundPodPlan::Tolerated,
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn plan(
     };
     if let Some(note) = report_only(template, &change, &decision, mode) {
         draft.report(EventReason::TolerationsMissing, note);
-        look_again(&mut draft.plan, RECHECK_INTERVAL);
+        recheck_within(&mut draft.plan, RECHECK_INTERVAL);
         return draft.finish();
     }
     if !change.rolls() {
@@ -71,7 +71,7 @@ pub(crate) fn plan(
                 draft.plan.patch = Some(write(template, change, &decision, by_policy));
             }
             Ok(()) => {}
-            Err(wait) => look_again(&mut draft.plan, wait),
+            Err(wait) => recheck_within(&mut draft.plan, wait),
         }
         return draft.finish();
     }
@@ -89,7 +89,7 @@ pub(crate) fn plan(
         }
         Err(wait) => {
             draft.report(EventReason::TolerationsReverted, fight(template));
-            look_again(&mut draft.plan, wait.min(RECHECK_INTERVAL));
+            recheck_within(&mut draft.plan, wait.min(RECHECK_INTERVAL));
         }
     }
     draft.finish()
@@ -97,7 +97,7 @@ pub(crate) fn plan(
 
 /// Reconciles again after at most this time. Images that cannot be resolved may ask for an earlier
 /// time.
-fn look_again(plan: &mut Plan, wait: Duration) {
+fn recheck_within(plan: &mut Plan, wait: Duration) {
     plan.requeue = plan.requeue.into_iter().chain([wait]).min();
 }
 

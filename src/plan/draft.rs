@@ -173,7 +173,7 @@ impl<'a> Draft<'a> {
             let note = "its images that are known share none of resolution.failure.architectures";
             self.report(EventReason::NoCommonArchitecture, note);
         }
-        let look_again = (waiting || is_none).then_some(RECHECK_INTERVAL);
+        let recheck = (waiting || is_none).then_some(RECHECK_INTERVAL);
         DraftDecision {
             by: match (&next.decision, next.stands) {
                 (None, _) => DecidedBy::Images,
@@ -182,7 +182,7 @@ impl<'a> Draft<'a> {
             },
             waiting,
             decision: next.decision,
-            requeue: next.retry.into_iter().chain(look_again).min(),
+            requeue: next.retry.into_iter().chain(recheck).min(),
         }
     }
 

@@ -124,7 +124,7 @@ pub(crate) fn plan(
         // The change may be rejected, but the gate must still be removed.
         write.gate_removal = release;
         if by_policy && !is_none {
-            let locality = evaluation.demands.of(&Source::ImageLocality);
+            let locality = evaluation.demands.find(&Source::ImageLocality);
             write.report_failure_policy(&decision, locality.and_then(|one| one.note.as_deref()));
         }
         plan.patch = Some(write);

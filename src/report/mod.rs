@@ -276,7 +276,7 @@ pub fn report(
     workloads.sort_by_cached_key(order);
     let summaries = asked
         .iter()
-        .map(|architecture| Summary::of(architecture, &workloads));
+        .map(|architecture| Summary::for_architecture(architecture, &workloads));
     Report {
         source,
         summaries: summaries.collect(),

@@ -71,7 +71,10 @@ impl Amount {
 }
 
 impl Summary {
-    pub(super) fn of(architecture: &Architecture, workloads: &[KnownWorkload]) -> Self {
+    pub(super) fn for_architecture(
+        architecture: &Architecture,
+        workloads: &[KnownWorkload],
+    ) -> Self {
         let mut summary = Self {
             architecture: architecture.to_string(),
             total: Amount::default(),

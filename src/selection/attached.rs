@@ -50,7 +50,7 @@ impl DemandSource for AttachedDocuments {
         // Where images are emulated, native nodes come first.
         let is_emulated = [Source::Emulation, Source::RuntimeClass]
             .iter()
-            .any(|source| demands.of(source).is_some());
+            .any(|source| demands.find(source).is_some());
         pod.read.as_ref()?;
         let selecting = Selecting {
             evaluator,
@@ -146,7 +146,7 @@ impl Selecting<'_> {
         terms.truncate(MAX_TERMS);
         let demand = Demand {
             prefer: terms,
-            ..Demand::of(Source::AttachedDocuments)
+            ..Demand::from_source(Source::AttachedDocuments)
         };
         (Some(demand), candidates)
     }
@@ -177,7 +177,7 @@ impl Selecting<'_> {
                 ImageFit::OtherArchitecture
             }
         };
-        let choice = Choice::of(document, groups, &runs).ok();
+        let choice = Choice::choose(document, groups, &runs).ok();
         let terms = choice.as_ref().map(Choice::preferred).unwrap_or_default();
         if let Some(kept) = kept {
             let mut candidates = Candidate::list(document, choice.as_ref(), groups, &runs);

@@ -354,7 +354,7 @@ impl Selecting<'_> {
                     ImageFit::Runs
                 }
             };
-            let chosen = match Choice::of(document, groups, &runs) {
+            let chosen = match Choice::choose(document, groups, &runs) {
                 Ok(choice) => Ok(choice),
                 Err(NoChoice::Nothing(passed_over)) => Err(passed_over),
                 Err(NoChoice::Unknown(entry)) => {

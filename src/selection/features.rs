@@ -34,7 +34,7 @@ const NODE_NAME: &str = "nfd.node.kubernetes.io/node-name";
 #[derive(Clone, Default)]
 pub(super) struct NodeFeatureIndex {
     /// The features that documents mention, by name.
-    wanted: watch::Sender<Wanted>,
+    wanted: watch::Sender<RequestedFeatures>,
     /// Those that were read.
     read: watch::Sender<BTreeSet<String>>,
     known: Arc<Mutex<Known>>,
@@ -42,9 +42,9 @@ pub(super) struct NodeFeatureIndex {
 
 /// Features, and when each was asked for last.
 #[derive(Default)]
-struct Wanted(BTreeMap<String, Instant>);
+struct RequestedFeatures(BTreeMap<String, Instant>);
 
-impl Wanted {
+impl RequestedFeatures {
     /// Adds features as far as there is room. Returns whether they are not the same as before.
     fn ask(&mut self, features: &BTreeSet<String>, now: Instant) -> bool {
         let mut is_new = false;
@@ -304,7 +304,7 @@ mod tests {
             let node = json!({"metadata": {"name": name}, "status": {"nodeInfo": {"architecture": "amd64"}}});
             serde_json::from_value::<Node>(node).unwrap()
         });
-        let cluster = GroupedNodes::of(ClusterNodes::of(nodes));
+        let cluster = GroupedNodes::new(ClusterNodes::from_nodes(nodes));
         let wanted = ["kernel.loadedmodule".to_owned(), "pci.device".to_owned()].into();
         for (n, name) in names.iter().enumerate() {
             let mut modules = json!({format!("own-{n}"): {}});
@@ -352,7 +352,7 @@ mod tests {
         let names = |prefix: &str, count: usize| -> BTreeSet<String> {
             (0..count).map(|n| format!("{prefix}.{n}")).collect()
         };
-        let (mut wanted, start) = (Wanted::default(), Instant::now());
+        let (mut wanted, start) = (RequestedFeatures::default(), Instant::now());
         let (used, invented, late) = (names("used", 1), names("made-up", 100), names("late", 1));
         assert!(wanted.ask(&used, start) && !wanted.ask(&used, start));
         assert!(wanted.ask(&invented, start));

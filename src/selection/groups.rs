@@ -91,7 +91,7 @@ pub(super) struct GroupBy<'a> {
 }
 
 impl GroupedNodes {
-    pub(super) fn of(nodes: ClusterNodes) -> Self {
+    pub(super) fn new(nodes: ClusterNodes) -> Self {
         Self {
             nodes,
             ..Self::default()

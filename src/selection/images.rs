@@ -74,7 +74,7 @@ impl DemandSource for ImagesByDocuments {
                     require: selected.nodes.required,
                     prefer: selected.nodes.preferred,
                     images: selected.images,
-                    ..Demand::of(Source::ImageSelection)
+                    ..Demand::from_source(Source::ImageSelection)
                 });
             }
         };

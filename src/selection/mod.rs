@@ -47,7 +47,7 @@ impl ImageSelector {
     /// When `selection.predictor` cannot be used.
     pub fn new(config: &SelectionConfig, nodes: ClusterNodes) -> Result<Self, PredictorError> {
         Ok(Self(Arc::new(Parts {
-            nodes: GroupedNodes::of(nodes),
+            nodes: GroupedNodes::new(nodes),
             documents: Documents::default(),
             predictor: Predictor::new(&config.predictor)?,
         })))

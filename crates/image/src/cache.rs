@@ -26,7 +26,7 @@ const MAX_INTERNED: usize = 4096;
 const ESTIMATED_ARTIFACTS: usize = 512;
 /// Maximum bytes of all artifacts. Those of a usual size have a few KiB.
 const MAX_ARTIFACT_BYTES: u64 = 16 * 1024 * 1024;
-/// Minimum cost of an artifact, so that 16,384 images without attached artifacts fit.
+/// Cost of an entry beside its content, so that 16,384 images without attached artifacts fit.
 const MIN_ARTIFACT_BYTES: u64 = 1024;
 
 /// Which pods may use a cached answer: all, or those with the credential that was needed to get it.

@@ -95,7 +95,7 @@ pub enum ImageError {
     Unavailable {
         /// The requested document.
         what: String,
-        /// The message of the transport.
+        /// Why there is no usable answer, in words.
         why: String,
         /// Whether the registry answered at all.
         answered: bool,
@@ -127,7 +127,7 @@ pub enum ImageError {
     Artifact {
         /// The artifact or its layer, and its digest.
         what: String,
-        /// The problem in the reference.
+        /// The problem in the artifact.
         #[source]
         source: ArtifactError,
     },

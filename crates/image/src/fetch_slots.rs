@@ -13,8 +13,8 @@ const MAX_PER_TENANT: usize = 64;
 /// servers, as each image has one at a time. A request has a connection with buffers of up to 400
 /// KiB, and an image holds documents of up to half a MiB between its requests.
 const MAX_TOTAL: usize = 128;
-/// Tenants, and pairs of tenant and registry, with state; the state of the least used pairs is
-/// dropped.
+/// Maximum number of tenants, and of pairs of tenant and registry, whose state is kept; the least
+/// used are dropped.
 const MAX_KEPT: usize = 4096;
 
 /// The slots of all tenants.

@@ -58,7 +58,7 @@ pub struct NodeSelectorTerm {
 }
 
 impl NodeSelectorTerm {
-    pub(super) fn of(match_expressions: Vec<Requirement>) -> Self {
+    pub(super) fn with_expressions(match_expressions: Vec<Requirement>) -> Self {
         Self {
             match_expressions,
             match_fields: Vec::new(),
@@ -89,7 +89,7 @@ impl WeightedTerm {
     pub(super) fn term(&self) -> PreferredTerm {
         PreferredTerm {
             weight: self.weight.into(),
-            preference: NodeSelectorTerm::of(self.expressions.clone()),
+            preference: NodeSelectorTerm::with_expressions(self.expressions.clone()),
         }
     }
 }

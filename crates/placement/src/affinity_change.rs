@@ -130,7 +130,9 @@ impl Require {
             [] => vec![sets().map(on_architecture).collect()],
             alternatives => alternatives.to_vec(),
         };
-        all.into_iter().map(NodeSelectorTerm::of).collect()
+        all.into_iter()
+            .map(NodeSelectorTerm::with_expressions)
+            .collect()
     }
 }
 
@@ -139,14 +141,16 @@ impl Preference {
     fn term(&self) -> PreferredTerm {
         PreferredTerm {
             weight: self.weight.into(),
-            preference: NodeSelectorTerm::of(vec![on_architecture([&self.architecture])]),
+            preference: NodeSelectorTerm::with_expressions(vec![on_architecture([
+                &self.architecture
+            ])]),
         }
     }
 }
 
 /// What a pod's images, and the configuration, ask of its nodes.
 #[derive(Clone, Debug)]
-pub struct Wanted<'a> {
+pub struct AffinityDemand<'a> {
     /// Sets of architectures; the node has to have one of each. No sets: nothing is required.
     pub required: &'a [Architectures],
     /// Nodes of some variant that are preferred.
@@ -165,7 +169,7 @@ pub struct Wanted<'a> {
 
 /// The additions to a pod.
 pub fn decide(
-    wanted: &Wanted<'_>,
+    wanted: &AffinityDemand<'_>,
     preferred: Vec<Preference>,
     author: AuthorNodes<'_>,
 ) -> AffinityChange {
@@ -206,7 +210,7 @@ pub fn requires_more(
     variants: &VariantPolicy,
     author: AuthorNodes<'_>,
 ) -> bool {
-    let wanted = Wanted {
+    let wanted = AffinityDemand {
         required: std::slice::from_ref(architectures),
         suitable: None,
         variants,
@@ -217,10 +221,10 @@ pub fn requires_more(
     required_change(&wanted, author).is_some()
 }
 
-fn required_change(wanted: &Wanted<'_>, author: AuthorNodes<'_>) -> Option<Require> {
+fn required_change(wanted: &AffinityDemand<'_>, author: AuthorNodes<'_>) -> Option<Require> {
     let terms = author.affinity.and_then(Affinity::required_terms);
     let is_single = !wanted.terms_are_open && terms.is_some();
-    let architectures = RequiredArchitectures::of(wanted, author, is_single);
+    let architectures = RequiredArchitectures::compute(wanted, author, is_single);
     // Each term would be repeated for each alternative.
     let is_single = is_single || terms.is_some_and(|terms| terms.len() > MAX_REPEATED);
     if wanted.nodes.is_every() {
@@ -269,7 +273,11 @@ struct RequiredArchitectures {
 
 impl RequiredArchitectures {
     /// `None` if nothing is required, or the author's node selector requires it already.
-    fn of(wanted: &Wanted<'_>, author: AuthorNodes<'_>, is_single: bool) -> Option<Self> {
+    fn compute(
+        wanted: &AffinityDemand<'_>,
+        author: AuthorNodes<'_>,
+        is_single: bool,
+    ) -> Option<Self> {
         let (first, further) = wanted.required.split_first()?;
         let shared = further.iter().fold(first.clone(), |a, b| a.and(b));
         let names = |set: &Architectures| set.names().cloned().collect();
@@ -287,7 +295,7 @@ impl RequiredArchitectures {
         };
         let unlimited = if require.alternatives.len() == 1 {
             let all = wanted.variants.required(&selected, false).into_iter();
-            all.map(NodeSelectorTerm::of).collect()
+            all.map(NodeSelectorTerm::with_expressions).collect()
         } else {
             Vec::new()
         };

@@ -36,7 +36,7 @@ impl<'a> AuthorNodes<'a> {
         };
         let all = architectures.iter();
         let selected = all.filter(|(name, _)| is_selected(name.as_str()));
-        Architectures::of(selected.map(|(name, variants)| (name.clone(), variants)))
+        Architectures::from_variants(selected.map(|(name, variants)| (name.clone(), variants)))
     }
 
     /// Whether a node is selected.

@@ -88,9 +88,9 @@ impl OwnedTolerations {
         decision.and_then(Decision::parse)
     }
 
-    /// Never widens an earlier provisional decision of the failure policy, because a restart must
-    /// not cause a rollout. If the two share nothing, the images have proved the earlier decision
-    /// wrong.
+    /// Limits the new decision of the failure policy to its earlier provisional decision: less may
+    /// be known after a restart, and that must not cause a rollout. If the two share nothing,
+    /// returns the new decision, because the images have proved the earlier decision wrong.
     pub fn narrow(&self, decision: Decision) -> Decision {
         let earlier = self.decision.as_deref().and_then(Decision::parse);
         let earlier = earlier.filter(|_| self.is_until_known);

@@ -80,7 +80,7 @@ pub struct ImageChange {
 
 impl Demand {
     /// A demand without content.
-    pub fn of(source: Source) -> Self {
+    pub fn from_source(source: Source) -> Self {
         Self {
             source,
             require: NodeSet::every(),
@@ -109,7 +109,7 @@ impl Demands {
     }
 
     /// The demand of a source.
-    pub fn of(&self, source: &Source) -> Option<&Demand> {
+    pub fn find(&self, source: &Source) -> Option<&Demand> {
         self.iter().find(|demand| demand.source == *source)
     }
 
@@ -227,16 +227,16 @@ mod tests {
             tolerate: vec![json!({"key": "pool"})],
             class: Some("fast".to_owned()),
             prefer: prefer(1),
-            ..Demand::of(Source::Rule("pool".to_owned()))
+            ..Demand::from_source(Source::Rule("pool".to_owned()))
         };
         let emulation = Demand {
             require: on("qemu", "yes"),
             prefer: prefer(2),
-            ..Demand::of(Source::Emulation)
+            ..Demand::from_source(Source::Emulation)
         };
         let locality = Demand {
             prefer: prefer(3),
-            ..Demand::of(Source::ImageLocality)
+            ..Demand::from_source(Source::ImageLocality)
         };
         let demands: Demands = [rule, emulation, locality].into_iter().collect();
         let labels = |all: &[(&str, &str)]| -> BTreeMap<String, String> {

@@ -63,11 +63,11 @@ impl Emulation {
         let emulating = emulating.map(|one| (one.architecture.clone(), Variants::ANY));
         let native = self.native.iter();
         let native = native.map(|(name, variants)| (name.clone(), variants));
-        Architectures::of(native.chain(emulating))
+        Architectures::from_variants(native.chain(emulating))
     }
 
-    /// Whether a pod selects only nodes that emulate, or native nodes. Then its tolerations need no
-    /// affinity, which an existing pod cannot get.
+    /// Whether a pod selects nodes that emulate, and beside them at most native nodes. Then its
+    /// tolerations need no affinity, which an existing pod cannot get.
     pub fn covers(&self, author: AuthorNodes<'_>) -> bool {
         let is_native = |one: &Requirement| {
             let mut values = one.values.iter();
@@ -107,7 +107,7 @@ impl Emulation {
                 "its images run by emulation on {}, after nodes that need none",
                 nodes.join(", ")
             )),
-            ..Demand::of(Source::Emulation)
+            ..Demand::from_source(Source::Emulation)
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Nodes that hold images whose platforms are unknown (`status.images`): weak evidence, because a
-//! node may have pulled an image that it cannot run. So such nodes are only preferred.
+//! Nodes that hold images whose platforms are unknown (`status.images`): evidence of last resort,
+//! because a node may have pulled an image that it cannot run. So such nodes are only preferred.
 
 use std::fmt;
 
@@ -50,7 +50,7 @@ impl ImageLocality {
         (!prefer.is_empty()).then(|| Demand {
             prefer,
             note: Some(self.to_string()),
-            ..Demand::of(Source::ImageLocality)
+            ..Demand::from_source(Source::ImageLocality)
         })
     }
 

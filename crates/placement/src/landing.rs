@@ -97,7 +97,7 @@ pub fn landing(pod: &LandingPod<'_>, node: &LandingNode<'_>, own: &TaintKind) ->
         Obstacle::NodeSelector(label)
     } else if !affinity_selects(pod.author.affinity, node) {
         Obstacle::NodeAffinity
-    } else if let Some(selection) = pod.demands.of(&Source::ImageSelection)
+    } else if let Some(selection) = pod.demands.find(&Source::ImageSelection)
         && !selection.require.selects(node.labels)
     {
         Obstacle::Demand(Source::ImageSelection)
@@ -187,7 +187,7 @@ mod tests {
             let values = vec![disk.to_owned()];
             Demand {
                 require: NodeSet::all_of([Requirement::new("disk", Operator::In, values)]),
-                ..Demand::of(Source::ImageSelection)
+                ..Demand::from_source(Source::ImageSelection)
             }
         });
         let architectures: Architectures = images.parse().unwrap();

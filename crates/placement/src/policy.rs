@@ -191,7 +191,7 @@ impl PlacementPolicy {
         let native = native
             .iter()
             .map(|(name, variants)| (name.clone(), variants));
-        Architectures::of(native.chain(emulators))
+        Architectures::from_variants(native.chain(emulators))
     }
 
     /// The first runtime class by name that runs images which share no architecture.
@@ -251,7 +251,7 @@ impl PlacementPolicy {
             .map(|(architecture, _)| (architecture.clone(), Variants::ANY))
             .collect();
         let own = own.iter().map(|(name, variants)| (name.clone(), variants));
-        Architectures::of(own.chain(further))
+        Architectures::from_variants(own.chain(further))
     }
 
     /// The values of the taints that pods for these architectures tolerate.

@@ -201,7 +201,7 @@ impl PodRule {
             prefer: preferred.collect(),
             tolerate: tolerations.map(|one| one.toleration("")).collect(),
             class: class.filter(|_| pod.runtime_class.is_none()).cloned(),
-            ..Demand::of(Source::Rule(self.name.clone()))
+            ..Demand::from_source(Source::Rule(self.name.clone()))
         }
     }
 }

@@ -45,7 +45,8 @@ pub enum RunBy {
     /// The handler of the class runs it on every node. Nodes of these architectures need no
     /// emulation for it.
     Handler(ImageArchitectures),
-    /// The image is a WebAssembly module, and no class is configured that runs it.
+    /// The image is a WebAssembly module, and the configuration does not state what the pod's class
+    /// runs, or names no class for WebAssembly.
     Unknown,
 }
 
@@ -96,7 +97,7 @@ pub fn demand(class: &str, native: Option<&Architectures>) -> Demand {
     Demand {
         prefer: native.and_then(prefer_native).into_iter().collect(),
         note: native.map(note),
-        ..Demand::of(Source::RuntimeClass)
+        ..Demand::from_source(Source::RuntimeClass)
     }
 }
 

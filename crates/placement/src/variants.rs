@@ -16,7 +16,7 @@ use super::{
     requirement::{Operator, Requirement},
 };
 
-/// How to treat nodes of unknown variant when an image needs more than the baseline.
+/// How to treat nodes of unknown variant when an image needs more than the presumed variant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum UnknownVariants {
@@ -136,14 +136,14 @@ impl VariantPolicy {
         match self.unknown {
             UnknownVariants::Ignore => set.without_variants(),
             _ if considers_presumed => set,
-            _ => Architectures::of(set.iter().map(|(name, variants)| {
+            _ => Architectures::from_variants(set.iter().map(|(name, variants)| {
                 let is_open = variants.contains_presumed(name);
                 (name.clone(), if is_open { Variants::ANY } else { variants })
             })),
         }
     }
 
-    /// Taint values of nodes whose variant is sufficient or unknown.
+    /// Taint values of nodes whose variant is sufficient or, without `Require`, unknown.
     pub(super) fn tolerated_values(
         &self,
         architecture: &Architecture,
@@ -231,7 +231,7 @@ impl VariantPolicy {
             let presumed = presumed
                 .into_iter()
                 .map(|(name, variants)| (name.clone(), variants));
-            all.push(self.not_known_to_lack(&Architectures::of(presumed)));
+            all.push(self.not_known_to_lack(&Architectures::from_variants(presumed)));
         }
         for (name, variants) in others {
             let of_architecture = on_architecture([name]);

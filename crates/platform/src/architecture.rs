@@ -112,7 +112,8 @@ impl Platform {
         &self.architecture
     }
 
-    /// The variant; empty for the baseline of the architecture.
+    /// The variant, normalised as in containerd: empty for amd64/v1 and arm64/v8, never empty for
+    /// arm (arm without variant is v7).
     pub fn variant(&self) -> &str {
         self.variant.as_ref().map_or("", |variant| variant)
     }

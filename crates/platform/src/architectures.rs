@@ -15,7 +15,7 @@ pub struct Architectures(BTreeMap<Architecture, Variants>);
 impl Architectures {
     /// The architectures with these variants; one that comes several times, with all of its
     /// variants.
-    pub fn of(all: impl IntoIterator<Item = (Architecture, Variants)>) -> Self {
+    pub fn from_variants(all: impl IntoIterator<Item = (Architecture, Variants)>) -> Self {
         let mut set = BTreeMap::new();
         for (name, variants) in all {
             let known = set.entry(name).or_insert(variants);
@@ -87,8 +87,8 @@ pub struct ImageArchitectures(Architectures);
 
 impl ImageArchitectures {
     /// The set of these architectures. One that comes several times has all of its variants.
-    pub fn of(all: impl IntoIterator<Item = (Architecture, Variants)>) -> Self {
-        Self(Architectures::of(all))
+    pub fn from_variants(all: impl IntoIterator<Item = (Architecture, Variants)>) -> Self {
+        Self(Architectures::from_variants(all))
     }
 
     /// The architectures, with the variants that suffice.
@@ -140,7 +140,7 @@ impl FromStr for ImageArchitectures {
 
 impl FromIterator<Architecture> for Architectures {
     fn from_iter<I: IntoIterator<Item = Architecture>>(names: I) -> Self {
-        Self::of(names.into_iter().map(|name| (name, Variants::ANY)))
+        Self::from_variants(names.into_iter().map(|name| (name, Variants::ANY)))
     }
 }
 
@@ -150,7 +150,7 @@ impl FromStr for Architectures {
 
     fn from_str(text: &str) -> Result<Self, UnknownName> {
         let all: Result<Vec<_>, _> = text.split(',').map(one).collect();
-        Ok(Self::of(all?))
+        Ok(Self::from_variants(all?))
     }
 }
 

@@ -250,8 +250,7 @@ struct RawAnnotations {
 
 impl Document {
     /// Parses an index or manifest. `content_type` is the registry's `Content-Type` or the media
-    /// type in the parent's
-    /// descriptor, if any.
+    /// type in the parent's descriptor, if any.
     ///
     /// # Errors
     ///

@@ -63,7 +63,7 @@ impl PlatformSet {
                 let own = platforms.iter().filter(|platform| platform.is_for(os));
                 let own =
                     own.map(|one| (one.architecture().clone(), Variants::that_run_platform(one)));
-                Some(ImageArchitectures::of(own))
+                Some(ImageArchitectures::from_variants(own))
             }
             Self::None(_) => None,
         }

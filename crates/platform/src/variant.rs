@@ -14,7 +14,8 @@ struct Family {
     architecture: &'static str,
     /// From the lowest to the highest; a variant runs at most those before it.
     names: &'static [&'static str],
-    /// The presumed variant of nodes without facts: the baseline of the architecture.
+    /// The presumed variant of nodes without facts: the meaning of the architecture's name without
+    /// variant (v1 of amd64, v7 of arm).
     presumed: &'static str,
 }
 
@@ -53,7 +54,7 @@ pub fn with_variant(architecture: &str, variant: Option<&str>) -> String {
 }
 
 impl Family {
-    fn of(architecture: &Architecture) -> Option<&'static Self> {
+    fn find(architecture: &Architecture) -> Option<&'static Self> {
         let name = architecture.as_str();
         FAMILIES.iter().find(|family| family.architecture == name)
     }
@@ -94,7 +95,7 @@ impl Variants {
     /// The variants of nodes that run images of this variant. Without variant, or with one that is
     /// in no list, every one does.
     pub fn that_run(architecture: &Architecture, image: &str) -> Self {
-        let Some(family) = Family::of(architecture) else {
+        let Some(family) = Family::find(architecture) else {
             return Self::ANY;
         };
         let Some(image) = family.index(image) else {
@@ -129,24 +130,24 @@ impl Variants {
     /// Whether a node of this variant suffices. One that is in no list suffices if every variant
     /// does.
     pub fn contains(self, architecture: &Architecture, node: &str) -> bool {
-        let index = Family::of(architecture).and_then(|family| family.index(node));
+        let index = Family::find(architecture).and_then(|family| family.index(node));
         index.map_or(self.is_any(), |index| self.0 & (1 << index) != 0)
     }
 
     /// Whether a node of unknown variant suffices.
     pub fn contains_presumed(self, architecture: &Architecture) -> bool {
-        let presumed = Family::of(architecture).map(|family| family.presumed);
+        let presumed = Family::find(architecture).map(|family| family.presumed);
         presumed.is_none_or(|presumed| self.contains(architecture, presumed))
     }
 
     /// Whether a node of unknown variant is presumed to have this variant.
     pub fn is_presumed(architecture: &Architecture, variant: &str) -> bool {
-        Family::of(architecture).is_some_and(|family| family.presumed == variant)
+        Family::find(architecture).is_some_and(|family| family.presumed == variant)
     }
 
     /// The names of the variants that suffice.
     pub fn names(self, architecture: &Architecture) -> impl Iterator<Item = &'static str> {
-        let family = Family::of(architecture);
+        let family = Family::find(architecture);
         family.into_iter().flat_map(move |family| {
             let indexes = family.indexes(self);
             indexes.filter_map(|index| family.names.get(index).copied())
@@ -160,7 +161,7 @@ impl Variants {
 
     /// The lowest that suffice, usually one. None if every one does.
     pub fn lowest(self, architecture: &Architecture) -> impl Iterator<Item = &'static str> {
-        let family = Family::of(architecture).filter(|_| !self.is_any());
+        let family = Family::find(architecture).filter(|_| !self.is_any());
         family.into_iter().flat_map(move |family| {
             let is_lowest = move |node: &usize| {
                 let mut others = family.indexes(self);
@@ -175,7 +176,7 @@ impl Variants {
 /// The variant's name as in the list, if it is in it: the normalised form has none for the lowest
 /// one of amd64 and arm64.
 pub fn known_variant(architecture: &Architecture, name: &str) -> Option<&'static str> {
-    let family = Family::of(architecture)?;
+    let family = Family::find(architecture)?;
     family.names.get(family.index(name)?).copied()
 }
 

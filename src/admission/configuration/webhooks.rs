@@ -322,7 +322,8 @@ mod tests {
         assert_eq!(corrected[2]["timeoutSeconds"], TIMEOUT);
     }
 
-    /// Left by other versions of archaware, and not narrowed by another writer.
+    /// Conditions and selectors of other versions of archaware are removed; those of other writers
+    /// stay.
     #[test]
     fn stale_conditions_of_archaware_are_removed() {
         let condition = |name: &str| json!({"name": name, "expression": "false"});

@@ -56,8 +56,8 @@ impl Session {
         self.report(format!("Secret {name}"), removed);
     }
 
-    /// Removes a Lease that this command created, without a message. A Lease that has a holder by
-    /// now stays, and so does a Lease that the next run needs.
+    /// Removes the Lease, and reports that if the Lease existed before this command. A Lease that
+    /// has a holder by now stays, and so does a Lease that the next run needs.
     pub(super) async fn remove_lease(&mut self, was_there: bool) {
         if self.not_cleaned {
             return;

@@ -211,7 +211,8 @@ impl Session {
     }
 }
 
-/// Reads the object again and computes a new patch while other writers change the object.
+/// Patches an object. If another writer changed it meanwhile, reads it again and computes a new
+/// patch, up to [`MAX_ATTEMPTS`] times.
 async fn patch_until_done<K: ApiObject + DeserializeOwned>(
     api: &ApiClient,
     writer: &Writer,

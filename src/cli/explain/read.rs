@@ -43,9 +43,10 @@ pub(super) struct Reader {
 pub(super) struct ClusterFacts {
     /// All nodes; `None` without the permission to list nodes.
     pub(super) nodes: Option<Vec<Node>>,
-    /// Whether archaware is installed; `None` if the Lease cannot be read.
+    /// Whether archaware is installed: a node has its taint, or its Lease exists; `None` if the
+    /// Lease cannot be read.
     pub(super) is_installed: Option<bool>,
-    /// The namespace of the Lease that was read.
+    /// The namespace in which the Lease was looked up.
     pub(super) own_namespace: String,
 }
 

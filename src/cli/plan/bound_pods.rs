@@ -13,7 +13,7 @@ use crate::{
     placement::{Effect, Mode, NodeVariant, mode::Handling},
     plan::{
         self,
-        bound_pod::{self, Fate},
+        bound_pod::{self, BoundPodPlan},
     },
     platform::with_variant,
 };
@@ -96,7 +96,7 @@ async fn of_pod(
     let misplaced = || is_misplaced.then(|| ("misplaced", images()));
     let planned = |is_tolerated, row: Option<(&'static str, String)>| PlannedPod {
         is_tolerated,
-        row: row.map(|(action, detail)| PlanRow::of("Pod", pod, action, detail)),
+        row: row.map(|(action, detail)| PlanRow::new("Pod", pod, action, detail)),
     };
     let taint = node.taint.as_ref();
     let Some(taint) = taint.filter(|taint| bound_pod::lacks_toleration(pod, taint)) else {
@@ -106,11 +106,11 @@ async fn of_pod(
     let leaves = evaluator.config.taint.bound_pods == BoundPods::Leave;
     let is_ignored = evaluator.is_ignored(subject, namespace);
     let is_repelled = evicts && bound_pod::is_repelled(&evaluation, policy, taint);
-    let fate = bound_pod::fate(is_ignored || leaves, is_repelled);
-    let row = match fate {
-        Fate::Repelled => Some(("evict", format!("by {taint}: {}", images()))),
-        Fate::Ignored if evicts => Some(("evict", format!("does not tolerate {taint}"))),
-        Fate::Tolerated | Fate::Ignored => misplaced(),
+    let plan = bound_pod::plan(is_ignored || leaves, is_repelled);
+    let row = match plan {
+        BoundPodPlan::Repelled => Some(("evict", format!("by {taint}: {}", images()))),
+        BoundPodPlan::Ignored if evicts => Some(("evict", format!("does not tolerate {taint}"))),
+        BoundPodPlan::Tolerated | BoundPodPlan::Ignored => misplaced(),
     };
-    planned(fate == Fate::Tolerated, row)
+    planned(plan == BoundPodPlan::Tolerated, row)
 }

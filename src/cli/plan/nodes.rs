@@ -45,7 +45,7 @@ impl<'a> PlannedNode<'a> {
             1 => Some("1 pod that runs there gets a toleration".to_owned()),
             count => Some(format!("{count} pods that run there get a toleration")),
         };
-        let row = |action, detail| PlanRow::of("Node", self.node, action, detail);
+        let row = |action, detail| PlanRow::new("Node", self.node, action, detail);
         let mut rows = Vec::new();
         match (&self.change, tolerate) {
             (Some(change), tolerate) => {

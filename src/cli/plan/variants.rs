@@ -12,7 +12,7 @@ use crate::{
 pub(super) struct Variants<'a>(HashMap<(&'a str, Option<NodeVariant>), usize>);
 
 impl<'a> Variants<'a> {
-    pub(super) fn of(nodes: &'a [Node], policy: &PlacementPolicy) -> Self {
+    pub(super) fn count(nodes: &'a [Node], policy: &PlacementPolicy) -> Self {
         let mut counts = HashMap::new();
         for node in nodes {
             let (view, variants) = (node.view(), &policy.variants);

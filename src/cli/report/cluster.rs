@@ -77,7 +77,7 @@ struct OwnerReference {
 }
 
 impl Head {
-    fn of(object: &Value) -> Self {
+    fn read(object: &Value) -> Self {
         Self::deserialize(object).unwrap_or_default()
     }
 
@@ -164,7 +164,7 @@ impl Reader<'_> {
     }
 }
 
-/// Leaves out workloads without pods: Jobs that ended, and revisions that a rollout left behind.
+/// Leaves out Jobs that ended, and `ReplicaSet`s without replicas, which rollouts leave behind.
 fn keep_template(object: Value) -> Option<Value> {
     let text = |place: &str| object.pointer(place).and_then(Value::as_str);
     let kind = text("/kind").unwrap_or_default().to_owned();
@@ -204,7 +204,7 @@ struct Workloads {
 
 impl Workloads {
     fn add_owner(&mut self, object: &Value) {
-        let head = Head::of(object);
+        let head = Head::read(object);
         let uid = head.metadata.uid.clone();
         self.templates.insert(uid.clone());
         self.owners
@@ -237,7 +237,7 @@ impl Workloads {
         let Some(workload) = Workload::read(object)? else {
             return Ok(());
         };
-        let head = Head::of(object);
+        let head = Head::read(object);
         let (uid, namespace) = (head.metadata.uid.clone(), head.metadata.namespace.clone());
         let controller = head.controller();
         // Objects that another template creates add nothing.
@@ -260,7 +260,7 @@ impl Workloads {
 
     fn add_pod(&mut self, object: Value) -> anyhow::Result<()> {
         let requests = object.get("spec").map(requests_of).unwrap_or_default();
-        let head = Head::of(&object);
+        let head = Head::read(&object);
         let own = Owner {
             kind: "Pod".to_owned(),
             name: head.metadata.name.clone(),

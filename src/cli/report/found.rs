@@ -60,7 +60,7 @@ impl FoundSpec {
     /// A pod that exists: what archaware added to it is not its author's.
     pub(super) fn of_pod(spec: PodSpec, annotations: BTreeMap<String, String>) -> Self {
         Self {
-            spec: AuthorPod::of(&spec, &annotations).spec.into_owned(),
+            spec: AuthorPod::new(&spec, &annotations).spec.into_owned(),
             annotations,
             is_template: false,
         }

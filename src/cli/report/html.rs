@@ -70,7 +70,7 @@ fn of_summary(summary: &Summary) -> String {
     let bar = stacked_bar(summary);
     let blockers = blockers(summary);
     format!(
-        "<section>\n<h2>Workloads that can run on {architecture}</h2>\n\
+        "<section>\n<h2>How many workloads can run on {architecture}</h2>\n\
          <p><b>{}</b> {}{}, {} CPU and {} of memory in all.</p>\n{bar}\
          <div class=\"figures\">\n{figures}</div>\n{blockers}</section>\n",
         escape(&in_words(summary)),

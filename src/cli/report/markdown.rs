@@ -11,7 +11,7 @@ pub(super) fn print(report: &Report) -> String {
     );
     for summary in &report.summaries {
         text += &format!(
-            "\n## Workloads that can run on {}\n\n{}\n\n",
+            "\n## How many workloads can run on {}\n\n{}\n\n",
             summary.architecture,
             in_words(summary)
         );

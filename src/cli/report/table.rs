@@ -120,7 +120,7 @@ fn of_summary(summary: &Summary) -> String {
             ),
         ]
     });
-    let mut text = format!("Workloads that can run on {}\n", summary.architecture);
+    let mut text = format!("How many workloads can run on {}\n", summary.architecture);
     text += &output::table(&["", "WORKLOADS", "PODS", "CPU", "MEMORY"], rows);
     if summary.pods_there > 0 {
         let pods = plural(summary.pods_there, "pod is", "pods are");

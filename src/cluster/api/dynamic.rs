@@ -38,8 +38,7 @@ impl ApiClient {
     }
 
     /// Lists objects of any kind, in all namespaces without `namespace`, with one page in memory at
-    /// a time. `labels`: a label
-    /// selector.
+    /// a time. `labels`: a label selector.
     ///
     /// # Errors
     ///

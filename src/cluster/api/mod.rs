@@ -198,8 +198,7 @@ impl ApiClient {
     }
 
     /// Lists the pods of a node at once. The API server answers from its cache, brought up to date
-    /// first (`ConsistentListFromCache`),
-    /// where it has an index of pods by their node.
+    /// first (`ConsistentListFromCache`), where it has an index of pods by their node.
     ///
     /// # Errors
     ///
@@ -252,8 +251,7 @@ impl ApiClient {
     }
 
     /// Sets the number of replicas of a Deployment, by its subresource: a permission for that
-    /// allows no other change. A dry
-    /// run only asks whether it is possible.
+    /// allows no other change. A dry run only asks whether it is possible.
     ///
     /// # Errors
     ///
@@ -294,8 +292,7 @@ impl ApiClient {
     }
 
     /// Evicts a pod through the Eviction API, which respects disruption budgets. The uid protects a
-    /// new pod of the
-    /// same name (of a `StatefulSet`) from being evicted instead.
+    /// new pod of the same name (of a `StatefulSet`) from being evicted instead.
     ///
     /// # Errors
     ///

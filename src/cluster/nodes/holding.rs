@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn nodes_hold_all_of_the_images_or_do_not_count() {
-        let nodes = ClusterNodes::of([
+        let nodes = ClusterNodes::from_nodes([
             node("c", "arm64", &["a:1", "b:1"]),
             node("b", "arm64", &["a:1"]),
             node("a", "amd64", &["b:1"]),
@@ -94,7 +94,10 @@ mod tests {
             (&["a:1", "b:1"], &["c"], "arm64"),
             (&["a:2"], &[], ""),
         ] {
-            let keys: Vec<_> = images.iter().map(|name| ImageKey::of(name)).collect();
+            let keys: Vec<_> = images
+                .iter()
+                .map(|name| ImageKey::from_name(name))
+                .collect();
             let holding = nodes.holding(&keys);
             assert_eq!(holding.hosts, hosts, "{images:?}");
             assert_eq!(holding.count, hosts.len(), "{images:?}");
@@ -110,7 +113,7 @@ mod tests {
     #[test]
     fn too_many_nodes_are_not_named() {
         let all = (0..=MAX_HOSTS).map(|n| node(&n.to_string(), "arm64", &["a:1"]));
-        let holding = ClusterNodes::of(all).holding(&[ImageKey::of("a:1")]);
+        let holding = ClusterNodes::from_nodes(all).holding(&[ImageKey::from_name("a:1")]);
         assert_eq!((holding.count, holding.hosts.len()), (MAX_HOSTS + 1, 0));
         assert_eq!(holding.architectures.join(","), "arm64");
     }

@@ -19,7 +19,7 @@ pub struct ImageKey(u64);
 impl ImageKey {
     /// `name`: normalised, like `docker.io/library/nginx:latest` or
     /// `registry.example/app@sha256:…`, as containerd names images.
-    pub fn of(name: &str) -> Self {
+    pub fn from_name(name: &str) -> Self {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
         Self(hasher.finish())
@@ -71,7 +71,7 @@ impl de::Visitor<'_> for NameVisitor {
     }
 
     fn visit_str<E: de::Error>(self, name: &str) -> Result<ImageKey, E> {
-        Ok(ImageKey::of(name))
+        Ok(ImageKey::from_name(name))
     }
 }
 
@@ -99,7 +99,7 @@ mod tests {
             ("r.example/a:2", false),
             ("a:1", false),
         ] {
-            assert_eq!(held.contains(ImageKey::of(name)), expected, "{name}");
+            assert_eq!(held.contains(ImageKey::from_name(name)), expected, "{name}");
         }
         assert_eq!(node(json!(null)), NodeImages::default());
         let many: Vec<_> = (0..2000)

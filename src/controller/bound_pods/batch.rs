@@ -14,7 +14,7 @@ use crate::{
     placement::Effect,
 };
 
-use super::looks::{Look, LookResult, Phase};
+use super::checks::{CheckResult, NodeCheck, Phase};
 
 /// How often progress is logged.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ const MAX_FAILURES: u32 = 3;
 /// Nodes whose pods are looked at together.
 pub(super) struct Batch {
     pub(super) phase: Phase,
-    pub(super) looks: Vec<Look>,
+    pub(super) checks: Vec<NodeCheck>,
     results: HashMap<String, OfNode>,
     looked_at: AtomicUsize,
     tolerated: AtomicUsize,
@@ -33,7 +33,7 @@ pub(super) struct Batch {
 
 /// The result for the pods of a node.
 struct OfNode {
-    look: Look,
+    check: NodeCheck,
     tolerated: AtomicUsize,
     /// A pod that did not get its toleration, and why.
     failed: Mutex<Option<(NamespacedName, Failure)>>,
@@ -66,27 +66,27 @@ impl std::fmt::Display for Failure {
 }
 
 impl Batch {
-    pub(super) fn new(phase: Phase, looks: Vec<Look>) -> Self {
-        let of_node = |look: &Look| OfNode {
-            look: look.clone(),
+    pub(super) fn new(phase: Phase, checks: Vec<NodeCheck>) -> Self {
+        let of_node = |check: &NodeCheck| OfNode {
+            check: check.clone(),
             tolerated: AtomicUsize::new(0),
             failed: Mutex::default(),
         };
         Self {
             phase,
-            results: looks
+            results: checks
                 .iter()
-                .map(|look| (look.name.clone(), of_node(look)))
+                .map(|check| (check.name.clone(), of_node(check)))
                 .collect(),
-            looks,
+            checks,
             looked_at: AtomicUsize::new(0),
             tolerated: AtomicUsize::new(0),
         }
     }
 
     /// The taint to check on a node.
-    pub(super) fn look(&self, node: &str) -> Option<&Look> {
-        Some(&self.results.get(node)?.look)
+    pub(super) fn check(&self, node: &str) -> Option<&NodeCheck> {
+        Some(&self.results.get(node)?.check)
     }
 
     /// The names of its nodes.
@@ -128,7 +128,7 @@ impl Batch {
 
     /// Logs the progress from time to time; does not end.
     pub(super) async fn log_progress(&self) {
-        let nodes = self.looks.len();
+        let nodes = self.checks.len();
         loop {
             tokio::time::sleep(PROGRESS_INTERVAL).await;
             let (pods, tolerated) = self.counts();
@@ -137,15 +137,15 @@ impl Batch {
     }
 
     /// The result for a node; logs failures.
-    pub(super) fn outcome(&self, look: &Look) -> LookResult {
-        let Some(of_node) = self.results.get(&look.name) else {
-            return LookResult::Tolerated;
+    pub(super) fn outcome(&self, check: &NodeCheck) -> CheckResult {
+        let Some(of_node) = self.results.get(&check.name) else {
+            return CheckResult::Tolerated;
         };
         let before = self.phase == Phase::BeforeTaint;
-        let evicts = look.taint.kind.effect == Effect::NoExecute && before;
+        let evicts = check.taint.kind.effect == Effect::NoExecute && before;
         let failed = of_node.failed.lock();
         if let Some((pod, failure)) = &*failed {
-            let (node, taint, failures) = (&look.name, &look.taint, look.failures + 1);
+            let (node, taint, failures) = (&check.name, &check.taint, check.failures + 1);
             let goes_on = before && !evicts && (failure.is_refusal() || failures >= MAX_FAILURES);
             if failures > MAX_FAILURES {
                 tracing::debug!(%pod, node, %taint, %failure, failures, "the pod gets no toleration");
@@ -157,13 +157,13 @@ impl Batch {
                     "the pod gets no toleration for the taint of its node");
             }
             if !goes_on {
-                return LookResult::Failed;
+                return CheckResult::Failed;
             }
         }
         if evicts && of_node.tolerated.load(Ordering::Relaxed) > 0 {
-            LookResult::Settling
+            CheckResult::Settling
         } else {
-            LookResult::Tolerated
+            CheckResult::Tolerated
         }
     }
 }
@@ -172,8 +172,8 @@ impl Batch {
 mod tests {
     use super::*;
 
-    fn look(taint: &str, failures: u32) -> Look {
-        Look {
+    fn check(taint: &str, failures: u32) -> NodeCheck {
+        NodeCheck {
             uid: "1".to_owned(),
             name: "n".to_owned(),
             taint: taint.parse().unwrap(),
@@ -186,7 +186,7 @@ mod tests {
         let (schedule, execute) = ("a/b=arm64:NoSchedule", "a/b=arm64:NoExecute");
         let (before, after) = (Phase::BeforeTaint, Phase::AfterTaint);
         let denied = || Failure::Rejected(ApiError::Denied("no".to_owned()));
-        let (again, go_on) = (LookResult::Failed, LookResult::Tolerated);
+        let (again, go_on) = (CheckResult::Failed, CheckResult::Tolerated);
         for (taint, phase, failures, failure, expected) in [
             (schedule, before, 0, denied(), go_on),
             (schedule, before, 0, Failure::Changed, again),
@@ -198,12 +198,12 @@ mod tests {
             (schedule, after, 9, Failure::Panicked, again),
             (schedule, after, 9, denied(), again),
         ] {
-            let look = look(taint, failures);
-            let batch = Batch::new(phase, vec![look.clone()]);
+            let check = check(taint, failures);
+            let batch = Batch::new(phase, vec![check.clone()]);
             let text = failure.to_string();
             batch.failed("n", NamespacedName::cluster("p"), failure);
             assert_eq!(
-                batch.outcome(&look),
+                batch.outcome(&check),
                 expected,
                 "{taint} {phase:?} {failures} {text}"
             );
@@ -212,27 +212,27 @@ mod tests {
 
     #[test]
     fn a_refusal_hides_no_failure_that_may_pass() {
-        let look = look("a/b=arm64:NoSchedule", 0);
+        let check = check("a/b=arm64:NoSchedule", 0);
         let denied = || Failure::Rejected(ApiError::Denied("no".to_owned()));
         let pod = || NamespacedName::cluster("p");
-        let batch = Batch::new(Phase::BeforeTaint, vec![look.clone()]);
+        let batch = Batch::new(Phase::BeforeTaint, vec![check.clone()]);
         batch.failed("n", pod(), denied());
         batch.failed("n", pod(), Failure::Changed);
         batch.failed("n", pod(), denied());
-        assert_eq!(batch.outcome(&look), LookResult::Failed);
+        assert_eq!(batch.outcome(&check), CheckResult::Failed);
     }
 
     #[test]
     fn whoever_evicts_has_to_see_tolerations_first() {
         for (taint, expected) in [
-            ("a/b=arm64:NoSchedule", LookResult::Tolerated),
-            ("a/b=arm64:NoExecute", LookResult::Settling),
+            ("a/b=arm64:NoSchedule", CheckResult::Tolerated),
+            ("a/b=arm64:NoExecute", CheckResult::Settling),
         ] {
-            let look = look(taint, 0);
-            let batch = Batch::new(Phase::BeforeTaint, vec![look.clone()]);
-            assert_eq!(batch.outcome(&look), LookResult::Tolerated);
+            let check = check(taint, 0);
+            let batch = Batch::new(Phase::BeforeTaint, vec![check.clone()]);
+            assert_eq!(batch.outcome(&check), CheckResult::Tolerated);
             batch.tolerated("n");
-            assert_eq!(batch.outcome(&look), expected);
+            assert_eq!(batch.outcome(&check), expected);
         }
     }
 }

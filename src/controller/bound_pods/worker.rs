@@ -28,7 +28,7 @@ use crate::{
     metrics::Metrics,
     placement::Effect,
     plan::{
-        bound_pod::{self, Fate},
+        bound_pod::{self, BoundPodPlan},
         pod::subject,
     },
 };
@@ -36,7 +36,7 @@ use crate::{
 use super::{
     BoundPods, Shared,
     batch::{Batch, Failure},
-    looks::{Look, LookResult},
+    checks::{CheckResult, NodeCheck},
 };
 
 /// All pods that are bound and not finished. `!=` with nothing selects those with a node.
@@ -54,7 +54,7 @@ const READ_AHEAD: usize = 250;
 /// Pods of a batch that wait for a place.
 const MAX_WAITING: usize = 64;
 
-/// Looks at the pods of nodes.
+/// NodeChecks at the pods of nodes.
 pub(in super::super) struct Worker {
     pub(in super::super) requests: BoundPods,
     pub(in super::super) api: ApiClient,
@@ -84,16 +84,16 @@ impl Worker {
                 _ = may_taint.wait_for(|may| !*may) => {}
                 () = self.clone().serve() => return,
             }
-            self.requests.0.looks.lock().clear();
+            self.requests.0.checks.lock().clear();
         }
     }
 
     /// After `stop` it only waits for patches in progress.
     async fn serve(self: Arc<Self>) {
-        let Shared { looks, changed } = &*self.requests.0;
+        let Shared { checks, changed } = &*self.requests.0;
         let mut running = FuturesUnordered::new();
         while !self.stop.is_cancelled() {
-            let due = looks.lock().due(Instant::now());
+            let due = checks.lock().due(Instant::now());
             let due = due.filter(|_| running.len() < MAX_BATCHES);
             let next = async {
                 let Some((phase, at)) = due else {
@@ -104,8 +104,8 @@ impl Worker {
             };
             tokio::select! {
                 phase = next => {
-                    let nodes = looks.lock().take(phase, Instant::now());
-                    running.push(self.clone().look(Batch::new(phase, nodes)));
+                    let nodes = checks.lock().take(phase, Instant::now());
+                    running.push(self.clone().check(Batch::new(phase, nodes)));
                 }
                 () = changed.notified() => {}
                 Some(()) = running.next() => {}
@@ -115,8 +115,8 @@ impl Worker {
         while running.next().await.is_some() {}
     }
 
-    /// Looks at the pods of these nodes, and says which of them may be tainted.
-    async fn look(self: Arc<Self>, batch: Batch) {
+    /// NodeChecks at the pods of these nodes, and says which of them may be tainted.
+    async fn check(self: Arc<Self>, batch: Batch) {
         let (started, batch) = (Instant::now(), Arc::new(batch));
         let listed = tokio::select! {
             listed = self.clone().look_at_pods(batch.clone()) => listed,
@@ -126,7 +126,7 @@ impl Worker {
             // Not every pod was looked at.
             return;
         }
-        let nodes = batch.looks.len();
+        let nodes = batch.checks.len();
         if let Err(error) = &listed {
             let error = chain(error);
             tracing::warn!(error, nodes, "cannot list the pods of nodes; trying again");
@@ -154,19 +154,19 @@ impl Worker {
     /// Records the results of a batch. Returns the nodes that may be tainted.
     fn record(&self, batch: &Batch, is_listed: bool) -> Vec<ObjectRef<Node>> {
         let now = Instant::now();
-        let mut looks = self.requests.0.looks.lock();
-        let outcome = |look| {
+        let mut checks = self.requests.0.checks.lock();
+        let outcome = |check| {
             if is_listed {
-                batch.outcome(look)
+                batch.outcome(check)
             } else {
-                LookResult::NotListed
+                CheckResult::NotListed
             }
         };
         let ready = batch
-            .looks
+            .checks
             .iter()
-            .filter(|look| looks.record(look, batch.phase, outcome(look), now));
-        ready.map(|look| ObjectRef::new(&look.name)).collect()
+            .filter(|check| checks.record(check, batch.phase, outcome(check), now));
+        ready.map(|check| ObjectRef::new(&check.name)).collect()
     }
 
     /// Gives the pods of these nodes the toleration that they lack.
@@ -185,7 +185,7 @@ impl Worker {
         let pods = stream::poll_fn(move |context| receiver.poll_recv(context));
         let settled = pods.for_each_concurrent(MAX_WAITING, move |pod| {
             let (worker, batch) = (self.clone(), batch.clone());
-            async move { worker.look_at(&pod, &batch).await }
+            async move { worker.check_pod(&pod, &batch).await }
         });
         let (listed, ()) = join(stop.run_until_cancelled(listed), settled).await;
         listed.unwrap_or(Ok(()))
@@ -210,14 +210,14 @@ impl Worker {
             .boxed()
     }
 
-    async fn look_at(&self, pod: &Pod, batch: &Batch) {
+    async fn check_pod(&self, pod: &Pod, batch: &Batch) {
         let node = pod.spec.node_name.as_deref().unwrap_or_default();
-        let Some(look) = batch.look(node) else {
+        let Some(check) = batch.check(node) else {
             return;
         };
         batch.count();
         let name = NamespacedName::of_object(pod);
-        let tolerated = AssertUnwindSafe(self.tolerate(pod, &name, look)).catch_unwind();
+        let tolerated = AssertUnwindSafe(self.tolerate(pod, &name, check)).catch_unwind();
         let result = tolerated.await.unwrap_or_else(|_| {
             self.metrics.panics.count("nodes");
             Err(Failure::Panicked)
@@ -226,7 +226,7 @@ impl Worker {
             batch.failed(node, name, failure);
             "failed"
         });
-        if result == Fate::Tolerated.as_str() {
+        if result == BoundPodPlan::Tolerated.as_str() {
             batch.tolerated(node);
         }
         self.metrics.bound_pods.count(result);
@@ -238,9 +238,9 @@ impl Worker {
         &self,
         pod: &Pod,
         name: &NamespacedName,
-        look: &Look,
+        check: &NodeCheck,
     ) -> Result<&'static str, Failure> {
-        let taint = &look.taint;
+        let taint = &check.taint;
         if !bound_pod::lacks_toleration(pod, taint) {
             return Ok("unchanged");
         }
@@ -257,17 +257,17 @@ impl Worker {
         let is_ignored = self.evaluator.is_ignored(subject(pod), &namespace);
         let policy = &self.evaluator.policy;
         let is_repelled = evaluation.is_some_and(|own| bound_pod::is_repelled(&own, policy, taint));
-        let fate = bound_pod::fate(is_ignored, is_repelled);
-        if fate != Fate::Tolerated {
+        let planned = bound_pod::plan(is_ignored, is_repelled);
+        if planned != BoundPodPlan::Tolerated {
             if taint.kind.effect == Effect::NoExecute {
-                let (node, why) = (&look.name, fate.as_str());
+                let (node, why) = (&check.name, planned.as_str());
                 tracing::info!(pod = %name, node, %taint, why, "the taint of its node evicts the pod");
             }
-            return Ok(fate.as_str());
+            return Ok(planned.as_str());
         }
         let patch = patch::pod::tolerate(pod, taint);
         match self.writer.patch::<Pod>(name, patch).await {
-            PatchOutcome::Applied => Ok(fate.as_str()),
+            PatchOutcome::Applied => Ok(planned.as_str()),
             PatchOutcome::Gone => Ok("gone"),
             PatchOutcome::Stale | PatchOutcome::Stopping => Err(Failure::Changed),
             PatchOutcome::Failed(error) => Err(Failure::Rejected(error)),

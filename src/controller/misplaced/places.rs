@@ -35,7 +35,7 @@ impl MisplacedPods {
         };
         let policy = &self.evaluator.policy;
         // archaware adds its tolerations and affinity again, for all of these architectures.
-        let author = AuthorPod::of(&pod.spec, annotations(&pod.metadata));
+        let author = AuthorPod::new(&pod.spec, annotations(&pod.metadata));
         let mut tolerations = author.spec.tolerations.clone().unwrap_or_default();
         let decision = Decision::Architectures(architectures.clone());
         let added = policy.missing_tolerations(&decision, &pod.spec.os(), &tolerations);

@@ -33,7 +33,7 @@ impl DemandSource for Author {
             return None;
         }
         // What archaware added is for what the images were then.
-        let own = AuthorPod::of(subject.spec, subject.annotations);
+        let own = AuthorPod::new(subject.spec, subject.annotations);
         let author = own.spec.author_nodes();
         let tolerations = own.spec.tolerations.as_deref().unwrap_or_default();
         let conflict = if evaluator.policy.is_excluded(set, author, tolerations) {

@@ -62,7 +62,7 @@ impl Evaluator {
         let unknown = unknown.filter(|all| !all.is_empty() && all.len() <= MAX_UNKNOWN)?;
         let mut keys: Vec<_> = unknown
             .iter()
-            .map(|(_, reference, _)| ImageKey::of(&reference.to_string()))
+            .map(|(_, reference, _)| ImageKey::from_name(&reference.to_string()))
             .collect();
         keys.sort_unstable();
         let copies = join_all(

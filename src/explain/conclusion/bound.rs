@@ -32,7 +32,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
             "{is} node {name}, whose architecture is not known{}.",
             problem.unwrap_or_default()
         );
-        return Conclusion::of(sentence, []);
+        return Conclusion::new(sentence, []);
     };
     let view = node.view();
     let platform = facts.policy.node_platform(&view);
@@ -51,7 +51,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
             Some("Or delete the pod, so that its replacement is placed by its images.".to_owned()),
         ];
         let sentence = format!("{is} {node}, but {lacking}; {problem}.");
-        return Conclusion::of(sentence, advice.into_iter().flatten());
+        return Conclusion::new(sentence, advice.into_iter().flatten());
     }
     let stated = facts.handling.0.stated();
     let overruled =
@@ -102,7 +102,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
         } else {
             ""
         };
-        return Conclusion::of(format!("{is} {node}{why}.{waits}"), advice);
+        return Conclusion::new(format!("{is} {node}{why}.{waits}"), advice);
     };
     if WrongArchitectureCause::of_message(&problem) == Some(WrongArchitectureCause::ExecFormatError)
     {
@@ -112,9 +112,9 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
             "An image has programs for another architecture than it says: build it again, or state where it runs with the annotation archaware.dev/architectures."
         };
         let sentence = format!("{is} {node}{why}; {problem}.");
-        return Conclusion::of(sentence, [advice.to_owned()]);
+        return Conclusion::new(sentence, [advice.to_owned()]);
     }
-    Conclusion::of(format!("{is} {node}{why}; {problem}."), advice)
+    Conclusion::new(format!("{is} {node}{why}; {problem}."), advice)
 }
 
 /// A pod on a node that is not of the architectures that its author states.
@@ -126,7 +126,7 @@ fn against_statement(place: &str, stated: &Architectures, problem: Option<String
         problem.unwrap_or_default()
     );
     let advice = "Delete the pod: its replacement is placed by the annotation archaware.dev/architectures. Or correct the annotation in the template.";
-    Conclusion::of(sentence, [advice.to_owned()])
+    Conclusion::new(sentence, [advice.to_owned()])
 }
 
 /// The first container that does not run, and why.

@@ -31,7 +31,7 @@ pub(super) fn unresolved(facts: &Facts<'_>, failed: &[(String, ImageError)]) -> 
     if facts.is_installed != Some(false) && facts.pod.is_none_or(ExistingPod::is_pending) {
         advice.push(by_failure_policy(facts));
     }
-    Conclusion::of(sentence, advice)
+    Conclusion::new(sentence, advice)
 }
 
 pub(super) fn for_reason(facts: &Facts<'_>, image: &str, error: &ImageError) -> String {
@@ -106,7 +106,7 @@ pub(super) fn none(facts: &Facts<'_>, groups: Option<&[NodeGroup]>) -> Conclusio
     let mut chars = why.chars();
     let first = chars.next().map(|first| first.to_uppercase().to_string());
     let sentence = format!("{}{}.", first.unwrap_or_default(), chars.as_str());
-    Conclusion::of(sentence, [advice])
+    Conclusion::new(sentence, [advice])
 }
 
 /// Its author selects another architecture than its images are for.

@@ -27,10 +27,10 @@ pub(super) fn conclude(
         };
         let scheduler = facts.pod.and_then(ExistingPod::scheduler);
         let says = scheduler.map(|one| format!("The scheduler says: {}", one.message));
-        return Conclusion::of(sentence, says);
+        return Conclusion::new(sentence, says);
     };
     if groups.is_empty() {
-        return Conclusion::of("The cluster has no nodes.", []);
+        return Conclusion::new("The cluster has no nodes.", []);
     }
     let placement = Placement {
         facts,
@@ -97,7 +97,7 @@ impl Placement<'_> {
             self.where_to(),
             by_image.unwrap_or_default()
         );
-        Conclusion::of(sentence, [])
+        Conclusion::new(sentence, [])
     }
 
     fn waiting(&self, pod: &ExistingPod) -> Conclusion {
@@ -108,7 +108,7 @@ impl Placement<'_> {
             let advice = format!(
                 "archaware removes the gate when it next reconciles the pod. If the gate stays, archaware does not run: start it, or remove the gate {GATE} from the pod."
             );
-            return Conclusion::of(sentence, [advice]);
+            return Conclusion::new(sentence, [advice]);
         }
         // Where it is not known whether archaware is installed, the scheduler knows more.
         let is_expected = match facts.is_installed {
@@ -123,11 +123,11 @@ impl Placement<'_> {
                 "If that takes longer than a second, see whether archaware runs (`kubectl -n {} get pods`), and its events and logs.",
                 facts.own_namespace
             );
-            return Conclusion::of(sentence, [advice]);
+            return Conclusion::new(sentence, [advice]);
         }
         match pod.scheduler() {
             Some(condition) => self.unschedulable(&condition.message),
-            None => Conclusion::of(
+            None => Conclusion::new(
                 format!("It can run on {where_to}; the scheduler has not placed it yet."),
                 [],
             ),
@@ -164,7 +164,7 @@ impl Placement<'_> {
                 "It can run on {where_to}, and the scheduler places it on none of them: {why}."
             ),
         };
-        Conclusion::of(sentence, advice)
+        Conclusion::new(sentence, advice)
     }
 
     /// Whether images keep it away from nodes.
@@ -193,7 +193,7 @@ impl Placement<'_> {
             shown.push("and others".to_owned());
         }
         let sentence = format!("No node can take it: {}.", shown.join("; "));
-        Conclusion::of(sentence, self.how_to_find_a_place())
+        Conclusion::new(sentence, self.how_to_find_a_place())
     }
 
     fn how_to_find_a_place(&self) -> Vec<String> {

@@ -148,7 +148,7 @@ impl Candidate {
             } else if choice.is_some() && entry.weight >= 0 && groups.iter().any(fits_one) {
                 CandidateOutcome::Later
             } else {
-                CandidateOutcome::PassedOver(PassedOver::of(entry, groups, runs).failed)
+                CandidateOutcome::PassedOver(PassedOver::explain(entry, groups, runs).failed)
             }
         };
         let candidate = |entry: &Compatibility| Self {
@@ -167,7 +167,7 @@ impl<'a> Choice<'a> {
     /// # Errors
     ///
     /// Why there is none.
-    pub fn of(
+    pub fn choose(
         document: &'a CompatibilityDocument,
         groups: &[NodeGroup<'a>],
         runs: Runs<'_>,
@@ -196,7 +196,7 @@ impl<'a> Choice<'a> {
             }
         }
         let Some(best) = best else {
-            let explain = |entry: &Compatibility| PassedOver::of(entry, groups, runs);
+            let explain = |entry: &Compatibility| PassedOver::explain(entry, groups, runs);
             return Err(NoChoice::Nothing(
                 document.entries.iter().map(explain).collect(),
             ));
@@ -213,7 +213,7 @@ impl<'a> Choice<'a> {
 }
 
 impl PassedOver {
-    fn of(entry: &Compatibility, groups: &[NodeGroup<'_>], runs: Runs<'_>) -> Self {
+    fn explain(entry: &Compatibility, groups: &[NodeGroup<'_>], runs: Runs<'_>) -> Self {
         let count = |fails: &dyn Fn(&NodeGroup<'_>) -> bool| -> usize {
             let failing = groups.iter().filter(|group| fails(group));
             failing.map(|group| group.count).sum()

@@ -206,8 +206,8 @@ impl CompatibilityDocument {
             rules.flat_map(|rule| rule.features.iter().chain(rule.any.iter().flatten()));
         Ok(Self {
             keys,
-            features: FeatureKeys::of(conditions.clone()),
-            labels: LabelKeys::of(conditions),
+            features: FeatureKeys::from_conditions(conditions.clone()),
+            labels: LabelKeys::from_conditions(conditions),
             models: Vec::new(),
             subject: None,
             entries,

@@ -26,7 +26,7 @@ impl LabelKeys {
     }
 
     /// The keys that conditions read.
-    pub(super) fn of<'a>(conditions: impl Iterator<Item = &'a FeatureMatch>) -> Self {
+    pub(super) fn from_conditions<'a>(conditions: impl Iterator<Item = &'a FeatureMatch>) -> Self {
         let mut all = Self::default();
         for condition in conditions {
             match condition {
@@ -74,7 +74,7 @@ impl FeatureKeys {
     }
 
     /// What conditions read.
-    pub(super) fn of<'a>(conditions: impl Iterator<Item = &'a FeatureMatch>) -> Self {
+    pub(super) fn from_conditions<'a>(conditions: impl Iterator<Item = &'a FeatureMatch>) -> Self {
         let mut all = Self::default();
         for condition in conditions {
             if let FeatureMatch::Feature {

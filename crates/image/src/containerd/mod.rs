@@ -56,11 +56,9 @@ pub(crate) struct ImageRecord {
 
 impl Containerd {
     /// A client for the socket at `path`. Image records and content are read from `namespaces` in
-    /// this order, content
-    /// also from `own`. With `writes`, fetched documents are persisted in `own` in the background,
-    /// which needs a
-    /// Tokio runtime. A lookup that takes longer than `lookup_timeout` is given up. Does not
-    /// connect yet.
+    /// this order, content also from `own`. With `writes`, fetched documents are persisted in `own`
+    /// in the background, which needs a Tokio runtime. A lookup that takes longer than
+    /// `lookup_timeout` is given up. Does not connect yet.
     ///
     /// # Errors
     ///

@@ -87,10 +87,9 @@ impl<T> Default for Programs<T> {
 
 impl<T: Clone + Send + Sync + 'static> Programs<T> {
     /// The answer of the program that runs under `key`, or of a new run of `work` when one of
-    /// `slots` is free. Before
-    /// that, `known` is asked, as another run may have ended meanwhile. Waits [`ANSWER_TIMEOUT`]
-    /// from the begin of the
-    /// run. Whoever goes away before the run begins leaves nothing behind.
+    /// `slots` is free. Before that, `known` is asked, as another run may have ended meanwhile.
+    /// Waits [`ANSWER_TIMEOUT`] from the begin of the run. Whoever goes away before the run begins
+    /// leaves nothing behind.
     ///
     /// # Errors
     ///

@@ -121,8 +121,7 @@ const DOCKER_CONFIG_JSON: &str = ".dockerconfigjson";
 const DOCKER_CFG: &str = ".dockercfg";
 
 /// Parses a pull secret of type `kubernetes.io/dockerconfigjson`. Helpers named in it are never
-/// run, because a user
-/// who can write a Secret must not choose a program.
+/// run, because a user who can write a Secret must not choose a program.
 ///
 /// # Errors
 ///

@@ -98,7 +98,7 @@ impl Credential {
             username.as_bytes(),
             password.expose_secret().as_bytes(),
         ]);
-        Self::of(
+        Self::new(
             CredentialSecret::Password { username, password },
             fingerprint,
         )
@@ -107,16 +107,16 @@ impl Credential {
     /// An identity token, as `docker login` stores for some registries.
     pub fn identity_token(token: SecretString) -> Self {
         let fingerprint = Fingerprint::from_parts(&[b"token", token.expose_secret().as_bytes()]);
-        Self::of(CredentialSecret::IdentityToken(token), fingerprint)
+        Self::new(CredentialSecret::IdentityToken(token), fingerprint)
     }
 
     /// An entry without a secret. Its registry is accessed anonymously, whatever other entries say.
     pub fn anonymous() -> Self {
         let fingerprint = Fingerprint::from_parts(&[b"anonymous"]);
-        Self::of(CredentialSecret::Anonymous, fingerprint)
+        Self::new(CredentialSecret::Anonymous, fingerprint)
     }
 
-    fn of(secret: CredentialSecret, fingerprint: Fingerprint) -> Self {
+    fn new(secret: CredentialSecret, fingerprint: Fingerprint) -> Self {
         Self {
             secret: Arc::new(secret),
             fingerprint,

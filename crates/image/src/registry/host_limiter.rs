@@ -116,8 +116,7 @@ impl HostLimiters {
 
 impl HostLimiter {
     /// Waits for permission to send one request. Fails at once while the host gets no requests,
-    /// also if that begins
-    /// during the wait.
+    /// also if that begins during the wait.
     ///
     /// # Errors
     ///

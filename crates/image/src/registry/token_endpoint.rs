@@ -47,10 +47,8 @@ impl TokenEndpoints {
     /// Whether a registry's credential may be sent to a token endpoint.
     ///
     /// Never over plain HTTP, unless the registry itself uses plain HTTP. To another host only if
-    /// it is under the
-    /// registry's own domain (`auth.example.com` or `example.com` for `registry.example.com`,
-    /// `auth.quay.io` for
-    /// `quay.io`), well known, or configured.
+    /// it is under the registry's own domain (`auth.example.com` or `example.com` for
+    /// `registry.example.com`, `auth.quay.io` for `quay.io`), well known, or configured.
     ///
     /// # Errors
     ///
@@ -105,8 +103,7 @@ fn label_before<'a>(host: &'a str, domain: &str) -> Option<&'a str> {
 }
 
 /// Whether a token endpoint may be asked without a credential. Users choose the registry, and it
-/// must not make
-/// archaware send requests to its own machine or to a cloud's metadata service.
+/// must not make archaware send requests to its own machine or to a cloud's metadata service.
 ///
 /// # Errors
 ///

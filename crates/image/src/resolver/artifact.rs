@@ -34,7 +34,7 @@ const MAX_ATTACHED_READ: Duration = Duration::from_secs(15);
 
 /// How an image or artifact leads to its document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Sought {
+pub(super) struct ArtifactQuery {
     kind: &'static ArtifactKind,
     place: Place,
 }
@@ -64,7 +64,7 @@ impl Resolver {
         deadline: Instant,
     ) -> Result<Arc<ArtifactContent>, ImageError> {
         let place = Place::Named;
-        self.read_by(request, Sought { kind, place }, deadline)
+        self.read_by(request, ArtifactQuery { kind, place }, deadline)
             .await
     }
 
@@ -81,43 +81,43 @@ impl Resolver {
         deadline: Instant,
     ) -> Result<Arc<ArtifactContent>, ImageError> {
         let place = Place::Attached;
-        self.read_by(request, Sought { kind, place }, deadline)
+        self.read_by(request, ArtifactQuery { kind, place }, deadline)
             .await
     }
 
     async fn read_by(
         &self,
         request: ResolveRequest<'_>,
-        sought: Sought,
+        query: ArtifactQuery,
         deadline: Instant,
     ) -> Result<Arc<ArtifactContent>, ImageError> {
-        let answer = timeout_at(deadline, self.read(request, sought, deadline)).await;
+        let answer = timeout_at(deadline, self.read(request, query, deadline)).await;
         answer.unwrap_or_else(|_| Err(late(request.image)))
     }
 
     async fn read(
         &self,
         request: ResolveRequest<'_>,
-        sought: Sought,
+        query: ArtifactQuery,
         deadline: Instant,
     ) -> Result<Arc<ArtifactContent>, ImageError> {
         let (mut context, inner) = (self.context(&request)?, &self.0);
         inner.add_credentials(&mut context, request.keyring).await;
         let digest = inner.cached_digest(&context);
         if let Some(digest) = &digest
-            && let Some(known) = inner.cached_artifact(&context, digest, sought)
+            && let Some(known) = inner.cached_artifact(&context, digest, query)
         {
-            return sought.content(known, digest);
+            return query.content(known, digest);
         }
-        match sought.place {
+        match query.place {
             Place::Named => {
                 let registry = context.reference.registry();
                 let _slot = inner.fetch_slots.enter(request.tenant, registry).await;
-                self.fetch(&context, sought).await
+                self.fetch(&context, query).await
             }
             Place::Attached => {
                 let image = request.image;
-                let read = self.fetch_attached(image, context, sought, digest, deadline);
+                let read = self.fetch_attached(image, context, query, digest, deadline);
                 read.await
             }
         }
@@ -128,12 +128,12 @@ impl Resolver {
         &self,
         image: &str,
         context: RequestContext,
-        sought: Sought,
+        query: ArtifactQuery,
         digest: Option<Digest>,
         deadline: Instant,
     ) -> Result<Arc<ArtifactContent>, ImageError> {
         let failed = digest.and_then(|digest| {
-            let subject = failure_subject(&context, &digest, sought);
+            let subject = failure_subject(&context, &digest, query);
             self.0.recent_failure(&subject, &context.fingerprints())
         });
         if let Some(error) = failed {
@@ -145,7 +145,7 @@ impl Resolver {
             let slot = slots.acquire_owned().await.ok()?;
             let read = tokio::spawn(async move {
                 let _slot = slot;
-                let read = resolver.fetch(&context, sought);
+                let read = resolver.fetch(&context, query);
                 timeout(MAX_ATTACHED_READ, read).await.ok()
             });
             read.await.ok()?
@@ -157,7 +157,7 @@ impl Resolver {
     async fn fetch(
         &self,
         context: &RequestContext,
-        sought: Sought,
+        query: ArtifactQuery,
     ) -> Result<Arc<ArtifactContent>, ImageError> {
         let found = self.resolve_digest(context).await?;
         let key = SummaryKey {
@@ -167,8 +167,8 @@ impl Resolver {
         };
         let (inner, shared) = (self.0.clone(), (context.clone(), found));
         let read =
-            move || async move { inner.read_artifact(&shared.0, &shared.1, sought).await }.boxed();
-        self.0.artifacts.run((key, sought), read).await
+            move || async move { inner.read_artifact(&shared.0, &shared.1, query).await }.boxed();
+        self.0.artifacts.run((key, query), read).await
     }
 }
 
@@ -177,11 +177,11 @@ fn late(image: &str) -> ImageError {
 }
 
 /// The name of failures.
-fn failure_subject(context: &RequestContext, digest: &Digest, sought: Sought) -> String {
-    format!("{} {}@{digest}", sought.key(), context.reference.name())
+fn failure_subject(context: &RequestContext, digest: &Digest, query: ArtifactQuery) -> String {
+    format!("{} {}@{digest}", query.key(), context.reference.name())
 }
 
-impl Sought {
+impl ArtifactQuery {
     /// A part of keys.
     fn key(self) -> String {
         let place = match self.place {
@@ -265,17 +265,17 @@ impl ResolverInner {
         &self,
         context: &RequestContext,
         digest: &Digest,
-        sought: Sought,
+        query: ArtifactQuery,
     ) -> Option<Attached> {
         let (name, fingerprints) = (context.reference.name(), context.fingerprints());
         let attached = || {
             self.caches
-                .attached((&sought.key(), digest, &*name, &*fingerprints))
+                .attached((&query.key(), digest, &*name, &*fingerprints))
         };
-        match sought.place {
+        match query.place {
             Place::Named => self
                 .caches
-                .artifact(sought.kind.name, digest, context.summary_scope())
+                .artifact(query.kind.name, digest, context.summary_scope())
                 .map(Attached::Content)
                 .or_else(attached),
             Place::Attached => attached(),
@@ -286,23 +286,23 @@ impl ResolverInner {
         &self,
         context: &RequestContext,
         found: &ResolvedDigest,
-        sought: Sought,
+        query: ArtifactQuery,
     ) -> Result<Arc<ArtifactContent>, ImageError> {
         let digest = &found.digest;
-        if let Some(known) = self.cached_artifact(context, digest, sought) {
-            return sought.content(known, digest);
+        if let Some(known) = self.cached_artifact(context, digest, query) {
+            return query.content(known, digest);
         }
         let fingerprints = context.fingerprints();
-        let subject = failure_subject(context, digest, sought);
+        let subject = failure_subject(context, digest, query);
         let source = self.document_source(context, found, &subject);
         let read = async {
             let mut artifact = Artifact::default();
-            if sought.place == Place::Named {
+            if query.place == Place::Named {
                 let (root, _) = source.root(found).await?;
                 summary::verify(DocumentKind::Manifest, digest, None, &root)?;
                 artifact = parse(digest, &root)?;
-                let layers = sought.kind.layers;
-                let own = sought.read_layers(&source, &artifact, layers).await?;
+                let layers = query.kind.layers;
+                let own = query.read_layers(&source, &artifact, layers).await?;
                 if let Some(mut content) = own {
                     content.digest = digest.to_string();
                     content.subject = artifact.subject.map(|subject| subject.digest);
@@ -311,11 +311,11 @@ impl ResolverInner {
             }
             // The document may be attached to an image. Attached artifacts can change while the
             // image does not.
-            let content = self.read_attached(context, &source, sought, digest, &artifact);
+            let content = self.read_attached(context, &source, query, digest, &artifact);
             Ok((content.await?, true))
         };
         let (name, ttl) = (context.reference.name(), self.settings.tag_ttl);
-        let what = sought.key();
+        let what = query.key();
         let key = (&*what, digest, &*name, &*fingerprints);
         match read.await {
             Ok((content, is_attached)) => {
@@ -326,7 +326,7 @@ impl ResolverInner {
                     self.caches
                         .store_attached(key, Attached::Content(kept), ttl);
                 } else {
-                    let (kind, scope) = (sought.kind.name, context.summary_scope());
+                    let (kind, scope) = (query.kind.name, context.summary_scope());
                     self.caches.store_artifact(kind, digest, scope, kept);
                 }
                 Ok(content)
@@ -340,7 +340,7 @@ impl ResolverInner {
                         ..
                     }
                 );
-                if has_none && sought.place == Place::Attached {
+                if has_none && query.place == Place::Attached {
                     self.caches.forget_failure(&subject, &fingerprints);
                     self.caches.store_attached(key, Attached::Nothing, ttl);
                     return Err(error);
@@ -359,14 +359,14 @@ impl ResolverInner {
         &self,
         context: &RequestContext,
         source: &DocumentSource<'_>,
-        sought: Sought,
+        query: ArtifactQuery,
         digest: &Digest,
         artifact: &Artifact,
     ) -> Result<ArtifactContent, ImageError> {
         if let Some(error) = &source.failed {
             return Err(error.clone());
         }
-        if let Some(content) = self.read_referrer(context, source, sought, digest).await? {
+        if let Some(content) = self.read_referrer(context, source, query, digest).await? {
             return Ok(content);
         }
         let mut digests: Vec<&String> = artifact.images.iter().map(|(_, digest)| digest).collect();
@@ -382,9 +382,8 @@ impl ResolverInner {
             let mut reads = Vec::new();
             for digest in some {
                 let digest: Digest = digest.parse()?;
-                reads.push(
-                    async move { self.read_referrer(context, source, sought, &digest).await },
-                );
+                reads
+                    .push(async move { self.read_referrer(context, source, query, &digest).await });
             }
             let contents = futures::future::try_join_all(reads).await?;
             let found = some.iter().copied().zip(contents);
@@ -392,12 +391,12 @@ impl ResolverInner {
             attached.extend(found);
         }
         if attached.is_empty() {
-            return Err(sought.nothing_attached(digest));
+            return Err(query.nothing_attached(digest));
         }
         let sizes = attached
             .values()
             .map(|content: &Arc<ArtifactContent>| content.size());
-        let (size, limit) = (sizes.sum::<u64>(), 2 * sought.kind.max_size);
+        let (size, limit) = (sizes.sum::<u64>(), 2 * query.kind.max_size);
         if size > limit {
             let what = format!("artifact {digest}");
             let limit = limit / 1024;
@@ -419,7 +418,7 @@ impl ResolverInner {
         &self,
         context: &RequestContext,
         source: &DocumentSource<'_>,
-        sought: Sought,
+        query: ArtifactQuery,
         image: &Digest,
     ) -> Result<Option<ArtifactContent>, ImageError> {
         let RequestContext {
@@ -429,7 +428,7 @@ impl ResolverInner {
         } = context;
         let found = self
             .registry
-            .referrers(reference, image, sought.kind.attached_type, credentials)
+            .referrers(reference, image, query.kind.attached_type, credentials)
             .await?;
         // RFC 3339 allows offsets and fractions, so that the order of texts is not that of times.
         let time = |text: &str| (text.parse::<jiff::Timestamp>().ok(), text.to_owned());
@@ -441,14 +440,14 @@ impl ResolverInner {
         let manifest = source.fetch(DocumentKind::Manifest, &digest).await?;
         summary::verify(DocumentKind::Manifest, &digest, None, &manifest)?;
         let artifact = parse(&digest, &manifest)?;
-        let none = || sought.nothing_attached(image);
+        let none = || query.nothing_attached(image);
         let subject = artifact.subject.as_ref().map(|subject| &*subject.digest);
         // A registry may claim anything of what refers to an image.
         if subject != Some(&*image.to_string()) {
             return Err(none());
         }
-        let layers = sought.kind.attached_layers;
-        let content = sought.read_layers(source, &artifact, layers).await?;
+        let layers = query.kind.attached_layers;
+        let content = query.read_layers(source, &artifact, layers).await?;
         content.ok_or_else(none).map(Some)
     }
 }

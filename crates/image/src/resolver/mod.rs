@@ -39,7 +39,7 @@ use super::{
 
 pub use saved::SavedImage;
 
-use artifact::{MAX_ATTACHED_READS, Sought};
+use artifact::{ArtifactQuery, MAX_ATTACHED_READS};
 use context::RequestContext;
 use tag::{ResolvedDigest, TagLookupError};
 
@@ -131,7 +131,7 @@ struct Origin {
 
 impl Origin {
     /// Without a credential.
-    const fn of(source: ResolutionSource) -> Self {
+    const fn without_credential(source: ResolutionSource) -> Self {
         Self {
             source,
             credential: None,
@@ -147,7 +147,7 @@ impl Origin {
     }
 }
 
-const MEMORY: Origin = Origin::of(ResolutionSource::Memory);
+const MEMORY: Origin = Origin::without_credential(ResolutionSource::Memory);
 
 /// Resolves images. Cheap to clone; clones share caches, connections and lookups in progress.
 #[derive(Clone)]
@@ -162,7 +162,7 @@ struct ResolverInner {
     fetch_slots: FetchSlots,
     tags: SingleFlight<TagKey, Result<ResolvedDigest, TagLookupError>>,
     summaries: SingleFlight<SummaryKey, Result<(Arc<ImageSummary>, Origin), ImageError>>,
-    artifacts: SingleFlight<(SummaryKey, Sought), Result<Arc<ArtifactContent>, ImageError>>,
+    artifacts: SingleFlight<(SummaryKey, ArtifactQuery), Result<Arc<ArtifactContent>, ImageError>>,
     /// Permits for reads of attached artifacts. Reads of images do not need them.
     attached_reads: Arc<Semaphore>,
     metrics: Resolutions,
@@ -217,8 +217,7 @@ impl Resolver {
     }
 
     /// Resolves an image. Each registry request has a timeout, but the sum has none; use
-    /// [`Self::resolve_by`] to
-    /// bound it.
+    /// [`Self::resolve_by`] to bound it.
     ///
     /// # Errors
     ///
@@ -494,7 +493,7 @@ impl ResolverInner {
             return Some(partial);
         };
         trace::cached("platforms", digest, "held");
-        // Persisted content expires unless each day of its use touches it.
+        // Content in containerd expires unless it is touched on each day on which it is used.
         if let Some(store) = self.store()
             && known.last_touched != Store::today()
         {

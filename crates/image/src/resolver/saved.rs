@@ -32,9 +32,9 @@ pub struct SavedImage {
 }
 
 impl Resolver {
-    /// The cacheable part of an answer; `None` if it adds nothing. The tag of an answer that needed
-    /// a credential is not cached for processes with other credentials, and an image with missing
-    /// children may be complete later.
+    /// The part of an answer that a later process may use; `None` if there is nothing new. Leaves
+    /// out the tag if the answer needed a credential, because a later process may have other
+    /// credentials. Leaves out images with missing children, because they may be complete later.
     pub fn save(&self, resolved: &Resolved) -> Option<SavedImage> {
         let inner = &self.0;
         let is_complete = || {

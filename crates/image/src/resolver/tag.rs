@@ -53,7 +53,7 @@ impl ResolvedDigest {
 
     pub(super) fn recorded(digest: Digest) -> Self {
         Self {
-            origin: Origin::of(ResolutionSource::Containerd),
+            origin: Origin::without_credential(ResolutionSource::Containerd),
             ..Self::known(digest)
         }
     }

@@ -24,8 +24,8 @@ fn wanted<'a>(
     required: &'a [Architectures],
     variants: &'a VariantPolicy,
     nodes: &'a NodeSet,
-) -> Wanted<'a> {
-    Wanted {
+) -> AffinityDemand<'a> {
+    AffinityDemand {
         required,
         suitable: required.first(),
         variants,
@@ -321,7 +321,7 @@ fn no_node_is_written_as_a_requirement_that_no_node_satisfies() {
         affinity: None,
     };
     let added = decide(
-        &Wanted {
+        &AffinityDemand {
             nodes: &NodeSet::none(),
             ..wanted(&[], &prefer(), &NodeSet::every())
         },

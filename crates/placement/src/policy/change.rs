@@ -8,7 +8,7 @@ use archaware_platform::{Architectures, Os};
 
 use super::PlacementPolicy;
 use crate::{
-    affinity_change::{self, AffinityChange, Preference, Wanted},
+    affinity_change::{self, AffinityChange, AffinityDemand, Preference},
     author_nodes::AuthorNodes,
     decision::Decision,
     demand::{Demands, ImageChange},
@@ -146,7 +146,7 @@ impl PlacementPolicy {
             };
             let required = required.filter(|_| self.requires_affinity);
             let preferences = set.map(|set| preferred_among(set, asked.preferences));
-            let wanted = Wanted {
+            let wanted = AffinityDemand {
                 required: required.unwrap_or_default(),
                 suitable: set,
                 variants: &self.variants,

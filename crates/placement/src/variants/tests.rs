@@ -192,7 +192,7 @@ fn models_prove_a_variant() {
         let prefers = |set: &str| {
             let terms = policy.preferred(&super::tests::set(set));
             terms.iter().any(|term| {
-                let term = NodeSelectorTerm::of(term.expressions.clone());
+                let term = NodeSelectorTerm::with_expressions(term.expressions.clone());
                 let mut labels = labels.clone();
                 labels.insert(crate::affinity::LABEL.to_owned(), name.to_owned());
                 term.selects(&labels, "")
@@ -483,7 +483,7 @@ proptest::proptest! {
         let policy = policy(UnknownVariants::Require);
         let known = policy.of_node(&architecture(name), &labels);
         let selected = policy.required(&set(needs), false).into_iter().any(|all| {
-            NodeSelectorTerm::of(all).selects(&labels, "")
+            NodeSelectorTerm::with_expressions(all).selects(&labels, "")
         });
         proptest::prop_assert_eq!(suffices(&set(needs), name, known) == Some(true), selected, "{:?} {:?}", known, labels);
     }

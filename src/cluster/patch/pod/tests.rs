@@ -107,7 +107,7 @@ fn affinity_is_added_to_what_is_there() {
             affinity,
         };
         let policy = PlacementPolicy::from(&Config::default());
-        let wanted = affinity_change::Wanted {
+        let wanted = affinity_change::AffinityDemand {
             required: &["arm64".parse().unwrap()],
             suitable: None,
             variants: &policy.variants,
@@ -270,7 +270,7 @@ fn nodes_of_an_image() -> impl Strategy<Value = Demand> {
             } else {
                 NodeSet::any_of(required)
             },
-            ..Demand::of(Source::ImageSelection)
+            ..Demand::from_source(Source::ImageSelection)
         }
     })
 }
@@ -309,7 +309,7 @@ proptest! {
             let every = NodeSet::every();
             let selector = BTreeMap::new();
             let author = AuthorNodes { node_selector: &selector, affinity: pod.spec.affinity.as_ref() };
-            let wanted = affinity_change::Wanted {
+            let wanted = affinity_change::AffinityDemand {
                 required: slice::from_ref(&set),
                 suitable: Some(&set),
                 variants: &policy.variants,

@@ -69,7 +69,7 @@ fn the_best_that_fits_is_chosen() {
         (vec!["cpu=fast gpu=a memory=64", "gpu=b memory=8"], "gpu", 1),
     ] {
         let nodes: Vec<_> = nodes.into_iter().map(labels).collect();
-        let choice = Choice::of(&document, &groups(&nodes), &anywhere).unwrap();
+        let choice = Choice::choose(&document, &groups(&nodes), &anywhere).unwrap();
         assert_eq!(
             (&*choice.best.entry.tag, choice.best.groups.len()),
             (chosen, on),
@@ -103,7 +103,7 @@ fn what_fits_nowhere_is_explained() {
                 ImageFit::OtherArchitecture
             }
         };
-        match Choice::of(document, &groups, &by_count) {
+        match Choice::choose(document, &groups, &by_count) {
             Err(NoChoice::Nothing(passed_over)) => passed_over,
             other => panic!("{other:?}"),
         }
@@ -117,7 +117,7 @@ fn what_fits_nowhere_is_explained() {
         ]
     );
     assert!(
-        Choice::of(&document, &[], &anywhere).is_err(),
+        Choice::choose(&document, &[], &anywhere).is_err(),
         "no node, no choice"
     );
     let document = self::document(&[("a", 0, &[("a", "Exists", &[])]), ("", 0, &[])]);
@@ -130,7 +130,7 @@ fn what_fits_nowhere_is_explained() {
         ]
     );
     // A pod that names its nodes.
-    let named = Choice::of(&document, &groups, &|_, _| ImageFit::NotOnAllNamed);
+    let named = Choice::choose(&document, &groups, &|_, _| ImageFit::NotOnAllNamed);
     let Err(NoChoice::Nothing(named)) = named else {
         panic!("{named:?}");
     };
@@ -159,7 +159,7 @@ fn an_image_that_is_not_known_is_asked_for() {
                 Some((_, false)) => ImageFit::OtherArchitecture,
             }
         };
-        match Choice::of(&document, &groups(&nodes), &runs) {
+        match Choice::choose(&document, &groups(&nodes), &runs) {
             Ok(choice) => choice.best.entry.tag.clone(),
             Err(NoChoice::Unknown(entry)) => format!("{}?", entry.tag),
             Err(NoChoice::Nothing(_)) => "nothing".to_owned(),

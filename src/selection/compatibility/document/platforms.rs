@@ -36,7 +36,9 @@ impl CompatibilityDocument {
         };
         for (platform, own) in all.iter().copied() {
             let rule = on_platform(platform)?;
-            whole.labels.add(&LabelKeys::of(rule.features.iter()));
+            whole
+                .labels
+                .add(&LabelKeys::from_conditions(rule.features.iter()));
             let Some(own) = own else {
                 if is_limited(platform) {
                     continue;

@@ -115,8 +115,7 @@ impl Shared {
 
 impl Providers {
     /// Loads the configuration: one file, or all files of a folder in the order of their names.
-    /// Programs are looked
-    /// up in `folder`.
+    /// Programs are looked up in `folder`.
     ///
     /// # Errors
     ///

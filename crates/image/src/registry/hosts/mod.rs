@@ -84,7 +84,8 @@ pub(super) struct Transport {
 }
 
 impl Transport {
-    /// These settings without the client certificate, for hosts other than its own.
+    /// These settings without the client certificate, for hosts of redirects, for which the
+    /// certificate is not.
     pub(super) fn without_identity(self: &Arc<Self>) -> Arc<Self> {
         match &self.identity {
             None => self.clone(),

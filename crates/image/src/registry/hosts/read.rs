@@ -169,7 +169,8 @@ fn addresses(
         pulls: entry.pulls,
         resolves: entry.resolves,
         role,
-        // An unencrypted connection gets no secret.
+        // The fallback repeats an https address without TLS, so it gets no headers: they may hold
+        // secrets.
         headers: match role {
             Role::Origin | Role::Mirror => entry.headers.clone(),
             Role::Fallback => HeaderMap::new(),

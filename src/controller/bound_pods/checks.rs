@@ -20,7 +20,7 @@ const LIST_RETRY: Duration = Duration::from_secs(5);
 const SETTLING: Duration = Duration::from_secs(5);
 /// Interval of repeated checks. They find pods that were created on a node while the webhook did
 /// not answer.
-const LOOK_AGAIN: Duration = Duration::from_hours(1);
+const RECHECK_INTERVAL: Duration = Duration::from_hours(1);
 
 /// When a node is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,7 +54,7 @@ impl Phase {
 
 /// A node whose pods are to be looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct NodeCheck {
     pub(super) uid: String,
     pub(super) name: String,
     /// The taint that its pods have to tolerate.
@@ -65,7 +65,7 @@ pub(super) struct Look {
 
 /// The result of a check of a node's pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LookResult {
+pub(super) enum CheckResult {
     /// All pods that have to tolerate the taint do.
     Tolerated,
     /// Tolerations were just written; wait until the taint eviction controller has seen them.
@@ -87,9 +87,9 @@ enum State {
 
 /// All nodes that archaware taints, by uid.
 #[derive(Debug, Default)]
-pub(super) struct Looks(HashMap<String, (Look, State)>);
+pub(super) struct NodeChecks(HashMap<String, (NodeCheck, State)>);
 
-impl Looks {
+impl NodeChecks {
     /// Takes the permission to give the node this taint, if there is one. If not, its pods are
     /// looked at first.
     pub(super) fn take_permission(
@@ -115,7 +115,7 @@ impl Looks {
     }
 
     /// The node has this taint: its pods are looked at, now and from time to time.
-    pub(super) fn look_after_taint(&mut self, uid: &str, name: &str, taint: &Taint, now: Instant) {
+    pub(super) fn recheck(&mut self, uid: &str, name: &str, taint: &Taint, now: Instant) {
         let known = matches!(
             self.state(uid, taint),
             Some(State::Waiting(Phase::AfterTaint, _) | State::InProgress(Phase::AfterTaint))
@@ -126,19 +126,19 @@ impl Looks {
     }
 
     fn state(&self, uid: &str, taint: &Taint) -> Option<State> {
-        let (_, state) = self.0.get(uid).filter(|(look, _)| look.taint == *taint)?;
+        let (_, state) = self.0.get(uid).filter(|(check, _)| check.taint == *taint)?;
         Some(*state)
     }
 
     fn request(&mut self, uid: &str, name: &str, taint: &Taint, phase: Phase, now: Instant) {
-        let look = Look {
+        let check = NodeCheck {
             uid: uid.to_owned(),
             name: name.to_owned(),
             taint: taint.clone(),
             failures: 0,
         };
         self.0
-            .insert(uid.to_owned(), (look, State::Waiting(phase, now)));
+            .insert(uid.to_owned(), (check, State::Waiting(phase, now)));
     }
 
     /// When the next requests are to be served; `None` if there are none.
@@ -169,12 +169,12 @@ impl Looks {
     }
 
     /// The requests of a phase that wait now; they are in progress afterwards.
-    pub(super) fn take(&mut self, phase: Phase, now: Instant) -> Vec<Look> {
+    pub(super) fn take(&mut self, phase: Phase, now: Instant) -> Vec<NodeCheck> {
         let mut taken = Vec::new();
-        for (look, state) in self.0.values_mut() {
+        for (check, state) in self.0.values_mut() {
             if matches!(state, State::Waiting(of, at) if *of == phase && *at <= now) {
                 *state = State::InProgress(phase);
-                taken.push(look.clone());
+                taken.push(check.clone());
             }
         }
         taken
@@ -183,32 +183,32 @@ impl Looks {
     /// Records the result of a check. Returns whether the node may be tainted now.
     pub(super) fn record(
         &mut self,
-        look: &Look,
+        check: &NodeCheck,
         phase: Phase,
-        outcome: LookResult,
+        outcome: CheckResult,
         now: Instant,
     ) -> bool {
-        let Some((known, state)) = self.0.get_mut(&look.uid) else {
+        let Some((known, state)) = self.0.get_mut(&check.uid) else {
             return false;
         };
-        if known.taint != look.taint || *state != State::InProgress(phase) {
+        if known.taint != check.taint || *state != State::InProgress(phase) {
             return false;
         }
         let pause = match outcome {
-            LookResult::Tolerated if phase == Phase::BeforeTaint => {
+            CheckResult::Tolerated if phase == Phase::BeforeTaint => {
                 *state = State::Ready;
                 return true;
             }
-            LookResult::Tolerated => {
+            CheckResult::Tolerated => {
                 known.failures = 0;
-                LOOK_AGAIN
+                RECHECK_INTERVAL
             }
-            LookResult::Settling => SETTLING,
-            LookResult::Failed => {
+            CheckResult::Settling => SETTLING,
+            CheckResult::Failed => {
                 known.failures = known.failures.saturating_add(1);
                 RETRY.delay(known.failures)
             }
-            LookResult::NotListed => LIST_RETRY,
+            CheckResult::NotListed => LIST_RETRY,
         };
         *state = State::Waiting(phase, now + pause);
         false
