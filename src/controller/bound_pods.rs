@@ -22,7 +22,7 @@ use checks::NodeChecks;
 
 pub(super) use worker::Worker;
 
-/// Asks for checks at the pods of nodes, and knows their results. Cheap to clone.
+/// Requests checks of the pods of nodes, and knows their results. Cheap to clone.
 #[derive(Clone, Default)]
 pub(super) struct BoundPods(Arc<Shared>);
 

@@ -194,7 +194,7 @@ impl MisplacedPods {
         })
     }
 
-    /// A panic ends only this result. The panic hook has logged its location.
+    /// A panic ends only this check. The panic hook has logged its location.
     async fn check_hint(&self, hint: Hint) {
         let checked = AssertUnwindSafe(self.check_until_current(&hint)).catch_unwind();
         match checked.await {
@@ -271,7 +271,7 @@ impl MisplacedPods {
             };
             match self.evict(&misplaced).await {
                 Some(state) => state,
-                // Another process leads, and checks at the pod.
+                // Another process leads, and checks the pod.
                 None => return Ok(CheckResult::Found),
             }
         } else {

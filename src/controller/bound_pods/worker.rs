@@ -54,7 +54,7 @@ const READ_AHEAD: usize = 250;
 /// Pods of a batch that wait for a place.
 const MAX_WAITING: usize = 64;
 
-/// NodeChecks at the pods of nodes.
+/// Checks the pods of nodes.
 pub(in super::super) struct Worker {
     pub(in super::super) requests: BoundPods,
     pub(in super::super) api: ApiClient,
@@ -115,7 +115,7 @@ impl Worker {
         while running.next().await.is_some() {}
     }
 
-    /// NodeChecks at the pods of these nodes, and says which of them may be tainted.
+    /// Checks the pods of these nodes, and returns the nodes that may be tainted.
     async fn check(self: Arc<Self>, batch: Batch) {
         let (started, batch) = (Instant::now(), Arc::new(batch));
         let listed = tokio::select! {
