@@ -47,8 +47,8 @@ const MAX_CONNECTIONS: usize = 512;
 /// Maximum number of connections from one address, so that a client in the pod network does not use
 /// up the kubelet's connections.
 const MAX_OF_PEER: usize = 64;
-/// How long a connection may be idle between requests. Shorter than the scrape interval of
-/// Prometheus, which opens a new connection then.
+/// How long a connection may be idle between requests. Prometheus opens a new connection if it
+/// scrapes less often.
 const IDLE: Duration = Duration::from_secs(15);
 /// After this a connection is closed, whether its client reads or not.
 const LIFETIME: Duration = Duration::from_mins(5);
@@ -73,7 +73,8 @@ pub struct Health {
 /// Asks the API server whether it answers, at most once a second however often it is asked.
 pub struct ApiCheck {
     api: ApiClient,
-    /// The last answer; held while the API server is asked.
+    /// The last answer. The lock is held while archaware asks the API server, so that it sends only
+    /// one request.
     last: tokio::sync::Mutex<Option<(Instant, Result<(), String>)>>,
 }
 

@@ -45,14 +45,14 @@ pub(in crate::admission) fn contains_authority(bundle: &str, authority: &str) ->
     let all = pem_certificates(bundle);
     pem_certificates(authority)
         .iter()
-        .all(|one| all.contains(one))
+        .all(|authority| all.contains(authority))
 }
 
 fn join(mut all: Vec<&str>) -> String {
     let now = SystemTime::now();
-    all.retain(|one| expires(one).is_some_and(|at| at > now));
+    all.retain(|authority| expires(authority).is_some_and(|at| at > now));
     all.truncate(MAX_AUTHORITIES);
-    all.iter().flat_map(|one| [one, "\n"]).collect()
+    all.iter().flat_map(|authority| [authority, "\n"]).collect()
 }
 
 /// The certificates of a PEM text without the text between them.

@@ -190,8 +190,8 @@ struct Answer<'a> {
     warnings: Vec<String>,
 }
 
-/// Keys that are texts never fail. `Display` would take twice the time (`serde_json` checks each
-/// part for UTF-8 there).
+/// Serialisation cannot fail here, because all map keys are strings. `Display` would take twice as
+/// long: `serde_json` checks each part for UTF-8 there.
 fn to_bytes(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }

@@ -70,7 +70,7 @@ impl ReviewedPod {
         let existing = self.spec().tolerations.as_deref();
         let mut existing = existing.unwrap_or_default().iter();
         let mut change = PodChange::default();
-        if !existing.any(|one| policy.taint.is_tolerated_by(one)) {
+        if !existing.any(|toleration| policy.taint.is_tolerated_by(toleration)) {
             change.tolerations.push(policy.taint.toleration_of_all());
         }
         change
@@ -95,8 +95,8 @@ impl ReviewedPod {
         change.runtime_class = class.or_else(|| self.kept_class());
         // A pod that no architecture can run gets no additions, but the annotation with the
         // decision.
-        let decision =
-            decision.filter(|own| !change.is_empty() || *own == Decision::NoCommonArchitecture);
+        let decision = decision
+            .filter(|decision| !change.is_empty() || *decision == Decision::NoCommonArchitecture);
         let annotations = annotations(&self.pod.metadata);
         let was = annotations.get(annotation::DECISION).cloned();
         // The gate is archaware's, so it is removed as soon as nothing is waited for.

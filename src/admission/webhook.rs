@@ -154,7 +154,9 @@ impl Webhook {
         };
         let mut answer = AdmissionResponse::default();
         let policy = &self.evaluator.policy;
-        let notices = evaluation.iter().flat_map(|own| warnings(own, policy));
+        let notices = evaluation
+            .iter()
+            .flat_map(|evaluation| warnings(evaluation, policy));
         let (denying, others): (Vec<_>, Vec<_>) = notices.partition(|notice| self.denies(notice));
         for notice in others {
             answer.warn(&notice.to_string());

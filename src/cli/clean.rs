@@ -83,7 +83,7 @@ struct Session {
     unregistered: Option<Instant>,
 }
 
-/// What a run left.
+/// The result of `archaware clean`.
 #[derive(Debug)]
 enum CleanResult {
     /// Nothing was done: archaware runs.

@@ -174,7 +174,9 @@ mod tests {
     #[test]
     fn every_command_has_examples_that_are_valid() {
         let all = command(ProgramName::Own);
-        let visible = all.get_subcommands().filter(|one| !one.is_hide_set());
+        let visible = all
+            .get_subcommands()
+            .filter(|command| !command.is_hide_set());
         let names: Vec<&str> = visible.map(Command::get_name).collect();
         assert_eq!(names, EXAMPLES.map(|(name, _)| name));
         for (name, examples) in EXAMPLES {

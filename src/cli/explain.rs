@@ -180,7 +180,8 @@ async fn explain_target(
     let class = evaluation.demands.class().map(str::to_owned);
     if let Some(class) = class.filter(|_| is_new) {
         class_problem = reader.add_class(&class, target.spec_mut()).await;
-        // The API server asks the webhook again, with what the class added.
+        // The admission of RuntimeClasses changes the pod, so the API server calls the webhook
+        // again. This evaluates again with the class, in the same way.
         target.spec_mut().runtime_class_name = Some(class.clone());
         evaluation = evaluate(&target, evaluator, &namespace).await;
         evaluation.demands.push(Demand {

@@ -87,7 +87,7 @@ struct Global {
         value_name = "NAME"
     )]
     context: Option<String>,
-    /// archaware's own namespace; otherwise the pod's, else "archaware"
+    /// Namespace of archaware; default: the namespace of the pod in which it runs, else "archaware"
     #[arg(
         long,
         global = true,
@@ -142,7 +142,7 @@ enum Command {
     /// Explain why pods are pending, fail, or run where they do, and what to do
     #[command(alias = "why")]
     Explain(Box<explain::ExplainCommand>),
-    /// Report which architectures workloads could run on, and which images prevent it
+    /// Report the architectures that could run each workload
     Report(Box<report::ReportCommand>),
     /// Show the platforms of images
     Inspect(inspect::InspectCommand),
@@ -174,7 +174,8 @@ enum Command {
 }
 
 impl Command {
-    /// Records what a command prints of its own events.
+    /// The recorder of events that the command prints at its end (`inspect --trace`), if the
+    /// command needs it.
     fn recorder(&self) -> Option<Recorder> {
         match self {
             Self::Inspect(command) => command.recorder(),

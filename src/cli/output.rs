@@ -46,7 +46,8 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Prints a line about work that goes on whether anybody reads it or not.
+/// Prints a progress line. Write errors are ignored, because the work continues even if stdout is
+/// closed.
 pub(super) fn print_line(line: &str) {
     // Nothing is left to do if it cannot be written.
     let _ = print(&format!("{line}\n"));

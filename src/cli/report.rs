@@ -1,5 +1,5 @@
-//! `archaware report`: which architectures workloads could run on, and which images prevent it.
-//! Reads only.
+//! `archaware report`: which architectures workloads could run on, and the obstacles: images, and
+//! what their authors select. Reads only.
 
 mod cache;
 mod cluster;
@@ -84,7 +84,7 @@ pub(super) struct ReportCommand {
     schema: bool,
 }
 
-/// Output format.
+/// The formats of `report`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum ReportOutput {
     /// For people.

@@ -37,7 +37,7 @@ pub(super) fn print_candidates(words: Vec<OsString>) -> anyhow::Result<CommandSt
     let folder = std::env::current_dir().ok();
     let found = clap_complete::engine::complete(&mut command, all, last, folder.as_deref());
     let found = found.context("cannot complete these words")?;
-    let visible = found.iter().filter(|one| !one.is_hide_set());
+    let visible = found.iter().filter(|command| !command.is_hide_set());
     let lines: Vec<String> = visible
         .map(|one| {
             let value = one.get_value().to_string_lossy();

@@ -37,7 +37,7 @@ pub(crate) enum EvictionReason {
 /// The result of an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EvictionResult {
-    /// The pod was evicted.
+    /// The API server accepted the eviction.
     Evicted,
     /// A disruption budget does not allow it now.
     Budget(ApiError),

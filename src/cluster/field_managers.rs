@@ -43,8 +43,8 @@ struct FieldManager {
 impl FieldManagers {
     /// The managers that set the field by server-side apply.
     pub fn appliers(&self) -> impl Iterator<Item = &str> {
-        let appliers = self.others.iter().filter(|one| one.applies);
-        appliers.map(|one| one.name.as_str())
+        let appliers = self.others.iter().filter(|manager| manager.applies);
+        appliers.map(|manager| manager.name.as_str())
     }
 
     /// Who wrote archaware's record of a template's tolerations, and when; `None` if no field
@@ -56,8 +56,10 @@ impl FieldManagers {
     /// The manager that set the field last, for messages: quoted, or `another tool`. Who only
     /// removes a field does not manage it.
     pub fn last_writer(&self) -> String {
-        let last = self.others.iter().max_by_key(|one| &one.time);
-        last.map_or("another tool".to_owned(), |one| format!("{:?}", one.name))
+        let last = self.others.iter().max_by_key(|manager| &manager.time);
+        last.map_or("another tool".to_owned(), |manager| {
+            format!("{:?}", manager.name)
+        })
     }
 }
 
@@ -164,7 +166,7 @@ impl<'de> Visitor<'de> for Entries {
         while let Some(entry) = entries.next_element::<Entry>()? {
             let earlier = managers.recorded.take();
             let all = earlier.into_iter().chain(entry.recorded());
-            managers.recorded = all.max_by_key(|one| one.time.clone());
+            managers.recorded = all.max_by_key(|manager| manager.time.clone());
             managers.others.extend(entry.manager());
         }
         Ok(managers)

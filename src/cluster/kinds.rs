@@ -131,7 +131,10 @@ fn resources(
     groups: &v2::APIGroupDiscoveryList,
 ) -> impl Iterator<Item = (&str, &str, &v2::APIResourceDiscovery)> {
     groups.items.iter().flat_map(|group| {
-        let name = group.metadata.as_ref().and_then(|own| own.name.as_deref());
+        let name = group
+            .metadata
+            .as_ref()
+            .and_then(|metadata| metadata.name.as_deref());
         let versions = group.versions.iter();
         versions.flat_map(move |version| {
             let of = version.version.as_deref().unwrap_or_default();

@@ -68,7 +68,7 @@ impl Leadership {
 
 /// Data that is stored with the Lease for the next holder.
 pub trait LeaseMemory: Send + Sync {
-    /// Takes over the stored data.
+    /// Restores the data that the previous holder stored with the Lease.
     fn read(&self, text: &str);
     /// The data to store; `None` leaves the stored data unchanged.
     fn text(&self) -> Option<String>;

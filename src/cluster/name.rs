@@ -1,4 +1,4 @@
-//! Names of objects.
+//! Names of namespaced and cluster-scoped objects, written `namespace/name`.
 
 use std::fmt;
 

@@ -152,8 +152,8 @@ mod tests {
     use super::*;
     use crate::scripted_api::ScriptedApi;
 
-    /// A namespace that is deleted and created again with the same annotations counts as a change:
-    /// pods that were evaluated in between did not have the annotations.
+    /// A namespace that is deleted and recreated with the same annotations counts as a change: pods
+    /// that were evaluated while it was deleted did not see the annotations.
     #[tokio::test(start_paused = true)]
     async fn deleted_namespaces_are_forgotten() {
         const PATH: &str = "/api/v1/namespaces/a";

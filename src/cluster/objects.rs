@@ -152,7 +152,8 @@ pub struct PodStatus {
 }
 
 impl PodStatus {
-    /// The statuses of all containers: init containers, containers, ephemeral containers.
+    /// The statuses of init containers and of containers. Statuses of ephemeral containers are not
+    /// read.
     pub fn containers(&self) -> impl Iterator<Item = &ContainerStatus> {
         self.init_container_statuses
             .iter()

@@ -3,7 +3,7 @@
 //!
 //! Tolerations and taints are atomic lists without a merge key, so any other kind of patch would
 //! replace the whole list. Appends to a pod or template require an unchanged list; appends to a
-//! node do not conflict with other appends. `test` operations prevent that a patch is applied
+//! node do not conflict with other appends. `test` operations prevent a patch from being applied
 //! twice, or to another object of the same name. Patches of nodes do not test `resourceVersion`,
 //! because it changes with every update of the status.
 
@@ -183,7 +183,7 @@ pub fn node(node: &Node, change: node::NodeChange) -> JsonPatch {
                 .metadata
                 .annotations
                 .as_ref()
-                .and_then(|all| all.get(annotation::TAINT));
+                .and_then(|annotations| annotations.get(annotation::TAINT));
             if let Some(seen) = seen {
                 patch.annotate(&node.metadata, &[(annotation::TAINT, Some(seen))]);
             }

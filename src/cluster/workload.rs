@@ -229,7 +229,7 @@ mod tests {
         let list = json!({"kind": "PodList", "items": [inner, {"kind": "C"}]});
         let kinds: Vec<_> = objects(list)
             .iter()
-            .map(|one| one["kind"].clone())
+            .map(|owner| owner["kind"].clone())
             .collect();
         assert_eq!(kinds, ["A", "B", "C"]);
     }

@@ -45,12 +45,16 @@ impl AffinityConfig {
     pub fn preferences(&self) -> Preferences {
         let weights = self.preferred.iter();
         weights
-            .map(|one| (one.architecture.clone(), one.weight.get()))
+            .map(|preference| (preference.architecture.clone(), preference.weight.get()))
             .collect()
     }
 
     pub(super) fn check(&self, config: &Config, mistakes: &mut Mistakes) {
-        let names: BTreeSet<_> = self.preferred.iter().map(|one| &one.architecture).collect();
+        let names: BTreeSet<_> = self
+            .preferred
+            .iter()
+            .map(|preference| &preference.architecture)
+            .collect();
         mistakes.unless(
             names.len() == self.preferred.len(),
             &["affinity.preferred"],

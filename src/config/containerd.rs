@@ -48,7 +48,9 @@ impl ContainerdConfig {
             let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             !name.is_empty() && name.len() <= 76 && name.chars().all(plain)
         };
-        let mut all = reads.iter().chain(Some(own).filter(|own| !own.is_empty()));
+        let mut all = reads
+            .iter()
+            .chain(Some(own).filter(|namespace| !namespace.is_empty()));
         mistakes.unless(
             all.all(is_namespace),
             &["containerd.readNamespaces", "containerd.cacheNamespace"],

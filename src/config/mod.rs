@@ -226,10 +226,10 @@ impl Config {
             &["runtimeClasses"],
             "runtimeClasses takes names of RuntimeClass objects, each with platforms like wasi/wasm",
         );
-        let emulates = |one: &Emulator| {
-            !one.has_empty_selector()
-                && !one.runs.is_empty()
-                && !one.runs.contains(&one.architecture)
+        let emulates = |emulator: &Emulator| {
+            !emulator.has_empty_selector()
+                && !emulator.runs.is_empty()
+                && !emulator.runs.contains(&emulator.architecture)
         };
         mistakes.unless(
             self.emulation.len() <= MAX_EMULATORS && self.emulation.iter().all(emulates),
@@ -284,7 +284,7 @@ impl Config {
         );
         let mut tolerations = rules.iter().flat_map(|rule| &rule.tolerations);
         mistakes.unless(
-            !tolerations.any(|one| one.value.contains("{arch}")),
+            !tolerations.any(|toleration| toleration.value.contains("{arch}")),
             KEYS,
             "{arch} in a toleration is for the key tolerations, not for rules",
         );

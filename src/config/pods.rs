@@ -13,7 +13,8 @@ use crate::placement::Mode;
 pub struct PodsConfig {
     /// Their mode: see annotations.md.
     pub mode: Mode,
-    /// Namespaces whose pods tolerate every architecture without reading their images.
+    /// Namespaces whose pods get the mode `any`: they tolerate every architecture, and archaware
+    /// does not read their images.
     pub exempt_namespaces: BTreeSet<String>,
 }
 

@@ -75,7 +75,8 @@ impl From<&FailureConfig> for FailurePolicy {
 }
 
 impl Config {
-    /// Removes the files that exist only in the pods of the installation. Returns their keys.
+    /// Empties the settings that name files, because these files exist only in the pods of the
+    /// installation. Returns the keys of the settings that were set.
     pub fn without_files(&mut self) -> Vec<&'static str> {
         let (registries, plugins) = (&mut self.registries, &mut self.credential_providers);
         let mut found = Vec::new();

@@ -43,8 +43,8 @@ impl RegistriesConfig {
             "registries.plainHttp takes host[:port], no URL",
         );
         let is_host = |name: &String| !name.is_empty() && !name.contains(['/', '@', ' ']);
-        let is_endpoint = |one: &TokenEndpoint| {
-            is_host(&one.registry) && is_host(&one.host) && !one.host.contains(':')
+        let is_endpoint = |endpoint: &TokenEndpoint| {
+            is_host(&endpoint.registry) && is_host(&endpoint.host) && !endpoint.host.contains(':')
         };
         mistakes.unless(
             self.token_endpoints.iter().all(is_endpoint),

@@ -44,7 +44,7 @@ impl Default for TaintConfig {
     }
 }
 
-/// How to treat the pods on a node before the node is tainted.
+/// How to treat pods that run on a node already when it gets its taint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum BoundPods {

@@ -44,7 +44,7 @@ const OWN: &[&str] = &[
 pub struct Forwarding {
     /// Namespaces that may be read.
     pub read: Vec<String>,
-    /// archaware's own namespace, which may also be written.
+    /// The containerd namespace of archaware, to which clients may also write.
     pub own: Option<String>,
 }
 

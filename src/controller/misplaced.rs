@@ -79,7 +79,7 @@ pub(super) struct MisplacedPods {
     evicting: tokio::sync::Mutex<()>,
 }
 
-/// A pod that is one.
+/// A misplaced pod.
 struct Found {
     containers: Vec<WrongArchitecture>,
     /// For what the image of the first one is built.
@@ -94,7 +94,7 @@ struct Found {
 /// The result of checking a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CheckResult {
-    /// It is one, and stays.
+    /// The pod is misplaced, and stays.
     Found,
     Evicted,
     /// It is gone, or fails for another reason.
@@ -294,7 +294,7 @@ impl MisplacedPods {
         let view = node.view();
         // A node without a valid architecture cannot be compared with images.
         let architecture = view.architecture.parse().ok()?;
-        let variant = self.evaluator.policy.variants.of_view(&view);
+        let variant = self.evaluator.policy.variants.of_node(&view);
         Some(PodNode {
             node,
             architecture,

@@ -168,8 +168,8 @@ mod tests {
         .unwrap();
         let (now, mut owners) = (Instant::now(), Owners::new());
         let after = |seconds| now + Duration::from_secs(seconds);
-        // Created an hour ago, before other pods of its controller were evicted, so it counts as
-        // the same round.
+        // Created an hour ago, before other pods of its controller were evicted, so it has not had
+        // its turn, and need not wait.
         let mut old = pod.clone();
         old.metadata.creation_timestamp =
             Some(Time(jiff::Timestamp::now() - Duration::from_hours(1)));

@@ -21,7 +21,7 @@ use crate::{
 
 use super::age::age;
 
-/// Records when the API server calls the webhook. Cheap to clone.
+/// Knows whether the API server calls the webhook for a pod. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct WebhookUse {
     pub(super) metrics: Metrics,

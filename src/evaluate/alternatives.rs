@@ -1,23 +1,22 @@
-//! Images that a container could have got, for `explain`.
+//! The candidates of a container for image selection, for `explain`.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// The images that could have been selected for a container, or the nodes that are preferred for
-/// its own image.
+/// The candidates for the image of a container, or the preferred nodes for its own image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(rename = "ExplainedSelection")]
 pub struct ImageAlternatives {
-    /// The container.
+    /// Name of the container.
     pub container: String,
     /// The reference of the compatibility document, or of the image with the attached document.
     pub document: String,
-    /// Whether an image is selected by it; otherwise its weights are preferences.
+    /// Whether the document selects an image; otherwise its weights are preferences.
     pub selects_image: bool,
-    /// The number of nodes that can take the pod with this image.
+    /// The number of nodes that can take the pod, whatever its image is.
     pub nodes: usize,
-    /// The entries of the document in its order, or the images of its model.
+    /// The entries of the document in their order, or the images of its model.
     pub candidates: Vec<ImageAlternative>,
 }
 
@@ -26,11 +25,11 @@ pub struct ImageAlternatives {
 #[serde(rename_all = "camelCase")]
 #[schemars(rename = "ExplainedCandidate")]
 pub struct ImageAlternative {
-    /// Its image or group.
+    /// The image or group of the entry.
     pub tag: String,
-    /// Its weight; null for an image of a model, which has none.
+    /// The weight of the entry; null for an image of a model, which has no weight.
     pub weight: Option<i64>,
-    /// Whether its image is selected, or its nodes are preferred.
+    /// Whether the image is selected, or the nodes are preferred.
     pub chosen: bool,
     /// Whether the entry was chosen, and why not.
     pub outcome: String,

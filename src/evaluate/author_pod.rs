@@ -13,20 +13,20 @@ use crate::{
 
 type Annotations = BTreeMap<String, String>;
 
-/// A pod without what archaware added to it, as far as that is recorded and still there.
+/// A pod without archaware's additions, as far as they are recorded and still there.
 #[derive(Clone, Debug)]
 pub struct AuthorPod<'a> {
     pub spec: Cow<'a, PodSpec>,
-    /// Its annotations, without those of a decision.
+    /// The pod's annotations, without those of a decision.
     pub annotations: Cow<'a, Annotations>,
-    /// What archaware added, by its own record.
+    /// archaware's additions, by its own record.
     pub recorded: PodChange,
-    /// Where the additions were.
+    /// The positions of the additions.
     pub found: FoundAdditions,
 }
 
 impl<'a> AuthorPod<'a> {
-    /// Takes the additions off.
+    /// Removes the additions from a pod.
     pub fn new(spec: &'a PodSpec, annotations: &'a Annotations) -> Self {
         let recorded = record::read(annotations);
         let (spec, found) = if recorded.is_empty() {
@@ -62,7 +62,7 @@ fn without(mut spec: PodSpec, recorded: &PodChange) -> (PodSpec, FoundAdditions)
     let containers: Vec<_> = containers.collect();
     found.images = record::undo_images(recorded, containers.into_iter());
     let images = found.images.iter();
-    spec.set_images(images.map(|own| (own.container.as_str(), Some(own.from.as_str()))));
+    spec.set_images(images.map(|change| (change.container.as_str(), Some(change.from.as_str()))));
     (spec, found)
 }
 

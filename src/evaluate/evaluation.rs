@@ -16,19 +16,20 @@ use super::{ImageAlternatives, Notice, pull_secrets::UnusablePullSecret};
 /// The result of an evaluation.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// No change, because of its mode or because it tolerates every architecture already.
+    /// No change: the mode is `ignore`, or the pod tolerates every architecture already.
     Skip,
     Decided(Decision),
-    /// Some images could not be resolved; to be retried.
+    /// Some images could not be resolved; the evaluation is to be retried.
     Unresolved {
         failed: Vec<(String, ImageError)>,
-        /// What the other images share; `None` if they do not limit the pod.
+        /// The architectures that the other images share; `None` if the other images do not limit
+        /// the pod.
         known: Option<Architectures>,
     },
 }
 
 impl Verdict {
-    /// The verdict if something more could not be read.
+    /// This verdict, if more images or documents could not be read.
     pub(super) fn without(self, more: Vec<(String, ImageError)>) -> Self {
         let (mut failed, known) = match self {
             // Unknown images could only leave fewer architectures.
@@ -42,39 +43,39 @@ impl Verdict {
     }
 }
 
-/// A verdict with what led to it.
+/// A verdict with its reasons.
 #[derive(Clone, Debug)]
 pub struct Evaluation {
-    /// The result.
+    /// The verdict.
     pub verdict: Verdict,
-    /// Whether the decision was made earlier by the failure policy, for the same images.
+    /// Whether the failure policy decided earlier, for the same images.
     pub by_policy: bool,
     /// Preferred architectures.
     pub preferences: Preferences,
-    /// Why there is no architecture that fits, if there is none.
+    /// Why no architecture fits, if none does.
     pub conflict: Option<Conflict>,
     /// The resolved images.
     pub images: Vec<EvaluatedImage>,
     /// Pull secrets that were skipped.
     pub unusable: BTreeSet<UnusablePullSecret>,
-    /// What features ask of its nodes.
+    /// The demands of all sources.
     pub demands: Demands,
-    /// Messages of these features.
+    /// Messages of the sources.
     pub raised: Vec<Notice>,
     /// The images that its containers could have got, with [`Evaluator::explains`].
     ///
     /// [`Evaluator::explains`]: super::Evaluator::explains
     pub alternatives: Vec<ImageAlternatives>,
-    /// The runtime class that would run its images, and cannot be set any more, or not here.
+    /// The runtime class that would run the images, and that the pod cannot get any more.
     pub lacking_class: Option<String>,
 }
 
 /// An image of a pod that was resolved.
 #[derive(Clone, Debug)]
 pub struct EvaluatedImage {
-    /// The image as written in the pod.
+    /// The name of the image in the pod.
     pub name: String,
-    /// The image's own architectures for the OS of the pod; `None` if the image does not limit its
+    /// The architectures of the image for the OS of the pod; `None` if the image does not limit its
     /// pod.
     pub architectures: Option<ImageArchitectures>,
     /// The resolved platforms and their source.
@@ -84,9 +85,9 @@ pub struct EvaluatedImage {
 /// All images of a pod or template.
 #[derive(Clone, Debug)]
 pub struct ResolvedImages {
-    /// Those that are resolved.
+    /// The resolved images.
     pub images: Vec<EvaluatedImage>,
-    /// Those that are not, and why.
+    /// The failed images, with the errors.
     pub failed: Vec<(String, ImageError)>,
     /// Pull secrets that were skipped.
     pub unusable: BTreeSet<UnusablePullSecret>,
@@ -95,7 +96,7 @@ pub struct ResolvedImages {
 /// Why no node can run a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Conflict {
-    /// These sets of architectures share nothing: what single images allow, and
+    /// These sets of architectures share nothing: those of single images, and
     /// `schedulableArchitectures`.
     Disjoint(Vec<Architectures>),
     /// The pod's author selects no architecture of this set, which its images allow, and does not
@@ -107,7 +108,8 @@ pub enum Conflict {
 }
 
 impl Conflict {
-    /// The sets. Node affinity that requires all of them says that no node can run the pod.
+    /// The conflicting sets. Node affinity that requires all of them shows that no node can run the
+    /// pod.
     pub(super) fn sets(&self) -> &[Architectures] {
         match self {
             Self::Disjoint(sets) => sets,
@@ -117,7 +119,7 @@ impl Conflict {
 }
 
 impl Evaluation {
-    /// A verdict, with nothing else that is known.
+    /// An evaluation with only a verdict.
     pub(crate) fn new(verdict: Verdict) -> Self {
         Self {
             verdict,
@@ -162,7 +164,7 @@ impl Evaluation {
         }
     }
 
-    /// Who made the decision.
+    /// The source of the decision, for its annotation.
     pub(crate) fn decided_by(&self) -> DecidedBy {
         if self.by_policy {
             DecidedBy::StandingPolicy
@@ -171,7 +173,7 @@ impl Evaluation {
         }
     }
 
-    /// Rules that select the pod and are left out.
+    /// Rules that select the pod, but are left out.
     pub fn left_out_rules(&self) -> impl Iterator<Item = &LeftOutRule> {
         self.raised.iter().filter_map(|notice| match notice {
             Notice::RuleLeftOut(rule) => Some(rule),
@@ -252,7 +254,7 @@ impl Evaluation {
 }
 
 impl EvaluatedImage {
-    /// The platforms of an image that has none for the pod's OS, in words.
+    /// The platforms of an image that has no platform for the pod's OS, in words.
     fn other_platforms(&self) -> String {
         let platforms = self.resolved.platforms.platforms().iter();
         let platforms: Vec<String> = platforms.map(ToString::to_string).collect();

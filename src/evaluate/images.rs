@@ -1,4 +1,4 @@
-//! What the images of a pod or template allow.
+//! Resolves the images of a pod or template, and decides by them.
 
 use std::collections::BTreeSet;
 
@@ -17,14 +17,14 @@ use super::{
     pull_secrets::PodCredentials, source::Evaluating,
 };
 
-/// Maximum number of images of a pod, many times that of the largest pods. Beyond it, every
-/// architecture is tolerated.
+/// Maximum number of images of a pod, many times that of the largest pods. A pod with more images
+/// tolerates every architecture.
 const MAX_IMAGES: usize = 256;
-/// Maximum number of images of one pod that are being resolved.
+/// Maximum number of images of one pod that are resolved at the same time.
 pub(crate) const MAX_CONCURRENT_IMAGES: usize = 16;
 
 impl Evaluator {
-    /// Decides by the images that are read, and by what demands have changed since.
+    /// Decides again by the images that are read, after demands have changed the pod.
     pub(super) fn decide_by_images(&self, pod: &mut Evaluating<'_>) {
         let Some(read) = &pod.read else { return };
         let images = &pod.evaluation.images;
@@ -32,7 +32,7 @@ impl Evaluator {
         pod.decide(verdict);
     }
 
-    /// Resolves the images of a pod or template, whatever its rule and its tolerations are.
+    /// Resolves the images of a pod or template, whatever its mode and its tolerations are.
     pub async fn resolve_all(&self, subject: Subject<'_>) -> ResolvedImages {
         let is_template = subject.stage == Stage::Template;
         let (spec, namespace) = (subject.spec, subject.namespace);
@@ -101,7 +101,8 @@ impl Evaluator {
             .await
     }
 
-    /// What the images that are known allow, and the nodes that emulate.
+    /// The verdict from the resolved images, or from the architectures of nodes that emulate, if
+    /// emulation is used.
     pub(crate) fn verdict(
         &self,
         images: &[EvaluatedImage],
@@ -116,7 +117,7 @@ impl Evaluator {
             None => self.policy.shared(sets),
         };
         let decision = self.policy.decide(known.clone());
-        // The images that are not known could only leave fewer architectures.
+        // Unknown images could only leave fewer architectures.
         let is_final = failed.is_empty() || decision == Decision::NoCommonArchitecture;
         if is_final {
             Verdict::Decided(decision)
@@ -129,11 +130,11 @@ impl Evaluator {
     }
 }
 
-/// What each of the images of a pod is built for, in their order; `None` for an image that does not
-/// limit the pod.
+/// The architectures of each image of a pod, in the order of the images; `None` for an image that
+/// does not limit the pod.
 ///
-/// Images for Windows limit no pod that does not state its OS: it may well select Windows nodes in
-/// another way (by a taint, by a label of its own).
+/// Images for Windows limit no pod that does not state its OS: it may select Windows nodes in
+/// another way (by a taint, or by a label of its own).
 pub fn limiting<'a>(
     policy: &PlacementPolicy,
     spec: &PodSpec,

@@ -1,5 +1,5 @@
-//! The keys that archaware is or was configured with. Those of earlier configurations become known
-//! when the Lease is read.
+//! The keys that archaware is or was configured with. The keys of earlier configurations become
+//! known when the Lease is read.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use crate::placement::ConfiguredKeys;
 pub struct KnownKeys(Arc<Mutex<Arc<ConfiguredKeys>>>);
 
 impl KnownKeys {
-    /// Those of this configuration.
+    /// Starts with the keys of this configuration.
     pub fn new(configured: impl Into<ConfiguredKeys>) -> Self {
         Self(Arc::new(Mutex::new(Arc::new(configured.into()))))
     }
 
-    /// All that are known now.
+    /// All keys that are known now.
     pub fn get(&self) -> Arc<ConfiguredKeys> {
         self.0.lock().clone()
     }
 
-    /// Adds those of an earlier configuration.
+    /// Adds the keys of an earlier configuration.
     pub fn extend(&self, earlier: &ConfiguredKeys) {
         Arc::make_mut(&mut self.0.lock()).extend(earlier);
     }

@@ -1,5 +1,5 @@
-//! Step 1 of 3 (evaluate, plan, apply): finds how a pod or template is handled,
-//! reads its pull secrets and the platforms of its images, and decides by them. Changes nothing.
+//! Step 1 of 3 (evaluate, plan, apply): finds the mode of a pod or template, reads its pull secrets
+//! and the platforms of its images, and decides. Changes nothing.
 
 mod alternatives;
 mod author_pod;
@@ -57,10 +57,10 @@ pub struct Evaluator {
     pub keys: KnownKeys,
     /// The nodes of the cluster.
     pub nodes: ClusterNodes,
-    /// What asks something of them.
+    /// The sources of demands.
     pub sources: Sources,
-    /// Whether the evaluation is for `explain`. It then keeps which images a container could have
-    /// got, and which nodes hold images that are not known, for pods that cannot use it, too.
+    /// Whether the evaluation is for `explain`. Then it also keeps the candidates of image
+    /// selection, and the nodes that hold unresolved images, for pods that cannot use them.
     pub explains: bool,
 }
 
@@ -70,13 +70,14 @@ impl Evaluator {
         Template::new(set, &self.keys.get())
     }
 
-    /// Whether archaware leaves it alone.
+    /// Whether archaware leaves the pod alone.
     pub fn is_ignored(&self, subject: Subject<'_>, namespace: &Namespace) -> bool {
         let (handling, ..) = self.handling(subject, namespace);
         handling == Handling::Mode(Mode::Ignore)
     }
 
-    /// How a pod is handled, where that is set, and annotations with invalid values.
+    /// The mode or the stated architectures of a pod, where they are set, and annotations with
+    /// invalid values.
     pub fn handling(
         &self,
         subject: Subject<'_>,
@@ -112,7 +113,7 @@ impl Evaluator {
         pod.finish(self)
     }
 
-    /// Evaluates a pod as if it were created again.
+    /// Evaluates a pod as if it were recreated.
     pub async fn evaluate_anew(&self, subject: Subject<'_>, namespace: &Namespace) -> Evaluation {
         let author = AuthorPod::new(subject.spec, subject.annotations);
         let mut spec = author.spec.into_owned();

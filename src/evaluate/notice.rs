@@ -16,9 +16,9 @@ pub enum Notice {
     InvalidAnnotation(InvalidAnnotation),
     /// A pull secret is skipped.
     UnusablePullSecret(UnusablePullSecret),
-    /// A container asks for image selection and keeps its image.
+    /// A container asks for image selection, but keeps its image.
     ImageNotSelected {
-        /// Why, in words.
+        /// The reason in words.
         why: String,
         /// Whether the reason is that no image fits a node of the pod.
         fits_no_node: bool,
@@ -34,7 +34,7 @@ pub enum Notice {
 }
 
 impl Notice {
-    /// The reason of its event.
+    /// The reason of the event for this notice.
     pub fn reason(&self) -> EventReason {
         match self {
             Self::InvalidAnnotation(_) => EventReason::InvalidAnnotation,
@@ -48,22 +48,22 @@ impl Notice {
         }
     }
 
-    /// Whether its event is about the namespace of the pod.
+    /// Whether the event is about the namespace of the pod.
     pub fn is_on_namespace(&self) -> bool {
         matches!(self, Self::InvalidAnnotation(invalid) if invalid.on_namespace)
     }
 
-    /// Whether its text lists the images that are known so far: a new text is not a new event then.
+    /// Whether the text lists the images that are known so far. A new text is not a new event then.
     pub fn depends_on_images(&self) -> bool {
         self.is_conflict() || matches!(self, Self::AuthorOverrules(_))
     }
 
-    /// Whether it is about a permission that archaware lacks.
+    /// Whether the notice is about a permission that archaware lacks.
     pub fn is_for_administrators(&self) -> bool {
         matches!(self, Self::UnusablePullSecret(unusable) if unusable.is_forbidden())
     }
 
-    /// Whether it says why no node can run the pod.
+    /// Whether the notice explains why no node can run the pod.
     pub fn is_conflict(&self) -> bool {
         matches!(
             self,

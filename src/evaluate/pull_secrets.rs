@@ -27,7 +27,7 @@ use crate::{
     single_flight::SingleFlight,
 };
 
-/// How long a Secret is cached. A rollout creates many pods with the same one.
+/// How long a Secret is cached. A rollout creates many pods with the same Secret.
 const USABLE_TTL: Duration = Duration::from_mins(1);
 /// How long an unusable Secret is cached; its owner may be fixing it.
 const UNUSABLE_TTL: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ const MAX_CONTENT: usize = 128 * 1024;
 /// archaware read thousands.
 const MAX_OF_POD: usize = 32;
 
-/// Why a Secret is skipped that may not be read. Where access is granted per namespace, this is
+/// Why a Secret without permission is skipped. Where access is granted per namespace, this is
 /// expected.
 const FORBIDDEN: &str =
     "archaware may not read it; bind the ClusterRole archaware-pull-secrets in its namespace";
@@ -58,7 +58,7 @@ struct PullSecretsInner {
     accounts: ReadObjects<Vec<String>>,
 }
 
-/// The content, or why it cannot be used.
+/// The parsed object, or the reason why it cannot be used.
 type Read<T> = Result<Arc<T>, Arc<str>>;
 
 struct ReadObjects<T> {
@@ -131,9 +131,9 @@ impl PullSecrets {
         }
     }
 
-    /// The credentials of a pod in `namespace`. The pods of a template without pull secrets get
-    /// those of their ServiceAccount; in a pod, the `ServiceAccount` admission plugin has added
-    /// them already.
+    /// The credentials of a pod in `namespace`. Pods of a template without pull secrets get the
+    /// pull secrets of their ServiceAccount; in an existing pod, the `ServiceAccount` admission
+    /// plugin has added them already.
     pub fn for_pod(&self, namespace: &str, spec: &PodSpec, is_template: bool) -> PodCredentials {
         let unusable: Arc<Mutex<BTreeSet<UnusablePullSecret>>> = Arc::default();
         let named = names(&spec.image_pull_secrets);
@@ -269,7 +269,7 @@ impl<T: Send + Sync + 'static> ReadObjects<T> {
     }
 }
 
-/// Reads an object. The error is shown in events of the pods that name it.
+/// Reads an object. Events of the pods that name the object show the error.
 async fn get<K>(api: &ApiClient, name: &NamespacedName) -> Result<K, Arc<str>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned,

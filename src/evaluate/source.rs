@@ -1,4 +1,4 @@
-//! The sources of demands: each feature that asks something of the nodes of a pod.
+//! The sources of demands: features with demands on the nodes of a pod.
 
 mod architectures;
 mod author;
@@ -31,10 +31,10 @@ pub use rules::Rules;
 pub(super) use rules::applied_rules;
 pub use runtime_class::RuntimeClass;
 
-/// A feature that asks something of the nodes of a pod.
+/// A feature with demands on the nodes of a pod.
 pub trait DemandSource: Send + Sync {
-    /// Adds demands and notices to the evaluation, by what the sources before it asked. Returns the
-    /// rest of the work if something has to be read for it.
+    /// Adds demands and notices to the evaluation. Earlier sources have added theirs. Returns the
+    /// rest of the work if the source has to read something for it.
     fn ask<'a>(
         &'a self,
         evaluator: &'a Evaluator,
@@ -56,7 +56,7 @@ impl Sources {
         Self(sources.into_iter().collect())
     }
 
-    /// All of them.
+    /// All sources, in their order.
     pub fn iter(&self) -> impl Iterator<Item = &dyn DemandSource> {
         self.0.iter().map(AsRef::as_ref)
     }
@@ -78,7 +78,7 @@ impl Sources {
     }
 }
 
-/// A pod or template whose sources of demands are being asked.
+/// A pod or template during its evaluation.
 pub struct Evaluating<'a> {
     given: Subject<'a>,
     /// The spec with the runtime class and the images of demands; `None` if no demand has changed
@@ -91,7 +91,7 @@ pub struct Evaluating<'a> {
     pub(crate) evaluation: Evaluation,
     /// Documents that the selection of images could not read in time.
     pub(crate) unread: Vec<(String, ImageError)>,
-    /// `None` if the images do not decide.
+    /// The images that were read; `None` if the images do not decide.
     pub(crate) read: Option<ReadImages>,
     pub(crate) emulation: Option<Emulation>,
 }
@@ -124,7 +124,7 @@ impl<'a> Evaluating<'a> {
         }
     }
 
-    /// With the runtime class and images that demands have set so far.
+    /// The pod or template, with the runtime class and images that demands have set so far.
     pub(crate) fn subject(&self) -> Subject<'_> {
         Subject {
             spec: self.spec.as_ref().unwrap_or(self.given.spec),
@@ -132,12 +132,12 @@ impl<'a> Evaluating<'a> {
         }
     }
 
-    /// Changes what the following sources see.
+    /// The spec that the following sources see.
     pub(crate) fn spec_mut(&mut self) -> &mut PodSpec {
         self.spec.get_or_insert_with(|| self.given.spec.clone())
     }
 
-    /// Decides, if nothing that could not be read has an influence.
+    /// Sets the verdict. It stays unresolved while unread documents could change it.
     pub(crate) fn decide(&mut self, verdict: Verdict) {
         self.evaluation.verdict = if self.unread.is_empty() {
             verdict
@@ -154,7 +154,7 @@ impl<'a> Evaluating<'a> {
         )
     }
 
-    /// The evaluation, when all sources have been asked.
+    /// The evaluation, after all sources.
     pub(crate) fn finish(mut self, evaluator: &Evaluator) -> Evaluation {
         if let Some(read) = &self.read {
             self.evaluation.unusable = read.credentials.unusable();

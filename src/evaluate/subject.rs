@@ -26,8 +26,8 @@ pub struct Subject<'a> {
     pub namespace: &'a str,
     /// Which fields can still be changed.
     pub stage: Stage,
-    /// What the failure policy decided earlier for exactly these images, if that stands until they
-    /// change.
+    /// The failure policy's earlier decision, if it is for exactly these images and remains valid
+    /// until the images change.
     pub decided_by_policy: Option<&'a Decision>,
 }
 
@@ -51,7 +51,7 @@ impl Subject<'_> {
         }
     }
 
-    /// The changes that a decision by its images means for it.
+    /// The changes that a decision by the images means for the pod or template.
     pub fn change(
         self,
         policy: &PlacementPolicy,

@@ -21,13 +21,13 @@ pub struct Template<'a> {
     pub set: &'a DaemonSet,
     /// The spec without archaware's tolerations, as its author wrote it.
     pub without_owned: PodSpec,
-    /// What archaware recorded.
+    /// archaware's record.
     pub record: OwnedTolerations,
     /// Indexes of the tolerations that archaware owns, in ascending order.
     pub owned: Vec<usize>,
-    /// Images of the template. A decision of the failure policy stands until they change.
+    /// Images of the template. A decision of the failure policy stands until the images change.
     pub images: BTreeSet<String>,
-    /// The decision of the failure policy that stands.
+    /// The failure policy's decision that still stands.
     decided_by_policy: Option<Decision>,
     os: Os,
 }
@@ -68,8 +68,8 @@ impl<'a> Template<'a> {
         }
     }
 
-    /// Whether a recorded toleration is there that only lacks a known key: an earlier configuration
-    /// may have had it.
+    /// Whether the template has a recorded toleration that only lacks a known key: an earlier
+    /// configuration may have had the key.
     pub fn has_unknown_key(&self, keys: &ConfiguredKeys) -> bool {
         let names_architecture = |toleration: &&serde_json::Value| {
             let value = toleration.get("value").and_then(serde_json::Value::as_str);
@@ -77,7 +77,9 @@ impl<'a> Template<'a> {
             named.is_some_and(|named| named.is_known())
         };
         let mut recorded = self.record.tolerations.iter().filter(names_architecture);
-        recorded.any(|one| !keys.can_own_toleration(one) && self.tolerations().contains(one))
+        recorded.any(|toleration| {
+            !keys.can_own_toleration(toleration) && self.tolerations().contains(toleration)
+        })
     }
 
     /// Whether another writer removed tolerations that archaware had added.
@@ -87,13 +89,14 @@ impl<'a> Template<'a> {
         recorded.any(|toleration| !existing.contains(toleration))
     }
 
-    /// The decision that these images made earlier, as recorded.
+    /// The recorded decision of these images.
     pub fn decided_by_images(&self) -> Option<Decision> {
         let decision = self.record.decision_of_images();
         decision.filter(|_| self.record.is_for(&self.images))
     }
 
-    /// Never widens an earlier provisional decision, because a restart must not cause a rollout.
+    /// Limits a decision of the failure policy to its earlier decision for the same images: less
+    /// may be known after a restart, and that must not cause a rollout.
     pub fn narrow(&self, decision: Decision) -> Decision {
         if self.record.is_for(&self.images) {
             self.record.narrow(decision)
@@ -127,7 +130,7 @@ impl<'a> Template<'a> {
         spec.tolerations.as_deref().unwrap_or_default()
     }
 
-    /// Those that archaware owns.
+    /// The tolerations that archaware owns.
     pub fn owned_tolerations(&self) -> Vec<serde_json::Value> {
         let all = self.tolerations();
         let owned = self.owned.iter().filter_map(|index| all.get(*index));

@@ -1,16 +1,16 @@
-//! Containers that cannot run on their node because it has another architecture, by what Kubernetes
-//! says of them. Pure: no node is asked, and no log is read.
+//! Containers that cannot run on their node because it has another architecture, as Kubernetes
+//! reports them. Pure: asks no node, and reads no log.
 
 use jiff::SignedDuration;
 
 use crate::cluster::objects::{ContainerStatus, Pod, StateDetail};
 
-/// What the kernel says of a program for another architecture (`ENOEXEC`). runc, crun, youki,
+/// The kernel's message for a program of another architecture (`ENOEXEC`). runc, crun, youki,
 /// gVisor and Kata pass it on.
 pub const EXEC_FORMAT_ERROR: &str = "exec format error";
 
-/// What runtimes say of an image index without a manifest for the node, in lower case: containerd,
-/// CRI-O and Podman (containers/image, two versions), Docker (`moby`, two cases).
+/// Messages of runtimes for an image index without a manifest for the node, in lower case:
+/// containerd, CRI-O and Podman (containers/image, two versions), Docker (`moby`, two cases).
 const NO_MATCHING_PLATFORM: [&str; 5] = [
     "no match for platform in manifest",
     "no image found in image index for architecture",
@@ -19,8 +19,8 @@ const NO_MATCHING_PLATFORM: [&str; 5] = [
     "does not match the specified platform",
 ];
 
-/// A program that ran for longer than this was executed: by emulation, or because its image says
-/// something wrong.
+/// A program that ran for longer than this was executed: by emulation, or because its image names a
+/// wrong architecture.
 const AT_ONCE: SignedDuration = SignedDuration::from_secs(10);
 
 /// Why a container cannot run on its node.
@@ -35,7 +35,7 @@ pub enum WrongArchitectureCause {
 }
 
 impl WrongArchitectureCause {
-    /// What a message of a runtime, or of an event about it, proves.
+    /// The cause that a message of a runtime, or of an event, proves.
     pub fn of_message(message: &str) -> Option<Self> {
         let message = message.to_lowercase();
         if message.contains(EXEC_FORMAT_ERROR) {
@@ -64,12 +64,13 @@ pub struct WrongArchitecture {
     pub container: String,
     /// Its image, as the pod names it.
     pub image: String,
-    /// The cause, as the container's status shows it.
+    /// The cause, by the container's status, an event, or the architectures of its image.
     pub cause: WrongArchitectureCause,
 }
 
-/// The containers of a pod that cannot run on its node. `told`: what an event says of a container.
-/// `lacks`: whether the image of a container of this name is known not to run on the node.
+/// The containers of a pod that cannot run on its node. `told`: the cause that an event proves for
+/// a container. `lacks`: whether the image of the container with this name is known not to run on
+/// the node.
 pub fn find(
     pod: &Pod,
     told: Option<(&str, WrongArchitectureCause)>,
@@ -95,8 +96,8 @@ pub fn find(
     found.collect()
 }
 
-/// Whether a container fails in a way that another architecture can be the reason for, so that it
-/// is worth resolving its image.
+/// Whether another architecture can be the reason for a container's failure, so that it is worth
+/// resolving its image.
 pub fn may_be_wrong_architecture(status: &ContainerStatus) -> bool {
     let is_pulled = |detail: &StateDetail| {
         let reason = detail.reason.as_deref();
@@ -107,8 +108,8 @@ pub fn may_be_wrong_architecture(status: &ContainerStatus) -> bool {
             || status.state.waiting.as_ref().is_some_and(is_pulled))
 }
 
-/// Whether a status says that a container waits after a failure, or has ended. One that has not
-/// started yet waits, too.
+/// Whether the container waits after a failure, or has ended. A container that has not started yet
+/// waits, too.
 pub fn says_failure(status: &ContainerStatus) -> bool {
     let is_starting = |detail: &StateDetail| {
         let reason = detail.reason.as_deref();
@@ -118,12 +119,12 @@ pub fn says_failure(status: &ContainerStatus) -> bool {
     status.state.terminated.is_some() || waiting.is_some_and(|detail| !is_starting(detail))
 }
 
-/// One that runs again is on a node that executes it, whatever it said before.
+/// A container that runs again is on a node that executes it, whatever failed before.
 fn is_failing(status: &ContainerStatus) -> bool {
     !status.ready && status.state.running.is_none()
 }
 
-/// What the messages about a container prove.
+/// The cause that the messages of a container prove.
 fn of_status(status: &ContainerStatus) -> Option<WrongArchitectureCause> {
     let mut messages = status
         .details()
@@ -140,7 +141,7 @@ fn failed_at_once(ended: &StateDetail) -> bool {
         matches!(ended.exit_code, Some(137 | 143)) || ended.reason.as_deref() == Some("OOMKilled");
     let lasted = ended.started_at.as_ref().zip(ended.finished_at.as_ref());
     let lasted = lasted.map(|(started, finished)| finished.0.duration_since(started.0));
-    // A container that never started has no time of it (1970).
+    // A container that never started has 1970 as its start.
     let has_run = lasted.is_some_and(|time| {
         time > AT_ONCE
             && ended
@@ -151,18 +152,18 @@ fn failed_at_once(ended: &StateDetail) -> bool {
     !is_stopped && !has_run
 }
 
-/// The image of a container, as its pod names it.
+/// The image of a container in the pod's spec.
 fn image_of<'a>(pod: &'a Pod, container: &str) -> &'a str {
     let spec = &pod.spec;
     let mut all = spec.containers.iter().chain(&spec.init_containers);
-    let found = all.find(|one| one.name == container);
+    let found = all.find(|status| status.name == container);
     found
-        .and_then(|one| one.image.as_deref())
+        .and_then(|container| container.image.as_deref())
         .unwrap_or_default()
 }
 
-/// The reference of the image that runs, by its digest, from `imageID`; `None` if the runtime knows
-/// only the digest of its config.
+/// The reference of the running image, by its digest, from `imageID`; `None` if the runtime knows
+/// only the digest of the image's config.
 pub fn running_reference(status: &ContainerStatus) -> Option<&str> {
     let id = status.image_id.as_str();
     let id = id.strip_prefix("docker-pullable://").unwrap_or(id);
@@ -209,7 +210,11 @@ mod tests {
     fn check<const N: usize>(cases: [(Value, Option<Cause>, Option<Cause>); N]) {
         for (status, fitting, lacking) in cases {
             let pod = pod(&status);
-            let cause = |lacks| find(&pod, None, |_| lacks).first().map(|one| one.cause);
+            let cause = |lacks| {
+                find(&pod, None, |_| lacks)
+                    .first()
+                    .map(|container| container.cause)
+            };
             assert_eq!((cause(false), cause(true)), (fitting, lacking), "{status}");
         }
     }
@@ -234,7 +239,8 @@ mod tests {
             (ended(143, 0, &none), None, None),
             (ended(137, 0, &json!({"reason": "OOMKilled"})), None, None),
             (ended(0, 0, &json!({"reason": "Completed"})), None, None),
-            // The end of the log, with `terminationMessagePolicy: FallbackToLogsOnError`.
+            // With `terminationMessagePolicy: FallbackToLogsOnError` the message is the end of the
+            // log.
             (
                 ended(1, 0, &json!({"message": "exec /app: exec format error\n"})),
                 EXEC,

@@ -1,4 +1,4 @@
-//! What archaware added to a pod, and when.
+//! archaware's additions to a pod, and their times.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -12,7 +12,7 @@ use crate::{
 
 use super::{ExistingPod, pod_state::text};
 
-/// What archaware added, or adds, to a pod.
+/// archaware's additions to a pod, made or still to be made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Additions {
@@ -20,33 +20,33 @@ pub struct Additions {
     pub decision: Option<String>,
     /// Tolerations, for example `kubernetes.io/arch=amd64:NoSchedule`.
     pub tolerations: Vec<String>,
-    /// Required node affinity, for example `kubernetes.io/arch in (amd64)`. Several: the node has
-    /// to match one of them.
+    /// Required node affinity, for example `kubernetes.io/arch in (amd64)`. If there are several
+    /// items, the node has to match one of them.
     pub required: Vec<String>,
     /// Preferred nodes, with their weights.
     pub preferred: Vec<String>,
     /// Images that were replaced: `container: from → to`.
     pub images: Vec<String>,
-    /// The runtime class that it got because it had none.
+    /// The runtime class that the pod got because it had none.
     pub runtime_class: Option<String>,
-    /// Whether its scheduling gate is there.
+    /// Whether the pod has archaware's scheduling gate.
     pub gate: bool,
     /// Whether the failure policy decided (`resolution.failure`), because an image could not be
-    /// read in time. Of a pod only the decision `any` tells: its images name architectures, or
-    /// cannot be read now.
+    /// read in time. For an existing pod this is known only if the decision is `any`: then its
+    /// images name architectures, or cannot be read now.
     pub by_failure_policy: bool,
-    /// Who added it, and when.
+    /// The programs that made the additions, and the times.
     pub by: Vec<Author>,
 }
 
-/// Who changed a pod.
+/// A program that changed a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Author {
-    /// `webhook`, when the pod was created or the DaemonSet was written, `controller`, or
-    /// `archaware` if it is not known which of them.
+    /// `webhook` for changes when the pod was created or the DaemonSet was written, `controller`,
+    /// or `archaware` if it is not known which of the two.
     pub part: &'static str,
-    /// When, as RFC 3339; null if it is not known.
+    /// The time, as RFC 3339; null if it is not known.
     pub time: Option<String>,
 }
 
@@ -91,7 +91,7 @@ impl Additions {
         }
         let mut by = Vec::new();
         let at = pod.patched_at();
-        // What the controller writes, its own field manager has.
+        // Changes of the controller have a field manager of their own.
         let has_decision_of_webhook = decision.is_some() && !pod.is_decided_by_controller();
         if has_decision_of_webhook || gate {
             by.push(Author {

@@ -1,4 +1,4 @@
-//! The conclusion: one sentence, and what to do.
+//! The conclusion: one sentence, and advice.
 
 mod bound;
 mod images;
@@ -78,7 +78,7 @@ fn build_for(images: &[&EvaluatedImage], architecture: &str) -> Option<String> {
     Some(format!("Build {names} for {architecture}"))
 }
 
-/// How many nodes of which architecture there are.
+/// The number of nodes by architecture.
 fn counts<'a>(groups: impl Iterator<Item = &'a NodeGroup>) -> BTreeMap<&'a str, usize> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for group in groups {

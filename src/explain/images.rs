@@ -17,25 +17,25 @@ use super::{ExistingPod, Facts};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ExplainedImage {
-    /// The image as the pod names it.
+    /// The name of the image in the pod.
     pub image: String,
-    /// The containers that have it; image volumes are not listed.
+    /// The containers with this image; image volumes are not listed.
     pub containers: Vec<String>,
     /// The normalised name.
     pub reference: Option<String>,
-    /// The digest of its index or manifest.
+    /// The digest of the index or manifest.
     pub digest: Option<String>,
-    /// Its platforms, of every OS.
+    /// The platforms of the image, for every OS.
     pub platforms: Vec<String>,
-    /// The architectures for the pod's OS; null if it names no platform, or is not resolved.
+    /// The architectures for the pod's OS; null if the image names no platform, or is not resolved.
     pub architectures: Option<Vec<String>>,
     /// `registry`, `containerd` or `memory`.
     pub source: Option<&'static str>,
-    /// Where the credential was found that the registry asked for; never its content.
+    /// The place of the credential that the registry asked for; never its content.
     pub credential: Option<String>,
-    /// Why it names no platform.
+    /// Why the image names no platform.
     pub note: Option<&'static str>,
-    /// Why it could not be resolved.
+    /// Why the image could not be resolved.
     pub error: Option<ExplainedError>,
 }
 
@@ -49,8 +49,8 @@ pub struct ExplainedError {
     pub message: String,
     /// The places of credentials for the image, in the order in which archaware tried them.
     pub tried: Vec<String>,
-    /// When archaware tries again; null if it does not: the pod has a node, or tolerates every
-    /// architecture.
+    /// When archaware tries again; null if it does not, because the pod has a node, or tolerates
+    /// every architecture.
     pub next_try: Option<String>,
 }
 
@@ -75,7 +75,7 @@ pub(super) fn explain_images(facts: &Facts<'_>) -> Vec<ExplainedImage> {
     all
 }
 
-/// The names of containers by their image, with the images that were selected for them.
+/// The names of containers by their image. Selected images replace the images of the pod.
 fn containers(facts: &Facts<'_>) -> BTreeMap<String, Vec<String>> {
     let replaced = |container: &str| {
         let mut changes = facts.evaluation.demands.images();
@@ -150,7 +150,8 @@ impl ExplainedImage {
     }
 }
 
-/// When archaware asks for an image again. How often it has failed, only the controller knows.
+/// When archaware asks for an image again. Only the controller knows how often the image has
+/// failed.
 fn next_try(error: &ImageError) -> String {
     if let Some(after) = error.retry_after() {
         return format!("in {} s, as its registry asks", after.as_secs());

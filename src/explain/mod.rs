@@ -44,26 +44,26 @@ pub struct Facts<'a> {
     /// The explained pod: the object itself, or one of its pods. `None` if the object has no pods:
     /// then a pod of its template is explained.
     pub pod: Option<&'a ExistingPod>,
-    /// Where its pods are, if it is no pod.
+    /// The places of its pods, if the object is not a pod.
     pub pods: &'a [PodCount],
     /// The evaluated pod or template.
     pub subject: Subject<'a>,
     /// The template of a DaemonSet.
     pub template: Option<&'a Template<'a>>,
-    /// The rule that applies, and where it is set.
+    /// The mode or the stated architectures, and where they are set.
     pub handling: (&'a Handling, HandlingSource),
     /// The result of its evaluation.
     pub evaluation: &'a Evaluation,
-    /// The images that are resolved, whether they count or not.
+    /// The resolved images, whether they count or not.
     pub images: &'a [EvaluatedImage],
     /// The images that could not be resolved.
     pub failed: &'a [(String, ImageError)],
-    /// Where credentials were found for images that could not be resolved.
+    /// The places of credentials for images that could not be resolved.
     pub tried: &'a BTreeMap<String, Vec<CredentialSource>>,
     /// All nodes; `None` if they could not be read.
     pub nodes: Option<&'a [Node]>,
     /// Whether archaware is installed: a node has its taint, or its Lease exists; `None` if the
-    /// Lease cannot be read.
+    /// Lease cannot be read, or if it is missing although the pod has traces of archaware.
     pub is_installed: Option<bool>,
     /// The namespace in which the Lease was looked up.
     pub own_namespace: &'a str,
@@ -80,7 +80,7 @@ pub struct Facts<'a> {
 }
 
 impl<'a> Facts<'a> {
-    /// The images that count for where it runs: none if its author states its architectures.
+    /// The images that limit the pod; none if its author states its architectures.
     fn counting_images(&self) -> &'a [EvaluatedImage] {
         match self.handling.0 {
             Handling::Architectures(_) => &[],
@@ -88,8 +88,8 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// Whether a pod that was decided to run anywhere was so by the failure policy: its images say
-    /// otherwise, or cannot be read.
+    /// Whether the failure policy decided that a pod may run anywhere: its images name
+    /// architectures, or cannot be read.
     fn is_decided_by_policy(&self) -> bool {
         let is_inspected = *self.handling.0 == Handling::Mode(Mode::Inspect);
         let mut images = self.counting_images().iter();
@@ -116,47 +116,47 @@ pub struct Explanation {
     pub namespace: Option<String>,
     /// Name of the object.
     pub name: String,
-    /// Where the pods of a workload are, by state and architecture of their node.
+    /// The places of a workload's pods, by state and architecture of their node.
     pub pods: Vec<PodCount>,
-    /// The pod that is explained: the object itself, or the pod of it that waits longest. Null if
-    /// none exists.
+    /// The explained pod: the object itself, or its pod that waits longest. Null if there is none.
     pub pod: Option<PodState>,
-    /// What applies, and where it is set.
+    /// The settings that apply, and where they are set.
     pub applies: Applies,
     /// The images of the pod or template.
     pub images: Vec<ExplainedImage>,
-    /// Candidates of containers that ask for image selection. For an existing pod: the candidates
-    /// as if the pod were recreated, because images of existing pods are not replaced.
+    /// Candidates of containers that ask for image selection. For an existing pod without a
+    /// scheduling gate: the candidates as if the pod were recreated, because its images are not
+    /// replaced any more.
     pub selections: Vec<ImageAlternatives>,
     /// The verdict from its images: `architectures`, `any`, `none`, `ignored` or `unresolved`.
     pub verdict: &'static str,
-    /// The architectures of the nodes that run all of its images, as far as these are known, or
-    /// those that its author states. Null if none limits it.
+    /// The node architectures that run all known images, or the architectures that the author
+    /// states. Null if nothing limits the pod.
     pub architectures: Option<Vec<String>>,
-    /// What archaware added to the pod.
+    /// archaware's additions to the pod.
     pub added: Option<Additions>,
-    /// What archaware adds to it when it decides about it.
+    /// archaware's additions when it decides about the pod.
     pub pending: Option<Additions>,
-    /// The nodes, in groups of those with the same architecture, taints and answer. Null if they
-    /// cannot be read.
+    /// Groups of nodes with the same architecture, taints and answer. Null if the nodes cannot be
+    /// read.
     pub nodes: Option<Vec<NodeGroup>>,
-    /// What else should be known.
+    /// Further facts about the object.
     pub notes: Vec<String>,
-    /// One sentence.
+    /// The conclusion in one sentence.
     pub conclusion: String,
-    /// What to do.
+    /// The advice.
     pub advice: Vec<String>,
-    /// Permissions without which something could not be read.
+    /// Permissions that are missing for a complete answer.
     pub missing_permissions: Vec<String>,
 }
 
-/// What applies to an object.
+/// The settings that apply to an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Applies {
     /// `inspect`, `any`, `ignore`, or the architectures that its author states.
     pub rule: String,
-    /// Where it is set.
+    /// Where the mode or the architectures are set.
     pub source: String,
     /// The names of the matching rules of the configuration, and why other rules are left out.
     pub rules: Vec<String>,
@@ -193,14 +193,14 @@ impl Applies {
     }
 }
 
-/// What the verdict means for placement.
+/// The effect of the verdict on placement.
 struct Consequence {
     /// The name of the verdict.
     verdict: &'static str,
     /// The node architectures that its images, or its author's statement, allow, whatever its mode
     /// is; `None` if nothing limits it.
     runs_on: Option<Architectures>,
-    /// What archaware adds.
+    /// archaware's additions.
     change: PodChange,
 }
 
@@ -249,7 +249,9 @@ pub fn explain(facts: &Facts<'_>) -> Explanation {
     let mut change = consequence.change.clone();
     if let Some(template) = facts.template {
         let owned = template.owned_tolerations();
-        change.tolerations.retain(|one| !owned.contains(one));
+        change
+            .tolerations
+            .retain(|toleration| !owned.contains(toleration));
     }
     let added = match facts.template {
         Some(template) => Additions::of_template(template),
@@ -293,8 +295,9 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
         ));
     }
     let notices = evaluation.notices(facts.policy).into_iter();
-    // The conclusion says why no node can run it, the list of rules which of them are left out, and
-    // the missing permissions which secrets cannot be read.
+    // Other parts of the explanation show the rest: the conclusion why no node can run the pod, the
+    // list of rules which rules are left out, and the missing permissions which Secrets cannot be
+    // read.
     let notices = notices.filter(|notice| {
         let is_rule = matches!(notice, Notice::RuleLeftOut(_));
         !is_rule && !notice.is_conflict() && !notice.is_for_administrators()

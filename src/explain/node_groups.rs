@@ -1,4 +1,5 @@
-//! Which nodes can take a pod, in groups: a cluster has thousands of nodes, and few kinds of them.
+//! Groups of nodes that can or cannot take a pod: a cluster has thousands of nodes, but only a few
+//! kinds.
 
 use std::collections::BTreeMap;
 
@@ -20,27 +21,27 @@ use crate::{
 
 use super::{Consequence, Facts, images};
 
-/// How many names of a group are shown.
+/// Maximum number of names shown for a group.
 const MAX_EXAMPLES: usize = 3;
 
 /// Nodes with the same architecture and taints, and the same answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeGroup {
-    /// How many there are.
+    /// The number of nodes.
     pub count: usize,
     /// `status.nodeInfo.architecture`.
     pub architecture: String,
-    /// The variant of their CPU, if it is known.
+    /// The CPU variant of the nodes, if it is known.
     pub variant: Option<&'static str>,
     /// Taints that keep pods away, as `key=value:effect`.
     pub taints: Vec<String>,
-    /// Whether the pod can land there: `yes`, `unknown` (the variant of the nodes is not known) or
-    /// `no`. Free resources are not considered.
+    /// Whether the pod can land on these nodes: `yes`, `unknown` (the variant of the nodes is not
+    /// known) or `no`. Free resources are not considered.
     pub fits: &'static str,
     /// The first reason against these nodes, and the images that do not run on them.
     pub reason: Option<String>,
-    /// The first names.
+    /// The names of the first nodes.
     pub examples: Vec<String>,
     /// The variant of these nodes, if it is known.
     #[serde(skip)]
@@ -48,7 +49,7 @@ pub struct NodeGroup {
     /// The first obstacle.
     #[serde(skip)]
     pub(super) obstacle: Option<Obstacle>,
-    /// Whether the scheduler would place it there, although its images do not run there.
+    /// Whether the scheduler would place the pod there, although its images do not run there.
     #[serde(skip)]
     pub(super) is_deadly: bool,
 }
@@ -63,7 +64,7 @@ impl NodeGroup {
     }
 }
 
-/// The nodes in groups: those that can take the pod first, then by number.
+/// The groups of nodes: first the groups that can take the pod, then by number of nodes.
 pub(super) fn groups(facts: &Facts<'_>, consequence: &Consequence) -> Option<Vec<NodeGroup>> {
     type Key = (String, Option<&'static str>, Vec<String>, Landing);
     let tolerations = tolerations(facts, consequence);
@@ -82,7 +83,7 @@ pub(super) fn groups(facts: &Facts<'_>, consequence: &Consequence) -> Option<Vec
     let nodes = facts.nodes?.iter();
     for node in nodes.filter(|node| node.metadata.deletion_timestamp.is_none()) {
         let view = node.view();
-        let variant = variants.of_view(&view);
+        let variant = variants.of_node(&view);
         let landing_node = LandingNode {
             name: node.metadata.name.as_deref().unwrap_or_default(),
             architecture: view.architecture,
@@ -147,7 +148,7 @@ fn taints(node: &Node) -> Vec<String> {
     hard
 }
 
-/// Its tolerations, with those that archaware and the DaemonSet controller add.
+/// The pod's tolerations, plus the additions of archaware and of the DaemonSet controller.
 fn tolerations(facts: &Facts<'_>, consequence: &Consequence) -> Vec<Value> {
     let spec = facts.subject.spec;
     let mut all = spec.tolerations.clone().unwrap_or_default();
@@ -165,8 +166,8 @@ fn tolerations(facts: &Facts<'_>, consequence: &Consequence) -> Vec<Value> {
     all
 }
 
-/// What the DaemonSet controller lets its pods tolerate (`AddOrUpdateDaemonPodTolerations` of
-/// k8s.io/kubernetes).
+/// Taints that the DaemonSet controller lets its pods tolerate (`AddOrUpdateDaemonPodTolerations`
+/// of k8s.io/kubernetes).
 const DAEMON_TOLERATIONS: [&str; 6] = [
     "not-ready",
     "unreachable",
@@ -194,7 +195,7 @@ fn reason(facts: &Facts<'_>, obstacle: &Obstacle, lacking: Option<String>) -> St
         (Obstacle::NodeAffinity, _) => "node affinity".to_owned(),
         (Obstacle::Demand(source), _) => source.to_string(),
     };
-    // Without the first reason this would still keep it away.
+    // The images would still keep the pod away if the first reason were gone.
     let also = lacking.map(|lacking| format!("; and {lacking}"));
     first + &also.unwrap_or_default()
 }

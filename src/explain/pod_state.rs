@@ -1,4 +1,4 @@
-//! A pod that exists, with more of its status than the controller reads.
+//! An existing pod, with more of its status than the controller reads.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
@@ -14,10 +14,10 @@ use crate::{
     placement::annotation,
 };
 
-/// A pod as the API server has it.
+/// A pod as the API server sends it.
 #[derive(Clone, Debug)]
 pub struct ExistingPod {
-    /// What the controller reads of it.
+    /// The part that the controller reads.
     pub pod: Pod,
     status: Status,
     managed_fields: Vec<Value>,
@@ -53,7 +53,7 @@ struct Condition {
     last_transition_time: Option<Time>,
 }
 
-/// The state of the pod that is explained.
+/// The state of the explained pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodState {
@@ -61,15 +61,15 @@ pub struct PodState {
     pub name: String,
     /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
     pub phase: String,
-    /// When it was created, as RFC 3339.
+    /// The time of its creation, as RFC 3339.
     pub created: Option<String>,
     /// The node of the pod; null while it has none.
     pub node: Option<String>,
     /// The architecture of that node.
     pub node_architecture: Option<String>,
-    /// Its scheduling gates.
+    /// The pod's scheduling gates.
     pub gates: Vec<String>,
-    /// What the scheduler says, as long as it is not bound.
+    /// The scheduler's answer, while the pod has no node.
     pub scheduler: Option<SchedulerCondition>,
     /// Containers that do not run.
     pub containers: Vec<ContainerProblem>,
@@ -83,7 +83,7 @@ pub struct SchedulerCondition {
     pub reason: String,
     /// The scheduler's message.
     pub message: String,
-    /// Since when, as RFC 3339.
+    /// The time of its last change, as RFC 3339.
     pub since: Option<String>,
 }
 
@@ -95,28 +95,28 @@ pub struct ContainerProblem {
     pub name: String,
     /// `ImagePullBackOff`, `CrashLoopBackOff`, `StartError`, …
     pub reason: String,
-    /// What the kubelet says.
+    /// The kubelet's message.
     pub message: Option<String>,
 }
 
-/// How many pods of a workload are in a state.
+/// The number of pods of a workload in a state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodCount {
-    /// How many.
+    /// The number of pods.
     pub count: usize,
     /// The phase of these pods.
     pub phase: String,
-    /// The architecture of their nodes; null if they are not bound.
+    /// The architecture of their nodes; null if they have no node.
     pub architecture: Option<String>,
 }
 
 impl ExistingPod {
-    /// A pod as the API server sends it.
+    /// Reads a pod as the API server sends it.
     ///
     /// # Errors
     ///
-    /// When a field has another type than the API's.
+    /// When a field has another type than in the API.
     pub fn read(object: Value) -> Result<Self, serde_json::Error> {
         let Object { metadata, status } = Object::deserialize(&object)?;
         Ok(Self {
@@ -147,10 +147,11 @@ impl ExistingPod {
         !self.problems().is_empty()
     }
 
-    /// What the scheduler says of a pod that is not bound.
+    /// The scheduler's answer for a pod without a node.
     pub(super) fn scheduler(&self) -> Option<SchedulerCondition> {
         let mut conditions = self.status.conditions.iter();
-        let found = conditions.find(|one| one.type_ == "PodScheduled" && one.status == "False")?;
+        let found = conditions
+            .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")?;
         Some(SchedulerCondition {
             reason: found.reason.clone().unwrap_or_default(),
             message: found.message.clone().unwrap_or_default(),
@@ -163,7 +164,7 @@ impl ExistingPod {
         self.pod.status.containers().filter_map(problem).collect()
     }
 
-    /// Its state. `nodes`: all nodes.
+    /// The state of the pod. `nodes`: all nodes.
     pub(super) fn state(&self, nodes: Option<&[Node]>) -> PodState {
         let gates = self.pod.spec.scheduling_gates.iter().flatten();
         PodState {
@@ -185,20 +186,22 @@ impl ExistingPod {
         nodes.find(|node| node.metadata.name.as_deref() == Some(name))
     }
 
-    /// When the controller changed it last.
+    /// The time of the controller's last change.
     pub(super) fn patched_at(&self) -> Option<Time> {
         let times = self.own_fields().filter_map(|entry| entry.get("time"));
         times.filter_map(|time| Time::deserialize(time).ok()).max()
     }
 
-    /// Whether the controller wrote its decision, not the webhook: what the webhook adds belongs to
-    /// the field manager that creates the pod.
+    /// Whether the controller wrote the decision, and not the webhook. Additions of the webhook
+    /// belong to the field manager that creates the pod.
     pub(super) fn is_decided_by_controller(&self) -> bool {
         let name = format!("f:{}", annotation::DECISION);
         let mut entries = self.own_fields();
         entries.any(|entry| {
             let annotations = entry.pointer("/fieldsV1/f:metadata/f:annotations");
-            annotations.and_then(|own| own.get(&name)).is_some()
+            annotations
+                .and_then(|annotations| annotations.get(&name))
+                .is_some()
         })
     }
 
@@ -210,7 +213,8 @@ impl ExistingPod {
     }
 }
 
-/// Why a container does not run. One that ended well, as init containers do, has no problem.
+/// Why a container does not run. A container that ended well, as init containers do, has no
+/// problem.
 fn problem(status: &ContainerStatus) -> Option<ContainerProblem> {
     let waiting = status.state.waiting.as_ref().filter(|waiting| {
         !matches!(
@@ -221,7 +225,7 @@ fn problem(status: &ContainerStatus) -> Option<ContainerProblem> {
     let failed = |ended: &&StateDetail| ended.exit_code != Some(0);
     let ended = status.state.terminated.as_ref().filter(failed);
     let detail = waiting.or(ended)?.clone();
-    // Why it was started again says more than that it is.
+    // The reason of the last failure explains more than the state of the restart.
     let last = status.last_state.terminated.as_ref();
     let last = last.filter(failed).filter(|_| !status.ready);
     let message = last.and_then(|last| last.message.clone());

@@ -1,4 +1,4 @@
-//! What the scheduler says in the condition `PodScheduled` of a pod that it cannot place.
+//! The scheduler's message in the condition `PodScheduled` of a pod that it cannot place.
 
 /// A reason, with the number of nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,8 +16,8 @@ const EXPLAINED: [&str; 4] = [
 ];
 
 /// The reasons in a message like `0/5 nodes are available: 2 node(s) had untolerated taint(s), 3
-/// Insufficient cpu. preemption: …` (`FitError.Error` of k8s.io/kubernetes), without those that
-/// taints, selector and affinity of the pod explain. Empty for a message of another form.
+/// Insufficient cpu. preemption: …` (`FitError.Error` of k8s.io/kubernetes), without reasons about
+/// taints, selector and affinity of the pod. Empty for a message of another form.
 pub(super) fn further_reasons(message: &str) -> Vec<Reason> {
     let Some((_, rest)) = message.split_once(" nodes are available: ") else {
         return Vec::new();
@@ -41,7 +41,8 @@ pub(super) fn further_reasons(message: &str) -> Vec<Reason> {
             (None, None) => {}
         }
     }
-    let is_explained = |reason: &Reason| EXPLAINED.iter().any(|own| reason.text.starts_with(own));
+    let is_explained =
+        |reason: &Reason| EXPLAINED.iter().any(|start| reason.text.starts_with(start));
     reasons.retain(|reason| !is_explained(reason));
     reasons
 }

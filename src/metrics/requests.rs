@@ -178,7 +178,7 @@ impl AdmissionMetrics {
             .get_or_create(&[("resource", resource), ("result", result)])
             .inc();
         self.seconds.observe(time.as_secs_f64());
-        // Any pod in the network can send requests that are refused.
+        // A refused request proves nothing: any client in the pod network can send one.
         if result != "refused" {
             self.last_asked.set(jiff::Timestamp::now().as_second());
         }

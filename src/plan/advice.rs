@@ -1,5 +1,5 @@
-//! What an administrator should know about a cluster: settings under which pods stay pending, or an
-//! autoscaler makes nodes that they cannot use.
+//! Advice for the administrator of a cluster: settings under which pods stay pending, or an
+//! autoscaler makes nodes that its pods cannot use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::{
 /// Maximum number of names in one sentence.
 const MAX_NAMES: usize = 5;
 
-/// One sentence for each finding.
+/// The findings, one sentence for each.
 pub(crate) fn advice<'a>(
     config: &Config,
     pools: &[NodePool],
@@ -31,7 +31,7 @@ pub(crate) fn advice<'a>(
     found.into_iter().flatten().collect()
 }
 
-/// Whether pods say by node affinity where they can run.
+/// Whether pods get required node affinity for their architectures.
 fn requires_affinity(config: &Config) -> bool {
     config.affinity.required && config.admission.enabled
 }
@@ -39,7 +39,8 @@ fn requires_affinity(config: &Config) -> bool {
 fn open_pools(config: &Config, pools: &[NodePool]) -> Option<String> {
     let key = String::from(config.taint.key.clone());
     let open = pools.iter().filter(|pool| !pool.declares_taint(&key));
-    // Pools for one architecture each leave the choice to Karpenter as much as one for all of them.
+    // Several pools for one architecture each leave the choice to Karpenter, as one pool for all
+    // architectures does.
     let architectures: BTreeSet<Option<&str>> = pools.iter().map(NodePool::architecture).collect();
     if !config.taint.manage || (architectures.len() < 2 && !architectures.contains(&None)) {
         return None;
@@ -60,7 +61,7 @@ fn open_pools(config: &Config, pools: &[NodePool]) -> Option<String> {
     ))
 }
 
-/// Images are selected when a pod is created.
+/// Pods that ask for image selection, but get no image: images are selected when a pod is created.
 fn unselected_pods<'a>(config: &Config, pods: impl IntoIterator<Item = &'a Pod>) -> Option<String> {
     // The controller selects images for pods behind a scheduling gate, also without the webhook.
     let asking = pods.into_iter().filter(|pod| {
@@ -76,7 +77,7 @@ fn unselected_pods<'a>(config: &Config, pods: impl IntoIterator<Item = &'a Pod>)
     ))
 }
 
-/// Only taints of archaware's key and effect, which it leaves alone.
+/// Foreign taints with archaware's key and effect. archaware leaves these taints alone.
 fn foreign_taints<'a>(
     config: &Config,
     nodes: impl IntoIterator<Item = &'a Node>,
@@ -116,7 +117,7 @@ fn full_name(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
 }
 
-/// The first names, and how many more there are; `None` if there are none.
+/// The first names, and the number of further names; `None` without names.
 fn some(names: &BTreeSet<String>) -> Option<String> {
     let first: Vec<&str> = names.iter().take(MAX_NAMES).map(String::as_str).collect();
     let more = names.len().saturating_sub(MAX_NAMES);

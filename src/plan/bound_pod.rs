@@ -1,6 +1,6 @@
-//! Plans the toleration of a pod that runs on a node, before the node is tainted. A taint takes a
-//! running pod its right to stay: one with `NoExecute` evicts it, and with `NoSchedule` the
-//! descheduler does, and autoscalers find no other node for it.
+//! Plans the toleration of a bound pod, before its node is tainted. Without the toleration, a taint
+//! with `NoExecute` evicts the pod; with `NoSchedule` the descheduler evicts it, and autoscalers
+//! find no other node for it.
 
 use crate::{
     cluster::objects::Pod,
@@ -9,10 +9,12 @@ use crate::{
     platform::Architectures,
 };
 
-/// Whether the pod runs on a node and does not tolerate this taint.
+/// Whether the pod has a node and does not tolerate this taint.
 pub(crate) fn lacks_toleration(pod: &Pod, taint: &Taint) -> bool {
     let tolerations = pod.spec.tolerations.as_deref().unwrap_or_default();
-    let tolerated = tolerations.iter().any(|one| tolerates(one, taint));
+    let tolerated = tolerations
+        .iter()
+        .any(|toleration| tolerates(toleration, taint));
     pod.is_in_scope() && pod.is_bound() && !tolerated
 }
 
@@ -30,8 +32,8 @@ pub(crate) fn is_misplaced(
     }
 }
 
-/// Whether its images, or the architectures that its author states, would not let it tolerate the
-/// taint of its node.
+/// Whether the images, or the architectures that the author states, do not allow a toleration for
+/// the taint.
 pub(crate) fn is_repelled(
     evaluation: &Evaluation,
     policy: &PlacementPolicy,
@@ -44,7 +46,7 @@ pub(crate) fn is_repelled(
     if let (Verdict::Decided(Decision::Architectures(set)), []) =
         (&evaluation.verdict, &*evaluation.images)
     {
-        // Stated by an annotation.
+        // The architectures are stated by an annotation.
         return repels(set);
     }
     let images = evaluation.images.iter();
@@ -57,17 +59,17 @@ pub(crate) fn is_repelled(
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum BoundPodPlan {
-    /// It gets a toleration.
+    /// The pod gets a toleration.
     Tolerated,
-    /// It stays as it is, by its mode.
+    /// The pod stays unchanged, because of its mode.
     Ignored,
-    /// It stays as it is: its images would not let it tolerate the taint.
+    /// The pod stays unchanged: its images do not allow the toleration.
     #[strum(serialize = "misplaced")]
     Repelled,
 }
 
 impl BoundPodPlan {
-    /// The result in the metrics.
+    /// The `result` in the metrics.
     pub(crate) fn as_str(self) -> &'static str {
         self.into()
     }

@@ -24,7 +24,7 @@ use super::{
     repairs,
 };
 
-/// The change that brings a template to a decision; `None` if it is there.
+/// The change that makes a template match a decision; `None` if it matches already.
 pub(crate) fn change(
     policy: &PlacementPolicy,
     template: &Template<'_>,
@@ -44,7 +44,8 @@ pub(crate) fn plan(
     now: Instant,
 ) -> Plan {
     let mut draft = Draft::new(&template.without_owned, remembered.state, policies, now);
-    // A decision for these images stands until they change, so that there is no second rollout.
+    // A decision for these images stands until the images change, so that there is no second
+    // rollout.
     let recorded = template.decided_by_images();
     let decided = draft.decide(&template.without_owned, evaluation, recorded);
     draft.plan.requeue = decided.requeue;
@@ -65,7 +66,7 @@ pub(crate) fn plan(
         return draft.finish();
     }
     if !change.rolls() {
-        // Nothing is lost if it is written later.
+        // The annotation can be written later without loss.
         match draft.state.next_annotation_write(now) {
             Ok(()) if mode == DaemonSets::Manage => {
                 draft.plan.patch = Some(write(template, change, &decision, by_policy));
@@ -101,7 +102,7 @@ fn recheck_within(plan: &mut Plan, wait: Duration) {
     plan.requeue = plan.requeue.into_iter().chain([wait]).min();
 }
 
-/// Why archaware leaves a template alone that should change.
+/// Why archaware does not change a template that should change.
 pub(crate) fn report_only(
     template: &Template<'_>,
     change: &TemplateChange,
@@ -128,7 +129,7 @@ pub(crate) fn report_only(
              tolerations at the template's source"
         ))
     } else if !appliers.is_empty() {
-        // The applier's next apply would end with a conflict.
+        // The next server-side apply of the other tool would end with a conflict.
         Some(format!(
             "its template should tolerate {tolerated}; {} manages spec.template.spec.tolerations by server-side apply, so \
              archaware does not change them: add the tolerations there",
@@ -139,7 +140,7 @@ pub(crate) fn report_only(
     }
 }
 
-/// The tolerations that archaware owns after a change, whatever their order in the template.
+/// The tolerations that archaware owns after a change; their order in the template does not matter.
 fn owned_after(change: &TemplateChange) -> BTreeSet<String> {
     let record = change.record.iter();
     let owned = record.flat_map(|record| &record.tolerations);

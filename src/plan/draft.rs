@@ -19,9 +19,9 @@ use crate::{
 
 use super::{EventDraft, ObjectState, Plan, Policies};
 
-/// How long nothing is done about an object that waits: one of its tags may have been pushed again,
-/// and the event that says why it waits must not expire (after an hour by default, `--event-ttl` of
-/// the API server).
+/// How long archaware waits with an object that does not change: a tag may have been pushed again,
+/// and the event with the reason must not expire (after an hour by default, `--event-ttl` of the
+/// API server).
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_mins(10);
 
 /// The decision of this reconcile.
@@ -29,7 +29,7 @@ pub(super) const RECHECK_INTERVAL: Duration = Duration::from_mins(10);
 pub(super) struct DraftDecision {
     /// The decision, if there is one.
     pub(super) decision: Option<Decision>,
-    /// Who made it.
+    /// The source of the decision.
     pub(super) by: DecidedBy,
     /// Whether there is no decision because images cannot be resolved yet.
     pub(super) waiting: bool,
@@ -44,7 +44,7 @@ impl DraftDecision {
 }
 
 impl Default for DraftDecision {
-    /// Nothing to do.
+    /// No decision, and nothing to wait for.
     fn default() -> Self {
         Self {
             decision: None,
@@ -129,8 +129,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// A decision that the images made earlier stands, and is applied again where it is not;
-    /// otherwise the failure policy decides.
+    /// An earlier decision of the images stands, and is applied again if it is not applied.
+    /// Otherwise the failure policy decides.
     fn decide_without_images(
         &mut self,
         spec: &PodSpec,
@@ -213,7 +213,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Plans an event. A later event of the same reason replaces it.
+    /// Plans an event. Another event of the same reason follows after `REPEAT_INTERVAL` at the
+    /// earliest, whatever its note is.
     pub(super) fn report(&mut self, reason: EventReason, note: impl Into<String>) {
         self.report_about(reason, 0, note);
     }

@@ -16,7 +16,7 @@ const GATE_RETRY: Duration = Duration::from_secs(15);
 pub(crate) struct FollowUp {
     /// When to reconcile again; `None` to wait for a change of the object.
     pub(crate) requeue: Option<Duration>,
-    /// Whether the attempt counts. A patch that did not reach the API server does not.
+    /// Whether the attempt counts. A patch that did not reach the API server does not count.
     pub(crate) is_complete: bool,
     /// An event about the object.
     pub(crate) event: Option<EventDraft>,
@@ -27,7 +27,7 @@ pub(crate) fn after_patch(written: &PatchOutcome, refusals: u32) -> Option<Follo
     let (requeue, is_complete, event) = match written {
         PatchOutcome::Applied => return None,
         PatchOutcome::Gone => (None, true, None),
-        // The watch brings the change. The retry is for a watch that is interrupted.
+        // The watch will deliver the change. The retry is for a watch that is interrupted.
         PatchOutcome::Stale => (Some(STALE_RETRY), false, None),
         PatchOutcome::Stopping => (None, false, None),
         PatchOutcome::Failed(error) => {

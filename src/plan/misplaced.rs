@@ -22,29 +22,29 @@ const GIVEN_UP: u32 = u32::MAX;
 #[derive(Debug)]
 pub(crate) struct MisplacedPod<'a> {
     pub(crate) pod: &'a Pod,
-    /// Time since its creation.
+    /// Time since the creation of the pod.
     pub(crate) age: Duration,
     /// The platform of its node.
     pub(crate) platform: &'a str,
-    /// The containers that cannot run there; not empty.
+    /// The containers that cannot run there; never empty.
     pub(crate) found: &'a [WrongArchitecture],
     /// The architectures of the first container's image, if they are known.
     pub(crate) architectures: Option<&'a ImageArchitectures>,
-    /// Whether the image of the first one is known not to be for the node.
+    /// Whether the image of the first container is known not to be for the node.
     pub(crate) image_lacks: bool,
-    /// The architectures that its author states, if the node has none of them.
+    /// The architectures that the author states, if the node has none of them.
     pub(crate) stated: Option<&'a Architectures>,
-    /// Whether a new pod would be placed elsewhere; if not, why.
+    /// Whether a replacement would be placed elsewhere; if not, why.
     pub(crate) elsewhere: Result<(), NotElsewhere>,
 }
 
-/// Why a new pod would not be placed elsewhere.
+/// Why a replacement would not be placed elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotElsewhere {
-    /// By its mode or its images it may run on such nodes.
+    /// The mode or the images allow the replacement to run on such nodes.
     MayRunThere,
-    /// No node that its images run on can take it: its node selector, its node affinity, taints, or
-    /// its volumes are against it.
+    /// No node that runs its images can take the replacement, because of node selector, node
+    /// affinity, taints, or volumes.
     NoNode,
 }
 
@@ -57,16 +57,17 @@ impl NotElsewhere {
     }
 }
 
-/// Whether it is evicted.
+/// Whether a pod is evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Eviction {
-    /// Now. To be recorded for its controller.
+    /// The pod is evicted now. The write is to be recorded for its controller.
     Now(Written),
-    /// Other pods of its controller come first.
+    /// The pause after the last eviction of this controller is not over.
     Later(Duration),
-    /// The new pods of its controller fail in the same way. To be recorded for its controller.
+    /// Replacements by this controller fail in the same way. The write is to be recorded for the
+    /// controller.
     GivenUp(Written),
-    /// Not, and why.
+    /// The pod is not evicted, for this reason.
     Never(&'static str),
 }
 
@@ -78,13 +79,13 @@ pub(crate) enum MisplacedState {
     Evicted,
     /// Other pods of its controller were evicted first.
     NotYet,
-    /// It is not known yet that the API server asks the webhook, which places the new pod.
+    /// It is not known yet whether the API server calls the webhook, which places the replacement.
     NoWebhook,
-    /// A disruption budget does not allow it now.
+    /// A disruption budget does not allow the eviction now.
     Budget,
-    /// The rate of evictions does not allow it now.
+    /// The rate of evictions does not allow the eviction now.
     TooMany,
-    /// It is not evicted, and why.
+    /// The pod is not evicted, for this reason.
     NotEvicted(&'static str),
 }
 
@@ -104,14 +105,14 @@ impl MisplacedPod<'_> {
         if let Err(why) = self.elsewhere {
             return Eviction::Never(why.as_str());
         }
-        // Another image is another chance.
+        // Another image may run, so its pods may be evicted again.
         if let Some(last) = last.filter(|last| last.wanted == wanted) {
             // A pod that is older than the last eviction has not had its turn. Times of creation
-            // are in whole seconds.
+            // have whole seconds.
             let since = now.saturating_duration_since(last.at);
             let is_replacement = self.age < since + Duration::from_secs(1);
             if last.repairs == GIVEN_UP || is_replacement {
-                // As long as such pods are seen, it is not forgotten.
+                // The record is renewed while such pods are seen, so that it is not forgotten.
                 return Eviction::GivenUp(Written {
                     repairs: GIVEN_UP,
                     at: now,
@@ -125,7 +126,7 @@ impl MisplacedPod<'_> {
         }
     }
 
-    /// Whether its controller creates a replacement that may get another node; if not, why.
+    /// Whether the controller creates a replacement that may get another node; if not, why.
     fn is_replaced(&self) -> Result<(), &'static str> {
         let Some(owner) = self.pod.controller() else {
             return Err("no controller would replace it");
@@ -138,7 +139,7 @@ impl MisplacedPod<'_> {
         }
     }
 
-    /// What the event says: container, node, image, reason and what to do.
+    /// The text of the event: container, node, image, reason, advice.
     pub(crate) fn note(&self, state: MisplacedState) -> String {
         let Some(first) = self.found.first() else {
             return String::new();

@@ -28,7 +28,7 @@ pub(crate) use state::ObjectState;
 /// State of an object between reconciles.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Remembered {
-    /// The state of its decision.
+    /// The state of the object's decision.
     pub(crate) state: Option<ObjectState>,
     /// The latest write, of nodes and DaemonSets.
     pub(crate) written: Option<Written>,
@@ -43,10 +43,10 @@ pub(crate) struct Policies<'a> {
     pub(crate) failure: &'a FailurePolicy,
 }
 
-/// What to do about one object now.
+/// The actions for one object now.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
-    /// Events to publish whatever becomes of the patch.
+    /// Events to publish, whether the patch succeeds or not.
     pub(crate) events: Vec<EventDraft>,
     /// Results to count in the metric of decisions.
     pub(crate) counts: Vec<&'static str>,
@@ -54,7 +54,7 @@ pub(crate) struct Plan {
     pub(crate) patch: Option<PlannedPatch>,
     /// When to reconcile again if the object does not change.
     pub(crate) requeue: Option<Duration>,
-    /// Whether nothing remains to be decided once the patch, if any, is applied.
+    /// Whether nothing remains to be decided after the patch.
     pub(crate) decides: bool,
     /// The state to store; `None` removes the state.
     pub(crate) state: Option<ObjectState>,
@@ -72,7 +72,7 @@ pub(crate) struct PlannedPatch {
     pub(crate) counts: Vec<&'static str>,
     /// A patch that only removes archaware's scheduling gate, used when this patch is rejected.
     pub(crate) gate_removal: Option<JsonPatch>,
-    /// What to remember of it when it is applied.
+    /// The write to remember when it is applied.
     pub(crate) written: Option<Written>,
 }
 
@@ -113,7 +113,7 @@ pub(crate) enum PlannedChange {
 /// An event to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EventDraft {
-    /// Whether it is about the object's namespace instead of the object.
+    /// Whether the event is about the object's namespace instead of the object.
     pub(crate) on_namespace: bool,
     pub(crate) reason: EventReason,
     pub(crate) note: String,

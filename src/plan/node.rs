@@ -29,10 +29,10 @@ pub(crate) fn plan(
         return plan;
     };
     let wanted = change.new_taint().map(ToString::to_string);
-    // The record of a taint that is not there any more.
+    // The record of a taint that is gone.
     let recorded = node::recorded(node.view().annotations).map(|taint| taint.to_string());
     let was_there = wanted.is_some() && recorded == wanted;
-    // Every write counts: a tool may also make archaware want something else each time.
+    // Every write counts, because a tool may also make archaware want another taint each time.
     match repairs::OF_NODES.next(remembered.written, was_there, 0, now) {
         Ok(written) => {
             let mut write = write(node, change);

@@ -34,9 +34,9 @@ fn annotated(pod: &Pod) -> Option<&str> {
     value.map(String::as_str)
 }
 
-/// The decision that the pod's annotation records, if its images made it and the pod has everything
-/// that it means under this policy. The annotation alone proves nothing: it may have been copied
-/// from another pod.
+/// The decision that the pod's annotation records, if the images made it, and the pod has all
+/// additions that it means under this policy. The annotation alone proves nothing: it may have been
+/// copied from another pod.
 fn recorded(pod: &Pod, evaluation: &Evaluation, policy: &PlacementPolicy) -> Option<Decision> {
     let decision = annotated(pod).and_then(Decision::parse)?;
     let by_images = matches!(decision, Decision::Architectures(_));
@@ -59,7 +59,7 @@ pub(crate) fn lacks_affinity(pod: &Pod, policy: &PlacementPolicy) -> bool {
     let author = pod.spec.author_nodes();
     let added = record::read(annotations(&pod.metadata));
     if added.affinity.require.is_some() {
-        // It has all additions that an existing pod can get.
+        // The webhook added node affinity: a replacement would get no more.
         return false;
     }
     policy.requires_affinity
@@ -84,8 +84,8 @@ pub(crate) fn plan(
     plan.requeue = decided.requeue;
     let by_policy = decided.is_by_policy();
     let Some(decision) = decided.decision else {
-        // A pod that waits for its images waits behind the gate: without affinity an autoscaler
-        // could make any node for it.
+        // A pod with unresolved images stays behind the gate: without affinity an autoscaler could
+        // make any node for it.
         plan.patch = release()
             .filter(|_| !decided.waiting)
             .map(|patch| PlannedPatch::new(patch, PlannedChange::GateRemoved));

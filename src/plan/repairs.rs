@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use crate::backoff::Backoff;
 
-/// How repairs of one kind of object are spaced.
+/// The pauses between repairs of one kind of object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RepairPolicy {
     /// Repairs that are made at once.
     immediate: u32,
     /// Pauses before further repairs.
     backoff: Backoff,
-    /// After this time without a repair, the next one is the first again.
+    /// After this time without a repair, the next repair counts as the first.
     forget: Duration,
 }
 

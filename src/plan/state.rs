@@ -57,8 +57,8 @@ impl ObjectState {
         }
     }
 
-    /// Counts a write of an annotation alone, or says how long to wait for it: another tool may
-    /// remove it each time.
+    /// Permits and counts a write that changes only the annotation, or returns how long to wait.
+    /// The limit stops endless rewrites when another tool keeps removing the annotation.
     pub(super) fn next_annotation_write(&mut self, now: Instant) -> Result<(), Duration> {
         let written = repairs::OF_NODES.next(self.annotated, false, 0, now)?;
         self.annotated = Some(written);

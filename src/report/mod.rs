@@ -1,5 +1,5 @@
-//! Which architectures the workloads of a cluster, or of manifests, could run on, and which images
-//! prevent it. Pure: facts about workloads in, a report out.
+//! Which architectures the workloads of a cluster, or of manifests, could run on, and the
+//! obstacles: images, and what their authors select. Pure: facts about workloads in, a report out.
 
 mod quantity;
 mod summary;
@@ -73,8 +73,8 @@ pub struct MisplacedPod {
     pub architecture: String,
     /// The images that do not run there.
     pub images: Vec<String>,
-    /// The failure that proves it, for example `exec format error`; null if the pod does not fail
-    /// for that reason.
+    /// How the pod fails for that reason, for example `exec format error`; null if no such failure
+    /// was seen.
     pub failure: Option<String>,
 }
 
@@ -183,7 +183,7 @@ pub struct ReportedImage {
     /// The architectures of the nodes that run it. Null if it does not limit its pods, or is not
     /// known.
     pub architectures: Option<Vec<String>>,
-    /// How many workloads have it.
+    /// The number of workloads that use the image.
     pub workloads: u64,
     /// Why it could not be resolved.
     pub error: Option<ReportedError>,
@@ -272,7 +272,13 @@ pub fn report(
     asked: &[Architecture],
     missing_permissions: Vec<String>,
 ) -> Report {
-    let order = |one: &KnownWorkload| (one.namespace.clone(), one.kind.clone(), one.name.clone());
+    let order = |workload: &KnownWorkload| {
+        (
+            workload.namespace.clone(),
+            workload.kind.clone(),
+            workload.name.clone(),
+        )
+    };
     workloads.sort_by_cached_key(order);
     let summaries = asked
         .iter()
@@ -307,7 +313,7 @@ pub fn report(
 
 fn images(workloads: &[KnownWorkload]) -> Vec<ReportedImage> {
     let mut all: BTreeMap<&String, (u64, &KnownImage)> = BTreeMap::new();
-    for (name, image) in workloads.iter().flat_map(|one| &one.images) {
+    for (name, image) in workloads.iter().flat_map(|workload| &workload.images) {
         let known = all.entry(name).or_insert((0, image));
         known.0 += 1;
         // With the credentials of another namespace it may be known.

@@ -47,7 +47,7 @@ impl Add for Requests {
 pub fn requests_of(spec: &Value) -> Requests {
     let list = |field: &str| spec.get(field).and_then(Value::as_array);
     let containers = list("containers").into_iter().flatten();
-    let sum = |all: Requests, one: &Value| all + of_container(one);
+    let sum = |all: Requests, container: &Value| all + of_container(container);
     let mut running = containers.fold(Requests::default(), sum);
     let (mut sidecars, mut starting) = (Requests::default(), Requests::default());
     for container in list("initContainers").into_iter().flatten() {
@@ -71,7 +71,7 @@ fn of_pod(spec: &Value, containers: Requests) -> Requests {
     let amount = |name: &str, containers: u64, unit: u64| {
         let limit = of("limits", name).filter(|_| containers == 0);
         let own = of("requests", name).or(limit);
-        own.map_or(containers, |own| thousandths(own) / unit)
+        own.map_or(containers, |stated| thousandths(stated) / unit)
     };
     Requests {
         cpu_millicores: amount("cpu", containers.cpu_millicores, 1),

@@ -40,7 +40,7 @@ pub struct Summary {
     /// Those that several images keep from it, or their author's node selector, affinity or
     /// annotation.
     pub blocked_otherwise: Amount,
-    /// Workloads with an image that could not be resolved.
+    /// Workloads with an image that could not be resolved, and without a known obstacle.
     pub unknown: Amount,
     /// The images that keep workloads from it: those that block the most alone first.
     pub blockers: Vec<Blocker>,

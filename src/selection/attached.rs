@@ -47,7 +47,7 @@ impl DemandSource for AttachedDocuments {
             _ => return None,
         };
         let demands = &pod.evaluation.demands;
-        // Where images are emulated, native nodes come first.
+        // Nodes that emulate have a preference for native nodes already.
         let is_emulated = [Source::Emulation, Source::RuntimeClass]
             .iter()
             .any(|source| demands.find(source).is_some());
@@ -69,10 +69,11 @@ impl DemandSource for AttachedDocuments {
 }
 
 impl Selecting<'_> {
-    /// Whether they are looked for: only if the pod can get a preference, and its scheduler a
-    /// choice.
+    /// Whether attached documents are read: only if the pod can still get a preference, and the
+    /// scheduler has a choice.
     fn reads_attached(&self, subject: Subject<'_>) -> bool {
-        // A pod gets them once: the patch of one that exists removes the gate.
+        // An existing pod reads documents only once: the patch that adds the preferences removes
+        // its gate.
         let is_decided_now = match subject.stage {
             Stage::Creation => true,
             Stage::Pod => subject.spec.gate().is_some(),
@@ -103,7 +104,7 @@ impl Selecting<'_> {
             required: rules.required(),
             tolerations: rules.tolerations().collect(),
         };
-        // The nodes of selected images follow the choice.
+        // A container with a selected image has preferences of its own.
         let is_selected = |image: &str| {
             let mut all = evaluation.demands.images();
             all.any(|change| change.to == image)
@@ -151,8 +152,9 @@ impl Selecting<'_> {
         (Some(demand), candidates)
     }
 
-    /// Uses at most ¾ of the evaluation's time, so that architectures are applied even if documents
-    /// are slow. `deadline`: of the evaluation.
+    /// When the documents have to be read at the latest. On the creation of a pod: after ¾ of the
+    /// time that the webhook waits, so that architectures are applied even if documents are slow.
+    /// Otherwise: at `deadline`, which is that of the evaluation.
     fn latest(&self, stage: Stage, deadline: Instant) -> Instant {
         let started = deadline - self.evaluator.config.resolution.budget;
         let patience = self.evaluator.config.admission.patience();

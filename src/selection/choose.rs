@@ -39,15 +39,15 @@ type KnownImages = BTreeMap<String, Option<Architectures>>;
 pub(super) struct Chosen<'a> {
     pub(super) image: String,
     pub(super) nodes: SelectedNodes,
-    /// Those that it fits.
+    /// The node groups that the image fits.
     pub(super) groups: Vec<NodeGroup<'a>>,
 }
 
 /// Why no image was chosen for one container.
 pub(super) enum Unselected {
-    /// This could not be read in time.
+    /// The document or image could not be read in time.
     Failed(String, Box<ImageError>),
-    /// It keeps its image.
+    /// The container keeps its image, for this reason.
     Because(SelectionProblem),
 }
 
@@ -56,17 +56,17 @@ pub(super) struct Pod<'a> {
     pub(super) subject: Subject<'a>,
     pub(super) credentials: &'a PodCredentials,
     pub(super) deadline: Instant,
-    /// The architectures that its other images share.
+    /// The architectures that the pod's other images share.
     pub(super) limit: Option<Architectures>,
-    /// The nodes that the demands before it require.
+    /// The nodes that earlier demands require.
     pub(super) required: NodeSet,
-    /// What these demands tolerate.
+    /// The tolerations of earlier demands.
     pub(super) tolerations: Vec<&'a Value>,
 }
 
 impl Selecting<'_> {
-    /// The image of one container: by a model, if the document has one and its server answers,
-    /// otherwise by rules.
+    /// Chooses the image of one container: by a model if the document has one and its server
+    /// answers, otherwise by rules.
     pub(super) async fn choose_image<'a>(
         &self,
         pod: &Pod<'_>,
@@ -89,7 +89,7 @@ impl Selecting<'_> {
                     }
                     return Ok(chosen);
                 }
-                // The rules decide.
+                // No model decided, so the rules of the document decide.
                 Err(Unselected::Because(_)) if !document.entries.is_empty() => {}
                 Err(other) => return Err(other),
             }
@@ -128,7 +128,8 @@ impl Selecting<'_> {
         let fitting = std::iter::once(&choice.best).chain(&choice.further);
         let groups = fitting.flat_map(|fit| fit.groups.iter().copied());
         Ok(Chosen {
-            // The image of the next container is for the nodes that its affinity selects.
+            // Keeps only the groups that this container's node affinity selects: the image of the
+            // next container is chosen for these groups.
             groups: groups.filter(|group| nodes.select_group(group)).collect(),
             image,
             nodes,
@@ -161,7 +162,8 @@ impl Selecting<'_> {
         let predictor = self.own.predictor.as_ref();
         let predictor =
             predictor.ok_or_else(|| because("selection.predictor is not configured".to_owned()))?;
-        // Other labels are among those of the groups because the pod or other documents name them.
+        // The groups also have labels that the pod or other documents name: the server does not get
+        // those.
         let told = predictor.labels();
         let labels = |group: &NodeGroup<'a>| {
             let all = group.facts.labels.iter();
@@ -187,7 +189,8 @@ impl Selecting<'_> {
         };
         let (all, names_fields) = (groups, pod.subject.spec.author_nodes().names_fields());
         let groups: Vec<_> = all.iter().filter(fits).copied().collect();
-        // A term that names nodes gets no requirements.
+        // A term that names nodes gets no requirements, so the model must have chosen all named
+        // nodes.
         if names_fields && groups.len() < all.len() {
             return Err(because(format!(
                 "selection.predictor chose {image}, which is not for all nodes that the pod names (matchFields)"
@@ -235,18 +238,20 @@ impl Selecting<'_> {
         self.own.documents.parse(&*content.await?)
     }
 
-    /// The nodes in groups, by what the documents and the pod's author say about their labels, once
-    /// they are known.
+    /// The nodes in groups, by the labels that the documents and the pod's author use, once the
+    /// nodes are known.
     ///
     /// # Errors
     ///
-    /// When they are not known in time.
+    /// When the nodes are not known in time.
     pub(super) async fn landing(
         &self,
         pod: &Pod<'_>,
         documents: &[&CompatibilityDocument],
     ) -> Result<Arc<[AlikeNodes]>, Elapsed> {
-        let features = documents.iter().flat_map(|one| one.features.names());
+        let features = documents
+            .iter()
+            .flat_map(|document| document.features.names());
         let features: BTreeSet<String> = features.cloned().collect();
         let known = async {
             self.own.nodes.nodes.wait_until_known().await;
@@ -261,11 +266,12 @@ impl Selecting<'_> {
     fn group(&self, pod: &Pod<'_>, documents: &[&CompatibilityDocument]) -> Arc<[AlikeNodes]> {
         let author = pod.subject.spec.author_nodes();
         let mut keys = LabelKeys::default();
-        // The architectures of images are required, too.
+        // The pod's affinity also gets the architectures of the images.
         keys.keys.insert(affinity::LABEL.to_owned());
         keys.keys.extend(author.label_keys().map(str::to_owned));
         let required = pod.required.terms().iter().flatten();
-        keys.keys.extend(required.map(|one| one.key.clone()));
+        keys.keys
+            .extend(required.map(|requirement| requirement.key.clone()));
         let mut features = FeatureKeys::default();
         for document in documents {
             keys.add(&document.labels);
@@ -282,7 +288,7 @@ impl Selecting<'_> {
             variants: &self.evaluator.policy.variants,
         };
         if author.names_fields() {
-            // As the pods of DaemonSets do.
+            // The author selects nodes by name, as pods of DaemonSets do.
             return self.own.nodes.groups_of(by, |node| {
                 let name = node.metadata.name.as_deref().unwrap_or_default();
                 author.selects(node.view().labels, name)
@@ -312,8 +318,8 @@ impl Selecting<'_> {
         Ok(runs_on.map(|set| self.evaluator.policy.within_schedulable(set)))
     }
 
-    /// Whether nodes run an image for these architectures, and the pod's other images. Where it is
-    /// not known, as the node affinity has it.
+    /// Whether nodes run an image for these architectures, and the pod's other images. For nodes of
+    /// unknown variant the answer is that of the node affinity.
     pub(super) fn can_run(
         &self,
         pod: &Pod<'_>,
@@ -325,7 +331,7 @@ impl Selecting<'_> {
         sets.all(|set| suffices(set, group.architecture, group.variant).unwrap_or(is_possible))
     }
 
-    /// The choice for one container, or why each entry was passed over.
+    /// The choice for one container, or why no entry was chosen.
     async fn choose<'a>(
         &self,
         pod: &Pod<'_>,
@@ -342,7 +348,8 @@ impl Selecting<'_> {
                     return ImageFit::Unknown;
                 };
                 let can_run = |group| self.can_run(pod, image.as_ref(), group);
-                // A term that names nodes gets no requirements.
+                // A term that names nodes gets no requirements, so an entry has to fit all named
+                // nodes.
                 let mut all = groups.iter();
                 if !can_run(group) {
                     ImageFit::OtherArchitecture
@@ -392,14 +399,14 @@ impl Pod<'_> {
         nodes.map(AlikeNodes::group).collect()
     }
 
-    /// Whether its author, its tolerations and the demands before it allow these nodes.
+    /// Whether the author, the pod's tolerations and earlier demands allow these nodes.
     fn can_land_on(&self, nodes: &AlikeNodes) -> bool {
         let spec = self.subject.spec;
         let author = spec.author_nodes();
         let own = spec.tolerations.as_deref().unwrap_or_default();
         let asked = || self.tolerations.iter().copied();
         let mut taints = nodes.taints.iter();
-        // A selection by name was applied to each node.
+        // A selection by name was applied to each node before.
         (author.names_fields() || author.selects(&nodes.labels, ""))
             && self.required.selects(&nodes.labels)
             && !taints.any(|taint| keeps_away(taint, own) && keeps_away(taint, asked()))

@@ -15,13 +15,13 @@ use super::compatibility::{
     Models, of_media_type,
 };
 
-/// Layers with rules: one of them is read, and one with models.
+/// Media types of layers with rules (one such layer is read), and of layers with models.
 const RULES: [&str; 3] = {
     let [yaml, json] = FeatureRules::MEDIA_TYPES;
     [LabelRules::MEDIA_TYPE, yaml, json]
 };
 
-/// Artifacts with compatibility documents. NFD's are attached to images.
+/// Artifacts with compatibility documents. NFD attaches its artifacts to images.
 pub static COMPATIBILITY: ArtifactKind = ArtifactKind {
     name: "compatibility document",
     layers: &[&RULES, &[Models::MEDIA_TYPE]],
@@ -32,11 +32,11 @@ pub static COMPATIBILITY: ArtifactKind = ArtifactKind {
 
 /// Number of parsed documents, for the size of their cache.
 const ESTIMATED_DOCUMENTS: usize = 512;
-/// Maximum number of expressions and values in all of them: as many as 64 documents of the largest
-/// size have, which are a few megabytes each with compiled patterns. Documents of a usual size are
-/// thousands.
+/// Maximum number of expressions and values in all cached documents: as many as 64 documents of the
+/// largest size have, which are a few megabytes each with compiled patterns. There is room for
+/// thousands of documents of the usual size.
 const MAX_COST: u64 = 64 * MAX_EXPRESSIONS as u64;
-/// What a document costs beside its expressions.
+/// The cost of a document beside its expressions.
 const MIN_COST: usize = 16;
 
 type Parsed = Result<Arc<CompatibilityDocument>, ImageError>;
@@ -49,7 +49,9 @@ struct Cost;
 
 impl Weighter<[u8; 32], Parsed> for Cost {
     fn weight(&self, _: &[u8; 32], parsed: &Parsed) -> u64 {
-        let cost = parsed.as_ref().map(|own| own.cost + own.entries.len());
+        let cost = parsed
+            .as_ref()
+            .map(|document| document.cost + document.entries.len());
         (MIN_COST + cost.unwrap_or_default()) as u64
     }
 }
@@ -63,7 +65,7 @@ impl Default for Documents {
 impl Documents {
     /// The document of an artifact.
     pub(super) fn parse(&self, content: &ArtifactContent) -> Parsed {
-        // The pods of a rollout ask at once: one of them parses.
+        // The pods of a rollout need the document at the same time: only one of them parses it.
         let known = self.0.get_or_insert_with(&key(content), || {
             Ok::<_, Infallible>(parse(content).map(Arc::new))
         });
@@ -74,7 +76,7 @@ impl Documents {
     }
 }
 
-/// Everything that a document depends on: the bytes of layers are those of their digests.
+/// The digests of the layers identify everything on which the document depends.
 fn key(content: &ArtifactContent) -> [u8; 32] {
     let mut hash = Sha256::new();
     let mut add = |part: &str| {
@@ -105,7 +107,7 @@ fn add_layers(layers: &[ArtifactLayer], add: &mut impl FnMut(&str)) {
 ///
 /// # Errors
 ///
-/// When a layer is no document of its type, or too large.
+/// When a layer is not a document of its media type, or too large.
 pub fn parse(content: &ArtifactContent) -> Result<CompatibilityDocument, ImageError> {
     if !content.platforms.is_empty() {
         let mut documents = Vec::new();

@@ -1,8 +1,8 @@
-//! What Node Feature Discovery (NFD) found on each node: its `NodeFeature` objects, if that API is
-//! there.
+//! The features of nodes that Node Feature Discovery (NFD) found: its `NodeFeature` objects, if the
+//! API server has them.
 //!
-//! An object has tens of kilobytes, and few documents ask for any of it. So nothing is read before
-//! a document does, and only the features are kept that documents mention.
+//! An object has tens of kilobytes, and few documents use its features. So archaware reads objects
+//! only when a document names a feature, and keeps only features that documents name.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -25,27 +25,27 @@ const MAX_FEATURES: usize = 64;
 /// A feature that was not used for this time may be replaced by another feature. Each replacement
 /// reads all objects again: at most [`MAX_FEATURES`] times in this time.
 const IDLE: Duration = Duration::from_mins(10);
-/// After a failure, how long no further one is logged.
+/// How long no further failure is logged after a failure.
 const LOG_INTERVAL: Duration = Duration::from_mins(10);
 /// The label that names the node of an object.
 const NODE_NAME: &str = "nfd.node.kubernetes.io/node-name";
 
-/// The features of the nodes, read once they are asked for. Cheap to clone.
+/// The features of the nodes, read when documents name them. Cheap to clone.
 #[derive(Clone, Default)]
 pub(super) struct NodeFeatureIndex {
-    /// The features that documents mention, by name.
+    /// The features that documents name.
     wanted: watch::Sender<RequestedFeatures>,
-    /// Those that were read.
+    /// The features that were read.
     read: watch::Sender<BTreeSet<String>>,
     known: Arc<Mutex<Known>>,
 }
 
-/// Features, and when each was asked for last.
+/// Features, and the time of the last request for each.
 #[derive(Default)]
 struct RequestedFeatures(BTreeMap<String, Instant>);
 
 impl RequestedFeatures {
-    /// Adds features as far as there is room. Returns whether they are not the same as before.
+    /// Adds features as far as there is room. Returns whether the features have changed.
     fn ask(&mut self, features: &BTreeSet<String>, now: Instant) -> bool {
         let mut is_new = false;
         for feature in features {
@@ -72,7 +72,7 @@ impl RequestedFeatures {
 
 #[derive(Default)]
 struct Known {
-    /// By node: its objects, and all of them together.
+    /// By node: its objects, and their merged features.
     nodes: HashMap<String, FeaturesOfNode>,
     /// The node of each object.
     objects: HashMap<NamespacedName, String>,
@@ -87,7 +87,7 @@ struct FeaturesOfNode {
 }
 
 impl NodeFeatureIndex {
-    /// Asks for features, and waits until they are read, or it is known that they cannot be.
+    /// Requests features, and waits until they are read, or cannot be read.
     pub(super) async fn wait_for(&self, features: &BTreeSet<String>) {
         let mut read = self.read.subscribe();
         let now = Instant::now();
@@ -95,7 +95,7 @@ impl NodeFeatureIndex {
             .send_if_modified(|wanted| wanted.ask(features, now));
         let mut wanted = self.wanted.borrow().names();
         wanted.retain(|feature| features.contains(feature));
-        // An error means that the process ends.
+        // `self` holds the sender, so this cannot fail.
         let _ = read.wait_for(|read| wanted.is_subset(read)).await;
     }
 
@@ -110,7 +110,11 @@ impl NodeFeatureIndex {
         let mut wanted = self.wanted.subscribe();
         let mut logged: Option<tokio::time::Instant> = None;
         loop {
-            if wanted.wait_for(|all| !all.0.is_empty()).await.is_err() {
+            if wanted
+                .wait_for(|requested| !requested.0.is_empty())
+                .await
+                .is_err()
+            {
                 return;
             }
             let features = wanted.borrow_and_update().names();
@@ -118,7 +122,7 @@ impl NodeFeatureIndex {
             let mut list = Known::default();
             loop {
                 let event = tokio::select! {
-                    // More features are wanted: everything is read again.
+                    // Documents name more features: everything is read again.
                     _ = wanted.changed() => break,
                     event = events.next() => event,
                 };
@@ -135,7 +139,7 @@ impl NodeFeatureIndex {
                             log(&error);
                             logged = Some(now);
                         }
-                        // Then labels have to do. The watch goes on trying, with pauses.
+                        // Rules fall back to labels. The watch goes on trying, with pauses.
                         self.read.send_replace(features.clone());
                     }
                 }
@@ -200,7 +204,8 @@ impl Known {
             }
         }
         self.merge(&node);
-        self.interned.retain(|one| Arc::strong_count(one) > 1);
+        self.interned
+            .retain(|features| Arc::strong_count(features) > 1);
     }
 
     fn merge(&mut self, node: &str) {
@@ -281,7 +286,8 @@ mod tests {
             *a, expected,
             "features that no document mentions are not kept"
         );
-        // Other objects add to what the node's own says.
+        // Features of further `NodeFeature` objects for the same node are merged with the features
+        // of the node's own object.
         let own = json!({"attributes": {"local.label": {"elements": {"rack": "7"}}}});
         apply(Event::Apply(object("more", Some("b"), &own)));
         assert_ne!(index.get("b").unwrap(), b);
@@ -332,7 +338,7 @@ mod tests {
                 own_taint: &policy.taint,
                 variants: &policy.variants,
             });
-            let mut sizes: Vec<_> = groups.iter().map(|one| one.group().count).collect();
+            let mut sizes: Vec<_> = groups.iter().map(|group| group.group().count).collect();
             sizes.sort_unstable();
             let fitting = groups.iter().map(AlikeNodes::group);
             let fitting = fitting.filter(|group| document.entries[0].fits(group.facts));

@@ -21,24 +21,24 @@ use super::{
     features::NodeFeatureIndex,
 };
 
-/// How long groups are used: the pods of a rollout are created at once, and a new node is used
-/// after this.
+/// How long groups are used. The pods of a rollout are created at once, and a new node is seen
+/// after this time.
 const TTL: Duration = Duration::from_secs(1);
 /// Maximum number of cached groupings: one for each set of labels that documents and pods name.
 const MAX_GROUPINGS: usize = 16;
 /// Maximum number of groups that are cached together, about a KiB each.
 const MAX_GROUPS: usize = 256;
 
-/// The nodes of the cluster, and what Node Feature Discovery found on them. Cheap to clone.
+/// The nodes of the cluster, with the features that Node Feature Discovery found. Cheap to clone.
 #[derive(Clone, Default)]
 pub(super) struct GroupedNodes {
     pub nodes: ClusterNodes,
-    /// What Node Feature Discovery found on them.
+    /// The features that Node Feature Discovery found.
     pub features: NodeFeatureIndex,
     groupings: Arc<Mutex<HashMap<GroupKey, Grouping>>>,
 }
 
-/// Labels, and features of NFD.
+/// Labels and NFD features that distinguish groups.
 type GroupKey = (LabelKeys, FeatureKeys);
 
 struct Grouping {
@@ -46,11 +46,11 @@ struct Grouping {
     groups: Arc<[AlikeNodes]>,
 }
 
-/// Nodes that have the same labels, as far as these were asked for, the same taints, architecture
-/// and variant.
+/// Nodes with the same taints, architecture and variant, and the same values of the compared
+/// labels.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AlikeNodes {
-    /// The labels that were asked for.
+    /// The compared labels.
     pub labels: BTreeMap<String, String>,
     /// Taints that keep pods away, without archaware's own taint.
     pub taints: Vec<serde_json::Value>,
@@ -82,11 +82,11 @@ impl AlikeNodes {
 #[derive(Clone, Copy)]
 pub(super) struct GroupBy<'a> {
     pub labels: &'a LabelKeys,
-    /// By what NFD found of these features, where there are objects that say it.
+    /// These features of NFD, for nodes that have `NodeFeature` objects.
     pub features: &'a FeatureKeys,
-    /// archaware's own taint does not count: pods get tolerations for it.
+    /// archaware's own taint is ignored: pods get tolerations for it.
     pub own_taint: &'a TaintKind,
-    /// By the variant of their CPU.
+    /// Reads the CPU variant of nodes.
     pub variants: &'a VariantPolicy,
 }
 
@@ -98,7 +98,7 @@ impl GroupedNodes {
         }
     }
 
-    /// The nodes in groups, as they were a second ago.
+    /// The nodes in groups, at most a second old.
     pub(super) fn groups(&self, by: GroupBy<'_>) -> Arc<[AlikeNodes]> {
         let now = Instant::now();
         let key = (by.labels.clone(), by.features.clone());
@@ -131,7 +131,7 @@ impl GroupedNodes {
         groups
     }
 
-    /// The groups of some nodes only.
+    /// Groups only the nodes that `is_one` accepts.
     pub(super) fn groups_of(
         &self,
         by: GroupBy<'_>,
@@ -148,7 +148,7 @@ struct ReadFeatures<'a> {
     /// Key: address of the full features. The value keeps them alive, so that the address is not
     /// reused.
     parts: HashMap<*const NodeFeatures, (Arc<NodeFeatures>, Arc<NodeFeatures>)>,
-    /// Equal parts are one allocation.
+    /// All reduced feature sets, so that equal sets share one allocation.
     interned: HashSet<Arc<NodeFeatures>>,
 }
 
@@ -186,7 +186,7 @@ impl GroupBy<'_> {
             Vec<&'a serde_json::Value>,
             &'a str,
             Option<NodeVariant>,
-            // Equal features are one allocation, so that the address tells them apart.
+            // Equal features share one allocation, so comparing addresses is enough.
             Option<*const NodeFeatures>,
         );
         let mut groups: HashMap<Key<'_>, (Option<Arc<NodeFeatures>>, Vec<&Node>)> = HashMap::new();
@@ -203,7 +203,7 @@ impl GroupBy<'_> {
                 self.labels_of(view.labels),
                 taints,
                 view.architecture,
-                self.variants.of_view(&view),
+                self.variants.of_node(&view),
                 features.as_ref().map(Arc::as_ptr),
             );
             let group = groups.entry(key).or_insert((features, Vec::new()));

@@ -29,17 +29,17 @@ use super::{
 /// The images that were selected for a pod.
 #[derive(Clone, Debug, Default)]
 struct SelectedImages {
-    /// Images to replace. Those that stay as they are because they are the best are among them.
+    /// Images to replace, including images that stay because they are the best choice.
     images: Vec<ImageChange>,
-    /// What the nodes have to be for them.
+    /// The requirements of these images on nodes.
     nodes: SelectedNodes,
-    /// Why something was not selected.
+    /// Reasons why no image was selected, for each selection that failed.
     problems: Vec<SelectionProblem>,
     /// All candidates, with [`Evaluator::explains`].
     candidates: Vec<ImageAlternatives>,
     /// Documents and images that could not be read in time.
     failed: Vec<(String, ImageError)>,
-    /// The spec with these images.
+    /// The spec with the selected images.
     spec: Option<PodSpec>,
 }
 
@@ -104,12 +104,16 @@ impl Selecting<'_> {
             return selected;
         }
         if subject.stage != Stage::Template && subject.affinity_access() == AffinityAccess::Closed {
-            let late = requested.into_iter().map(|one| one.container);
+            let late = requested.into_iter().map(|selection| selection.container);
             selected.problems = late.map(SelectionProblem::Created).collect();
             return selected;
         }
-        // Until it is selected, an image does not limit the pod.
-        spec.set_images(requested.iter().map(|one| (one.container.as_str(), None)));
+        // An image that is still to be selected does not limit the pod.
+        spec.set_images(
+            requested
+                .iter()
+                .map(|selection| (selection.container.as_str(), None)),
+        );
         if subject.stage == Stage::Template {
             selected.spec = Some(spec);
             return selected;
@@ -125,7 +129,7 @@ impl Selecting<'_> {
                         .resolve_images(&spec, subject.namespace, &credentials, deadline);
                 let (images, failed) = each.await;
                 match self.evaluator.verdict(&images, &failed, None) {
-                    // No selection changes that.
+                    // The other images already leave no architecture, so a selection cannot help.
                     Verdict::Decided(Decision::NoCommonArchitecture) => return selected,
                     Verdict::Decided(Decision::Architectures(set)) => Some(set),
                     Verdict::Unresolved { known, .. } => known,
@@ -133,7 +137,7 @@ impl Selecting<'_> {
                 }
             }
         };
-        // A pod that exists gets one alternative only, if it has terms.
+        // An existing pod with terms can get only one alternative.
         let is_single = subject.affinity_access() == AffinityAccess::Narrowing
             && subject.spec.author_nodes().has_terms();
         let earlier = &evaluating.evaluation.demands;
@@ -161,15 +165,17 @@ impl Selecting<'_> {
             let (_, container) = all.find(|(_, container)| container.name == name)?;
             container.image.as_deref()
         };
-        spec.set_images(stays.map(|one| (one.container.as_str(), original(&one.container))));
+        spec.set_images(
+            stays.map(|selection| (selection.container.as_str(), original(&selection.container))),
+        );
         let chosen = selected.images.iter();
-        spec.set_images(chosen.map(|one| (one.container.as_str(), Some(one.to.as_str()))));
+        spec.set_images(chosen.map(|change| (change.container.as_str(), Some(change.to.as_str()))));
         selected.spec = Some(spec);
         selected
     }
 
-    /// Chooses for one container after the other, each among the nodes that the images before it
-    /// fit.
+    /// Chooses for one container after the other, each among the nodes that fit the images chosen
+    /// before.
     async fn select(
         &self,
         pod: &Pod<'_>,
@@ -221,7 +227,7 @@ impl Selecting<'_> {
     }
 }
 
-/// The containers whose images are to be selected, without those whose images were.
+/// The containers whose images are still to be selected.
 fn requested(subject: Subject<'_>) -> Result<Vec<ImageSelection>, InvalidSelection> {
     let containers = subject.spec.selectable();
     let containers: Vec<(&str, &str)> = containers
@@ -236,10 +242,10 @@ fn requested(subject: Subject<'_>) -> Result<Vec<ImageSelection>, InvalidSelecti
     };
     let requested = compatibility::requested(subject.annotations, subject.labels, &containers);
     let mut requested = match requested {
-        // The image that was to be replaced is no longer there.
+        // The image to replace is gone, because it was replaced before.
         Err(InvalidSelection::NoTarget(_)) if !done.is_empty() => return Ok(Vec::new()),
         other => other?,
     };
-    requested.retain(|one| !done.iter().any(|own| own.container == one.container));
+    requested.retain(|selection| !done.iter().any(|own| own.container == selection.container));
     Ok(requested)
 }

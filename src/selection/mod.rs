@@ -28,7 +28,7 @@ pub use documents::{COMPATIBILITY, parse};
 pub use images::ImagesByDocuments;
 pub use predictor::PredictorError;
 
-/// What both sources share. Cheap to clone.
+/// The parts that both sources share. Cheap to clone.
 #[derive(Clone)]
 pub struct ImageSelector(Arc<Parts>);
 
@@ -40,7 +40,7 @@ struct Parts {
 }
 
 impl ImageSelector {
-    /// Selects images for these nodes.
+    /// Creates a selector for these nodes.
     ///
     /// # Errors
     ///
@@ -54,7 +54,7 @@ impl ImageSelector {
     }
 }
 
-/// A selector at work for one evaluation.
+/// A selector during one evaluation.
 struct Selecting<'a> {
     evaluator: &'a Evaluator,
     own: &'a Parts,

@@ -25,7 +25,7 @@ pub(super) struct NodeFeature {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(super) struct NodeFeatureSpec {
-    /// By feature.
+    /// Features by their names.
     pub features: NodeFeatures,
 }
 

@@ -1,5 +1,5 @@
-//! The server that chooses among nodes by a model: ocifit-k8s' protocol. Whatever fails there, the
-//! rules of the document decide.
+//! Client of the server that chooses among nodes by a model: ocifit-k8s' protocol. If the server
+//! fails, the rules of the document decide.
 
 use std::{
     collections::BTreeMap,
@@ -20,17 +20,17 @@ use crate::{
 
 use super::compatibility::{LabelKeys, Model};
 
-/// How long an answer is used: the pods of a rollout ask the same.
+/// Lifetime of a cached answer: the pods of a rollout send equal questions.
 const TTL: Duration = Duration::from_mins(1);
-/// How long a failure is: a server that hangs must not cost each pod its timeout.
+/// Lifetime of a cached failure: a server that hangs must not cost each pod its timeout.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
 /// Maximum number of cached answers, by their questions.
 const MAX_ANSWERS: usize = 64;
 /// Maximum number of concurrent requests.
 const MAX_REQUESTS: usize = 4;
-/// Maximum bytes of a question: it is kept with its answer.
+/// Maximum bytes of a question, because questions are cached with their answers.
 const MAX_QUESTION: usize = 256 * 1024;
-/// Maximum bytes of an answer: it has some hundred.
+/// Maximum bytes of an answer; a usual answer has some hundred.
 const MAX_ANSWER: usize = 64 * 1024;
 
 /// Asks the server. Cheap to clone.
@@ -51,7 +51,7 @@ type Answer = Result<Prediction, Arc<str>>;
 /// Why `selection.predictor` cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PredictorError {
-    /// Not a URL. It is not shown: it may hold a password.
+    /// The text is not a URL. The error does not show it, because it may hold a password.
     #[error("selection.predictor.url is no URL")]
     Url,
     /// The file cannot be read.
@@ -69,21 +69,21 @@ pub enum PredictorError {
     Tls(#[source] reqwest::Error),
 }
 
-/// What the server chose: the nodes with this label, and their architecture.
+/// The answer of the server: the nodes with this label, and their architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct Prediction {
     /// The key of a label.
     #[serde(rename = "instance-selector")]
     pub label: String,
-    /// Its value. A model that was trained with numbers answers one.
+    /// The value of the label. A model that was trained with numbers answers a number.
     #[serde(rename = "instance", deserialize_with = "label_value")]
     pub value: String,
-    /// The architecture, whose image is used.
+    /// The architecture whose image is used.
     #[serde(rename = "arch")]
     pub architecture: String,
 }
 
-/// A string, or a number as labels have it.
+/// A string, or a number in the form that labels have.
 fn label_value<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -105,11 +105,11 @@ struct Question<'a> {
 }
 
 impl Predictor {
-    /// A client for this configuration; `None` if there is no server.
+    /// A client for this configuration; `None` if no server is configured.
     ///
     /// # Errors
     ///
-    /// When the URL is none, or the bundle of authorities cannot be used.
+    /// When the URL or the bundle of authorities is invalid.
     pub(super) fn new(config: &PredictorConfig) -> Result<Option<Self>, PredictorError> {
         if config.url.is_empty() {
             return Ok(None);
@@ -153,13 +153,13 @@ impl Predictor {
     ///
     /// # Errors
     ///
-    /// What went wrong, for users.
+    /// The failure in words, for users.
     pub(super) async fn ask(
         &self,
         model: &Model,
         mut features: Vec<BTreeMap<&str, &str>>,
     ) -> Result<Prediction, Arc<str>> {
-        // The same nodes are the same question.
+        // Equal nodes count once, so that their number does not change the question.
         features.sort_unstable();
         features.dedup();
         let question = Question {
@@ -199,7 +199,7 @@ impl Inner {
         let request = request
             .header(http::header::CONTENT_TYPE, "application/json")
             .body(question.to_owned());
-        // The URL may hold a password.
+        // The error must not show the URL, which may hold a password.
         let text = |error: reqwest::Error| chain(&error.without_url());
         let mut response = request.send().await.map_err(text)?;
         let status = response.status();

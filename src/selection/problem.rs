@@ -11,26 +11,26 @@ use super::compatibility::{InvalidSelection, PassedOver};
 pub(super) enum SelectionProblem {
     /// The request is invalid.
     Invalid(String),
-    /// No image fits a node that the pod can land on.
+    /// No image fits a node that can take the pod.
     NoMatch(NoMatch),
     /// No labels distinguish the nodes that fit from other nodes.
     NotSelectable {
         container: String,
-        /// The image that fits some nodes.
+        /// The image that fits some of the nodes.
         image: String,
     },
-    /// The choice is left to a model, which cannot choose.
+    /// Only a model could choose, and it cannot.
     Model {
         container: String,
         /// The reference of the document.
         document: String,
         why: String,
     },
-    /// The pod exists, and nothing was selected when it was created.
+    /// The pod exists, and no image was selected on its creation.
     Created(String),
 }
 
-/// No image fits a node that the pod can land on.
+/// No image fits a node that can take the pod.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct NoMatch {
     pub container: String,

@@ -1,5 +1,5 @@
-//! The modules of the program form layers: each uses only those above it in this list. For the
-//! libraries in `crates/`, Cargo sees to it.
+//! The shape of the source. The modules of the program form layers: each module uses only modules
+//! above it in this list. Cargo is the wall between the libraries in `crates/`.
 
 #![allow(
     clippy::unwrap_used,
@@ -113,6 +113,28 @@ fn every_module_uses_only_layers_above_it() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// rustfmt leaves comments as they are. Tables cannot be wrapped.
+#[test]
+fn comment_lines_are_as_short_as_code() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for folder in ["src", "crates"] {
+        sources(&root.join(folder), &mut files);
+    }
+    let mut long = Vec::new();
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        for (index, line) in text.lines().enumerate() {
+            let comment = line.trim_start();
+            let is_table = comment.starts_with("//! |");
+            if comment.starts_with("//") && !is_table && line.chars().count() > 100 {
+                long.push(format!("{}:{}", file.display(), index + 1));
+            }
+        }
+    }
+    assert!(long.is_empty(), "over 100 characters:\n{}", long.join("\n"));
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn choose(server: &Uri, variable: impl Fn(&str) -> Option<String>) -> Option<Uri
     let exceptions: Vec<&str> = exceptions
         .split(',')
         .map(str::trim)
-        .filter_map(|one| without_port(one, port))
+        .filter_map(|proxy| without_port(proxy, port))
         .collect();
     // The matcher compares it with names only.
     if exceptions.contains(&"*") {

@@ -1,6 +1,6 @@
-//! In-memory caches of the resolver. `resolution.cache.images` bounds tags and summaries, an eighth
-//! of it failures and incomplete summaries; `quick_cache` evicts the entries that are least likely
-//! to be used again.
+//! In-memory caches of the resolver. They keep at most `resolution.cache.images` tags and
+//! summaries, and an eighth as many failures and incomplete summaries. `quick_cache` evicts the
+//! entries that are least likely to be used again.
 
 use std::{
     collections::HashSet,

@@ -293,7 +293,7 @@ fn media_type_of(bytes: &[u8], content_type: Option<&str>, document: &Document) 
     let known = |text: &str| MANIFESTS.into_iter().find(|known| *known == text);
     let own = serde_json::from_slice::<MediaType>(bytes)
         .ok()
-        .and_then(|own| known(&own.media_type?));
+        .and_then(|document| known(&document.media_type?));
     let carried = || known(content_type?.split(';').next()?.trim());
     own.or_else(carried).unwrap_or(match document {
         Document::Index(_) => OCI_INDEX,

@@ -196,7 +196,8 @@ fn preferred_terms(terms: &[WeightedTerm], author: AuthorNodes<'_>) -> Vec<Weigh
     let own = own.unwrap_or_default();
     let says_more = |term: &WeightedTerm| {
         let mut all = term.expressions.iter();
-        author.is_open_to_preferences() || all.any(|one| !LABELS.contains(&one.key.as_str()))
+        author.is_open_to_preferences()
+            || all.any(|requirement| !LABELS.contains(&requirement.key.as_str()))
     };
     let new = terms
         .iter()
@@ -239,9 +240,9 @@ fn required_change(wanted: &AffinityDemand<'_>, author: AuthorNodes<'_>) -> Opti
         None => (Require::default(), NodeSet::every()),
     };
     // Where only some can be written, the best images come first, each on all of its architectures.
-    let alternatives = wanted.nodes.terms().iter().flat_map(|one| {
-        let one = NodeSet::all_of(one.iter().cloned());
-        by_architecture.combinations(&one).collect::<Vec<_>>()
+    let alternatives = wanted.nodes.terms().iter().flat_map(|term| {
+        let nodes = NodeSet::all_of(term.iter().cloned());
+        by_architecture.combinations(&nodes).collect::<Vec<_>>()
     });
     require.alternatives = alternatives.take(MAX_TERMS).collect();
     if require.alternatives.is_empty() {
@@ -335,7 +336,7 @@ fn open_terms(terms: &[NodeSelectorTerm], alternatives: &[NodeSelectorTerm]) -> 
         let own = &term.match_expressions;
         let has_one = alternatives.iter().any(|alternative| {
             let mut all = alternative.match_expressions.iter();
-            all.all(|one| own.contains(one))
+            all.all(|requirement| own.contains(requirement))
         });
         !own.is_empty() && !has_one
     };

@@ -50,7 +50,7 @@ impl<'a> AuthorNodes<'a> {
     /// The labels by which nodes are selected.
     pub fn label_keys(&self) -> impl Iterator<Item = &'a str> {
         let expressions = self.terms().iter().flat_map(|term| &term.match_expressions);
-        let of_terms = expressions.map(|one| one.key.as_str());
+        let of_terms = expressions.map(|expression| expression.key.as_str());
         self.node_selector
             .keys()
             .map(String::as_str)
@@ -173,7 +173,7 @@ fn allows(term: &NodeSelectorTerm, architecture: &str) -> bool {
 
 /// The architectures that a term allows; `None` if it does not list them.
 fn named(term: &NodeSelectorTerm) -> Option<Vec<&str>> {
-    let listed = architectures_of(term).find(|one| one.operator == Operator::In)?;
+    let listed = architectures_of(term).find(|requirement| requirement.operator == Operator::In)?;
     let values = listed.values.iter().map(String::as_str);
     Some(values.filter(|value| allows(term, value)).collect())
 }

@@ -145,7 +145,7 @@ pub struct TemplateView<'a> {
     pub record: &'a OwnedTolerations,
 }
 
-/// The change that brings a template to `decision`; `None` if it is there.
+/// The change that makes a template match `decision`; `None` if it matches already.
 pub fn decide_template(
     policy: &PlacementPolicy,
     decision: &Decision,

@@ -29,7 +29,7 @@ pub enum Source {
     ImageLocality,
 }
 
-/// Says why nodes that a demand does not require are excluded.
+/// The text for users why a demand of this source excludes nodes.
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -133,7 +133,7 @@ impl Demands {
     pub fn required(&self) -> NodeSet {
         let sets = self.iter().map(|demand| &demand.require);
         let sets = sets.filter(|set| !set.is_every());
-        sets.fold(NodeSet::every(), |all, one| all.and(one))
+        sets.fold(NodeSet::every(), |all, set| all.and(set))
     }
 
     /// The nodes to prefer. `by_policy`: the failure policy decides, because not all images are
@@ -260,7 +260,9 @@ mod tests {
         }
         let weights = |by_policy| {
             let preferred = demands.preferred(by_policy).into_iter();
-            preferred.map(|one| one.weight).collect::<Vec<_>>()
+            preferred
+                .map(|preference| preference.weight)
+                .collect::<Vec<_>>()
         };
         // Nodes that hold an image matter as long as it is not known.
         assert_eq!((weights(false), weights(true)), (vec![1, 2], vec![1, 2, 3]));

@@ -39,7 +39,9 @@ pub struct Emulation {
 impl Emulator {
     /// Whether its nodes emulate one of these architectures.
     pub(super) fn emulates(&self, image: &ImageArchitectures) -> bool {
-        self.runs.iter().any(|one| image.contains(one.as_str()))
+        self.runs
+            .iter()
+            .any(|architecture| image.contains(architecture.as_str()))
     }
 
     /// Whether its selector selects every node.
@@ -60,7 +62,7 @@ impl Emulation {
     /// The architectures of all of these nodes.
     pub fn architectures(&self) -> Architectures {
         let emulating = self.emulators.iter();
-        let emulating = emulating.map(|one| (one.architecture.clone(), Variants::ANY));
+        let emulating = emulating.map(|emulator| (emulator.architecture.clone(), Variants::ANY));
         let native = self.native.iter();
         let native = native.map(|(name, variants)| (name.clone(), variants));
         Architectures::from_variants(native.chain(emulating))
@@ -69,14 +71,14 @@ impl Emulation {
     /// Whether a pod selects nodes that emulate, and beside them at most native nodes. Then its
     /// tolerations need no affinity, which an existing pod cannot get.
     pub fn covers(&self, author: AuthorNodes<'_>) -> bool {
-        let is_native = |one: &Requirement| {
-            let mut values = one.values.iter();
-            LABELS.contains(&one.key.as_str())
-                && one.operator == Operator::In
+        let is_native = |requirement: &Requirement| {
+            let mut values = requirement.values.iter();
+            LABELS.contains(&requirement.key.as_str())
+                && requirement.operator == Operator::In
                 && values.all(|value| self.native.contains(value))
         };
-        let emulates = |one: &Emulator, term: &[Requirement]| {
-            let mut own = one.nodes.requirements().into_iter();
+        let emulates = |emulator: &Emulator, term: &[Requirement]| {
+            let mut own = emulator.nodes.requirements().into_iter();
             own.all(|requirement| term.contains(&requirement))
         };
         let nodes = author.nodes();
@@ -87,7 +89,7 @@ impl Emulation {
             .peekable();
         let is_covered = |term: &Vec<Requirement>| {
             let mut emulators = self.emulators.iter();
-            emulators.any(|one| emulates(one, term))
+            emulators.any(|emulator| emulates(emulator, term))
         };
         others.peek().is_some() && others.all(is_covered)
     }
@@ -98,7 +100,7 @@ impl Emulation {
         let emulators = self.emulators.iter().map(Emulator::requirements);
         let nodes = self.emulators.iter();
         let nodes =
-            nodes.map(|one| format!("{} nodes with {}", one.architecture, one.nodes.as_str()));
+            nodes.map(|node| format!("{} nodes with {}", node.architecture, node.nodes.as_str()));
         let nodes: Vec<_> = nodes.collect();
         Demand {
             require: NodeSet::any_of(native.into_iter().chain(emulators)),

@@ -69,8 +69,8 @@ impl ImageLocality {
         likely.retain(|set| !set.is_empty());
         likely.dedup();
         let likely = likely.into_iter().map(|set| on_architecture(set.names()));
-        let likely = likely.map(|one| term(ARCHITECTURE_WEIGHT, one));
-        let hosts = hosts.map(|one| term(HOST_WEIGHT, one));
+        let likely = likely.map(|architecture| term(ARCHITECTURE_WEIGHT, architecture));
+        let hosts = hosts.map(|host| term(HOST_WEIGHT, host));
         hosts.into_iter().chain(likely).collect()
     }
 }
@@ -150,7 +150,7 @@ mod tests {
                 images: vec!["app:1".to_owned()],
                 nodes: HoldingNodes {
                     count,
-                    hosts: hosts.iter().map(|one| (*one).to_owned()).collect(),
+                    hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
                     architectures: set(architectures),
                 },
                 copies: copies.map(set),

@@ -88,7 +88,8 @@ pub fn recorded(annotations: &BTreeMap<String, String>) -> Option<Taint> {
     annotations.get(annotation::TAINT)?.parse().ok()
 }
 
-/// The taint that archaware owns: the recorded one, if it can be archaware's.
+/// The recorded taint, if archaware could have set it on this node: its key and architecture match
+/// the configuration.
 fn owned(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<Taint> {
     recorded(node.annotations).filter(|taint| keys.can_own_taint(taint, node.architecture))
 }
@@ -180,7 +181,7 @@ pub fn decide(
 fn untaint(node: &NodeView<'_>, keys: &ConfiguredKeys) -> Option<NodeChange> {
     node.annotations.get(annotation::TAINT)?;
     let own = owned(node, keys);
-    let remove = own.and_then(|own| removable(node, own.kind, keys));
+    let remove = own.and_then(|taint| removable(node, taint.kind, keys));
     Some(NodeChange {
         remove,
         ownership: Some(Ownership::Nothing),
@@ -195,12 +196,12 @@ fn decide_taint(
 ) -> (Option<NodeChange>, Option<TaintProblem>) {
     let own = owned(node, keys);
     // A taint whose value is no architecture has another owner, whatever the record says.
-    let owns_wanted = own.as_ref().is_some_and(|own| own.kind == wanted.kind)
+    let owns_wanted = own.as_ref().is_some_and(|taint| taint.kind == wanted.kind)
         && (find_taint(node.taints, &wanted.kind).is_none()
             || removable(node, wanted.kind.clone(), keys).is_some());
     // After a change of the configured key or effect, the owned taint moves.
-    let leftover = own.as_ref().filter(|own| own.kind != wanted.kind);
-    let leftover = leftover.and_then(|own| removable(node, own.kind.clone(), keys));
+    let leftover = own.as_ref().filter(|taint| taint.kind != wanted.kind);
+    let leftover = leftover.and_then(|taint| removable(node, taint.kind.clone(), keys));
     let annotated = node.annotations.contains_key(annotation::TAINT);
     let claim = || {
         let right = recorded(node.annotations).as_ref() == Some(&wanted);
@@ -241,7 +242,8 @@ fn decide_taint(
         Some((_, value)) => {
             let ownership = annotated.then_some(Ownership::Nothing);
             // A node pool that declares the taint cannot know the variant.
-            let is_plain = architecture_of(&wanted.value).is_some_and(|own| own.as_str() == value);
+            let is_plain = architecture_of(&wanted.value)
+                .is_some_and(|architecture| architecture.as_str() == value);
             let agrees = value == wanted.value || is_plain;
             let problem = (!agrees).then_some(TaintProblem::Conflict { wanted, value });
             (

@@ -108,7 +108,9 @@ impl NodeSet {
             .iter()
             .flat_map(|first| other.terms.iter().map(move |second| (first, second)));
         pairs.map(|(first, second)| {
-            let new = second.iter().filter(|one| !first.contains(one));
+            let new = second
+                .iter()
+                .filter(|requirement| !first.contains(requirement));
             first.iter().chain(new).cloned().collect()
         })
     }

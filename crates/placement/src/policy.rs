@@ -87,7 +87,9 @@ impl Tainted {
     fn contains(&self, name: Option<&str>) -> bool {
         match (self, name) {
             (Self::All, _) => true,
-            (Self::Only(set), Some(name)) => set.iter().any(|one| one.as_str() == name),
+            (Self::Only(set), Some(name)) => {
+                set.iter().any(|architecture| architecture.as_str() == name)
+            }
             (Self::Only(set), None) => !set.is_empty(),
         }
     }
@@ -143,7 +145,7 @@ impl PlacementPolicy {
         &self,
         images: impl IntoIterator<Item = &'a ImageArchitectures>,
     ) -> Option<Architectures> {
-        let sets = images.into_iter().map(|own| self.widen(own));
+        let sets = images.into_iter().map(|image| self.widen(image));
         sets.reduce(|shared, own| shared.and(&own))
     }
 
@@ -158,17 +160,17 @@ impl PlacementPolicy {
             return None;
         }
         let native = self.shared_architectures(images.clone(), runtime)?;
-        let runs_all = |one: &&Emulator| {
-            let own = one.architecture.as_str();
+        let runs_all = |emulator: &&Emulator| {
+            let own = emulator.architecture.as_str();
             let mut sets = images
                 .clone()
                 .into_iter()
                 .filter_map(|image| self.of_image(image, runtime));
             let is_schedulable =
-                self.schedulable.is_empty() || self.schedulable.contains(&one.architecture);
+                self.schedulable.is_empty() || self.schedulable.contains(&emulator.architecture);
             is_schedulable
                 && !native.contains(own)
-                && sets.all(|set| one.emulates(&set) || self.widen(&set).contains(own))
+                && sets.all(|set| emulator.emulates(&set) || self.widen(&set).contains(own))
         };
         let emulators: Vec<_> = self.emulation.iter().filter(runs_all).cloned().collect();
         let native = self.within_schedulable(native);
@@ -182,10 +184,11 @@ impl PlacementPolicy {
         own: &ImageArchitectures,
         labels: Option<&BTreeMap<String, String>>,
     ) -> Architectures {
-        let selects = |one: &Emulator| labels.is_none_or(|labels| one.nodes.matches(labels));
+        let selects =
+            |emulator: &Emulator| labels.is_none_or(|labels| emulator.nodes.matches(labels));
         let emulators = self.emulation.iter();
-        let emulators = emulators.filter(|one| one.emulates(own) && selects(one));
-        let emulators = emulators.map(|one| (one.architecture.clone(), Variants::ANY));
+        let emulators = emulators.filter(|emulator| emulator.emulates(own) && selects(emulator));
+        let emulators = emulators.map(|emulator| (emulator.architecture.clone(), Variants::ANY));
         let emulators: Vec<_> = emulators.collect();
         let native = self.widen(own);
         let native = native
@@ -297,11 +300,13 @@ impl PlacementPolicy {
                 .map(|architecture| self.variants.tolerated_values(&architecture, Variants::ANY));
             let tolerated = |value: String| {
                 let taint = self.taint.taint(value);
-                tolerations.iter().any(|one| tolerates(one, &taint))
+                tolerations
+                    .iter()
+                    .any(|toleration| tolerates(toleration, &taint))
             };
             let tolerates_all = || {
                 let mut all = tolerations.iter();
-                all.any(|one| self.taint.is_tolerated_by(one))
+                all.any(|toleration| self.taint.is_tolerated_by(toleration))
             };
             !self.tainted.contains(name)
                 || tolerates_all()
@@ -319,7 +324,7 @@ impl PlacementPolicy {
         let schedulable = schedulable.map(|set| set.iter().cloned().collect());
         let images = images
             .into_iter()
-            .map(|own| self.widen(&own.without_variants()));
+            .map(|image| self.widen(&image.without_variants()));
         // Sets that are made up would make the pod too large. Without them the rest may share
         // something.
         let images = images.filter(|set| set.len() <= MAX_ARCHITECTURES);

@@ -124,12 +124,12 @@ pub fn undo_images<'a>(
     added: &PodChange,
     containers: impl Iterator<Item = (&'a str, &'a str)> + Clone,
 ) -> Vec<ImageChange> {
-    let now = |own: &ImageChange| {
+    let now = |change: &ImageChange| {
         let mut all = containers.clone();
-        let (_, image) = all.find(|(name, _)| *name == own.container)?;
-        (image != own.from || own.from == own.to).then(|| ImageChange {
+        let (_, image) = all.find(|(name, _)| *name == change.container)?;
+        (image != change.from || change.from == change.to).then(|| ImageChange {
             to: image.to_owned(),
-            ..own.clone()
+            ..change.clone()
         })
     };
     added.images.iter().filter_map(now).collect()

@@ -64,7 +64,7 @@ impl Requirement {
     /// Whether it holds for the value of its key. One that the API server would refuse holds for
     /// none.
     pub(super) fn holds(&self, value: Option<&str>) -> bool {
-        let is_listed = |value: &str| self.values.iter().any(|one| one == value);
+        let is_listed = |value: &str| self.values.iter().any(|listed| listed == value);
         let integer = |text: &str| text.parse::<i64>().ok();
         let compares = |ordering: fn(&i64, &i64) -> bool| {
             let [bound] = self.values.as_slice() else {

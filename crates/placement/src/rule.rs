@@ -49,7 +49,7 @@ pub struct PodRule {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PreferredNodes {
-    /// A label selector for nodes.
+    /// Selects the nodes to prefer, by their labels.
     pub nodes: LabelSelector,
     /// From 1 to 100.
     pub weight: Weight,
@@ -138,7 +138,10 @@ impl PodRule {
 
     /// Whether a selector for nodes selects every node.
     pub fn has_empty_selector(&self) -> bool {
-        let preferred = self.preferred_nodes.iter().map(|one| &one.nodes);
+        let preferred = self
+            .preferred_nodes
+            .iter()
+            .map(|preference| &preference.nodes);
         let mut all = self.nodes.iter().chain(preferred);
         all.any(|selector| selector.requirements().is_empty())
     }
@@ -199,7 +202,9 @@ impl PodRule {
         Demand {
             require: required,
             prefer: preferred.collect(),
-            tolerate: tolerations.map(|one| one.toleration("")).collect(),
+            tolerate: tolerations
+                .map(|toleration| toleration.toleration(""))
+                .collect(),
             class: class.filter(|_| pod.runtime_class.is_none()).cloned(),
             ..Demand::from_source(Source::Rule(self.name.clone()))
         }

@@ -40,7 +40,7 @@ pub struct PodRuntime<'a> {
 /// How a pod's runtime class runs an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunBy {
-    /// The CPU of the node runs it. `None` means that the image names no platform.
+    /// The node's CPU runs the image. `None` if the image names no platform.
     Cpu(Option<ImageArchitectures>),
     /// The handler of the class runs it on every node. Nodes of these architectures need no
     /// emulation for it.
@@ -60,9 +60,9 @@ pub(super) fn run_by(
         return RunBy::Cpu(None);
     };
     let class = runtime.class.map(|name| classes.get(name));
-    let has = |one: &RulePlatform| {
-        let of_os = image.architectures(&one.os);
-        of_os.is_some_and(|set| set.contains(one.architecture.as_str()))
+    let has = |platform: &RulePlatform| {
+        let of_os = image.architectures(&platform.os);
+        of_os.is_some_and(|set| set.contains(platform.architecture.as_str()))
     };
     match class {
         Some(Some(class)) if class.platforms.iter().any(has) => RunBy::Handler(own),
@@ -107,13 +107,13 @@ fn is_webassembly(image: &PlatformSet) -> bool {
     !platforms.is_empty()
         && platforms
             .iter()
-            .all(|one| one.architecture().as_str().starts_with("wasm"))
+            .all(|platform| platform.architecture().as_str().starts_with("wasm"))
 }
 
 /// Whether a class is known to run WebAssembly modules.
 fn runs_webassembly(classes: &RuntimeClasses) -> bool {
     let mut platforms = classes.values().flat_map(|class| &class.platforms);
-    platforms.any(|one| one.architecture.as_str().starts_with("wasm"))
+    platforms.any(|platform| platform.architecture.as_str().starts_with("wasm"))
 }
 
 #[cfg(test)]

@@ -29,7 +29,9 @@ pub struct SelectorError {
 impl LabelSelector {
     /// Whether all requirements match.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.requirements.iter().all(|one| one.selects(labels))
+        self.requirements
+            .iter()
+            .all(|requirement| requirement.selects(labels))
     }
 
     /// As it was written.

@@ -129,7 +129,7 @@ fn tolerates_parts(toleration: &Value, key: &str, value: &str, effect: &str) -> 
 pub fn keeps_away<'a>(taint: &Value, tolerations: impl IntoIterator<Item = &'a Value>) -> bool {
     let [key, value, effect] = ["key", "value", "effect"].map(|field| text(taint, field));
     let mut all = tolerations.into_iter();
-    is_hard(taint) && !all.any(|one| tolerates_parts(one, key, value, effect))
+    is_hard(taint) && !all.any(|toleration| tolerates_parts(toleration, key, value, effect))
 }
 
 /// Whether a taint, in the API's form, keeps pods away. `PreferNoSchedule` does not.

@@ -19,7 +19,8 @@ pub(super) fn by_rules(
         for architecture in architectures.names() {
             let mut named = rule.platforms.iter();
             let applies = rule.platforms.is_empty()
-                || named.any(|one| one.os == *os && one.architecture == *architecture);
+                || named
+                    .any(|platform| platform.os == *os && platform.architecture == *architecture);
             if !applies {
                 continue;
             }

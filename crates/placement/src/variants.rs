@@ -89,14 +89,14 @@ pub fn suffices(set: &Architectures, node: &str, variant: Option<NodeVariant>) -
 const WEIGHT: u8 = 100;
 
 impl VariantPolicy {
-    /// What the labels of a node say about its variant.
-    fn of_node(
+    /// The variant that the labels of a node state or prove.
+    fn variant_by_labels(
         &self,
         architecture: &Architecture,
         labels: &BTreeMap<String, String>,
     ) -> Option<NodeVariant> {
         let own = labels.get(&self.label);
-        // A value that is no variant is none. Karpenter writes such values for keys that its pools
+        // A value that is not a variant counts as a missing label. Karpenter writes such values for keys that its pools
         // do not define.
         if let Some(name) = own.and_then(|value| known_variant(architecture, value)) {
             return Some(NodeVariant::Exactly(name));
@@ -105,9 +105,9 @@ impl VariantPolicy {
     }
 
     /// The variant of a node, as far as it is known.
-    pub fn of_view(&self, node: &NodeView<'_>) -> Option<NodeVariant> {
+    pub fn of_node(&self, node: &NodeView<'_>) -> Option<NodeVariant> {
         let architecture = node.architecture.parse().ok()?;
-        self.of_node(&architecture, node.labels)
+        self.variant_by_labels(&architecture, node.labels)
     }
 
     /// The value of a node's taint. What features prove counts with `require` only: otherwise pods
@@ -123,7 +123,7 @@ impl VariantPolicy {
         let counts = |variant: &NodeVariant| {
             matches!(variant, NodeVariant::Exactly(_)) || self.unknown == UnknownVariants::Require
         };
-        let variant = self.of_node(architecture, labels).filter(counts);
+        let variant = self.variant_by_labels(architecture, labels).filter(counts);
         let tainted = variant.and_then(|variant| tainted_variant(architecture, variant.name()));
         value(architecture, tainted)
     }
@@ -246,7 +246,7 @@ impl VariantPolicy {
             ]);
             // Also matches nodes without the label.
             let no_label = by_label(Operator::NotIn, Variants::ANY.names(name).collect());
-            for proof in proof::of_one(name, variants) {
+            for proof in proof::requirements(name, variants) {
                 let own = [of_architecture.clone(), no_label.clone()];
                 all.push(own.into_iter().chain(proof).collect());
             }

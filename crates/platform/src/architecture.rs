@@ -120,7 +120,7 @@ impl Platform {
 
     /// Whether the platform applies to pods of `os`.
     pub fn is_for(&self, os: &Os) -> bool {
-        self.os.as_ref().is_none_or(|own| own == os)
+        self.os.as_ref().is_none_or(|stated| stated == os)
     }
 }
 

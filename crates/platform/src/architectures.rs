@@ -46,7 +46,9 @@ impl Architectures {
 
     /// Whether nodes of this architecture are in it, of some variant.
     pub fn contains(&self, name: &str) -> bool {
-        self.0.keys().any(|one| one.as_str() == name)
+        self.0
+            .keys()
+            .any(|architecture| architecture.as_str() == name)
     }
 
     /// Without the architectures that are not in `names`.
@@ -149,14 +151,14 @@ impl FromStr for Architectures {
     type Err = UnknownName;
 
     fn from_str(text: &str) -> Result<Self, UnknownName> {
-        let all: Result<Vec<_>, _> = text.split(',').map(one).collect();
+        let all: Result<Vec<_>, _> = text.split(',').map(parse_entry).collect();
         Ok(Self::from_variants(all?))
     }
 }
 
 /// A variant has to be known here. Without one, every one suffices, also for arm, which containerd
 /// takes for `arm/v7`.
-fn one(text: &str) -> Result<(Architecture, Variants), UnknownName> {
+fn parse_entry(text: &str) -> Result<(Architecture, Variants), UnknownName> {
     let text = text.trim();
     let unknown = || UnknownName(text.to_owned());
     let (name, variant) = text

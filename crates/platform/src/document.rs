@@ -384,7 +384,9 @@ impl Referrers {
             Some(Referrer {
                 manifest: Descriptor::from_raw(raw.manifest).ok()?,
                 artifact_type: raw.artifact_type.unwrap_or_default(),
-                created: annotations.and_then(|all| all.created).unwrap_or_default(),
+                created: annotations
+                    .and_then(|annotations| annotations.created)
+                    .unwrap_or_default(),
             })
         };
         Ok(Self(entries.filter_map(referrer).collect()))

@@ -61,8 +61,12 @@ impl PlatformSet {
         match self {
             Self::Platforms(platforms) => {
                 let own = platforms.iter().filter(|platform| platform.is_for(os));
-                let own =
-                    own.map(|one| (one.architecture().clone(), Variants::that_run_platform(one)));
+                let own = own.map(|platform| {
+                    (
+                        platform.architecture().clone(),
+                        Variants::that_run_platform(platform),
+                    )
+                });
                 Some(ImageArchitectures::from_variants(own))
             }
             Self::None(_) => None,

@@ -60,12 +60,12 @@ impl Family {
     }
 
     /// The whole list.
-    fn all(&self) -> u32 {
+    fn all_variants(&self) -> u32 {
         (1 << self.names.len()) - 1
     }
 
     fn index(&self, name: &str) -> Option<usize> {
-        self.names.iter().position(|one| *one == name)
+        self.names.iter().position(|known| *known == name)
     }
 
     /// Whether a node of the variant at index `node` runs images of the variant at `image`. Armv9.m
@@ -103,7 +103,7 @@ impl Variants {
         };
         let nodes = (0..family.names.len()).filter(|node| family.runs(*node, image));
         let set = nodes.fold(0, |bits, node| bits | 1 << node);
-        if set == family.all() {
+        if set == family.all_variants() {
             Self::ANY
         } else {
             Self(set)

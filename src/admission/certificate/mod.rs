@@ -121,9 +121,10 @@ impl KeyPairPem {
     /// Whether one of these authorities issued it, compared by name.
     fn is_signed_by(&self, authorities: &str) -> bool {
         let all = Certificate::load_pem_chain(authorities.as_bytes()).unwrap_or_default();
-        let issuer = first_certificate(&self.certificate).map(|own| own.tbs_certificate.issuer);
+        let issuer = first_certificate(&self.certificate)
+            .map(|certificate| certificate.tbs_certificate.issuer);
         all.iter()
-            .any(|one| Some(&one.tbs_certificate.subject) == issuer.as_ref())
+            .any(|authority| Some(&authority.tbs_certificate.subject) == issuer.as_ref())
     }
 
     /// Whether it is valid for all of these names.

@@ -1,6 +1,6 @@
-//! Keeps the `MutatingWebhookConfiguration` of the manifests right: which requests the API server
-//! sends to the webhook, where to, and which authorities it trusts. archaware does not create it.
-//! Every webhook in it has `failurePolicy: Ignore`.
+//! Corrects the `MutatingWebhookConfiguration` that the manifests create: its request rules, the
+//! address of the webhook, and the trusted authorities. archaware never creates it. Every webhook
+//! in it has `failurePolicy: Ignore`.
 
 mod webhooks;
 
@@ -61,7 +61,8 @@ pub(super) struct ConfigurationReconciler {
     pub(super) metrics: AdmissionMetrics,
 }
 
-/// The last logged and the last written state, so that repetitions are silent.
+/// State between attempts: logged conditions, so that they are not logged again; refusals and the
+/// last write, which decide the pauses.
 #[derive(Default)]
 struct Maintenance {
     failing: RepeatedError,
@@ -267,7 +268,10 @@ impl Maintenance {
 /// With an authority from a file, the published authorities stay until they expire, because a
 /// replica may still serve a certificate that they signed.
 fn merged(authority: &str, found: &MutatingWebhookConfiguration) -> Arc<str> {
-    let webhook = found.webhooks.as_ref().and_then(|all| all.first());
+    let webhook = found
+        .webhooks
+        .as_ref()
+        .and_then(|webhooks| webhooks.first());
     let published = webhook
         .and_then(|webhook| webhook.pointer("/clientConfig/caBundle")?.as_str())
         .and_then(|text| STANDARD.decode(text).ok());

@@ -130,8 +130,8 @@ fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
 pub(super) fn shortest_timeout(existing: &[Value]) -> Option<Duration> {
     let own = existing
         .iter()
-        .filter(|one| text(one, "name").ends_with(".archaware.dev"));
-    let seconds = own.filter_map(|one| one.get("timeoutSeconds")?.as_u64());
+        .filter(|webhook| text(webhook, "name").ends_with(".archaware.dev"));
+    let seconds = own.filter_map(|webhook| webhook.get("timeoutSeconds")?.as_u64());
     seconds.map(Duration::from_secs).min()
 }
 
@@ -148,7 +148,7 @@ pub(super) fn correct(existing: &[Value], desired: Vec<Desired>) -> Option<Vec<V
     } in desired
     {
         let name = text(&webhook, "name").to_owned();
-        if let Some(found) = all.iter_mut().find(|one| text(one, "name") == name) {
+        if let Some(found) = all.iter_mut().find(|webhook| text(webhook, "name") == name) {
             complete(found, webhook);
         } else if is_needed {
             set(&mut webhook, "timeoutSeconds", json!(TIMEOUT));
@@ -204,9 +204,9 @@ fn merged(
 ) -> Option<Vec<Value>> {
     let foreign = found
         .iter()
-        .filter(|one| !is_own(one) && !needed.contains(one));
+        .filter(|item| !is_own(item) && !needed.contains(item));
     let all: Vec<Value> = needed.iter().chain(foreign).cloned().collect();
-    let same = all.len() == found.len() && all.iter().all(|one| found.contains(one));
+    let same = all.len() == found.len() && all.iter().all(|item| found.contains(item));
     (!same).then_some(all)
 }
 
@@ -250,7 +250,7 @@ mod tests {
 
     /// The webhooks as the API server stores them, with possible additions of other writers.
     fn stored(desired: Vec<Desired>) -> Vec<Value> {
-        let mut webhooks: Vec<Value> = desired.into_iter().map(|one| one.webhook).collect();
+        let mut webhooks: Vec<Value> = desired.into_iter().map(|desired| desired.webhook).collect();
         for webhook in &mut webhooks {
             webhook["objectSelector"] = json!({});
             webhook["timeoutSeconds"] = json!(7);
@@ -269,7 +269,7 @@ mod tests {
     fn a_correct_configuration_is_not_changed() {
         let usual_names: Vec<_> = usual()
             .iter()
-            .map(|one| text(&one.webhook, "name").to_owned())
+            .map(|desired| text(&desired.webhook, "name").to_owned())
             .collect();
         let expected = [
             "pods.archaware.dev",

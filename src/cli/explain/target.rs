@@ -34,7 +34,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// An object of a manifest. `namespace`: where it is created if it names none.
+    /// The object of a manifest. `namespace` is used if the manifest names no namespace.
     pub(super) fn of_manifest(manifest: Manifest, namespace: &str) -> Self {
         let (mut workload, mut daemon_set) = (manifest.workload, manifest.daemon_set);
         let name = &mut workload.name;

@@ -65,7 +65,11 @@ fn page(explanation: &Explanation) -> String {
         let table = output::table(&[chosen, "IMAGE", "WEIGHT", "OUTCOME"], rows);
         text += &section(&title, &colour_answers(&table));
     }
-    if let Some(groups) = explanation.nodes.as_ref().filter(|all| !all.is_empty()) {
+    if let Some(groups) = explanation
+        .nodes
+        .as_ref()
+        .filter(|groups| !groups.is_empty())
+    {
         text += &section("Nodes", &nodes(groups));
     }
     if !explanation.missing_permissions.is_empty() {
@@ -77,7 +81,7 @@ fn page(explanation: &Explanation) -> String {
         let notes: Vec<_> = rows.map(|note| ("-", note.clone())).collect();
         text += &section("Notes", &output::fields(&notes));
     }
-    // As wide as the arrows below it, or there are none.
+    // Two spaces align the conclusion with the `->` of the advice.
     let mut conclusion = vec![("  ", explanation.conclusion.clone())];
     conclusion.extend(
         explanation
@@ -231,8 +235,8 @@ fn images(explanation: &Explanation) -> String {
         let source = image.source.map(|source| format!("from {source}"));
         let credential = image.credential.as_ref();
         let credential = credential.map(|name| format!("with {name}"));
-        let containers = Some(&image.containers).filter(|all| !all.is_empty());
-        let containers = containers.map(|all| format!("for {}", all.join(", ")));
+        let containers = Some(&image.containers).filter(|names| !names.is_empty());
+        let containers = containers.map(|names| format!("for {}", names.join(", ")));
         let origin = [source, credential, containers];
         let origin: Vec<_> = origin.into_iter().flatten().collect();
         lines.push(origin.join(", "));

@@ -1,5 +1,5 @@
-//! The pods that run: how many get a toleration for the taint of their node, and which run where
-//! their images cannot.
+//! Bound pods: how many get a toleration for the taint of their node, and which pods are on a node
+//! whose architecture their images do not support.
 
 use std::collections::HashMap;
 

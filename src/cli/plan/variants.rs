@@ -16,7 +16,7 @@ impl<'a> Variants<'a> {
         let mut counts = HashMap::new();
         for node in nodes {
             let (view, variants) = (node.view(), &policy.variants);
-            let key = (view.architecture, variants.of_view(&view));
+            let key = (view.architecture, variants.of_node(&view));
             *counts.entry(key).or_default() += 1;
         }
         Self(counts)

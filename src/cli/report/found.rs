@@ -66,7 +66,8 @@ impl FoundSpec {
         }
     }
 
-    /// The images and pull secrets: specs with the same key have the same result.
+    /// The images, and the pull secrets for them. Of specs with the same key only the first is
+    /// kept.
     fn key(&self) -> (Vec<&str>, Vec<&str>) {
         let secrets = self.spec.image_pull_secrets.iter();
         (

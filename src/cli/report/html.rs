@@ -246,7 +246,7 @@ fn of_workload(workload: &ReportedWorkload) -> String {
     )
 }
 
-/// The images that keep a workload from the requested architectures, as a list.
+/// Why a workload cannot run, or may not be able to run, on the requested architectures, as a list.
 fn reasons(workload: &ReportedWorkload) -> String {
     let reasons = super::table::reasons(workload, |image| image);
     if reasons.is_empty() {

@@ -90,7 +90,7 @@ impl Inspector {
             let view = node.view();
             let known = KnownNode {
                 architecture: view.architecture.to_owned(),
-                variant: self.policy.variants.of_view(&view),
+                variant: self.policy.variants.of_node(&view),
                 labels: labels(&node.metadata).clone(),
             };
             Some((node.metadata.name?, known))
@@ -249,14 +249,16 @@ impl KnownNode {
         let failing: Vec<_> = failing.collect();
         let wrong = lacking
             .into_iter()
-            .chain(failing.iter().map(|one| &one.image));
+            .chain(failing.iter().map(|container| &container.image));
         let wrong: BTreeSet<String> = wrong.cloned().collect();
         (!wrong.is_empty()).then(|| MisplacedPod {
             pod: pod.name.clone(),
             node: pod.node.clone(),
             architecture: with_variant(&self.architecture, self.variant.map(NodeVariant::name)),
             images: wrong.into_iter().collect(),
-            failure: failing.first().map(|one| one.cause.as_str().to_owned()),
+            failure: failing
+                .first()
+                .map(|container| container.cause.as_str().to_owned()),
         })
     }
 }

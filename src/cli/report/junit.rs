@@ -45,7 +45,7 @@ pub(super) fn print(
 /// A suite of the objects that could not be read, if there are such objects.
 fn unread(report: &Report, is_failure: bool) -> String {
     let permissions = report.missing_permissions.iter();
-    let permissions = permissions.map(|one| format!("permission to {one}"));
+    let permissions = permissions.map(|permission| format!("permission to {permission}"));
     let all: Vec<String> = permissions
         .chain(report.unread_objects.iter().cloned())
         .collect();
@@ -58,9 +58,9 @@ fn unread(report: &Report, is_failure: bool) -> String {
         "  <testsuite name=\"can be read\" tests=\"{count}\" failures=\"{failures}\" errors=\"0\" skipped=\"{skipped}\">\n"
     );
     let result = if is_failure {
-        "<failure type=\"unknown\" message=\"its images are not known\"/>"
+        "<failure type=\"unknown\" message=\"it could not be read, so its images are not known\"/>"
     } else {
-        "<skipped message=\"its images are not known\"/>"
+        "<skipped message=\"it could not be read, so its images are not known\"/>"
     };
     for name in all {
         text += &format!(

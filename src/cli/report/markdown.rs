@@ -45,7 +45,7 @@ pub(super) fn print(report: &Report) -> String {
     let asked: Vec<&str> = report
         .summaries
         .iter()
-        .map(|one| one.architecture.as_str())
+        .map(|summary| summary.architecture.as_str())
         .collect();
     let mut header = vec!["Workload", "Exists for"];
     header.extend(asked);

@@ -30,7 +30,7 @@ pub(super) fn print(report: &Report) -> String {
     text
 }
 
-/// The objects that could not be read; empty if all were read.
+/// A line with the missing permissions; empty if none is missing.
 pub(super) fn incomplete(report: &Report) -> String {
     if report.missing_permissions.is_empty() {
         return String::new();
@@ -185,7 +185,9 @@ pub(super) fn architectures(workload: &ReportedWorkload) -> String {
 
 fn of_workloads(report: &Report) -> String {
     let asked = report.summaries.iter();
-    let asked: Vec<String> = asked.map(|one| one.architecture.to_uppercase()).collect();
+    let asked: Vec<String> = asked
+        .map(|summary| summary.architecture.to_uppercase())
+        .collect();
     let is_about_images = is_about_images(report);
     let first = if is_about_images { "IMAGE" } else { "WORKLOAD" };
     let mut header = vec![first];
@@ -217,7 +219,10 @@ fn of_workloads(report: &Report) -> String {
         }
         row
     });
-    let names = report.summaries.iter().map(|one| one.architecture.as_str());
+    let names = report
+        .summaries
+        .iter()
+        .map(|summary| summary.architecture.as_str());
     let names = names.collect::<Vec<_>>().join(" and ");
     let what = if is_about_images {
         "Images".to_owned()
@@ -235,12 +240,13 @@ pub(super) fn is_about_images(report: &Report) -> bool {
         .all(|workload| workload.kind == "Image")
 }
 
-/// An image without its registry and folders: the whole name is in the other tables.
+/// The last component of an image name, short enough for this table. The other tables print the
+/// full name.
 fn short(image: &str) -> &str {
     image.rsplit_once('/').map_or(image, |(_, name)| name)
 }
 
-/// The images that keep a workload from the requested architectures.
+/// Why a workload cannot run, or may not be able to run, on the requested architectures.
 pub(super) fn reasons(workload: &ReportedWorkload, name_of: impl Fn(&str) -> &str) -> Vec<String> {
     let mut reasons: Vec<String> = Vec::new();
     for answer in &workload.answers {

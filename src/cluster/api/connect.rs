@@ -118,9 +118,9 @@ fn proxy_of<'a>(file: &'a Kubeconfig, context: Option<&str>) -> Option<&'a str> 
     let context = file
         .contexts
         .iter()
-        .find(|one| Some(one.name.as_str()) == name)?;
+        .find(|context| Some(context.name.as_str()) == name)?;
     let cluster = &context.context.as_ref()?.cluster;
-    let cluster = file.clusters.iter().find(|one| one.name == *cluster)?;
+    let cluster = file.clusters.iter().find(|entry| entry.name == *cluster)?;
     let proxy = cluster.cluster.as_ref()?.proxy_url.as_deref()?;
     (!proxy.is_empty()).then_some(proxy)
 }

@@ -90,7 +90,7 @@ impl ApiError {
         let causes = details.causes.unwrap_or_default();
         let has_cause = |reason: &str| {
             let mut reasons = causes.iter().filter_map(|cause| cause.reason.as_deref());
-            reasons.any(|own| own == reason)
+            reasons.any(|listed| listed == reason)
         };
         let retry_after = retry_after.or_else(|| {
             let seconds = u64::try_from(details.retry_after_seconds?).ok()?;

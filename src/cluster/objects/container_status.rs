@@ -48,7 +48,7 @@ pub struct StateDetail {
     pub exit_code: Option<i32>,
     /// When it started; 1970 if it never did.
     pub started_at: Option<Time>,
-    /// When it ended.
+    /// The end of the container; `None` while it runs or waits.
     pub finished_at: Option<Time>,
 }
 

@@ -49,9 +49,10 @@ impl NodePool {
     /// The architecture of its nodes, if there can be only one.
     pub fn architecture(&self) -> Option<&str> {
         let requirements = self.spec.template.spec.requirements.iter().flatten();
-        let mut listed = requirements
-            .filter(|one| author_nodes::is_on_architecture(one) && one.operator == Operator::In);
-        listed.find_map(|one| match one.values.as_slice() {
+        let mut listed = requirements.filter(|requirement| {
+            author_nodes::is_on_architecture(requirement) && requirement.operator == Operator::In
+        });
+        listed.find_map(|requirement| match requirement.values.as_slice() {
             [single] => Some(single.as_str()),
             _ => None,
         })

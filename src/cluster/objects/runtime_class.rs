@@ -47,7 +47,7 @@ impl PodSpec {
         }
         let own = self.tolerations.get_or_insert_default();
         for toleration in scheduling.tolerations.iter().flatten() {
-            if !own.iter().any(|one| covers(one, toleration)) {
+            if !own.iter().any(|existing| covers(existing, toleration)) {
                 own.push(toleration.clone());
             }
         }

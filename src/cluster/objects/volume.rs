@@ -14,7 +14,7 @@ pub struct PersistentVolumeClaim {
     /// The metadata that archaware reads.
     #[serde(deserialize_with = "stored::metadata")]
     pub metadata: ObjectMeta,
-    /// Desired state.
+    /// Claim to a volume, with the name of the volume.
     pub spec: PersistentVolumeClaimSpec,
 }
 
@@ -22,7 +22,7 @@ pub struct PersistentVolumeClaim {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PersistentVolumeClaimSpec {
-    /// The bound `PersistentVolume`.
+    /// The name of the bound `PersistentVolume`.
     pub volume_name: Option<String>,
 }
 

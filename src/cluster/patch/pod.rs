@@ -96,12 +96,12 @@ pub fn admit(pod: &Pod, without_owned: &PodSpec, admission: AdmissionPatch<'_>) 
     let mut patch = JsonPatch::without_guard();
     patch.undo(&undo);
     // Those that are replaced again are set once.
-    let is_replaced = |own: &&ImageChange| {
+    let is_replaced = |undone: &&ImageChange| {
         let mut new = change.images.iter();
-        !new.any(|new| new.container == own.container)
+        !new.any(|new| new.container == undone.container)
     };
-    for own in undo.images.iter().filter(is_replaced) {
-        patch.set_image(&pod.spec, &own.container, &own.to, &own.from);
+    for undone in undo.images.iter().filter(is_replaced) {
+        patch.set_image(&pod.spec, &undone.container, &undone.to, &undone.from);
     }
     let record = record::of_change(&change);
     patch.change(without_owned, change);
@@ -159,8 +159,12 @@ impl JsonPatch {
     /// Appends to the affinity. Missing parts are created, guarded by a test that they are still
     /// missing.
     fn affinity(&mut self, affinity: Option<&Affinity>, change: &AffinityChange) {
-        let required = change.require.as_ref().filter(|own| own.terms.is_empty());
-        let required = required.map(|own| json!({ "nodeSelectorTerms": own.alternatives() }));
+        let required = change
+            .require
+            .as_ref()
+            .filter(|require| require.terms.is_empty());
+        let required =
+            required.map(|require| json!({ "nodeSelectorTerms": require.alternatives() }));
         let preferred: Vec<Value> = change.preferred_terms().map(|term| json!(term)).collect();
         let Some(node) = affinity.and_then(|affinity| affinity.node_affinity.as_ref()) else {
             let mut node = serde_json::Map::new();

@@ -10,7 +10,8 @@ use crate::{
     placement::Taint,
 };
 
-/// Pauses after a pod could not be patched.
+/// Back-off, 1 s to 10 min, before a node is checked again because a pod on it could not be
+/// patched.
 const RETRY: Backoff = Backoff::seconds(1, 600);
 /// The pause after a list that failed.
 const LIST_RETRY: Duration = Duration::from_secs(5);
@@ -78,7 +79,7 @@ pub(super) enum CheckResult {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Requested for this time.
+    /// A check is due at this time.
     Waiting(Phase, Instant),
     InProgress(Phase),
     /// Its pods have their tolerations: the node may be tainted, once.

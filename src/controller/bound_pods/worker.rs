@@ -51,7 +51,8 @@ const MAX_SINGLE: usize = 8;
 const SHARE_FOR_ALL: usize = 10;
 /// Pods that are read ahead: a page, so that patches do not wait for the next one.
 const READ_AHEAD: usize = 250;
-/// Pods of a batch that wait for a place.
+/// Pods of a batch that are checked at the same time; pods that need a patch wait for a permit of
+/// `places`.
 const MAX_WAITING: usize = 64;
 
 /// Checks the pods of nodes.
@@ -256,7 +257,8 @@ impl Worker {
         };
         let is_ignored = self.evaluator.is_ignored(subject(pod), &namespace);
         let policy = &self.evaluator.policy;
-        let is_repelled = evaluation.is_some_and(|own| bound_pod::is_repelled(&own, policy, taint));
+        let is_repelled =
+            evaluation.is_some_and(|evaluation| bound_pod::is_repelled(&evaluation, policy, taint));
         let planned = bound_pod::plan(is_ignored, is_repelled);
         if planned != BoundPodPlan::Tolerated {
             if taint.kind.effect == Effect::NoExecute {

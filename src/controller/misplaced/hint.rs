@@ -16,7 +16,7 @@ const REASONS: [&str; 2] = ["Failed", "BackOff"];
 /// The kubelet updates the status of a pod within seconds.
 const FRESH: SignedDuration = SignedDuration::from_secs(30);
 
-/// A pod that may be one.
+/// A pod that may be misplaced.
 pub(super) struct Hint {
     pub(super) name: NamespacedName,
     pub(super) uid: String,

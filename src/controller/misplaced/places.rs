@@ -52,7 +52,7 @@ impl MisplacedPods {
             let node = LandingNode {
                 name: node.metadata.name.as_deref().unwrap_or_default(),
                 architecture: view.architecture,
-                variant: policy.variants.of_view(&view),
+                variant: policy.variants.of_node(&view),
                 labels: view.labels,
                 taints: view.taints,
             };

@@ -1,4 +1,4 @@
-//! The architectures of the images, or those that the author or the mode states.
+//! The architectures of the images, or the architectures that the author or the mode states.
 
 use futures::{FutureExt, future::BoxFuture};
 
@@ -9,8 +9,8 @@ use crate::{
 
 use super::{DemandSource, Evaluating, ReadImages};
 
-/// Decides for which architectures a pod is. The following sources see the decision; its demand is
-/// written with the decision.
+/// Decides which architectures can run a pod. The following sources see the decision; the writer
+/// adds its demand together with the decision.
 pub struct Architectures;
 
 impl DemandSource for Architectures {
@@ -62,9 +62,9 @@ async fn by_images(evaluator: &Evaluator, pod: &mut Evaluating<'_>) {
     pod.decide(verdict);
 }
 
-/// A pod that tolerates every architecture needs no further decision, and its registry is not
-/// asked, unless demands, affinity or additional tolerations can still be added. A pod that was
-/// decided to tolerate everything is complete.
+/// A pod that tolerates every architecture needs no further decision, and archaware does not ask
+/// its registry, unless the pod can still get demands, affinity or additional tolerations. A pod
+/// that was decided to tolerate everything is complete.
 fn nothing_to_add(evaluator: &Evaluator, pod: &Evaluating<'_>) -> bool {
     let (policy, evaluation) = (&evaluator.policy, &pod.evaluation);
     let asks = evaluation.left_out_rules().next().is_some()
@@ -77,7 +77,7 @@ fn nothing_to_add(evaluator: &Evaluator, pod: &Evaluating<'_>) -> bool {
     let subject = pod.subject();
     let tolerations = subject.spec.tolerations.as_deref().unwrap_or_default();
     let mut tolerations = tolerations.iter();
-    let tolerates_all = tolerations.any(|one| policy.taint.is_tolerated_by(one));
+    let tolerates_all = tolerations.any(|toleration| policy.taint.is_tolerated_by(toleration));
     let affinity = policy.requires_affinity || !evaluation.preferences.is_empty();
     let more = !policy.tolerations.is_empty()
         || (affinity && subject.affinity_access() != AffinityAccess::Closed);

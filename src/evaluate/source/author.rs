@@ -32,7 +32,7 @@ impl DemandSource for Author {
         if !subject.spec.author_nodes().excludes_all(set) {
             return None;
         }
-        // What archaware added is for what the images were then.
+        // archaware's affinity is for the images that the pod had when archaware added it.
         let own = AuthorPod::new(subject.spec, subject.annotations);
         let author = own.spec.author_nodes();
         let tolerations = own.spec.tolerations.as_deref().unwrap_or_default();

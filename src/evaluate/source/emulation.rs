@@ -21,7 +21,7 @@ impl DemandSource for EmulatingNodes {
         if pod.read.is_some()
             && let Some(emulation) = emulation(evaluator, pod)
         {
-            // Native nodes come first, whatever else is preferred.
+            // Native nodes come first, whatever other preferences are.
             let preferences = &mut pod.evaluation.preferences;
             preferences.retain(|name, _| emulation.native.contains(name.as_str()));
             pod.evaluation.demands.push(emulation.demand());
@@ -45,7 +45,7 @@ fn emulation(evaluator: &Evaluator, pod: &Evaluating<'_>) -> Option<Emulation> {
     (helps && (can_be_limited(subject) || emulation.covers(author))).then_some(emulation)
 }
 
-/// Terms that name nodes get no requirements, and those of a pod that exists no alternatives.
+/// Terms that name nodes get no requirements, and terms of an existing pod no alternatives.
 fn can_be_limited(subject: Subject<'_>) -> bool {
     let author = subject.spec.author_nodes();
     match subject.affinity_access() {

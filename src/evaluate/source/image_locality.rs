@@ -17,7 +17,7 @@ use super::{DemandSource, Evaluating};
 /// Maximum number of images for which nodes are looked up. Pods rarely have more.
 const MAX_UNKNOWN: usize = 16;
 
-/// The nodes that hold images which are not known.
+/// Prefers nodes that hold unresolved images.
 pub struct HoldingNodes;
 
 impl DemandSource for HoldingNodes {
@@ -27,7 +27,7 @@ impl DemandSource for HoldingNodes {
         pod: &'a mut Evaluating<'_>,
     ) -> Option<BoxFuture<'a, ()>> {
         let subject = pod.subject();
-        // With the gate its affinity can be set, once: the same patch removes the gate.
+        // The affinity of a pod behind the gate can be set once: the same patch removes the gate.
         let is_used = subject.stage == Stage::Pod && subject.spec.gate().is_some();
         let is_unresolved = matches!(pod.evaluation.verdict, Verdict::Unresolved { .. });
         if !is_unresolved || !(is_used || evaluator.explains) {
@@ -45,7 +45,8 @@ impl DemandSource for HoldingNodes {
 }
 
 impl Evaluator {
-    /// The nodes that hold the unresolved images of a pod; `None` if all images are resolved.
+    /// The nodes that hold all unresolved images of a pod; `None` if there are none or too many of
+    /// them, or if one has no valid name.
     async fn image_locality(
         &self,
         spec: &PodSpec,
@@ -55,11 +56,11 @@ impl Evaluator {
         let unknown: Option<Vec<_>> = failed
             .iter()
             .filter(|(image, _)| own.contains_key(image.as_str()))
-            // A string that is not an image name cannot be in any node's image list. Nodes list
-            // images by the names in pods; `rewrites` do not apply.
+            // A string that is not an image name cannot be in any node's image list, so no node
+            // holds all images. Nodes list images by the names in pods; `rewrites` do not apply.
             .map(|(image, error)| Some((image, Reference::parse(image).ok()?, error)))
             .collect();
-        let unknown = unknown.filter(|all| !all.is_empty() && all.len() <= MAX_UNKNOWN)?;
+        let unknown = unknown.filter(|images| !images.is_empty() && images.len() <= MAX_UNKNOWN)?;
         let mut keys: Vec<_> = unknown
             .iter()
             .map(|(_, reference, _)| ImageKey::from_name(&reference.to_string()))

@@ -1,4 +1,4 @@
-//! Rules of the configuration.
+//! Demands of the configuration's rules that select the pod.
 
 use futures::future::BoxFuture;
 
@@ -34,8 +34,8 @@ impl DemandSource for Rules {
     }
 }
 
-/// What the rules of the configuration say of a pod. Templates get nothing by them: each of their
-/// pods does.
+/// The additions of the configuration's rules for a pod. Templates get none: each of their pods
+/// does.
 pub(in crate::evaluate) fn applied_rules(
     evaluator: &Evaluator,
     subject: Subject<'_>,

@@ -42,7 +42,7 @@ impl DemandSource for RuntimeClass {
     }
 }
 
-/// The class that a pod gets on its creation. One that exists lacks it.
+/// The class that a pod gets on its creation. For an existing pod it is only reported.
 fn assigned(evaluator: &Evaluator, pod: &mut Evaluating<'_>) -> Option<String> {
     let subject = pod.subject();
     let has_class = subject.spec.runtime_class_name.is_some();

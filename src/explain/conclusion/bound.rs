@@ -1,4 +1,4 @@
-//! A pod that has, or had, a node.
+//! The conclusion for a pod that has, or had, a node.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
     if let Some(stated) = overruled {
         return against_statement(&format!("{is} {node}"), stated, problem);
     }
-    // Without its labels it emulates nothing.
+    // A node without its labels emulates nothing.
     let (own, none) = (facts.counting_images(), BTreeMap::new());
     let without_labels = NodePlatform {
         labels: Some(&none),
@@ -67,7 +67,8 @@ pub(super) fn conclude(facts: &Facts<'_>, pod: &ExistingPod) -> Conclusion {
     };
     let native = lacking(own, facts.policy, without_labels);
     let emulates = !native.is_empty();
-    // Not known to lack it is not the same as to exist for it.
+    // An image whose variant is unknown for the node neither lacks the node's architecture, nor
+    // certainly exists for it.
     let unsure =
         |set: &ImageArchitectures| facts.policy.runs(without_labels, None, Some(set)).is_none();
     let mut own = facts.counting_images().iter();

@@ -1,4 +1,4 @@
-//! Images that cannot be read, or that have no architecture in common.
+//! The conclusion for images that cannot be read, or that have no architecture in common.
 
 use crate::{
     evaluate::{Conflict, EvaluatedImage, lacking},
@@ -109,7 +109,7 @@ pub(super) fn none(facts: &Facts<'_>, groups: Option<&[NodeGroup]>) -> Conclusio
     Conclusion::new(sentence, [advice])
 }
 
-/// Its author selects another architecture than its images are for.
+/// The author selects another architecture than the architectures of the images.
 fn excluded(facts: &Facts<'_>) -> String {
     let selector = &facts.subject.spec.node_selector;
     let mut selected = selector
@@ -146,7 +146,7 @@ fn fewest_builds(facts: &Facts<'_>, groups: &[NodeGroup]) -> Option<String> {
     };
     let schedulable = |name: &&str| {
         let mut all = policy.schedulable.iter();
-        policy.schedulable.is_empty() || all.any(|one| one.as_str() == *name)
+        policy.schedulable.is_empty() || all.any(|architecture| architecture.as_str() == *name)
     };
     let nodes = counts(groups.iter());
     let candidates = nodes.keys().copied().filter(schedulable);

@@ -1,4 +1,5 @@
-//! A pod that has no node yet, or does not exist, and whose images are known or do not matter.
+//! The conclusion for a pod that has no node yet, or does not exist, and whose images are known or
+//! do not matter.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -26,7 +27,7 @@ pub(super) fn conclude(
             None => "No image limits where it runs; the nodes are not known.".to_owned(),
         };
         let scheduler = facts.pod.and_then(ExistingPod::scheduler);
-        let says = scheduler.map(|one| format!("The scheduler says: {}", one.message));
+        let says = scheduler.map(|answer| format!("The scheduler says: {}", answer.message));
         return Conclusion::new(sentence, says);
     };
     if groups.is_empty() {
@@ -79,7 +80,7 @@ impl Placement<'_> {
         say_counts(self.fitting.iter().copied())
     }
 
-    /// The architectures of the nodes that could take it.
+    /// The architectures of the nodes that could take the pod.
     fn fitting_architectures(&self) -> String {
         let counts = counts(self.fitting.iter().copied());
         counts.into_keys().collect::<Vec<_>>().join(" or ")
@@ -110,7 +111,7 @@ impl Placement<'_> {
             );
             return Conclusion::new(sentence, [advice]);
         }
-        // Where it is not known whether archaware is installed, the scheduler knows more.
+        // If it is not known whether archaware is installed, the scheduler's message explains more.
         let is_expected = match facts.is_installed {
             Some(is_installed) => is_installed,
             None => pod.scheduler().is_none(),
@@ -134,7 +135,7 @@ impl Placement<'_> {
         }
     }
 
-    /// The scheduler finds no place on the nodes that could take it.
+    /// The scheduler reported that the pod fits on none of the nodes with a suitable architecture.
     fn unschedulable(&self, message: &str) -> Conclusion {
         let where_to = self.where_to();
         let reasons = scheduler::further_reasons(message);
@@ -146,7 +147,7 @@ impl Placement<'_> {
             why.join(", ")
         };
         let names = self.fitting_architectures();
-        // The images, where other nodes could help.
+        // The images are named only if other nodes could help.
         let others = self.groups.iter().filter(|group| !group.can_take_it());
         let other = others.max_by_key(|group| (self.is_limited(group), group.count));
         let build = other.filter(|group| self.is_limited(group));
@@ -167,14 +168,14 @@ impl Placement<'_> {
         Conclusion::new(sentence, advice)
     }
 
-    /// Whether images keep it away from nodes.
+    /// Whether images keep the pod away from these nodes.
     fn is_limited(&self, group: &NodeGroup) -> bool {
         let facts = self.facts;
         let lacking = || lacking(facts.counting_images(), facts.policy, group.platform());
         !group.can_take_it() && !lacking().is_empty()
     }
 
-    /// No node can take it.
+    /// The conclusion if no node can take the pod.
     fn nowhere(&self) -> Conclusion {
         let mut by_reason: BTreeMap<&str, Vec<&NodeGroup>> = BTreeMap::new();
         for group in self.groups {

@@ -15,25 +15,25 @@ pub struct NodeGroup<'a> {
     pub facts: NodeFacts<'a>,
     /// Architecture of the nodes.
     pub architecture: &'a str,
-    /// Their variant, if it is known.
+    /// Variant of the nodes, if it is known.
     pub variant: Option<NodeVariant>,
     /// Values of `kubernetes.io/hostname`; empty if there are too many of them.
     pub hosts: &'a [String],
-    /// How many there are.
+    /// The number of nodes in the group.
     pub count: usize,
 }
 
 /// Whether a pod can have the image of an entry on nodes that satisfy its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageFit {
-    /// It can.
+    /// The nodes run the image.
     Runs,
     /// The image is for other architectures.
     OtherArchitecture,
     /// The pod names its nodes, and some of them do not satisfy the rules: its affinity cannot
     /// follow the choice.
     NotOnAllNamed,
-    /// The image has to be known first.
+    /// The image has to be resolved first.
     Unknown,
 }
 
@@ -44,7 +44,7 @@ pub type Runs<'a> = &'a (dyn Fn(&Compatibility, &NodeGroup<'_>) -> ImageFit + Sy
 #[derive(Clone, Debug)]
 pub struct Fit<'a> {
     pub entry: &'a Compatibility,
-    /// The groups that satisfy its rules; at least one.
+    /// The node groups that satisfy the rules of `entry`; never empty.
     pub groups: Vec<NodeGroup<'a>>,
 }
 
@@ -62,26 +62,26 @@ pub struct Choice<'a> {
 /// Why no entry is chosen.
 #[derive(Clone, Debug)]
 pub enum NoChoice<'a> {
-    /// Which nodes can run the image of this entry has to be known first.
+    /// This entry's image has to be resolved first.
     Unknown(&'a Compatibility),
-    /// No entry fits. Why each was passed over, in the order of the document.
+    /// No entry fits. The reasons for each entry, in the order of the document.
     Nothing(Vec<PassedOver>),
 }
 
 /// Why an entry was not chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PassedOver {
-    /// Its image or group.
+    /// The image or group of the entry.
     pub tag: String,
-    /// Each of its rules (by name, or by its place from 1), with the number of nodes that do not
-    /// satisfy it. Empty: its weight is negative.
+    /// Each rule of the entry (by name, or by its position from 1), with the number of nodes that
+    /// do not satisfy it. Empty if the weight is negative.
     pub failed: Vec<(String, usize)>,
 }
 
 /// An entry of a document, and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its image or group.
+    /// The image or group of the entry.
     pub tag: String,
     /// Its weight; entries with a negative weight are never chosen.
     pub weight: i64,
@@ -92,34 +92,34 @@ pub struct Candidate {
 /// The result for an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CandidateOutcome {
-    /// Its image is selected.
+    /// The entry's image is selected.
     Chosen,
-    /// It fits and has the image that is selected: its nodes are possible, too.
+    /// The entry fits and has the selected image, so its nodes are possible, too.
     SameImage,
-    /// An entry before it fits.
+    /// An earlier entry fits.
     Later,
-    /// It names no image.
+    /// The entry names no image.
     WithoutImage,
-    /// Some nodes satisfy it, and are preferred by its weight.
+    /// Some nodes satisfy the entry, and are preferred by its weight.
     Preferred,
-    /// Some nodes satisfy it, and are not preferred: its weight is 0, its rules hold everywhere, or
-    /// they cannot be written.
+    /// Some nodes satisfy the entry, but are not preferred: its weight is 0, its rules hold for all
+    /// nodes, or node affinity cannot express them.
     NotPreferred,
-    /// No node satisfies it: each of its rules, with the number of nodes that do not satisfy it.
-    /// Empty: its weight is negative.
+    /// No node satisfies the entry: each of its rules, with the number of nodes that do not satisfy
+    /// it. Empty if its weight is negative.
     PassedOver(Vec<(String, usize)>),
-    /// A model selected it for the nodes with this label.
+    /// A model selected the entry for the nodes with this label.
     ChosenByModel {
         /// Key of the label.
         label: String,
         value: String,
     },
-    /// A model selected another entry.
+    /// A model selected another of its images.
     NotByModel,
 }
 
 impl NodeGroup<'_> {
-    /// Whether it is the same one, not one that is alike.
+    /// Whether both are the same group, not only equal groups.
     pub fn is_same(&self, other: &NodeGroup<'_>) -> bool {
         std::ptr::eq(self.facts.labels, other.facts.labels)
     }
@@ -161,12 +161,12 @@ impl Candidate {
 }
 
 impl<'a> Choice<'a> {
-    /// The best entry that some nodes satisfy. `runs`: whether nodes can run the image of an entry;
-    /// `None` if it is not known.
+    /// Chooses the best entry that some nodes satisfy. `runs`: whether nodes can run the image of
+    /// an entry.
     ///
     /// # Errors
     ///
-    /// Why there is none.
+    /// Why no entry is chosen.
     pub fn choose(
         document: &'a CompatibilityDocument,
         groups: &[NodeGroup<'a>],

@@ -19,28 +19,30 @@ pub struct CompatibilityDocument {
     pub keys: RuleKeys,
     /// The entries, in their written order.
     pub entries: Vec<Compatibility>,
-    /// The node labels that its rules read.
+    /// The node labels that the rules read.
     pub labels: LabelKeys,
-    /// The features of NFD that its rules read.
+    /// The features of NFD that the rules read.
     pub features: FeatureKeys,
     /// The models that choose; the rules decide if no model can.
     pub models: Vec<Model>,
-    /// The digest of the image that it is about, if its artifact names one.
+    /// The digest of the image that the document is for, if its artifact names one.
     pub subject: Option<String>,
-    /// The number of its expressions and values, as they count.
+    /// The cost of evaluating the document: one for each expression and value; a value of
+    /// `InRegexp` costs `COST_OF_PATTERN`.
     pub(crate) cost: usize,
 }
 
 /// One entry: its image or group, with rules for nodes.
 #[derive(Clone, Debug)]
 pub struct Compatibility {
-    /// ocifit-k8s: the image. NFD: a name for a group of entries.
+    /// The image reference in documents of ocifit-k8s; the name of a group of entries in documents
+    /// of NFD.
     pub tag: String,
-    /// For people.
+    /// A text for people; it decides nothing.
     pub description: String,
-    /// The highest one that fits is chosen.
+    /// The fitting entry with the highest weight is chosen.
     pub weight: i64,
-    /// Rules, `ANDed`. None: it fits everywhere.
+    /// Rules, `ANDed`. Without rules the entry fits everywhere.
     pub rules: Vec<Rule>,
 }
 
@@ -116,7 +118,7 @@ struct RawExpression {
     value_type: String,
 }
 
-/// One value or a list; numbers and booleans count as their text.
+/// A single value or a list; numbers and booleans count as their text.
 fn values<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -147,7 +149,7 @@ fn values<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::
 }
 
 impl CompatibilityDocument {
-    /// Takes the rules of a document; the models stay.
+    /// Replaces the rules by those of another document; the models stay.
     pub(super) fn add_rules(&mut self, rules: Self) {
         let models = std::mem::take(&mut self.models);
         *self = Self { models, ..rules };
@@ -169,8 +171,8 @@ impl CompatibilityDocument {
     ///
     /// # Errors
     ///
-    /// When it is none of this format, or too large. An expression that means nothing is no error:
-    /// its rule holds nowhere.
+    /// When the bytes are not a document of this format, or too large. An invalid expression is no
+    /// error: its rule holds nowhere.
     pub fn parse(keys: RuleKeys, bytes: &[u8]) -> Result<Self, InvalidDocument> {
         let size = bytes.len() as u64;
         if size > MAX_SIZE {
@@ -178,8 +180,8 @@ impl CompatibilityDocument {
         }
         let text = std::str::from_utf8(bytes);
         let text = text.map_err(|_| InvalidDocument::Malformed("not UTF-8".to_owned()))?;
-        // JSON is YAML. As a JSON value first: the YAML parser's code for each of these types would
-        // be large.
+        // JSON is YAML. It is parsed to a JSON value first, because the YAML parser's code for each
+        // of these types would be large.
         let value: serde_json::Value = serde_saphyr::from_str(text).map_err(malformed)?;
         let raw = RawDocument::deserialize(value).map_err(malformed)?;
         let mut count = 0;
@@ -231,7 +233,7 @@ fn rule(keys: RuleKeys, raw: RawRule, variables: &mut Variables, count: &mut usi
         };
         *count = count.saturating_add(cost.max(1));
         if *count > MAX_EXPRESSIONS {
-            // The document is refused in the end; nothing more is compiled.
+            // The document exceeds a limit and will be refused, so no more patterns are compiled.
             return None;
         }
         let written = WrittenExpression {

@@ -1,8 +1,8 @@
 //! Expressions of compatibility rules: an operator and its values, compiled once.
 //!
-//! Two formats have them, with differences: ocifit-k8s' (`Labels` here), whose keys are node
-//! labels, and that of Node Feature Discovery (`Features`; `evaluateMatchExpression` in its package
-//! `nodefeaturerule`), whose keys are elements of a feature.
+//! Two formats have expressions, with differences. In ocifit-k8s (`Labels` here) the keys are node
+//! labels. In Node Feature Discovery (`Features`; `evaluateMatchExpression` in its package
+//! `nodefeaturerule`) the keys are elements of a feature.
 
 use std::{
     collections::BTreeSet,
@@ -19,14 +19,14 @@ use crate::{
 
 use super::{Fact, RuleKeys, version::Version};
 
-/// Maximum size of a compiled pattern in bytes, because anybody who may push images can write a
-/// document.
+/// Maximum size of a compiled pattern in bytes, because users who may push images can write
+/// documents.
 const MAX_PATTERN: usize = 64 * 1024;
 
-/// An expression as a document has it.
+/// An expression in a document.
 #[derive(Clone, Copy, Debug)]
 pub struct WrittenExpression<'a> {
-    /// `op`; empty: it always holds.
+    /// `op`; an empty operator always holds.
     pub operator: &'a str,
     /// `value`.
     pub values: &'a [String],
@@ -49,13 +49,13 @@ enum Test {
         missing: bool,
     },
     InRegexp(Vec<Regex>),
-    /// An integer between these, without them.
+    /// An integer between two exclusive bounds.
     Between(Option<i64>, Option<i64>),
     Versions(Bound<Version>, Bound<Version>),
     Is(&'static str),
 }
 
-/// An expression that means nothing. A rule with one holds nowhere.
+/// An invalid expression. A rule with an invalid expression holds nowhere.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidExpression {
     /// The format has no such operator.
@@ -73,10 +73,10 @@ pub enum InvalidExpression {
     /// The operator does not compare values of this type.
     #[error("unknown type {0:?}")]
     Type(String),
-    /// The first bound is not below the second.
+    /// The first bound is not below the second bound.
     #[error("no integer is between {0} and {1}")]
     Empty(i64, i64),
-    /// Not a regular expression, or one that is too large.
+    /// Not a regular expression, or a regular expression that is too large.
     #[error("{0:?} is no regular expression that can be used")]
     Pattern(String),
 }
@@ -86,7 +86,7 @@ impl Expression {
     ///
     /// # Errors
     ///
-    /// When it means nothing for keys of this kind.
+    /// When the expression is invalid for keys of this kind.
     pub fn new(keys: RuleKeys, written: WrittenExpression<'_>) -> Result<Self, InvalidExpression> {
         let WrittenExpression {
             operator, values, ..
@@ -145,7 +145,7 @@ impl Expression {
             let usable = values.iter().filter(|value| is_label_value(value));
             usable.cloned().collect()
         };
-        // It accepts no `In` without values.
+        // The API server accepts no `In` without values.
         let is_one_of = |values: Vec<String>| {
             let requirement = || vec![Requirement::new(key, Operator::In, values.clone())];
             (!values.is_empty()).then(requirement)
@@ -157,9 +157,9 @@ impl Expression {
             Test::DoesNotExist => single(Operator::DoesNotExist, Vec::new()),
             Test::In(values) => is_one_of(usable(values)),
             Test::NotIn { values, missing } => {
-                let values = Some(usable(values)).filter(|all| !all.is_empty());
+                let values = Some(usable(values)).filter(|usable| !usable.is_empty());
                 let others = values.map(|values| Requirement::new(key, Operator::NotIn, values));
-                // In node affinity it also holds without the label.
+                // In node affinity `NotIn` also holds for nodes without the label.
                 let exists =
                     (!missing).then(|| Requirement::new(key, Operator::Exists, Vec::new()));
                 Some(others.into_iter().chain(exists).collect())
@@ -168,11 +168,11 @@ impl Expression {
                 let matching = seen.iter().filter(|value| self.holds(Fact::Value(value)));
                 is_one_of(matching.map(|value| (*value).to_owned()).collect())
             }
-            // A value of a label does not begin with a minus.
+            // A value of a label does not begin with a minus, so no label has a negative integer.
             Test::Between(_, Some(below)) if *below <= 0 => None,
             Test::Between(above, below) => {
                 let above = above.filter(|above| *above >= 0);
-                // Any integer is below the highest one.
+                // Any integer is below the highest integer.
                 let highest = Some(i64::MAX).filter(|_| above.is_none());
                 let bound = |operator, bound: Option<i64>| {
                     let bound = bound?.to_string();
@@ -188,12 +188,12 @@ impl Expression {
         }
     }
 
-    /// Whether it asks that a key is missing.
+    /// Whether the expression requires that a key is missing.
     pub(super) fn is_absence(&self) -> bool {
         matches!(self.0, Test::DoesNotExist)
     }
 
-    /// Whether it holds for a fact.
+    /// Whether the expression holds for a fact.
     pub fn holds(&self, fact: Fact<'_>) -> bool {
         let value = match (&self.0, fact) {
             (Test::Always, _) => return true,
@@ -207,8 +207,8 @@ impl Expression {
         match &self.0 {
             Test::Always | Test::Exists => true,
             Test::DoesNotExist => false,
-            Test::In(values) => values.iter().any(|one| one == value),
-            Test::NotIn { values, .. } => !values.iter().any(|one| one == value),
+            Test::In(values) => values.iter().any(|listed| listed == value),
+            Test::NotIn { values, .. } => !values.iter().any(|listed| listed == value),
             Test::InRegexp(patterns) => patterns
                 .iter()
                 .any(|pattern| pattern.is_match(value.as_bytes())),
@@ -238,7 +238,7 @@ impl WrittenExpression<'_> {
         }
     }
 
-    /// An operator that compares with a value for each bound that it has.
+    /// Compiles an operator that compares with one value for each of its bounds.
     fn compare(
         self,
         keys: RuleKeys,
@@ -274,7 +274,7 @@ fn parsed<T: FromStr>(
     })
 }
 
-/// As node affinity has it, without the bounds themselves.
+/// The bounds in the form of node affinity, which excludes them.
 fn integers(from: Bound<&str>, to: Bound<&str>) -> Result<Test, InvalidExpression> {
     let from = parsed::<i64>(from, InvalidExpression::NoInteger)?;
     let to = parsed::<i64>(to, InvalidExpression::NoInteger)?;
@@ -300,8 +300,8 @@ fn integers(from: Bound<&str>, to: Bound<&str>) -> Result<Test, InvalidExpressio
     ))
 }
 
-/// The patterns, unanchored. As in Go, `\d`, `\s` and `\w` stand for ASCII characters. One that is
-/// invalid matches nothing, and with NFD makes the expression invalid.
+/// Compiles patterns, unanchored. As in Go, `\d`, `\s` and `\w` stand for ASCII characters. An
+/// invalid pattern matches nothing, and with NFD makes the expression invalid.
 fn patterns(texts: &[String], is_nfd: bool) -> Result<Vec<Regex>, InvalidExpression> {
     let mut all = Vec::new();
     for text in texts {

@@ -7,9 +7,9 @@ use serde::{Deserialize, Deserializer};
 /// The fact about one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fact<'a> {
-    /// There is no such key.
+    /// The key is missing.
     Missing,
-    /// It is there, and has no value.
+    /// The key exists, and has no value.
     Flag,
     Value(&'a str),
 }
@@ -18,7 +18,7 @@ pub enum Fact<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct NodeFacts<'a> {
     pub labels: &'a BTreeMap<String, String>,
-    /// Its `NodeFeature` object, if NFD makes one.
+    /// The node's `NodeFeature` object, if NFD makes one.
     pub features: Option<&'a NodeFeatures>,
 }
 
@@ -29,9 +29,9 @@ pub struct NodeFacts<'a> {
 pub struct NodeFeatures {
     /// Features whose elements are names without values.
     flags: BTreeMap<String, Flags>,
-    /// Names with values.
+    /// Features whose elements are names with values.
     attributes: BTreeMap<String, Attributes>,
-    /// Several objects with names and values each.
+    /// Features whose elements are objects with names and values.
     instances: BTreeMap<String, Instances>,
 }
 
@@ -42,7 +42,7 @@ struct Flags {
     elements: BTreeSet<String>,
 }
 
-/// The API has a map whose values are empty objects.
+/// The API has a map with empty objects as values.
 fn names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<String>, D::Error> {
     #[allow(clippy::zero_sized_map_values, reason = "only the keys are kept")]
     let map = BTreeMap::<String, serde::de::IgnoredAny>::deserialize(deserializer)?;
@@ -78,13 +78,13 @@ pub(super) fn feature_label(feature: &str, element: &str) -> String {
 /// One feature of a node. A feature may have thousands of elements, so they are borrowed and not
 /// copied.
 pub(super) enum Feature<'a> {
-    /// By a `NodeFeature`.
+    /// From a `NodeFeature` object.
     Found {
         flags: Option<&'a BTreeSet<String>>,
         attributes: Option<&'a BTreeMap<String, String>>,
         instances: &'a [Instance],
     },
-    /// By labels: a flag's has the value `true`, as an attribute's may have.
+    /// From labels. The label of a flag has the value `true`, which an attribute may also have.
     Labels(BTreeMap<&'a str, &'a str>),
 }
 
@@ -95,10 +95,10 @@ impl<'a> NodeFacts<'a> {
             .map_or(Fact::Missing, |value| Fact::Value(value))
     }
 
-    /// A feature, if NFD knows it: from the `NodeFeature` object, or as far as labels tell.
+    /// A feature, if NFD knows it: from the `NodeFeature` object, else from labels.
     pub(super) fn feature(&self, name: &str) -> Option<Feature<'a>> {
         match self.features {
-            // Labels may say something about a feature that the objects lack.
+            // Labels may have a feature that the objects lack.
             Some(features) => features.get(name).or_else(|| self.by_labels(name)),
             None => self.by_labels(name),
         }
@@ -116,7 +116,7 @@ impl<'a> NodeFacts<'a> {
 impl NodeFeatures {
     #[must_use]
     pub fn only(&self, features: &BTreeSet<String>) -> Self {
-        fn kept<T: Clone>(
+        fn read_features<T: Clone>(
             all: &BTreeMap<String, T>,
             features: &BTreeSet<String>,
         ) -> BTreeMap<String, T> {
@@ -125,14 +125,14 @@ impl NodeFeatures {
                 .collect()
         }
         Self {
-            flags: kept(&self.flags, features),
-            attributes: kept(&self.attributes, features),
-            instances: kept(&self.instances, features),
+            flags: read_features(&self.flags, features),
+            attributes: read_features(&self.attributes, features),
+            instances: read_features(&self.instances, features),
         }
     }
 
-    /// The elements that rules read. `elements`: whether an element of a feature is read, or `None`
-    /// if the feature is not.
+    /// Keeps the elements that rules read. `elements`: whether an element of a feature is read, or
+    /// `None` if the feature is not read.
     #[must_use]
     pub fn read_by<F: Fn(&str) -> bool>(&self, elements: impl Fn(&str) -> Option<F>) -> Self {
         fn read<T, F: Fn(&str) -> bool>(
@@ -210,7 +210,7 @@ impl NodeFeatures {
 }
 
 impl Feature<'_> {
-    /// Whether it has flags or attributes.
+    /// Whether the feature has flags or attributes.
     pub(super) fn has_names(&self) -> bool {
         match self {
             Self::Found {
@@ -220,7 +220,7 @@ impl Feature<'_> {
         }
     }
 
-    /// A flag; `None` if it has none at all.
+    /// The flag of this name; `None` if the feature has no flags.
     pub(super) fn flag(&self, name: &str) -> Option<Fact<'_>> {
         let is_set = match self {
             Self::Found { flags, .. } => flags.as_ref()?.contains(name),
@@ -229,7 +229,7 @@ impl Feature<'_> {
         Some(if is_set { Fact::Flag } else { Fact::Missing })
     }
 
-    /// An attribute; `None` if it has none at all.
+    /// The attribute of this name; `None` if the feature has no attributes.
     pub(super) fn attribute(&self, name: &str) -> Option<Fact<'_>> {
         let value = match self {
             Self::Found { attributes, .. } => attributes.as_ref()?.get(name).map(String::as_str),
@@ -245,7 +245,7 @@ impl Feature<'_> {
         }
     }
 
-    /// Whether some element has a name of this kind.
+    /// Whether the name of some element satisfies a condition.
     pub(super) fn has_name(&self, mut is_one: impl FnMut(&str) -> bool) -> bool {
         match self {
             Self::Found {
@@ -254,8 +254,10 @@ impl Feature<'_> {
                 instances,
             } => {
                 let flags = flags.iter().copied().flatten();
-                let attributes = attributes.iter().flat_map(|all| all.keys());
-                let of_instances = instances.iter().flat_map(|one| one.attributes.keys());
+                let attributes = attributes.iter().flat_map(|of_node| of_node.keys());
+                let of_instances = instances
+                    .iter()
+                    .flat_map(|instance| instance.attributes.keys());
                 let mut names = flags.chain(attributes).chain(of_instances);
                 names.any(|name| is_one(name))
             }

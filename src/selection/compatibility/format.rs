@@ -2,18 +2,18 @@
 
 use super::{CompatibilityDocument, InvalidDocument, Model, RuleKeys};
 
-/// A format of compatibility documents: a layer of one of its media types, and how it is read. A
+/// A format of compatibility documents: the media types of its layers, and how a layer is read. A
 /// new format is an implementation, a line in `FORMATS`, and its media types among the layers of
 /// the artifact kind.
 pub trait DocumentFormat: Sync {
     /// The media types of its layers.
     fn media_types(&self) -> &'static [&'static str];
 
-    /// Adds to a document what a layer says.
+    /// Adds the content of a layer to a document.
     ///
     /// # Errors
     ///
-    /// When the layer is none of this format, or too large.
+    /// When the layer is not of this format, or too large.
     fn read(
         &self,
         layer: &[u8],

@@ -1,5 +1,5 @@
-//! What the rules of documents read of nodes. Nodes that are alike in this are decided about
-//! together.
+//! The labels and features that the rules of documents read. Nodes with equal values for these keys
+//! are decided about together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,12 +10,12 @@ use super::{FeatureMatch, facts::feature_label};
 pub struct LabelKeys {
     /// Whole keys.
     pub keys: BTreeSet<String>,
-    /// What keys begin with.
+    /// Prefixes of keys.
     pub prefixes: BTreeSet<String>,
 }
 
 impl LabelKeys {
-    /// Whether a key is one of them.
+    /// Whether a key is among these keys.
     pub fn contains(&self, key: &str) -> bool {
         self.keys.contains(key) || self.prefixes.iter().any(|prefix| key.starts_with(prefix))
     }
@@ -52,12 +52,12 @@ pub struct FeatureKeys(BTreeMap<String, Elements>);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Elements {
     Named(BTreeSet<String>),
-    /// A rule reads the names of all of them.
+    /// A rule reads the names of all elements.
     All,
 }
 
 impl FeatureKeys {
-    /// Whether nothing is read.
+    /// Whether the rules read no features.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -73,7 +73,7 @@ impl FeatureKeys {
         }
     }
 
-    /// What conditions read.
+    /// The features that conditions read.
     pub(super) fn from_conditions<'a>(conditions: impl Iterator<Item = &'a FeatureMatch>) -> Self {
         let mut all = Self::default();
         for condition in conditions {

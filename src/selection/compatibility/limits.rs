@@ -1,4 +1,4 @@
-//! What the rules of a compatibility document are about, limits of documents, and errors.
+//! The kind of keys in compatibility documents, limits of documents, and errors.
 
 /// Maximum size of a document in bytes, many times that of real documents: it is parsed and kept.
 pub const MAX_SIZE: u64 = 256 * 1024;
@@ -6,19 +6,19 @@ pub const MAX_SIZE: u64 = 256 * 1024;
 /// have some dozens.
 pub(super) const MAX_ENTRIES: usize = 256;
 pub(crate) const MAX_EXPRESSIONS: usize = 4096;
-/// A pattern counts as much as this many values: compiled, it may have 64 KiB.
+/// The cost of a pattern: compiled, it may have 64 KiB.
 pub(super) const COST_OF_PATTERN: usize = 16;
 
-/// What the keys of expressions are.
+/// The kind of keys in expressions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RuleKeys {
-    /// Node labels: ocifit-k8s.
+    /// Node labels, in documents of ocifit-k8s.
     Labels,
-    /// Elements of features: Node Feature Discovery.
+    /// Elements of features, in documents of Node Feature Discovery.
     Features,
 }
 
-/// Text that is no compatibility document.
+/// Why text is not a compatibility document.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidDocument {
     /// Not YAML or JSON of this structure.
@@ -34,7 +34,7 @@ pub enum InvalidDocument {
     TooLarge(u64),
 }
 
-/// The parser's messages go on with a part of the document.
+/// The first line of an error: the parser's further lines quote the document.
 pub(super) fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }

@@ -1,5 +1,5 @@
-//! Documents that leave the choice to a model, in the format of ocifit-k8s. A server knows the
-//! model; it answers which of the nodes is best.
+//! Documents that leave the choice to a model, in the format of ocifit-k8s. A server applies the
+//! model and answers with the best node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,9 +21,9 @@ const HARDWARE: [&str; 4] = [
 /// A model that chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// Its name, by which a pod names it.
+    /// The name that pods use for the model.
     pub tag: String,
-    /// The metric that it predicts.
+    /// The metric that the model predicts.
     pub metric: String,
     /// `maximize`, `minimize` or `random`.
     pub direction: String,
@@ -70,7 +70,7 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// When it is none of this format, or too large.
+    /// When the bytes are not a document of this format, or too large.
     pub fn parse(bytes: &[u8]) -> Result<Vec<Self>, InvalidDocument> {
         let size = bytes.len() as u64;
         if size > MAX_SIZE {

@@ -1,9 +1,9 @@
-//! Which containers of a pod ask for image selection, and by which document.
+//! Which containers of a pod ask for image selection, and by which documents.
 
 use std::collections::BTreeMap;
 
-/// Maximum number of containers of a pod whose images are selected. Each has a document that is
-/// read.
+/// Maximum number of containers of a pod whose images are selected. Each needs a read of its
+/// document.
 const MAX_SELECTIONS: usize = 16;
 /// `archaware.dev/select-image.<container>`: the reference of the document.
 const PREFIX: &str = "archaware.dev/select-image.";
@@ -37,7 +37,7 @@ pub enum InvalidSelection {
     /// The label of ocifit-k8s without its annotation.
     #[error("label {} needs the annotation {}", ocifit::ENABLED, ocifit::REFERENCE)]
     NoReference,
-    /// No container has the image that is to be replaced.
+    /// No container has the image that the annotation wants to replace.
     #[error("no container has the image {0:?}, which is to be replaced")]
     NoTarget(String),
     /// More containers than any real pod has.
@@ -58,7 +58,7 @@ pub fn is_requested(
 ///
 /// # Errors
 ///
-/// When an annotation names what the pod does not have.
+/// When an annotation names a container or image that the pod does not have.
 pub fn requested(
     annotations: &BTreeMap<String, String>,
     labels: &BTreeMap<String, String>,
@@ -92,8 +92,11 @@ pub fn requested(
             return Err(InvalidSelection::NoTarget(target.to_owned()));
         }
         for name in targets {
-            // The annotation that names the container counts more.
-            if !all.iter().any(|one: &ImageSelection| one.container == name) {
+            // The annotation that names the container overrides the annotations of ocifit-k8s.
+            if !all
+                .iter()
+                .any(|selection: &ImageSelection| selection.container == name)
+            {
                 all.push(ImageSelection {
                     container: name.to_owned(),
                     document: document.to_owned(),

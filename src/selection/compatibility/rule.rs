@@ -1,4 +1,4 @@
-//! Rules: which nodes an entry of a compatibility document is for.
+//! Rules of compatibility documents: which nodes an entry is for.
 
 use super::{Expression, Fact, InvalidExpression, NodeFacts, facts::Feature};
 
@@ -11,30 +11,30 @@ pub struct Rule {
     pub features: Vec<FeatureMatch>,
     /// Lists of conditions, of which one list has to hold; ignored if there is no list.
     pub any: Vec<Vec<FeatureMatch>>,
-    /// Why it holds nowhere, if one of its expressions means nothing.
+    /// Why the rule holds nowhere, if one of its expressions is invalid.
     pub invalid: Option<InvalidExpression>,
 }
 
 /// A condition. Its expressions are `ANDed`.
 #[derive(Clone, Debug)]
 pub enum FeatureMatch {
-    /// On node labels.
+    /// A condition on node labels.
     Labels(Vec<(String, Expression)>),
-    /// On the elements of a feature of NFD.
+    /// A condition on the elements of a feature of NFD.
     Feature {
-        /// Its name in lower case, e.g. `cpu.cpuid`.
+        /// Name of the feature in lower case, e.g. `cpu.cpuid`.
         feature: String,
-        /// On the elements of these names.
+        /// Conditions on the elements of these names.
         elements: Option<Vec<(String, Expression)>>,
-        /// On the name of some element.
+        /// A condition on the name of some element.
         name: Option<Expression>,
     },
-    /// On variables of rules that are not so, or depend on the node (`Variables`).
+    /// A condition on variables that is false, or depends on the node (`Variables`).
     Never,
 }
 
 impl Rule {
-    /// Whether it holds for a node.
+    /// Whether the rule holds for a node.
     pub fn holds(&self, node: NodeFacts<'_>) -> bool {
         let all = |list: &[FeatureMatch]| list.iter().all(|condition| condition.holds(node));
         let any = self.any.is_empty() || self.any.iter().any(|list| all(list));
@@ -61,7 +61,8 @@ impl FeatureMatch {
     }
 }
 
-/// Whether the elements of a feature, and the name of some element, are as they have to be.
+/// Whether a feature satisfies the expressions on its elements, and the name of at least one
+/// element satisfies `name`.
 pub(super) fn satisfies(
     feature: Feature<'_>,
     elements: Option<&[(String, Expression)]>,
@@ -69,10 +70,10 @@ pub(super) fn satisfies(
 ) -> bool {
     let by_name =
         name.is_none_or(|expression| feature.has_name(|name| expression.holds(Fact::Value(name))));
-    by_name && elements.is_none_or(|all| has(feature, all))
+    by_name && elements.is_none_or(|expressions| has(feature, expressions))
 }
 
-/// Flags and attributes are taken together; an instance has to satisfy all expressions by itself
+/// Evaluates flags and attributes together; an instance has to satisfy all expressions alone
 /// (`MatchMulti` of NFD).
 fn has(feature: Feature<'_>, expressions: &[(String, Expression)]) -> bool {
     let mut all = expressions.iter();

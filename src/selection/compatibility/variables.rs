@@ -1,25 +1,25 @@
 //! Variables of Node Feature Discovery's rules (`vars`). Later rules read them as the feature
-//! `rule.matched`. The rules of an entry are `ANDed`, so that where a rule counts, those before it
-//! hold and their variables are known: conditions on them are constant.
+//! `rule.matched`. The rules of an entry are `ANDed`: where a rule counts, all earlier rules hold,
+//! and their variables are known. So conditions on these variables are constant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Expression, FeatureMatch, facts::Feature, rule::satisfies};
 
-/// The feature by which variables are read.
+/// The feature that holds the variables.
 const FEATURE: &str = "rule.matched";
 
 /// The known variables when the next rule is read.
 #[derive(Debug, Default)]
 pub(super) struct Variables {
-    /// Those of the rules before, in this entry.
+    /// Variables of earlier rules in this entry.
     known: BTreeMap<String, String>,
-    /// The names of those of other entries: whether they are set depends on the node, on which
-    /// these rules hold or not.
+    /// Names of the variables of other entries. Whether these variables are set depends on the
+    /// node, for which their rules hold or not.
     of_others: BTreeSet<String>,
-    /// Whether a rule before has a template, which may set any.
+    /// Whether an earlier rule has a template, which may set any variable.
     has_template: bool,
-    /// Whether there is a rule before. NFD has the feature only then.
+    /// Whether there is an earlier rule. NFD has the feature only then.
     has_rule: bool,
 }
 
@@ -29,7 +29,7 @@ impl Variables {
             .extend(std::mem::take(&mut self.known).into_keys());
     }
 
-    /// Adds those that a rule sets.
+    /// Adds the variables that a rule sets.
     pub(super) fn add(&mut self, set: BTreeMap<String, String>, template: &str) {
         self.has_template |= !template.is_empty();
         self.has_rule = true;

@@ -75,7 +75,8 @@ impl Containerd {
         let link = Arc::new(Connection::new(path, lookup_timeout)?);
         let kept = own.zip(writes);
         Ok(Self {
-            store: kept.map(|(own, writes)| Store::start(link.clone(), own, writes.clone())),
+            store: kept
+                .map(|(namespace, writes)| Store::start(link.clone(), namespace, writes.clone())),
             connection: link,
             content,
             records: namespaces,

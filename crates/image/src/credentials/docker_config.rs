@@ -26,7 +26,7 @@ pub enum DockerConfigError {
     /// Not JSON, or of another structure.
     #[error("the docker configuration {path} is malformed at line {line}, column {column}")]
     Malformed {
-        /// The file.
+        /// Path of the Docker configuration.
         path: String,
         /// One-based.
         line: usize,

@@ -33,7 +33,8 @@ const ANSWER_TTL: Duration = Duration::from_mins(1);
 /// Maximum number of cached answers, one per registry.
 const MAX_ANSWERS: usize = 1024;
 
-/// The operator's credentials.
+/// Credentials of the operator's configuration: `config.json` (which is read again when it
+/// changes), its helpers, and credential provider plugins.
 #[derive(Default)]
 pub struct OperatorCredentials {
     file: Option<ReloadedFile>,

@@ -25,7 +25,7 @@ const MAX_HOSTS: usize = 1024;
 const MAX_PAUSED: usize = 256;
 /// Consecutive timeouts after which the host gets no requests.
 const MAX_TIMEOUTS: u32 = 3;
-/// How long the host gets no requests.
+/// The pause of a host after repeated timeouts: 10 s at first, at most 60 s.
 const PAUSE_BACKOFF: Backoff = Backoff::seconds(10, 60);
 /// The longest `Retry-After` that is obeyed.
 pub(super) const MAX_RETRY_AFTER: Duration = Duration::from_hours(1);

@@ -141,7 +141,8 @@ impl Resolver {
         }
         let (resolver, slots) = (self.clone(), self.0.attached_reads.clone());
         let read = async {
-            // They take no slots from images, for which pods wait.
+            // Reads of attached artifacts have permits of their own, so that they do not delay
+            // reads of images, for which pods wait.
             let slot = slots.acquire_owned().await.ok()?;
             let read = tokio::spawn(async move {
                 let _slot = slot;
@@ -432,7 +433,10 @@ impl ResolverInner {
             .await?;
         // RFC 3339 allows offsets and fractions, so that the order of texts is not that of times.
         let time = |text: &str| (text.parse::<jiff::Timestamp>().ok(), text.to_owned());
-        let newest = found.0.into_iter().max_by_key(|one| time(&one.created));
+        let newest = found
+            .0
+            .into_iter()
+            .max_by_key(|artifact| time(&artifact.created));
         let Some(newest) = newest else {
             return Ok(None);
         };

@@ -33,8 +33,8 @@ impl RequestContext {
         let origin = found.origin.and(origin);
         let credentials = self.credentials.iter();
         let credential = origin.credential.and_then(|needed| {
-            let mut own = credentials.filter(|one| one.fingerprint() == needed);
-            own.next().map(|one| one.source().clone())
+            let mut own = credentials.filter(|credential| credential.fingerprint() == needed);
+            own.next().map(|credential| credential.source().clone())
         });
         Resolved {
             reference: self.reference,

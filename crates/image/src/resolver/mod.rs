@@ -103,7 +103,7 @@ impl ResolutionSource {
     }
 }
 
-/// A resolved image.
+/// The result of resolving an image: digest, platforms, and the source of the answer.
 #[derive(Clone, Debug)]
 pub struct Resolved {
     /// The normalised name, after `registries.rewrites`.
@@ -342,7 +342,9 @@ impl Resolver {
         let mut context = self.context(&request)?;
         self.0.add_credentials(&mut context, request.keyring).await;
         let found = context.credentials.iter();
-        Ok(found.map(|one| one.source().clone()).collect())
+        Ok(found
+            .map(|credential| credential.source().clone())
+            .collect())
     }
 
     /// A request without its credentials.
@@ -430,7 +432,7 @@ impl ResolverInner {
         for credential in self.operator_credentials.lookup(&context.reference).await {
             if !credentials
                 .iter()
-                .any(|own| own.fingerprint() == credential.fingerprint())
+                .any(|known| known.fingerprint() == credential.fingerprint())
             {
                 credentials.push(credential);
             }

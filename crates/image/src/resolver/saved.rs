@@ -106,7 +106,7 @@ impl SavedImage {
         ];
         let reason = reasons
             .into_iter()
-            .find(|one| Some(one.as_str()) == self.note.as_deref());
+            .find(|reason| Some(reason.as_str()) == self.note.as_deref());
         let platforms = match (platforms?, reason) {
             (none, Some(reason)) if none.is_empty() => PlatformSet::None(reason),
             (some, None) if !some.is_empty() => {

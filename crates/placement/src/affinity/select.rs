@@ -15,8 +15,8 @@ impl NodeSelectorTerm {
             (self.match_expressions.iter(), self.match_fields.iter());
         let is_empty = self.match_expressions.is_empty() && self.match_fields.is_empty();
         !is_empty
-            && expressions.all(|one| one.selects(labels))
-            && fields.all(|one| one.key == NAME && one.holds(Some(name)))
+            && expressions.all(|expression| expression.selects(labels))
+            && fields.all(|field| field.key == NAME && field.holds(Some(name)))
     }
 }
 

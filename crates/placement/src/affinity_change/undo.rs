@@ -74,10 +74,11 @@ fn remove_expressions(
 ) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let expressions = &added.match_expressions;
-    let pairs = own
-        .terms
-        .iter()
-        .flat_map(|term| expressions.iter().map(move |one| (*term, one)));
+    let pairs = own.terms.iter().flat_map(|term| {
+        expressions
+            .iter()
+            .map(move |expression| (*term, expression))
+    });
     for (index, expression) in pairs {
         // Another webhook may have inserted a term before it, so all terms are searched.
         let elsewhere = 0..terms.len();
@@ -86,7 +87,7 @@ fn remove_expressions(
             // A single remaining expression was written by the author: without it the term would
             // match no node.
             let is_one_of_several = of_term.len() > 1;
-            let at = of_term.iter().rposition(|one| one == expression);
+            let at = of_term.iter().rposition(|kept| kept == expression);
             Some((index, at.filter(|_| is_one_of_several)?))
         });
         if let Some((index, at)) = place
@@ -129,7 +130,7 @@ fn remove_repeated(
         let first = &alternatives.first()?.match_expressions;
         for expression in first.iter().rev() {
             let own = &mut terms.get_mut(place)?.match_expressions;
-            let at = own.iter().rposition(|one| one == expression)?;
+            let at = own.iter().rposition(|kept| kept == expression)?;
             own.remove(at);
             undo.expressions.push((place, at));
         }
@@ -145,7 +146,7 @@ fn without(term: &NodeSelectorTerm, alternative: &NodeSelectorTerm) -> Option<No
     let mut rest = term.clone();
     for expression in alternative.match_expressions.iter().rev() {
         let own = &mut rest.match_expressions;
-        let at = own.iter().rposition(|one| one == expression)?;
+        let at = own.iter().rposition(|kept| kept == expression)?;
         own.remove(at);
     }
     Some(rest).filter(|rest| !rest.match_expressions.is_empty())

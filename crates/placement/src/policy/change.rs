@@ -19,7 +19,7 @@ use crate::{
 /// The parts of a pod that the change depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct PodView<'a> {
-    /// OS of the pod.
+    /// OS of the pod: additional tolerations may be for one OS only.
     pub os: &'a Os,
     /// Tolerations in the API's form.
     pub tolerations: &'a [Value],
@@ -90,7 +90,8 @@ impl PodChange {
     #[must_use]
     pub fn with_images_kept(mut self, recorded: &Self, undone: &[ImageChange]) -> Self {
         for image in &mut self.images {
-            let is_same = |own: &&ImageChange| own.container == image.container;
+            let is_same =
+                |recorded_image: &&ImageChange| recorded_image.container == image.container;
             let before = recorded.images.iter().find(is_same);
             if before.is_some_and(|before| before.to == image.to)
                 && let Some(now) = undone.iter().find(is_same)
@@ -122,7 +123,7 @@ impl PlacementPolicy {
         let mut tolerations = self.missing_tolerations(decision, pod.os, pod.tolerations);
         for new in demands.tolerations() {
             let mut all = pod.tolerations.iter().chain(&tolerations);
-            if !all.any(|one| covers(one, new)) {
+            if !all.any(|toleration| covers(toleration, new)) {
                 tolerations.push(new.clone());
             }
         }
@@ -165,7 +166,7 @@ impl PlacementPolicy {
 fn preferred_among(set: &Architectures, preferences: &Preferences) -> Vec<Preference> {
     let preferences = preferences.iter();
     let preferences =
-        preferences.filter(|(one, weight)| **weight > 0 && set.contains(one.as_str()));
+        preferences.filter(|(name, weight)| **weight > 0 && set.contains(name.as_str()));
     let preferred = preferences.map(|(one, weight)| Preference {
         architecture: one.clone(),
         weight: *weight,

@@ -37,7 +37,7 @@ impl PlacementPolicy {
     pub fn node_platform<'a>(&self, node: &NodeView<'a>) -> NodePlatform<'a> {
         NodePlatform {
             architecture: node.architecture,
-            variant: self.variants.of_view(node),
+            variant: self.variants.of_node(node),
             labels: Some(node.labels),
         }
     }

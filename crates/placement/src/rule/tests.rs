@@ -44,7 +44,8 @@ fn say(rules: &[PodRule], pod: &str, namespace: &str, spec: &Value) -> [String; 
     };
     let preferred = applied.demands.preferred(false);
     let preferred = preferred.iter();
-    let preferred = preferred.map(|one| format!("{} {}", one.weight, all(&one.expressions)));
+    let preferred = preferred
+        .map(|preference| format!("{} {}", preference.weight, all(&preference.expressions)));
     let tolerations = applied.demands.tolerations().map(ToString::to_string);
     let left_out = applied.left_out.iter().map(ToString::to_string);
     [

@@ -37,7 +37,7 @@ pub(super) struct Models {
     pub(super) vendor: &'static str,
     /// The first part number.
     pub(super) first: u16,
-    /// The last part number, which is one of them.
+    /// The last part number, inclusive.
     pub(super) last: u16,
 }
 
@@ -141,17 +141,17 @@ pub(super) fn proven(
     architecture: &Architecture,
     labels: &BTreeMap<String, String>,
 ) -> Option<&'static str> {
-    let mut proofs = Proof::all(architecture).rev();
+    let mut proofs = Proof::of_architecture(architecture).rev();
     let proven = proofs.find(|proof| proof.is_given_by(labels))?;
     Some(proven.variant)
 }
 
-/// What proves one of these variants: each of these lists of requirements.
-pub(super) fn of_one(
+/// Alternative lists of requirements, each of which proves one of these variants.
+pub(super) fn requirements(
     architecture: &Architecture,
     variants: Variants,
 ) -> impl Iterator<Item = Vec<Requirement>> {
-    let sufficient: Vec<_> = Proof::all(architecture)
+    let sufficient: Vec<_> = Proof::of_architecture(architecture)
         .filter(|proof| variants.contains(architecture, proof.variant))
         .collect();
     let features: Vec<BTreeSet<_>> = sufficient
@@ -163,7 +163,7 @@ pub(super) fn of_one(
         let (before, own) = features.split_at(index);
         let mut before = before.iter();
         own.first()
-            .is_some_and(|own| !before.any(|lower| own.is_superset(lower)))
+            .is_some_and(|features| !before.any(|lower| features.is_superset(lower)))
     };
     let models = sufficient
         .clone()
@@ -178,7 +178,9 @@ pub(super) fn of_one(
 }
 
 impl Proof {
-    fn all(architecture: &Architecture) -> impl DoubleEndedIterator<Item = &'static Self> {
+    fn of_architecture(
+        architecture: &Architecture,
+    ) -> impl DoubleEndedIterator<Item = &'static Self> {
         let name = architecture.as_str().to_owned();
         PROOFS
             .iter()

@@ -81,7 +81,7 @@ fn labels_say_the_variant_of_a_node() {
         ("s390x", Some("z14"), "", None),
     ] {
         let labels = labels(own, features);
-        let found = policy(UnknownVariants::Prefer).of_node(&architecture(name), &labels);
+        let found = policy(UnknownVariants::Prefer).variant_by_labels(&architecture(name), &labels);
         let name_of = found.map(NodeVariant::name);
         assert_eq!(name_of, expected, "{name} {own:?} {features}");
         let is_exact = found.is_some_and(|found| matches!(found, NodeVariant::Exactly(_)));
@@ -182,7 +182,7 @@ fn models_prove_a_variant() {
         labels.insert(VENDOR.to_owned(), vendor.to_owned());
         labels.insert(MODEL.to_owned(), model.to_owned());
         let architecture = architecture(name);
-        let found = policy.of_node(&architecture, &labels);
+        let found = policy.variant_by_labels(&architecture, &labels);
         assert_eq!(
             found,
             expected.map(NodeVariant::AtLeast),
@@ -204,11 +204,11 @@ fn models_prove_a_variant() {
         // Features can prove more, and the own label says it.
         let more = "ATOMICS ASIMDRDM CRC32 DCPOP JSCVT FCMA LRCPC PACA";
         labels.extend(super::tests::labels(None, more));
-        let found = policy.of_node(&architecture, &labels);
+        let found = policy.variant_by_labels(&architecture, &labels);
         let expected = (name == "arm64").then_some(NodeVariant::AtLeast("v8.3"));
         assert_eq!(found, expected);
         labels.insert(LABEL.to_owned(), "v8".to_owned());
-        let found = policy.of_node(&architecture, &labels);
+        let found = policy.variant_by_labels(&architecture, &labels);
         let expected = (name == "arm64").then_some(NodeVariant::Exactly("v8"));
         assert_eq!(found, expected);
     }
@@ -481,7 +481,7 @@ proptest::proptest! {
         let (name, _) = needs.split_once('/').unwrap();
         labels.insert(crate::affinity::LABEL.to_owned(), name.to_owned());
         let policy = policy(UnknownVariants::Require);
-        let known = policy.of_node(&architecture(name), &labels);
+        let known = policy.variant_by_labels(&architecture(name), &labels);
         let selected = policy.required(&set(needs), false).into_iter().any(|all| {
             NodeSelectorTerm::with_expressions(all).selects(&labels, "")
         });

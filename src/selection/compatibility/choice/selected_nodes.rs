@@ -26,9 +26,9 @@ const MAX_WEIGHT: i64 = 100;
 /// Requirements on nodes, so that selected images fit them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SelectedNodes {
-    /// Nodes that are possible.
+    /// The possible nodes.
     pub required: NodeSet,
-    /// Nodes to prefer.
+    /// The preferred nodes.
     pub preferred: Vec<WeightedTerm>,
 }
 
@@ -44,7 +44,7 @@ impl SelectedNodes {
         self
     }
 
-    /// What the nodes have to be for the images of two containers.
+    /// The requirements for the images of two containers of a pod.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.required = self.required.and(&other.required);
@@ -52,15 +52,15 @@ impl SelectedNodes {
         self
     }
 
-    /// What these groups have to be for the images of two containers: if only some of the pairs can
-    /// be written, those that select a group.
+    /// The requirements for the images of two containers of a pod. If there are too many
+    /// combinations, only combinations that select one of these groups are kept.
     #[must_use]
     pub fn and_on(self, other: Self, groups: &[NodeGroup<'_>]) -> Self {
         if self.required.terms().len() * other.required.terms().len() <= MAX_TERMS {
             return self.and(other).sorted_by(groups);
         }
         let pairs = self.required.combinations(&other.required);
-        let selecting = pairs.filter(|all| selects_some(all, groups));
+        let selecting = pairs.filter(|term| selects_some(term, groups));
         let required = NodeSet::any_of(selecting.take(MAX_TERMS));
         if required.is_none() {
             return self.and(other).sorted_by(groups);
@@ -77,22 +77,25 @@ impl SelectedNodes {
     #[must_use]
     pub fn sorted_by(mut self, groups: &[NodeGroup<'_>]) -> Self {
         let required = self.required;
-        self.required = required.sorted_by_key(|all| !selects_some(all, groups));
+        self.required = required.sorted_by_key(|term| !selects_some(term, groups));
         self
     }
 
-    /// Whether nodes of a group are some of them.
+    /// Whether some nodes of a group are selected.
     pub fn select_group(&self, group: &NodeGroup<'_>) -> bool {
         let mut terms = self.required.terms().iter();
-        terms.any(|all| selects(all, group))
+        terms.any(|term| selects(term, group))
     }
 
-    /// Whether it is more than a pod should carry: each of its terms may be repeated for each
-    /// alternative.
+    /// Whether the requirements are too large for a pod: each term of the pod may be repeated for
+    /// each alternative.
     fn is_large(&self) -> bool {
         let preferred = self.preferred.iter().map(|term| &term.expressions);
         let all = || self.required.terms().iter().chain(preferred.clone());
-        let values = |all: &Vec<Requirement>| all.iter().any(|one| one.values.len() > MAX_HOSTS);
+        let values = |all: &Vec<Requirement>| {
+            all.iter()
+                .any(|requirement| requirement.values.len() > MAX_HOSTS)
+        };
         all().map(Vec::len).sum::<usize>() > MAX_REQUIREMENTS || all().any(values)
     }
 }
@@ -116,7 +119,7 @@ impl<'a> Choice<'a> {
             nodes.preferred = terms.map(|(_, term)| term).collect();
         }
         let sets = fits.into_iter().map(|(_, set)| set);
-        // The first are the best.
+        // The best alternatives come first.
         nodes.required = sets
             .reduce(NodeSet::or)
             .unwrap_or_default()
@@ -154,13 +157,13 @@ impl<'a> Choice<'a> {
 
     /// The nodes that an entry fits; `None` if labels and names of nodes cannot describe them.
     fn alternatives(&self, fit: &Fit<'_>) -> Option<NodeSet> {
-        // Some node satisfies the rules, so that they are not impossible.
+        // Some node satisfies the rules, so "no node" cannot be right here.
         let by_labels = fit.by_labels().filter(|set| !set.is_none());
         match self.keys {
             RuleKeys::Labels => by_labels,
             // NFD makes no labels for most features.
             RuleKeys::Features => by_labels
-                .filter(|all| self.selects_what_fits(fit.entry, all))
+                .filter(|term| self.selects_what_fits(fit.entry, term))
                 .or_else(|| fit.by_hosts()),
         }
     }
@@ -178,30 +181,34 @@ fn selects_some(all: &[Requirement], groups: &[NodeGroup<'_>]) -> bool {
     groups.any(|group| selects(all, group))
 }
 
-/// Whether requirements select nodes of a group. It is asked for each of them and each group, so
-/// that nothing is copied.
+/// Whether requirements select nodes of a group. Called for each requirement and group, so it
+/// copies nothing.
 fn selects(all: &[Requirement], group: &NodeGroup<'_>) -> bool {
     let labels = group.facts.labels;
     // Nodes of a group differ in their names.
-    let is_by_host = |one: &&Requirement| one.key == HOSTNAME && !labels.contains_key(HOSTNAME);
-    let mut by_label = all.iter().filter(|one| !is_by_host(one));
+    let is_by_host =
+        |requirement: &&Requirement| requirement.key == HOSTNAME && !labels.contains_key(HOSTNAME);
+    let mut by_label = all.iter().filter(|requirement| !is_by_host(requirement));
     let named = |host: &String| {
         let mut by_host = all.iter().filter(is_by_host);
-        by_host.all(|one| one.operator == Operator::In && one.values.contains(host))
+        by_host.all(|requirement| {
+            requirement.operator == Operator::In && requirement.values.contains(host)
+        })
     };
-    by_label.all(|one| one.selects(labels))
-        && (!all.iter().any(|one| is_by_host(&one)) || group.hosts.iter().any(named))
+    by_label.all(|requirement| requirement.selects(labels))
+        && (!all.iter().any(|requirement| is_by_host(&requirement))
+            || group.hosts.iter().any(named))
 }
 
-/// A term for each alternative of each entry with a weight. What holds everywhere is not preferred
-/// to anything.
+/// A term for each alternative of each entry with a weight. Alternatives that hold for all nodes
+/// are no preference.
 fn preferred_terms<'a>(
     fits: &[Expressed<'a>],
     highest: i64,
 ) -> impl Iterator<Item = (&'a Compatibility, WeightedTerm)> {
     let terms = fits.iter().flat_map(move |(entry, alternatives)| {
         let weight = weight(entry, highest);
-        let alternatives = alternatives.terms().iter().filter(|all| !all.is_empty());
+        let alternatives = alternatives.terms().iter().filter(|term| !term.is_empty());
         alternatives.filter_map(move |expressions| {
             let term = WeightedTerm {
                 weight: weight?,
@@ -213,7 +220,8 @@ fn preferred_terms<'a>(
     terms.take(MAX_TERMS)
 }
 
-/// The weight of a preferred term: as written where the API allows that, otherwise in proportion.
+/// The weight of a preferred term: the weight of the entry, scaled down if the highest weight
+/// exceeds the API's maximum of 100; `None` if it is not positive.
 fn weight(entry: &Compatibility, highest: i64) -> Option<u8> {
     let weight = if highest <= MAX_WEIGHT {
         entry.weight
@@ -246,7 +254,7 @@ impl Fit<'_> {
         product(&all, &any.unwrap_or_else(NodeSet::none))
     }
 
-    /// No node if no node can satisfy them all.
+    /// The conditions as requirements on labels; the empty set if no node can satisfy all of them.
     fn of_conditions(&self, conditions: &[FeatureMatch]) -> Option<NodeSet> {
         let mut all: Vec<Requirement> = Vec::new();
         for condition in conditions {

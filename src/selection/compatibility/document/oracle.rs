@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::selection::compatibility::NodeFacts;
 
-/// The only feature that the nodes have; conditions on the other one never hold.
+/// The only feature that the nodes have; conditions on another feature never hold.
 const FEATURE: &str = "cpu.topology";
 const UNKNOWN: &str = "cpu.unknown";
 
@@ -68,7 +68,7 @@ impl Condition {
     fn to_json(&self) -> Value {
         let written = |(op, values): &Written| match (*op, values.as_slice()) {
             ("InRegexp", values) => {
-                let values: Vec<_> = values.iter().map(|one| format!("^{one}$")).collect();
+                let values: Vec<_> = values.iter().map(|value| format!("^{value}$")).collect();
                 json!({ "op": op, "value": values })
             }
             (_, []) => json!({ "op": op }),

@@ -9,16 +9,16 @@ use super::super::{
     limits::{MAX_ENTRIES, MAX_EXPRESSIONS},
 };
 
-/// The label of nodes that says their OS.
+/// The label of nodes for their OS.
 const OS: &str = "kubernetes.io/os";
 
 impl CompatibilityDocument {
-    /// The document of an image, from those of its platforms. Where one has none, the image needs
-    /// nothing on nodes of this platform.
+    /// The document of an image, made from the documents of its platforms. A platform without a
+    /// document puts no requirement on its nodes.
     ///
     /// # Errors
     ///
-    /// When they are too large together.
+    /// When the documents are too large together.
     pub fn of_platforms<'a>(
         all: impl IntoIterator<Item = (&'a Platform, Option<&'a Self>)>,
     ) -> Result<Self, InvalidDocument> {
@@ -73,8 +73,8 @@ impl CompatibilityDocument {
     }
 }
 
-/// A rule for the nodes of a platform. Their variant is not in it: container runtimes choose the
-/// image of an index by it.
+/// A rule for the nodes of a platform. It ignores variants, because container runtimes choose among
+/// variants themselves.
 fn on_platform(platform: &Platform) -> Result<Rule, InvalidDocument> {
     let is = |value: &str| {
         let written = WrittenExpression {

@@ -41,7 +41,9 @@ impl Registry {
                     // A mirror may lack attached artifacts.
                     is_answered |= host.role == Role::Origin;
                     // A registry may ignore the filter.
-                    found.0.retain(|one| one.artifact_type == artifact_type);
+                    found
+                        .0
+                        .retain(|artifact| artifact.artifact_type == artifact_type);
                     if !found.0.is_empty() {
                         return Ok(found);
                     }

@@ -282,7 +282,7 @@ impl Endpoint {
 
     /// Whether a URL is served by the same server.
     pub(super) fn is_at(&self, url: &Url) -> bool {
-        Url::parse(&self.base).is_ok_and(|own| own.origin() == url.origin())
+        Url::parse(&self.base).is_ok_and(|base| base.origin() == url.origin())
     }
 
     /// This address with TLS; `None` if it has TLS already.

@@ -105,7 +105,7 @@ fn certificates(folder: &Path) -> HostEntry {
             .iter()
             .filter(move |path| {
                 path.extension()
-                    .is_some_and(|own| own == extension.as_str())
+                    .is_some_and(|found| found == extension.as_str())
             })
             .cloned()
     };
