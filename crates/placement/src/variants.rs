@@ -96,8 +96,8 @@ impl VariantPolicy {
         labels: &BTreeMap<String, String>,
     ) -> Option<NodeVariant> {
         let own = labels.get(&self.label);
-        // A value that is not a variant counts as a missing label. Karpenter writes such values for keys that its pools
-        // do not define.
+        // A value that is not a variant counts as a missing label. Karpenter writes such values for
+        // keys that its pools do not define.
         if let Some(name) = own.and_then(|value| known_variant(architecture, value)) {
             return Some(NodeVariant::Exactly(name));
         }
