@@ -1,13 +1,13 @@
 //! The sources of demands that archaware asks.
 
 use crate::{
-    cluster::nodes::ClusterNodes,
+    cluster::cluster_nodes::ClusterNodes,
     config::SelectionConfig,
     evaluate::source::{
-        Architectures, Author, DemandSource, EmulatingNodes, HoldingNodes, Rules, RuntimeClass,
-        Sources,
+        ArchitectureSource, AuthorSource, DemandSource, EmulationSource, ImageLocalitySource,
+        RuleSource, RuntimeClassSource, Sources,
     },
-    selection::{AttachedDocuments, ImageSelector, ImagesByDocuments, PredictorError},
+    selection::{AttachedDocumentSource, ImageSelectionSource, ImageSelector, PredictorError},
 };
 
 /// All sources in their order: each sees the pod with the demands of the sources before it. A new
@@ -19,13 +19,13 @@ use crate::{
 pub fn sources(config: &SelectionConfig, nodes: &ClusterNodes) -> Result<Sources, PredictorError> {
     let selector = ImageSelector::new(config, nodes.clone())?;
     Ok(Sources::new([
-        Box::new(Rules) as Box<dyn DemandSource>,
-        Box::new(ImagesByDocuments(selector.clone())),
-        Box::new(Architectures),
-        Box::new(EmulatingNodes),
-        Box::new(RuntimeClass),
-        Box::new(Author),
-        Box::new(AttachedDocuments(selector)),
-        Box::new(HoldingNodes),
+        Box::new(RuleSource) as Box<dyn DemandSource>,
+        Box::new(ImageSelectionSource(selector.clone())),
+        Box::new(ArchitectureSource),
+        Box::new(EmulationSource),
+        Box::new(RuntimeClassSource),
+        Box::new(AuthorSource),
+        Box::new(AttachedDocumentSource(selector)),
+        Box::new(ImageLocalitySource),
     ]))
 }

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Instant};
 use archaware::{
     cluster::{
         api::ApiClient,
-        nodes::ClusterNodes,
+        cluster_nodes::ClusterNodes,
         objects::{Namespace, Node, Pod, annotations, labels},
     },
     config::Config,

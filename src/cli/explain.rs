@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use clap::Args;
 
 use crate::{
-    cluster::{nodes::ClusterNodes, objects::Namespace},
+    cluster::{cluster_nodes::ClusterNodes, objects::Namespace},
     config,
     controller::Durable,
     evaluate::{

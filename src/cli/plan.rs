@@ -1,7 +1,7 @@
 //! `archaware plan`: prints what `archaware run` would change now. Changes nothing.
 
 mod bound_pods;
-mod nodes;
+mod planned_node;
 mod variants;
 
 use std::{
@@ -17,9 +17,9 @@ use serde::Serialize;
 use crate::{
     cluster::{
         api::ApiClient,
+        cluster_nodes::ClusterNodes,
         lease,
         name::NamespacedName,
-        nodes::ClusterNodes,
         objects::{DaemonSet, Namespace, Node, Pod},
     },
     config::{Config, DaemonSets, OnMiss},
@@ -34,7 +34,7 @@ use crate::{
     sources::sources,
 };
 
-use nodes::PlannedNode;
+use planned_node::PlannedNode;
 use variants::Variants;
 
 use super::{

@@ -16,9 +16,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     admission::{self, AdmissionParts, Readiness},
     cluster::{
+        cluster_nodes::ClusterNodes,
         lease::{self, Elector},
         namespaces::Namespaces,
-        nodes::ClusterNodes,
     },
     config::ListenAddress,
     controller::{self, Durable, RunError},

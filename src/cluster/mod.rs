@@ -4,6 +4,7 @@
 
 pub mod access;
 pub mod api;
+pub mod cluster_nodes;
 pub mod events;
 pub(crate) mod evictor;
 pub mod field_managers;
@@ -11,7 +12,6 @@ pub mod kinds;
 pub mod lease;
 pub mod name;
 pub mod namespaces;
-pub mod nodes;
 pub mod objects;
 pub mod patch;
 pub mod watch;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use crate::{
     cluster::{
-        nodes::ClusterNodes,
+        cluster_nodes::ClusterNodes,
         objects::{DaemonSet, Namespace, annotations},
     },
     config::Config,

@@ -23,13 +23,13 @@ use crate::{
 
 use super::{Conflict, Evaluation, Evaluator, Subject, Verdict, pull_secrets::PodCredentials};
 
-pub use architectures::Architectures;
-pub use author::Author;
-pub use emulation::EmulatingNodes;
-pub use image_locality::HoldingNodes;
-pub use rules::Rules;
+pub use architectures::ArchitectureSource;
+pub use author::AuthorSource;
+pub use emulation::EmulationSource;
+pub use image_locality::ImageLocalitySource;
+pub use rules::RuleSource;
 pub(super) use rules::applied_rules;
-pub use runtime_class::RuntimeClass;
+pub use runtime_class::RuntimeClassSource;
 
 /// A feature with demands on the nodes of a pod.
 pub trait DemandSource: Send + Sync {

@@ -33,9 +33,9 @@ use super::{
 };
 
 /// Documents that are attached to the images, for pods that do not ask for a selection.
-pub struct AttachedDocuments(pub ImageSelector);
+pub struct AttachedDocumentSource(pub ImageSelector);
 
-impl DemandSource for AttachedDocuments {
+impl DemandSource for AttachedDocumentSource {
     fn ask<'a>(
         &'a self,
         evaluator: &'a Evaluator,

@@ -237,7 +237,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::{
-        cluster::{nodes::ClusterNodes, objects::Node},
+        cluster::{cluster_nodes::ClusterNodes, objects::Node},
         config::Config,
         placement::PlacementPolicy,
         selection::{

@@ -10,7 +10,7 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    cluster::{nodes::ClusterNodes, objects::Node},
+    cluster::{cluster_nodes::ClusterNodes, objects::Node},
     placement::{
         NodeVariant, TaintKind, VariantPolicy, affinity::HOSTNAME, image_locality::MAX_HOSTS,
     },

@@ -44,9 +44,9 @@ struct SelectedImages {
 }
 
 /// The selection of images by compatibility documents, for pods that ask for it.
-pub struct ImagesByDocuments(pub ImageSelector);
+pub struct ImageSelectionSource(pub ImageSelector);
 
-impl DemandSource for ImagesByDocuments {
+impl DemandSource for ImageSelectionSource {
     fn ask<'a>(
         &'a self,
         evaluator: &'a Evaluator,

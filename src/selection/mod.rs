@@ -1,7 +1,7 @@
 //! Image selection by compatibility documents, which name images and the node features that the
 //! images need. A container gets one of several images, or an image prefers some nodes. Two sources
-//! of demands, [`ImagesByDocuments`] and [`AttachedDocuments`]. Modules below this one do not know
-//! it.
+//! of demands, [`ImageSelectionSource`] and [`AttachedDocumentSource`]. Modules below this one do
+//! not know it.
 
 mod alternatives;
 mod attached;
@@ -17,15 +17,15 @@ mod problem;
 
 use std::sync::Arc;
 
-use crate::{cluster::nodes::ClusterNodes, config::SelectionConfig, evaluate::Evaluator};
+use crate::{cluster::cluster_nodes::ClusterNodes, config::SelectionConfig, evaluate::Evaluator};
 
 use documents::Documents;
 use groups::GroupedNodes;
 use predictor::Predictor;
 
-pub use attached::AttachedDocuments;
+pub use attached::AttachedDocumentSource;
 pub use documents::{COMPATIBILITY, parse};
-pub use images::ImagesByDocuments;
+pub use images::ImageSelectionSource;
 pub use predictor::PredictorError;
 
 /// The parts that both sources share. Cheap to clone.

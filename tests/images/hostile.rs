@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use archaware::{
     cluster::{
         api::ApiClient,
-        nodes::ClusterNodes,
+        cluster_nodes::ClusterNodes,
         objects::{Namespace, PodSpec},
     },
     config::Config,

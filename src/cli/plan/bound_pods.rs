@@ -18,7 +18,7 @@ use crate::{
     platform::with_variant,
 };
 
-use super::{CONCURRENCY, NamespacesByName, PlanRow, namespace_of, nodes::PlannedNode};
+use super::{CONCURRENCY, NamespacesByName, PlanRow, namespace_of, planned_node::PlannedNode};
 
 /// The planned changes of bound pods.
 #[derive(Default)]

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{ControllerParts, Durable, RunError, WATCHES, run};
 use crate::{
-    cluster::{lease::Elector, namespaces::Namespaces, nodes::ClusterNodes},
+    cluster::{cluster_nodes::ClusterNodes, lease::Elector, namespaces::Namespaces},
     config::Config,
     evaluate::{Evaluator, KnownKeys, pull_secrets::PullSecrets},
     image::{self, Resolver, credentials::OperatorCredentials, metrics::Resolutions},

@@ -11,9 +11,9 @@ use super::{DemandSource, Evaluating, ReadImages};
 
 /// Decides which architectures can run a pod. The following sources see the decision; the writer
 /// adds its demand together with the decision.
-pub struct Architectures;
+pub struct ArchitectureSource;
 
-impl DemandSource for Architectures {
+impl DemandSource for ArchitectureSource {
     fn ask<'a>(
         &'a self,
         evaluator: &'a Evaluator,

@@ -13,9 +13,9 @@ use super::{DemandSource, Evaluating};
 /// If no selected node runs the images, the pod has a conflict, also before all images are known:
 /// an autoscaler would make such nodes, and their taint would keep the pod away. If no taint keeps
 /// the pod away, the author has decided, and gets a notice.
-pub struct Author;
+pub struct AuthorSource;
 
-impl DemandSource for Author {
+impl DemandSource for AuthorSource {
     fn ask<'a>(
         &'a self,
         evaluator: &'a Evaluator,

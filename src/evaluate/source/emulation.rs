@@ -10,9 +10,9 @@ use crate::{
 use super::{DemandSource, Evaluating};
 
 /// Nodes that emulate, if the pod can be limited to them.
-pub struct EmulatingNodes;
+pub struct EmulationSource;
 
-impl DemandSource for EmulatingNodes {
+impl DemandSource for EmulationSource {
     fn ask<'a>(
         &'a self,
         evaluator: &'a Evaluator,

@@ -18,9 +18,9 @@ use super::{DemandSource, Evaluating};
 const MAX_UNKNOWN: usize = 16;
 
 /// Prefers nodes that hold unresolved images.
-pub struct HoldingNodes;
+pub struct ImageLocalitySource;
 
-impl DemandSource for HoldingNodes {
+impl DemandSource for ImageLocalitySource {
     fn ask<'a>(
         &'a self,
         evaluator: &'a Evaluator,

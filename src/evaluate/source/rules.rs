@@ -15,9 +15,9 @@ use crate::{
 use super::{DemandSource, Evaluating};
 
 /// The rules of the configuration that select the pod.
-pub struct Rules;
+pub struct RuleSource;
 
-impl DemandSource for Rules {
+impl DemandSource for RuleSource {
     fn ask<'a>(
         &'a self,
         evaluator: &'a Evaluator,

@@ -11,9 +11,9 @@ use super::{DemandSource, Evaluating};
 
 /// The runtime class of the pod, or the runtime class that it gets because no CPU runs all of its
 /// images.
-pub struct RuntimeClass;
+pub struct RuntimeClassSource;
 
-impl DemandSource for RuntimeClass {
+impl DemandSource for RuntimeClassSource {
     fn ask<'a>(
         &'a self,
         evaluator: &'a Evaluator,

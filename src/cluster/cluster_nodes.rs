@@ -13,13 +13,13 @@ use super::objects::{ImageKey, Node};
 /// The nodes of the cluster. Cheap to clone.
 #[derive(Clone)]
 pub struct ClusterNodes {
-    source: watch::Sender<Source>,
+    inventory: watch::Sender<Inventory>,
     /// Which of them hold images, by these images.
     holding: Arc<Mutex<HashMap<Box<[ImageKey]>, holding::Answer>>>,
 }
 
 #[derive(Clone, Default)]
-enum Source {
+enum Inventory {
     /// Not known yet.
     #[default]
     None,
@@ -32,7 +32,7 @@ enum Source {
 impl Default for ClusterNodes {
     fn default() -> Self {
         Self {
-            source: watch::Sender::new(Source::None),
+            inventory: watch::Sender::new(Inventory::None),
             holding: Arc::default(),
         }
     }
@@ -42,22 +42,23 @@ impl ClusterNodes {
     pub fn from_nodes(nodes: impl IntoIterator<Item = Node>) -> Self {
         let list = nodes.into_iter().map(Arc::new).collect();
         Self {
-            source: watch::Sender::new(Source::List(list)),
+            inventory: watch::Sender::new(Inventory::List(list)),
             ..Self::default()
         }
     }
 
     /// Uses the nodes of a watch. `ready`: whether its initial list is complete.
     pub fn follow(&self, store: Store<Node>, ready: watch::Receiver<bool>) {
-        self.source.send_replace(Source::Watched(store, ready));
+        self.inventory
+            .send_replace(Inventory::Watched(store, ready));
     }
 
     /// Waits until the nodes are known.
     pub async fn wait_until_known(&self) {
-        let mut source = self.source.subscribe();
-        let known = source.wait_for(|source| !matches!(source, Source::None));
+        let mut inventory = self.inventory.subscribe();
+        let known = inventory.wait_for(|inventory| !matches!(inventory, Inventory::None));
         let ready = match known.await.as_deref() {
-            Ok(Source::Watched(_, ready)) => Some(ready.clone()),
+            Ok(Inventory::Watched(_, ready)) => Some(ready.clone()),
             _ => None,
         };
         if let Some(mut ready) = ready {
@@ -66,12 +67,12 @@ impl ClusterNodes {
         }
     }
 
-    /// All of them.
+    /// All known nodes; none before the first list is complete.
     pub(crate) fn all(&self) -> Vec<Arc<Node>> {
-        match &*self.source.borrow() {
-            Source::None => Vec::new(),
-            Source::Watched(store, _) => store.state(),
-            Source::List(nodes) => nodes.to_vec(),
+        match &*self.inventory.borrow() {
+            Inventory::None => Vec::new(),
+            Inventory::Watched(store, _) => store.state(),
+            Inventory::List(nodes) => nodes.to_vec(),
         }
     }
 }
