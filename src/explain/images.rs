@@ -27,7 +27,8 @@ pub struct ExplainedImage {
     pub digest: Option<String>,
     /// The platforms of the image, for every OS.
     pub platforms: Vec<String>,
-    /// The architectures for the pod's OS; null if the image names no platform, or is not resolved.
+    /// The architectures for the pod's OS; null if the image does not limit the pod: it names no
+    /// platform, is not resolved, or is for Windows while the pod states no OS.
     pub architectures: Option<Vec<String>>,
     /// `registry`, `containerd` or `memory`.
     pub source: Option<&'static str>,

@@ -24,7 +24,8 @@ impl<K: Hash + Eq, V: Clone> ExpiringCache<K, V> {
         (Instant::now() < expires).then_some(value)
     }
 
-    /// Keeps a value for this time.
+    /// Keeps a value for this time. `life`: at most some years, because [`Instant`] cannot hold
+    /// every [`Duration`].
     pub fn insert(&self, key: K, value: V, life: Duration) {
         self.0.insert(key, (value, Instant::now() + life));
     }
