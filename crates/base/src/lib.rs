@@ -4,11 +4,13 @@
 #![warn(missing_docs)]
 
 pub mod backoff;
+pub mod bounded;
 pub mod duration;
 pub mod error;
 pub mod expiring_cache;
 pub mod files;
 pub mod json;
+pub mod lines;
 pub mod names;
 pub mod proxy;
 pub mod single_flight;

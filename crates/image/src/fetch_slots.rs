@@ -2,9 +2,7 @@
 //! so that a hanging registry does not delay the tenant's other images; for each tenant, so that no
 //! tenant delays other tenants; and in total.
 
-use std::{convert::Infallible, sync::Arc};
-
-use quick_cache::sync::Cache;
+use archaware_base::lines::Lines;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 /// Maximum number of images that are being fetched for one tenant.
@@ -13,9 +11,6 @@ const MAX_PER_TENANT: usize = 64;
 /// servers, as each image has one at a time. A request has a connection with buffers of up to 400
 /// KiB, and an image holds documents of up to half a MiB between its requests.
 const MAX_TOTAL: usize = 128;
-/// Maximum number of tenants, and of pairs of tenant and registry, whose state is kept; the least
-/// used are dropped.
-const MAX_KEPT: usize = 4096;
 
 /// The slots of all tenants.
 pub(crate) struct FetchSlots {
@@ -29,28 +24,6 @@ pub(crate) struct FetchSlot<'a> {
     _registry: Option<OwnedSemaphorePermit>,
     _tenant: Option<OwnedSemaphorePermit>,
     _total: Option<SemaphorePermit<'a>>,
-}
-
-/// A line for each name, with the same number of places.
-struct Lines {
-    by_name: Cache<String, Arc<Semaphore>>,
-    places: usize,
-}
-
-impl Lines {
-    fn new(places: usize) -> Self {
-        Self {
-            by_name: Cache::new(MAX_KEPT),
-            places,
-        }
-    }
-
-    async fn enter(&self, name: &str) -> Option<OwnedSemaphorePermit> {
-        let new = || Ok::<_, Infallible>(Arc::new(Semaphore::new(self.places)));
-        let Ok(line) = self.by_name.get_or_insert_with(name, new);
-        // No semaphore is ever closed.
-        line.acquire_owned().await.ok()
-    }
 }
 
 impl FetchSlots {

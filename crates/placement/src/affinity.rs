@@ -46,7 +46,7 @@ pub struct NodeSelector {
 }
 
 /// One term.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelectorTerm {
     /// Requirements on labels, `ANDed`.
@@ -67,7 +67,7 @@ impl NodeSelectorTerm {
 }
 
 /// A preferred term.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PreferredTerm {
     /// From 1 to 100.

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use archaware_platform::{Architecture, Architectures};
 
 use super::{
+    MAX_LIST,
     affinity::{Affinity, LABELS, NodeSelectorTerm, PreferredTerm, WeightedTerm, on_architecture},
     author_nodes::{AuthorNodes, is_within},
     node_set::{MAX_TERMS, NodeSet},
@@ -26,6 +27,9 @@ pub use undo::{AffinityUndo, undo};
 /// Maximum number of terms of a pod that are repeated for several alternatives. Real pods have a
 /// few.
 const MAX_REPEATED: usize = 16;
+
+/// Maximum number of expressions that are added to the terms of a pod.
+const MAX_EXPRESSIONS: usize = 16 * MAX_LIST;
 
 /// What archaware adds to a pod's node affinity. Recorded on the pod, so that it can be removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,6 +137,20 @@ impl Require {
         all.into_iter()
             .map(NodeSelectorTerm::with_expressions)
             .collect()
+    }
+}
+
+impl Require {
+    /// Whether archaware can have added this to a pod. The work of [`undo`] depends on these
+    /// numbers, and each term is named once.
+    fn is_possible(&self) -> bool {
+        let alternatives = self.alternatives.iter().map(Vec::len);
+        let largest = alternatives.chain([1 + self.further.len()]).max();
+        let largest = largest.unwrap_or_default();
+        let lists = [self.alternatives.len(), self.terms.len(), largest];
+        lists.into_iter().all(|length| length <= MAX_LIST)
+            && self.terms.len() * largest <= MAX_EXPRESSIONS
+            && self.terms.is_sorted_by(|a, b| a < b)
     }
 }
 

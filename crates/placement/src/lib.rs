@@ -21,6 +21,7 @@ pub mod node_view;
 pub mod policy;
 pub mod preference;
 pub mod record;
+mod removal;
 pub mod requirement;
 pub mod rule;
 pub mod runtime_class;
@@ -83,6 +84,10 @@ pub mod annotation {
 fn yaml<T: serde::de::DeserializeOwned>(text: &str) -> T {
     serde_saphyr::from_str(text).unwrap()
 }
+
+/// Maximum length of each list in a pod that archaware handles: some of the work is proportional to
+/// the product of two lists.
+pub const MAX_LIST: usize = 1024;
 
 /// The scheduling gate of pods whose images were unknown when the pod was created.
 pub const GATE: &str = "archaware.dev/inspect";

@@ -7,11 +7,13 @@
 
 use std::collections::BTreeMap;
 
+use archaware_base::bounded::Budget;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{
-    affinity::Affinity, affinity_change, annotation, change::PodChange, demand::ImageChange,
+    MAX_LIST, affinity::Affinity, affinity_change, annotation, change::PodChange,
+    demand::ImageChange, removal::remove_each,
 };
 
 /// Version of the format. A record of another version records nothing: its fields may mean
@@ -21,6 +23,8 @@ const VERSION: u32 = 1;
 /// less. A longer record is neither written nor parsed: everybody who may write a pod may write its
 /// annotations.
 pub const MAX_SIZE: usize = 128 * 1024;
+/// Maximum elements of a record, of which a small object in a list needs most memory.
+const MAX_ELEMENTS: usize = 16 * 1024;
 
 #[derive(Serialize, Deserialize)]
 struct Record<T> {
@@ -32,8 +36,11 @@ struct Record<T> {
 /// What an annotation records; `None` if it cannot be read.
 pub(super) fn parse<T: DeserializeOwned>(text: Option<&str>) -> Option<T> {
     let text = text.filter(|text| text.len() <= MAX_SIZE)?;
-    let record: Record<T> = serde_json::from_str(text).ok()?;
-    (record.version == VERSION).then_some(record.content)
+    let budget = Budget::new(MAX_ELEMENTS, MAX_SIZE);
+    let mut input = serde_json::Deserializer::from_str(text);
+    let record: Record<T> = budget.parse(&mut input).ok()?;
+    let is_whole = input.end().is_ok() && !budget.is_exceeded();
+    (is_whole && record.version == VERSION).then_some(record.content)
 }
 
 /// The value of an annotation that records something.
@@ -49,7 +56,19 @@ pub(super) fn format<T: Serialize>(content: &T) -> Option<String> {
 /// What the annotation of a pod says that archaware added.
 pub fn read(annotations: &BTreeMap<String, String>) -> PodChange {
     let text = annotations.get(annotation::ADDED).map(String::as_str);
-    parse(text).unwrap_or_default()
+    let change = parse(text).filter(is_possible);
+    change.unwrap_or_default()
+}
+
+/// Whether its lists are no longer than those of the pods that archaware handles.
+fn is_possible(change: &PodChange) -> bool {
+    let lists = [
+        change.tolerations.len(),
+        change.images.len(),
+        change.affinity.prefer.len(),
+        change.affinity.prefer_terms.len(),
+    ];
+    lists.into_iter().all(|length| length <= MAX_LIST)
 }
 
 /// The value of the annotation of a pod that gets these additions; `None` if there are none.
@@ -100,17 +119,7 @@ pub fn undo(
 ) -> FoundAdditions {
     let mut undo = FoundAdditions::default();
     if let Some(tolerations) = tolerations {
-        let mut indexes: Vec<usize> = Vec::new();
-        for own in &added.tolerations {
-            let mut found = tolerations.iter().enumerate().rev();
-            let index = found.find(|(index, one)| *one == own && !indexes.contains(index));
-            indexes.extend(index.map(|(index, _)| index));
-        }
-        indexes.sort_unstable_by(|a, b| b.cmp(a));
-        for &index in &indexes {
-            tolerations.remove(index);
-        }
-        undo.tolerations = indexes;
+        undo.tolerations = remove_each(tolerations, added.tolerations.iter().cloned());
     }
     if let Some(affinity) = affinity {
         undo.affinity = affinity_change::undo(affinity, &added.affinity);
@@ -223,6 +232,64 @@ mod tests {
             assert!(of_change(&found).is_some());
         }
         assert!(of_change(&change(16, 0)).is_none());
+    }
+
+    /// Everybody who may write a pod may write its annotations.
+    #[test]
+    fn a_forged_record_costs_little() {
+        let expression = |n: usize| json!({"key": format!("k{n}"), "operator": "Exists"});
+        let terms = |count: usize, each: usize| -> Affinity {
+            let term =
+                |_| json!({"matchExpressions": (0..each).map(expression).collect::<Vec<_>>()});
+            let terms: Vec<_> = (0..count).map(term).collect();
+            let required = json!({"nodeSelectorTerms": terms});
+            let node = json!({"requiredDuringSchedulingIgnoredDuringExecution": required});
+            serde_json::from_value(json!({"nodeAffinity": node})).unwrap()
+        };
+        let forged = |require: Value| json!({"version": 1, "affinity": {"require": require}});
+        let alternative = |count| (0..count).map(expression).collect::<Vec<_>>();
+        let require = |terms: &[usize], expressions: usize| {
+            forged(json!({
+                "architectures": ["amd64"],
+                "alternatives": [alternative(expressions)],
+                "terms": terms,
+            }))
+        };
+        let all: Vec<usize> = (0..MAX_LIST).collect();
+        let twice: Vec<usize> = all.iter().map(|index| index / 2).collect();
+        let far: Vec<usize> = all.iter().map(|index| index + 5000).collect();
+        let toleration = json!({"key": "a"});
+        for (name, record, affinity) in [
+            ("every term", require(&all, 16), terms(341, 2)),
+            ("terms that do not exist", require(&far, 16), terms(341, 2)),
+            ("terms twice", require(&twice, 16), terms(341, 2)),
+            ("one term", require(&[0], 1024), terms(1, 1024)),
+            ("too many", require(&all, 1024), terms(341, 2)),
+            (
+                "tolerations",
+                json!({"version": 1, "tolerations": vec![&toleration; MAX_LIST]}),
+                Affinity::default(),
+            ),
+            (
+                "far too many tolerations",
+                json!({"version": 1, "tolerations": vec![&toleration; 9000]}),
+                Affinity::default(),
+            ),
+        ] {
+            let mut tolerations = vec![toleration.clone(); MAX_LIST];
+            let (text, mut affinity) = (record.to_string(), affinity);
+            assert!(text.len() <= MAX_SIZE, "{name}");
+            let started = std::time::Instant::now();
+            let added = read(&[(annotation::ADDED.to_owned(), text)].into());
+            let found = undo(&added, Some(&mut tolerations), Some(&mut affinity));
+            let _ = found.is_complete(&added);
+            // A debug build on a shared machine; it took a minute where each index was searched.
+            let elapsed = started.elapsed();
+            assert!(
+                elapsed < std::time::Duration::from_millis(500),
+                "{name}: {elapsed:?}"
+            );
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt};
 use serde::{Deserialize, Serialize};
 
 /// One of `matchExpressions` of a node selector term.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Requirement {
     /// The label key.
@@ -20,7 +20,7 @@ pub struct Requirement {
 }
 
 /// The operators of node affinity.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Operator {
     /// The label has one of the values.
     In,

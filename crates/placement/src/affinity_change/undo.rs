@@ -1,6 +1,12 @@
 //! Removes archaware's additions from a node affinity.
 
-use crate::affinity::{Affinity, NodeSelectorTerm};
+use std::collections::BTreeSet;
+
+use crate::{
+    affinity::{Affinity, NodeSelectorTerm},
+    removal::remove_each,
+    requirement::Requirement,
+};
 
 use super::{AffinityChange, Require};
 
@@ -24,11 +30,13 @@ pub fn undo(affinity: &mut Affinity, change: &AffinityChange) -> AffinityUndo {
     let Some(node) = &mut affinity.node_affinity else {
         return undo;
     };
-    if let (Some(own), Some(required)) = (&change.require, &mut node.required) {
+    // Everybody who may write a pod may write its annotations, and so the record.
+    let own = change.require.as_ref().filter(|own| own.is_possible());
+    if let (Some(own), Some(required)) = (own, &mut node.required) {
         let (alternatives, terms) = (own.alternatives(), &mut required.node_selector_terms);
         match alternatives.as_slice() {
             made if own.terms.is_empty() => {
-                undo.terms = remove_terms(terms, made);
+                undo.terms = remove_each(terms, made.iter().cloned());
                 // The API server accepts no empty list.
                 if terms.is_empty() {
                     undo.terms.clear();
@@ -43,58 +51,49 @@ pub fn undo(affinity: &mut Affinity, change: &AffinityChange) -> AffinityUndo {
         }
     }
     if let Some(preferred) = &mut node.preferred {
-        for own in change.preferred_terms() {
-            if let Some(index) = preferred.iter().rposition(|term| *term == own) {
-                preferred.remove(index);
-                undo.preferred.push(index);
-            }
-        }
+        undo.preferred = remove_each(preferred, change.preferred_terms());
     }
     undo
 }
 
-fn remove_terms(terms: &mut Vec<NodeSelectorTerm>, made: &[NodeSelectorTerm]) -> Vec<usize> {
-    let mut found: Vec<usize> = Vec::new();
-    for own in made {
-        let mut equal = terms.iter().enumerate().filter(|(_, term)| *term == own);
-        let index = equal.find(|(index, _)| !found.contains(index));
-        found.extend(index.map(|(index, _)| index));
-    }
-    found.sort_unstable_by(|a, b| b.cmp(a));
-    for index in &found {
-        terms.remove(*index);
-    }
-    found
-}
-
+/// Removes the expressions from the terms that got them. Another webhook may have inserted a term
+/// before these, so where a term lacks an expression, the first other term loses it.
 fn remove_expressions(
     terms: &mut [NodeSelectorTerm],
     own: &Require,
     added: &NodeSelectorTerm,
 ) -> Vec<(usize, usize)> {
+    // A single remaining expression was written by the author: without it the term would match no
+    // node.
+    let has_several = |term: &NodeSelectorTerm| term.match_expressions.len() > 1;
+    let holders = |expression: &Requirement| -> BTreeSet<usize> {
+        let terms = terms.iter().enumerate();
+        let holding = terms
+            .filter(|(_, term)| has_several(term) && term.match_expressions.contains(expression));
+        holding.map(|(index, _)| index).collect()
+    };
+    let expressions = added.match_expressions.iter();
+    // The terms that have each expression are searched once, and not for each addition.
+    let mut expressions: Vec<_> = expressions.map(|one| (one, holders(one))).collect();
     let mut found = Vec::new();
-    let expressions = &added.match_expressions;
-    let pairs = own.terms.iter().flat_map(|term| {
-        expressions
-            .iter()
-            .map(move |expression| (*term, expression))
-    });
-    for (index, expression) in pairs {
-        // Another webhook may have inserted a term before it, so all terms are searched.
-        let elsewhere = 0..terms.len();
-        let place = std::iter::once(index).chain(elsewhere).find_map(|index| {
-            let of_term = &terms.get(index)?.match_expressions;
-            // A single remaining expression was written by the author: without it the term would
-            // match no node.
-            let is_one_of_several = of_term.len() > 1;
-            let at = of_term.iter().rposition(|kept| kept == expression);
-            Some((index, at.filter(|_| is_one_of_several)?))
-        });
-        if let Some((index, at)) = place
-            && let Some(term) = terms.get_mut(index)
-        {
-            term.match_expressions.remove(at);
-            found.push((index, at));
+    for term in &own.terms {
+        for (expression, holders) in &mut expressions {
+            let places = std::iter::once(*term).filter(|term| holders.contains(term));
+            let Some(place) = places.chain(holders.first().copied()).next() else {
+                continue;
+            };
+            let Some(term) = terms.get_mut(place) else {
+                continue;
+            };
+            let of_term = &mut term.match_expressions;
+            let at = of_term.iter().rposition(|kept| kept == *expression);
+            if let Some(at) = at.filter(|_| of_term.len() > 1) {
+                of_term.remove(at);
+                found.push((place, at));
+            }
+            if of_term.len() == 1 || !of_term.contains(expression) {
+                holders.remove(&place);
+            }
         }
     }
     found
@@ -107,10 +106,6 @@ fn remove_repeated(
     own: &Require,
     alternatives: &[NodeSelectorTerm],
 ) -> Option<AffinityUndo> {
-    // A record that another writer forged may name terms in any order, or twice.
-    if !own.terms.is_sorted_by(|a, b| a < b) {
-        return None;
-    }
     let count = alternatives.len();
     let places = own.terms.iter().enumerate();
     // Each term before it has become as many as there are alternatives.

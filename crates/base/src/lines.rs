@@ -1,0 +1,82 @@
+//! Shares of a resource: a line for each tenant, so that one tenant does not delay other tenants.
+
+use std::{convert::Infallible, sync::Arc};
+
+use quick_cache::sync::Cache;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+
+/// Maximum number of lines that are kept; the least used are dropped.
+const MAX_LINES: usize = 4096;
+
+/// A line for each name, with the same number of places.
+pub struct Lines {
+    by_name: Cache<String, Arc<Semaphore>>,
+    places: usize,
+}
+
+/// A limited resource, and the largest share of it that one tenant gets.
+pub struct SharedPlaces {
+    total: Semaphore,
+    tenants: Lines,
+}
+
+/// A place of a tenant, until it is dropped.
+pub struct Place<'a> {
+    _tenant: Option<OwnedSemaphorePermit>,
+    _total: Option<SemaphorePermit<'a>>,
+}
+
+impl Lines {
+    /// `places`: how many of the same name are served at once.
+    pub fn new(places: usize) -> Self {
+        Self {
+            by_name: Cache::new(MAX_LINES),
+            places,
+        }
+    }
+
+    /// Waits in the line of this name. The caller bounds the time.
+    pub async fn enter(&self, name: &str) -> Option<OwnedSemaphorePermit> {
+        let new = || Ok::<_, Infallible>(Arc::new(Semaphore::new(self.places)));
+        let Ok(line) = self.by_name.get_or_insert_with(name, new);
+        // No semaphore is ever closed.
+        line.acquire_owned().await.ok()
+    }
+}
+
+impl SharedPlaces {
+    /// `total` places, of which each tenant gets at most `per_tenant`.
+    pub fn new(total: usize, per_tenant: usize) -> Self {
+        Self {
+            total: Semaphore::new(total),
+            tenants: Lines::new(per_tenant),
+        }
+    }
+
+    /// Waits in the line of the tenant, and then in that of all. The caller bounds the time.
+    pub async fn enter(&self, tenant: &str) -> Place<'_> {
+        Place {
+            _tenant: self.tenants.enter(tenant).await,
+            _total: self.total.acquire().await.ok(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn a_tenant_gets_no_more_than_its_share() {
+        let places = SharedPlaces::new(4, 2);
+        let enter = |tenant| places.enter(tenant).now_or_never();
+        let greedy = [enter("greedy"), enter("greedy")];
+        assert!(greedy.iter().all(Option::is_some) && enter("greedy").is_none());
+        let other = enter("other");
+        assert!(other.is_some());
+        drop(greedy);
+        assert!(enter("greedy").is_some());
+    }
+}
