@@ -65,4 +65,6 @@ pub use archaware_image as image;
 pub use archaware_placement as placement;
 pub use archaware_platform as platform;
 
-use archaware_base::{duration, expiring_cache, files, json, names, proxy, single_flight};
+use archaware_base::{
+    bounded, duration, expiring_cache, files, json, lines, names, proxy, single_flight,
+};

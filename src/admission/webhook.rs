@@ -19,7 +19,7 @@ use crate::{
     },
     evaluate::{Evaluation, Evaluator, Notice, Verdict, template::Template},
     metrics::Panics,
-    placement::{Decision, PlacementPolicy, change::PodChange, mode, node},
+    placement::{Decision, MAX_LIST, PlacementPolicy, change::PodChange, mode, node},
     plan,
 };
 
@@ -38,7 +38,7 @@ pub(super) const ANSWER_TIME: Duration = Duration::from_millis(500);
 pub(super) enum AdmissionOutcome {
     /// archaware does not decide about the object.
     Skipped,
-    /// The object is larger than any that can be stored.
+    /// The object has more than archaware reads.
     Oversized,
     /// The images were not resolved in time.
     Missed,
@@ -124,8 +124,8 @@ impl Webhook {
         if pod.is_mirror() {
             return (AdmissionResponse::default(), AdmissionOutcome::Skipped);
         }
-        if pod.spec.is_oversized() {
-            return (AdmissionResponse::default(), AdmissionOutcome::Oversized);
+        if pod.oversized {
+            return oversized("pod");
         }
         let review = Arc::new(ReviewedPod::new(pod, namespace));
         if review.pod.is_bound() {
@@ -302,8 +302,8 @@ impl Webhook {
         if !manage || set.metadata.deletion_timestamp.is_some() {
             return (AdmissionResponse::default(), AdmissionOutcome::Skipped);
         }
-        if set.spec.template.spec.is_oversized() {
-            return (AdmissionResponse::default(), AdmissionOutcome::Oversized);
+        if set.oversized {
+            return oversized("DaemonSet");
         }
         set.metadata.namespace = Some(namespace.clone());
         let set = Arc::new(set);
@@ -386,6 +386,15 @@ impl Webhook {
         }
         result
     }
+}
+
+/// The answer for an object with more than archaware reads.
+fn oversized(kind: &str) -> (AdmissionResponse, AdmissionOutcome) {
+    let mut answer = AdmissionResponse::default();
+    answer.warn(&format!(
+        "the {kind} is too large: archaware does not place it; each of its lists may have {MAX_LIST} entries"
+    ));
+    (answer, AdmissionOutcome::Oversized)
 }
 
 /// Messages for the author of an object. Missing permissions are not among them: authors cannot

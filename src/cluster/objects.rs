@@ -31,20 +31,23 @@ pub use node_pool::NodePool;
 pub use runtime_class::{RuntimeClass, Scheduling};
 pub use volume::{PersistentVolume, PersistentVolumeClaim};
 
-use crate::placement::{GATE, affinity::Affinity, author_nodes::AuthorNodes, node_view::NodeView};
+use crate::placement::{
+    GATE, MAX_LIST, affinity::Affinity, author_nodes::AuthorNodes, node_view::NodeView,
+};
 
 use super::field_managers::FieldManagers;
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pod {
     /// The metadata that archaware reads.
-    #[serde(deserialize_with = "stored::metadata")]
     pub metadata: ObjectMeta,
     /// Desired state.
     pub spec: PodSpec,
     /// Observed state.
     pub status: PodStatus,
+    /// Whether the pod has more than archaware reads. Then only its name and its node are kept, and
+    /// archaware does not decide about it.
+    pub oversized: bool,
 }
 
 /// Spec of a pod or of a pod template.
@@ -161,8 +164,7 @@ impl PodStatus {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(from = "stored::StoredNode")]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Node {
     /// The metadata that archaware reads.
     pub metadata: ObjectMeta,
@@ -201,8 +203,7 @@ pub struct NodeInfo {
 }
 
 /// A DaemonSet.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(from = "stored::StoredDaemonSet")]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct DaemonSet {
     /// The metadata that archaware reads.
     pub metadata: ObjectMeta,
@@ -212,6 +213,9 @@ pub struct DaemonSet {
     pub applied_tolerations: Vec<Value>,
     /// Desired state.
     pub spec: DaemonSetSpec,
+    /// Whether the DaemonSet has more than archaware reads. Then only its name is kept, and
+    /// archaware does not decide about it.
+    pub oversized: bool,
 }
 
 /// A DaemonSet's spec.
@@ -287,10 +291,13 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 
 impl Pod {
     /// Whether archaware decides about the pod. Pods that are being deleted, have finished, or
-    /// mirror a static pod are not scheduled.
+    /// mirror a static pod are not scheduled. Oversized pods are not read.
     pub fn is_in_scope(&self) -> bool {
         let finished = matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"));
-        self.metadata.deletion_timestamp.is_none() && !finished && !self.is_mirror()
+        self.metadata.deletion_timestamp.is_none()
+            && !finished
+            && !self.is_mirror()
+            && !self.oversized
     }
 
     /// Whether it is the mirror pod of a static pod, which is not scheduled.
@@ -321,14 +328,10 @@ impl Pod {
     }
 }
 
-/// Maximum length of lists in pods that the webhook handles: large lists are cheap to send but
-/// expensive to hold.
-const MAX_LIST: usize = 1024;
-
 impl PodSpec {
-    /// Whether a list in the spec is longer than 1,024 entries. Kubernetes does not limit these
+    /// Whether a list in the spec is longer than [`MAX_LIST`]. Kubernetes does not limit these
     /// lists, but etcd accepts objects up to 1.5 MiB only.
-    pub fn is_oversized(&self) -> bool {
+    fn has_long_list(&self) -> bool {
         let lists = [
             self.containers.len(),
             self.init_containers.len(),

@@ -222,6 +222,11 @@ pub fn node(node: &Node, change: node::NodeChange) -> JsonPatch {
 pub fn daemon_set(set: &DaemonSet, change: daemon_set::TemplateChange) -> JsonPatch {
     const TOLERATIONS: &str = "/spec/template/spec/tolerations";
     let mut patch = JsonPatch::for_object(&set.metadata);
+    // It changes with the spec, and so with the images that were decided about, but not with the
+    // status.
+    if let Some(generation) = set.metadata.generation {
+        patch.test("/metadata/generation", generation);
+    }
     let seen = set.spec.template.spec.tolerations.as_ref();
     patch.test(TOLERATIONS, seen);
     for index in change.remove {

@@ -21,6 +21,8 @@ pub(super) struct DaemonSetSteps {
 /// Compares what matters; the DaemonSet controller updates the status often.
 pub(super) fn same(old: &DaemonSet, new: &DaemonSet) -> bool {
     old.metadata.uid == new.metadata.uid
+        // A patch tests it.
+        && old.metadata.generation == new.metadata.generation
         && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
         && old.metadata.annotations == new.metadata.annotations
         && old.spec == new.spec
@@ -36,7 +38,7 @@ impl ReconcileSteps for DaemonSetSteps {
     async fn evaluate(&self, set: &DaemonSet) -> Option<Evaluation> {
         // The webhook sees every change of a template, and without a taint no toleration is needed.
         let is_idle = self.evaluator.config.webhook_handles_daemon_sets();
-        if set.metadata.deletion_timestamp.is_some() || is_idle {
+        if set.metadata.deletion_timestamp.is_some() || set.oversized || is_idle {
             return None;
         }
         let template = self.evaluator.template(set);

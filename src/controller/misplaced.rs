@@ -12,10 +12,7 @@ use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Durati
 use futures::{FutureExt, Stream, StreamExt, stream};
 use kube_runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
-use tokio::{
-    sync::{Semaphore, watch},
-    time::Instant,
-};
+use tokio::{sync::watch, time::Instant};
 
 use crate::{
     cluster::{
@@ -30,6 +27,7 @@ use crate::{
         AuthorPod, Evaluator, Stage, Subject, Verdict,
         wrong_architecture::{self, WrongArchitecture},
     },
+    lines::SharedPlaces,
     placement::{Decision, NodeVariant, annotation, demand::Source, keeps_away, suffices},
     plan::{
         misplaced::{Eviction, GIVEN_UP_WHY, MisplacedPod, MisplacedState, NotElsewhere},
@@ -52,8 +50,10 @@ use tracker::Tracker;
 const WARNINGS: &str = "regarding.kind=Pod,type=Warning,reason!=FailedScheduling,reason!=Unhealthy,reason!=FailedMount";
 /// Pods whose containers are not started again (`restartPolicy`), like those of Jobs.
 const FAILED: &str = "status.phase=Failed,spec.nodeName!=";
-/// Pods that are looked at concurrently.
-const CONCURRENT_CHECKS: usize = 4;
+/// Pods that are looked at concurrently, and those of one namespace: images in a registry that does
+/// not answer take long.
+const CONCURRENT_CHECKS: usize = 8;
+const CHECKS_PER_NAMESPACE: usize = 2;
 /// When a pod is looked at again whose status lags behind the event: the kubelet publishes events
 /// while it decides what to do, and updates the status after that. There may be no other event for
 /// minutes.
@@ -73,7 +73,7 @@ pub(super) struct MisplacedPods {
     pub(super) evictor: Arc<Evictor>,
     pub(super) durable: Durable,
     tracker: Arc<Mutex<Tracker>>,
-    checks: Semaphore,
+    checks: SharedPlaces,
     /// One eviction at a time: the next eviction depends on the record of the previous one for the
     /// same controller.
     evicting: tokio::sync::Mutex<()>,
@@ -146,7 +146,7 @@ impl MisplacedPods {
             evictor,
             durable,
             tracker,
-            checks: Semaphore::new(CONCURRENT_CHECKS),
+            checks: SharedPlaces::new(CONCURRENT_CHECKS, CHECKS_PER_NAMESPACE),
             evicting: tokio::sync::Mutex::default(),
         }
     }
@@ -189,7 +189,8 @@ impl MisplacedPods {
             std::future::ready(is_possible.then(|| Hint::of_failed(pod)))
         });
         stream::select(events.boxed(), failed.boxed()).filter(move |hint| {
-            let is_due = tracker.lock().is_due(&hint.uid, Instant::now());
+            let namespace = hint.name.namespace.as_deref().unwrap_or_default();
+            let is_due = tracker.lock().is_due(&hint.uid, namespace, Instant::now());
             std::future::ready(is_due)
         })
     }
@@ -228,7 +229,8 @@ impl MisplacedPods {
     }
 
     async fn check_in_turn(&self, hint: &Hint) -> Result<CheckResult, ApiError> {
-        let _turn = self.checks.acquire().await;
+        let namespace = hint.name.namespace.as_deref().unwrap_or_default();
+        let _turn = self.checks.enter(namespace).await;
         self.check(hint).await
     }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     evaluate::{EvaluatedImage, Verdict},
-    placement::GATE,
+    placement::{GATE, MAX_LIST},
 };
 
 use super::{Consequence, ExistingPod, Facts, NodeGroup};
@@ -36,6 +36,14 @@ pub(super) fn conclude(
     if let Some(pod) = facts.pod {
         if pod.pod.metadata.deletion_timestamp.is_some() {
             return Conclusion::new("It is being deleted.", []);
+        }
+        if pod.pod.oversized {
+            return Conclusion::new(
+                "archaware does not decide about it, because it is too large.",
+                [format!(
+                    "Shorten its lists: each of them may have {MAX_LIST} entries"
+                )],
+            );
         }
         if pod.phase() == "Succeeded" {
             return Conclusion::new("It has finished (Succeeded).", []);

@@ -172,7 +172,10 @@ impl Selecting<'_> {
                 .collect()
         };
         let features = groups.iter().map(labels).collect();
-        let asked = timeout_at(pod.deadline, predictor.ask(model, features));
+        let asked = timeout_at(
+            pod.deadline,
+            predictor.ask(pod.subject.namespace, model, features),
+        );
         let answer = asked.await.unwrap_or_else(|_| Err("it is too late".into()));
         let answer = answer.map_err(|why| because(format!("selection.predictor: {why}")))?;
         let image = model.images.get(&answer.architecture);
@@ -256,7 +259,8 @@ impl Selecting<'_> {
         let known = async {
             self.own.nodes.nodes.wait_until_known().await;
             if !features.is_empty() {
-                self.own.nodes.features.wait_for(&features).await;
+                let tenant = pod.subject.namespace;
+                self.own.nodes.features.wait_for(tenant, &features).await;
             }
         };
         timeout_at(pod.deadline, known).await?;

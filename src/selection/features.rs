@@ -22,6 +22,8 @@ use super::{compatibility::NodeFeatures, node_feature::NodeFeature};
 
 /// Maximum number of features that are kept. NFD has about twenty.
 const MAX_FEATURES: usize = 64;
+/// Maximum number of these that one tenant asked for first.
+const MAX_PER_TENANT: usize = 8;
 /// A feature that was not used for this time may be replaced by another feature. Each replacement
 /// reads all objects again: at most [`MAX_FEATURES`] times in this time.
 const IDLE: Duration = Duration::from_mins(10);
@@ -40,29 +42,46 @@ pub(super) struct NodeFeatureIndex {
     known: Arc<Mutex<Known>>,
 }
 
-/// Features, and the time of the last request for each.
+/// The requested features.
 #[derive(Default)]
-struct RequestedFeatures(BTreeMap<String, Instant>);
+struct RequestedFeatures(BTreeMap<String, RequestedFeature>);
+
+struct RequestedFeature {
+    /// The tenant that asked for it first.
+    tenant: String,
+    /// The time of the last request.
+    last: Instant,
+}
 
 impl RequestedFeatures {
-    /// Adds features as far as there is room. Returns whether the features have changed.
-    fn ask(&mut self, features: &BTreeSet<String>, now: Instant) -> bool {
+    /// Adds features as far as there is room, and as the tenant has not used its share. Returns
+    /// whether the features have changed.
+    fn ask(&mut self, tenant: &str, features: &BTreeSet<String>, now: Instant) -> bool {
         let mut is_new = false;
         for feature in features {
-            if let Some(last) = self.0.get_mut(feature) {
-                *last = now;
+            if let Some(known) = self.0.get_mut(feature) {
+                known.last = now;
                 continue;
             }
-            if self.0.len() >= MAX_FEATURES {
+            if self.0.len() >= MAX_FEATURES || self.count_of(tenant) >= MAX_PER_TENANT {
                 self.0
-                    .retain(|_, last| now.saturating_duration_since(*last) < IDLE);
+                    .retain(|_, known| now.saturating_duration_since(known.last) < IDLE);
             }
-            if self.0.len() < MAX_FEATURES {
-                self.0.insert(feature.clone(), now);
+            if self.0.len() < MAX_FEATURES && self.count_of(tenant) < MAX_PER_TENANT {
+                let new = RequestedFeature {
+                    tenant: tenant.to_owned(),
+                    last: now,
+                };
+                self.0.insert(feature.clone(), new);
                 is_new = true;
             }
         }
         is_new
+    }
+
+    fn count_of(&self, tenant: &str) -> usize {
+        let requested = self.0.values();
+        requested.filter(|known| known.tenant == tenant).count()
     }
 
     fn names(&self) -> BTreeSet<String> {
@@ -87,12 +106,12 @@ struct FeaturesOfNode {
 }
 
 impl NodeFeatureIndex {
-    /// Requests features, and waits until they are read, or cannot be read.
-    pub(super) async fn wait_for(&self, features: &BTreeSet<String>) {
+    /// Requests features for a tenant, and waits until they are read, or cannot be read.
+    pub(super) async fn wait_for(&self, tenant: &str, features: &BTreeSet<String>) {
         let mut read = self.read.subscribe();
         let now = Instant::now();
         self.wanted
-            .send_if_modified(|wanted| wanted.ask(features, now));
+            .send_if_modified(|wanted| wanted.ask(tenant, features, now));
         let mut wanted = self.wanted.borrow().names();
         wanted.retain(|feature| features.contains(feature));
         // `self` holds the sender, so this cannot fail.
@@ -360,13 +379,26 @@ mod tests {
         };
         let (mut wanted, start) = (RequestedFeatures::default(), Instant::now());
         let (used, invented, late) = (names("used", 1), names("made-up", 100), names("late", 1));
-        assert!(wanted.ask(&used, start) && !wanted.ask(&used, start));
-        assert!(wanted.ask(&invented, start));
+        assert!(wanted.ask("a", &used, start) && !wanted.ask("b", &used, start));
+        assert!(wanted.ask("greedy", &invented, start));
+        assert_eq!(wanted.0.len(), 1 + MAX_PER_TENANT);
+        assert!(
+            wanted.ask("b", &late, start),
+            "another tenant has its own share"
+        );
+        for tenant in 0..MAX_FEATURES {
+            let tenant = format!("greedy-{tenant}");
+            wanted.ask(&tenant, &names(&tenant, 100), start);
+        }
         assert_eq!(wanted.0.len(), MAX_FEATURES);
-        assert!(!wanted.ask(&late, start + IDLE / 2), "there is no room");
-        assert!(!wanted.ask(&used, start + IDLE / 2));
-        assert!(wanted.ask(&late, start + IDLE));
-        assert_eq!(wanted.names(), &used | &late);
+        let later = names("later", 1);
+        assert!(
+            !wanted.ask("c", &later, start + IDLE / 2),
+            "there is no room"
+        );
+        assert!(!wanted.ask("a", &used, start + IDLE / 2));
+        assert!(wanted.ask("c", &later, start + IDLE));
+        assert_eq!(wanted.names(), &used | &later);
     }
 
     #[tokio::test]
@@ -376,16 +408,16 @@ mod tests {
         let api = ApiClient::new(kube::Client::try_from(nowhere).unwrap());
         let running = tokio::spawn(index.clone().follow(api));
         let wanted = BTreeSet::from(["cpu.cpuid".to_owned()]);
-        let waiting = index.wait_for(&wanted);
+        let waiting = index.wait_for("a", &wanted);
         tokio::time::timeout(Duration::from_secs(30), waiting)
             .await
             .unwrap();
         let many = (0..100).map(|n| format!("feature.{n}")).collect();
-        let waiting = index.wait_for(&many);
+        let waiting = index.wait_for("b", &many);
         tokio::time::timeout(Duration::from_secs(30), waiting)
             .await
             .unwrap();
-        assert_eq!(index.wanted.borrow().0.len(), MAX_FEATURES);
+        assert_eq!(index.wanted.borrow().0.len(), 1 + MAX_PER_TENANT);
         running.abort();
     }
 }

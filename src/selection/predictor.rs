@@ -11,10 +11,9 @@ use std::{
 use futures::FutureExt;
 use reqwest::Url;
 use serde::{Deserialize, Deserializer, Serialize};
-use tokio::sync::Semaphore;
 
 use crate::{
-    config::PredictorConfig, error::chain, expiring_cache::ExpiringCache,
+    config::PredictorConfig, error::chain, expiring_cache::ExpiringCache, lines::SharedPlaces,
     single_flight::SingleFlight,
 };
 
@@ -26,8 +25,9 @@ const TTL: Duration = Duration::from_mins(1);
 const FAILURE_TTL: Duration = Duration::from_secs(10);
 /// Maximum number of cached answers, by their questions.
 const MAX_ANSWERS: usize = 64;
-/// Maximum number of concurrent requests.
-const MAX_REQUESTS: usize = 4;
+/// Maximum number of concurrent requests, and of those for one tenant.
+const MAX_REQUESTS: usize = 8;
+const MAX_PER_TENANT: usize = 2;
 /// Maximum bytes of a question, because questions are cached with their answers.
 const MAX_QUESTION: usize = 256 * 1024;
 /// Maximum bytes of an answer; a usual answer has some hundred.
@@ -43,7 +43,7 @@ struct Inner {
     http: reqwest::Client,
     answers: ExpiringCache<Arc<str>, Answer>,
     flights: SingleFlight<Arc<str>, Answer>,
-    slots: Semaphore,
+    places: SharedPlaces,
 }
 
 type Answer = Result<Prediction, Arc<str>>;
@@ -140,7 +140,7 @@ impl Predictor {
             http: builder.build().map_err(PredictorError::Tls)?,
             answers: ExpiringCache::new(MAX_ANSWERS),
             flights: SingleFlight::default(),
-            slots: Semaphore::new(MAX_REQUESTS),
+            places: SharedPlaces::new(MAX_REQUESTS, MAX_PER_TENANT),
         }))))
     }
 
@@ -149,13 +149,14 @@ impl Predictor {
         &self.0.labels
     }
 
-    /// Asks which of these nodes a model prefers.
+    /// Asks which of these nodes a model prefers. `tenant`: the namespace of the pod.
     ///
     /// # Errors
     ///
     /// The failure in words, for users.
     pub(super) async fn ask(
         &self,
+        tenant: &str,
         model: &Model,
         mut features: Vec<BTreeMap<&str, &str>>,
     ) -> Result<Prediction, Arc<str>> {
@@ -175,15 +176,15 @@ impl Predictor {
         if let Some(answer) = self.0.answers.get(&question) {
             return answer;
         }
-        let (inner, body) = (self.0.clone(), question.clone());
-        let work = move || async move { inner.request(body).await }.boxed();
+        let (inner, body, tenant) = (self.0.clone(), question.clone(), tenant.to_owned());
+        let work = move || async move { inner.request(&tenant, body).await }.boxed();
         self.0.flights.run(question, work).await
     }
 }
 
 impl Inner {
-    async fn request(&self, question: Arc<str>) -> Answer {
-        let answer = self.send(&question).await;
+    async fn request(&self, tenant: &str, question: Arc<str>) -> Answer {
+        let answer = self.send(tenant, &question).await;
         let answer = answer.map_err(|error| -> Arc<str> {
             tracing::warn!(%error, "selection.predictor failed: the rules of the document decide");
             error.into()
@@ -193,8 +194,8 @@ impl Inner {
         answer
     }
 
-    async fn send(&self, question: &str) -> Result<Prediction, String> {
-        let _slot = self.slots.acquire().await;
+    async fn send(&self, tenant: &str, question: &str) -> Result<Prediction, String> {
+        let _place = self.places.enter(tenant).await;
         let request = self.http.post(self.url.clone());
         let request = request
             .header(http::header::CONTENT_TYPE, "application/json")
@@ -348,7 +349,7 @@ mod tests {
         let count = AtomicUsize::new(0);
         let ask = async |features| {
             count.fetch_add(1, Ordering::Relaxed);
-            predictor.ask(&model, features).await
+            predictor.ask("n", &model, features).await
         };
         let expected = Prediction {
             label: "type".to_owned(),
@@ -388,9 +389,15 @@ mod tests {
         ] {
             let (url, seen) = server(answer).await;
             let (predictor, model, node) = (predictor(url), model(), labels("a"));
-            let error = predictor.ask(&model, vec![node.clone()]).await.unwrap_err();
+            let error = predictor
+                .ask("n", &model, vec![node.clone()])
+                .await
+                .unwrap_err();
             assert!(error.contains(part), "{answer}: {error}");
-            assert_eq!(predictor.ask(&model, vec![node]).await.unwrap_err(), error);
+            assert_eq!(
+                predictor.ask("n", &model, vec![node]).await.unwrap_err(),
+                error
+            );
             assert!(seen.lock().len() <= 1, "{answer}");
         }
     }
@@ -438,7 +445,7 @@ mod tests {
                 labels: Vec::new(),
             };
             let predictor = Predictor::new(&config).unwrap().unwrap();
-            let answer = predictor.ask(&model(), vec![labels("a")]).await;
+            let answer = predictor.ask("n", &model(), vec![labels("a")]).await;
             assert_eq!(answer.is_ok(), trusted, "{answer:?}");
         }
     }

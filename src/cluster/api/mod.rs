@@ -47,11 +47,14 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const PAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Objects per page of a list. A page of large pods has a few MiB.
 pub(super) const PAGE: u32 = 250;
+/// Objects per page where a larger page exceeds [`MAX_PAGE`]: a tenant may store many objects of
+/// the largest size.
+const SMALL_PAGE: u32 = 8;
 /// Maximum bytes of an answer about one object. etcd accepts requests up to 1.5 MiB
 /// (`--max-request-bytes`).
 const MAX_OBJECT: usize = 4 << 20;
-/// Maximum bytes of a page; no object is larger than etcd allows.
-const MAX_PAGE: usize = PAGE as usize * (2 << 20);
+/// Maximum bytes of a page. A small page of objects that are as large as etcd allows fits.
+const MAX_PAGE: usize = 16 << 20;
 
 /// Kinds that archaware reads or writes.
 pub trait ApiObject: Resource<DynamicType = ()> {}
@@ -187,8 +190,14 @@ impl ApiClient {
                     return Ok::<_, ApiError>(None);
                 };
                 parameters.continue_token = token;
-                let request = request.list(&parameters);
-                let page: ObjectList<T> = api.send(request, MAX_PAGE).await?;
+                let page = api.send(request.list(&parameters), MAX_PAGE).await;
+                let page: ObjectList<T> = match page {
+                    Err(ApiError::TooLarge(_)) => {
+                        let small = request.list(&parameters.limit(SMALL_PAGE));
+                        api.send(small, MAX_PAGE).await?
+                    }
+                    page => page?,
+                };
                 let token = page.metadata.continue_;
                 let next = token.filter(|token| !token.is_empty()).map(Some);
                 Ok(Some((stream::iter(page.items.into_iter().map(Ok)), next)))
@@ -205,10 +214,13 @@ impl ApiClient {
     /// When the call fails.
     pub async fn pods_of_node(&self, node: &str) -> Result<Vec<Pod>, ApiError> {
         let parameters = ListParams::default().fields(&format!("spec.nodeName={node}"));
-        let request = Request::new(Pod::url_path(&(), None)).list(&parameters);
+        let path = Pod::url_path(&(), None);
+        let request = Request::new(path.clone()).list(&parameters);
         let api = self.with_timeout(PAGE_TIMEOUT);
-        let pods: ObjectList<Pod> = api.send(request, MAX_PAGE).await?;
-        Ok(pods.items)
+        match api.send::<ObjectList<Pod>>(request, MAX_PAGE).await {
+            Err(ApiError::TooLarge(_)) => self.pages(path, parameters).try_collect().await,
+            pods => Ok(pods?.items),
+        }
     }
 
     /// Creates an object of kind `K` and returns the API server's version of it.

@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
-use crate::{cluster::field_managers::FieldManagers, placement::annotation};
+use crate::{bounded::Budget, cluster::field_managers::FieldManagers, placement::annotation};
 
-use super::{DaemonSet, DaemonSetSpec, MIRROR, Node, NodeSpec, NodeStatus};
+use super::{
+    DaemonSet, DaemonSetSpec, MIRROR, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus,
+};
 
 /// Parses metadata without the parts that archaware does not read.
 pub(crate) fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
@@ -24,6 +26,7 @@ struct StoredMetadata<M: Default> {
     namespace: Option<String>,
     uid: Option<String>,
     resource_version: Option<String>,
+    generation: Option<i64>,
     creation_timestamp: Option<Time>,
     deletion_timestamp: Option<Time>,
     labels: Option<BTreeMap<String, String>>,
@@ -49,6 +52,7 @@ impl<M: Default> From<StoredMetadata<M>> for ObjectMeta {
             namespace: stored.namespace,
             uid: stored.uid,
             resource_version: stored.resource_version,
+            generation: stored.generation,
             creation_timestamp: stored.creation_timestamp,
             deletion_timestamp: stored.deletion_timestamp,
             labels: stored.labels,
@@ -59,48 +63,118 @@ impl<M: Default> From<StoredMetadata<M>> for ObjectMeta {
     }
 }
 
-/// A node as the API server sends it.
-#[derive(Deserialize, Default)]
-#[serde(default)]
-pub(super) struct StoredNode {
-    metadata: Option<StoredMetadata<FieldManagers>>,
-    spec: NodeSpec,
-    status: NodeStatus,
-}
+/// What is kept of a pod or a DaemonSet at most. Real ones have some hundred elements. A small
+/// object in a list needs about a KiB of memory, so this is a few MiB.
+const MAX_ELEMENTS: usize = 16 * 1024;
+const MAX_TEXT: usize = 512 * 1024;
+/// What is kept of a node at most. A kubelet reports all images that the node holds
+/// (`nodeStatusMaxImages`), which may be thousands.
+const MAX_NODE_ELEMENTS: usize = 128 * 1024;
+const MAX_NODE_TEXT: usize = 2 << 20;
 
-impl From<StoredNode> for Node {
-    fn from(stored: StoredNode) -> Self {
-        let mut metadata = stored.metadata.unwrap_or_default();
-        Self {
-            managers: std::mem::take(&mut metadata.managed_fields),
-            metadata: metadata.into(),
-            spec: stored.spec,
-            status: stored.status,
-        }
+/// The part of an object by which it is found, for objects that are not read.
+fn identity(metadata: ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        name: metadata.name,
+        namespace: metadata.namespace,
+        uid: metadata.uid,
+        resource_version: metadata.resource_version,
+        creation_timestamp: metadata.creation_timestamp,
+        deletion_timestamp: metadata.deletion_timestamp,
+        ..ObjectMeta::default()
     }
 }
 
-/// A DaemonSet as the API server sends it.
-#[derive(Deserialize, Default)]
-#[serde(default)]
-pub(super) struct StoredDaemonSet {
-    metadata: Option<StoredMetadata<FieldManagers>>,
-    spec: DaemonSetSpec,
+impl<'de> Deserialize<'de> for Pod {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct StoredPod {
+            #[serde(deserialize_with = "metadata")]
+            metadata: ObjectMeta,
+            spec: PodSpec,
+            status: PodStatus,
+        }
+        let budget = Budget::new(MAX_ELEMENTS, MAX_TEXT);
+        let stored: StoredPod = budget.parse(deserializer)?;
+        let oversized = budget.is_exceeded() || stored.spec.has_long_list();
+        Ok(if oversized {
+            Self {
+                metadata: identity(stored.metadata),
+                spec: PodSpec {
+                    node_name: stored.spec.node_name,
+                    ..PodSpec::default()
+                },
+                status: PodStatus::default(),
+                oversized,
+            }
+        } else {
+            Self {
+                metadata: stored.metadata,
+                spec: stored.spec,
+                status: stored.status,
+                oversized,
+            }
+        })
+    }
 }
 
-impl From<StoredDaemonSet> for DaemonSet {
-    fn from(stored: StoredDaemonSet) -> Self {
+impl<'de> Deserialize<'de> for DaemonSet {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct StoredDaemonSet {
+            metadata: Option<StoredMetadata<FieldManagers>>,
+            spec: DaemonSetSpec,
+        }
+        let budget = Budget::new(MAX_ELEMENTS, MAX_TEXT);
+        let stored: StoredDaemonSet = budget.parse(deserializer)?;
         let mut metadata = stored.metadata.unwrap_or_default();
+        if budget.is_exceeded() || stored.spec.template.spec.has_long_list() {
+            return Ok(Self {
+                metadata: identity(metadata.into()),
+                oversized: true,
+                ..Self::default()
+            });
+        }
         let annotations = metadata.annotations.as_ref();
         let applied = annotations.and_then(|annotations| annotations.get(LAST_APPLIED));
         let applied = applied.and_then(|text| serde_json::from_str::<Self>(text).ok());
         let tolerations = applied.and_then(|applied| applied.spec.template.spec.tolerations);
-        Self {
+        Ok(Self {
             managers: std::mem::take(&mut metadata.managed_fields),
             metadata: metadata.into(),
             applied_tolerations: tolerations.unwrap_or_default(),
             spec: stored.spec,
+            oversized: false,
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct StoredNode {
+            metadata: Option<StoredMetadata<FieldManagers>>,
+            spec: NodeSpec,
+            status: NodeStatus,
         }
+        let budget = Budget::new(MAX_NODE_ELEMENTS, MAX_NODE_TEXT);
+        let stored: StoredNode = budget.parse(deserializer)?;
+        let mut metadata = stored.metadata.unwrap_or_default();
+        let managers = std::mem::take(&mut metadata.managed_fields);
+        let mut node = Self {
+            managers,
+            metadata: metadata.into(),
+            spec: stored.spec,
+            status: stored.status,
+        };
+        if budget.is_exceeded() {
+            // Its taints or labels may be missing. Nothing is done to a node without architecture.
+            node.status.node_info.architecture.clear();
+        }
+        Ok(node)
     }
 }
 

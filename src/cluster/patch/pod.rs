@@ -29,7 +29,7 @@ const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 /// gate unless the pod stays behind it. The API server does not allow tolerations of a pod to be
 /// removed again.
 pub fn apply(pod: &Pod, change: PodChange, decision: &Decision, stays_gated: bool) -> JsonPatch {
-    let mut patch = JsonPatch::for_object(&pod.metadata);
+    let mut patch = JsonPatch::for_images_of(pod);
     let added = added(pod, &change);
     patch.change(&pod.spec, change);
     let decision = decision.annotation();
@@ -46,20 +46,33 @@ pub fn apply(pod: &Pod, change: PodChange, decision: &Decision, stays_gated: boo
 
 /// Adds the toleration for the taint of the pod's node.
 pub fn tolerate(pod: &Pod, taint: &Taint) -> JsonPatch {
-    let mut patch = JsonPatch::for_object(&pod.metadata);
-    let change = PodChange {
-        tolerations: vec![taint.toleration()],
-        ..PodChange::default()
-    };
+    let (mut patch, change) = toleration(pod, taint);
     let added = added(pod, &change);
     patch.change(&pod.spec, change);
     patch.annotate(&pod.metadata, &[(annotation::ADDED, added.as_deref())]);
     patch
 }
 
+/// Adds the toleration for the taint of the pod's node, without a record. For a pod whose
+/// annotations are full (`TotalAnnotationSizeLimitB` of k8s.io/apimachinery): the record only helps
+/// pods that are created from this pod's YAML.
+pub fn tolerate_unrecorded(pod: &Pod, taint: &Taint) -> JsonPatch {
+    let (mut patch, change) = toleration(pod, taint);
+    patch.change(&pod.spec, change);
+    patch
+}
+
+fn toleration(pod: &Pod, taint: &Taint) -> (JsonPatch, PodChange) {
+    let change = PodChange {
+        tolerations: vec![taint.toleration()],
+        ..PodChange::default()
+    };
+    (JsonPatch::for_images_of(pod), change)
+}
+
 /// Removes archaware's scheduling gate only.
 pub fn remove_gate(pod: &Pod) -> JsonPatch {
-    let mut patch = JsonPatch::for_object(&pod.metadata);
+    let mut patch = JsonPatch::for_images_of(pod);
     patch.release(pod);
     patch
 }
@@ -123,6 +136,23 @@ pub fn admit(pod: &Pod, without_owned: &PodSpec, admission: AdmissionPatch<'_>) 
 }
 
 impl JsonPatch {
+    /// An empty patch that applies only to this pod, and only while it has these images: the API
+    /// server lets them be replaced, and the decision is about them.
+    fn for_images_of(pod: &Pod) -> Self {
+        let mut patch = Self::for_object(&pod.metadata);
+        let spec = &pod.spec;
+        for (list, containers) in [
+            ("containers", &spec.containers),
+            ("initContainers", &spec.init_containers),
+            ("ephemeralContainers", &spec.ephemeral_containers),
+        ] {
+            for (index, container) in containers.iter().enumerate() {
+                patch.test(&format!("/spec/{list}/{index}/image"), &container.image);
+            }
+        }
+        patch
+    }
+
     fn change(&mut self, spec: &PodSpec, change: PodChange) {
         if !change.tolerations.is_empty() {
             self.append(TOLERATIONS, spec.tolerations.as_ref(), change.tolerations);

@@ -53,6 +53,11 @@ impl Failure {
     fn is_refusal(&self) -> bool {
         matches!(self, Self::Rejected(error) if error.is_refusal())
     }
+
+    /// Whether the reason is in the pod itself, so that its author would keep the node untainted.
+    fn is_by_pod(&self) -> bool {
+        matches!(self, Self::Rejected(ApiError::Invalid(_)))
+    }
 }
 
 impl std::fmt::Display for Failure {
@@ -146,9 +151,13 @@ impl Batch {
         let failed = of_node.failed.lock();
         if let Some((pod, failure)) = &*failed {
             let (node, taint, failures) = (&check.name, &check.taint, check.failures + 1);
-            let goes_on = before && !evicts && (failure.is_refusal() || failures >= MAX_FAILURES);
+            let may_go_on = failure.is_refusal() || failures >= MAX_FAILURES;
+            let goes_on = before && (failure.is_by_pod() || (!evicts && may_go_on));
             if failures > MAX_FAILURES {
                 tracing::debug!(%pod, node, %taint, %failure, failures, "the pod gets no toleration");
+            } else if evicts && goes_on {
+                tracing::warn!(%pod, node, %taint, %failure, failures,
+                    "the taint of its node evicts the pod, because the pod cannot be patched");
             } else if evicts {
                 tracing::warn!(%pod, node, %taint, %failure, failures,
                     "the node is not tainted: its taint would evict a pod that cannot be patched");
@@ -186,6 +195,7 @@ mod tests {
         let (schedule, execute) = ("a/b=arm64:NoSchedule", "a/b=arm64:NoExecute");
         let (before, after) = (Phase::BeforeTaint, Phase::AfterTaint);
         let denied = || Failure::Rejected(ApiError::Denied("no".to_owned()));
+        let invalid = || Failure::Rejected(ApiError::Invalid("no".to_owned()));
         let (again, go_on) = (CheckResult::Failed, CheckResult::Tolerated);
         for (taint, phase, failures, failure, expected) in [
             (schedule, before, 0, denied(), go_on),
@@ -193,6 +203,8 @@ mod tests {
             (schedule, before, 1, Failure::Changed, again),
             (schedule, before, 2, Failure::Changed, go_on),
             (execute, before, 9, denied(), again),
+            (execute, before, 0, invalid(), go_on),
+            (execute, after, 0, invalid(), again),
             (execute, before, 9, Failure::Changed, again),
             // Nothing waits for it, so it is tried for ever.
             (schedule, after, 9, Failure::Panicked, again),

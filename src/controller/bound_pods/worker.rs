@@ -268,7 +268,13 @@ impl Worker {
             return Ok(planned.as_str());
         }
         let patch = patch::pod::tolerate(pod, taint);
-        match self.writer.patch::<Pod>(name, patch).await {
+        let mut outcome = self.writer.patch::<Pod>(name, patch).await;
+        if let PatchOutcome::Failed(ApiError::Invalid(_)) = outcome {
+            // A tenant may fill the annotations of a pod, and would keep the node untainted.
+            let patch = patch::pod::tolerate_unrecorded(pod, taint);
+            outcome = self.writer.patch::<Pod>(name, patch).await;
+        }
+        match outcome {
             PatchOutcome::Applied => Ok(planned.as_str()),
             PatchOutcome::Gone => Ok("gone"),
             PatchOutcome::Stale | PatchOutcome::Stopping => Err(Failure::Changed),

@@ -16,12 +16,18 @@ const OTHER_INTERVALS: Backoff = Backoff::seconds(5, 600);
 const FORGET: Duration = Duration::from_mins(8);
 /// Maximum number of pods. More pods are checked only when earlier pods are forgotten.
 const MAX_PODS: usize = 10_000;
+/// The share of one namespace.
+const MAX_PODS_OF_NAMESPACE: usize = MAX_PODS / 4;
+/// Maximum number of pods of one namespace that are being looked at, or wait for it. The kubelet
+/// publishes the events of the rest again.
+const MAX_IN_PROGRESS: usize = 32;
 
 /// The pods that events named.
 #[derive(Default)]
 pub(super) struct Tracker(HashMap<String, Tracked>);
 
 struct Tracked {
+    namespace: String,
     /// The time of the last check.
     at: Instant,
     /// Whether it was found to be on the wrong architecture.
@@ -34,7 +40,12 @@ struct Tracked {
 
 impl Tracker {
     /// Whether a pod is to be looked at now. If so, it is not for a while.
-    pub(super) fn is_due(&mut self, uid: &str, now: Instant) -> bool {
+    pub(super) fn is_due(&mut self, uid: &str, namespace: &str, now: Instant) -> bool {
+        let of_namespace = || self.0.values().filter(|pod| pod.namespace == namespace);
+        if of_namespace().filter(|pod| pod.in_progress).count() >= MAX_IN_PROGRESS {
+            return false;
+        }
+        let others = of_namespace().filter(|pod| pod.is_current(now)).count();
         if let Some(tracked) = self.0.get_mut(uid) {
             let pause = if tracked.found {
                 INTERVAL
@@ -51,10 +62,11 @@ impl Tracker {
         if self.0.len() >= MAX_PODS {
             self.0.retain(|_, tracked| tracked.is_current(now));
         }
-        if self.0.len() >= MAX_PODS {
+        if self.0.len() >= MAX_PODS || others >= MAX_PODS_OF_NAMESPACE {
             return false;
         }
         let new = Tracked {
+            namespace: namespace.to_owned(),
             at: now,
             found: false,
             others: 0,
@@ -67,13 +79,10 @@ impl Tracker {
     /// Records the result of a check.
     pub(super) fn record(&mut self, uid: &str, found: bool, now: Instant) {
         if let Some(tracked) = self.0.get_mut(uid) {
-            let others = if found { 0 } else { tracked.others + 1 };
-            *tracked = Tracked {
-                at: now,
-                found,
-                others,
-                in_progress: false,
-            };
+            tracked.at = now;
+            tracked.others = if found { 0 } else { tracked.others + 1 };
+            tracked.found = found;
+            tracked.in_progress = false;
         }
     }
 
@@ -116,23 +125,23 @@ mod tests {
     fn a_pod_is_not_looked_at_all_the_time() {
         let (start, mut tracker) = (Instant::now(), Tracker::default());
         let after = |minutes| start + Duration::from_mins(minutes);
-        assert!(tracker.is_due("a", start) && !tracker.is_due("a", start));
+        assert!(tracker.is_due("a", "apps", start) && !tracker.is_due("a", "apps", start));
         tracker.record("a", true, start);
-        assert!(tracker.is_due("a", after(1)) && !tracker.is_due("a", after(1)));
+        assert!(tracker.is_due("a", "apps", after(1)) && !tracker.is_due("a", "apps", after(1)));
         assert!(
-            !tracker.is_due("a", after(2)),
+            !tracker.is_due("a", "apps", after(2)),
             "it is still being looked at"
         );
         tracker.end("a");
-        assert!(tracker.is_due("a", after(2)));
+        assert!(tracker.is_due("a", "apps", after(2)));
         tracker.record("a", true, after(1));
         assert_eq!((tracker.found(after(2)), tracker.found(after(9))), (1, 0));
         // The status may follow the event a moment later; after that it is looked at less and less.
         let mut at = start;
         for pause in [5, 10, 20, 40] {
-            assert!(tracker.is_due("b", at));
+            assert!(tracker.is_due("b", "apps", at));
             tracker.record("b", false, at);
-            assert!(!tracker.is_due("b", at + Duration::from_secs(pause - 1)));
+            assert!(!tracker.is_due("b", "apps", at + Duration::from_secs(pause - 1)));
             at += Duration::from_secs(pause);
         }
     }
@@ -140,10 +149,32 @@ mod tests {
     #[test]
     fn the_number_of_pods_is_limited() {
         let (start, mut tracker) = (Instant::now(), Tracker::default());
-        for number in 0..MAX_PODS {
-            assert!(tracker.is_due(&number.to_string(), start));
+        let mut add = |pod: usize, namespace: &str, now| {
+            let uid = pod.to_string();
+            let is_due = tracker.is_due(&uid, namespace, now);
+            tracker.end(&uid);
+            is_due
+        };
+        for pod in 0..MAX_PODS_OF_NAMESPACE {
+            assert!(add(pod, "0", start));
         }
-        assert!(!tracker.is_due("one more", start));
-        assert!(tracker.is_due("one more", start + FORGET));
+        assert!(!add(MAX_PODS, "0", start), "a namespace has its share");
+        for pod in MAX_PODS_OF_NAMESPACE..MAX_PODS {
+            assert!(add(pod, &(pod / MAX_PODS_OF_NAMESPACE).to_string(), start));
+        }
+        assert!(!add(MAX_PODS, "one more", start));
+        assert!(add(MAX_PODS, "one more", start + FORGET));
+    }
+
+    #[test]
+    fn a_namespace_does_not_take_all_looks() {
+        let (now, mut tracker) = (Instant::now(), Tracker::default());
+        for pod in 0..MAX_IN_PROGRESS {
+            assert!(tracker.is_due(&pod.to_string(), "greedy", now));
+        }
+        assert!(!tracker.is_due("one more", "greedy", now));
+        assert!(tracker.is_due("a", "other", now));
+        tracker.record("0", true, now);
+        assert!(tracker.is_due("one more", "greedy", now));
     }
 }

@@ -153,6 +153,7 @@ async fn a_refused_pod_loses_its_gate() {
     let calls = api.wait_for(&call, 4).await;
     let gate = json!([
         { "op": "test", "path": "/metadata/uid", "value": "pod" },
+        { "op": "test", "path": "/spec/containers/0/image", "value": "a" },
         { "op": "test", "path": "/spec/schedulingGates/0/name", "value": "archaware.dev/inspect" },
         { "op": "remove", "path": "/spec/schedulingGates/0" },
     ]);

@@ -42,6 +42,7 @@ async fn every_call_of_the_normal_way() {
         body(POD),
         &json!([
             { "op": "test", "path": "/metadata/uid", "value": "pod" },
+            { "op": "test", "path": "/spec/containers/0/image", "value": "a" },
             { "op": "test", "path": "/spec/tolerations", "value": null },
             { "op": "add", "path": "/spec/tolerations", "value": [toleration("arm64")] },
             { "op": "test", "path": "/metadata/annotations/archaware.dev~1decision", "value": null },
@@ -269,7 +270,7 @@ async fn the_end_comes_while_bound_pods_are_looked_at() {
     api.script(&format!("PATCH {POD}"), [slow]);
     let controller = Controller::start(&api, "");
     let patches = api.wait_for(&format!("PATCH {POD}"), 1).await;
-    let added = &patches[0].body[2]["value"];
+    let added = &patches[0].body[3]["value"];
     assert_eq!(added, &json!([toleration("arm64")]));
     controller.stop().await;
     assert!(api.calls(&["PATCH /api/v1/nodes"]).is_empty());
