@@ -269,16 +269,18 @@ async fn a_large_rollout_costs_no_more_nodes_than_it_needs() {
                 futures::future::join_all(all).await;
             }
         }
-        eventually("pods without gates", DEADLINE, || async {
+        // Karpenter computes nodes for the pods that the scheduler has given up, and for all of them
+        // at once if all of them are: how it divides later ones into batches depends on the speed of
+        // this machine.
+        eventually("pods without a node", 2 * DEADLINE, || async {
             let pods = cluster.pods().list(&Default::default()).await.ok()?;
-            let gates = |pod: &Pod| pod.spec.as_ref()?.scheduling_gates.clone();
-            pods.iter().all(|pod| gates(pod).is_none()).then_some(())
+            pods.iter().all(is_unschedulable).then_some(())
         })
         .await;
-        // It computes the nodes once for all pods: how it divides them into batches depends on the
-        // speed of this machine.
         let karpenter = Karpenter::start(&cluster).await;
-        asked_for.push(karpenter.first_computation().await);
+        let first = karpenter.first_computation().await;
+        assert_eq!(first.pods, 3 * EACH, "{first:?}");
+        asked_for.push(first.nodes);
         // Which pods share a node is then the scheduler's decision. If pods that fit everywhere
         // take the room of those that do not, Karpenter makes more nodes, and the one that it had
         // made for them may stay empty, with and without archaware.
@@ -473,8 +475,11 @@ async fn pods_of_a_minute_without_webhook_are_created_anew() {
         }
     }
     // Those for amd64 wait, beside nodes for arm64 that they do not tolerate.
-    let down = Placement::of(&cluster).await;
-    assert!(down.nodes["arm64"] > 2, "{down:?}");
+    let down = eventually("nodes for arm64", DEADLINE, || async {
+        let down = Placement::of(&cluster).await;
+        (down.nodes.get("arm64") > Some(&2)).then_some(down)
+    })
+    .await;
     assert_eq!(down.nodes.get("amd64"), None, "{down:?}");
     service.set_reachable(true);
     cluster.wait_until_called().await;

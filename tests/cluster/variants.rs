@@ -72,12 +72,9 @@ async fn places(cluster: &TestCluster, kind: &str, image: &str, spec: Value) -> 
 /// Where the scheduler has placed a pod; `Some(None)`: nowhere. `None`: it has not tried yet.
 async fn tried(cluster: &TestCluster, name: &str) -> Option<Option<String>> {
     let pod = cluster.pods().get(name).await.ok()?;
-    let conditions = pod.status?.conditions?;
-    let unschedulable = |one: &k8s_openapi::api::core::v1::PodCondition| {
-        one.type_ == "PodScheduled" && one.reason.as_deref() == Some("Unschedulable")
-    };
+    let is_unschedulable = is_unschedulable(&pod);
     let node = pod.spec?.node_name;
-    (node.is_some() || conditions.iter().any(unschedulable)).then_some(node)
+    (node.is_some() || is_unschedulable).then_some(node)
 }
 
 fn sorted(names: &[String]) -> BTreeSet<&str> {

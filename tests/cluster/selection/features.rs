@@ -68,11 +68,7 @@ async fn places_of_two(cluster: &TestCluster, own: &Value) -> [String; 2] {
     }
     eventually("the third cannot be scheduled", DEADLINE, || async {
         let pod = cluster.pods().get("third").await.ok()?;
-        let conditions = pod.status?.conditions?;
-        conditions
-            .iter()
-            .any(|one| one.reason.as_deref() == Some("Unschedulable"))
-            .then_some(())
+        is_unschedulable(&pod).then_some(())
     })
     .await;
     [

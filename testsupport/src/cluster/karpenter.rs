@@ -13,6 +13,7 @@ use kube::{
     Api, ResourceExt,
     api::{ListParams, Patch, PatchParams},
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -23,6 +24,16 @@ const KUBELET_PERIOD: Duration = Duration::from_millis(100);
 
 /// What it logs after a computation.
 const COMPUTED: &str = "computed new nodeclaim(s) to fit pod(s)";
+
+/// A computation of Karpenter.
+#[derive(Debug, Deserialize)]
+pub struct Computation {
+    /// How many nodes it asks for.
+    #[serde(rename = "nodeclaims")]
+    pub nodes: usize,
+    /// How many pods these are for.
+    pub pods: usize,
+}
 
 /// Karpenter, in a cluster of its own. Ends when it is dropped.
 pub struct Karpenter {
@@ -132,13 +143,12 @@ impl Karpenter {
         karpenter
     }
 
-    /// How many nodes it asked for when it first computed nodes for pending pods.
-    pub async fn first_computation(&self) -> usize {
+    /// When it first computed nodes for pending pods.
+    pub async fn first_computation(&self) -> Computation {
         eventually("a computation of Karpenter", 2 * DEADLINE, || async {
             let log = std::fs::read_to_string(&self.log).ok()?;
             let computed = log.lines().find(|line| line.contains(COMPUTED))?;
-            let computed: Value = serde_json::from_str(computed).ok()?;
-            usize::try_from(computed["nodeclaims"].as_u64()?).ok()
+            serde_json::from_str(computed).ok()
         })
         .await
     }

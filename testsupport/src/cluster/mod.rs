@@ -48,7 +48,7 @@ pub use karpenter::{Karpenter, node_pool};
 pub use objects::{architectures_of, pod, pod_spec, taints};
 pub use service::Service;
 pub use tls::self_signed;
-pub use wait::{DEADLINE, eventually, never};
+pub use wait::{DEADLINE, eventually, is_unschedulable, never};
 pub use webhook::RecordingWebhook;
 
 /// How the folders of clusters begin that only one test uses.

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::core::v1::Pod;
+
 /// Long enough for a busy machine.
 pub const DEADLINE: Duration = Duration::from_mins(1);
 
@@ -37,4 +39,12 @@ pub async fn never<F: Future<Output = bool>, U: Future>(
             () = tokio::time::sleep(Duration::from_millis(30)) => assert!(!ask().await, "{what} happened"),
         }
     }
+}
+
+/// Whether the scheduler found no node for a pod.
+pub fn is_unschedulable(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| &status.conditions);
+    conditions
+        .flatten()
+        .any(|one| one.type_ == "PodScheduled" && one.reason.as_deref() == Some("Unschedulable"))
 }
