@@ -6,6 +6,8 @@ use anyhow::Context;
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
+use crate::text::printable;
+
 /// Width of tables that are not written to a terminal, such as logs of CI.
 const DEFAULT_WIDTH: u16 = 120;
 
@@ -51,17 +53,6 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
 pub(super) fn print_line(line: &str) {
     // Nothing is left to do if it cannot be written.
     let _ = print(&format!("{line}\n"));
-}
-
-/// Names and messages come from users and registries: what a terminal would take for a command, or
-/// what turns the order of letters around (Unicode's bidirectional controls), is replaced.
-pub(super) fn printable(text: &str) -> String {
-    let is_printable = |c: char| {
-        let turns = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        c == '\n' || !(c.is_control() || turns)
-    };
-    let replaced = |c: char| if is_printable(c) { c } else { '\u{fffd}' };
-    text.chars().map(replaced).collect()
 }
 
 /// A table as wide as [`width`].

@@ -1,8 +1,11 @@
 //! Candidates in words, for `explain`.
 
-use crate::evaluate::ImageAlternative;
+use crate::{evaluate::ImageAlternative, text::brief_list};
 
-use super::compatibility::{Candidate, CandidateOutcome};
+use super::{
+    compatibility::{Candidate, CandidateOutcome},
+    problem::MAX_RULES,
+};
 
 /// A candidate in words.
 pub(super) fn alternative(candidate: &Candidate) -> ImageAlternative {
@@ -49,7 +52,7 @@ fn outcome(candidate: &Candidate) -> String {
                 let nodes = if *count == 1 { "node" } else { "nodes" };
                 format!("{rule} fails on {count} {nodes}")
             });
-            failed.collect::<Vec<_>>().join(", ")
+            brief_list(failed, ", ", MAX_RULES)
         }
     }
 }

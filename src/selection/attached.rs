@@ -6,7 +6,10 @@ use futures::{
     FutureExt,
     future::{BoxFuture, join_all},
 };
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout_at},
+};
 
 use crate::{
     config,
@@ -28,7 +31,8 @@ use super::{
     alternatives::alternative,
     choose::{Pod, count},
     compatibility::{
-        Candidate, CandidateOutcome, Choice, CompatibilityDocument, ImageFit, NodeGroup,
+        Candidate, CandidateOutcome, Choice, CompatibilityDocument, Fits, ImageFit, MAX_MEMORY,
+        NodeGroup,
     },
 };
 
@@ -116,18 +120,31 @@ impl Selecting<'_> {
             let _slot = slots.acquire().await;
             let resolver = &self.evaluator.resolver;
             let read = resolver.attached_by(&COMPATIBILITY, pod.request(image), pod.deadline);
-            let parsed = read
-                .await
-                .and_then(|content| self.own.documents.parse(&content));
+            (image, read.await)
+        });
+        let read = join_all(reads).await;
+        let place = self.own.pods.enter(subject.namespace);
+        let Ok(_place) = timeout_at(pod.deadline, place).await else {
+            return nothing;
+        };
+        let mut documents = Vec::new();
+        let mut memory = 0;
+        for (image, content) in read {
+            let parsed = match content {
+                Ok(content) => self.own.documents.parse(content).await,
+                Err(error) => Err(error),
+            };
             match parsed {
-                Ok(document) => Some((image, document)),
+                Ok(document) if memory + document.memory <= MAX_MEMORY => {
+                    memory += document.memory;
+                    documents.push((image, document));
+                }
+                Ok(_) => tracing::debug!(image, "the attached document is too large"),
                 Err(error) => {
                     tracing::debug!(image, error = %error.chain(), "no attached document counts");
-                    None
                 }
             }
-        });
-        let documents: Vec<_> = join_all(reads).await.into_iter().flatten().collect();
+        }
         if documents.is_empty() {
             return nothing;
         }
@@ -140,8 +157,12 @@ impl Selecting<'_> {
         let mut candidates = Vec::new();
         for (image, document) in &documents {
             let kept = self.evaluator.explains.then_some(&mut candidates);
-            let new = self.preferred(pod, image, document, &groups, kept);
-            terms.extend(new);
+            match self.fits(pod, document, &alike, &groups).await {
+                Ok(fits) => {
+                    terms.extend(self.preferred(pod, image, document, (&groups, &fits), kept));
+                }
+                Err(why) => tracing::debug!(image, why, "the attached document does not count"),
+            }
         }
         terms.sort_by_key(|term: &WeightedTerm| std::cmp::Reverse(term.weight));
         terms.truncate(MAX_TERMS);
@@ -169,7 +190,7 @@ impl Selecting<'_> {
         pod: &Pod<'_>,
         image: &str,
         document: &CompatibilityDocument,
-        groups: &[NodeGroup<'_>],
+        (groups, fits): (&[NodeGroup<'_>], &Fits),
         kept: Option<&mut Vec<ImageAlternatives>>,
     ) -> Vec<WeightedTerm> {
         let runs = |_: &_, group: &NodeGroup<'_>| {
@@ -179,10 +200,10 @@ impl Selecting<'_> {
                 ImageFit::OtherArchitecture
             }
         };
-        let choice = Choice::choose(document, groups, &runs).ok();
+        let choice = Choice::choose(document, groups, fits, &runs).ok();
         let terms = choice.as_ref().map(Choice::preferred).unwrap_or_default();
         if let Some(kept) = kept {
-            let mut candidates = Candidate::list(document, choice.as_ref(), groups, &runs);
+            let mut candidates = Candidate::list(document, choice.as_ref(), groups, fits, &runs);
             for (candidate, entry) in candidates.iter_mut().zip(&document.entries) {
                 let mut all = terms.iter();
                 select_nothing(candidate, all.any(|(one, _)| std::ptr::eq(*one, entry)));

@@ -25,15 +25,21 @@ use super::{
     alternatives::alternative,
     compatibility::{
         Candidate, CandidateOutcome, Choice, Compatibility, CompatibilityDocument, FeatureKeys,
-        ImageFit, ImageSelection, LabelKeys, NoChoice, NodeGroup, PassedOver, RuleKeys,
+        Fits, ImageFit, ImageSelection, LabelKeys, NoChoice, NodeGroup, PassedOver, RuleKeys,
         SelectedNodes,
     },
     groups::{AlikeNodes, GroupBy},
     problem::{NoMatch, SelectionProblem},
 };
 
-/// The node architectures that run images, by reference; `None` if an image does not limit its pod.
-type KnownImages = BTreeMap<String, Option<Architectures>>;
+/// An image that was resolved.
+#[derive(Clone, Debug)]
+struct KnownImage {
+    /// The node architectures that run it; `None` if it does not limit its pod.
+    architectures: Option<Architectures>,
+    /// Whether all considered nodes run it.
+    runs_on_all: bool,
+}
 
 /// An image that was chosen for one container.
 pub(super) struct Chosen<'a> {
@@ -71,8 +77,8 @@ impl Selecting<'_> {
         &self,
         pod: &Pod<'_>,
         one: &ImageSelection,
-        document: &'a CompatibilityDocument,
-        groups: &[NodeGroup<'a>],
+        document: &Arc<CompatibilityDocument>,
+        (alike, groups): (&Arc<[AlikeNodes]>, &[NodeGroup<'a>]),
         kept: Option<&mut Vec<ImageAlternatives>>,
     ) -> Result<Chosen<'a>, Unselected> {
         if !document.models.is_empty() {
@@ -95,9 +101,17 @@ impl Selecting<'_> {
             }
         }
         let nodes = count(groups);
+        let fits = self.fits(pod, document, alike, groups).await;
+        let fits = fits.map_err(|why| {
+            Unselected::Because(SelectionProblem::TooLarge {
+                container: one.container.clone(),
+                document: one.document.clone(),
+                why,
+            })
+        })?;
         let mut candidates = Vec::new();
         let of_document = kept.as_ref().map(|_| &mut candidates);
-        let choice = self.choose(pod, &one.document, document, groups, of_document);
+        let choice = self.choose(pod, &one.document, document, (groups, &fits), of_document);
         let choice = choice.await?;
         if let Some(kept) = kept {
             kept.push(ImageAlternatives {
@@ -113,6 +127,7 @@ impl Selecting<'_> {
                 container: one.container.clone(),
                 document: one.document.clone(),
                 nodes,
+                more: document.entries.len() - passed_over.len(),
                 passed_over,
             }))
         })?;
@@ -126,11 +141,15 @@ impl Selecting<'_> {
         let set = self.runs_on(pod, &image).await?;
         let nodes = nodes.on(set.as_ref());
         let fitting = std::iter::once(&choice.best).chain(&choice.further);
-        let groups = fitting.flat_map(|fit| fit.groups.iter().copied());
+        let fitting = fitting.flat_map(|fit| fit.groups.iter().map(|group| group.index));
+        let fitting: BTreeSet<usize> = fitting.collect();
+        // Keeps only the groups that this container's node affinity selects: the image of the next
+        // container is chosen for these groups.
+        let groups = groups.iter().copied();
+        let groups =
+            groups.filter(|group| fitting.contains(&group.index) && nodes.select_group(group));
         Ok(Chosen {
-            // Keeps only the groups that this container's node affinity selects: the image of the
-            // next container is chosen for these groups.
-            groups: groups.filter(|group| nodes.select_group(group)).collect(),
+            groups: groups.collect(),
             image,
             nodes,
         })
@@ -238,7 +257,7 @@ impl Selecting<'_> {
     ) -> Result<Arc<CompatibilityDocument>, ImageError> {
         let (resolver, request) = (&self.evaluator.resolver, pod.request(document));
         let content = resolver.artifact_by(&COMPATIBILITY, request, pod.deadline);
-        self.own.documents.parse(&*content.await?)
+        self.own.documents.parse(content.await?).await
     }
 
     /// The nodes in groups, by the labels that the documents and the pod's author use, once the
@@ -335,51 +354,81 @@ impl Selecting<'_> {
         sets.all(|set| suffices(set, group.architecture, group.variant).unwrap_or(is_possible))
     }
 
-    /// The choice for one container, or why no entry was chosen.
-    async fn choose<'a>(
+    /// The choice for one container, or why no entry was chosen: the first entries.
+    async fn choose<'d>(
         &self,
         pod: &Pod<'_>,
         reference: &str,
-        document: &'a CompatibilityDocument,
-        groups: &[NodeGroup<'a>],
+        document: &'d CompatibilityDocument,
+        (groups, fits): (&[NodeGroup<'d>], &Fits),
         kept: Option<&mut Vec<Candidate>>,
-    ) -> Result<Result<Choice<'a>, Vec<PassedOver>>, Unselected> {
-        let mut known = KnownImages::new();
-        let author = pod.subject.spec.author_nodes();
-        loop {
-            let runs = |entry: &Compatibility, group: &NodeGroup<'_>| {
-                let Some(image) = known.get(&image_of(document, entry, reference)) else {
-                    return ImageFit::Unknown;
-                };
-                let can_run = |group| self.can_run(pod, image.as_ref(), group);
+    ) -> Result<Result<Choice<'d>, Vec<PassedOver>>, Unselected> {
+        let mut known: BTreeMap<String, KnownImage> = BTreeMap::new();
+        // For each entry, by its index: the image, once it is known.
+        let mut of_entries: Vec<Option<KnownImage>> = vec![None; document.entries.len()];
+        let names_fields = pod.subject.spec.author_nodes().names_fields();
+        let fit = |image: Option<&KnownImage>, entry: &Compatibility, group: &NodeGroup<'_>| {
+            let Some(image) = image else {
+                return ImageFit::Unknown;
+            };
+            if !self.can_run(pod, image.architectures.as_ref(), group) {
+                ImageFit::OtherArchitecture
+            } else if names_fields && !(image.runs_on_all && fits.fit_all(entry)) {
                 // A term that names nodes gets no requirements, so an entry has to fit all named
                 // nodes.
-                let mut all = groups.iter();
-                if !can_run(group) {
-                    ImageFit::OtherArchitecture
-                } else if author.names_fields()
-                    && !all.all(|group| entry.fits(group.facts) && can_run(group))
-                {
-                    ImageFit::NotOnAllNamed
-                } else {
-                    ImageFit::Runs
-                }
-            };
-            let chosen = match Choice::choose(document, groups, &runs) {
-                Ok(choice) => Ok(choice),
-                Err(NoChoice::Nothing(passed_over)) => Err(passed_over),
-                Err(NoChoice::Unknown(entry)) => {
-                    let image = image_of(document, entry, reference);
-                    let set = self.runs_on(pod, &image).await?;
-                    known.insert(image, set);
-                    continue;
-                }
-            };
-            if let Some(kept) = kept {
-                *kept = Candidate::list(document, chosen.as_ref().ok(), groups, &runs);
+                ImageFit::NotOnAllNamed
+            } else {
+                ImageFit::Runs
             }
-            return Ok(chosen);
+        };
+        // Reads images up to the first entry that can be chosen.
+        for entry in document.candidates() {
+            let fitting = || groups.iter().filter(|group| fits.fits(entry, group));
+            if fitting().next().is_none() {
+                continue;
+            }
+            let name = image_of(document, entry, reference);
+            let image = if let Some(image) = known.get(&name) {
+                image.clone()
+            } else {
+                let architectures = self.runs_on(pod, &name).await?;
+                let can_run = |group| self.can_run(pod, architectures.as_ref(), group);
+                let runs_on_all = groups.iter().all(can_run);
+                let image = KnownImage {
+                    architectures,
+                    runs_on_all,
+                };
+                known.entry(name).or_insert(image).clone()
+            };
+            let runs = |group| fit(Some(&image), entry, group) == ImageFit::Runs;
+            let is_best = fitting().any(runs);
+            if let Some(of_entry) = of_entries.get_mut(entry.index) {
+                *of_entry = Some(image);
+            }
+            if is_best {
+                break;
+            }
         }
+        // Further entries may have an image that is known.
+        for (entry, of_entry) in document.entries.iter().zip(&mut of_entries) {
+            if of_entry.is_none() {
+                *of_entry = known.get(&image_of(document, entry, reference)).cloned();
+            }
+        }
+        let runs = |entry: &Compatibility, group: &NodeGroup<'_>| {
+            let image = of_entries.get(entry.index).and_then(Option::as_ref);
+            fit(image, entry, group)
+        };
+        let choice = match Choice::choose(document, groups, fits, &runs) {
+            Ok(choice) => Ok(choice),
+            Err(NoChoice::Nothing(passed_over)) => Err(passed_over),
+            // Above, each image was read that this choice asks for.
+            Err(NoChoice::Unknown(_)) => Err(Vec::new()),
+        };
+        if let Some(kept) = kept {
+            *kept = Candidate::list(document, choice.as_ref().ok(), groups, fits, &runs);
+        }
+        Ok(choice)
     }
 }
 
@@ -399,8 +448,9 @@ impl Pod<'_> {
 
     /// The groups of nodes that can take the pod.
     pub(super) fn groups<'a>(&self, alike: &'a [AlikeNodes]) -> Vec<NodeGroup<'a>> {
-        let nodes = alike.iter().filter(|nodes| self.can_land_on(nodes));
-        nodes.map(AlikeNodes::group).collect()
+        let nodes = alike.iter().enumerate();
+        let nodes = nodes.filter(|(_, nodes)| self.can_land_on(nodes));
+        nodes.map(|(index, nodes)| nodes.group(index)).collect()
     }
 
     /// Whether the author, the pod's tolerations and earlier demands allow these nodes.

@@ -11,8 +11,8 @@ use crate::image::{
 };
 
 use super::compatibility::{
-    CompatibilityDocument, FeatureRules, InvalidDocument, LabelRules, MAX_EXPRESSIONS, MAX_SIZE,
-    Models, of_media_type,
+    CompatibilityDocument, FeatureRules, InvalidDocument, LabelRules, MAX_SIZE, Models,
+    of_media_type,
 };
 
 /// Media types of layers with rules (one such layer is read), and of layers with models.
@@ -27,52 +27,58 @@ pub static COMPATIBILITY: ArtifactKind = ArtifactKind {
     layers: &[&RULES, &[Models::MEDIA_TYPE]],
     attached_type: "application/vnd.nfd.image-compatibility.v1alpha1",
     attached_layers: &[&FeatureRules::MEDIA_TYPES],
-    max_size: MAX_SIZE,
+    max_size: MAX_SIZE as u64,
 };
 
 /// Number of parsed documents, for the size of their cache.
 const ESTIMATED_DOCUMENTS: usize = 512;
-/// Maximum number of expressions and values in all cached documents: as many as 64 documents of the
-/// largest size have, which are a few megabytes each with compiled patterns. There is room for
-/// thousands of documents of the usual size.
-const MAX_COST: u64 = 64 * MAX_EXPRESSIONS as u64;
-/// The cost of a document beside its expressions.
-const MIN_COST: usize = 16;
+/// Maximum bytes of memory for cached documents. There is room for thousands of the usual size.
+const MAX_MEMORY: u64 = 32 * 1024 * 1024;
+/// Bytes of memory for an error, and for a document beside its elements.
+const MIN_MEMORY: usize = 1024;
 
 type Parsed = Result<Arc<CompatibilityDocument>, ImageError>;
 
 /// Parsed documents, by the digests of their layers.
-pub(super) struct Documents(Cache<[u8; 32], Parsed, Cost>);
+pub(super) struct Documents(Arc<Cache<[u8; 32], Parsed, Memory>>);
 
 #[derive(Clone)]
-struct Cost;
+struct Memory;
 
-impl Weighter<[u8; 32], Parsed> for Cost {
+impl Weighter<[u8; 32], Parsed> for Memory {
     fn weight(&self, _: &[u8; 32], parsed: &Parsed) -> u64 {
-        let cost = parsed
-            .as_ref()
-            .map(|document| document.cost + document.entries.len());
-        (MIN_COST + cost.unwrap_or_default()) as u64
+        let memory = parsed.as_ref().map(|document| document.memory);
+        (MIN_MEMORY + memory.unwrap_or_default()) as u64
     }
 }
 
 impl Default for Documents {
     fn default() -> Self {
-        Self(Cache::with_weighter(ESTIMATED_DOCUMENTS, MAX_COST, Cost))
+        let cache = Cache::with_weighter(ESTIMATED_DOCUMENTS, MAX_MEMORY, Memory);
+        Self(Arc::new(cache))
     }
 }
 
 impl Documents {
     /// The document of an artifact.
-    pub(super) fn parse(&self, content: &ArtifactContent) -> Parsed {
-        // The pods of a rollout need the document at the same time: only one of them parses it.
-        let known = self.0.get_or_insert_with(&key(content), || {
-            Ok::<_, Infallible>(parse(content).map(Arc::new))
-        });
-        match known {
-            Ok(parsed) => parsed,
-            Err(never) => match never {},
+    pub(super) async fn parse(&self, content: Arc<ArtifactContent>) -> Parsed {
+        let key = key(&content);
+        if let Some(known) = self.0.get(&key) {
+            return known;
         }
+        let documents = self.0.clone();
+        // The largest documents take some tenths of a second, most of it for patterns.
+        let parsing = tokio::task::spawn_blocking(move || {
+            // The pods of a rollout need the document at the same time: only one of them parses it.
+            let known = documents
+                .get_or_insert_with(&key, || Ok::<_, Infallible>(parse(&content).map(Arc::new)));
+            match known {
+                Ok(parsed) => parsed,
+                Err(never) => match never {},
+            }
+        });
+        let stopped = |_| ImageError::unanswered(COMPATIBILITY.name, "archaware is stopping", None);
+        parsing.await.map_err(stopped)?
     }
 }
 
@@ -185,8 +191,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn each_artifact_has_its_own_document() {
+    #[tokio::test]
+    async fn each_artifact_has_its_own_document() {
         let documents = Documents::default();
         let platform = |name: &str| Platform::new("linux", name, "").unwrap();
         let attached = Some(Arc::new(artifact(FeatureRules::MEDIA_TYPES[0], 3)));
@@ -214,18 +220,20 @@ mod tests {
             let expected = parse(content).unwrap();
             // The second time from the cache.
             for _ in 0..2 {
-                let found = documents.parse(content).unwrap();
+                let found = documents.parse(Arc::new(content.clone())).await.unwrap();
                 assert_eq!(format!("{found:?}"), format!("{expected:?}"));
             }
         }
         assert_eq!(documents.0.len(), all.len());
-        let broken = ArtifactContent {
+        let broken = Arc::new(ArtifactContent {
             layers: vec![ArtifactLayer {
                 bytes: Bytes::from_static(b"["),
                 ..artifact(LabelRules::MEDIA_TYPE, 9).layers.remove(0)
             }],
             ..ArtifactContent::default()
-        };
-        assert!(documents.parse(&broken).is_err() && documents.parse(&broken).is_err());
+        });
+        for _ in 0..2 {
+            assert!(documents.parse(broken.clone()).await.is_err());
+        }
     }
 }

@@ -261,7 +261,7 @@ mod tests {
         placement::PlacementPolicy,
         selection::{
             compatibility::{CompatibilityDocument, RuleKeys},
-            groups::{AlikeNodes, GroupBy, GroupedNodes},
+            groups::{GroupBy, GroupedNodes},
         },
     };
 
@@ -357,9 +357,9 @@ mod tests {
                 own_taint: &policy.taint,
                 variants: &policy.variants,
             });
-            let mut sizes: Vec<_> = groups.iter().map(|group| group.group().count).collect();
+            let mut sizes: Vec<_> = groups.iter().map(|group| group.group(0).count).collect();
             sizes.sort_unstable();
-            let fitting = groups.iter().map(AlikeNodes::group);
+            let fitting = groups.iter().map(|group| group.group(0));
             let fitting = fitting.filter(|group| document.entries[0].fits(group.facts));
             (sizes, fitting.map(|group| group.count).sum::<usize>())
         };

@@ -64,8 +64,10 @@ pub(super) struct AlikeNodes {
 
 impl AlikeNodes {
     /// The view of the group for rules of compatibility documents.
-    pub(super) fn group(&self) -> NodeGroup<'_> {
+    /// `index`: its position among the groups.
+    pub(super) fn group(&self, index: usize) -> NodeGroup<'_> {
         NodeGroup {
+            index,
             facts: NodeFacts {
                 labels: &self.labels,
                 features: self.features.as_deref(),
@@ -232,7 +234,8 @@ impl GroupBy<'_> {
 
     /// In the order of their keys.
     fn labels_of<'a>(&self, labels: &'a BTreeMap<String, String>) -> Vec<(&'a str, &'a str)> {
-        if self.labels.prefixes.is_empty() {
+        // The author of a document may name thousands of labels.
+        if self.labels.prefixes.is_empty() && self.labels.keys.len() <= labels.len() {
             let keys = self.labels.keys.iter();
             return keys
                 .filter_map(|key| labels.get_key_value(key))

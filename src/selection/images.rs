@@ -2,6 +2,7 @@
 //! nodes that it can land on.
 
 use futures::{FutureExt, future::BoxFuture};
+use tokio::time::timeout_at;
 
 use crate::{
     cluster::{api::ApiClient, objects::PodSpec},
@@ -22,7 +23,7 @@ use crate::{
 use super::{
     ImageSelector, Selecting,
     choose::{Pod, Unselected},
-    compatibility::{self, ImageSelection, InvalidSelection, SelectedNodes},
+    compatibility::{self, ImageSelection, InvalidSelection, MAX_MEMORY, SelectedNodes},
     problem::SelectionProblem,
 };
 
@@ -182,10 +183,30 @@ impl Selecting<'_> {
         requested: &[ImageSelection],
         selected: &mut SelectedImages,
     ) {
+        let place = self.own.pods.enter(pod.subject.namespace);
+        let Ok(_place) = timeout_at(pod.deadline, place).await else {
+            let why = "images are being selected for too many other pods of this namespace";
+            selected.failed.extend(requested.iter().map(|one| {
+                let error = ImageError::unanswered(&one.document, why, None);
+                (one.document.clone(), error)
+            }));
+            return;
+        };
         let mut documents = Vec::new();
+        let mut memory = 0;
         for one in requested {
             match self.compatibility(pod, &one.document).await {
-                Ok(document) => documents.push((one, document)),
+                Ok(document) if memory + document.memory > MAX_MEMORY => {
+                    selected.problems.push(SelectionProblem::TooLarge {
+                        container: one.container.clone(),
+                        document: one.document.clone(),
+                        why: "the documents of the pod take too much memory together".to_owned(),
+                    });
+                }
+                Ok(document) => {
+                    memory += document.memory;
+                    documents.push((one, document));
+                }
                 Err(error) => selected.failed.push((one.document.clone(), error)),
             }
         }
@@ -202,7 +223,8 @@ impl Selecting<'_> {
         let mut groups = pod.groups(&alike);
         for (one, document) in &documents {
             let kept = self.evaluator.explains.then_some(&mut selected.candidates);
-            let chosen = match self.choose_image(pod, one, document, &groups, kept).await {
+            let landing = (&alike, groups.as_slice());
+            let chosen = match self.choose_image(pod, one, document, landing, kept).await {
                 Ok(chosen) => chosen,
                 Err(Unselected::Failed(image, error)) => {
                     selected.failed.push((image, *error));

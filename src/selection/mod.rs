@@ -9,6 +9,7 @@ mod choose;
 pub mod compatibility;
 mod documents;
 mod features;
+mod fitting;
 mod groups;
 mod images;
 mod node_feature;
@@ -17,7 +18,10 @@ mod problem;
 
 use std::sync::Arc;
 
-use crate::{cluster::cluster_nodes::ClusterNodes, config::SelectionConfig, evaluate::Evaluator};
+use crate::{
+    cluster::cluster_nodes::ClusterNodes, config::SelectionConfig, evaluate::Evaluator,
+    lines::SharedPlaces,
+};
 
 use documents::Documents;
 use groups::GroupedNodes;
@@ -35,6 +39,9 @@ pub struct ImageSelector(Arc<Parts>);
 struct Parts {
     nodes: GroupedNodes,
     documents: Documents,
+    /// The pods whose documents are in memory, and the computations in progress.
+    pods: SharedPlaces,
+    computations: SharedPlaces,
     /// Chooses by a model.
     predictor: Option<Predictor>,
 }
@@ -49,6 +56,8 @@ impl ImageSelector {
         Ok(Self(Arc::new(Parts {
             nodes: GroupedNodes::new(nodes),
             documents: Documents::default(),
+            pods: SharedPlaces::new(16, 4),
+            computations: SharedPlaces::new(2, 1),
             predictor: Predictor::new(&config.predictor)?,
         })))
     }

@@ -2,9 +2,12 @@
 
 use std::fmt;
 
-use crate::evaluate::Notice;
+use crate::{evaluate::Notice, text::brief_list};
 
 use super::compatibility::{InvalidSelection, PassedOver};
+
+/// Maximum number of rules in a text about an entry.
+pub(super) const MAX_RULES: usize = 8;
 
 /// Why no image was selected.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +29,13 @@ pub(super) enum SelectionProblem {
         document: String,
         why: String,
     },
+    /// The document is too large, or has too much work.
+    TooLarge {
+        container: String,
+        /// The reference of the document.
+        document: String,
+        why: String,
+    },
     /// The pod exists, and no image was selected on its creation.
     Created(String),
 }
@@ -38,8 +48,10 @@ pub(super) struct NoMatch {
     pub document: String,
     /// The number of nodes that can take the pod.
     pub nodes: usize,
-    /// The entries, with the rules that failed.
+    /// The first entries, with the rules that failed.
     pub passed_over: Vec<PassedOver>,
+    /// The number of further entries.
+    pub more: usize,
 }
 
 impl From<InvalidSelection> for SelectionProblem {
@@ -65,6 +77,14 @@ impl fmt::Display for SelectionProblem {
                 f,
                 "container {container} keeps its image: {document} leaves the choice to a model: {why}"
             ),
+            Self::TooLarge {
+                container,
+                document,
+                why,
+            } => write!(
+                f,
+                "container {container} keeps its image: {document} is too large: {why}"
+            ),
             Self::Created(container) => write!(
                 f,
                 "container {container}: no image was selected when the pod was created, because the webhook did not answer or no \
@@ -81,6 +101,7 @@ impl fmt::Display for NoMatch {
             document,
             nodes,
             passed_over,
+            more,
         } = self;
         if *nodes == 0 {
             return write!(
@@ -95,17 +116,17 @@ impl fmt::Display for NoMatch {
         )?;
         for (index, entry) in passed_over.iter().enumerate() {
             let between = if index == 0 { ": " } else { "; " };
-            let failed: Vec<_> = entry
-                .failed
-                .iter()
-                .map(|(rule, count)| format!("{rule} fails on {count}"))
-                .collect();
-            let why = if failed.is_empty() {
+            let failed = entry.failed.iter();
+            let failed = failed.map(|(rule, count)| format!("{rule} fails on {count}"));
+            let why = if entry.failed.is_empty() {
                 "has a negative weight".to_owned()
             } else {
-                failed.join(", ")
+                brief_list(failed, ", ", MAX_RULES)
             };
             write!(f, "{between}{}: {why}", entry.tag)?;
+        }
+        if *more > 0 {
+            write!(f, "; and {more} more entries")?;
         }
         Ok(())
     }
@@ -127,6 +148,7 @@ impl SelectionProblem {
             Self::NoMatch(NoMatch { container, .. })
             | Self::NotSelectable { container, .. }
             | Self::Model { container, .. }
+            | Self::TooLarge { container, .. }
             | Self::Created(container) => Some(container),
         }
     }

@@ -18,6 +18,8 @@ use serde::{
 /// How much of an input may be kept. Fields that the parsed type ignores cost nothing.
 #[derive(Debug)]
 pub struct Budget {
+    /// Elements and bytes at the beginning.
+    whole: (usize, usize),
     elements: Cell<usize>,
     bytes: Cell<usize>,
     is_exceeded: Cell<bool>,
@@ -27,6 +29,7 @@ impl Budget {
     /// `elements`: elements of lists and entries of objects. `bytes`: all text together.
     pub fn new(elements: usize, bytes: usize) -> Self {
         Self {
+            whole: (elements, bytes),
             elements: Cell::new(elements),
             bytes: Cell::new(bytes),
             is_exceeded: Cell::new(false),
@@ -36,6 +39,12 @@ impl Budget {
     /// Whether the input has more than fits, so that its end is missing.
     pub fn is_exceeded(&self) -> bool {
         self.is_exceeded.get()
+    }
+
+    /// The elements and bytes of what was parsed.
+    pub fn used(&self) -> (usize, usize) {
+        let (elements, bytes) = self.whole;
+        (elements - self.elements.get(), bytes - self.bytes.get())
     }
 
     /// Parses as much of an input as fits.
@@ -314,6 +323,10 @@ mod tests {
         // Four fields, two elements, one entry with one element, two entries.
         let (elements, bytes) = (10, "listamapxylastendignored".len());
         assert_eq!(parse(text, elements, bytes), (whole, false));
+        let budget = Budget::new(1000, 1000);
+        let input = &mut serde_json::Deserializer::from_str(text);
+        budget.parse::<Parsed, _>(input).unwrap();
+        assert_eq!(budget.used(), (elements, bytes));
         assert!(parse(text, elements - 1, bytes).1);
         assert!(parse(text, elements, bytes - 1).1);
     }

@@ -14,3 +14,4 @@ pub mod lines;
 pub mod names;
 pub mod proxy;
 pub mod single_flight;
+pub mod text;

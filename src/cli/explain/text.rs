@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use crate::{
     explain::{Additions, ExplainedImage, Explanation, NodeGroup, PodState},
     platform::with_variant,
+    text::printable,
 };
 
 use super::output;
@@ -94,7 +95,7 @@ fn page(explanation: &Explanation) -> String {
 }
 
 fn section(title: &str, body: &str) -> String {
-    format!("\n{}\n{body}", bold(&output::printable(title)))
+    format!("\n{}\n{body}", bold(&printable(title)))
 }
 
 fn bold(text: &str) -> String {
@@ -127,7 +128,7 @@ fn heading(explanation: &Explanation) -> String {
         ),
         _ => format!(": pods: {}", all.join(", ")),
     };
-    let title = output::printable(&format!("{} {name}{pods}", explanation.kind));
+    let title = printable(&format!("{} {name}{pods}", explanation.kind));
     let title = bold(&title);
     let state = explanation.pod.as_ref().map(|pod| match state(pod) {
         state if explanation.kind == "Pod" => format!("{state}\n"),
@@ -242,7 +243,7 @@ fn images(explanation: &Explanation) -> String {
         lines.push(origin.join(", "));
         format!(
             "{}\n{}",
-            output::printable(&image.image),
+            printable(&image.image),
             output::fields(&[("  ", lines.join("\n"))])
         )
     };

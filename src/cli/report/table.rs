@@ -1,6 +1,9 @@
 //! A report as tables.
 
-use crate::report::{Amount, Report, ReportedWorkload, Summary, cores};
+use crate::{
+    report::{Amount, Report, ReportedWorkload, Summary, cores},
+    text::printable,
+};
 
 use super::output;
 
@@ -8,7 +11,7 @@ use super::output;
 const MAX_BLOCKERS: usize = 20;
 
 pub(super) fn print(report: &Report) -> String {
-    let mut text = format!("Of {}\n\n", output::printable(&report.source));
+    let mut text = format!("Of {}\n\n", printable(&report.source));
     for summary in &report.summaries {
         text += &of_summary(summary);
     }

@@ -2,15 +2,17 @@
 
 mod selected_nodes;
 
-use crate::placement::NodeVariant;
+use crate::{placement::NodeVariant, text::brief};
 
 pub use selected_nodes::SelectedNodes;
 
-use super::{Compatibility, CompatibilityDocument, NodeFacts, RuleKeys};
+use super::{Compatibility, CompatibilityDocument, Fits, NodeFacts, RuleKeys, limits::MAX_TAG};
 
 /// Nodes that are alike for the rules of a document.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeGroup<'a> {
+    /// Its position among the groups of the cluster.
+    pub index: usize,
     /// Facts about each of the nodes.
     pub facts: NodeFacts<'a>,
     /// Architecture of the nodes.
@@ -46,6 +48,8 @@ pub struct Fit<'a> {
     pub entry: &'a Compatibility,
     /// The node groups that satisfy the rules of `entry`; never empty.
     pub groups: Vec<NodeGroup<'a>>,
+    /// For each considered group: whether it satisfies the rules of `entry`.
+    pub(super) satisfying: Vec<bool>,
 }
 
 /// The entry that is chosen.
@@ -59,12 +63,16 @@ pub struct Choice<'a> {
     pub(super) considered: Vec<NodeGroup<'a>>,
 }
 
+/// Maximum number of entries in the message of a pod that gets no image.
+const MAX_EXPLAINED: usize = 8;
+
 /// Why no entry is chosen.
 #[derive(Clone, Debug)]
 pub enum NoChoice<'a> {
     /// This entry's image has to be resolved first.
     Unknown(&'a Compatibility),
-    /// No entry fits. The reasons for each entry, in the order of the document.
+    /// No entry fits. The reasons for the first [`MAX_EXPLAINED`] entries, in the order of the
+    /// document.
     Nothing(Vec<PassedOver>),
 }
 
@@ -121,7 +129,7 @@ pub enum CandidateOutcome {
 impl NodeGroup<'_> {
     /// Whether both are the same group, not only equal groups.
     pub fn is_same(&self, other: &NodeGroup<'_>) -> bool {
-        std::ptr::eq(self.facts.labels, other.facts.labels)
+        self.index == other.index
     }
 }
 
@@ -131,13 +139,14 @@ impl Candidate {
         document: &'a CompatibilityDocument,
         choice: Option<&Choice<'a>>,
         groups: &[NodeGroup<'a>],
+        fits: &Fits,
         runs: Runs<'_>,
     ) -> Vec<Candidate> {
         let outcome = |entry: &Compatibility| {
             let is_of = |fit: &Fit<'_>| std::ptr::eq(fit.entry, entry);
             let fits_one = |group: &NodeGroup<'_>| {
                 let may_run = || matches!(runs(entry, group), ImageFit::Runs | ImageFit::Unknown);
-                entry.fits(group.facts) && may_run()
+                fits.fits(entry, group) && may_run()
             };
             if choice.is_some_and(|choice| is_of(&choice.best)) {
                 CandidateOutcome::Chosen
@@ -148,11 +157,11 @@ impl Candidate {
             } else if choice.is_some() && entry.weight >= 0 && groups.iter().any(fits_one) {
                 CandidateOutcome::Later
             } else {
-                CandidateOutcome::PassedOver(PassedOver::explain(entry, groups, runs).failed)
+                CandidateOutcome::PassedOver(PassedOver::explain(entry, groups, fits, runs).failed)
             }
         };
         let candidate = |entry: &Compatibility| Self {
-            tag: entry.tag.clone(),
+            tag: brief(&entry.tag, MAX_TAG),
             weight: entry.weight,
             outcome: outcome(entry),
         };
@@ -170,22 +179,27 @@ impl<'a> Choice<'a> {
     pub fn choose(
         document: &'a CompatibilityDocument,
         groups: &[NodeGroup<'a>],
+        fits: &Fits,
         runs: Runs<'_>,
     ) -> Result<Self, NoChoice<'a>> {
         let fit = |entry: &'a Compatibility| -> Result<Option<Fit<'a>>, NoChoice<'a>> {
             let mut fitting = Vec::new();
-            for group in groups.iter().filter(|group| entry.fits(group.facts)) {
+            for group in groups.iter().filter(|group| fits.fits(entry, group)) {
                 match runs(entry, group) {
                     ImageFit::Runs => fitting.push(*group),
                     ImageFit::OtherArchitecture | ImageFit::NotOnAllNamed => {}
                     ImageFit::Unknown => return Err(NoChoice::Unknown(entry)),
                 }
             }
-            let found = Fit {
+            if fitting.is_empty() {
+                return Ok(None);
+            }
+            let satisfying = groups.iter().map(|group| fits.fits(entry, group));
+            Ok(Some(Fit {
                 entry,
                 groups: fitting,
-            };
-            Ok((!found.groups.is_empty()).then_some(found))
+                satisfying: satisfying.collect(),
+            }))
         };
         let mut candidates = document.candidates().into_iter();
         let mut best = None;
@@ -196,10 +210,9 @@ impl<'a> Choice<'a> {
             }
         }
         let Some(best) = best else {
-            let explain = |entry: &Compatibility| PassedOver::explain(entry, groups, runs);
-            return Err(NoChoice::Nothing(
-                document.entries.iter().map(explain).collect(),
-            ));
+            let explain = |entry: &Compatibility| PassedOver::explain(entry, groups, fits, runs);
+            let entries = document.entries.iter().take(MAX_EXPLAINED);
+            return Err(NoChoice::Nothing(entries.map(explain).collect()));
         };
         let same = candidates.filter(|entry| document.same_image(best.entry, entry));
         let further: Result<Vec<_>, _> = same.map(fit).collect();
@@ -213,23 +226,29 @@ impl<'a> Choice<'a> {
 }
 
 impl PassedOver {
-    fn explain(entry: &Compatibility, groups: &[NodeGroup<'_>], runs: Runs<'_>) -> Self {
+    fn explain(
+        entry: &Compatibility,
+        groups: &[NodeGroup<'_>],
+        fits: &Fits,
+        runs: Runs<'_>,
+    ) -> Self {
         let count = |fails: &dyn Fn(&NodeGroup<'_>) -> bool| -> usize {
             let failing = groups.iter().filter(|group| fails(group));
             failing.map(|group| group.count).sum()
         };
-        let rules = entry.rules.iter().filter(|_| entry.weight >= 0).enumerate();
+        let rules = entry.rules.iter().zip(fits.failing(entry));
+        let rules = rules.filter(|_| entry.weight >= 0).enumerate();
         let mut failed: Vec<_> = rules
-            .map(|(index, rule)| {
+            .map(|(index, (rule, failing))| {
                 let name = Some(&rule.name).filter(|name| !name.is_empty());
                 let name = name.map_or_else(|| format!("rule {}", index + 1), Clone::clone);
                 let invalid = rule.invalid.as_ref();
                 let name = invalid.map_or(name.clone(), |why| format!("{name} ({why})"));
-                (name, count(&|group| !rule.holds(group.facts)))
+                (name, *failing)
             })
             .collect();
         let excluded =
-            |why: ImageFit| count(&|group| entry.fits(group.facts) && runs(entry, group) == why);
+            |why: ImageFit| count(&|group| fits.fits(entry, group) && runs(entry, group) == why);
         if entry.weight >= 0 {
             for (name, why) in [
                 ("the architecture of its image", ImageFit::OtherArchitecture),
@@ -243,7 +262,7 @@ impl PassedOver {
         }
         failed.retain(|(_, count)| *count > 0);
         Self {
-            tag: entry.tag.clone(),
+            tag: brief(&entry.tag, MAX_TAG),
             failed,
         }
     }

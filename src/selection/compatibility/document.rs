@@ -6,12 +6,18 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
 
+use crate::text::brief;
+
 use super::{
-    Expression, FeatureKeys, FeatureMatch, InvalidDocument, InvalidExpression, LabelKeys, MAX_SIZE,
-    Model, NodeFacts, Rule, RuleKeys, WrittenExpression,
-    limits::{COST_OF_PATTERN, MAX_ENTRIES, MAX_EXPRESSIONS, first_line},
+    Expression, FeatureKeys, FeatureMatch, InvalidDocument, InvalidExpression, LabelKeys, Model,
+    NodeFacts, Rule, RuleKeys, WrittenExpression,
+    limits::{self, COST_OF_PATTERN, MAX_ENTRIES, MAX_EXPRESSIONS, MAX_TEXT, MEMORY_OF_PATTERN},
     variables::Variables,
+    work::Work,
 };
+
+/// Maximum characters of a description.
+const MAX_DESCRIPTION: usize = 256;
 
 #[derive(Clone, Debug)]
 pub struct CompatibilityDocument {
@@ -30,11 +36,17 @@ pub struct CompatibilityDocument {
     /// The cost of evaluating the document: one for each expression and value; a value of
     /// `InRegexp` costs `COST_OF_PATTERN`.
     pub(crate) cost: usize,
+    /// The bytes that it takes in memory, at most.
+    pub(crate) memory: usize,
+    /// The work of evaluating it for a node.
+    pub(super) work: Work,
 }
 
 /// One entry: its image or group, with rules for nodes.
 #[derive(Clone, Debug)]
 pub struct Compatibility {
+    /// Its position among the entries.
+    pub index: usize,
     /// The image reference in documents of ocifit-k8s; the name of a group of entries in documents
     /// of NFD.
     pub tag: String,
@@ -152,7 +164,12 @@ impl CompatibilityDocument {
     /// Replaces the rules by those of another document; the models stay.
     pub(super) fn add_rules(&mut self, rules: Self) {
         let models = std::mem::take(&mut self.models);
-        *self = Self { models, ..rules };
+        let memory = self.memory + rules.memory;
+        *self = Self {
+            models,
+            memory,
+            ..rules
+        };
     }
 
     pub fn without_rules() -> Self {
@@ -164,6 +181,8 @@ impl CompatibilityDocument {
             models: Vec::new(),
             subject: None,
             cost: 0,
+            memory: 0,
+            work: Work::default(),
         }
     }
 
@@ -174,23 +193,16 @@ impl CompatibilityDocument {
     /// When the bytes are not a document of this format, or too large. An invalid expression is no
     /// error: its rule holds nowhere.
     pub fn parse(keys: RuleKeys, bytes: &[u8]) -> Result<Self, InvalidDocument> {
-        let size = bytes.len() as u64;
-        if size > MAX_SIZE {
-            return Err(InvalidDocument::TooLarge(size));
-        }
-        let text = std::str::from_utf8(bytes);
-        let text = text.map_err(|_| InvalidDocument::Malformed("not UTF-8".to_owned()))?;
-        // JSON is YAML. It is parsed to a JSON value first, because the YAML parser's code for each
-        // of these types would be large.
-        let value: serde_json::Value = serde_saphyr::from_str(text).map_err(malformed)?;
-        let raw = RawDocument::deserialize(value).map_err(malformed)?;
-        let mut count = 0;
+        let (raw, memory) = limits::parse::<RawDocument>(bytes)?;
+        let mut count = Count::default();
         let mut variables = Variables::default();
-        let entries = raw.compatibilities.into_iter().map(|raw| {
+        let entries = raw.compatibilities.into_iter().enumerate();
+        let entries = entries.map(|(index, raw)| {
             variables.begin_entry();
             Compatibility {
+                index,
                 tag: raw.tag,
-                description: raw.description,
+                description: brief(&raw.description, MAX_DESCRIPTION),
                 weight: raw.weight,
                 rules: raw
                     .rules
@@ -200,7 +212,7 @@ impl CompatibilityDocument {
             }
         });
         let entries: Vec<_> = entries.take(MAX_ENTRIES + 1).collect();
-        if entries.len() > MAX_ENTRIES || count > MAX_EXPRESSIONS {
+        if entries.len() > MAX_ENTRIES || count.is_exceeded() {
             return Err(InvalidDocument::TooManyEntries);
         }
         let rules = entries.iter().flat_map(|entry| &entry.rules);
@@ -212,27 +224,42 @@ impl CompatibilityDocument {
             labels: LabelKeys::from_conditions(conditions),
             models: Vec::new(),
             subject: None,
+            cost: count.cost,
+            memory: memory + count.patterns * MEMORY_OF_PATTERN,
+            work: Work::of_rules(entries.iter().flat_map(|entry| &entry.rules)),
             entries,
-            cost: count,
         })
     }
 }
 
-fn malformed(error: impl std::fmt::Display) -> InvalidDocument {
-    InvalidDocument::Malformed(first_line(&error.to_string()))
+/// What the expressions of a document cost.
+#[derive(Default)]
+struct Count {
+    cost: usize,
+    patterns: usize,
 }
 
-fn rule(keys: RuleKeys, raw: RawRule, variables: &mut Variables, count: &mut usize) -> Rule {
+impl Count {
+    fn add(&mut self, raw: &RawExpression) {
+        let values = raw.value.len();
+        let mut cost = values.max(1);
+        if raw.op == "InRegexp" {
+            self.patterns = self.patterns.saturating_add(values);
+            cost = cost.saturating_mul(COST_OF_PATTERN);
+        }
+        self.cost = self.cost.saturating_add(cost);
+    }
+
+    fn is_exceeded(&self) -> bool {
+        self.cost > MAX_EXPRESSIONS
+    }
+}
+
+fn rule(keys: RuleKeys, raw: RawRule, variables: &mut Variables, count: &mut Count) -> Rule {
     let mut invalid = None;
     let mut compile = |raw: &RawExpression| {
-        let values = raw.value.len();
-        let cost = if raw.op == "InRegexp" {
-            values.saturating_mul(COST_OF_PATTERN)
-        } else {
-            values
-        };
-        *count = count.saturating_add(cost.max(1));
-        if *count > MAX_EXPRESSIONS {
+        count.add(raw);
+        if count.is_exceeded() {
             // The document exceeds a limit and will be refused, so no more patterns are compiled.
             return None;
         }
@@ -259,7 +286,7 @@ fn rule(keys: RuleKeys, raw: RawRule, variables: &mut Variables, count: &mut usi
     let any = any.map(|raw| conditions(raw.match_features)).collect();
     variables.add(raw.vars, &raw.vars_template);
     Rule {
-        name: raw.name,
+        name: brief(&raw.name, MAX_TEXT),
         features,
         any,
         invalid,
@@ -297,7 +324,7 @@ fn condition(
 impl CompatibilityDocument {
     /// The entries that can be chosen, the best first: by weight, then in their written order.
     /// Entries with a negative weight are left out, and so are entries that name no image.
-    pub(super) fn candidates(&self) -> Vec<&Compatibility> {
+    pub fn candidates(&self) -> Vec<&Compatibility> {
         let mut all: Vec<_> = self
             .entries
             .iter()

@@ -15,13 +15,14 @@ use regex::bytes::{Regex, RegexBuilder};
 use crate::{
     names::{is_label_value, is_qualified_name},
     placement::requirement::{Operator, Requirement},
+    text::brief,
 };
 
-use super::{Fact, RuleKeys, version::Version};
-
-/// Maximum size of a compiled pattern in bytes, because users who may push images can write
-/// documents.
-const MAX_PATTERN: usize = 64 * 1024;
+use super::{
+    Fact, RuleKeys,
+    limits::{COST_OF_PATTERN, MAX_PATTERN, MAX_TEXT},
+    version::Version,
+};
 
 /// An expression in a document.
 #[derive(Clone, Copy, Debug)]
@@ -125,17 +126,17 @@ impl Expression {
             "GeLe" if is_nfd => written.compare(keys, "GeLe", inclusive)?,
             "IsTrue" if is_nfd => none("IsTrue", Test::Is("true"))?,
             "IsFalse" if is_nfd => none("IsFalse", Test::Is("false"))?,
-            other => return Err(InvalidExpression::Operator(other.to_owned())),
+            other => return Err(InvalidExpression::Operator(brief(other, MAX_TEXT))),
         }))
     }
 
     /// Requirements of node affinity, `ANDed`, for a label that some nodes satisfy; `None` if no
     /// node can satisfy them. `seen`: the values of these nodes, which replace conditions without
     /// an operator in node affinity: regular expressions and versions.
-    pub(super) fn requirements(
+    pub(super) fn requirements<'v>(
         &self,
         key: &str,
-        seen: &BTreeSet<&str>,
+        seen: impl FnOnce() -> BTreeSet<&'v str>,
     ) -> Option<Vec<Requirement>> {
         // The API server accepts only keys and values of labels, so no node has another key.
         if !is_qualified_name(key) {
@@ -165,8 +166,9 @@ impl Expression {
                 Some(others.into_iter().chain(exists).collect())
             }
             Test::InRegexp(_) | Test::Versions(..) => {
-                let matching = seen.iter().filter(|value| self.holds(Fact::Value(value)));
-                is_one_of(matching.map(|value| (*value).to_owned()).collect())
+                let seen = seen().into_iter();
+                let matching = seen.filter(|value| self.holds(Fact::Value(value)));
+                is_one_of(matching.map(str::to_owned).collect())
             }
             // A value of a label does not begin with a minus, so no label has a negative integer.
             Test::Between(_, Some(below)) if *below <= 0 => None,
@@ -185,6 +187,15 @@ impl Expression {
                 Some(both.into_iter().flatten().collect())
             }
             Test::Is(value) => is_one_of(vec![(*value).to_owned()]),
+        }
+    }
+
+    /// How much work it is to compare a value, for limits: one for each comparison.
+    pub(super) fn cost(&self) -> usize {
+        match &self.0 {
+            Test::In(values) | Test::NotIn { values, .. } => 1 + values.len(),
+            Test::InRegexp(patterns) => 1 + patterns.len() * COST_OF_PATTERN,
+            _ => 1,
         }
     }
 
@@ -257,7 +268,7 @@ impl WrittenExpression<'_> {
                 parsed(from, InvalidExpression::NoVersion)?,
                 parsed(to, InvalidExpression::NoVersion)?,
             )),
-            (RuleKeys::Features, other) => Err(InvalidExpression::Type(other.to_owned())),
+            (RuleKeys::Features, other) => Err(InvalidExpression::Type(brief(other, MAX_TEXT))),
         }
     }
 }
@@ -266,7 +277,7 @@ fn parsed<T: FromStr>(
     bound: Bound<&str>,
     invalid: fn(String) -> InvalidExpression,
 ) -> Result<Bound<T>, InvalidExpression> {
-    let parse = |text: &str| text.parse().map_err(|_| invalid(text.to_owned()));
+    let parse = |text: &str| text.parse().map_err(|_| invalid(brief(text, MAX_TEXT)));
     Ok(match bound {
         Bound::Included(text) => Bound::Included(parse(text)?),
         Bound::Excluded(text) => Bound::Excluded(parse(text)?),
@@ -312,7 +323,7 @@ fn patterns(texts: &[String], is_nfd: bool) -> Result<Vec<Regex>, InvalidExpress
             .build()
         {
             Ok(pattern) => all.push(pattern),
-            Err(_) if is_nfd => return Err(InvalidExpression::Pattern(text.clone())),
+            Err(_) if is_nfd => return Err(InvalidExpression::Pattern(brief(text, MAX_TEXT))),
             Err(_) => {}
         }
     }

@@ -1,6 +1,9 @@
 //! Facts about a node: its labels, and the features that Node Feature Discovery (NFD) found.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+};
 
 use serde::{Deserialize, Deserializer};
 
@@ -84,8 +87,12 @@ pub(super) enum Feature<'a> {
         attributes: Option<&'a BTreeMap<String, String>>,
         instances: &'a [Instance],
     },
-    /// From labels. The label of a flag has the value `true`, which an attribute may also have.
-    Labels(BTreeMap<&'a str, &'a str>),
+    /// From labels with this prefix. The label of a flag has the value `true`, which an attribute
+    /// may also have.
+    Labels {
+        labels: &'a BTreeMap<String, String>,
+        prefix: String,
+    },
 }
 
 impl<'a> NodeFacts<'a> {
@@ -105,12 +112,19 @@ impl<'a> NodeFacts<'a> {
     }
 
     fn by_labels(&self, name: &str) -> Option<Feature<'a>> {
-        let prefix = feature_label(name, "");
-        let from = self.labels.range(prefix.clone()..);
-        let own = from.map_while(|(key, value)| Some((key.strip_prefix(&prefix)?, value.as_str())));
-        let elements: BTreeMap<_, _> = own.collect();
-        (!elements.is_empty()).then_some(Feature::Labels(elements))
+        let (labels, prefix) = (self.labels, feature_label(name, ""));
+        let is_there = labels_of(labels, &prefix).next().is_some();
+        is_there.then_some(Feature::Labels { labels, prefix })
     }
+}
+
+/// The names of the elements of a feature in labels.
+fn labels_of<'a>(
+    labels: &'a BTreeMap<String, String>,
+    prefix: &'a str,
+) -> impl Iterator<Item = &'a str> {
+    let from = labels.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+    from.map_while(move |(key, _)| key.strip_prefix(prefix))
 }
 
 impl NodeFeatures {
@@ -216,7 +230,7 @@ impl Feature<'_> {
             Self::Found {
                 flags, attributes, ..
             } => flags.is_some() || attributes.is_some(),
-            Self::Labels(_) => true,
+            Self::Labels { .. } => true,
         }
     }
 
@@ -224,7 +238,7 @@ impl Feature<'_> {
     pub(super) fn flag(&self, name: &str) -> Option<Fact<'_>> {
         let is_set = match self {
             Self::Found { flags, .. } => flags.as_ref()?.contains(name),
-            Self::Labels(elements) => elements.get(name) == Some(&"true"),
+            Self::Labels { .. } => self.label(name) == Some("true"),
         };
         Some(if is_set { Fact::Flag } else { Fact::Missing })
     }
@@ -233,7 +247,7 @@ impl Feature<'_> {
     pub(super) fn attribute(&self, name: &str) -> Option<Fact<'_>> {
         let value = match self {
             Self::Found { attributes, .. } => attributes.as_ref()?.get(name).map(String::as_str),
-            Self::Labels(elements) => elements.get(name).copied(),
+            Self::Labels { .. } => self.label(name),
         };
         Some(value.map_or(Fact::Missing, Fact::Value))
     }
@@ -241,7 +255,7 @@ impl Feature<'_> {
     pub(super) fn instances(&self) -> &[Instance] {
         match self {
             Self::Found { instances, .. } => instances,
-            Self::Labels(_) => &[],
+            Self::Labels { .. } => &[],
         }
     }
 
@@ -261,8 +275,26 @@ impl Feature<'_> {
                 let mut names = flags.chain(attributes).chain(of_instances);
                 names.any(|name| is_one(name))
             }
-            Self::Labels(elements) => elements.keys().any(|name| is_one(name)),
+            Self::Labels { labels, prefix } => labels_of(labels, prefix).any(is_one),
         }
+    }
+
+    /// How many names of elements a condition on names reads.
+    pub(super) fn count_names(&self) -> usize {
+        let mut count = 0;
+        self.has_name(|_| {
+            count += 1;
+            false
+        });
+        count
+    }
+
+    fn label(&self, element: &str) -> Option<&str> {
+        let Self::Labels { labels, prefix } = self else {
+            return None;
+        };
+        let value = labels.get(&format!("{prefix}{element}"));
+        value.map(String::as_str)
     }
 }
 

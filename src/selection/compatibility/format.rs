@@ -99,7 +99,9 @@ impl DocumentFormat for Models {
         layer: &[u8],
         document: &mut CompatibilityDocument,
     ) -> Result<(), InvalidDocument> {
-        document.models = Model::parse(layer)?;
+        let (models, memory) = Model::parse(layer)?;
+        document.models = models;
+        document.memory += memory;
         Ok(())
     }
 }

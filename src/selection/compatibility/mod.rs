@@ -6,6 +6,7 @@ mod choice;
 mod document;
 mod expression;
 mod facts;
+mod fits;
 mod format;
 mod keys;
 mod limits;
@@ -14,6 +15,7 @@ mod opt_in;
 mod rule;
 mod variables;
 mod version;
+mod work;
 
 pub use choice::{
     Candidate, CandidateOutcome, Choice, Fit, ImageFit, NoChoice, NodeGroup, PassedOver, Runs,
@@ -22,9 +24,10 @@ pub use choice::{
 pub use document::{Compatibility, CompatibilityDocument};
 pub use expression::{Expression, InvalidExpression, WrittenExpression};
 pub use facts::{Fact, NodeFacts, NodeFeatures};
+pub use fits::{Fits, FitsWork};
 pub use format::{DocumentFormat, FeatureRules, LabelRules, Models, of_media_type};
 pub use keys::{FeatureKeys, LabelKeys};
-pub(super) use limits::MAX_EXPRESSIONS;
+pub(super) use limits::MAX_MEMORY;
 pub use limits::{InvalidDocument, MAX_SIZE, RuleKeys};
 pub use model::Model;
 pub use opt_in::{ImageSelection, InvalidSelection, is_requested, requested};

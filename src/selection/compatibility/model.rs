@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use super::{InvalidDocument, LabelKeys, MAX_SIZE, limits::first_line};
+use super::{InvalidDocument, LabelKeys, limits};
 
 /// Maximum number of models of a document, and of images of a model.
 const MAX_MODELS: usize = 64;
@@ -66,18 +66,13 @@ struct RawModel {
 }
 
 impl Model {
-    /// Parses the models of a document.
+    /// Parses the models of a document. Also returns the bytes that they take in memory.
     ///
     /// # Errors
     ///
     /// When the bytes are not a document of this format, or too large.
-    pub fn parse(bytes: &[u8]) -> Result<Vec<Self>, InvalidDocument> {
-        let size = bytes.len() as u64;
-        if size > MAX_SIZE {
-            return Err(InvalidDocument::TooLarge(size));
-        }
-        let raw: RawDocument = serde_json::from_slice(bytes)
-            .map_err(|error| InvalidDocument::Malformed(first_line(&error.to_string())))?;
+    pub(super) fn parse(bytes: &[u8]) -> Result<(Vec<Self>, usize), InvalidDocument> {
+        let (raw, memory) = limits::parse::<RawDocument>(bytes)?;
         let models = raw.compatibilities.into_iter().flat_map(|raw| {
             let tag = raw.tag;
             let models = raw.rules.into_iter().filter_map(|rule| rule.match_model);
@@ -93,7 +88,7 @@ impl Model {
         if models.len() > MAX_MODELS || models.iter().any(is_large) {
             return Err(InvalidDocument::TooManyEntries);
         }
-        Ok(models)
+        Ok((models, memory))
     }
 
     /// The labels that every request to the server contains.
@@ -123,7 +118,9 @@ mod tests {
                 .map(|(architecture, image)| (architecture.to_owned(), image.to_owned()))
                 .into(),
         };
-        assert_eq!(Model::parse(text.as_bytes()), Ok(vec![expected]));
+        let (found, memory) = Model::parse(text.as_bytes()).unwrap();
+        assert_eq!(found, [expected]);
+        assert!(memory > text.len() / 2, "{memory}");
         let malformed = Model::parse(b"{}");
         assert!(matches!(malformed, Err(InvalidDocument::Malformed(_))));
         let one = r#"{"rules": [{"matchModel": {"model": {}}}]}"#;

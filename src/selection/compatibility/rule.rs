@@ -43,6 +43,18 @@ impl Rule {
 }
 
 impl FeatureMatch {
+    /// The number of its expressions, and one for itself.
+    pub(super) fn size(&self) -> usize {
+        let expressions = match self {
+            Self::Labels(expressions) => expressions.len(),
+            Self::Feature { elements, name, .. } => {
+                elements.as_ref().map_or(0, Vec::len) + usize::from(name.is_some())
+            }
+            Self::Never => 0,
+        };
+        1 + expressions
+    }
+
     fn holds(&self, node: NodeFacts<'_>) -> bool {
         match self {
             Self::Labels(expressions) => {

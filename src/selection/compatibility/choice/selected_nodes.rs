@@ -1,8 +1,6 @@
 //! Turns a choice into node affinity: the selected image has to fit the node on which the pod
 //! lands.
 
-use std::collections::BTreeSet;
-
 use crate::{
     placement::{
         affinity::{HOSTNAME, WeightedTerm, on_architecture},
@@ -20,6 +18,12 @@ use super::{
 
 /// Maximum number of requirements in all alternatives.
 const MAX_REQUIREMENTS: usize = 128;
+/// Maximum number of entries whose rules become node affinity, and of expressions of one entry that
+/// are read for this: an entry with more is too large for a pod.
+const MAX_ENTRIES: usize = 2 * MAX_TERMS;
+const MAX_EXPRESSIONS: usize = 4 * MAX_REQUIREMENTS;
+/// Maximum number of comparisons that check the affinity of one entry.
+const MAX_COMPARISONS: usize = 256 * 1024;
 /// Bounds of the API for the weight of a preferred term.
 const MAX_WEIGHT: i64 = 100;
 
@@ -110,7 +114,8 @@ impl<'a> Choice<'a> {
     pub fn nodes(&self) -> Option<SelectedNodes> {
         let best = (self.best.entry, self.alternatives(&self.best)?);
         // Further entries with the same image may be left out: they only widen the affinity.
-        let further = self.further.iter().filter_map(|fit| self.expressed(fit));
+        let further = self.further.iter().take(MAX_ENTRIES);
+        let further = further.filter_map(|fit| self.expressed(fit));
         let fits: Vec<_> = std::iter::once(best).chain(further).collect();
         let lowest = self.fits().map(|fit| fit.entry.weight).min();
         let mut nodes = SelectedNodes::default();
@@ -130,7 +135,8 @@ impl<'a> Choice<'a> {
     /// The weights as preferences, for a pod that does not ask for a selection. Entries without a
     /// weight are left out, and so are rules that labels and names of nodes cannot express.
     pub fn preferred(&self) -> Vec<(&'a Compatibility, WeightedTerm)> {
-        let fits: Vec<_> = self.fits().filter_map(|fit| self.expressed(fit)).collect();
+        let fits = self.fits().take(MAX_ENTRIES);
+        let fits: Vec<_> = fits.filter_map(|fit| self.expressed(fit)).collect();
         let terms: Vec<_> = preferred_terms(&fits, self.highest()).collect();
         let nodes = SelectedNodes {
             required: NodeSet::every(),
@@ -163,15 +169,21 @@ impl<'a> Choice<'a> {
             RuleKeys::Labels => by_labels,
             // NFD makes no labels for most features.
             RuleKeys::Features => by_labels
-                .filter(|term| self.selects_what_fits(fit.entry, term))
+                .filter(|term| self.selects_what_fits(fit, term))
                 .or_else(|| fit.by_hosts()),
         }
     }
 
-    fn selects_what_fits(&self, entry: &Compatibility, set: &NodeSet) -> bool {
-        self.considered.iter().all(|group| {
+    fn selects_what_fits(&self, fit: &Fit<'_>, set: &NodeSet) -> bool {
+        let requirements = set.terms().iter().flatten();
+        let size: usize = requirements.map(|one| 1 + one.values.len()).sum();
+        if size.saturating_mul(self.considered.len()) > MAX_COMPARISONS {
+            return false;
+        }
+        let mut groups = self.considered.iter().zip(&fit.satisfying);
+        groups.all(|(group, is_satisfying)| {
             let mut all = set.terms().iter();
-            all.any(|one| selects(one, group)) == entry.fits(group.facts)
+            all.any(|one| selects(one, group)) == *is_satisfying
         })
     }
 }
@@ -236,6 +248,12 @@ fn weight(entry: &Compatibility, highest: i64) -> Option<u8> {
 impl Fit<'_> {
     /// The rules as requirements on labels, if labels can express them.
     fn by_labels(&self) -> Option<NodeSet> {
+        let rules = self.entry.rules.iter();
+        let conditions =
+            rules.flat_map(|rule| rule.features.iter().chain(rule.any.iter().flatten()));
+        if conditions.map(FeatureMatch::size).sum::<usize>() > MAX_EXPRESSIONS {
+            return None;
+        }
         let mut all = NodeSet::every();
         for rule in &self.entry.rules {
             all = product(&all, &self.of_rule(rule)?)?;
@@ -274,13 +292,12 @@ impl Fit<'_> {
                     || element.clone(),
                     |feature| feature_label(feature, element),
                 );
-                let values: BTreeSet<&str> = self
-                    .groups
-                    .iter()
-                    .filter_map(|group| group.facts.labels.get(&key))
-                    .map(String::as_str)
-                    .collect();
-                let Some(new) = expression.requirements(&key, &values) else {
+                let groups = self.groups.iter();
+                let values = || {
+                    let values = groups.filter_map(|group| group.facts.labels.get(&key));
+                    values.map(String::as_str).collect()
+                };
+                let Some(new) = expression.requirements(&key, values) else {
                     return Some(NodeSet::none());
                 };
                 let new = new.into_iter().filter(|one| !all.contains(one));

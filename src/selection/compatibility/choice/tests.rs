@@ -29,11 +29,13 @@ pub(in super::super) fn labels(text: &str) -> Labels {
 }
 
 pub(in super::super) fn groups(all: &[Labels]) -> Vec<NodeGroup<'_>> {
-    all.iter().map(|labels| group(labels, 1)).collect()
+    let all = all.iter().enumerate();
+    all.map(|(index, labels)| group(index, labels, 1)).collect()
 }
 
-fn group(labels: &Labels, count: usize) -> NodeGroup<'_> {
+fn group(index: usize, labels: &Labels, count: usize) -> NodeGroup<'_> {
     NodeGroup {
+        index,
         facts: NodeFacts {
             labels,
             features: None,
@@ -43,6 +45,15 @@ fn group(labels: &Labels, count: usize) -> NodeGroup<'_> {
         hosts: &[],
         count,
     }
+}
+
+pub(in super::super) fn choose<'a>(
+    document: &'a CompatibilityDocument,
+    groups: &[NodeGroup<'a>],
+    runs: Runs<'_>,
+) -> Result<Choice<'a>, NoChoice<'a>> {
+    let fits = Fits::new(document, groups.iter().copied());
+    Choice::choose(document, groups, &fits, runs)
 }
 
 /// Every node can run every image.
@@ -69,7 +80,7 @@ fn the_best_that_fits_is_chosen() {
         (vec!["cpu=fast gpu=a memory=64", "gpu=b memory=8"], "gpu", 1),
     ] {
         let nodes: Vec<_> = nodes.into_iter().map(labels).collect();
-        let choice = Choice::choose(&document, &groups(&nodes), &anywhere).unwrap();
+        let choice = choose(&document, &groups(&nodes), &anywhere).unwrap();
         assert_eq!(
             (&*choice.best.entry.tag, choice.best.groups.len()),
             (chosen, on),
@@ -86,7 +97,7 @@ fn what_fits_nowhere_is_explained() {
         ("never", -1, &[]),
     ]);
     let (one, two) = (labels("a=b"), labels("c=d"));
-    let groups = [group(&one, 3), group(&two, 4)];
+    let groups = [group(0, &one, 3), group(1, &two, 4)];
     let passed_over = |tag: &str, failed: &[(&str, usize)]| PassedOver {
         tag: tag.to_owned(),
         failed: failed
@@ -103,7 +114,7 @@ fn what_fits_nowhere_is_explained() {
                 ImageFit::OtherArchitecture
             }
         };
-        match Choice::choose(document, &groups, &by_count) {
+        match choose(document, &groups, &by_count) {
             Err(NoChoice::Nothing(passed_over)) => passed_over,
             other => panic!("{other:?}"),
         }
@@ -117,7 +128,7 @@ fn what_fits_nowhere_is_explained() {
         ]
     );
     assert!(
-        Choice::choose(&document, &[], &anywhere).is_err(),
+        choose(&document, &[], &anywhere).is_err(),
         "no node, no choice"
     );
     let document = self::document(&[("a", 0, &[("a", "Exists", &[])]), ("", 0, &[])]);
@@ -130,7 +141,7 @@ fn what_fits_nowhere_is_explained() {
         ]
     );
     // A pod that names its nodes.
-    let named = Choice::choose(&document, &groups, &|_, _| ImageFit::NotOnAllNamed);
+    let named = choose(&document, &groups, &|_, _| ImageFit::NotOnAllNamed);
     let Err(NoChoice::Nothing(named)) = named else {
         panic!("{named:?}");
     };
@@ -159,7 +170,7 @@ fn an_image_that_is_not_known_is_asked_for() {
                 Some((_, false)) => ImageFit::OtherArchitecture,
             }
         };
-        match Choice::choose(&document, &groups(&nodes), &runs) {
+        match choose(&document, &groups(&nodes), &runs) {
             Ok(choice) => choice.best.entry.tag.clone(),
             Err(NoChoice::Unknown(entry)) => format!("{}?", entry.tag),
             Err(NoChoice::Nothing(_)) => "nothing".to_owned(),

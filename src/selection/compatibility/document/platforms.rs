@@ -6,7 +6,8 @@ use crate::{placement::affinity::LABEL as ARCHITECTURE, platform::Platform};
 use super::super::{
     Compatibility, CompatibilityDocument, Expression, FeatureMatch, InvalidDocument, LabelKeys,
     Rule, RuleKeys, WrittenExpression,
-    limits::{MAX_ENTRIES, MAX_EXPRESSIONS},
+    limits::{MAX_ENTRIES, MAX_EXPRESSIONS, MAX_MEMORY},
+    work::Work,
 };
 
 /// The label of nodes for their OS.
@@ -44,6 +45,7 @@ impl CompatibilityDocument {
                     continue;
                 }
                 whole.entries.push(Compatibility {
+                    index: 0,
                     tag: platform.to_string(),
                     description: String::new(),
                     weight: 0,
@@ -54,8 +56,9 @@ impl CompatibilityDocument {
             whole.labels.add(&own.labels);
             whole.features.add(&own.features);
             whole.cost = whole.cost.saturating_add(own.cost);
-            if whole.cost > MAX_EXPRESSIONS || whole.entries.len() + own.entries.len() > MAX_ENTRIES
-            {
+            whole.memory = whole.memory.saturating_add(own.memory);
+            let entries = whole.entries.len() + own.entries.len();
+            if whole.cost > MAX_EXPRESSIONS || whole.memory > MAX_MEMORY || entries > MAX_ENTRIES {
                 return Err(InvalidDocument::TooManyEntries);
             }
             whole
@@ -69,6 +72,10 @@ impl CompatibilityDocument {
                     entry
                 }));
         }
+        for (index, entry) in whole.entries.iter_mut().enumerate() {
+            entry.index = index;
+        }
+        whole.work = Work::of_rules(whole.entries.iter().flat_map(|entry| &entry.rules));
         Ok(whole)
     }
 }
@@ -82,8 +89,7 @@ fn on_platform(platform: &Platform) -> Result<Rule, InvalidDocument> {
             values: &[value.to_owned()],
             value_type: "",
         };
-        Expression::new(RuleKeys::Labels, written)
-            .map_err(|error| InvalidDocument::Malformed(error.to_string()))
+        Expression::new(RuleKeys::Labels, written).map_err(InvalidDocument::malformed)
     };
     let architecture = is(platform.architecture().as_str())?;
     let mut expressions = vec![(ARCHITECTURE.to_owned(), architecture)];
@@ -174,7 +180,7 @@ mod tests {
             let all = vec![(&amd64, Some(own)); count];
             CompatibilityDocument::of_platforms(all).err()
         };
-        let patterns = vec!["a"; 100].join(",");
+        let patterns = vec!["a"; 60].join(",");
         let patterns = document(&format!(
             "compatibilities: [{{rules: [{{matchFeatures: [{{feature: a.b, matchExpressions: {{c: {{op: InRegexp, value: [{patterns}]}}}}}}]}}]}}]"
         ));

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::selection::compatibility::{NodeFacts, NodeFeatures};
+use crate::selection::compatibility::{NodeFacts, NodeFeatures, limits::MAX_MEMORY};
 
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     let pairs = pairs.iter();
@@ -188,7 +188,7 @@ fn what_is_no_document() {
         );
     }
     let many = |count: usize| {
-        let entry = r#"{"tag": "a", "rules": [{"matchFeatures": [{"matchExpressions": [{"op": "InRegexp", "key": "a", "value": ["a{9}"]}]}]}]}"#;
+        let entry = r#"{"tag": "a", "rules": [{"matchFeatures": [{"matchExpressions": [{"op": "In", "key": "a", "value": ["a"]}]}]}]}"#;
         format!(
             "{{\"compatibilities\": [{}]}}",
             vec![entry; count].join(",")
@@ -255,8 +255,67 @@ fn values_and_patterns_are_limited() {
     };
     assert_eq!(of("In", 4000), Ok(()));
     assert_eq!(of("In", 5000), Err(InvalidDocument::TooManyEntries));
-    assert_eq!(of("InRegexp", 250), Ok(()));
-    assert_eq!(of("InRegexp", 300), Err(InvalidDocument::TooManyEntries));
+    assert_eq!(of("InRegexp", 128), Ok(()));
+    assert_eq!(of("InRegexp", 129), Err(InvalidDocument::TooManyEntries));
+}
+
+/// Everything that a document has in memory counts, whatever it decides.
+#[test]
+fn memory_is_limited() {
+    let parse = |text: String| CompatibilityDocument::parse(RuleKeys::Features, text.as_bytes());
+    let entry = |rules: String| format!("compatibilities: [{{rules: [{rules}]}}]");
+    // Rules without expressions.
+    let empty = entry(vec!["{}"; 80_000].join(","));
+    assert_eq!(parse(empty).unwrap_err(), InvalidDocument::TooManyEntries);
+    // An alias stands for all that it names, and for all that its own aliases name.
+    let mut aliases = "a0: &a0 [x, x, x, x, x, x, x, x]\n".to_owned();
+    for level in 1..9 {
+        let inner = vec![format!("*a{}", level - 1); 8].join(",");
+        aliases += &format!("a{level}: &a{level} [{inner}]\n");
+    }
+    let started = std::time::Instant::now();
+    let bomb = parse(format!("{aliases}compatibilities: *a8"));
+    assert!(bomb.is_err());
+    let text = "x".repeat(100_000);
+    let texts = vec!["*text"; 20].join(",");
+    let texts = parse(format!(
+        "text: &text {text}\ncompatibilities: [{{tag: [{texts}]}}]"
+    ));
+    assert_eq!(texts.unwrap_err(), InvalidDocument::TooManyEntries);
+    assert!(started.elapsed().as_secs() < 5, "{:?}", started.elapsed());
+    // Aliases themselves are allowed.
+    let aliased = parse(
+        "rules: &all [{name: a}]\ncompatibilities: [{rules: *all}, {rules: *all}]".to_owned(),
+    );
+    assert_eq!(aliased.unwrap().entries.len(), 2);
+    // The largest document fits into the memory that one may take.
+    let names = vec![format!("{{name: {}}}", "n".repeat(30)); 5000].join(",");
+    let largest = parse(entry(names)).unwrap();
+    assert!(
+        (256 * 1024..MAX_MEMORY).contains(&largest.memory),
+        "{}",
+        largest.memory
+    );
+}
+
+#[test]
+fn messages_are_short_and_harmless() {
+    let long = "\\e[2J".repeat(10_000);
+    let text = format!(
+        "compatibilities: [{{tag: \"{long}\", rules: [{{name: \"{long}\", matchFeatures: [{{feature: a.b, matchExpressions: {{c: {{op: \"{long}\"}}}}}}]}}]}}]"
+    );
+    let document = CompatibilityDocument::parse(RuleKeys::Features, text.as_bytes()).unwrap();
+    let rule = &document.entries[0].rules[0];
+    let why = rule.invalid.as_ref().unwrap().to_string();
+    for text in [&rule.name, &why] {
+        assert!(
+            text.chars().count() < 100 && !text.contains('\u{1b}'),
+            "{text}"
+        );
+    }
+    let wrong = format!("compatibilities: \"{long}\"");
+    let wrong = CompatibilityDocument::parse(RuleKeys::Features, wrong.as_bytes()).unwrap_err();
+    assert!(wrong.to_string().chars().count() < 300, "{wrong}");
 }
 
 /// Rules read what rules before them set.

@@ -3,14 +3,12 @@ use proptest::prelude::*;
 use super::*;
 use crate::selection::compatibility::{
     CompatibilityDocument, NodeFacts, NodeGroup,
-    choice::tests::{Condition, Labels, anywhere, document, groups, labels},
+    choice::tests::{Condition, Labels, anywhere, choose, document, groups, labels},
 };
 
 fn required(document: &CompatibilityDocument, nodes: &[Labels]) -> String {
     let groups = groups(nodes);
-    let nodes = Choice::choose(document, &groups, &anywhere)
-        .unwrap()
-        .nodes();
+    let nodes = choose(document, &groups, &anywhere).unwrap().nodes();
     serde_json::json!(nodes.unwrap().required.terms()).to_string()
 }
 
@@ -53,7 +51,7 @@ fn the_same_image_runs_on_further_nodes() {
         let [high, low] = weights;
         let all = [("same", high, &[faster][..]), ("same", low, &[fast])];
         let document = document(&all);
-        let nodes = Choice::choose(&document, &groups, &anywhere)
+        let nodes = choose(&document, &groups, &anywhere)
             .unwrap()
             .nodes()
             .unwrap();
@@ -110,9 +108,7 @@ fn weights_are_preferences() {
             .map(|(weight, rules)| ("same", *weight, &rules[..]))
             .collect();
         let document = document(&all);
-        let terms = Choice::choose(&document, &groups, &anywhere)
-            .unwrap()
-            .preferred();
+        let terms = choose(&document, &groups, &anywhere).unwrap().preferred();
         let found: Vec<_> = terms
             .iter()
             .map(|(_, term)| (term.expressions[0].values[0].as_str(), term.weight))
@@ -122,9 +118,7 @@ fn weights_are_preferences() {
     let rules = [fast];
     let many: Vec<_> = (0..20).map(|n| ("same", 20 - n, &rules[..])).collect();
     let document = document(&many);
-    let terms = Choice::choose(&document, &groups, &anywhere)
-        .unwrap()
-        .preferred();
+    let terms = choose(&document, &groups, &anywhere).unwrap().preferred();
     assert_eq!((terms.len(), terms[0].1.weight), (16, 20), "the best ones");
 }
 
@@ -221,7 +215,7 @@ fn features_become_labels_or_names() {
         ))
     };
     let required = |document: &CompatibilityDocument, groups: &[NodeGroup<'_>]| {
-        let choice = Choice::choose(document, groups, &anywhere).unwrap();
+        let choice = choose(document, groups, &anywhere).unwrap();
         choice
             .nodes()
             .map(|nodes| serde_json::json!(nodes.required.terms()).to_string())
@@ -287,7 +281,7 @@ fn impossible_alternatives_are_left_out() {
             any.join(", ")
         );
         let document = features(&text);
-        let choice = Choice::choose(&document, &groups, &anywhere).unwrap();
+        let choice = choose(&document, &groups, &anywhere).unwrap();
         let nodes = choice.nodes().unwrap().sorted_by(&groups);
         assert!(
             nodes.required.terms().iter().flatten().all(is_valid),
@@ -327,10 +321,7 @@ fn large_choices_are_refused() {
     let nodes: Vec<Labels> = many.iter().map(|text| labels(text)).collect();
     let all = document(&[("x", 0, &[("host", "InRegexp", &["^node"])])]);
     let groups = groups(&nodes);
-    assert_eq!(
-        Choice::choose(&all, &groups, &anywhere).unwrap().nodes(),
-        None
-    );
+    assert_eq!(choose(&all, &groups, &anywhere).unwrap().nodes(), None);
 }
 
 proptest! {
@@ -354,10 +345,10 @@ proptest! {
         let forward = groups(&nodes);
         let fits = |entry: &crate::selection::compatibility::Compatibility| forward.iter().any(|group| entry.fits(group.facts));
         let best = document.entries.iter().filter(|entry| fits(entry)).map(|entry| entry.weight).max();
-        let choice = Choice::choose(&document, &forward, &anywhere);
+        let choice = choose(&document, &forward, &anywhere);
         prop_assert_eq!(choice.as_ref().ok().map(|choice| choice.best.entry.weight), best);
         let backward: Vec<_> = forward.iter().rev().copied().collect();
-        let again = Choice::choose(&document, &backward, &anywhere);
+        let again = choose(&document, &backward, &anywhere);
         prop_assert_eq!(choice.is_ok(), again.is_ok());
         if let (Ok(choice), Ok(again)) = (choice, again) {
             prop_assert!(std::ptr::eq(choice.best.entry, again.best.entry));

@@ -1,0 +1,48 @@
+//! Evaluates the rules of a document for the nodes that a pod can land on. The work depends on the
+//! authors of documents and pods, so it has limits, and does not keep other pods waiting.
+
+use std::sync::Arc;
+
+use tokio::time::timeout_at;
+
+use super::{
+    Selecting,
+    choose::Pod,
+    compatibility::{CompatibilityDocument, Fits, FitsWork, NodeGroup},
+    groups::AlikeNodes,
+};
+
+impl Selecting<'_> {
+    /// Which entries of a document fit which of the groups, which are groups of `alike`.
+    ///
+    /// # Errors
+    ///
+    /// When the work is too much, or does not begin in time.
+    pub(super) async fn fits(
+        &self,
+        pod: &Pod<'_>,
+        document: &Arc<CompatibilityDocument>,
+        alike: &Arc<[AlikeNodes]>,
+        groups: &[NodeGroup<'_>],
+    ) -> Result<Fits, String> {
+        let work = FitsWork::new(document, groups).map_err(|error| error.to_string())?;
+        if work.is_small() {
+            return Ok(Fits::new(document, groups.iter().copied()));
+        }
+        let place = self.own.computations.enter(pod.subject.namespace);
+        let late = |_| "other documents of this namespace are being evaluated".to_owned();
+        let _place = timeout_at(pod.deadline, place).await.map_err(late)?;
+        let (document, alike) = (document.clone(), alike.clone());
+        let indexes: Vec<usize> = groups.iter().map(|group| group.index).collect();
+        let computing = tokio::task::spawn_blocking(move || {
+            let groups = indexes.iter().filter_map(|index| {
+                let alike = alike.get(*index)?;
+                Some(alike.group(*index))
+            });
+            Fits::new(&document, groups)
+        });
+        computing
+            .await
+            .map_err(|_| "archaware is stopping".to_owned())
+    }
+}
