@@ -32,7 +32,7 @@ impl<'a> AuthorPod<'a> {
         let (spec, found) = if recorded.is_empty() {
             (Cow::Borrowed(spec), FoundAdditions::default())
         } else {
-            let (spec, found) = without(spec.clone(), &recorded);
+            let (spec, found) = without(spec.clone(), annotations, &recorded);
             (Cow::Owned(spec), found)
         };
         let own = [annotation::DECISION, annotation::ADDED];
@@ -52,7 +52,11 @@ impl<'a> AuthorPod<'a> {
     }
 }
 
-fn without(mut spec: PodSpec, recorded: &PodChange) -> (PodSpec, FoundAdditions) {
+fn without(
+    mut spec: PodSpec,
+    annotations: &Annotations,
+    recorded: &PodChange,
+) -> (PodSpec, FoundAdditions) {
     let (tolerations, affinity) = (spec.tolerations.as_mut(), spec.affinity.as_mut());
     let mut found = record::undo(recorded, tolerations, affinity);
     let containers = spec.selectable().filter_map(|(_, container)| {
@@ -60,7 +64,7 @@ fn without(mut spec: PodSpec, recorded: &PodChange) -> (PodSpec, FoundAdditions)
         Some((container.name.as_str(), image))
     });
     let containers: Vec<_> = containers.collect();
-    found.images = record::undo_images(recorded, containers.into_iter());
+    found.images = record::undo_images(recorded, annotations, containers.into_iter());
     let images = found.images.iter();
     spec.set_images(images.map(|change| (change.container.as_str(), Some(change.from.as_str()))));
     (spec, found)
@@ -89,11 +93,18 @@ mod tests {
         let other = ("example.com/owner".to_owned(), "team".to_owned());
         let record = (annotation::ADDED.to_owned(), added.to_string());
         let decision = (annotation::DECISION.to_owned(), "amd64".to_owned());
-        let annotations = Annotations::from([record, decision, other.clone()]);
+        let asks = (
+            format!("{}c", annotation::SELECT_IMAGE),
+            "app:rules".to_owned(),
+        );
+        let annotations = Annotations::from([record, decision, asks.clone(), other.clone()]);
         let placed = spec("app:1-v3", &json!([foreign, own]));
         let author = AuthorPod::new(&placed, &annotations);
         assert_eq!(*author.spec, spec("app:1", &json!([foreign])));
-        assert_eq!(*author.annotations, Annotations::from([other.clone()]));
+        assert_eq!(
+            *author.annotations,
+            Annotations::from([asks, other.clone()])
+        );
         assert!(author.found.is_complete(&author.recorded));
         // Without a record everything is the author's.
         let annotations = Annotations::from([other]);

@@ -255,11 +255,9 @@ fn requested(subject: Subject<'_>) -> Result<Vec<ImageSelection>, InvalidSelecti
     let containers: Vec<(&str, &str)> = containers
         .map(|(_, one)| (one.name.as_str(), one.image.as_deref().unwrap_or_default()))
         .collect();
+    // Nothing is selected for a pod a second time, whatever name its image has by now.
     let done = match subject.stage {
-        Stage::Pod => {
-            let recorded = record::read(subject.annotations);
-            record::undo_images(&recorded, containers.iter().copied())
-        }
+        Stage::Pod => record::read(subject.annotations).images,
         Stage::Template | Stage::Creation => Vec::new(),
     };
     let requested = compatibility::requested(subject.annotations, subject.labels, &containers);

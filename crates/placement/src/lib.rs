@@ -72,6 +72,9 @@ pub mod annotation {
     pub const VARIANT: &str = "archaware.dev/variant";
     /// On namespaces, as label: `"disabled"` excludes the namespace from the webhook.
     pub const ADMISSION: &str = "archaware.dev/admission";
+    /// On pods, before the name of a container: the reference of the document by which its image is
+    /// selected.
+    pub const SELECT_IMAGE: &str = "archaware.dev/select-image.";
     /// Prefix of ocifit-k8s' label and annotations, by which a pod asks for the selection of an
     /// image.
     pub const OCIFIT_PREFIX: &str = "oci.image.compatibilities.selection/";

@@ -127,21 +127,42 @@ pub fn undo(
     undo
 }
 
-/// The images that were replaced, as they are now: another webhook may have changed them after
-/// archaware. `containers`: names and images.
+/// The images that were replaced, as they are now: another webhook may have given them the name of a
+/// mirror after archaware. An image that the pod does not ask to select, or that is not the recorded
+/// one, is the author's: people copy the YAML of pods and edit it, and anybody may write a record.
+/// `containers`: names and images.
 pub fn undo_images<'a>(
     added: &PodChange,
+    annotations: &BTreeMap<String, String>,
     containers: impl Iterator<Item = (&'a str, &'a str)> + Clone,
 ) -> Vec<ImageChange> {
+    let by_image = annotations
+        .keys()
+        .any(|key| key.starts_with(annotation::OCIFIT_PREFIX));
+    let asks = |container: &str| {
+        by_image || annotations.contains_key(&format!("{}{container}", annotation::SELECT_IMAGE))
+    };
     let now = |change: &ImageChange| {
         let mut all = containers.clone();
         let (_, image) = all.find(|(name, _)| *name == change.container)?;
-        (image != change.from || change.from == change.to).then(|| ImageChange {
+        (is_or_mirrors(&change.to, image) && asks(&change.container)).then(|| ImageChange {
             to: image.to_owned(),
             ..change.clone()
         })
     };
     added.images.iter().filter_map(now).collect()
+}
+
+/// Whether `now` is an image, or the same image at a mirror: another registry and path, and the same
+/// last name with its tag. A webhook may also have added a digest.
+fn is_or_mirrors(image: &str, now: &str) -> bool {
+    let last = |image: &str| image.rsplit('/').next().map(str::to_owned);
+    let (image, now) = (last(image), last(now));
+    let (Some(image), Some(now)) = (image, now) else {
+        return false;
+    };
+    now.strip_prefix(&image)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('@'))
 }
 
 impl FoundAdditions {
@@ -346,31 +367,69 @@ mod tests {
             images: images.to_vec(),
             ..PodChange::default()
         };
+        let (b, digest) = ("reg/b:1", "mirror/cache/b:1@sha256:1");
         let recorded = change(&[
-            image("same", "a", "b"),
-            image("mirrored", "a", "b"),
-            image("reverted", "a", "b"),
-            image("gone", "a", "b"),
+            image("same", "a", b),
+            image("mirrored", "a", b),
+            image("digest", "a", b),
+            image("reverted", "a", b),
+            image("edited", "a", b),
+            image("renamed", "a", b),
+            image("gone", "a", b),
             image("best", "a", "a"),
+            image("not-asked", "a", b),
         ]);
         let now = [
-            ("same", "b"),
-            ("mirrored", "mirror/b"),
+            ("same", b),
+            ("mirrored", "mirror/b:1"),
+            ("digest", digest),
             ("reverted", "a"),
+            ("edited", "reg/b:12"),
+            ("renamed", "mirror/reg-b:1"),
             ("best", "a"),
+            ("not-asked", b),
         ];
-        let undone = undo_images(&recorded, now.into_iter());
+        let asks = |container: &str| {
+            (
+                format!("archaware.dev/select-image.{container}"),
+                "doc".to_owned(),
+            )
+        };
+        let asking = now[..7]
+            .iter()
+            .map(|(container, _)| asks(container))
+            .collect();
+        let undone = undo_images(&recorded, &asking, now.into_iter());
         let expected = [
-            image("same", "a", "b"),
-            image("mirrored", "a", "mirror/b"),
+            image("same", "a", b),
+            image("mirrored", "a", "mirror/b:1"),
+            image("digest", "a", digest),
             image("best", "a", "a"),
         ];
         assert_eq!(undone, expected);
+        // A request of ocifit-k8s names images.
+        let label = "oci.image.compatibilities.selection/image-ref".to_owned();
+        let by_image = undo_images(
+            &recorded,
+            &[(label, "doc".to_owned())].into(),
+            now.into_iter(),
+        );
+        assert_eq!(by_image.len(), expected.len() + 1);
+        assert_eq!(
+            undo_images(&recorded, &BTreeMap::new(), now.into_iter()),
+            []
+        );
         // An equal choice keeps the mirror's name; another choice does not.
-        let chosen = |to: &str| change(&[image("mirrored", "a", to)]);
-        for (to, kept) in [("b", "mirror/b"), ("c", "c")] {
-            let kept_as = chosen(to).with_images_kept(&recorded, &undone);
-            assert_eq!(kept_as, chosen(kept));
+        let chosen = |container: &str, from: &str, to: &str| change(&[image(container, from, to)]);
+        for (container, from, to, kept) in [
+            ("mirrored", "a", b, "mirror/b:1"),
+            ("mirrored", "a", "c", "c"),
+            ("renamed", "mirror/reg-b:1", b, "mirror/reg-b:1"),
+            ("renamed", "mirror/reg-b:1", "c", "c"),
+            ("reverted", "a", b, b),
+        ] {
+            let kept_as = chosen(container, from, to).with_images_kept(&recorded, &undone);
+            assert_eq!(kept_as, chosen(container, from, kept), "{container}");
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use crate::placement::annotation::SELECT_IMAGE;
+
 /// Maximum number of containers of a pod whose images are selected. Each needs a read of its
 /// document.
 const MAX_SELECTIONS: usize = 16;
-/// `archaware.dev/select-image.<container>`: the reference of the document.
-const PREFIX: &str = "archaware.dev/select-image.";
 
 /// Label and annotations of ocifit-k8s, whose pods work unchanged.
 mod ocifit {
@@ -32,7 +32,7 @@ pub struct ImageSelection {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSelection {
     /// An annotation is for a container that the pod does not have.
-    #[error("annotation {PREFIX}{0}: the pod has no container {0:?}")]
+    #[error("annotation {SELECT_IMAGE}{0}: the pod has no container {0:?}")]
     NoContainer(String),
     /// The label of ocifit-k8s without its annotation.
     #[error("label {} needs the annotation {}", ocifit::ENABLED, ocifit::REFERENCE)]
@@ -51,7 +51,7 @@ pub fn is_requested(
     labels: &BTreeMap<String, String>,
 ) -> bool {
     let mut own = annotations.keys();
-    labels.contains_key(ocifit::ENABLED) || own.any(|key| key.starts_with(PREFIX))
+    labels.contains_key(ocifit::ENABLED) || own.any(|key| key.starts_with(SELECT_IMAGE))
 }
 
 /// The containers of a pod that ask for image selection. `containers`: their names and images.
@@ -66,8 +66,8 @@ pub fn requested(
 ) -> Result<Vec<ImageSelection>, InvalidSelection> {
     let mut all = Vec::new();
     let model = annotations.get(ocifit::MODEL);
-    let from = annotations.range(PREFIX.to_owned()..);
-    let own = from.map_while(|(key, value)| Some((key.strip_prefix(PREFIX)?, value)));
+    let from = annotations.range(SELECT_IMAGE.to_owned()..);
+    let own = from.map_while(|(key, value)| Some((key.strip_prefix(SELECT_IMAGE)?, value)));
     for (container, document) in own {
         if !containers.iter().any(|(name, _)| *name == container) {
             return Err(InvalidSelection::NoContainer(container.to_owned()));
