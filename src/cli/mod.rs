@@ -45,6 +45,7 @@ use crate::{
     },
     metrics::Metrics,
     telemetry::{self, LogFormat, LogLevel, Recorder},
+    text::printable,
 };
 
 /// Keeps pods off nodes whose CPU architecture their images cannot run on
@@ -232,7 +233,7 @@ pub fn main() -> ExitCode {
     let log_level = match telemetry::init(level, format, recorder.clone()) {
         Ok(log_level) => log_level,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {}", printable(&error.to_string()));
             return ExitCode::from(USAGE);
         }
     };
@@ -256,7 +257,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(status) => status.into(),
         Err(error) => {
-            eprintln!("error: {}", chain(error.as_ref()));
+            eprintln!("error: {}", printable(&chain(error.as_ref())));
             let usage = error.is::<ConfigError>()
                 || error.is::<DockerConfigError>()
                 || error.is::<ProviderError>();

@@ -62,7 +62,11 @@ impl Workload {
         })?;
         Ok(Some(Self {
             selector: selector(object.pointer("/spec/selector")),
-            replicas: object.pointer("/spec/replicas").and_then(Value::as_u64),
+            // The API has an i32. A file may have any number.
+            replicas: object
+                .pointer("/spec/replicas")
+                .and_then(Value::as_u64)
+                .map(|replicas| replicas.min(i32::MAX as u64)),
             name: NamespacedName {
                 namespace: text("/metadata/namespace").map(str::to_owned),
                 name: name.to_owned(),

@@ -25,12 +25,15 @@ use crate::{
     error::chain,
     metrics::Metrics,
     plan::{
-        EventDraft, FollowUp, Plan, PlannedChange, PlannedPatch, Remembered, after_gate_removal,
-        after_patch,
+        EventDraft, FollowUp, GATE_RETRY, Plan, PlannedChange, PlannedPatch, Remembered,
+        after_gate_removal, after_patch,
     },
 };
 
 use super::{durable::Durable, initial::InitialObjects, object_state::ObjectStates};
+
+/// How often the patch of a gated pod is repeated soon after the API server rejected the client.
+const MAX_GATE_RETRIES: u32 = 4;
 
 /// Delay before an object is reconciled again after a panic. A repetition does not fix the bug, but
 /// the object may change meanwhile.
@@ -182,6 +185,10 @@ impl<R: ReconcileSteps> Reconciler<R> {
             .patch::<R::Object>(&name, write.patch)
             .await;
         let refused = matches!(&outcome, PatchOutcome::Failed(error) if error.is_refusal());
+        // Without permission for this patch there is none for the removal of the gate either. If
+        // there is one a moment later, the pod would go without its decision.
+        let is_about_content =
+            matches!(&outcome, PatchOutcome::Failed(error) if error.is_about_content());
         let refusals = if refused {
             self.states.refused(object, &self.store)
         } else {
@@ -202,10 +209,18 @@ impl<R: ReconcileSteps> Reconciler<R> {
             self.count(write.counts);
             return None;
         };
-        let failed = self.failed(object, &outcome, next);
+        let mut failed = self.failed(object, &outcome, next);
         let Some(release) = write.gate_removal.filter(|_| refused) else {
             return Some(failed);
         };
+        if !is_about_content {
+            // The pod waits.
+            if refusals <= MAX_GATE_RETRIES {
+                failed.requeue = failed.requeue.map(|pause| pause.min(GATE_RETRY));
+            }
+            failed.is_complete = false;
+            return Some(failed);
+        }
         let outcome = self.outputs.writer.patch::<R::Object>(&name, release).await;
         let Some(next) = after_gate_removal(&outcome, refusals) else {
             log(&PlannedChange::GateRemoved, &name);

@@ -9,7 +9,7 @@ use super::EventDraft;
 /// How long to wait for the watch after a stale patch.
 const STALE_RETRY: Duration = Duration::from_secs(2);
 /// Delay before the removal of a scheduling gate is retried.
-const GATE_RETRY: Duration = Duration::from_secs(15);
+pub(crate) const GATE_RETRY: Duration = Duration::from_secs(15);
 
 /// The consequences of a patch that was not applied.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use crate::{
 };
 
 pub(crate) use draft::hash;
-pub(crate) use follow_up::{FollowUp, after_gate_removal, after_patch};
+pub(crate) use follow_up::{FollowUp, GATE_RETRY, after_gate_removal, after_patch};
 pub(crate) use repairs::Written;
 pub(crate) use state::ObjectState;
 

@@ -64,7 +64,7 @@ impl Amount {
     pub(super) fn add(&mut self, workload: &KnownWorkload) {
         let requests = workload.requests;
         self.workloads += 1;
-        self.pods += workload.pods;
+        self.pods = self.pods.saturating_add(workload.pods);
         self.cpu_millicores = self.cpu_millicores.saturating_add(requests.cpu_millicores);
         self.memory_bytes = self.memory_bytes.saturating_add(requests.memory_bytes);
     }

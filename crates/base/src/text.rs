@@ -46,8 +46,16 @@ pub fn brief_list<T: AsRef<str>>(
     text
 }
 
+/// The text for a document: as one line, and without characters that no document may have (U+FFFE
+/// and U+FFFF in XML 1.0, section 2.2; likewise in each other plane).
+pub fn one_line(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { ' ' } else { shown(c) };
+    text.chars().map(shown).collect()
+}
+
 fn shown(c: char) -> char {
-    if c.is_control() || is_bidirectional(c) {
+    let is_no_character = u32::from(c) & 0xfffe == 0xfffe;
+    if c.is_control() || is_no_character || is_bidirectional(c) {
         REPLACEMENT
     } else {
         c
@@ -55,7 +63,7 @@ fn shown(c: char) -> char {
 }
 
 /// Whether a character turns the order of other characters around (Unicode Standard Annex 9).
-pub fn is_bidirectional(c: char) -> bool {
+fn is_bidirectional(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
@@ -67,6 +75,10 @@ mod tests {
     fn no_commands_are_shown() {
         assert_eq!(printable("a\u{1b}[2J\nb\u{202e}c\u{200f}"), "a�[2J\nb�c�");
         assert_eq!(brief("a\u{1b}\nb", 4), "a��b");
+        assert_eq!(
+            one_line("a\n\t\u{fffe}\u{ffff}\u{1ffff}\u{fffd}\u{2066}b"),
+            "a  �����b"
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A report as CSV (RFC 4180): one line for each workload and architecture that is asked about.
 
-use crate::report::Report;
+use crate::{report::Report, text::one_line};
 
 /// The columns.
 const HEADER: [&str; 13] = [
@@ -48,28 +48,81 @@ fn line(fields: &[String]) -> String {
     fields.join(",") + "\r\n"
 }
 
-/// A spreadsheet takes a field that begins with one of these for a formula.
-const FORMULA: [char; 4] = ['=', '+', '-', '@'];
+/// A spreadsheet takes a cell that begins with one of these for a formula, also if they have the
+/// width of East Asian characters.
+const FORMULA: [char; 8] = ['=', '+', '-', '@', '＝', '＋', '－', '＠'];
 
+/// In half of the world a spreadsheet separates cells at semicolons, whatever is quoted in the
+/// middle of its cell. So each part between semicolons may become a cell of its own.
 fn escape(field: &str) -> String {
-    let field: String = field
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect();
-    let guard = if field.starts_with(FORMULA) { "'" } else { "" };
-    if guard.is_empty() && !field.contains([',', '"']) {
+    let field = one_line(field);
+    let parts = field.split(';').map(|part| {
+        let is_formula = part
+            .trim_start()
+            .trim_start_matches('"')
+            .starts_with(FORMULA);
+        let guard = if is_formula { "'" } else { "" };
+        format!("{guard}{part}")
+    });
+    let guarded = parts.collect::<Vec<_>>().join(";");
+    if guarded == field && !field.contains([',', ';', '"']) {
         return field;
     }
-    format!("\"{guard}{}\"", field.replace('"', "\"\""))
+    format!("\"{}\"", guarded.replace('"', "\"\""))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::Write,
+        process::{Command, Stdio},
+    };
+
     use super::*;
 
     #[test]
     fn fields_are_quoted_where_they_have_to_be() {
         let fields = ["a", "b,c", "say \"x\"", "=1+1", ""].map(str::to_owned);
         assert_eq!(line(&fields), "a,\"b,c\",\"say \"\"x\"\"\",\"'=1+1\",\r\n");
+    }
+
+    /// Python's reader stands for spreadsheets.
+    #[test]
+    fn no_cell_is_a_formula_for_any_separator() {
+        let fields = [
+            "=1",
+            "a;=1",
+            "a; =1",
+            "a;\"=1\"",
+            "\u{ff1d}1",
+            ";@x",
+            "\t+1",
+            "b,=1",
+            "x\r\n-1",
+            "\"=1\"",
+        ];
+        let text = line(&fields.map(str::to_owned));
+        let read = r#"
+import csv, io, sys, unicodedata
+text = sys.stdin.buffer.read().decode()
+assert len(next(csv.reader(io.StringIO(text)))) == 10, text
+for delimiter in ",;\t":
+    for row in csv.reader(io.StringIO(text), delimiter=delimiter):
+        for cell in row:
+            begin = unicodedata.normalize("NFKC", cell).strip(' "')[:1]
+            assert begin not in tuple("=+-@"), (delimiter, cell)
+"#;
+        let mut python = Command::new("python3")
+            .args(["-c", read])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = python.stdin.take().unwrap();
+        input.write_all(text.as_bytes()).unwrap();
+        drop(input);
+        let read = python.wait_with_output().unwrap();
+        let errors = String::from_utf8_lossy(&read.stderr);
+        assert!(read.status.success(), "{errors}");
     }
 }

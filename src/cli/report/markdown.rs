@@ -1,6 +1,9 @@
 //! A report as Markdown, in the dialect that code hosts render.
 
-use crate::report::{Report, cores};
+use crate::{
+    report::{Report, cores},
+    text::one_line,
+};
 
 use super::table::{architectures, in_words, incomplete, memory, name, parts, reasons};
 
@@ -102,20 +105,43 @@ fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     text
 }
 
-/// Names come from users: they must not end a cell or become a link or HTML.
+/// What divides a word for a renderer and shows nothing (`CommonMark`, "HTML blocks").
+const NOTHING: &str = "<!-- -->";
+
+/// Names come from users: they must not end a cell, or become a link, a mention of a team or HTML.
 fn escape(text: &str) -> String {
+    let text = one_line(text);
     let mut escaped = String::new();
-    for c in text.chars() {
+    for (index, c) in text.char_indices() {
+        let (before, rest) = text.split_at(index);
         match c {
-            '|' | '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' => {
+            '|' | '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '&' => {
                 escaped.push('\\');
                 escaped.push(c);
             }
-            c if c.is_control() => escaped.push(' '),
+            // A digest is no mention.
+            '@' if !rest.starts_with("@sha") => {
+                escaped.push(c);
+                escaped += NOTHING;
+            }
+            // Renderers make links of bare addresses (GitHub Flavored Markdown, "Autolinks").
+            ':' if rest.starts_with("://") => {
+                escaped += NOTHING;
+                escaped.push(c);
+            }
+            '.' if ends_with_www(before) => {
+                escaped += NOTHING;
+                escaped.push(c);
+            }
             c => escaped.push(c),
         }
     }
     escaped
+}
+
+fn ends_with_www(text: &str) -> bool {
+    let end = text.get(text.len().saturating_sub(3)..);
+    end.is_some_and(|end| end.eq_ignore_ascii_case("www"))
 }
 
 #[cfg(test)]
@@ -130,5 +156,15 @@ mod tests {
             text,
             "| A | B |\n| --- | --- |\n| a\\|b | \\<script\\> \\[x\\](y) |\n"
         );
+        for (name, expected) in [
+            ("@team", "@<!-- -->team"),
+            ("app@sha256:1", "app@sha256:1"),
+            ("https://a.test", "https<!-- -->://a.test"),
+            ("WWW.a.test", "WWW<!-- -->.a.test"),
+            ("a\u{202e}b", "a\u{fffd}b"),
+            ("&#64;team", "\\&#64;team"),
+        ] {
+            assert_eq!(escape(name), expected);
+        }
     }
 }

@@ -175,6 +175,12 @@ impl ApiError {
         )
     }
 
+    /// Whether the API server rejected the change because of its content. Otherwise it rejects the
+    /// client, maybe only until it knows the role or the keys of tokens again.
+    pub fn is_about_content(&self) -> bool {
+        matches!(self, Self::Invalid(_) | Self::Denied(_) | Self::Name(_))
+    }
+
     /// When to retry after this many refusals in a row; `None` if only a change of the object can
     /// help, because its schema does not allow the change.
     pub fn retry(&self, refusals: u32) -> Option<Duration> {

@@ -164,6 +164,36 @@ async fn a_refused_pod_loses_its_gate() {
     controller.stop().await;
 }
 
+/// A role or the keys of tokens may be unknown for a moment. A pod without its gate would go
+/// without the decision.
+#[tokio::test(start_paused = true)]
+async fn a_rejected_client_keeps_the_gate() {
+    for code in [401, 403] {
+        let api = cluster();
+        let mut gated = pod();
+        gated["spec"]["schedulingGates"] = json!([{ "name": "archaware.dev/inspect" }]);
+        api.put(POD, gated);
+        let call = format!("PATCH {POD}");
+        let rejected =
+            ScriptedResponse::Status(code, "User \"archaware\" cannot patch", Value::Null);
+        api.script(&call, [rejected.clone(), rejected]);
+        let controller = Controller::start(&api, "");
+        let calls = api.wait_for(&call, 3).await;
+        let mut bodies = calls.iter().map(|call| call.body.to_string());
+        assert!(
+            bodies.all(|body| body.contains("/spec/tolerations")),
+            "{code}: {calls:?}"
+        );
+        for pair in calls.windows(2) {
+            assert_eq!((pair[1].at - pair[0].at).as_secs(), 15, "{code}");
+        }
+        let released = api.get(POD).unwrap();
+        assert_eq!(released["spec"]["schedulingGates"], json!([]));
+        assert_ne!(released["spec"]["tolerations"], Value::Null);
+        controller.stop().await;
+    }
+}
+
 /// An event that cannot be written is not retried and delays nothing.
 #[tokio::test(start_paused = true)]
 async fn events_are_best_effort() {
