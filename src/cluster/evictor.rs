@@ -114,12 +114,17 @@ impl Evictor {
         self.rate.take_now()
     }
 
-    /// Evicts a pod now.
+    /// Evicts a pod now. The request may be repeated for a while: its end is awaited only as long as
+    /// the Lease is held.
     pub(crate) async fn evict(&self, pod: &Pod, reason: EvictionReason) -> EvictionResult {
-        if !is_held(*self.until.borrow()) {
+        let mut until = self.until.clone();
+        if !is_held(*until.borrow_and_update()) {
             return EvictionResult::NotLeading;
         }
-        let answer = self.api.evict(pod).await;
+        let answer = tokio::select! {
+            answer = self.api.evict(pod) => answer,
+            Ok(_) = until.wait_for(Option::is_none) => return EvictionResult::NotLeading,
+        };
         self.report(pod, reason, &answer);
         let (result, label) = match answer {
             Ok(()) => (EvictionResult::Evicted, "evicted"),
@@ -201,7 +206,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::scripted_api::ScriptedApi;
+    use crate::scripted_api::{ScriptedApi, ScriptedResponse};
 
     /// A process that was stopped for a while may not know yet that another process leads.
     #[tokio::test(start_paused = true)]
@@ -228,6 +233,34 @@ mod tests {
         let leading = evictor.evict(&pod, EvictionReason::Clean).await;
         assert_eq!(leading, EvictionResult::Evicted);
         let call = "POST /api/v1/namespaces/n/pods/p/eviction";
+        assert_eq!(api.calls(&[call]).len(), 1);
+    }
+
+    /// The API server asks for a retry, and meanwhile another process leads.
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_repeated_after_the_lease_is_lost() {
+        let api = ScriptedApi::default();
+        let pod = json!({"metadata": {"namespace": "n", "name": "p", "uid": "u"}});
+        api.put("/api/v1/namespaces/n/pods/p", pod.clone());
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        let call = "POST /api/v1/namespaces/n/pods/p/eviction";
+        let later = json!({"retryAfterSeconds": 3});
+        api.script(call, [ScriptedResponse::Status(429, "wait", later)]);
+        let (lease, until) = watch::channel(Some(Instant::now() + Duration::from_secs(15)));
+        let leadership = Leadership {
+            leading: watch::channel(true).1,
+            until,
+        };
+        let limit = NonZeroU16::new(600).unwrap();
+        let metrics = EvictionMetrics::default();
+        let evictor = Evictor::new(api.client(), &leadership, limit, metrics, None);
+        let lose = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            lease.send_replace(None);
+        };
+        let evicting = evictor.evict(&pod, EvictionReason::Clean);
+        assert_eq!(tokio::join!(evicting, lose).0, EvictionResult::NotLeading);
+        tokio::time::sleep(Duration::from_secs(10)).await;
         assert_eq!(api.calls(&[call]).len(), 1);
     }
 
