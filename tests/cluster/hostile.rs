@@ -1,5 +1,7 @@
 //! One tenant does everything at once that could stop archaware for the others.
 
+mod content;
+
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Pod, Secret};
