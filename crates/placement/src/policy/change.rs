@@ -92,14 +92,11 @@ impl PodChange {
         for image in &mut self.images {
             let is_same =
                 |recorded_image: &&ImageChange| recorded_image.container == image.container;
-            let mut recorded = recorded.images.iter().filter(is_same);
-            let Some(before) = recorded.next().filter(|before| before.to == image.to) else {
-                continue;
-            };
-            if let Some(now) = undone.iter().find(is_same) {
+            let before = recorded.images.iter().find(is_same);
+            if before.is_some_and(|before| before.to == image.to)
+                && let Some(now) = undone.iter().find(is_same)
+            {
                 image.to.clone_from(&now.to);
-            } else if image.from != before.from {
-                image.to.clone_from(&image.from);
             }
         }
         self
