@@ -160,7 +160,15 @@ async fn a_private_document_is_for_holders_of_the_credential() {
     assert!(read_as(&resolver, &image, &right).await.is_ok());
     let denied = read(&resolver, &image).await.unwrap_err();
     assert_eq!(denied.reason(), Reason::Denied);
-    assert!(read_as(&resolver, &image, &right).await.is_ok());
+    // Its digest is no secret: it is in manifests and logs.
+    let by_digest = format!("{image}@{}", artifact.root.digest);
+    let denied = read(&resolver, &by_digest).await.unwrap_err();
+    assert_eq!(denied.reason(), Reason::Denied);
+    let requests = registry.seen().len();
+    for image in [&image, &by_digest] {
+        assert!(read_as(&resolver, image, &right).await.is_ok());
+    }
+    assert_eq!(registry.seen().len(), requests);
 }
 
 /// A document that is none says nothing about the same reference as an image.

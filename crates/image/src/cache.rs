@@ -69,9 +69,9 @@ impl Weighter<Fingerprint, ArtifactEntry> for ArtifactBytes {
     }
 }
 
-/// Key of attached artifacts: kind of key, image, repository (another repository may hold the same
-/// image with other artifacts), and credentials.
-type AttachedKey<'a> = (&'a str, &'a Digest, &'a str, &'a [Fingerprint]);
+/// Key of artifacts: kind of key, artifact or image that it is attached to, repository (another
+/// repository may hold the same image with other artifacts), and credentials.
+type ArtifactKey<'a> = (&'a str, &'a Digest, &'a str, &'a [Fingerprint]);
 
 #[derive(Clone)]
 struct FailureEntry {
@@ -129,48 +129,30 @@ impl Caches {
         }
     }
 
-    /// The artifact of a kind that has this digest.
-    pub(crate) fn artifact(
-        &self,
-        kind: &str,
-        digest: &Digest,
-        scope: CacheScope,
-    ) -> Option<Arc<ArtifactContent>> {
-        let entry = self.artifacts.get(&artifact_key(kind, digest, scope))?;
-        match entry.content {
-            Attached::Content(content) => Some(content),
-            Attached::Nothing => None,
-        }
-    }
-
-    pub(crate) fn store_artifact(
-        &self,
-        kind: &str,
-        digest: &Digest,
-        scope: CacheScope,
-        content: Arc<ArtifactContent>,
-    ) {
+    /// Stores the artifact that has this digest. Unlike the platforms of an image, its content is
+    /// shown to the authors of pods, so it is kept for those who may read it: with these credentials
+    /// from this repository.
+    pub(crate) fn store_artifact(&self, key: ArtifactKey<'_>, content: Arc<ArtifactContent>) {
         let entry = ArtifactEntry {
             content: Attached::Content(content),
             expires: None,
         };
-        self.artifacts
-            .insert(artifact_key(kind, digest, scope), entry);
+        self.artifacts.insert(artifact_key(key), entry);
     }
 
-    /// The artifacts attached to an image, if they are known.
-    pub(crate) fn attached(&self, key: AttachedKey<'_>) -> Option<Attached> {
-        let entry = self.artifacts.get(&attached_key(key))?;
+    /// An artifact, or the artifacts attached to an image, if they are known.
+    pub(crate) fn artifact(&self, key: ArtifactKey<'_>) -> Option<Attached> {
+        let entry = self.artifacts.get(&artifact_key(key))?;
         let is_valid = entry.expires.is_none_or(|expires| Instant::now() < expires);
         is_valid.then_some(entry.content)
     }
 
     /// Stores the artifacts attached to an image for a time, because another artifact may be
     /// attached.
-    pub(crate) fn store_attached(&self, key: AttachedKey<'_>, content: Attached, ttl: Duration) {
+    pub(crate) fn store_attached(&self, key: ArtifactKey<'_>, content: Attached, ttl: Duration) {
         let expires = Some(Instant::now() + ttl);
         let entry = ArtifactEntry { content, expires };
-        self.artifacts.insert(attached_key(key), entry);
+        self.artifacts.insert(artifact_key(key), entry);
     }
 
     pub(crate) fn summary(&self, digest: &Digest, scope: CacheScope) -> Option<CachedSummary> {
@@ -316,22 +298,11 @@ fn summary_key(digest: &Digest, scope: CacheScope) -> Fingerprint {
     Fingerprint::from_parts(&[b"summary", digest.to_string().as_bytes(), scope.bytes()])
 }
 
-fn artifact_key(kind: &str, digest: &Digest, scope: CacheScope) -> Fingerprint {
-    let digest = digest.to_string();
-    let parts = [
-        b"artifact".as_slice(),
-        kind.as_bytes(),
-        digest.as_bytes(),
-        scope.bytes(),
-    ];
-    Fingerprint::from_parts(&parts)
-}
-
 fn partial_key(digest: &Digest, name: &str, fingerprints: &[Fingerprint]) -> Fingerprint {
     repository_key(b"partial", digest, name, fingerprints)
 }
 
-fn attached_key((what, digest, name, fingerprints): AttachedKey<'_>) -> Fingerprint {
+fn artifact_key((what, digest, name, fingerprints): ArtifactKey<'_>) -> Fingerprint {
     repository_key(what.as_bytes(), digest, name, fingerprints)
 }
 

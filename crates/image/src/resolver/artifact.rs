@@ -269,18 +269,12 @@ impl ResolverInner {
         query: ArtifactQuery,
     ) -> Option<Attached> {
         let (name, fingerprints) = (context.reference.name(), context.fingerprints());
-        let attached = || {
-            self.caches
-                .attached((&query.key(), digest, &*name, &*fingerprints))
+        let known = |what: &str| {
+            let key = (what, digest, &*name, &*fingerprints);
+            self.caches.artifact(key)
         };
-        match query.place {
-            Place::Named => self
-                .caches
-                .artifact(query.kind.name, digest, context.summary_scope())
-                .map(Attached::Content)
-                .or_else(attached),
-            Place::Attached => attached(),
-        }
+        let itself = (query.place == Place::Named).then(|| known(query.kind.name));
+        itself.flatten().or_else(|| known(&query.key()))
     }
 
     async fn read_artifact(
@@ -327,8 +321,8 @@ impl ResolverInner {
                     self.caches
                         .store_attached(key, Attached::Content(kept), ttl);
                 } else {
-                    let (kind, scope) = (query.kind.name, context.summary_scope());
-                    self.caches.store_artifact(kind, digest, scope, kept);
+                    let key = (query.kind.name, digest, &*name, &*fingerprints);
+                    self.caches.store_artifact(key, kept);
                 }
                 Ok(content)
             }
