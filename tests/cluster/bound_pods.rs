@@ -1,6 +1,9 @@
 //! Pods that run on a node before it is tainted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
 
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use kube::{
@@ -8,6 +11,7 @@ use kube::{
     api::{ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
+use tokio::net::UdpSocket;
 
 use super::*;
 
@@ -427,6 +431,35 @@ async fn uids(cluster: &TestCluster) -> BTreeSet<String> {
         .filter(stays)
         .map(|pod| pod.uid().unwrap())
         .collect()
+}
+
+/// A tenant runs pods whose registries never answer. With `NoExecute` the images of each matter.
+#[tokio::test]
+async fn registries_that_hang_delay_no_taint_for_long() {
+    const PODS: usize = 256;
+    let cluster = TestCluster::take().await;
+    cluster.create_node("amd64", "amd64").await;
+    // No name is ever answered.
+    let _name_server = UdpSocket::bind("127.53.53.54:53").await.unwrap();
+    let resolv_conf = cluster.dir().join("resolv.conf");
+    std::fs::write(&resolv_conf, "nameserver 127.53.53.54\n").unwrap();
+    for number in 0..PODS {
+        // Each at a domain of its own: what is known of one host says nothing of another.
+        run_on(&cluster, "amd64", &format!("runs-{number}"), |spec| {
+            spec["containers"][0]["image"] = json!(format!("r.silent{number}.test/app"));
+        })
+        .await;
+    }
+    let config = "taint: {effect: NoExecute}\nresolution: {budget: 8s}\n";
+    let started = Instant::now();
+    let archaware = Controller::start_with_resolv_conf(&cluster, config, &resolv_conf);
+    cluster.wait_until_tainted().await;
+    let took = started.elapsed();
+    println!("{PODS} pods with registries that hang: tainted after {took:.0?}");
+    // Four times the budget, and more, if each pod waited for its registry.
+    assert!(took < Duration::from_secs(30), "{took:?}");
+    assert!(!is_early(&cluster).await);
+    assert_eq!(archaware.stop().await, 0);
 }
 
 /// The descheduler with the default policy of its chart evicts pods that do not tolerate a taint

@@ -1,7 +1,7 @@
 //! Nodes whose pods are checked together, and the results.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
@@ -18,6 +18,8 @@ use super::checks::{CheckResult, NodeCheck, Phase};
 
 /// How often progress is logged.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+/// How long the images of a pod may take, after an earlier pod of its namespace took too long.
+const SHORT_LOOK: Duration = Duration::from_millis(500);
 /// After this many failures the node is tainted anyway, if the taint evicts no pod. Later failures
 /// are not logged as warnings.
 const MAX_FAILURES: u32 = 3;
@@ -29,6 +31,8 @@ pub(super) struct Batch {
     results: HashMap<String, OfNode>,
     looked_at: AtomicUsize,
     tolerated: AtomicUsize,
+    /// Namespaces with a pod whose images were not known in time.
+    slow: Mutex<HashSet<String>>,
 }
 
 /// The result for the pods of a node.
@@ -86,7 +90,20 @@ impl Batch {
             checks,
             looked_at: AtomicUsize::new(0),
             tolerated: AtomicUsize::new(0),
+            slow: Mutex::default(),
         }
+    }
+
+    /// How long the images of a pod may take, if its namespace had its time: a tenant whose
+    /// registries hang must not keep the nodes of all tenants untainted.
+    pub(super) fn patience(&self, namespace: &str) -> Option<Duration> {
+        let is_slow = self.slow.lock().contains(namespace);
+        is_slow.then_some(SHORT_LOOK)
+    }
+
+    /// The images of a pod of this namespace were not known in time.
+    pub(super) fn is_slow(&self, namespace: &str) {
+        self.slow.lock().insert(namespace.to_owned());
     }
 
     /// The taint to check on a node.

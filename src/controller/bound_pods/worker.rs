@@ -1,6 +1,6 @@
 //! Lists pods by their nodes, and gives them the toleration that they lack.
 
-use std::{future::pending, panic::AssertUnwindSafe, sync::Arc};
+use std::{future::pending, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::{
     FutureExt, StreamExt, TryStreamExt,
@@ -10,7 +10,7 @@ use futures::{
 use kube_runtime::reflector::{ObjectRef, Store};
 use tokio::{
     sync::{Semaphore, mpsc, watch},
-    time::Instant,
+    time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -19,12 +19,12 @@ use crate::{
         api::{ApiClient, ApiError},
         name::NamespacedName,
         namespaces::Namespaces,
-        objects::{Node, Pod},
+        objects::{Namespace, Node, Pod},
         patch,
         writer::{PatchOutcome, Writer},
     },
     error::chain,
-    evaluate::Evaluator,
+    evaluate::{Evaluation, Evaluator, Verdict},
     metrics::Metrics,
     placement::Effect,
     plan::{
@@ -54,6 +54,9 @@ const READ_AHEAD: usize = 250;
 /// Pods of a batch that are checked at the same time; pods that need a patch wait for a permit of
 /// `places`.
 const MAX_WAITING: usize = 64;
+
+/// After a pod whose images are not known for this long, other pods of its namespace wait less.
+const LONG_LOOK: Duration = Duration::from_secs(5);
 
 /// Checks the pods of nodes.
 pub(in super::super) struct Worker {
@@ -218,7 +221,7 @@ impl Worker {
         };
         batch.count();
         let name = NamespacedName::of_object(pod);
-        let tolerated = AssertUnwindSafe(self.tolerate(pod, &name, check)).catch_unwind();
+        let tolerated = AssertUnwindSafe(self.tolerate(pod, &name, check, batch)).catch_unwind();
         let result = tolerated.await.unwrap_or_else(|_| {
             self.metrics.panics.count("nodes");
             Err(Failure::Panicked)
@@ -233,6 +236,26 @@ impl Worker {
         self.metrics.bound_pods.count(result);
     }
 
+    /// `None` if the images are not known in time. The pod then stays.
+    async fn evaluate(
+        &self,
+        pod: &Pod,
+        namespace: &Namespace,
+        batch: &Batch,
+    ) -> Option<Evaluation> {
+        let (subject, started) = (subject(pod), Instant::now());
+        let evaluation = self.evaluator.evaluate(subject, namespace);
+        let evaluation = match batch.patience(subject.namespace) {
+            Some(patience) => timeout(patience, evaluation).await.ok()?,
+            None => evaluation.await,
+        };
+        let is_late = started.elapsed() >= LONG_LOOK;
+        if is_late && matches!(evaluation.verdict, Verdict::Unresolved { .. }) {
+            batch.is_slow(subject.namespace);
+        }
+        Some(evaluation)
+    }
+
     /// Gives the pod the toleration for the taint of its node, unless it has one or may not stay.
     /// Returns the result for the metrics.
     async fn tolerate(
@@ -240,21 +263,22 @@ impl Worker {
         pod: &Pod,
         name: &NamespacedName,
         check: &NodeCheck,
+        batch: &Batch,
     ) -> Result<&'static str, Failure> {
         let taint = &check.taint;
         if !bound_pod::lacks_toleration(pod, taint) {
             return Ok("unchanged");
         }
-        let _place = self.places.acquire().await;
         let namespace = self.namespaces.find(subject(pod).namespace).await;
         // With NoSchedule the images do not matter.
         let evaluation = if taint.kind.effect == Effect::NoExecute {
-            let evaluation = self.evaluator.evaluate(subject(pod), &namespace);
+            let evaluation = self.evaluate(pod, &namespace, batch);
             let evaluation = self.stop.run_until_cancelled(evaluation).await;
-            Some(evaluation.ok_or(Failure::Changed)?)
+            evaluation.ok_or(Failure::Changed)?
         } else {
             None
         };
+        let _place = self.places.acquire().await;
         let is_ignored = self.evaluator.is_ignored(subject(pod), &namespace);
         let policy = &self.evaluator.policy;
         let is_repelled =
