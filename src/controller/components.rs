@@ -143,6 +143,7 @@ impl Components {
             namespaces: self.outputs.namespaces.clone(),
             own_namespace: self.namespace.clone(),
             newest_admitted: self.newest_admitted.clone(),
+            clock: self.api.clock(),
         }
     }
 
@@ -171,13 +172,15 @@ impl Components {
         let watched = watch_objects(&self.api, Some(pods::UNBOUND), pods::same, forget);
         let leading = self.leadership.leading.clone();
         let (store, metrics) = (watched.store.clone(), &self.outputs.metrics);
-        pods::register_gauges(metrics, store.clone(), states.clone(), leading.clone());
+        let (gauged, clock) = ((store.clone(), states.clone()), self.api.clock());
+        pods::register_gauges(metrics, gauged, leading.clone(), clock);
         let kind = pods::PodSteps {
             evaluator: self.evaluator.clone(),
             namespaces: self.outputs.namespaces.clone(),
             failure: (&self.config.resolution.failure).into(),
             metrics: metrics.clone(),
             newest_admitted: self.newest_admitted.clone(),
+            clock: self.api.clock(),
         };
         let reconciler = self.reconciler(kind, store.clone(), states, Some(initial.clone()));
         let ready = watched.ready.clone();

@@ -37,7 +37,6 @@ use crate::{
 };
 
 use super::{
-    age::age,
     durable::{Durable, EVICTIONS},
     webhook_use::WebhookUse,
 };
@@ -256,7 +255,7 @@ impl MisplacedPods {
         let evicts = self.evaluator.config.misplaced == Misplaced::Evict;
         let mut misplaced = MisplacedPod {
             pod: &pod,
-            age: age(&pod),
+            age: self.api.clock().age(&pod),
             platform: &found.platform,
             found: &found.containers,
             architectures: found.architectures.as_ref(),

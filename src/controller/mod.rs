@@ -3,7 +3,6 @@
 //! pods wait that have not been decided yet.
 
 mod advice;
-mod age;
 mod bound_pods;
 mod components;
 mod daemon_sets;

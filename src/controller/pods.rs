@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use crate::{
     cluster::{
+        api::ServerClock,
         namespaces::Namespaces,
         objects::{Pod, annotations},
     },
@@ -19,7 +20,7 @@ use crate::{
     plan::{self, Plan, Policies, Remembered},
 };
 
-use super::{age::age, object_state::ObjectStates, reconcile::ReconcileSteps, webhook_use};
+use super::{object_state::ObjectStates, reconcile::ReconcileSteps, webhook_use};
 
 /// The reconciler of pods.
 pub(super) struct PodSteps {
@@ -29,6 +30,8 @@ pub(super) struct PodSteps {
     pub(super) metrics: Metrics,
     /// When the newest pod was created that came through the webhook, in seconds since 1970.
     pub(super) newest_admitted: Arc<AtomicI64>,
+    /// Of the API server.
+    pub(super) clock: ServerClock,
 }
 
 /// Pods that are not bound. So the cost does not depend on the number of running pods.
@@ -81,19 +84,19 @@ impl ReconcileSteps for PodSteps {
     /// Records how long the pod waited for its decision.
     fn decided(&self, pod: &Pod) {
         if !is_recorded(pod) {
-            self.metrics.pod_decided(age(pod));
+            self.metrics.pod_decided(self.clock.age(pod));
         }
     }
 }
 
 /// The number of undecided pods, and the age of the oldest in seconds.
-fn undecided(store: &Store<Pod>, states: &ObjectStates) -> (i64, i64) {
+fn undecided(store: &Store<Pod>, states: &ObjectStates, clock: &ServerClock) -> (i64, i64) {
     let (mut count, mut oldest) = (0, Duration::ZERO);
     for pod in store.state() {
         let decided = states.is_decided(&*pod);
         if pod.is_in_scope() && !decided.unwrap_or_else(|| is_recorded(&pod)) {
             count += 1;
-            oldest = oldest.max(age(&pod));
+            oldest = oldest.max(clock.age(&pod));
         }
     }
     (count, i64::try_from(oldest.as_secs()).unwrap_or(i64::MAX))
@@ -102,9 +105,9 @@ fn undecided(store: &Store<Pod>, states: &ObjectStates) -> (i64, i64) {
 /// Registers gauges of watched and undecided pods. Only the leader reports undecided pods.
 pub(super) fn register_gauges(
     metrics: &Metrics,
-    store: Store<Pod>,
-    states: ObjectStates,
+    (store, states): (Store<Pod>, ObjectStates),
     leading: watch::Receiver<bool>,
+    clock: ServerClock,
 ) {
     let all = store.clone();
     let watched = [("pods_watched", "Pods in the selection of the watch")];
@@ -126,7 +129,7 @@ pub(super) fn register_gauges(
         if !*leading.borrow() {
             return Default::default();
         }
-        let (count, oldest) = undecided(&store, &states);
+        let (count, oldest) = undecided(&store, &states, &clock);
         [count, oldest].map(|value| vec![([], value)])
     });
 }

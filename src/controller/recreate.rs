@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use crate::{
     backoff::Backoff,
     cluster::{
+        api::ServerClock,
         evictor::{EvictionReason, EvictionResult, Evictor},
         objects::Pod,
     },
@@ -22,7 +23,7 @@ use crate::{
     plan,
 };
 
-use super::{age::age, webhook_use::WebhookUse};
+use super::webhook_use::WebhookUse;
 
 /// How often the pods are looked at. A pod that is not bound after this time is one that an
 /// autoscaler looks at.
@@ -76,7 +77,7 @@ impl Recreation {
                 }
                 let result = self.evictor.evict(&pod, EvictionReason::NoAffinity).await;
                 if result == EvictionResult::Evicted {
-                    remember(&mut owners, &pod, Instant::now());
+                    remember(&mut owners, &pod, &self.webhook.clock, Instant::now());
                 }
             }
             tokio::time::sleep(PERIOD).await;
@@ -88,7 +89,7 @@ impl Recreation {
     /// again, one pod is tried.
     fn due(&self, owners: &Owners, trials: &mut Trials, now: Instant) -> Vec<Arc<Pod>> {
         let pods = self.pods.state().into_iter();
-        let late = pods.filter(|pod| self.is_late(pod) && may_evict(pod, owners, now));
+        let late = pods.filter(|pod| self.is_late(pod) && self.may_evict(pod, owners, now));
         let (known, unknown): (Vec<_>, Vec<_>) =
             late.partition(|pod| self.webhook.is_asked_since(pod));
         if !known.is_empty() {
@@ -107,13 +108,18 @@ impl Recreation {
 
     fn is_still_due(&self, pod: &Pod, owners: &Owners) -> bool {
         let current = self.pods.get(&ObjectRef::from_obj(pod));
-        current.is_some_and(|pod| self.is_late(&pod) && may_evict(&pod, owners, Instant::now()))
+        current
+            .is_some_and(|pod| self.is_late(&pod) && self.may_evict(&pod, owners, Instant::now()))
+    }
+
+    fn may_evict(&self, pod: &Pod, owners: &Owners, now: Instant) -> bool {
+        may_evict(pod, &self.webhook.clock, owners, now)
     }
 
     /// Whether this pod waits for a node without the affinity that it would get through the
     /// webhook.
     fn is_late(&self, pod: &Pod) -> bool {
-        age(pod) > PERIOD
+        self.webhook.clock.age(pod) > PERIOD
             && !self.webhook.is_excluded(pod)
             && plan::pod::lacks_affinity(pod, &self.evaluator.policy)
     }
@@ -126,21 +132,21 @@ fn owner(pod: &Pod) -> Option<String> {
 
 /// A pod that is older than the last eviction of its controller's pods has not had its turn. A
 /// newer one was created without affinity again.
-fn is_in_vain(pod: &Pod, last: Instant, now: Instant) -> bool {
-    age(pod) < now.saturating_duration_since(last)
+fn is_in_vain(pod: &Pod, clock: &ServerClock, last: Instant, now: Instant) -> bool {
+    clock.age(pod) < now.saturating_duration_since(last)
 }
 
-fn may_evict(pod: &Pod, owners: &Owners, now: Instant) -> bool {
+fn may_evict(pod: &Pod, clock: &ServerClock, owners: &Owners, now: Instant) -> bool {
     let Some(owner) = owner(pod) else {
         return false;
     };
     owners.get(&owner).is_none_or(|(times, last)| {
         let waited = now.saturating_duration_since(*last);
-        !is_in_vain(pod, *last, now) || waited >= PAUSES.delay(times + 1)
+        !is_in_vain(pod, clock, *last, now) || waited >= PAUSES.delay(times + 1)
     })
 }
 
-fn remember(owners: &mut Owners, pod: &Pod, now: Instant) {
+fn remember(owners: &mut Owners, pod: &Pod, clock: &ServerClock, now: Instant) {
     let Some(owner) = owner(pod) else {
         return;
     };
@@ -150,7 +156,7 @@ fn remember(owners: &mut Owners, pod: &Pod, now: Instant) {
         owners.remove(&oldest.unwrap_or_default());
     }
     let entry = owners.entry(owner).or_insert((0, now));
-    let in_vain = is_in_vain(pod, entry.1, now);
+    let in_vain = is_in_vain(pod, clock, entry.1, now);
     *entry = (entry.0 + u32::from(in_vain), now);
 }
 
@@ -166,26 +172,29 @@ mod tests {
         let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p", "ownerReferences": [
             {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}]}}))
         .unwrap();
-        let (now, mut owners) = (Instant::now(), Owners::new());
+        let (now, clock, mut owners) = (Instant::now(), ServerClock::default(), Owners::new());
         let after = |seconds| now + Duration::from_secs(seconds);
         // Created an hour ago, before other pods of its controller were evicted, so it has not had
         // its turn, and need not wait.
         let mut old = pod.clone();
         old.metadata.creation_timestamp =
             Some(Time(jiff::Timestamp::now() - Duration::from_hours(1)));
-        assert!(may_evict(&pod, &owners, now) && may_evict(&old, &owners, now));
-        remember(&mut owners, &old, now);
-        assert!(may_evict(&old, &owners, after(1)));
+        assert!(may_evict(&pod, &clock, &owners, now) && may_evict(&old, &clock, &owners, now));
+        remember(&mut owners, &old, &clock, now);
+        assert!(may_evict(&old, &clock, &owners, after(1)));
         // Created just now.
-        assert!(!may_evict(&pod, &owners, after(59)) && may_evict(&pod, &owners, after(60)));
-        remember(&mut owners, &pod, after(60));
-        remember(&mut owners, &pod, after(180));
         assert!(
-            !may_evict(&pod, &owners, after(180 + 239))
-                && may_evict(&pod, &owners, after(180 + 240))
+            !may_evict(&pod, &clock, &owners, after(59))
+                && may_evict(&pod, &clock, &owners, after(60))
+        );
+        remember(&mut owners, &pod, &clock, after(60));
+        remember(&mut owners, &pod, &clock, after(180));
+        assert!(
+            !may_evict(&pod, &clock, &owners, after(180 + 239))
+                && may_evict(&pod, &clock, &owners, after(180 + 240))
         );
         assert!(
-            !may_evict(&Pod::default(), &owners, now),
+            !may_evict(&Pod::default(), &clock, &owners, now),
             "no controller would replace it"
         );
     }
@@ -197,12 +206,13 @@ mod tests {
                 {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": owner.to_string(), "controller": true}]}}))
             .unwrap()
         };
-        let (now, mut owners) = (Instant::now(), Owners::new());
+        let (now, clock, mut owners) = (Instant::now(), ServerClock::default(), Owners::new());
         for owner in 0..=MAX_OWNERS {
             let seconds = u64::try_from(owner).unwrap();
             remember(
                 &mut owners,
                 &pod_of(owner),
+                &clock,
                 now + Duration::from_secs(seconds),
             );
         }

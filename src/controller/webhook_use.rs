@@ -12,14 +12,13 @@ use kube::Resource;
 
 use crate::{
     cluster::{
+        api::ServerClock,
         namespaces::Namespaces,
         objects::{Pod, annotations},
     },
     metrics::Metrics,
     placement::{annotation, record},
 };
-
-use super::age::age;
 
 /// Knows whether the API server calls the webhook for a pod. Cheap to clone.
 #[derive(Clone)]
@@ -30,6 +29,8 @@ pub(super) struct WebhookUse {
     pub(super) own_namespace: String,
     /// When the newest pod was created that came through the webhook, in seconds since 1970.
     pub(super) newest_admitted: Arc<AtomicI64>,
+    /// Of the API server.
+    pub(super) clock: ServerClock,
 }
 
 impl WebhookUse {
@@ -39,7 +40,7 @@ impl WebhookUse {
         let asked = self.metrics.admissions.last_asked();
         let created = pod.metadata.creation_timestamp.as_ref();
         let newest = self.newest_admitted.load(Ordering::Relaxed);
-        asked.is_some_and(|ago| Duration::from_secs(ago + 1) < age(pod))
+        asked.is_some_and(|ago| Duration::from_secs(ago + 1) < self.clock.age(pod))
             || created.is_some_and(|created| created.0.as_second() < newest)
     }
 

@@ -436,7 +436,7 @@ async fn uids(cluster: &TestCluster) -> BTreeSet<String> {
 /// A tenant runs pods whose registries never answer. With `NoExecute` the images of each matter.
 #[tokio::test]
 async fn registries_that_hang_delay_no_taint_for_long() {
-    const PODS: usize = 256;
+    const PODS: usize = 512;
     let cluster = TestCluster::take().await;
     cluster.create_node("amd64", "amd64").await;
     // No name is ever answered.
@@ -456,8 +456,8 @@ async fn registries_that_hang_delay_no_taint_for_long() {
     cluster.wait_until_tainted().await;
     let took = started.elapsed();
     println!("{PODS} pods with registries that hang: tainted after {took:.0?}");
-    // Four times the budget, and more, if each pod waited for its registry.
-    assert!(took < Duration::from_secs(30), "{took:?}");
+    // It would be eight times the budget, and more, if each pod waited for its registry.
+    assert!(took < Duration::from_secs(50), "{took:?}");
     assert!(!is_early(&cluster).await);
     assert_eq!(archaware.stop().await, 0);
 }

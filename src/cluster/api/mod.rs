@@ -2,6 +2,7 @@
 //! timeout and field manager, obeys `Retry-After`, bounds the size of answers and classifies
 //! errors. Only watches use kube-runtime directly.
 
+mod clock;
 mod connect;
 mod dynamic;
 mod error;
@@ -37,6 +38,7 @@ use super::{
     patch::{self, JsonPatch},
 };
 
+pub(crate) use clock::ServerClock;
 pub use connect::{ConnectError, connect};
 pub use error::ApiError;
 
@@ -67,6 +69,7 @@ pub struct ApiClient {
     timeout: Duration,
     server: Arc<str>,
     is_in_cluster: bool,
+    clock: ServerClock,
 }
 
 impl ApiClient {
@@ -77,6 +80,7 @@ impl ApiClient {
             timeout: CALL_TIMEOUT,
             server: "".into(),
             is_in_cluster: false,
+            clock: ServerClock::default(),
         }
     }
 
@@ -102,6 +106,11 @@ impl ApiClient {
     /// The URL of the server, for messages.
     pub fn server(&self) -> &str {
         &self.server
+    }
+
+    /// The clock of the server.
+    pub(crate) fn clock(&self) -> ServerClock {
+        self.clock.clone()
     }
 
     /// This client with another timeout per call.
@@ -371,6 +380,7 @@ impl ApiClient {
         let unreachable = |error: kube::Error| ApiError::Unreachable(chain(&error));
         let answer = self.client.send(request.map(Body::from)).await;
         let (head, body) = answer.map_err(unreachable)?.into_parts();
+        self.clock.observe(&head.headers, jiff::Timestamp::now());
         let body = Limited::new(body, max_body).collect().await;
         let body = body.map_err(|error| {
             if error.is::<http_body_util::LengthLimitError>() {
