@@ -114,8 +114,8 @@ impl Evictor {
         self.rate.take_now()
     }
 
-    /// Evicts a pod now. The request may be repeated for a while: its end is awaited only as long as
-    /// the Lease is held.
+    /// Evicts a pod now. The request may be repeated for a while: its end is awaited only as long
+    /// as the Lease is held.
     pub(crate) async fn evict(&self, pod: &Pod, reason: EvictionReason) -> EvictionResult {
         let mut until = self.until.clone();
         if !is_held(*until.borrow_and_update()) {

@@ -130,8 +130,8 @@ impl Caches {
     }
 
     /// Stores the artifact that has this digest. Unlike the platforms of an image, its content is
-    /// shown to the authors of pods, so it is kept for those who may read it: with these credentials
-    /// from this repository.
+    /// shown to the authors of pods, so it is kept for those who may read it: with these
+    /// credentials from this repository.
     pub(crate) fn store_artifact(&self, key: ArtifactKey<'_>, content: Arc<ArtifactContent>) {
         let entry = ArtifactEntry {
             content: Attached::Content(content),

@@ -141,7 +141,7 @@ impl Require {
 }
 
 impl Require {
-    /// Whether archaware can have added this to a pod. The work of [`undo`] depends on these
+    /// Whether archaware can have added this to a pod. The work of `undo` depends on these
     /// numbers, and each term is named once.
     fn is_possible(&self) -> bool {
         let alternatives = self.alternatives.iter().map(Vec::len);

@@ -127,9 +127,9 @@ pub fn undo(
     undo
 }
 
-/// The images that were replaced, as they are now: another webhook may have given them any name of a
-/// mirror after archaware. An image that the pod does not ask to select is the author's: anybody may
-/// write a record. `containers`: names and images.
+/// The images that were replaced, as they are now: another webhook may have given them any name of
+/// a mirror after archaware. An image that the pod does not ask to select is the author's: anybody
+/// may write a record. `containers`: names and images.
 pub fn undo_images<'a>(
     added: &PodChange,
     annotations: &BTreeMap<String, String>,

@@ -1,5 +1,5 @@
-//! The clock of the API server, which sets the times of objects. That of this machine may be minutes
-//! ahead or behind.
+//! The clock of the API server, which sets the times of objects. That of this machine may be
+//! minutes ahead or behind.
 
 use std::{
     sync::{

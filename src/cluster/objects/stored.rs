@@ -63,16 +63,16 @@ impl<M: Default> From<StoredMetadata<M>> for ObjectMeta {
     }
 }
 
-/// What is kept of a pod or a DaemonSet at most. Real ones have some hundred elements. A small
-/// object in a list needs about a KiB of memory, so this is a few MiB.
+/// Maximum number of elements, and bytes of text, of a pod or a DaemonSet. Real pods have some
+/// hundred elements. A small object in a list needs about a KiB of memory, so this is a few MiB.
 const MAX_ELEMENTS: usize = 16 * 1024;
 const MAX_TEXT: usize = 512 * 1024;
-/// What is kept of a node at most. A kubelet reports all images that the node holds
+/// The same for a node. A kubelet reports all images that the node holds
 /// (`nodeStatusMaxImages`), which may be thousands.
 const MAX_NODE_ELEMENTS: usize = 128 * 1024;
 const MAX_NODE_TEXT: usize = 2 << 20;
 
-/// The part of an object by which it is found, for objects that are not read.
+/// The fields that identify an object, for objects that are not read.
 fn identity(metadata: ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         name: metadata.name,

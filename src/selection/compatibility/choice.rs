@@ -2,28 +2,11 @@
 
 mod selected_nodes;
 
-use crate::{placement::NodeVariant, text::brief};
+use crate::text::brief;
 
 pub use selected_nodes::SelectedNodes;
 
-use super::{Compatibility, CompatibilityDocument, Fits, NodeFacts, RuleKeys, limits::MAX_TAG};
-
-/// Nodes that are alike for the rules of a document.
-#[derive(Clone, Copy, Debug)]
-pub struct NodeGroup<'a> {
-    /// Its position among the groups of the cluster.
-    pub index: usize,
-    /// Facts about each of the nodes.
-    pub facts: NodeFacts<'a>,
-    /// Architecture of the nodes.
-    pub architecture: &'a str,
-    /// Variant of the nodes, if it is known.
-    pub variant: Option<NodeVariant>,
-    /// Values of `kubernetes.io/hostname`; empty if there are too many of them.
-    pub hosts: &'a [String],
-    /// The number of nodes in the group.
-    pub count: usize,
-}
+use super::{Compatibility, CompatibilityDocument, Fits, NodeGroup, RuleKeys, limits::MAX_TAG};
 
 /// Whether a pod can have the image of an entry on nodes that satisfy its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +54,7 @@ const MAX_EXPLAINED: usize = 8;
 pub enum NoChoice<'a> {
     /// This entry's image has to be resolved first.
     Unknown(&'a Compatibility),
-    /// No entry fits. The reasons for the first [`MAX_EXPLAINED`] entries, in the order of the
+    /// No entry fits. The reasons for the first entries, in the order of the
     /// document.
     Nothing(Vec<PassedOver>),
 }
@@ -124,13 +107,6 @@ pub enum CandidateOutcome {
     },
     /// A model selected another of its images.
     NotByModel,
-}
-
-impl NodeGroup<'_> {
-    /// Whether both are the same group, not only equal groups.
-    pub fn is_same(&self, other: &NodeGroup<'_>) -> bool {
-        self.index == other.index
-    }
 }
 
 impl Candidate {

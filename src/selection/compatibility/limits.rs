@@ -13,7 +13,7 @@ pub(super) const MAX_ENTRIES: usize = 256;
 pub(super) const MAX_EXPRESSIONS: usize = 4096;
 /// The cost of a pattern.
 pub(super) const COST_OF_PATTERN: usize = 32;
-/// Maximum number of elements of a document, with what its aliases stand for.
+/// Maximum number of elements of a document, where each alias counts as its whole content.
 const MAX_ELEMENTS: usize = 16 * 1024;
 /// Bytes of memory for an element: a rule or an expression in its list.
 const MEMORY_OF_ELEMENT: usize = 128;
@@ -48,7 +48,7 @@ pub enum InvalidDocument {
     /// More entries, expressions or elements than any real document has.
     #[error(
         "more than {MAX_ENTRIES} entries, {MAX_EXPRESSIONS} expressions and values (a pattern counts as {COST_OF_PATTERN}), or \
-         {MAX_ELEMENTS} elements and 256 KiB with what its aliases stand for"
+         {MAX_ELEMENTS} elements and 256 KiB, where each alias counts as its whole content"
     )]
     TooManyEntries,
     /// Larger than [`MAX_SIZE`].
@@ -74,7 +74,7 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, usize), Inv
     let text = std::str::from_utf8(bytes);
     let text = text.map_err(|_| InvalidDocument::malformed("not UTF-8"))?;
     let budget = Budget::new(MAX_ELEMENTS, MAX_SIZE);
-    // The parser copies what has an anchor, and repeats it for each alias.
+    // The parser copies the content of an anchor, and repeats it for each alias.
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_documents: 1,

@@ -11,6 +11,7 @@ mod format;
 mod keys;
 mod limits;
 mod model;
+mod node_group;
 mod opt_in;
 mod rule;
 mod variables;
@@ -18,8 +19,7 @@ mod version;
 mod work;
 
 pub use choice::{
-    Candidate, CandidateOutcome, Choice, Fit, ImageFit, NoChoice, NodeGroup, PassedOver, Runs,
-    SelectedNodes,
+    Candidate, CandidateOutcome, Choice, Fit, ImageFit, NoChoice, PassedOver, Runs, SelectedNodes,
 };
 pub use document::{Compatibility, CompatibilityDocument};
 pub use expression::{Expression, InvalidExpression, WrittenExpression};
@@ -30,5 +30,6 @@ pub use keys::{FeatureKeys, LabelKeys};
 pub(super) use limits::MAX_MEMORY;
 pub use limits::{InvalidDocument, MAX_SIZE, RuleKeys};
 pub use model::Model;
+pub use node_group::NodeGroup;
 pub use opt_in::{ImageSelection, InvalidSelection, is_requested, requested};
 pub use rule::{FeatureMatch, Rule};

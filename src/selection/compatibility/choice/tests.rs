@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::selection::compatibility::NodeFacts;
 
 pub(in super::super) type Labels = BTreeMap<String, String>;
 
