@@ -161,7 +161,7 @@ impl Selecting<'_> {
                 Ok(fits) => {
                     terms.extend(self.preferred(pod, image, document, (&groups, &fits), kept));
                 }
-                Err(why) => tracing::debug!(image, why, "the attached document does not count"),
+                Err(why) => tracing::debug!(image, %why, "the attached document does not count"),
             }
         }
         terms.sort_by_key(|term: &WeightedTerm| std::cmp::Reverse(term.weight));

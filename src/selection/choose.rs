@@ -28,6 +28,7 @@ use super::{
         Fits, ImageFit, ImageSelection, LabelKeys, NoChoice, NodeGroup, PassedOver, RuleKeys,
         SelectedNodes,
     },
+    fitting::NotEvaluated,
     groups::{AlikeNodes, GroupBy},
     problem::{NoMatch, SelectionProblem},
 };
@@ -102,12 +103,16 @@ impl Selecting<'_> {
         }
         let nodes = count(groups);
         let fits = self.fits(pod, document, alike, groups).await;
-        let fits = fits.map_err(|why| {
-            Unselected::Because(SelectionProblem::TooLarge {
+        let fits = fits.map_err(|why| match why {
+            NotEvaluated::TooMuch(why) => Unselected::Because(SelectionProblem::TooLarge {
                 container: one.container.clone(),
                 document: one.document.clone(),
-                why,
-            })
+                why: why.to_string(),
+            }),
+            NotEvaluated::Late | NotEvaluated::Stopping => {
+                let error = ImageError::unanswered(&one.document, why.to_string(), None);
+                Unselected::Failed(one.document.clone(), Box::new(error))
+            }
         })?;
         let mut candidates = Vec::new();
         let of_document = kept.as_ref().map(|_| &mut candidates);

@@ -8,9 +8,20 @@ use tokio::time::timeout_at;
 use super::{
     Selecting,
     choose::Pod,
-    compatibility::{CompatibilityDocument, Fits, FitsWork, NodeGroup},
+    compatibility::{CompatibilityDocument, Fits, FitsWork, NodeGroup, TooMuchWork},
     groups::AlikeNodes,
 };
+
+/// Why the rules of a document were not evaluated.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotEvaluated {
+    #[error(transparent)]
+    TooMuch(#[from] TooMuchWork),
+    #[error("other documents for this namespace are being evaluated")]
+    Late,
+    #[error("archaware is stopping")]
+    Stopping,
+}
 
 impl Selecting<'_> {
     /// Which entries of a document fit which of the groups, which are groups of `alike`.
@@ -24,14 +35,14 @@ impl Selecting<'_> {
         document: &Arc<CompatibilityDocument>,
         alike: &Arc<[AlikeNodes]>,
         groups: &[NodeGroup<'_>],
-    ) -> Result<Fits, String> {
-        let work = FitsWork::new(document, groups).map_err(|error| error.to_string())?;
+    ) -> Result<Fits, NotEvaluated> {
+        let work = FitsWork::new(document, groups)?;
         if work.is_small() {
             return Ok(Fits::new(document, groups.iter().copied()));
         }
         let place = self.own.computations.enter(pod.subject.namespace);
-        let late = |_| "other documents of this namespace are being evaluated".to_owned();
-        let _place = timeout_at(pod.deadline, place).await.map_err(late)?;
+        let place = timeout_at(pod.deadline, place).await;
+        let _place = place.map_err(|_| NotEvaluated::Late)?;
         let (document, alike) = (document.clone(), alike.clone());
         let indexes: Vec<usize> = groups.iter().map(|group| group.index).collect();
         let computing = tokio::task::spawn_blocking(move || {
@@ -41,8 +52,6 @@ impl Selecting<'_> {
             });
             Fits::new(&document, groups)
         });
-        computing
-            .await
-            .map_err(|_| "archaware is stopping".to_owned())
+        computing.await.map_err(|_| NotEvaluated::Stopping)
     }
 }

@@ -101,8 +101,8 @@ impl Batch {
         is_slow.then_some(SHORT_LOOK)
     }
 
-    /// The images of a pod of this namespace were not known in time.
-    pub(super) fn is_slow(&self, namespace: &str) {
+    /// Remembers that the images of a pod of this namespace were not known in time.
+    pub(super) fn mark_slow(&self, namespace: &str) {
         self.slow.lock().insert(namespace.to_owned());
     }
 

@@ -251,7 +251,7 @@ impl Worker {
         };
         let is_late = started.elapsed() >= LONG_LOOK;
         if is_late && matches!(evaluation.verdict, Verdict::Unresolved { .. }) {
-            batch.is_slow(subject.namespace);
+            batch.mark_slow(subject.namespace);
         }
         Some(evaluation)
     }

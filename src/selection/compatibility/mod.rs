@@ -24,7 +24,7 @@ pub use choice::{
 pub use document::{Compatibility, CompatibilityDocument};
 pub use expression::{Expression, InvalidExpression, WrittenExpression};
 pub use facts::{Fact, NodeFacts, NodeFeatures};
-pub use fits::{Fits, FitsWork};
+pub use fits::{Fits, FitsWork, TooMuchWork};
 pub use format::{DocumentFormat, FeatureRules, LabelRules, Models, of_media_type};
 pub use keys::{FeatureKeys, LabelKeys};
 pub(super) use limits::MAX_MEMORY;
