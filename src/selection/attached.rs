@@ -29,11 +29,11 @@ use crate::{
 use super::{
     COMPATIBILITY, ImageSelector, Selecting,
     alternatives::alternative,
-    choose::{Pod, count},
     compatibility::{
         Candidate, CandidateOutcome, Choice, CompatibilityDocument, Fits, ImageFit, MAX_MEMORY,
         NodeGroup,
     },
+    landing::{Pod, count},
 };
 
 /// Documents that are attached to the images, for pods that do not ask for a selection.

@@ -7,9 +7,9 @@ use tokio::time::timeout_at;
 
 use super::{
     Selecting,
-    choose::Pod,
     compatibility::{CompatibilityDocument, Fits, FitsWork, NodeGroup, TooMuchWork},
     groups::AlikeNodes,
+    landing::Pod,
 };
 
 /// Why the rules of a document were not evaluated.

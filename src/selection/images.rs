@@ -22,8 +22,8 @@ use crate::{
 
 use super::{
     ImageSelector, Selecting,
-    choose::{Pod, Unselected},
     compatibility::{self, ImageSelection, InvalidSelection, MAX_MEMORY, SelectedNodes},
+    landing::{Pod, Unselected},
     problem::SelectionProblem,
 };
 

@@ -5,6 +5,8 @@
 
 mod alternatives;
 mod attached;
+mod by_model;
+mod by_rules;
 mod choose;
 pub mod compatibility;
 mod documents;
@@ -12,6 +14,7 @@ mod features;
 mod fitting;
 mod groups;
 mod images;
+mod landing;
 mod node_feature;
 mod predictor;
 mod problem;

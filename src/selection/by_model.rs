@@ -1,0 +1,115 @@
+//! The choice of a model for one container.
+
+use tokio::time::timeout_at;
+
+use crate::placement::{
+    node_set::NodeSet,
+    requirement::{Operator, Requirement},
+};
+
+use super::{
+    Selecting,
+    compatibility::{
+        Candidate, CandidateOutcome, CompatibilityDocument, ImageSelection, NodeGroup,
+        SelectedNodes,
+    },
+    landing::{Chosen, Pod, Unselected},
+    problem::SelectionProblem,
+};
+
+impl Selecting<'_> {
+    /// The choice of a model, and the result for each of its images.
+    pub(super) async fn predict<'a>(
+        &self,
+        pod: &Pod<'_>,
+        one: &ImageSelection,
+        document: &CompatibilityDocument,
+        groups: &[NodeGroup<'a>],
+    ) -> Result<(Chosen<'a>, Vec<Candidate>), Unselected> {
+        let because = |why: String| {
+            Unselected::Because(SelectionProblem::Model {
+                container: one.container.clone(),
+                document: one.document.clone(),
+                why,
+            })
+        };
+        let mut models = document.models.iter();
+        let model = match &one.model {
+            Some(name) => models.find(|model| model.tag == *name),
+            None => models.next().filter(|_| document.models.len() == 1),
+        };
+        let model = model.ok_or_else(|| {
+            because("name one of its models in the annotation …/model".to_owned())
+        })?;
+        let predictor = self.own.predictor.as_ref();
+        let predictor =
+            predictor.ok_or_else(|| because("selection.predictor is not configured".to_owned()))?;
+        // The groups also have labels that the pod or other documents name: the server does not get
+        // those.
+        let told = predictor.labels();
+        let labels = |group: &NodeGroup<'a>| {
+            let all = group.facts.labels.iter();
+            let told = all.filter(|(key, _)| told.contains(key));
+            told.map(|(key, value)| (key.as_str(), value.as_str()))
+                .collect()
+        };
+        let features = groups.iter().map(labels).collect();
+        let asked = timeout_at(
+            pod.deadline,
+            predictor.ask(pod.subject.namespace, model, features),
+        );
+        let answer = asked.await.unwrap_or_else(|_| Err("it is too late".into()));
+        let answer = answer.map_err(|why| because(format!("selection.predictor: {why}")))?;
+        let image = model.images.get(&answer.architecture);
+        let image = image.ok_or_else(|| {
+            because(format!(
+                "it has no image for {:?}, which selection.predictor chose",
+                answer.architecture
+            ))
+        })?;
+        let set = self.runs_on(pod, image).await?;
+        let fits = |group: &&NodeGroup<'_>| {
+            let value = group.facts.labels.get(&answer.label);
+            value == Some(&answer.value) && self.can_run(pod, set.as_ref(), group)
+        };
+        let (all, names_fields) = (groups, pod.subject.spec.author_nodes().names_fields());
+        let groups: Vec<_> = all.iter().filter(fits).copied().collect();
+        // A term that names nodes gets no requirements, so the model must have chosen all named
+        // nodes.
+        if names_fields && groups.len() < all.len() {
+            return Err(because(format!(
+                "selection.predictor chose {image}, which is not for all nodes that the pod names (matchFields)"
+            )));
+        }
+        if groups.is_empty() {
+            return Err(because(format!(
+                "no node with the label {}={} runs {image}, which selection.predictor chose",
+                answer.label, answer.value
+            )));
+        }
+        let requirement = Requirement::new(&answer.label, Operator::In, vec![answer.value.clone()]);
+        let nodes = SelectedNodes {
+            required: NodeSet::all_of([requirement]),
+            preferred: Vec::new(),
+        };
+        let candidate = |(architecture, tag): (&String, &String)| Candidate {
+            tag: tag.clone(),
+            weight: 0,
+            outcome: if *architecture == answer.architecture {
+                CandidateOutcome::ChosenByModel {
+                    label: answer.label.clone(),
+                    value: answer.value.clone(),
+                }
+            } else {
+                CandidateOutcome::NotByModel
+            },
+        };
+        let candidates = model.images.iter().map(candidate).collect();
+        let chosen = Chosen {
+            image: image.clone(),
+            nodes: nodes.on(set.as_ref()),
+            groups,
+        };
+        Ok((chosen, candidates))
+    }
+}

@@ -1,0 +1,119 @@
+//! The choice by the rules of a document for one container.
+
+use std::collections::BTreeMap;
+
+use crate::{image::Reference, platform::Architectures};
+
+use super::{
+    Selecting,
+    compatibility::{
+        Candidate, Choice, Compatibility, CompatibilityDocument, Fits, ImageFit, NoChoice,
+        NodeGroup, PassedOver, RuleKeys,
+    },
+    landing::{Pod, Unselected},
+};
+
+/// An image that was resolved.
+#[derive(Clone, Debug)]
+struct KnownImage {
+    /// The node architectures that run it; `None` if it does not limit its pod.
+    architectures: Option<Architectures>,
+    /// Whether all considered nodes run it.
+    runs_on_all: bool,
+}
+
+impl Selecting<'_> {
+    /// The choice for one container, or why no entry was chosen: the first entries.
+    pub(super) async fn choose<'d>(
+        &self,
+        pod: &Pod<'_>,
+        reference: &str,
+        document: &'d CompatibilityDocument,
+        (groups, fits): (&[NodeGroup<'d>], &Fits),
+        kept: Option<&mut Vec<Candidate>>,
+    ) -> Result<Result<Choice<'d>, Vec<PassedOver>>, Unselected> {
+        let mut known: BTreeMap<String, KnownImage> = BTreeMap::new();
+        // For each entry, by its index: the image, once it is known.
+        let mut of_entries: Vec<Option<KnownImage>> = vec![None; document.entries.len()];
+        let names_fields = pod.subject.spec.author_nodes().names_fields();
+        let fit = |image: Option<&KnownImage>, entry: &Compatibility, group: &NodeGroup<'_>| {
+            let Some(image) = image else {
+                return ImageFit::Unknown;
+            };
+            if !self.can_run(pod, image.architectures.as_ref(), group) {
+                ImageFit::OtherArchitecture
+            } else if names_fields && !(image.runs_on_all && fits.fit_all(entry)) {
+                // A term that names nodes gets no requirements, so an entry has to fit all named
+                // nodes.
+                ImageFit::NotOnAllNamed
+            } else {
+                ImageFit::Runs
+            }
+        };
+        // Reads images up to the first entry that can be chosen.
+        for entry in document.candidates() {
+            let fitting = || groups.iter().filter(|group| fits.fits(entry, group));
+            if fitting().next().is_none() {
+                continue;
+            }
+            let name = image_of(document, entry, reference);
+            let image = if let Some(image) = known.get(&name) {
+                image.clone()
+            } else {
+                let architectures = self.runs_on(pod, &name).await?;
+                let can_run = |group| self.can_run(pod, architectures.as_ref(), group);
+                let runs_on_all = groups.iter().all(can_run);
+                let image = KnownImage {
+                    architectures,
+                    runs_on_all,
+                };
+                known.entry(name).or_insert(image).clone()
+            };
+            let runs = |group| fit(Some(&image), entry, group) == ImageFit::Runs;
+            let is_best = fitting().any(runs);
+            if let Some(of_entry) = of_entries.get_mut(entry.index) {
+                *of_entry = Some(image);
+            }
+            if is_best {
+                break;
+            }
+        }
+        // Further entries may have an image that is known.
+        for (entry, of_entry) in document.entries.iter().zip(&mut of_entries) {
+            if of_entry.is_none() {
+                *of_entry = known.get(&image_of(document, entry, reference)).cloned();
+            }
+        }
+        let runs = |entry: &Compatibility, group: &NodeGroup<'_>| {
+            let image = of_entries.get(entry.index).and_then(Option::as_ref);
+            fit(image, entry, group)
+        };
+        let choice = match Choice::choose(document, groups, fits, &runs) {
+            Ok(choice) => Ok(choice),
+            Err(NoChoice::Nothing(passed_over)) => Err(passed_over),
+            // Above, each image was read that this choice asks for.
+            Err(NoChoice::Unknown(_)) => Err(Vec::new()),
+        };
+        if let Some(kept) = kept {
+            *kept = Candidate::list(document, choice.as_ref().ok(), groups, fits, &runs);
+        }
+        Ok(choice)
+    }
+}
+
+/// The image of an entry: the image that the entry names, or the subject of the document.
+/// `reference`: the name of the document.
+pub(super) fn image_of(
+    document: &CompatibilityDocument,
+    entry: &Compatibility,
+    reference: &str,
+) -> String {
+    match (document.keys, &document.subject) {
+        (RuleKeys::Labels, _) => entry.tag.clone(),
+        (RuleKeys::Features, None) => reference.to_owned(),
+        (RuleKeys::Features, Some(digest)) => Reference::parse(reference).map_or_else(
+            |_| reference.to_owned(),
+            |found| format!("{}@{digest}", found.name()),
+        ),
+    }
+}
