@@ -1,12 +1,11 @@
 //! Compatibility documents: rules in the formats of ocifit-k8s and of Node Feature Discovery.
 
 mod platforms;
-
-use std::collections::BTreeMap;
-
-use serde::{Deserialize, Deserializer};
+mod raw;
 
 use crate::text::brief;
+
+use raw::{RawDocument, RawExpression, RawExpressions, RawMatch, RawRule};
 
 use super::{
     Expression, FeatureKeys, FeatureMatch, InvalidDocument, InvalidExpression, LabelKeys, Model,
@@ -56,108 +55,6 @@ pub struct Compatibility {
     pub weight: i64,
     /// Rules, `ANDed`. Without rules the entry fits everywhere.
     pub rules: Vec<Rule>,
-}
-
-#[derive(Deserialize)]
-struct RawDocument {
-    compatibilities: Vec<RawCompatibility>,
-}
-
-#[derive(Deserialize)]
-struct RawCompatibility {
-    #[serde(default)]
-    tag: String,
-    #[serde(default)]
-    description: String,
-    #[serde(default)]
-    weight: i64,
-    #[serde(default)]
-    rules: Vec<RawRule>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawRule {
-    #[serde(default)]
-    name: String,
-    #[serde(default)]
-    match_features: Vec<RawMatch>,
-    #[serde(default)]
-    match_any: Vec<RawAny>,
-    #[serde(default)]
-    vars: BTreeMap<String, String>,
-    #[serde(default)]
-    vars_template: String,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawAny {
-    match_features: Vec<RawMatch>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawMatch {
-    #[serde(default)]
-    feature: String,
-    match_expressions: Option<RawExpressions>,
-    match_name: Option<RawExpression>,
-}
-
-/// A list in ocifit-k8s' format, a map in NFD's.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum RawExpressions {
-    Labels(Vec<RawLabel>),
-    Elements(BTreeMap<String, RawExpression>),
-}
-
-#[derive(Deserialize)]
-struct RawLabel {
-    key: String,
-    #[serde(flatten)]
-    expression: RawExpression,
-}
-
-#[derive(Deserialize)]
-struct RawExpression {
-    #[serde(default)]
-    op: String,
-    #[serde(default, deserialize_with = "values")]
-    value: Vec<String>,
-    #[serde(default, rename = "type")]
-    value_type: String,
-}
-
-/// A single value or a list; numbers and booleans count as their text.
-fn values<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Scalar {
-        Text(String),
-        Boolean(bool),
-        Integer(i64),
-        Number(f64),
-    }
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Values {
-        Many(Vec<Scalar>),
-        One(Scalar),
-        None(()),
-    }
-    let text = |scalar| match scalar {
-        Scalar::Text(text) => text,
-        Scalar::Boolean(value) => value.to_string(),
-        Scalar::Integer(value) => value.to_string(),
-        Scalar::Number(value) => value.to_string(),
-    };
-    Ok(match Values::deserialize(deserializer)? {
-        Values::Many(all) => all.into_iter().map(text).collect(),
-        Values::One(one) => vec![text(one)],
-        Values::None(()) => Vec::new(),
-    })
 }
 
 impl CompatibilityDocument {
