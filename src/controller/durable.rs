@@ -199,11 +199,39 @@ impl Durable {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::{cluster::objects::Node, config::Config};
 
     fn durable() -> Durable {
         Durable::new(KnownKeys::new(&Config::default()))
+    }
+
+    proptest! {
+        /// Whoever may write the Lease may write any state, with any times.
+        #[test]
+        fn any_state_is_read_or_ignored(
+            keys in prop::collection::vec("[ -~]{0,12}", 0..4),
+            number in any::<i64>(),
+            cut in 0..400_usize,
+        ) {
+            let before = durable();
+            let written = Written { wanted: 7, repairs: 6, at: now() };
+            before.record("nodes", Some("u"), written);
+            let text = before.text().unwrap();
+            let mut state: serde_json::Value = serde_json::from_str(&text).unwrap();
+            for key in keys {
+                state[&key] = serde_json::json!(number);
+            }
+            let changed = state.to_string().replace(":6", &format!(":{number}"));
+            let end = changed.floor_char_boundary(cut);
+            for text in [changed.as_str(), &changed[..end]] {
+                let after = durable();
+                after.read_at(text, now(), number);
+                prop_assert!(after.text_at(now(), number).is_some());
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]

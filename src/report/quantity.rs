@@ -166,9 +166,22 @@ pub fn cores(millicores: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
+
+    proptest! {
+        /// Manifests come from files.
+        #[test]
+        fn any_text_is_a_quantity_or_nothing(text in "[-+.0-9]{0,20}[a-zA-Z]{0,3}[-+0-9]{0,12}") {
+            let container = |value: &str| json!({"resources": {"requests": {"cpu": value, "memory": value}}});
+            let own = of_container(&container(&text));
+            let spec = json!({"containers": vec![container(&text); 3]});
+            prop_assert!(requests_of(&spec).cpu_millicores >= own.cpu_millicores);
+            let _ = requests_of(&spec).times(u64::MAX);
+        }
+    }
 
     #[test]
     fn quantities_of_the_api() {

@@ -164,6 +164,7 @@ impl FoundAdditions {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::json;
 
     use crate::{
@@ -241,6 +242,64 @@ mod tests {
             assert!(of_change(&found).is_some());
         }
         assert!(of_change(&change(16, 0)).is_none());
+    }
+
+    /// A toleration or a requirement from a small set, so that some are equal.
+    fn requirement() -> impl Strategy<Value = Value> {
+        let operator = prop::sample::select(vec!["In", "Exists", "NotIn"]);
+        let values = prop::collection::vec("[xy]", 0..2);
+        ("[ab]", operator, values).prop_map(
+            |(key, operator, values)| json!({"key": key, "operator": operator, "values": values}),
+        )
+    }
+
+    fn term() -> impl Strategy<Value = Value> {
+        prop::collection::vec(requirement(), 0..4).prop_map(|all| json!({"matchExpressions": all}))
+    }
+
+    fn requirements() -> impl Strategy<Value = Vec<Vec<Value>>> {
+        prop::collection::vec(prop::collection::vec(requirement(), 0..3), 0..3)
+    }
+
+    proptest! {
+        /// A foreign record removes only what it names, and nothing twice.
+        #[test]
+        fn any_record_removes_only_what_it_names(
+            own in prop::collection::vec(requirement(), 0..6),
+            named in prop::collection::vec(requirement(), 0..6),
+            terms in prop::collection::vec(term(), 0..4),
+            alternatives in requirements(),
+            indexes in prop::collection::vec(0..6_usize, 0..4),
+        ) {
+            let record = json!({"version": 1, "tolerations": named, "affinity": {"require": {
+                "architectures": ["amd64"], "alternatives": alternatives, "terms": indexes}}});
+            let added = read(&[(annotation::ADDED.to_owned(), record.to_string())].into());
+            let required = json!({"nodeSelectorTerms": terms});
+            let node = json!({"requiredDuringSchedulingIgnoredDuringExecution": required});
+            let affinity = json!({"nodeAffinity": node});
+            let mut affinity: Affinity = serde_json::from_value(affinity).unwrap();
+            let before = affinity.clone();
+            let mut tolerations = own.clone();
+            let found = undo(&added, Some(&mut tolerations), Some(&mut affinity));
+            let mut left = own.clone();
+            for index in &found.tolerations {
+                let removed = left.remove(*index);
+                prop_assert!(named.contains(&removed));
+            }
+            prop_assert_eq!(&left, &tolerations);
+            prop_assert!(found.tolerations.len() <= named.len());
+            let of = |affinity: &Affinity| -> Vec<affinity::NodeSelectorTerm> {
+                let node = affinity.node_affinity.as_ref();
+                let required = node.and_then(|node| node.required.clone());
+                required.map(|required| required.node_selector_terms).unwrap_or_default()
+            };
+            // No term loses its last requirement: it would select no node, or all.
+            let (before, after) = (of(&before), of(&affinity));
+            prop_assert!(after.len() <= before.len());
+            let is_empty = |term: &affinity::NodeSelectorTerm| term.match_expressions.is_empty();
+            let count = |terms: &[affinity::NodeSelectorTerm]| terms.iter().filter(|term| is_empty(term)).count();
+            prop_assert!(count(&after) <= count(&before), "{:?} -> {:?}", before, after);
+        }
     }
 
     /// Everybody who may write a pod may write its annotations.

@@ -326,7 +326,19 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// A registry writes it. No value stops requests for longer than is obeyed.
+        #[test]
+        fn any_pause_is_bounded(value in "[ -~]{0,40}|-?[0-9]{0,30}") {
+            let headers = HeaderMap::from_iter([(RETRY_AFTER, value.parse().unwrap())]);
+            let pause = retry_after(&headers, SystemTime::UNIX_EPOCH);
+            prop_assert!((Duration::from_secs(1)..=MAX_RETRY_AFTER).contains(&pause));
+        }
+    }
 
     #[test]
     fn retry_after_in_seconds_and_dates() {

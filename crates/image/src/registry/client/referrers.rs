@@ -140,7 +140,19 @@ fn next_query(header: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// A registry writes it.
+        #[test]
+        fn any_header_has_a_query_or_none(header in "[ -~]{0,60}|([<>;,=?#\" a-z]{0,40}rel=next)") {
+            if let Some(query) = next_query(&header) {
+                prop_assert!(!query.is_empty() && header.contains(&query) && !query.contains('#'));
+            }
+        }
+    }
 
     #[test]
     fn the_next_page_is_linked() {
