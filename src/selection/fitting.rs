@@ -42,10 +42,12 @@ impl Selecting<'_> {
         }
         let place = self.own.computations.enter(pod.subject.namespace);
         let place = timeout_at(pod.deadline, place).await;
-        let _place = place.map_err(|_| NotEvaluated::Late)?;
+        let place = place.map_err(|_| NotEvaluated::Late)?;
         let (document, alike) = (document.clone(), alike.clone());
         let indexes: Vec<usize> = groups.iter().map(|group| group.index).collect();
         let computing = tokio::task::spawn_blocking(move || {
+            // Until the end, also if the pod does not wait for it any more.
+            let _place = place;
             let groups = indexes.iter().filter_map(|index| {
                 let alike = alike.get(*index)?;
                 Some(alike.group(*index))

@@ -1,9 +1,6 @@
 //! archaware as a plugin of a real kubectl.
 
-use std::{
-    os::unix::fs::{PermissionsExt, symlink},
-    process::Command,
-};
+use std::{os::unix::fs::symlink, process::Command};
 
 use super::*;
 
@@ -19,9 +16,8 @@ async fn kubectl_runs_and_completes_it() {
     .unwrap();
     // As hack/release.sh packs it.
     let completer = folder.path().join("kubectl_complete-archaware");
-    let script = "#!/bin/sh\nexec \"$(dirname \"$0\")/kubectl-archaware\" __complete \"$@\"\n";
-    std::fs::write(&completer, script).unwrap();
-    std::fs::set_permissions(&completer, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let script = "exec \"$(dirname \"$0\")/kubectl-archaware\" __complete \"$@\"";
+    testsupport::write_script(&completer, script);
     let path = std::env::var("PATH").unwrap();
     let kubectl = |arguments: &[&str]| {
         let output = Command::new(std::env::var("ARCHAWARE_KUBECTL").unwrap())

@@ -87,7 +87,7 @@ async fn faults_of_containerd_change_no_answer() {
     assert_eq!(platforms(&resolved), MULTI);
     // Forbidden: the socket belongs to another user.
     let program = containerd.dir().join("archaware");
-    std::fs::copy(testsupport::program(), &program).unwrap();
+    testsupport::copy_program(&testsupport::program(), &program);
     let config = containerd.dir().join("config.yaml");
     let text = format!(
         "apiVersion: archaware.dev/v1alpha1\nkind: Configuration\ncontainerd: {{socket: {}}}\n",

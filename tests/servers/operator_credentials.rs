@@ -3,7 +3,6 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -14,9 +13,7 @@ use tempfile::TempDir;
 use testsupport::servers::{Registry, config_file};
 
 fn executable(folder: &Path, name: &str, text: &str) {
-    let path = folder.join(name);
-    fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    testsupport::write_script(&folder.join(name), text);
 }
 
 /// A plugin with this password for a registry. Returns its configuration.

@@ -12,9 +12,11 @@
 )]
 
 pub mod cluster;
+mod executable;
 mod port;
 pub mod servers;
 
+pub use executable::{copy_program, write_script};
 pub use port::free_port;
 
 use std::path::PathBuf;

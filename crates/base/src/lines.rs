@@ -3,7 +3,7 @@
 use std::{convert::Infallible, sync::Arc};
 
 use quick_cache::sync::Cache;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Maximum number of lines that are kept; the least used are dropped.
 const MAX_LINES: usize = 4096;
@@ -16,14 +16,14 @@ pub struct Lines {
 
 /// A limited resource, and the largest share of it that one tenant gets.
 pub struct SharedPlaces {
-    total: Semaphore,
+    total: Arc<Semaphore>,
     tenants: Lines,
 }
 
-/// A place of a tenant, until it is dropped.
-pub struct Place<'a> {
+/// A place of a tenant, until it is dropped: it may move to the thread that does the work.
+pub struct Place {
     _tenant: Option<OwnedSemaphorePermit>,
-    _total: Option<SemaphorePermit<'a>>,
+    _total: Option<OwnedSemaphorePermit>,
 }
 
 impl Lines {
@@ -48,16 +48,16 @@ impl SharedPlaces {
     /// `total` places, of which each tenant gets at most `per_tenant`.
     pub fn new(total: usize, per_tenant: usize) -> Self {
         Self {
-            total: Semaphore::new(total),
+            total: Arc::new(Semaphore::new(total)),
             tenants: Lines::new(per_tenant),
         }
     }
 
     /// Waits in the line of the tenant, and then in that of all. The caller bounds the time.
-    pub async fn enter(&self, tenant: &str) -> Place<'_> {
+    pub async fn enter(&self, tenant: &str) -> Place {
         Place {
             _tenant: self.tenants.enter(tenant).await,
-            _total: self.total.acquire().await.ok(),
+            _total: self.total.clone().acquire_owned().await.ok(),
         }
     }
 }

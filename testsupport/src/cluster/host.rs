@@ -116,7 +116,7 @@ impl TestCluster {
         let socket = folder.join("containerd.sock").to_str().unwrap().to_owned();
         // Its user cannot read the build folder.
         let program = folder.join("archaware");
-        std::fs::copy(crate::program(), &program).unwrap();
+        crate::copy_program(&crate::program(), &program);
         let child = Command::new("setpriv")
             .args([
                 "--pdeathsig",

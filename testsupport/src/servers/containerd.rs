@@ -1,12 +1,18 @@
 //! containerd as in the sidecar overlay: content only, unprivileged.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
 
 use containerd_client::{
     services::v1::{CreateImageRequest, Image, images_client::ImagesClient},
     types::Descriptor,
 };
 use tempfile::TempDir;
+
+use crate::copy_program;
 
 use super::{NOBODY, Process, eventually, is_root, run};
 
@@ -28,7 +34,7 @@ impl Containerd {
     }
 
     /// Starts with the shipped configuration in a temporary folder.
-    pub async fn start(binary: &std::path::Path) -> Self {
+    pub async fn start(binary: &Path) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let shipped = fs::read_to_string("manifests/sidecar/containerd.toml").unwrap();
@@ -41,7 +47,7 @@ impl Containerd {
         fs::write(dir.path().join("config.toml"), config).unwrap();
         // Its user cannot read the build folder.
         let own = dir.path().join("containerd");
-        fs::copy(binary, &own).unwrap();
+        copy_program(binary, &own);
         let mut containerd = Self {
             binary: own,
             dir,
@@ -58,13 +64,18 @@ impl Containerd {
         let arguments = ["--config", config.to_str().unwrap()];
         let log = self.dir.path().join("log");
         let process = Process::start(self.binary.to_str().unwrap(), &arguments, &log, true);
-        self.process = Some(process);
-        let socket = self.socket();
-        eventually("containerd's socket", || async {
+        let process = self.process.insert(process);
+        let socket = socket_in(self.dir.path());
+        eventually("containerd's socket", || {
+            assert!(
+                !process.has_ended(),
+                "{}",
+                fs::read_to_string(&log).unwrap()
+            );
             let version = std::process::Command::new("ctr")
                 .args(["-a", &socket, "version"])
                 .output();
-            version.unwrap().status.success().then_some(())
+            std::future::ready(version.unwrap().status.success().then_some(()))
         })
         .await;
     }
@@ -116,16 +127,11 @@ impl Containerd {
     }
 
     pub fn socket(&self) -> String {
-        self.dir
-            .path()
-            .join("containerd.sock")
-            .to_str()
-            .unwrap()
-            .to_owned()
+        socket_in(self.dir.path())
     }
 
     /// A folder that its user can write.
-    pub fn dir(&self) -> &std::path::Path {
+    pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
@@ -189,4 +195,9 @@ impl Containerd {
             .lines()
             .any(|line| line == digest)
     }
+}
+
+fn socket_in(folder: &Path) -> String {
+    let socket = folder.join("containerd.sock");
+    socket.to_str().unwrap().to_owned()
 }

@@ -62,6 +62,11 @@ impl Process {
         self.0.id()
     }
 
+    /// Whether it has exited.
+    pub fn has_ended(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
+    }
+
     /// Waits until it exits; returns the exit status.
     pub async fn exited(&mut self) -> i32 {
         let end = Instant::now() + DEADLINE;

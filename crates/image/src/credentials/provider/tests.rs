@@ -1,4 +1,4 @@
-use std::{fs, os::unix::fs::PermissionsExt, time::Instant};
+use std::{fs, process::Command, time::Instant};
 
 use secrecy::ExposeSecret;
 use tempfile::TempDir;
@@ -26,8 +26,15 @@ impl Node {
             self.0.path().display(),
             runs.display()
         );
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        // A process that another test starts meanwhile would have the file open for writing, and the
+        // kernel executes no such file (ETXTBSY). So another process makes it.
+        let written = self.0.path().join(format!("{name}.text"));
+        fs::write(&written, text).unwrap();
+        let install = Command::new("install")
+            .args(["--mode", "755"])
+            .args([&written, &path])
+            .status();
+        assert!(install.unwrap().success());
     }
 
     fn runs(&self, name: &str) -> usize {
