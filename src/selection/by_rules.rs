@@ -14,7 +14,6 @@ use super::{
 };
 
 /// An image that was resolved.
-#[derive(Clone, Debug)]
 struct KnownImage {
     /// The node architectures that run it; `None` if it does not limit its pod.
     architectures: Option<Architectures>,
@@ -32,9 +31,6 @@ impl Selecting<'_> {
         (groups, fits): (&[NodeGroup<'d>], &Fits),
         kept: Option<&mut Vec<Candidate>>,
     ) -> Result<Result<Choice<'d>, Vec<PassedOver>>, Unselected> {
-        let mut known: BTreeMap<String, KnownImage> = BTreeMap::new();
-        // For each entry, by its index: the image, once it is known.
-        let mut of_entries: Vec<Option<KnownImage>> = vec![None; document.entries.len()];
         let names_fields = pod.subject.spec.author_nodes().names_fields();
         let fit = |image: Option<&KnownImage>, entry: &Compatibility, group: &NodeGroup<'_>| {
             let Some(image) = image else {
@@ -51,15 +47,14 @@ impl Selecting<'_> {
             }
         };
         // Reads images up to the first entry that can be chosen.
+        let mut known: BTreeMap<String, KnownImage> = BTreeMap::new();
         for entry in document.candidates() {
             let fitting = || groups.iter().filter(|group| fits.fits(entry, group));
             if fitting().next().is_none() {
                 continue;
             }
             let name = image_of(document, entry, reference);
-            let image = if let Some(image) = known.get(&name) {
-                image.clone()
-            } else {
+            if !known.contains_key(&name) {
                 let architectures = self.runs_on(pod, &name).await?;
                 let can_run = |group| self.can_run(pod, architectures.as_ref(), group);
                 let runs_on_all = groups.iter().all(can_run);
@@ -67,26 +62,20 @@ impl Selecting<'_> {
                     architectures,
                     runs_on_all,
                 };
-                known.entry(name).or_insert(image).clone()
-            };
-            let runs = |group| fit(Some(&image), entry, group) == ImageFit::Runs;
-            let is_best = fitting().any(runs);
-            if let Some(of_entry) = of_entries.get_mut(entry.index) {
-                *of_entry = Some(image);
+                known.insert(name.clone(), image);
             }
-            if is_best {
+            let image = known.get(&name);
+            if fitting().any(|group| fit(image, entry, group) == ImageFit::Runs) {
                 break;
             }
         }
-        // Further entries may have an image that is known.
-        for (entry, of_entry) in document.entries.iter().zip(&mut of_entries) {
-            if of_entry.is_none() {
-                *of_entry = known.get(&image_of(document, entry, reference)).cloned();
-            }
-        }
+        // By the index of the entry: each pair of an entry and a group looks it up.
+        let entries = document.entries.iter();
+        let of_entries: Vec<Option<&KnownImage>> = entries
+            .map(|entry| known.get(&image_of(document, entry, reference)))
+            .collect();
         let runs = |entry: &Compatibility, group: &NodeGroup<'_>| {
-            let image = of_entries.get(entry.index).and_then(Option::as_ref);
-            fit(image, entry, group)
+            fit(of_entries.get(entry.index).copied().flatten(), entry, group)
         };
         let choice = match Choice::choose(document, groups, fits, &runs) {
             Ok(choice) => Ok(choice),

@@ -22,7 +22,7 @@ use super::{compatibility::NodeFeatures, node_feature::NodeFeature};
 
 /// Maximum number of features that are kept. NFD has about twenty.
 const MAX_FEATURES: usize = 64;
-/// Maximum number of features that one tenant asked for before all other tenants.
+/// The share of a tenant: features that no other tenant asked for before it.
 const MAX_PER_TENANT: usize = 8;
 /// A feature that was not used for this time may be replaced by another feature. Each replacement
 /// reads all objects again: at most [`MAX_FEATURES`] times in this time.

@@ -35,6 +35,11 @@ pub use documents::{COMPATIBILITY, parse};
 pub use images::ImageSelectionSource;
 pub use predictor::PredictorError;
 
+/// Maximum number of pods whose documents are in memory at once. A namespace gets a quarter of it.
+const MAX_PODS: usize = 16;
+/// Maximum number of documents that are evaluated at once beside the workers, one of a namespace.
+const MAX_COMPUTATIONS: usize = 2;
+
 /// The parts that both sources share. Cheap to clone.
 #[derive(Clone)]
 pub struct ImageSelector(Arc<Parts>);
@@ -59,8 +64,8 @@ impl ImageSelector {
         Ok(Self(Arc::new(Parts {
             nodes: GroupedNodes::new(nodes),
             documents: Documents::default(),
-            pods: SharedPlaces::new(16, 4),
-            computations: SharedPlaces::new(2, 1),
+            pods: SharedPlaces::new(MAX_PODS, MAX_PODS / 4),
+            computations: SharedPlaces::new(MAX_COMPUTATIONS, 1),
             predictor: Predictor::new(&config.predictor)?,
         })))
     }

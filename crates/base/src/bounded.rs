@@ -67,21 +67,24 @@ impl Budget {
         }
     }
 
-    /// Whether there is room for one more element.
-    fn take_element(&self) -> bool {
-        self.take(&self.elements, 1)
+    fn take_element(&self) {
+        self.take(&self.elements, 1);
     }
 
     fn take_text(&self, text: &str) {
         self.take(&self.bytes, text.len());
     }
 
-    fn take(&self, left: &Cell<usize>, cost: usize) -> bool {
+    fn take(&self, left: &Cell<usize>, cost: usize) {
         match left.get().checked_sub(cost) {
             Some(rest) if !self.is_exceeded() => left.set(rest),
             _ => self.is_exceeded.set(true),
         }
-        !self.is_exceeded()
+    }
+
+    /// Whether no further element fits.
+    fn is_used_up(&self) -> bool {
+        self.is_exceeded() || self.elements.get() == 0
     }
 }
 
@@ -208,7 +211,7 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Bounded<'_, A> {
         seed: T,
     ) -> Result<Option<T::Value>, A::Error> {
         // The end of a list costs nothing, so a list that fits exactly is complete.
-        if self.budget.is_exceeded() || self.budget.elements.get() == 0 {
+        if self.budget.is_used_up() {
             while self.inner.next_element::<IgnoredAny>()?.is_some() {
                 self.budget.is_exceeded.set(true);
             }
@@ -233,7 +236,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Bounded<'_, A> {
         &mut self,
         seed: K,
     ) -> Result<Option<K::Value>, A::Error> {
-        if self.budget.is_exceeded() || self.budget.elements.get() == 0 {
+        if self.budget.is_used_up() {
             while self.inner.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
                 self.budget.is_exceeded.set(true);
             }

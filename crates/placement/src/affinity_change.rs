@@ -138,9 +138,7 @@ impl Require {
             .map(NodeSelectorTerm::with_expressions)
             .collect()
     }
-}
 
-impl Require {
     /// Whether archaware can have added this to a pod. The work of `undo` depends on these
     /// numbers, and each term is named once.
     fn is_possible(&self) -> bool {

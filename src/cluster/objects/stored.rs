@@ -67,8 +67,8 @@ impl<M: Default> From<StoredMetadata<M>> for ObjectMeta {
 /// hundred elements. A small object in a list needs about a KiB of memory, so this is a few MiB.
 const MAX_ELEMENTS: usize = 16 * 1024;
 const MAX_TEXT: usize = 512 * 1024;
-/// The same for a node. A kubelet reports all images that the node holds
-/// (`nodeStatusMaxImages`), which may be thousands.
+/// Maximum number of elements, and bytes of text, of a node. A kubelet reports all images that the
+/// node holds (`nodeStatusMaxImages`), which may be thousands.
 const MAX_NODE_ELEMENTS: usize = 128 * 1024;
 const MAX_NODE_TEXT: usize = 2 << 20;
 
