@@ -12,10 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use hyper::rt::Executor;
 use hyper_util::server::graceful::GracefulConnection;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
+
+use crate::tasks;
 
 /// Idle timeout. Longer than the API server's own (90 s), so that the API server closes the
 /// connection first and never sends a request to a closed connection. Also the limit for receiving
@@ -234,6 +237,20 @@ pub(crate) async fn serve_until_the_end<C: GracefulConnection>(
     }
     serving.as_mut().graceful_shutdown();
     let _ = tokio::time::timeout(IDLE_TIMEOUT, serving).await;
+}
+
+/// Runs the streams of HTTP/2 connections as tasks of this name, with timed polls.
+#[derive(Clone, Copy)]
+pub(crate) struct TimedExecutor(pub(crate) &'static str);
+
+impl<F> Executor<F> for TimedExecutor
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn execute(&self, stream: F) {
+        drop(tasks::spawn(self.0, stream));
+    }
 }
 
 #[cfg(test)]

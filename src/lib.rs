@@ -66,5 +66,5 @@ pub use archaware_placement as placement;
 pub use archaware_platform as platform;
 
 use archaware_base::{
-    bounded, duration, expiring_cache, files, json, lines, names, proxy, single_flight, text,
+    bounded, duration, expiring_cache, files, json, lines, names, proxy, single_flight, tasks, text,
 };

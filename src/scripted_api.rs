@@ -29,8 +29,9 @@ use tokio::{
     sync::{Notify, mpsc},
     time::Instant,
 };
+use tower::Layer;
 
-use crate::cluster::api::ApiClient;
+use crate::cluster::api::{ApiClient, PageLimitLayer};
 
 /// How long a test waits for a condition, in virtual time.
 const DEADLINE: Duration = Duration::from_hours(1);
@@ -111,6 +112,7 @@ impl ScriptedApi {
             let server = server.clone();
             async move { server.serve(request).await }
         });
+        let service = PageLimitLayer.layer(service);
         ApiClient::new(Client::new(service, "default"))
     }
 

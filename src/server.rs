@@ -35,6 +35,7 @@ use crate::{
     },
     controller::PendingSyncs,
     metrics::Metrics,
+    tasks,
     telemetry::LogLevel,
 };
 
@@ -90,7 +91,7 @@ impl ApiCheck {
     async fn check(self: &Arc<Self>) -> Result<(), String> {
         // A task of its own: a client that goes away must not make the next client ask again.
         let this = self.clone();
-        let check = tokio::spawn(async move { this.ask().await });
+        let check = tasks::spawn("readiness", async move { this.ask().await });
         let stopping = |_| Err("the check was cancelled".to_owned());
         check.await.unwrap_or_else(stopping)
     }
@@ -134,16 +135,17 @@ pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
 pub async fn serve(listener: TcpListener, health: Health, stop: CancellationToken) {
     let router = router(health);
     let slots = ConnectionSlots::new(MAX_CONNECTIONS, MAX_OF_PEER, Evict::Idle);
-    let tasks = TaskTracker::new();
+    let connections = TaskTracker::new();
     let refused = || tracing::debug!("too many connections to --listen; one is refused");
     let accepting = slots.accept(&listener, refused, |stream, peer, slot| {
         let (router, drain) = (router.clone(), stop.clone());
         let state = slot.state().clone();
-        tasks.spawn(slot.hold(connection(stream, peer, router, state, drain)));
+        let serving = slot.hold(connection(stream, peer, router, state, drain));
+        connections.spawn(tasks::timed("HTTP connection", serving));
     });
     let _ = stop.run_until_cancelled(accepting).await;
-    tasks.close();
-    tasks.wait().await;
+    connections.close();
+    connections.wait().await;
 }
 
 fn router(health: Health) -> Router {

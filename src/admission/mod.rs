@@ -22,6 +22,7 @@ use crate::{
     cluster::{NAME, api::ApiClient, namespaces::Namespaces},
     evaluate::Evaluator,
     metrics::Metrics,
+    tasks,
 };
 
 use ca_bundle::{CaBundle, Published};
@@ -150,23 +151,23 @@ impl AdmissionParts {
             files.run(stop.clone()).right_future()
         };
         let running = async move {
-            let mut tasks = JoinSet::new();
-            tasks.spawn(server.serve(stop.clone()).map(|result| match result {
-                Ok(()) => "the admission server",
+            let mut running = JoinSet::new();
+            let serving = server.serve(stop.clone()).map(|result| match result {
+                Ok(()) => "admission server",
                 Err(_) => "TLS of the admission server",
-            }));
-            tasks.spawn(keeping.map(|()| "the admission certificate task"));
-            tasks.spawn(
-                keeper
-                    .run(stop.clone())
-                    .map(|()| "the webhook configuration task"),
-            );
-            let ended = tasks.join_next().await.and_then(Result::ok);
+            });
+            running.spawn(tasks::timed("admission server", serving));
+            let keeping = keeping.map(|()| "admission certificate task");
+            running.spawn(tasks::timed("admission certificate task", keeping));
+            let registering = keeper.run(stop.clone());
+            let registering = registering.map(|()| "webhook configuration task");
+            running.spawn(tasks::timed("webhook configuration task", registering));
+            let ended = running.join_next().await.and_then(Result::ok);
             stop.cancel();
-            while tasks.join_next().await.is_some() {}
+            while running.join_next().await.is_some() {}
             background.close();
             background.wait().await;
-            ended.unwrap_or("a task of the webhook")
+            ended.unwrap_or("webhook")
         };
         (ready, running)
     }

@@ -10,7 +10,7 @@ use hyper::{
     server::conn::{http1, http2},
     service::service_fn,
 };
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::BufReader,
     net::{TcpListener, TcpStream},
@@ -22,9 +22,10 @@ use crate::{
     backoff::jittered,
     connections::{
         ConnectionSlots, ConnectionState, Evict, FIRST_REQUEST_TIMEOUT, IDLE_TIMEOUT, Lifetime,
-        MAX_HEADERS, serve_until_the_end,
+        MAX_HEADERS, TimedExecutor, serve_until_the_end,
     },
     metrics::AdmissionMetrics,
+    tasks,
 };
 
 use super::{certificate::CertResolver, http::Handler};
@@ -76,7 +77,8 @@ impl Server {
             let (tls, handler, drain) = (tls.clone(), self.handler.clone(), drain.clone());
             let state = slot.state().clone();
             let serving = connection(stream, tls, handler, state, drain);
-            self.tasks.spawn(slot.hold(serving));
+            self.tasks
+                .spawn(tasks::timed("admission connection", slot.hold(serving)));
         });
         let lingering = async {
             stop.cancelled().await;
@@ -153,7 +155,7 @@ async fn connection(
         until: is_http2.then_some(until),
     };
     if is_http2 {
-        let serving = http2::Builder::new(TokioExecutor::new())
+        let serving = http2::Builder::new(TimedExecutor("admission request"))
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
             .max_header_list_size(u32::try_from(MAX_HEADERS).unwrap_or(u32::MAX))

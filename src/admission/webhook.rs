@@ -20,7 +20,7 @@ use crate::{
     evaluate::{Evaluation, Evaluator, Notice, Verdict, template::Template},
     metrics::Panics,
     placement::{Decision, MAX_LIST, PlacementPolicy, change::PodChange, mode, node},
-    plan,
+    plan, tasks,
 };
 
 use super::{review::AdmissionResponse, reviewed_pod::ReviewedPod};
@@ -376,13 +376,14 @@ impl Webhook {
             && let Ok(slot) = self.background.clone().try_acquire_owned()
         {
             let (stop, panics) = (self.stop.clone(), self.panics.clone());
-            self.tasks.spawn(async move {
+            let finishing = async move {
                 let work = AssertUnwindSafe(stop.run_until_cancelled(work)).catch_unwind();
                 if work.await.is_err() {
                     panics.count("admission");
                 }
                 drop(slot);
-            });
+            };
+            self.tasks.spawn(tasks::timed("late admission", finishing));
         }
         result
     }

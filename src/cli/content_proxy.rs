@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use clap::Args;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use crate::content_proxy::{self, Forwarding};
+use crate::{
+    content_proxy::{self, Forwarding},
+    tasks,
+};
 
 use super::{CommandStatus, Global, run::stop_on_signal};
 
@@ -28,7 +31,8 @@ impl ContentProxyCommand {
             own: Some(containerd.cache_namespace).filter(|name| !name.is_empty()),
         };
         let stop = CancellationToken::new();
-        let _signals = AbortOnDropHandle::new(tokio::spawn(stop_on_signal(stop.clone())?));
+        let _signals =
+            AbortOnDropHandle::new(tasks::spawn("signals", stop_on_signal(stop.clone())?));
         content_proxy::run(&self.from.to_string_lossy(), &self.listen, forwarding, stop).await?;
         Ok(CommandStatus::Done)
     }

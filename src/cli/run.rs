@@ -27,6 +27,7 @@ use crate::{
     metrics::Metrics,
     server::{self, ApiCheck, Health},
     sources::sources,
+    tasks,
     telemetry::LogLevel,
 };
 
@@ -66,9 +67,11 @@ impl RunCommand {
         // separate tokens.
         let asked = CancellationToken::new();
         let stop = asked.child_token();
-        side_tasks.spawn(stop.clone().run_until_cancelled_owned(probe));
+        let probe = stop.clone().run_until_cancelled_owned(probe);
+        side_tasks.spawn(tasks::timed("probe", probe));
         let signals = stop_on_signal(asked.clone())?;
-        side_tasks.spawn(stop.clone().run_until_cancelled_owned(signals));
+        let signals = stop.clone().run_until_cancelled_owned(signals);
+        side_tasks.spawn(tasks::timed("signals", signals));
         let namespace = global.namespace();
         let identity = lease::identity("archaware");
         let keys = KnownKeys::new(&*config);
@@ -99,7 +102,7 @@ impl RunCommand {
             pending,
         };
         let (ready, webhook) = webhook(&run, &stop, &mut side_tasks).await?;
-        let mut webhook = tokio::spawn(webhook);
+        let mut webhook = tasks::spawn("webhook", webhook);
         let health = Health {
             metrics,
             pending: is_pending,
@@ -107,15 +110,16 @@ impl RunCommand {
             api: Arc::new(ApiCheck::new(api)),
             log_level,
         };
-        let mut server = tokio::spawn(server::serve(listener, health, stop.clone()));
+        let serving = server::serve(listener, health, stop.clone());
+        let mut server = tasks::spawn("HTTP server", serving);
         let running = controller::run(run, stop.clone());
         tokio::pin!(running);
         // Without probes and metrics the process would be unobservable, so it ends and is
         // restarted.
         let ended = tokio::select! {
             result = &mut running => ExitReason::Controller(result),
-            _ = &mut server => ExitReason::Other("the HTTP server"),
-            name = &mut webhook => ExitReason::Other(name.unwrap_or("the webhook")),
+            _ = &mut server => ExitReason::Other("HTTP server"),
+            name = &mut webhook => ExitReason::Other(name.unwrap_or("webhook")),
         };
         stop.cancel();
         let mut other = None;
@@ -137,7 +141,7 @@ impl RunCommand {
         // Otherwise the next process would fetch the images of the last moments again.
         finishing.finish_writes().await;
         if !asked.is_cancelled() && result.is_ok() {
-            result = Err(RunError::Ended(other.unwrap_or("the controller")));
+            result = Err(RunError::Ended(other.unwrap_or("controller")));
         }
         result?;
         tracing::info!("archaware stopped");
@@ -156,7 +160,8 @@ async fn webhook(
     let (config, leadership) = (&run.config, run.election.1.leading.clone());
     if !config.admission.enabled {
         let warning = admission::warn_if_registered(run.api.clone());
-        side_tasks.spawn(stop.clone().run_until_cancelled_owned(warning));
+        let warning = stop.clone().run_until_cancelled_owned(warning);
+        side_tasks.spawn(tasks::timed("warning about the registration", warning));
         if !config.affinity.preferred.is_empty() {
             tracing::warn!("without admission.enabled, affinity is added to gated pods only");
         }

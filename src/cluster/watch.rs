@@ -18,42 +18,76 @@ use kube_runtime::{
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-use super::api::{ApiClient, ApiObject, PAGE};
+use super::api::{ApiClient, ApiObject, PAGE, SMALL_PAGE, is_too_large};
 
 /// Duration of one watch request. kube detects a dead connection five seconds later.
 const WATCH_SECONDS: u32 = 240;
 
-/// All events of a kind. The watch is restarted with back-off. The initial list is streamed
-/// (WatchList: constant memory) if the API server supports it, otherwise read in pages.
+/// How the initial list is read.
+#[derive(Clone, Copy)]
+enum InitialList {
+    /// Object by object (WatchList): constant memory.
+    Streamed,
+    /// In pages of at most this many objects.
+    Paged(u32),
+}
+
+impl InitialList {
+    /// The way to go on after an error that this way cannot get past. It stays for good: the API
+    /// server does not gain the feature while it runs, and a page that was too large can become so
+    /// again.
+    fn after(self, error: &watcher::Error) -> Option<Self> {
+        match self {
+            Self::Streamed if cannot_stream(error) => {
+                tracing::info!("the API server cannot stream lists; reading them in pages");
+                Some(Self::Paged(PAGE))
+            }
+            Self::Paged(PAGE) if is_too_large(error) => {
+                tracing::info!("a page of a list is too large; reading smaller pages");
+                Some(Self::Paged(SMALL_PAGE))
+            }
+            Self::Streamed | Self::Paged(_) => None,
+        }
+    }
+
+    fn watch<K>(self, api: Api<K>, fields: Option<&str>) -> BoxStream<'static, EventResult<K>>
+    where
+        K: ApiObject + Clone + DeserializeOwned + Debug + Send + 'static,
+    {
+        let mut config = watcher::Config::default().timeout(WATCH_SECONDS);
+        config.field_selector = fields.map(str::to_owned);
+        let config = match self {
+            Self::Streamed => config.page_size(PAGE).streaming_lists(),
+            Self::Paged(size) => config.page_size(size),
+        };
+        watcher(api, config).boxed()
+    }
+}
+
+type EventResult<K> = watcher::Result<Event<K>>;
+
+/// All events of a kind. The watch is restarted with back-off.
 pub(crate) fn watch_events<K>(
     api: Api<K>,
     fields: Option<&str>,
-) -> impl Stream<Item = watcher::Result<Event<K>>> + Send + use<K>
+) -> impl Stream<Item = EventResult<K>> + Send + use<K>
 where
     K: ApiObject + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let mut paged = watcher::Config::default()
-        .timeout(WATCH_SECONDS)
-        .page_size(PAGE);
-    paged.field_selector = fields.map(str::to_owned);
-    let streamed = paged.clone().streaming_lists();
-    let fallback = watcher(api.clone(), paged).boxed();
-    let first = watcher(api, streamed).boxed();
-    // Switches to pages for good: the API server does not gain the feature while it runs, and pages
-    // cost little memory.
-    stream::unfold(
-        (first, Some(fallback)),
-        |(mut current, fallback)| async move {
-            let event = current.next().await?;
-            match (event, fallback) {
-                (Err(error), Some(fallback)) if cannot_stream(&error) => {
-                    tracing::info!("the API server cannot stream lists; reading them in pages");
-                    Some((Err(error), (fallback, None)))
-                }
-                (event, fallback) => Some((event, (current, fallback))),
-            }
-        },
-    )
+    let fields = fields.map(str::to_owned);
+    let list = InitialList::Streamed;
+    let first = list.watch(api.clone(), fields.as_deref());
+    stream::unfold((first, list), move |(mut events, list)| {
+        let (api, fields) = (api.clone(), fields.clone());
+        async move {
+            let event = events.next().await?;
+            let next = event.as_ref().err().and_then(|error| list.after(error));
+            Some(match next {
+                Some(next) => (event, (next.watch(api, fields.as_deref()), next)),
+                None => (event, (events, list)),
+            })
+        }
+    })
     .default_backoff()
 }
 

@@ -23,7 +23,7 @@ use containerd_client::services::v1::{
 use http::{Request, Response, Uri, request};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::{UnixListener, UnixStream},
     sync::Semaphore,
@@ -34,9 +34,10 @@ use tonic::{Code, Status, body::Body, transport::Channel};
 use tower::ServiceExt;
 
 use crate::{
-    connections::{ConnectionState, Lifetime, serve_until_the_end},
+    connections::{ConnectionState, Lifetime, TimedExecutor, serve_until_the_end},
     error::RepeatedError,
     image::containerd::{SocketError, connect, in_namespace},
+    tasks,
 };
 
 pub use forwarding::Forwarding;
@@ -104,7 +105,7 @@ pub async fn run(
     let listener = bind(listen).await?;
     tracing::info!(from, listen = %listen.display(), "forwarding calls to containerd");
     let making = make_namespace(containerd.clone(), forwarding.own.clone());
-    let _namespace = AbortOnDropHandle::new(tokio::spawn(making));
+    let _namespace = AbortOnDropHandle::new(tasks::spawn("containerd namespace", making));
     let proxy = Arc::new(Proxy {
         forwarding,
         containerd,
@@ -125,7 +126,8 @@ pub async fn run(
         };
         while connections.try_join_next().is_some() {}
         if connections.len() < MAX_CONNECTIONS {
-            connections.spawn(proxy.clone().serve(stream, stop.clone()));
+            let serving = proxy.clone().serve(stream, stop.clone());
+            connections.spawn(tasks::timed("content proxy", serving));
         }
     }
     let _ = tokio::time::timeout(DRAIN_TIMEOUT, async {
@@ -200,7 +202,7 @@ impl Proxy {
                 Ok::<_, std::convert::Infallible>(answer)
             }
         });
-        let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        let connection = hyper::server::conn::http2::Builder::new(TimedExecutor("content proxy"))
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
             .max_header_list_size(MAX_HEADERS)

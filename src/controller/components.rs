@@ -1,9 +1,6 @@
 //! Builds the controllers from their shared parts, and starts their tasks.
 
-use std::{
-    num::NonZeroU16,
-    sync::{Arc, atomic::AtomicI64},
-};
+use std::{num::NonZeroU16, sync::Arc};
 
 use futures::{
     FutureExt, StreamExt,
@@ -27,6 +24,7 @@ use crate::{
     },
     config::{BoundPods as BoundPodsPolicy, Config},
     evaluate::Evaluator,
+    tasks,
 };
 
 use super::{
@@ -42,7 +40,7 @@ use super::{
     recreate,
     run_controller::{ControllerSettings, Triggers, run_controller},
     startup,
-    webhook_use::WebhookUse,
+    webhook_use::{AdmittedPods, WebhookUse},
 };
 
 /// Concurrent node reconciles. A thousand nodes take seconds, and each connection costs memory.
@@ -57,8 +55,7 @@ pub(super) struct Components {
     /// archaware's own namespace.
     pub(super) namespace: String,
     pub(super) outputs: Outputs,
-    /// When the newest pod was created that came through the webhook, in seconds since 1970.
-    pub(super) newest_admitted: Arc<AtomicI64>,
+    pub(super) admitted: AdmittedPods,
     pub(super) stop: CancellationToken,
     /// Tasks that run until `stop`; each returns its name.
     pub(super) tasks: JoinSet<&'static str>,
@@ -70,8 +67,7 @@ impl Components {
         let namespaces = &self.outputs.namespaces;
         let following = namespaces.watch(&self.api, self.stop.clone());
         let namespaces_ready = namespaces.ready();
-        self.tasks
-            .spawn(following.map(|()| "the watch of namespaces"));
+        self.spawn_task("watch of namespaces", following);
         let (pods, pods_ready) = self.pods();
         let (daemon_sets, daemon_sets_ready) = self.daemon_sets();
         let (may_taint, nodes, nodes_ready) = self.nodes();
@@ -85,7 +81,7 @@ impl Components {
         let advice = advice.log(self.leadership.leading.clone());
         // It ends by itself, which no other task may.
         let advice = advice.then(|()| std::future::pending());
-        self.spawn_until_stop("the advice", advice);
+        self.spawn_until_stop("advice", advice);
         let evictor = self.evictor();
         self.recreation(evictor.clone(), pods.store.clone());
         let stores = (nodes.clone(), pods.store.clone());
@@ -98,7 +94,7 @@ impl Components {
             timeout: self.config.startup.timeout,
         };
         let startup = startup.run(self.leadership.leading.clone(), pending, may_taint);
-        self.spawn_until_stop("the startup sequence", startup);
+        self.spawn_until_stop("startup sequence", startup);
     }
 
     /// Spawns a task of this name, which `stop` cancels.
@@ -108,7 +104,16 @@ impl Components {
         task: impl Future<Output = ()> + Send + 'static,
     ) {
         let task = self.stop.clone().run_until_cancelled_owned(task);
-        self.tasks.spawn(task.map(move |_| name));
+        self.spawn_task(name, task);
+    }
+
+    /// Spawns a task that ends after `stop`.
+    fn spawn_task<F>(&mut self, name: &'static str, task: F)
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.tasks
+            .spawn(tasks::timed(name, task).map(move |_| name));
     }
 
     /// What evicts pods, for all reasons.
@@ -134,7 +139,7 @@ impl Components {
             pods,
         };
         let recreation = recreation.run(self.leadership.leading.clone());
-        self.spawn_until_stop("the eviction of pods without affinity", recreation);
+        self.spawn_until_stop("eviction of pods without affinity", recreation);
     }
 
     fn webhook_use(&self) -> WebhookUse {
@@ -142,7 +147,7 @@ impl Components {
             metrics: self.outputs.metrics.clone(),
             namespaces: self.outputs.namespaces.clone(),
             own_namespace: self.namespace.clone(),
-            newest_admitted: self.newest_admitted.clone(),
+            admitted: self.admitted.clone(),
             clock: self.api.clock(),
         }
     }
@@ -163,7 +168,7 @@ impl Components {
             (outputs.events.clone(), evictor, outputs.durable.clone()),
         );
         let search = misplaced.run(self.leadership.leading.clone(), nodes_ready);
-        self.spawn_until_stop("the search for pods on the wrong architecture", search);
+        self.spawn_until_stop("search for pods on the wrong architecture", search);
     }
 
     fn pods(&mut self) -> (InitialOfKind<Pod>, watch::Receiver<bool>) {
@@ -179,15 +184,15 @@ impl Components {
             namespaces: self.outputs.namespaces.clone(),
             failure: (&self.config.resolution.failure).into(),
             metrics: metrics.clone(),
-            newest_admitted: self.newest_admitted.clone(),
+            admitted: self.admitted.clone(),
             clock: self.api.clock(),
         };
         let reconciler = self.reconciler(kind, store.clone(), states, Some(initial.clone()));
         let ready = watched.ready.clone();
         let concurrency = self.config.concurrency.pods;
         let settings = self.settings(pods::PodSteps::NAME, concurrency, leading, &ready);
-        let name = "the controller of pods";
-        self.spawn(settings, watched, self.of_namespaces(), reconciler, name);
+        let name = "controller of pods";
+        self.spawn_controller(settings, watched, self.of_namespaces(), reconciler, name);
         (
             InitialOfKind {
                 objects: initial,
@@ -219,8 +224,8 @@ impl Components {
             leading,
             &ready,
         );
-        let name = "the controller of DaemonSets";
-        self.spawn(settings, watched, self.of_namespaces(), reconciler, name);
+        let name = "controller of DaemonSets";
+        self.spawn_controller(settings, watched, self.of_namespaces(), reconciler, name);
         (
             InitialOfKind {
                 objects: initial,
@@ -245,11 +250,7 @@ impl Components {
         let (store, ready) = (watched.store.clone(), watched.ready.clone());
         self.evaluator.nodes.follow(store.clone(), ready.clone());
         for (name, reading) in self.evaluator.sources.follow(&self.api) {
-            let stop = self.stop.clone();
-            self.tasks.spawn(async move {
-                stop.run_until_cancelled(reading).await;
-                name
-            });
+            self.spawn_until_stop(name, reading);
         }
         let tolerates = self.config.taint.bound_pods == BoundPodsPolicy::Tolerate;
         let kind = nodes::NodeSteps {
@@ -263,8 +264,8 @@ impl Components {
             one: self.bound_pods(bound_pods, store.clone(), is_active.clone()),
         };
         let settings = self.settings(nodes::NodeSteps::NAME, CONCURRENT_NODES, is_active, &ready);
-        let name = "the controller of nodes";
-        self.spawn(settings, watched, triggers, reconciler, name);
+        let name = "controller of nodes";
+        self.spawn_controller(settings, watched, triggers, reconciler, name);
         (may_taint, store, ready)
     }
 
@@ -291,8 +292,7 @@ impl Components {
             ready,
             stop: self.stop.clone(),
         });
-        let worker = worker.run(may_taint);
-        self.tasks.spawn(worker.map(|()| "the look at bound pods"));
+        self.spawn_task("look at bound pods", worker.run(may_taint));
         stream::poll_fn(move |context| are_ready.poll_recv(context)).boxed()
     }
 
@@ -357,7 +357,7 @@ impl Components {
     }
 
     /// Spawns the controller of one kind as a task of this name.
-    fn spawn<R: ReconcileSteps>(
+    fn spawn_controller<R: ReconcileSteps>(
         &mut self,
         settings: ControllerSettings,
         watched: Watched<R::Object>,
@@ -369,6 +369,6 @@ impl Components {
         let controller = run_controller(settings, watched, triggers, move |object| {
             reconciler.clone().reconcile(object, stop.clone())
         });
-        self.tasks.spawn(controller.map(move |()| name));
+        self.spawn_task(name, controller);
     }
 }

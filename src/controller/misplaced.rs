@@ -438,7 +438,7 @@ impl MisplacedPods {
             }
             Eviction::Never(why) => return Some(MisplacedState::NotEvicted(why)),
         };
-        if self.has_webhook(pod) && !self.webhook.is_asked_since(pod) {
+        if self.has_webhook(pod) && !self.webhook.seems_asked_since(pod) {
             return Some(MisplacedState::NoWebhook);
         }
         if self.has_waiting_sibling(pod) {

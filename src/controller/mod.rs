@@ -36,6 +36,7 @@ use crate::{
     config::Config,
     evaluate::Evaluator,
     metrics::Metrics,
+    tasks,
 };
 
 use components::Components;
@@ -85,7 +86,7 @@ pub enum RunError {
     )]
     Lacking(Vec<Permission>),
     /// A task ended that should run until `stop`.
-    #[error("{0} ended; the process cannot go on without it")]
+    #[error("the {0} ended; the process cannot go on without it")]
     Ended(&'static str),
     /// A task panicked that should run until `stop`.
     #[error("a task panicked, which is a bug; its location is in the log")]
@@ -148,22 +149,22 @@ pub async fn run(run: ControllerParts, stop: CancellationToken) -> Result<(), Ru
             namespaces,
             durable,
         },
-        newest_admitted: Arc::default(),
+        admitted: webhook_use::AdmittedPods::default(),
         stop: stop.clone(),
         tasks: JoinSet::new(),
     };
     // The elector stops last, so that no patch is in progress after the Lease is released.
     let writers_done = CancellationToken::new();
-    let mut elector = tokio::spawn(elector.run(writers_done.clone()));
-    let mut event_writer = tokio::spawn(event_writer.run());
+    let mut elector = tasks::spawn("elector", elector.run(writers_done.clone()));
+    let mut event_writer = tasks::spawn("event writer", event_writer.run());
 
     components.start(pending);
 
     // No task ends before `stop`.
     let ended = tokio::select! {
-        ended = components.tasks.join_next() => ended.unwrap_or(Ok("everything")),
-        ended = &mut elector => ended.map(|()| "the elector"),
-        ended = &mut event_writer => ended.map(|()| "the event writer"),
+        ended = components.tasks.join_next() => ended.unwrap_or(Ok("last task")),
+        ended = &mut elector => ended.map(|()| "elector"),
+        ended = &mut event_writer => ended.map(|()| "event writer"),
     };
     let result = match ended {
         _ if stop.is_cancelled() => Ok(()),

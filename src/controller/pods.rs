@@ -1,9 +1,6 @@
 //! Reconciles pods: they get the tolerations that their images allow.
 
-use std::{
-    sync::{Arc, atomic::AtomicI64},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use kube_runtime::reflector::Store;
 use tokio::sync::watch;
@@ -20,7 +17,7 @@ use crate::{
     plan::{self, Plan, Policies, Remembered},
 };
 
-use super::{object_state::ObjectStates, reconcile::ReconcileSteps, webhook_use};
+use super::{object_state::ObjectStates, reconcile::ReconcileSteps, webhook_use::AdmittedPods};
 
 /// The reconciler of pods.
 pub(super) struct PodSteps {
@@ -28,8 +25,7 @@ pub(super) struct PodSteps {
     pub(super) namespaces: Namespaces,
     pub(super) failure: FailurePolicy,
     pub(super) metrics: Metrics,
-    /// When the newest pod was created that came through the webhook, in seconds since 1970.
-    pub(super) newest_admitted: Arc<AtomicI64>,
+    pub(super) admitted: AdmittedPods,
     /// Of the API server.
     pub(super) clock: ServerClock,
 }
@@ -61,7 +57,7 @@ impl ReconcileSteps for PodSteps {
         if !pod.is_in_scope() {
             return None;
         }
-        webhook_use::record_admission(&self.newest_admitted, pod);
+        self.admitted.record(pod);
         let subject = plan::pod::subject(pod);
         let namespace = self.namespaces.find(subject.namespace).await;
         Some(self.evaluator.evaluate(subject, &namespace).await)

@@ -23,17 +23,18 @@ use crate::{
     plan,
 };
 
-use super::webhook_use::WebhookUse;
+use super::webhook_use::{WebhookUse, namespace_of};
 
 /// How often the pods are looked at. A pod that is not bound after this time is one that an
 /// autoscaler looks at.
 const PERIOD: Duration = Duration::from_secs(10);
 /// If the new pods of a controller have no affinity either, something keeps the webhook from them.
 const PAUSES: Backoff = Backoff::seconds(60, 3600);
-/// Pauses between single evictions while it is not known whether the API server asks the webhook.
-const TRIALS: Backoff = Backoff::seconds(10, 3600);
-/// Maximum number of remembered controllers; beyond it, all are forgotten.
-const MAX_OWNERS: usize = 10_000;
+/// Pauses between single evictions while it is not proven that the API server asks the webhook.
+const TRIAL_PAUSES: Backoff = Backoff::seconds(10, 3600);
+/// Maximum number of remembered controllers, and of namespaces with trials; beyond it, the oldest
+/// is forgotten.
+const MAX_REMEMBERED: usize = 10_000;
 
 /// What evicts pods while this process leads.
 pub(super) struct Recreation {
@@ -43,12 +44,57 @@ pub(super) struct Recreation {
     pub(super) pods: Store<Pod>,
 }
 
-/// Evictions without knowing whether the webhook is called: their number, and the time of the last
-/// one.
-type Trials = (u32, Option<Instant>);
-
 /// The controllers whose pods were evicted: how often in vain, and when last.
 type Owners = HashMap<String, (u32, Instant)>;
+
+/// Evictions of one pod each, without a proof that the webhook is asked: how many, and when the
+/// last one was.
+#[derive(Default)]
+struct Trials {
+    /// While nothing seems to ask the webhook: for all namespaces together.
+    together: Option<(u32, Instant)>,
+    /// While something seems to ask the webhook, which tenants can forge.
+    namespaces: HashMap<String, (u32, Instant)>,
+}
+
+impl Trials {
+    /// Whether a pod of this namespace is tried now.
+    fn begin(&mut self, namespace: &str, seems_asked: bool, now: Instant) -> bool {
+        let last = if seems_asked {
+            self.namespaces.get(namespace).copied()
+        } else {
+            self.together
+        };
+        let is_due = last.is_none_or(|(times, last)| {
+            now.saturating_duration_since(last) >= TRIAL_PAUSES.delay(times)
+        });
+        if is_due {
+            let trial = (last.map_or(0, |(times, _)| times) + 1, now);
+            if seems_asked {
+                make_room(&mut self.namespaces, namespace);
+                self.namespaces.insert(namespace.to_owned(), trial);
+            } else {
+                self.together = Some(trial);
+            }
+        }
+        is_due
+    }
+
+    /// The API server asks the webhook about pods of this namespace.
+    fn succeeded(&mut self, namespace: &str) {
+        self.together = None;
+        self.namespaces.remove(namespace);
+    }
+}
+
+/// Forgets the oldest entry if there is no room for one more.
+fn make_room(entries: &mut HashMap<String, (u32, Instant)>, key: &str) {
+    if entries.len() >= MAX_REMEMBERED && !entries.contains_key(key) {
+        let oldest = entries.iter().min_by_key(|(_, (_, last))| *last);
+        let oldest = oldest.map(|(key, _)| key.clone());
+        entries.remove(&oldest.unwrap_or_default());
+    }
+}
 
 impl Recreation {
     /// Runs until it is cancelled.
@@ -85,25 +131,21 @@ impl Recreation {
     }
 
     /// The pods to evict now: no more than may be evicted at once, so that their state, and that of
-    /// the webhook, is not old then. While it is not known that the API server asks the webhook
-    /// again, one pod is tried.
+    /// the webhook, is not old then. Until a pod of a namespace proves that the API server asks the
+    /// webhook again, one pod of it is tried. Namespaces take turns.
     fn due(&self, owners: &Owners, trials: &mut Trials, now: Instant) -> Vec<Arc<Pod>> {
         let pods = self.pods.state().into_iter();
         let late = pods.filter(|pod| self.is_late(pod) && self.may_evict(pod, owners, now));
-        let (known, unknown): (Vec<_>, Vec<_>) =
-            late.partition(|pod| self.webhook.is_asked_since(pod));
-        if !known.is_empty() {
-            *trials = Trials::default();
-            return known.into_iter().take(self.evictor.at_once()).collect();
-        }
-        let is_due = trials
-            .1
-            .is_none_or(|last| now.saturating_duration_since(last) >= TRIALS.delay(trials.0));
-        let tried: Vec<_> = unknown.into_iter().take(usize::from(is_due)).collect();
-        if !tried.is_empty() {
-            *trials = (trials.0 + 1, Some(now));
-        }
-        tried
+        let due = in_turns(late.collect()).into_iter().filter(|pod| {
+            let namespace = namespace_of(pod);
+            if self.webhook.is_proven_since(pod) {
+                trials.succeeded(namespace);
+                true
+            } else {
+                trials.begin(namespace, self.webhook.seems_asked_since(pod), now)
+            }
+        });
+        due.take(self.evictor.at_once()).collect()
     }
 
     fn is_still_due(&self, pod: &Pod, owners: &Owners) -> bool {
@@ -123,6 +165,21 @@ impl Recreation {
             && !self.webhook.is_excluded(pod)
             && plan::pod::lacks_affinity(pod, &self.evaluator.policy)
     }
+}
+
+/// The first pod of each namespace, then the second of each, and so on.
+fn in_turns(pods: Vec<Arc<Pod>>) -> Vec<Arc<Pod>> {
+    let mut counts = HashMap::<String, usize>::new();
+    let mut turns: Vec<_> = pods
+        .into_iter()
+        .map(|pod| {
+            let turn = counts.entry(namespace_of(&pod).to_owned()).or_default();
+            *turn += 1;
+            (*turn, pod)
+        })
+        .collect();
+    turns.sort_by_key(|(turn, _)| *turn);
+    turns.into_iter().map(|(_, pod)| pod).collect()
 }
 
 /// The uid of the pod's controller.
@@ -150,11 +207,7 @@ fn remember(owners: &mut Owners, pod: &Pod, clock: &ServerClock, now: Instant) {
     let Some(owner) = owner(pod) else {
         return;
     };
-    if owners.len() >= MAX_OWNERS && !owners.contains_key(&owner) {
-        let oldest = owners.iter().min_by_key(|(_, (_, last))| *last);
-        let oldest = oldest.map(|(owner, _)| owner.clone());
-        owners.remove(&oldest.unwrap_or_default());
-    }
+    make_room(owners, &owner);
     let entry = owners.entry(owner).or_insert((0, now));
     let in_vain = is_in_vain(pod, clock, entry.1, now);
     *entry = (entry.0 + u32::from(in_vain), now);
@@ -200,6 +253,33 @@ mod tests {
     }
 
     #[test]
+    fn a_namespace_without_proof_has_single_trials() {
+        let (mut trials, start) = (Trials::default(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert!(trials.begin("a", false, start));
+        assert!(!trials.begin("b", false, start), "all namespaces together");
+        // A forged request seems to show that the webhook is asked.
+        assert!(trials.begin("a", true, start) && trials.begin("b", true, start));
+        assert!(!trials.begin("a", true, after(9)) && trials.begin("a", true, after(10)));
+        assert!(!trials.begin("a", true, after(29)) && trials.begin("a", true, after(30)));
+        trials.succeeded("a");
+        assert!(trials.begin("a", true, after(60)) && trials.begin("a", false, after(60)));
+        assert!(!trials.begin("b", true, start));
+    }
+
+    #[test]
+    fn namespaces_take_turns() {
+        let pod_of = |namespace: &str| {
+            let pod = json!({"metadata": {"name": "p", "namespace": namespace}});
+            Arc::new(serde_json::from_value::<Pod>(pod).unwrap())
+        };
+        let pods: Vec<_> = ["a", "a", "a", "b", "b", "c"].map(pod_of).into();
+        let turns = in_turns(pods);
+        let namespaces: Vec<_> = turns.iter().map(|pod| namespace_of(pod)).collect();
+        assert_eq!(namespaces, ["a", "b", "c", "a", "b", "a"]);
+    }
+
+    #[test]
     fn the_oldest_owner_makes_room() {
         let pod_of = |owner: usize| -> Pod {
             serde_json::from_value(json!({"metadata": {"name": "p", "ownerReferences": [
@@ -207,7 +287,7 @@ mod tests {
             .unwrap()
         };
         let (now, clock, mut owners) = (Instant::now(), ServerClock::default(), Owners::new());
-        for owner in 0..=MAX_OWNERS {
+        for owner in 0..=MAX_REMEMBERED {
             let seconds = u64::try_from(owner).unwrap();
             remember(
                 &mut owners,
@@ -216,7 +296,7 @@ mod tests {
                 now + Duration::from_secs(seconds),
             );
         }
-        assert_eq!(owners.len(), MAX_OWNERS);
+        assert_eq!(owners.len(), MAX_REMEMBERED);
         assert!(!owners.contains_key("0") && owners.contains_key("1"));
     }
 }

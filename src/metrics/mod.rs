@@ -3,6 +3,7 @@
 
 mod gauges;
 mod requests;
+mod tasks;
 
 use std::{
     sync::Arc,
@@ -125,6 +126,7 @@ impl Default for Metrics {
             m.events_dropped,
         );
         m.panics.register(&mut registry);
+        registry.register_collector(Box::new(tasks::TaskPolls));
         registry.register("leader", "1 while this process holds the Lease", m.leader);
         let build = Family::<Labels<1>, ConstGauge>::new_with_constructor(|| ConstGauge::new(1));
         drop(build.get_or_create(&[("version", env!("CARGO_PKG_VERSION"))]));

@@ -84,7 +84,7 @@ impl DemandSource for ImageSelectionSource {
 
     fn follow(&self, api: &ApiClient) -> Option<(&'static str, BoxFuture<'static, ()>)> {
         let reading = self.0.0.nodes.features.clone().follow(api.clone());
-        Some(("the watch of NodeFeatures", reading.boxed()))
+        Some(("watch of NodeFeatures", reading.boxed()))
     }
 }
 

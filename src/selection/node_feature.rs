@@ -87,7 +87,9 @@ impl Resource for NodeFeature {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::json;
+    use testsupport::mutated;
 
     use super::*;
 
@@ -104,5 +106,26 @@ mod tests {
         let large = object(MAX_ELEMENTS);
         assert_eq!(large.spec, NodeFeatureSpec::default());
         assert_eq!(large.metadata.name.as_deref(), Some("n"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_object_is_read_or_refused(object in mutated(json!({
+            "metadata": {"name": "n", "labels": {"nfd.node.kubernetes.io/node-name": "n"}},
+            "spec": {"features": {
+                "flags": {"cpu.cpuid": {"elements": {"AVX2": {}, "SVE": {}}}},
+                "attributes": {"cpu.model": {"elements": {"family": "6"}}},
+                "instances": {"pci.device": {"elements": [{"attributes": {"class": "0300"}}]}},
+            }},
+        }))) {
+            let from_text = serde_json::from_str::<NodeFeature>(&object.to_string()).ok();
+            let from_value = serde_json::from_value::<NodeFeature>(object).ok();
+            prop_assert_eq!(&from_text, &from_value);
+            if let Some(object) = from_text {
+                let mut merged = NodeFeatures::default();
+                merged.merge(&object.spec.features);
+                prop_assert_eq!(&merged, &object.spec.features);
+            }
+        }
     }
 }

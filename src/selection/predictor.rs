@@ -83,6 +83,16 @@ pub(super) struct Prediction {
     pub architecture: String,
 }
 
+impl Prediction {
+    /// The error does not repeat the answer.
+    fn parse(answer: &[u8]) -> Result<Self, String> {
+        serde_json::from_slice(answer).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            format!("its answer is none, at line {line}, column {column}")
+        })
+    }
+}
+
 /// A string, or a number in the form that labels have.
 fn label_value<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     #[derive(Deserialize)]
@@ -214,10 +224,7 @@ impl Inner {
                 return Err("its answer has more than 64 KiB".to_owned());
             }
         }
-        serde_json::from_slice(&body).map_err(|error| {
-            let (line, column) = (error.line(), error.column());
-            format!("its answer is none, at line {line}, column {column}")
-        })
+        Prediction::parse(&body)
     }
 }
 
@@ -238,12 +245,26 @@ fn authorities(file: &Path) -> Result<Vec<reqwest::Certificate>, PredictorError>
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use proptest::prelude::*;
+    use testsupport::mutated;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpListener,
     };
 
     use super::*;
+
+    proptest! {
+        #[test]
+        fn any_answer_is_a_prediction_or_an_error(answer in mutated(serde_json::json!({
+            "selected_instance": {}, "instance": "secret", "arch": "arm64", "score": 0.1,
+            "instance_index": 0, "instance-selector": "secret",
+        }))) {
+            if let Err(error) = Prediction::parse(answer.to_string().as_bytes()) {
+                prop_assert!(!error.contains("secret") && error.len() < 100, "{error}");
+            }
+        }
+    }
 
     #[test]
     fn a_number_is_a_label_value() {

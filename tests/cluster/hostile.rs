@@ -1,6 +1,7 @@
 //! One tenant does everything at once that could stop archaware for the others.
 
 mod content;
+mod shares;
 
 use std::time::{Duration, Instant};
 

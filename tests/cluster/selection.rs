@@ -14,6 +14,8 @@ mod features;
 mod images;
 mod model;
 
+pub(crate) use features::{NFD_ARTIFACT, NFD_LAYER, apply, node_feature, serve_node_features};
+
 const OCIFIT: &str = "application/vnd.oci.image.compatibilities.v1+json";
 const OWN: &str = "archaware.dev/select-image.app";
 const KEY: &str = "example.com/cpu";

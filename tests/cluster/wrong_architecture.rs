@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use super::*;
 
 /// What the kubelet says of a container that ends again and again.
-const RESTARTS: &str = "Back-off restarting failed container";
+pub(crate) const RESTARTS: &str = "Back-off restarting failed container";
 
 /// A container that ends as soon as it starts, as the kubelet reports it.
-fn crashing(code: i32, message: &str) -> Value {
+pub(crate) fn crashing(code: i32, message: &str) -> Value {
     json!({
         "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}},
         "lastState": {"terminated": {
@@ -28,7 +28,7 @@ fn crashing(code: i32, message: &str) -> Value {
 }
 
 /// Sets the status of a pod's only container.
-async fn set_status(cluster: &TestCluster, name: &str, phase: &str, container: &Value) {
+pub(crate) async fn set_status(cluster: &TestCluster, name: &str, phase: &str, container: &Value) {
     let pods = cluster.pods();
     let image = pods.get(name).await.unwrap().spec.unwrap().containers[0]
         .image
@@ -44,7 +44,7 @@ async fn set_status(cluster: &TestCluster, name: &str, phase: &str, container: &
 }
 
 /// Publishes an event about a pod, as the kubelet does.
-async fn publish(cluster: &TestCluster, name: &str, reason: &str, note: &str) {
+pub(crate) async fn publish(cluster: &TestCluster, name: &str, reason: &str, note: &str) {
     // It may have been evicted.
     let Some(pod) = cluster.pods().get_opt(name).await.unwrap() else {
         return;
@@ -61,7 +61,7 @@ async fn publish(cluster: &TestCluster, name: &str, reason: &str, note: &str) {
 }
 
 /// A pod that its author bound to a node.
-async fn create_bound(cluster: &TestCluster, name: &str, image: &str, node: &str) {
+pub(crate) async fn create_bound(cluster: &TestCluster, name: &str, image: &str, node: &str) {
     let mut spec = pod_spec(&[cluster.image(image)]);
     spec["nodeName"] = json!(node);
     cluster.create::<Pod>(pod(name, spec, json!({}))).await;

@@ -1,6 +1,8 @@
 //! `archaware report` without a cluster: in a pipeline, for many workloads, and its page in a real
 //! browser.
 
+mod readers;
+
 use std::{
     path::Path,
     process::{Output, Stdio},
@@ -237,58 +239,6 @@ async fn manifests_in_a_pipeline() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
-/// Who may push a manifest for review may write any text into it.
-#[tokio::test]
-async fn hostile_text_stays_text() {
-    let name = r#""a\e[2J\uFFFE\u202E=1""#;
-    let broken = format!(
-        "{{kind: Deployment, metadata: {{name: {name}}}, spec: {{template: {{spec: {{containers: 7}}}}}}}}"
-    );
-    let output = report(&broken, &["-f", "-"]).await;
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(error.contains("Deployment a"), "{error}");
-    assert!(!error.contains('\u{1b}'), "{error}");
-    let pod = "{spec: {containers: [{name: a, image: \"\\e[2J\\uFFFF;=1\"}]}}";
-    let hostile = format!(
-        "{{apiVersion: apps/v1, kind: Deployment, metadata: {{name: {name}}}, spec: {{replicas: 18446744073709551615, template: {pod}}}}}"
-    );
-    let both = format!("{hostile}\n---\n{}", deployment("b", 3, &[]));
-    for format in ["table", "html", "markdown", "csv", "junit"] {
-        let output = report(&both, &["-f", "-", "-o", format]).await;
-        let text = stdout(&output);
-        for c in ['\u{1b}', '\u{fffe}', '\u{ffff}', '\u{202e}'] {
-            assert!(!text.contains(c), "{c:?} in {format}: {text:?}");
-        }
-        if format == "junit" {
-            assert_eq!(cases(&output).await, "2 0 1", "{text}");
-        }
-    }
-    // As many replicas as the API allows.
-    let json = report(&both, &["-f", "-", "-o", "json"]).await;
-    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
-    assert_eq!(
-        json["summaries"][0]["total"]["pods"],
-        3 + i64::from(i32::MAX)
-    );
-}
-
-/// The test cases in a `JUnit` file, by an XML parser: all, failures and skipped ones.
-async fn cases(junit: &Output) -> String {
-    let count = "import sys, xml.etree.ElementTree as t; r = t.fromstring(sys.stdin.buffer.read()); \
-        print(len(r.findall('.//testcase')), len(r.findall('.//failure')), len(r.findall('.//skipped')))";
-    let mut python = tokio::process::Command::new("python3")
-        .args(["-c", count])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut input = python.stdin.take().unwrap();
-    input.write_all(&junit.stdout).await.unwrap();
-    drop(input);
-    let counted = python.wait_with_output().await.unwrap();
-    stdout(&counted).trim().to_owned()
-}
-
 /// A reader that has seen enough is no error.
 #[tokio::test]
 async fn the_reader_may_end_first() {
@@ -355,7 +305,7 @@ async fn every_format_says_the_same() {
         assert!(words.iter().any(|one| one == line), "{line}: {words:#?}");
     }
     let junit = report(&all, &["-f", "-", "-o", "junit"]).await;
-    assert_eq!(cases(&junit).await, "4 2 1");
+    assert_eq!(readers::cases(&junit).await, "4 2 1");
     // What ends with an error is a failure there, too.
     let junit = report(&all, &["-f", "-", "-o", "junit", "--fail-on", "unknown"]).await;
     assert_eq!(junit.status.code(), Some(1));

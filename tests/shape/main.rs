@@ -53,13 +53,18 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The modules that a source text names after `crate::`, except in its tests.
-fn used(text: &str) -> BTreeSet<String> {
+/// A source text without its comments and tests, as one line.
+fn production_code(text: &str) -> String {
     let code = text.lines().map(|line| line.split("//").next().unwrap());
     let code: Vec<&str> = code
         .take_while(|line| line.trim() != "mod tests {")
         .collect();
-    let code = code.join(" ");
+    code.join(" ")
+}
+
+/// The modules that a source text names after `crate::`, except in its tests.
+fn used(text: &str) -> BTreeSet<String> {
+    let code = production_code(text);
     let mut used = BTreeSet::new();
     for rest in code.split("crate::").skip(1) {
         let name = |text: &str| -> String {
@@ -113,6 +118,40 @@ fn every_module_uses_only_layers_above_it() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A task that keeps its thread from other tasks shows in the metrics (`base/tasks.rs`).
+#[test]
+fn the_polls_of_all_tasks_are_timed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for folder in ["src", "crates"] {
+        sources(&root.join(folder), &mut files);
+    }
+    let (mut timed, mut untimed) = (0, Vec::new());
+    let others = |file: &&PathBuf| !file.ends_with("base/src/tasks.rs");
+    for file in files.iter().filter(others) {
+        let code = production_code(&fs::read_to_string(file).unwrap());
+        for (before, arguments) in code
+            .match_indices("spawn(")
+            .map(|(at, _)| code.split_at(at))
+        {
+            // `tasks.spawn(…)` of a set of tasks, or `tokio::spawn(…)`; without arguments, it
+            // starts a process.
+            let arguments = arguments.trim_start_matches("spawn(").trim_start();
+            if before.ends_with("tasks::") || arguments.starts_with("tasks::timed(") {
+                timed += 1;
+            } else if before.ends_with([':', '.']) && !arguments.starts_with([')', '"']) {
+                let start: String = arguments.chars().take(60).collect();
+                untimed.push(format!("{}: spawn({start}", file.display()));
+            }
+        }
+        if code.contains("TokioExecutor") {
+            untimed.push(format!("{}: TokioExecutor", file.display()));
+        }
+    }
+    assert!(timed > 20, "{timed}");
+    assert!(untimed.is_empty(), "{}", untimed.join("\n"));
 }
 
 /// rustfmt leaves comments as they are. Tables cannot be wrapped.

@@ -13,10 +13,12 @@
 
 pub mod cluster;
 mod executable;
+mod mutation;
 mod port;
 pub mod servers;
 
 pub use executable::{copy_program, write_script};
+pub use mutation::mutated;
 pub use port::free_port;
 
 use std::path::PathBuf;

@@ -2,15 +2,17 @@
 
 use std::{convert::Infallible, sync::Arc};
 
-use quick_cache::sync::Cache;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Maximum number of lines that are kept; the least used are dropped.
+use crate::in_use::{InUseCache, in_use_cache};
+
+/// Maximum number of lines that are kept; the least used are dropped, but none in which somebody
+/// waits or is served.
 const MAX_LINES: usize = 4096;
 
 /// A line for each name, with the same number of places.
 pub struct Lines {
-    by_name: Cache<String, Arc<Semaphore>>,
+    by_name: InUseCache<Semaphore>,
     places: usize,
 }
 
@@ -30,7 +32,7 @@ impl Lines {
     /// `places`: how many of the same name are served at once.
     pub fn new(places: usize) -> Self {
         Self {
-            by_name: Cache::new(MAX_LINES),
+            by_name: in_use_cache(MAX_LINES),
             places,
         }
     }
@@ -76,6 +78,11 @@ mod tests {
         assert!(greedy.iter().all(Option::is_some) && enter("greedy").is_none());
         let other = enter("other");
         assert!(other.is_some());
+        let names: Vec<_> = (0..4 * MAX_LINES).map(|name| name.to_string()).collect();
+        for name in &names {
+            drop(enter(name));
+        }
+        assert!(enter("greedy").is_none(), "its line is not forgotten");
         drop(greedy);
         assert!(enter("greedy").is_some());
     }

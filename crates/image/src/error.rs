@@ -195,6 +195,14 @@ impl ImageError {
         }
     }
 
+    /// The host that gets no requests for a while.
+    pub(crate) fn paused_host(&self) -> Option<&str> {
+        match self {
+            Self::RateLimited { host, .. } | Self::HostPaused { host, .. } => Some(host),
+            _ => None,
+        }
+    }
+
     /// An [`ImageError::Unavailable`] for a registry or containerd that `what` names.
     pub fn unavailable(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self::Unavailable {

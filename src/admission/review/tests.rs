@@ -1,3 +1,6 @@
+use proptest::prelude::*;
+use testsupport::mutated;
+
 use super::*;
 use crate::cluster::objects::Pod;
 
@@ -77,4 +80,25 @@ fn answers_are_complete() {
     let body: Value = serde_json::from_slice(&refused.into_body("u")).unwrap();
     assert_eq!(body["response"]["allowed"], false);
     assert_eq!(body["response"]["status"]["message"], "no");
+}
+
+proptest! {
+    /// The reason for a refusal goes to an unauthenticated client.
+    #[test]
+    fn any_review_is_opened_or_refused(review in mutated(json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u", "operation": "CREATE", "namespace": "ns", "dryRun": true, "subResource": "",
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "object": {"metadata": {"name": "p", "labels": {"a": "b"}}, "spec": {
+                "containers": [{"name": "c", "image": "a:b"}], "tolerations": [{"key": "a"}]}},
+            "oldObject": null,
+        },
+    }))) {
+        match open(&review) {
+            Ok((request, _)) => prop_assert!(!request.uid.is_empty()),
+            Err(error) => prop_assert!(error.to_string().len() < 400, "{error}"),
+        }
+    }
 }

@@ -16,6 +16,7 @@ use crate::{
     },
     controller::Durable,
     metrics::Metrics,
+    tasks,
 };
 
 use super::{CleanCommand, Installation};
@@ -74,7 +75,7 @@ pub(super) async fn acquire(
         Elector::new(api, namespace, identity.clone(), memory, metrics.clone());
     let stop = CancellationToken::new();
     let elector = elector.silent().run(stop.clone());
-    let elector = AbortOnDropHandle::new(tokio::spawn(elector));
+    let elector = AbortOnDropHandle::new(tasks::spawn("elector", elector));
     let mut leading = leadership.leading.clone();
     let acquired = tokio::time::timeout(patience, leading.wait_for(|leads| *leads))
         .await

@@ -18,7 +18,7 @@ use tower::{Layer, Service};
 
 use crate::{error::chain, metrics::ApiRequests, proxy};
 
-use super::ApiClient;
+use super::{ApiClient, PageLimitLayer};
 
 /// Why there is no connection to a cluster.
 #[derive(Debug, thiserror::Error)]
@@ -107,6 +107,7 @@ pub async fn connect(
     config.connect_timeout = Some(Duration::from_secs(5));
     let server = config.cluster_url.to_string();
     let client = ClientBuilder::try_from(config)?
+        .with_layer(&PageLimitLayer)
         .with_layer(&CountLayer(metrics))
         .build();
     Ok(ApiClient::new(client).at(&server, file.is_none()))

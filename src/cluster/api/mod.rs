@@ -6,6 +6,7 @@ mod clock;
 mod connect;
 mod dynamic;
 mod error;
+mod page_limit;
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,6 +32,8 @@ use tokio::time::Instant;
 
 use crate::{backoff::jittered, error::chain, names::is_dns_subdomain};
 
+use page_limit::MAX_PAGE;
+
 use super::{
     field_managers::FIELD_MANAGER,
     name::NamespacedName,
@@ -41,6 +44,7 @@ use super::{
 pub(crate) use clock::ServerClock;
 pub use connect::{ConnectError, connect};
 pub use error::ApiError;
+pub(crate) use page_limit::{PageLimitLayer, is_too_large};
 
 /// Timeout of one call, including repetitions after `Retry-After`. The API server's own limit is a
 /// minute; a call that takes more than this is better repeated later.
@@ -51,12 +55,10 @@ const PAGE_TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) const PAGE: u32 = 250;
 /// Objects per page where a larger page exceeds [`MAX_PAGE`]: a tenant may store many objects of
 /// the largest size.
-const SMALL_PAGE: u32 = 8;
+pub(super) const SMALL_PAGE: u32 = 8;
 /// Maximum bytes of an answer about one object. etcd accepts requests up to 1.5 MiB
 /// (`--max-request-bytes`).
 const MAX_OBJECT: usize = 4 << 20;
-/// Maximum bytes of a page. A small page of objects that are as large as etcd allows fits.
-const MAX_PAGE: usize = 16 << 20;
 
 /// Kinds that archaware reads or writes.
 pub trait ApiObject: Resource<DynamicType = ()> {}
@@ -383,7 +385,7 @@ impl ApiClient {
         self.clock.observe(&head.headers, jiff::Timestamp::now());
         let body = Limited::new(body, max_body).collect().await;
         let body = body.map_err(|error| {
-            if error.is::<http_body_util::LengthLimitError>() {
+            if is_too_large(error.as_ref()) {
                 ApiError::TooLarge(max_body)
             } else {
                 ApiError::Unreachable(chain(error.as_ref()))

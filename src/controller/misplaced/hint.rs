@@ -78,7 +78,9 @@ impl Hint {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::{Value, json};
+    use testsupport::mutated;
 
     use super::*;
 
@@ -152,5 +154,24 @@ mod tests {
             assert_eq!(hint.is_ahead_of(&pod(json!([]))), is_stale, "{last}");
         }
         assert!(!Hint::of_failed(pod(json!([]))).is_ahead_of(&pod(json!([]))));
+    }
+
+    proptest! {
+        #[test]
+        fn any_event_is_a_hint_or_none(event in mutated(json!({
+            "metadata": {"name": "e", "namespace": "ns", "creationTimestamp": NOW},
+            "regarding": {"kind": "Pod", "namespace": "ns", "name": "p", "uid": "u",
+                "fieldPath": "spec.containers{c}"},
+            "reason": "Failed", "note": "exec format error", "type": "Warning",
+            "eventTime": "2026-01-01T00:00:00.000000Z", "deprecatedLastTimestamp": NOW,
+            "series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:00.000000Z"},
+        }))) {
+            if let Ok(event) = serde_json::from_value::<Event>(event)
+                && let Some(hint) = Hint::of_event(event, NOW.parse().unwrap())
+            {
+                prop_assert!(!hint.name.name.is_empty());
+                prop_assert!(hint.proven_cause().is_none_or(|(container, _)| !container.is_empty()));
+            }
+        }
     }
 }

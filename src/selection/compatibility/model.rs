@@ -102,6 +102,10 @@ impl Model {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+    use testsupport::mutated;
+
     use super::*;
 
     #[test]
@@ -134,5 +138,22 @@ mod tests {
             Model::parse(&large),
             Err(InvalidDocument::TooLarge(300 * 1024))
         );
+    }
+
+    proptest! {
+        #[test]
+        fn any_document_has_few_models_or_an_error(document in mutated(json!({
+            "version": "v1alpha1", "compatibilities": [
+                {"tag": "cost", "rules": [{"matchModel": {"model": {
+                    "type": "sklearn", "platforms": {"amd64": "a", "arm64": "b"},
+                    "direction": "minimize", "name": "price", "filename": "m.pkl"}}}]},
+                {"tag": "rules", "rules": [{"matchFeatures": []}]}],
+        }))) {
+            if let Ok((models, memory)) = Model::parse(document.to_string().as_bytes()) {
+                prop_assert!(models.len() <= MAX_MODELS);
+                let texts = |model: &Model| model.metric.len() + model.direction.len();
+                prop_assert!(memory >= models.iter().map(texts).sum());
+            }
+        }
     }
 }

@@ -214,6 +214,33 @@ async fn an_api_server_that_cannot_stream_lists_is_read_in_pages() {
     scene.ends_well().await;
 }
 
+/// A tenant stores pods that are as large as the API server accepts. A whole page of them does not
+/// fit into the memory.
+#[tokio::test]
+async fn pages_of_large_objects_are_read_in_small_pages() {
+    const PODS: usize = 60;
+    const SIZE: usize = 1 << 20;
+    let cluster = TestCluster::start_with("API_ARGS", "--feature-gates=WatchList=false").await;
+    let names: Vec<String> = (0..PODS).map(|n| format!("large-{n}")).collect();
+    for name in &names {
+        let mut spec = pod_spec(&[cluster.image("arm64")]);
+        spec["schedulingGates"] = json!([{"name": "example.com/hold"}]);
+        spec["containers"][0]["env"] = json!([{"name": "LARGE", "value": "x".repeat(SIZE)}]);
+        cluster.create::<Pod>(pod(name, spec, json!({}))).await;
+    }
+    let scene = Scene::set(cluster, |cluster| Controller::start(cluster, "")).await;
+    let log = scene.archaware.log();
+    assert!(log.contains("reading smaller pages"), "{log}");
+    assert!(
+        are_decided(&scene.cluster, &names).await,
+        "before nodes are tainted"
+    );
+    let peak = scene.archaware.peak_memory();
+    println!("{PODS} pods of 1 MiB: at most {peak:.0} MiB");
+    assert!(peak < 160.0, "{peak} MiB");
+    scene.ends_well().await;
+}
+
 /// A pod whose image takes a while, so that it is patched when the API server is stopped.
 async fn patch_under_way(scene: &Scene) -> FakeRegistry {
     let registry = FakeRegistry::start().await.unwrap();

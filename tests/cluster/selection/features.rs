@@ -2,11 +2,11 @@
 
 use super::*;
 
-const NFD_ARTIFACT: &str = "application/vnd.nfd.image-compatibility.v1alpha1";
-const NFD_LAYER: &str = "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml";
+pub(crate) const NFD_ARTIFACT: &str = "application/vnd.nfd.image-compatibility.v1alpha1";
+pub(crate) const NFD_LAYER: &str = "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml";
 
 /// The API of Node Feature Discovery, as far as archaware reads it.
-fn serve_node_features(cluster: &TestCluster) {
+pub(crate) fn serve_node_features(cluster: &TestCluster) {
     let definition = json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": "nodefeatures.nfd.k8s-sigs.io"},
@@ -26,7 +26,7 @@ fn serve_node_features(cluster: &TestCluster) {
     ]);
 }
 
-fn apply(cluster: &TestCluster, object: &Value) {
+pub(crate) fn apply(cluster: &TestCluster, object: &Value) {
     let file = cluster.dir().join("object.json");
     std::fs::write(&file, object.to_string()).unwrap();
     cluster.kubectl(&[
@@ -39,7 +39,7 @@ fn apply(cluster: &TestCluster, object: &Value) {
 }
 
 /// What NFD found on a node.
-fn node_feature(node: &str, flags: &[&str], modules: &[&str]) -> Value {
+pub(crate) fn node_feature(node: &str, flags: &[&str], modules: &[&str]) -> Value {
     let elements = |all: &[&str]| {
         let all = all.iter().map(|one| ((*one).to_owned(), json!({})));
         json!({ "elements": all.collect::<serde_json::Map<_, _>>() })

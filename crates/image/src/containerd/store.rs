@@ -16,6 +16,8 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Status};
 
+use archaware_base::tasks;
+
 use crate::{
     cache::{CacheScope, Caches, STALE_IF_ERROR},
     digest::Digest,
@@ -88,7 +90,7 @@ impl Store {
         let (queues, workers): (Vec<_>, Vec<_>) = (0..WORKERS)
             .map(|_| {
                 let (queue, jobs) = mpsc::channel(QUEUE_LENGTH);
-                let running = tokio::spawn(worker.clone().run(jobs));
+                let running = tasks::spawn("writes to containerd", worker.clone().run(jobs));
                 (queue, AbortOnDropHandle::new(running))
             })
             .unzip();
@@ -182,7 +184,7 @@ impl Store {
                 tokio::time::sleep(LOAD_RETRY).await;
             }
         };
-        let start = || AbortOnDropHandle::new(tokio::spawn(reading));
+        let start = || AbortOnDropHandle::new(tasks::spawn("kept tags", reading));
         self.loader.get_or_init(start);
     }
 

@@ -20,6 +20,8 @@ use tokio::{
     task::JoinSet,
 };
 
+use archaware_base::tasks;
+
 use crate::trace::{self, Call, Peer};
 
 /// The kubelet's timeout.
@@ -156,15 +158,16 @@ impl<T: Clone + Send + Sync + 'static> Programs<T> {
             running: self.running.clone(),
             key: key.to_owned(),
         };
-        let mut tasks = self.tasks.lock();
-        while tasks.try_join_next().is_some() {}
-        tasks.spawn(async move {
+        let running = async move {
             let answer = work.await;
             drop(entry);
             drop(slot);
             // All callers may be gone.
             let _ = sender.send(answer);
-        });
+        };
+        let mut running_tasks = self.tasks.lock();
+        while running_tasks.try_join_next().is_some() {}
+        running_tasks.spawn(tasks::timed("credential plugin", running));
         program
     }
 }

@@ -93,6 +93,11 @@ impl Registry {
         }
     }
 
+    /// Keeps the pause of a host that has delayed a tenant.
+    pub(crate) fn keep_pause(&self, tenant: &str, host: &str) {
+        self.http.limiters().keep(tenant, host);
+    }
+
     /// Number of hosts that get no requests from at least one principal at the moment.
     pub(crate) fn paused_hosts(&self) -> usize {
         self.http.limiters().paused_hosts()

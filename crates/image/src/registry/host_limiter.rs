@@ -2,7 +2,7 @@
 //! rate-limits their account or does not answer.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     convert::Infallible,
     sync::Arc,
     time::{Duration, Instant},
@@ -14,13 +14,21 @@ use quick_cache::sync::Cache;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{credentials::Fingerprint, error::ImageError};
-use archaware_base::backoff::Backoff;
+use archaware_base::{
+    backoff::Backoff,
+    in_use::{InUseCache, in_use_cache},
+};
 
 /// The part of the budget for large bodies that the bodies of one host may take, so that a host
 /// that stalls leaves most of it to other hosts.
 pub(super) const MAX_OF_HOST: usize = 16 << 20;
 /// Users choose the hosts, so the state of the least used hosts is dropped.
 const MAX_HOSTS: usize = 1024;
+/// Maximum number of paused hosts that are kept for a tenant, even if other tenants use more than
+/// [`MAX_HOSTS`] hosts.
+const MAX_KEPT: usize = 16;
+/// Maximum number of tenants for which paused hosts are kept.
+const MAX_TENANTS: usize = 1024;
 /// Maximum number of rate-limited principals per host; more principals are not recorded.
 const MAX_PAUSED: usize = 256;
 /// Consecutive timeouts after which the host gets no requests.
@@ -37,7 +45,9 @@ pub(super) const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(30);
 pub(super) type Principal = Option<Fingerprint>;
 
 pub(super) struct HostLimiters {
-    hosts: Cache<String, Arc<HostLimiter>>,
+    hosts: InUseCache<HostLimiter>,
+    /// Paused hosts that delay each tenant, the latest first.
+    kept: Cache<String, Arc<Mutex<VecDeque<Arc<HostLimiter>>>>>,
     per_host: usize,
 }
 
@@ -78,7 +88,8 @@ pub struct Quota {
 impl HostLimiters {
     pub(super) fn new(per_host: usize) -> Self {
         Self {
-            hosts: Cache::new(MAX_HOSTS),
+            hosts: in_use_cache(MAX_HOSTS),
+            kept: Cache::new(MAX_TENANTS),
             per_host,
         }
     }
@@ -94,6 +105,20 @@ impl HostLimiters {
         };
         let Ok(limiter) = self.hosts.get_or_insert_with(name, fresh);
         limiter
+    }
+
+    /// Keeps the pause of a host, which has delayed this tenant. Otherwise a tenant that names many
+    /// hosts would make archaware forget it.
+    pub(super) fn keep(&self, tenant: &str, host: &str) {
+        let Some(limiter) = self.hosts.get(host) else {
+            return;
+        };
+        let empty = || Ok::<_, Infallible>(Arc::default());
+        let Ok(kept) = self.kept.get_or_insert_with(tenant, empty);
+        let mut kept = kept.lock();
+        kept.retain(|other| other.is_paused() && !Arc::ptr_eq(other, &limiter));
+        kept.push_front(limiter);
+        kept.truncate(MAX_KEPT);
     }
 
     /// Number of hosts that get no requests from at least one principal.
@@ -302,6 +327,24 @@ mod tests {
         let error = limiter.enter(None).await.unwrap_err();
         assert!(error.retry_after().unwrap() > Duration::from_secs(50));
         assert!(limiter.enter(principal).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_tenant_with_many_hosts_lifts_no_pause() {
+        let limiters = HostLimiters::new(1);
+        let pause = |tenant: &str, host: &str| {
+            let limiter = limiters.host(host);
+            limiter.pause(None, Duration::from_mins(1), true);
+            limiters.keep(tenant, host);
+        };
+        pause("tenant", "docker.io");
+        for _ in 0..3 {
+            for number in 0..2 * MAX_HOSTS {
+                pause("hostile", &format!("r{number}"));
+            }
+        }
+        assert!(limiters.host("docker.io").enter(None).await.is_err());
+        assert!(limiters.hosts.len() <= MAX_HOSTS + 1 + MAX_KEPT);
     }
 
     #[test]

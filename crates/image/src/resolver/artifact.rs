@@ -7,6 +7,8 @@ use bytes::Bytes;
 use futures::FutureExt;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use archaware_base::tasks;
+
 use crate::{
     artifact::{ArtifactContent, ArtifactKind, ArtifactLayer},
     cache::Attached,
@@ -92,7 +94,11 @@ impl Resolver {
         deadline: Instant,
     ) -> Result<Arc<ArtifactContent>, ImageError> {
         let answer = timeout_at(deadline, self.read(request, query, deadline)).await;
-        answer.unwrap_or_else(|_| Err(late(request.image)))
+        let content = answer.unwrap_or_else(|_| Err(late(request.image)));
+        if let Some(host) = content.as_ref().err().and_then(ImageError::paused_host) {
+            self.0.registry.keep_pause(request.tenant, host);
+        }
+        content
     }
 
     async fn read(
@@ -144,11 +150,12 @@ impl Resolver {
             // Reads of attached artifacts have permits of their own, so that they do not delay
             // reads of images, for which pods wait.
             let slot = slots.acquire_owned().await.ok()?;
-            let read = tokio::spawn(async move {
+            let reading = async move {
                 let _slot = slot;
                 let read = resolver.fetch(&context, query);
                 timeout(MAX_ATTACHED_READ, read).await.ok()
-            });
+            };
+            let read = tasks::spawn("attached artifacts", reading);
             read.await.ok()?
         };
         let answer = timeout_at(deadline, read).await;

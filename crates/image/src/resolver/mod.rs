@@ -237,6 +237,9 @@ impl Resolver {
                 let reference = self.reference(request.image).ok();
                 let registry = reference.as_ref().map(Reference::registry);
                 metrics.observe(started, registry, Err(error.reason().as_str()));
+                if let Some(host) = error.paused_host() {
+                    self.0.registry.keep_pause(request.tenant, host);
+                }
             }
         }
         result

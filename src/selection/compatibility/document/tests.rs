@@ -1,6 +1,8 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use serde_json::json;
+use testsupport::mutated;
 
 use super::*;
 use crate::selection::compatibility::{NodeFacts, NodeFeatures, limits::MAX_MEMORY};
@@ -241,6 +243,30 @@ proptest! {
     fn any_text_is_a_document_or_an_error(text in "\\PC{0,200}") {
         for format in [RuleKeys::Labels, RuleKeys::Features] {
             let _ = CompatibilityDocument::parse(format, text.as_bytes());
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_changed_document_is_read_or_refused(document in mutated(json!({
+        "version": "v1alpha1", "compatibilities": [{
+            "tag": "a", "weight": 5, "description": "d",
+            "rules": [{
+                "name": "r", "vars": {"a": "b"},
+                "matchFeatures": [
+                    {"feature": "cpu.cpuid", "matchExpressions": {"AVX2": {"op": "Exists"}},
+                        "matchName": {"op": "InRegexp", "value": ["^AVX"]}},
+                    {"matchExpressions": [{"key": "k", "op": "Gt", "value": ["1"]}]},
+                ],
+                "matchAny": [{"matchFeatures": []}],
+            }],
+        }],
+    }))) {
+        for format in [RuleKeys::Labels, RuleKeys::Features] {
+            if let Err(error) = CompatibilityDocument::parse(format, document.to_string().as_bytes()) {
+                prop_assert!(error.to_string().len() < 1024, "{error}");
+            }
         }
     }
 }

@@ -78,8 +78,13 @@ pub(super) async fn run(
     let environment = provider.env.iter().flatten();
     command.envs(environment.map(|variable| (&variable.name, &variable.value)));
     let answer = command::run(command, image, &question).await?;
+    parse(provider, &answer)
+}
+
+/// What the answer applies to, its lifetime, and the credentials.
+fn parse(provider: &Provider, answer: &[u8]) -> Result<(CacheKey, Duration, Keyring), AnswerError> {
     let answer: CredentialProviderResponse =
-        json::object(&answer).map_err(|_| AnswerError::Malformed)?;
+        json::object(answer).map_err(|_| AnswerError::Malformed)?;
     if answer.api_version != provider.api_version || answer.kind != "CredentialProviderResponse" {
         return Err(AnswerError::Version);
     }
@@ -96,4 +101,32 @@ pub(super) async fn run(
     };
     let entries = entries.map(|(key, Object(entry))| (key, credential(entry)));
     Ok((answer.cache_key_type, life, Keyring::new(entries)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use proptest::prelude::*;
+    use serde_json::json;
+    use testsupport::mutated;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_answer_has_credentials_or_an_error(answer in mutated(json!({
+            "apiVersion": "credentialprovider.kubelet.k8s.io/v1", "kind": "CredentialProviderResponse",
+            "cacheKeyType": "Registry", "cacheDuration": "5m",
+            "auth": {"*.example.com/a": {"username": "user", "password": "secret"}, "b:5000": {}},
+        }))) {
+            let provider = json!({"name": "p", "apiVersion": "credentialprovider.kubelet.k8s.io/v1"});
+            let provider: Provider = serde_json::from_value(provider).unwrap();
+            match parse(&provider, answer.to_string().as_bytes()) {
+                // `Instant` cannot hold every `Duration`.
+                Ok((_, life, _)) => prop_assert!(Instant::now().checked_add(life).is_some()),
+                Err(error) => prop_assert!(!error.to_string().contains("secret")),
+            }
+        }
+    }
 }
