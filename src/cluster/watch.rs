@@ -77,15 +77,16 @@ where
     let fields = fields.map(str::to_owned);
     let list = InitialList::Streamed;
     let first = list.watch(api.clone(), fields.as_deref());
-    stream::unfold((first, list), move |(mut events, list)| {
+    stream::unfold((first, list), move |(mut events, mut list)| {
         let (api, fields) = (api.clone(), fields.clone());
         async move {
-            let event = events.next().await?;
-            let next = event.as_ref().err().and_then(|error| list.after(error));
-            Some(match next {
-                Some(next) => (event, (next.watch(api, fields.as_deref()), next)),
-                None => (event, (events, list)),
-            })
+            loop {
+                let event = events.next().await?;
+                let Some(next) = event.as_ref().err().and_then(|error| list.after(error)) else {
+                    return Some((event, (events, list)));
+                };
+                (events, list) = (next.watch(api.clone(), fields.as_deref()), next);
+            }
         }
     })
     .default_backoff()

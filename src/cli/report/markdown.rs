@@ -115,7 +115,8 @@ fn escape(text: &str) -> String {
     for (index, c) in text.char_indices() {
         let (before, rest) = text.split_at(index);
         match c {
-            '|' | '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '&' => {
+            // Code hosts take `$` for the limit of a formula.
+            '|' | '\\' | '`' | '*' | '_' | '~' | '$' | '[' | ']' | '<' | '>' | '&' => {
                 escaped.push('\\');
                 escaped.push(c);
             }

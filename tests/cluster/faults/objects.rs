@@ -147,3 +147,38 @@ async fn a_node_replaced_by_one_of_another_architecture() {
         .unwrap();
     scene.ends_well().await;
 }
+
+/// The answer about the old image comes after the pod has the new one.
+#[tokio::test]
+async fn an_image_that_was_replaced_decides_nothing() {
+    let Some(scene) = Scene::begin().await else {
+        return;
+    };
+    let (cluster, registry) = (&scene.cluster, slow_registry().await);
+    for (number, architecture) in ["amd64", "s390x"].into_iter().enumerate() {
+        let name = format!("replaced-{number}");
+        registry.add_tag("app", &name, &testimg::find(architecture));
+        let image = format!("{}:{name}", registry.image("app"));
+        cluster
+            .create::<Pod>(pod(&name, pod_spec(&[image]), json!({})))
+            .await;
+        let path = format!("/manifests/{name}");
+        eventually("a question about the old image", DEADLINE, || async {
+            let seen = registry.seen();
+            seen.iter()
+                .any(|seen| seen.path.ends_with(&path))
+                .then_some(())
+        })
+        .await;
+        let image = cluster.image("arm64");
+        let patch = json!([{"op": "replace", "path": "/spec/containers/0/image", "value": image}]);
+        let patch = kube::api::Patch::<()>::Json(serde_json::from_value(patch).unwrap());
+        let parameters = kube::api::PatchParams::default();
+        let pods = cluster.pods();
+        pods.patch(&name, &parameters, &patch).await.unwrap();
+        assert_eq!(cluster.wait_until_bound(&name).await, "arm64");
+        let pod = pods.get(&name).await.unwrap();
+        assert_eq!(architectures_of(&pod), ["arm64".to_owned()].into());
+    }
+    scene.ends_well().await;
+}

@@ -37,12 +37,17 @@ async fn clock_jumped() {
     ];
     cluster.register();
     let webhook = admission_config(free_port(), "certificates: {lifetime: 48h}");
+    let config = format!("{webhook}\nresolution: {{failure: {{after: 1h}}}}\n");
     let scene = Scene::set(cluster, |cluster| {
-        Controller::start_with(cluster, &webhook, &environment)
+        Controller::start_with(cluster, &config, &environment)
     })
     .await;
     let cluster = &scene.cluster;
     cluster.wait_until_called().await;
+    let registry = testimg::FakeRegistry::start().await.unwrap();
+    registry.script("/", testimg::Script::Hang);
+    let spec = pod_spec(&[registry.image("hangs")]);
+    cluster.create::<Pod>(pod("waiting", spec, json!({}))).await;
     // A second replica with the right time does not consider the first one dead.
     let second = Controller::start(cluster, "");
     eventually("readiness", DEADLINE, || async {
@@ -84,6 +89,10 @@ async fn clock_jumped() {
             (scene.archaware.metric(renewals).await > before + 0.5).then_some(())
         })
         .await;
+        // The API server's clock says how old the pod is.
+        let oldest = "archaware_pods_undecided_oldest_seconds{}";
+        let age = scene.archaware.metric(oldest).await;
+        assert!((1.0..3600.0).contains(&age), "{name}: {age} s");
         scene.places(name).await;
         assert!(
             !second.log().contains("\"leading\""),
