@@ -15,7 +15,8 @@ use crate::{
     placement::{annotation, record},
 };
 
-/// Maximum number of remembered namespaces; beyond it, the one with the oldest pod is forgotten.
+/// Maximum number of remembered namespaces; beyond it, the namespace with the oldest pod is
+/// forgotten.
 const MAX_NAMESPACES: usize = 10_000;
 
 /// Knows whether the API server calls the webhook for a pod. Cheap to clone.
@@ -77,7 +78,7 @@ fn created(pod: &Pod) -> Option<i64> {
 pub(super) struct AdmittedPods(Arc<Mutex<HashMap<String, i64>>>);
 
 impl AdmittedPods {
-    /// Remembers this pod, if its record says that it came through the webhook.
+    /// Remembers this pod, if it has a record of the webhook.
     pub(super) fn record(&self, pod: &Pod) {
         let added = record::read(annotations(&pod.metadata));
         let Some(created) = created(pod) else {
@@ -114,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// A pod of a controller; `record` is the annotation that says what archaware added.
+    /// A pod of a controller; `record` is the annotation of archaware's additions.
     fn pod(namespace: &str, created: &str, record: Option<&str>) -> Pod {
         let annotations = record.map(|record| json!({ annotation::ADDED: record }));
         serde_json::from_value(json!({"metadata": {

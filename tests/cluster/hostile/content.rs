@@ -18,6 +18,8 @@ use super::*;
 const NFD: &str = "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml";
 /// Containers whose images are selected, as many as archaware allows.
 const SELECTIONS: usize = 16;
+/// Nodes that differ by a feature.
+const DIFFERENT_NODES: usize = 200;
 /// The kubelet restarts a container that does not answer its probe in time.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum bytes of a line of the log.
@@ -42,8 +44,9 @@ fn forged() -> (String, Value) {
     (record.to_string(), affinity)
 }
 
-/// Documents that are much larger in memory, or in messages, than in the registry.
-fn documents() -> [(&'static str, String); 4] {
+/// Documents that are much larger in memory, or in messages, than in the registry, and one that takes
+/// many comparisons with many different nodes.
+fn documents() -> [(&'static str, String); 5] {
     let entry = |rules: &str| format!("compatibilities: [{{rules: [{rules}]}}]");
     let mut aliases = "a0: &a0 [x, x, x, x, x, x, x, x]\n".to_owned();
     for level in 1..9 {
@@ -54,6 +57,8 @@ fn documents() -> [(&'static str, String); 4] {
     let no_operator = format!(
         "{{name: \"{long}\", matchFeatures: [{{feature: a.b, matchExpressions: {{c: {{op: \"{long}\"}}}}}}]}}"
     );
+    let alternative = "{matchFeatures: [{feature: cpu.cpuid, matchName: {op: In, value: [X]}}]}";
+    let alternatives = vec![alternative; 2_800].join(",");
     let empty = vec!["{}"; 80_000].join(",");
     let rules = vec!["{name: aaaaaaaaaaaaaaaa}"; 8_000].join(",");
     [
@@ -61,6 +66,10 @@ fn documents() -> [(&'static str, String); 4] {
         ("aliases", format!("{aliases}compatibilities: *a8")),
         ("rules", entry(&rules)),
         ("names", entry(&no_operator)),
+        (
+            "alternatives",
+            entry(&format!("{{matchAny: [{alternatives}]}}")),
+        ),
     ]
 }
 
@@ -160,6 +169,13 @@ async fn acquired(cluster: &TestCluster) -> Option<Value> {
 async fn the_content_of_objects_costs_little() {
     let cluster = TestCluster::take().await;
     cluster.create_three_nodes().await;
+    for number in 0..DIFFERENT_NODES {
+        let label = format!("feature.node.kubernetes.io/cpu-cpuid.F{number}");
+        let node =
+            json!({"metadata": {"labels": {label: "true"}}, "spec": {"unschedulable": true}});
+        let name = format!("different-{number}");
+        cluster.create_node_with(&name, "s390x", node).await;
+    }
     let archaware = Controller::start_with_webhook(&cluster, "", "onMiss: gate").await;
     cluster.wait_until_tainted().await;
     let (healthy, registry) = (

@@ -41,17 +41,8 @@ async fn hostile_text_stays_text() {
 pub(super) async fn cases(junit: &Output) -> String {
     let count = "import sys, xml.etree.ElementTree as t; r = t.fromstring(sys.stdin.buffer.read()); \
         print(len(r.findall('.//testcase')), len(r.findall('.//failure')), len(r.findall('.//skipped')))";
-    let mut python = tokio::process::Command::new("python3")
-        .args(["-c", count])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut input = python.stdin.take().unwrap();
-    input.write_all(&junit.stdout).await.unwrap();
-    drop(input);
-    let counted = python.wait_with_output().await.unwrap();
-    stdout(&counted).trim().to_owned()
+    let counted = read_with("python3", &["-c", count], &junit.stdout).await;
+    counted.trim().to_owned()
 }
 
 /// Standard output of a program that reads this text.
